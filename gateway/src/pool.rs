@@ -102,8 +102,8 @@ impl Pool {
         let (slots, unranked) = (slots(members, metrics), unranked(members, metrics));
         let count = slots.len() as u16;
         let prices = prices(members);
-        let sizes = sizes(members);
-        let router = || Router::new(count, &prices, settings.routing, settings.prefix).in_units(&sizes);
+        let units = unit_sizes(members);
+        let router = || Router::new(count, &prices, settings.routing, settings.prefix).in_units(&units);
         let pool = Self {
             router: router(),
             shadow: settings.shadow.then(|| Shadow { router: router(), comparison: Comparison::new(count) }),
@@ -131,13 +131,13 @@ impl Pool {
         let (slots, unranked) = (slots(members, metrics), unranked(members, metrics));
         let from = &from[..slots.len().min(from.len())];
         let prices = prices(members);
-        let sizes = sizes(members);
-        let router = |old: &Router| old.succeed(from, &prices, settings.routing, settings.prefix).in_units(&sizes);
+        let units = unit_sizes(members);
+        let router = |old: &Router| old.succeed(from, &prices, settings.routing, settings.prefix).in_units(&units);
         let shadow = settings.shadow.then(|| Shadow {
             router: match &self.shadow {
                 Some(shadow) => router(&shadow.router),
                 // Requests in flight have no ghost that would ever be counted out of a new shadow.
-                None => self.router.fork(from, &prices, settings.routing, settings.prefix).in_units(&sizes),
+                None => self.router.fork(from, &prices, settings.routing, settings.prefix).in_units(&units),
             },
             comparison: Comparison::new(slots.len() as u16),
         });
@@ -310,7 +310,7 @@ fn unranked(members: &[PoolBackend<'_>], metrics: &Metrics) -> Vec<Gauge> {
     members.iter().map(|member| metrics.inflight(member.name, None)).collect()
 }
 
-fn sizes(members: &[PoolBackend<'_>]) -> Vec<u16> {
+fn unit_sizes(members: &[PoolBackend<'_>]) -> Vec<u16> {
     members.iter().map(|member| member.ranks).collect()
 }
 

@@ -61,6 +61,10 @@ impl Even {
         let ranks = ranks.max(1.0);
         Even { tokens: even.tokens / ranks, sequences: even.sequences / ranks }
     }
+
+    fn of_unit(unit: &[Cell]) -> Self {
+        Self::of(unit.iter().filter(|cell| cell.is_available()).map(Cell::assigned))
+    }
 }
 
 impl Work {
@@ -153,7 +157,7 @@ impl Accounts {
         }
     }
 
-    /// Accounts of ranks that form units of these sizes, in order; any remaining ranks form one more.
+    /// These accounts, with ranks that form units of these sizes, in order; any remaining ranks form one more.
     #[must_use]
     pub fn in_units(mut self, sizes: &[u16]) -> Self {
         let mut cells = self.cells.iter_mut();
@@ -223,12 +227,14 @@ impl Accounts {
     /// Restarts from the prices of newly loaded tables; loads are kept.
     pub fn reset_prices(&self, table_prices: &[TablePrice]) {
         self.set_table_prices(table_prices);
-        let evens: Vec<Even> = self.cells.iter().map(|cell| self.even_in(cell.unit)).collect();
-        for (cell, even) in self.cells.iter().zip(evens) {
-            // A rank that is away stores its surplus instead of the count.
-            let (tokens, sequences) = if cell.is_available() { (even.tokens, even.sequences) } else { (0.0, 0.0) };
-            cell.assigned_tokens.set(tokens);
-            cell.assigned_sequences.set(sequences);
+        for unit in self.cells.chunk_by(|a, b| a.unit == b.unit) {
+            let even = Even::of_unit(unit);
+            for cell in unit {
+                // A rank that is away stores its surplus instead of the count.
+                let (tokens, sequences) = if cell.is_available() { (even.tokens, even.sequences) } else { (0.0, 0.0) };
+                cell.assigned_tokens.set(tokens);
+                cell.assigned_sequences.set(sequences);
+            }
         }
     }
 
@@ -239,17 +245,15 @@ impl Accounts {
         self.set_all_available(usize::from(rank)..usize::from(rank) + 1, available)
     }
 
-    /// Marks several ranks as usable or not in one pass, such as those of one engine; see
-    /// [`set_available`](Self::set_available). False, without any change, if one of them does not exist.
+    /// Marks ranks of one unit as usable or not in one pass; see [`set_available`](Self::set_available). False, without
+    /// any change, if one of them does not exist.
     pub fn set_all_available(&self, ranks: Range<usize>, available: bool) -> bool {
         let Some(cells) = self.cells.get(ranks) else { return false };
-        if cells.iter().all(|cell| cell.is_available() == available) {
-            return true;
-        }
-        let evens: Vec<Even> = cells.iter().map(|cell| self.even_in(cell.unit)).collect();
-        let changed = cells.iter().zip(evens).filter(|(cell, _)| cell.is_available() != available);
+        let mut changed = cells.iter().filter(|cell| cell.is_available() != available).peekable();
+        let Some(first) = changed.peek() else { return true };
+        let even = Even::of_unit(self.unit(first.unit));
         if !available {
-            changed.for_each(|(cell, even)| cell.leave(even));
+            changed.for_each(|cell| cell.leave(even));
             return true;
         }
         let loads: Vec<RankLoad> = self.loads().into_iter().filter(|load| load.available).collect();
@@ -258,7 +262,7 @@ impl Accounts {
         let recent =
             RecentWork { tokens: mean(|load| load.recent_tokens), requests: mean(|load| load.recent_requests) };
         let fewest = loads.iter().map(|load| load.assigned_requests).min();
-        for (cell, even) in changed {
+        for cell in changed {
             cell.recent.come_back(&self.memory, recent);
             cell.come_back(even, fewest);
         }
@@ -364,13 +368,11 @@ impl Accounts {
         true
     }
 
-    /// The available ranks of a unit.
-    fn available_in(&self, unit: u16) -> impl Iterator<Item = &Cell> {
-        self.cells.iter().filter(move |cell| cell.unit == unit && cell.is_available())
-    }
-
-    fn even_in(&self, unit: u16) -> Even {
-        Even::of(self.available_in(unit).map(Cell::assigned))
+    /// The ranks of a unit: units are contiguous, in ascending order.
+    fn unit(&self, unit: u16) -> &[Cell] {
+        let first = self.cells.partition_point(|cell| cell.unit < unit);
+        let end = self.cells.partition_point(|cell| cell.unit <= unit);
+        &self.cells[first..end]
     }
 
     fn note_recent(&self, rank: u16, tokens: u64) {
@@ -393,10 +395,11 @@ impl Accounts {
     fn add_assigned(&self, chosen: &Cell, tokens: f64, sequences: f64) {
         chosen.assigned_tokens.add(tokens);
         chosen.assigned_sequences.add(sequences);
-        let even = self.even_in(chosen.unit);
+        let unit = self.unit(chosen.unit);
+        let even = Even::of_unit(unit);
         let most =
             Even { tokens: PRICE_LIMIT / self.price_per_token(), sequences: PRICE_LIMIT / self.sequence_price_step };
-        for cell in self.available_in(chosen.unit) {
+        for cell in unit.iter().filter(|cell| cell.is_available()) {
             cell.assigned_tokens.keep_near(even.tokens, most.tokens);
             cell.assigned_sequences.keep_near(even.sequences, most.sequences);
         }

@@ -90,7 +90,7 @@ impl Router {
         Router { accounts, prefixes: PrefixTable::succeed(self.prefixes.as_ref(), from, prefix) }
     }
 
-    /// Starts with idle ranks that form units of these sizes; see [`Accounts::in_units`].
+    /// This router, with ranks that form units of these sizes; see [`Accounts::in_units`].
     #[must_use]
     pub fn in_units(self, sizes: &[u16]) -> Self {
         Router { accounts: self.accounts.in_units(sizes), ..self }
