@@ -151,9 +151,8 @@ impl Core {
     fn note_breaker(&self, backend: &Backend) {
         let breaker = backend.gate.breaker();
         let state = breaker.state();
-        let before = self.metrics.faults.breaker(&backend.name, state as i64);
-        let name = backend.name.as_str();
-        if before == state as i64 {
+        let (name, number) = (backend.name.as_str(), state as i64);
+        if self.metrics.faults.breaker(name, number) == number {
             return;
         }
         self.metrics.faults.breaker_changed(name, state.name());

@@ -74,8 +74,11 @@ pub(crate) fn model(
     }
     let (old_model, old_config) = (old.map(|old| old.model), old.map_or(all, |old| old.config));
     let budget = old.map_or_else(Arc::default, |old| Arc::clone(&old.model.budget));
-    let (depth, waits) = metrics.faults.queue(&config.name);
-    let queue = old.map_or_else(|| Arc::new(Queue::new(depth, waits)), |old| Arc::clone(&old.model.queue));
+    let new_queue = || {
+        let (depth, waits) = metrics.faults.queue(&config.name);
+        Arc::new(Queue::new(depth, waits))
+    };
+    let queue = old.map_or_else(new_queue, |old| Arc::clone(&old.model.queue));
     let (name, other_names) = (config.name.clone(), config.other_names.clone());
     let pool = next_pool(old_model, old_config, &members, &plan, all, metrics);
     let mut model = Model { name, other_names, text, unread, pool, plan, budget, queue, members };

@@ -6,8 +6,7 @@ use semmoe_engines::sglang::ServerInfo;
 use semmoe_engines::verify::Pins;
 use semmoe_text::Encoder;
 
-use crate::config::Config;
-use crate::config::OtherNames;
+use crate::config::{Config, OtherNames};
 use crate::parity::known::Known;
 use crate::snapshot::{Member, Model, Snapshot};
 

@@ -51,7 +51,7 @@ pub(super) struct SwitchCommand {
 }
 
 #[derive(Deserialize, JsonSchema)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "`to` is neither the name of a layout nor {\"tables\": PATH}")]
 enum To {
     /// A layout by its name.
     Layout(String),

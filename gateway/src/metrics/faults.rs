@@ -39,7 +39,7 @@ metrics! {
 }
 
 impl FaultMetrics {
-    /// The length of a model's line, and the waits in it.
+    /// The depth of a model's queue, and the waits in it.
     pub(crate) fn queue(&self, model: &str) -> (Gauge, Histogram) {
         let labels = ModelLabels { model: model.to_owned() };
         (self.queue_depth.get_or_create_owned(&labels), self.queue_seconds.get_or_create_owned(&labels))

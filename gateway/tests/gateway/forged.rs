@@ -23,7 +23,7 @@ fn answer(body: &str, chunked: bool) -> Vec<u8> {
     format!("{head}{}0\r\n\r\n", chunk(body)).into_bytes()
 }
 
-/// Its answers have a length, or come in chunks. Each request after which a forged one went out by itself is signalled.
+/// Its answers have a length or are chunked. A signal is sent for each request that a forged one followed unasked.
 fn forger(when: When, chunked: bool) -> (Wire, mpsc::UnboundedReceiver<()>) {
     let (reported, later) = mpsc::unbounded_channel();
     let wire = Wire::start(move |request| {

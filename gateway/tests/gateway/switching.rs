@@ -139,6 +139,11 @@ async fn no_expert_moves_for_tables_that_would_be_refused() {
     let refused = Client::admin(&gateway).post("/admin/switch", command).await;
     assert_eq!(refused.status, 409, "{refused:?}");
     assert!(refused.message().contains("`placement_digest` says that the backend runs 0000"), "{refused:?}");
+    let command = json!({ "backend": "unit-a", "to": { "experts": "tp" } }).to_string();
+    let refused = Client::admin(&gateway).post("/admin/switch", command).await;
+    assert_eq!(refused.status, 400, "{refused:?}");
+    let message = "`to` is neither the name of a layout nor {\"tables\": PATH}";
+    assert!(refused.message().starts_with(message), "{refused:?}");
     assert_eq!(worker.actions(), Vec::<String>::new());
     complete(&gateway).await;
 }
