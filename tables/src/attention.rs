@@ -27,6 +27,16 @@ pub enum Attention {
     Tp,
 }
 
+impl Attention {
+    /// The layout that a switch of attention leads to.
+    pub fn other(self) -> Self {
+        match self {
+            Self::Dp => Self::Tp,
+            Self::Tp => Self::Dp,
+        }
+    }
+}
+
 impl fmt::Display for Attention {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.serialize(f)

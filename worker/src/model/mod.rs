@@ -218,11 +218,7 @@ impl Division {
         plan: &AttentionPlan,
     ) -> Result<(Self, Option<Self>, HeadShares), ModelError> {
         let of = |attention| Self::new(config, at, plan, attention);
-        let other = match plan.start {
-            Attention::Dp => Attention::Tp,
-            Attention::Tp => Attention::Dp,
-        };
-        let (division, other) = (of(plan.start)?, plan.both.then(|| of(other)).transpose()?);
+        let (division, other) = (of(plan.start)?, plan.both.then(|| of(plan.start.other())).transpose()?);
         let shares = HeadShares { start: division.share, other: other.as_ref().map(|division| division.share) };
         Ok((division, other, shares))
     }

@@ -13,7 +13,6 @@ use semmoe_kernels::collectives::{Lockstep as _, PrivateMemory, RowCollectives, 
 #[cfg(feature = "cuda")]
 use semmoe_kernels_cuda::driver::DeviceUnit;
 use semmoe_kernels_cuda::unit::{Room, UnitRank};
-use semmoe_tables::Attention;
 
 use super::config::WorkerConfig;
 use super::device::DeviceChoice;
@@ -85,7 +84,6 @@ pub(super) fn load(
         return Err(WorkerError::arguments("this rank has no GPU"));
     };
     let start = config.attention;
-    let other = if start == Attention::Dp { Attention::Tp } else { Attention::Dp };
     // After a change of attention a rank has the sequences of all.
     let ranks = if config.both_attentions { link.world() } else { 1 };
     let settings = GpuSettings {
@@ -93,7 +91,7 @@ pub(super) fn load(
         step_tokens: limits.step_tokens,
         running: limits.running * ranks,
         pages: limits.kv_pages.of(start),
-        other_pages: limits.kv_pages.of(other),
+        other_pages: limits.kv_pages.of(start.other()),
     };
     let room = settings.room(link.world(), prepared.served.config.hidden);
     let rank = gpu.rank(link.rank(), room).map_err(ModelError::Gpu)?;

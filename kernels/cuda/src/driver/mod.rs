@@ -126,7 +126,7 @@ impl Device {
         let (major, minor) = context.compute_capability()?;
         let capability = u32::try_from(major * 10 + minor).unwrap_or(0);
         let target = Target::for_capability(capability).ok_or(DeviceError::TooOld { capability })?;
-        let image = match (embedded(target), kept) {
+        let mut image = match (embedded(target), kept) {
             (Some(image), _) => image.to_vec(),
             (None, None) => return Err(DeviceError::NoKernels),
             (None, Some(kept)) => kept_or(&ImageKey::new(target, version), kept, || {
@@ -137,7 +137,7 @@ impl Device {
         let processors = attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
         let multicast = attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED)? != 0;
         // PTX is text: the driver reads up to a 0.
-        let image: Vec<u8> = image.into_iter().chain([0]).collect();
+        image.push(0);
         // SAFETY: the image is one that NVRTC wrote, and outlives the call.
         let module = unsafe { result::module::load_data(image.as_ptr().cast())? };
         let mut device = Self {
