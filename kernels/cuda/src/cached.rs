@@ -1,4 +1,4 @@
-//! Images that are compiled where the GPU is, and kept for the next start.
+//! Images compiled on the machine with the GPU, and cached for the next start.
 
 use std::path::{Path, PathBuf};
 
@@ -33,8 +33,8 @@ impl ImageKey {
     }
 }
 
-/// The image that a folder keeps under a key, or a compiled one, which it keeps from then on. A folder that cannot be
-/// written keeps none.
+/// The image that a folder caches under a key, or else a compiled one, which is then cached. A folder that cannot be
+/// written caches nothing.
 pub(crate) fn kept_or<E>(
     key: &ImageKey,
     folder: &Path,

@@ -151,7 +151,7 @@ pub enum Stopped {
 }
 
 impl Stopped {
-    /// The rank that did not come in time, if that is why.
+    /// The rank that was late, if one was the cause.
     pub fn late(&self) -> Option<usize> {
         match self {
             Self::EntryTimeout { peer, .. } | Self::ExitTimeout { peer, .. } => Some(*peer as usize),

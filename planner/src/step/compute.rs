@@ -34,7 +34,7 @@ impl Target<'_> {
                 let (own, share, k) = (local as f64, local as f64 / experts as f64, top_k as f64);
                 let (mean, chosen) =
                     (tokens * k * share, activated(k / experts as f64, tokens * constants.expert_spread));
-                // All groups of ranks wait for the one with most tokens, or with most experts to read.
+                // All groups of ranks wait for the one with the most tokens or the most experts to read.
                 let groups = if constants.slowest_group { 1.0 / share } else { 1.0 };
                 let most = fullest(groups, mean, mean * (1.0 - share)).min(tokens * k.min(own));
                 let busiest = most * constants.expert_load_max_over_mean;
@@ -98,8 +98,8 @@ pub(super) fn activated(probability: f64, tokens: f64) -> f64 {
     1.0 - (1.0 - probability).powf(tokens)
 }
 
-/// The largest of the counts of `groups` groups, expected: that of normal values (Harter 1961, table 1), within 0.08
-/// standard deviations for 2 to 128 groups.
+/// The expected largest count among `groups` groups, as of normally distributed counts (Harter 1961, table 1); within
+/// 0.08 standard deviations for 2 to 128 groups.
 pub(super) fn fullest(groups: f64, mean: f64, variance: f64) -> f64 {
     let deviations = if groups > 1.0 { (2.0 * groups.ln()).sqrt() - 0.6 } else { 0.0 };
     mean + deviations.max(0.0) * variance.sqrt()

@@ -64,8 +64,8 @@ pub struct Constants {
     /// and sums over the ranks are added up.
     #[serde(default)]
     pub scattered_rows: bool,
-    /// Whether a step takes as long as its slowest group of ranks: the one that has most experts to read, or a prompt
-    /// that comes alone. Off in constants that were fitted without it: they have absorbed the mean of it.
+    /// Whether a step takes as long as its slowest group of ranks: the one with the most experts to read, or the only
+    /// one with a prompt. Off in constants that were fitted without it, which have absorbed its mean effect.
     #[serde(default)]
     pub slowest_group: bool,
 }

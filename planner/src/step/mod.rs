@@ -108,17 +108,17 @@ pub fn prompts(sequences: f64, load: &Load) -> Work {
     Work { sequences, tokens: load.input_tokens.max(1.0), cached: 0.0 }
 }
 
-/// Seconds of the unit that one prompt costs. Groups of attention DP step together, and so do the micro-batches in a
-/// pipeline: all of them wait for a prompt of any, and only prompts that come with the same step share its time.
+/// Seconds of a unit's time that one prompt costs. The attention-DP groups step together, as do the micro-batches in a
+/// pipeline, so a prompt of one of them holds up all. Only prompts that arrive for the same step share its time.
 pub fn prefill_occupancy(target: &Target<'_>, load: &Load) -> f64 {
     let groups = target.layout.attention_dp as f64;
-    let alone = target.constants.slowest_group;
-    let together = if alone { prompts_together(load) } else { f64::MAX }.min(groups * target.layout.pipeline as f64);
+    let most = groups * target.layout.pipeline as f64;
+    let together = if target.constants.slowest_group { most.min(prompts_together(load)) } else { most };
     step(target, &prompts(together.min(groups), load)).total() / together
 }
 
-/// Prompts that come with a step that has any. With C requests in flight of N output tokens C / N come with each step,
-/// at random (Poisson).
+/// Mean prompts in a step that has any. With C requests in flight of N output tokens each, C / N arrive per step, at
+/// random (Poisson).
 fn prompts_together(load: &Load) -> f64 {
     let arriving = load.concurrency / load.output_tokens.max(1.0);
     (arriving / -(-arriving).exp_m1()).max(1.0)

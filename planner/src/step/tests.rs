@@ -129,7 +129,7 @@ fn micro_batches_wait_at_the_last_stage() {
     assert_eq!(two[Part::Output], 2.0 * one[Part::Output]);
     assert!((two[Part::Overhead] - one[Part::Overhead] - constants.step_seconds).abs() < 1e-12);
     assert_eq!(two[Part::Experts], one[Part::Experts]);
-    assert_eq!(terms(2, 1.0)[Part::Output], terms(1, 1.0)[Part::Output], "a sequence alone waits for nobody");
+    assert_eq!(terms(2, 1.0)[Part::Output], terms(1, 1.0)[Part::Output], "a lone sequence waits for no group");
 }
 
 /// MixServe's equations 12 and 13 choose sliced experts on nodes whose links are equal inside and between, and so does

@@ -21,8 +21,8 @@ impl Model {
     }
 
     /// Moves pages to where the other attention needs them, or plans that, together with all ranks and between two
-    /// steps. Nothing changes until [`Model::install_attention`], but that a GPU, whose pages move within their memory,
-    /// forgets those that no sequence holds; the inner error is the first rank's objection.
+    /// steps. Nothing changes until [`Model::install_attention`], except that a GPU drops the pages that no sequence
+    /// holds, since pages move within its memory. The inner error is the first rank's objection.
     ///
     /// # Errors
     /// A rank was lost.

@@ -60,8 +60,8 @@ pub struct WorkerConfig {
     /// The GPU of [`DeviceChoice::Cuda`]; without one the driver's first is opened.
     #[cfg(feature = "gpu")]
     pub gpu: Option<Arc<dyn GpuProvider>>,
-    /// Where kernels are kept that this build does not hold, once they were compiled for the machine's GPU; none are
-    /// compiled without it.
+    /// Folder that caches kernels compiled for the machine's GPU where this build holds none; without it none are
+    /// compiled.
     pub kernels: Option<PathBuf>,
     /// How experts are divided among ranks.
     pub experts: ExpertLayout,

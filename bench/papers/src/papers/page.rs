@@ -80,10 +80,10 @@ pub(super) fn text(ours: &Ours) -> String {
     let mut text = String::from(
         "# The papers, row by row\n\n\
          Mechanisms, figures and tables of the five papers that semmoe builds on, and verdicts. \
-         `bench/papers/one PAPER ROW` runs a row\nand prints its table, as `bench/papers/one hybridep table-7`; where another \
-         benchmark measured it, its command is named. `bench/papers/all`\nruns all and writes this page; `--small` takes \
-         less data. Tests fail if the verdict of a count or a model changes. Timed figures are\nfrom CPUs, unless a GPU is named. \
-         Of Moebius there is a review, whose sections are quoted.\n\n",
+         `bench/papers/one PAPER ROW` runs a row\nand prints its table, such as `bench/papers/one hybridep table-7`; rows that another \
+         benchmark measured name its command. `bench/papers/all`\nruns all and writes this page; `--small` uses \
+         less data. Tests fail if the verdict of a count or a model changes. Timed figures are\nfrom CPUs unless a GPU is named. \
+         Moebius is quoted from a review, by its sections.\n\n",
     );
     text += &counts();
     for paper in Paper::ALL {

@@ -130,7 +130,7 @@ pub(super) enum By {
 pub(super) struct Bench {
     /// The command that measures it.
     pub(super) command: &'static str,
-    /// The document that has the figures, from the root of the repository, and each of them as it stands there.
+    /// The document with the figures, from the root of the repository, and each figure as printed there.
     pub(super) document: &'static str,
     pub(super) figures: &'static [&'static str],
     /// For the page.

@@ -33,7 +33,7 @@ impl Step {
         message
     }
 
-    /// Adds a peer to send to and one to receive from, possibly the same, and returns the message to the first.
+    /// Adds a peer to send to and one to receive from, which may be one peer, and returns the message to the first.
     pub(super) fn add_pair(&mut self, to: usize, from: usize, stage: Stage) -> &mut Vec<u8> {
         self.add(to, stage);
         let at = self.peers.len() - 1;

@@ -108,8 +108,8 @@ impl Cache {
         [of(&self.now), self.other.as_ref().map_or(0, of)]
     }
 
-    /// Where the pages lie that are to move, and where all pages of the other attention will: the new ones where no
-    /// page in use lies.
+    /// The places of the pages to move, and those of all pages of the other attention, new ones first: where no page in
+    /// use lies.
     pub(super) fn place(&self, moves: &PageMoves) -> Result<(Vec<u32>, Vec<u32>), String> {
         let Some(other) = &self.other else { return Err("its attention does not change".to_owned()) };
         let old: Vec<u32> = moves.ids.iter().map(|&id| self.now.places[id as usize]).collect();
@@ -123,7 +123,7 @@ impl Cache {
             (0..other.pages as u32).partition(|&place| !in_use[place as usize]);
         if new.len() < moves.new_pages {
             return Err(format!(
-                "{} pages of keys and values are to lie beside those in use, which leave room for {}",
+                "{} pages of keys and values need room beside those in use, which leave room for {}",
                 moves.new_pages,
                 new.len()
             ));
@@ -132,15 +132,18 @@ impl Cache {
         Ok((old, new))
     }
 
-    /// The pages of the other attention lie there.
+    /// Sets the places of the other attention's pages.
     pub(super) fn moved_to(&mut self, places: Vec<u32>) {
-        self.other.iter_mut().for_each(|other| other.places.clone_from(&places));
+        if let Some(other) = &mut self.other {
+            other.places = places;
+        }
     }
 
     /// From now on the other attention's pages are in use.
     pub(super) fn exchange(&mut self) {
-        let Self { now, other, .. } = self;
-        other.iter_mut().for_each(|other| std::mem::swap(now, other));
+        if let Some(other) = &mut self.other {
+            std::mem::swap(&mut self.now, other);
+        }
     }
 
     /// Bytes that the attention of so many rows needs beside them, in the layout that needs more.
