@@ -1,13 +1,13 @@
-//! Conclusions from measurements: spreads, Amdahl's law, the prediction of bytes, and whether the bars hold. Pure.
+//! Conclusions from measurements: spreads, Amdahl's law, predicted bytes, and whether the bars hold. Pure.
 
 use serde::Serialize;
 
-/// The bar for bytes: how far the measured fall may be from the predicted one, as a share of that.
+/// The bar for bytes: the largest relative difference between the measured and the predicted reduction.
 pub(crate) const BYTES_TOLERANCE: f64 = 0.1;
-/// The bar for throughput: this much of the gain that Amdahl's law gives.
+/// The bar for throughput: the fraction of Amdahl's predicted gain that must be reached.
 pub(crate) const GAIN_SHARE: f64 = 0.8;
 
-/// Median, least and greatest of repeated measurements.
+/// Median, minimum and maximum of repeated measurements.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(crate) struct Spread {
     pub(crate) median: f64,
@@ -16,7 +16,7 @@ pub(crate) struct Spread {
 }
 
 impl Spread {
-    /// `None` without values. Values that are no numbers are left out.
+    /// `None` without values. Ignores NaN and infinities.
     pub(crate) fn of(values: impl IntoIterator<Item = f64>) -> Option<Self> {
         let mut values: Vec<f64> = values.into_iter().filter(|value| value.is_finite()).collect();
         values.sort_by(f64::total_cmp);
@@ -32,30 +32,30 @@ impl Spread {
 pub(crate) struct Prediction {
     /// Local activation rate.
     pub(crate) lar: f64,
-    /// Ranks other than its own that a token is sent to, mean over tokens and layers.
+    /// Remote ranks that a token is sent to, averaged over tokens and layers.
     pub(crate) remote_ranks: f64,
-    /// Attention tp: rows over the fullest link of each collective, added up, per token and layer.
+    /// Attention tp: rows over the fullest link of each collective, summed, per token and layer.
     pub(crate) fullest_link: Option<f64>,
 }
 
 /// Whether dispatched bytes fell as predicted.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(crate) struct BytesVerdict {
-    /// 1 - after / before, counted.
+    /// 1 - after / before, from counted bytes.
     pub(crate) measured: f64,
-    /// The same of remote ranks per token.
+    /// 1 - after / before, from predicted remote ranks per token.
     pub(crate) predicted: f64,
     /// measured / predicted - 1
     pub(crate) off: f64,
     pub(crate) holds: bool,
 }
 
-/// Compares counted bytes with predicted remote ranks, each before and after.
+/// Compares counted bytes with predicted remote ranks, before and after.
 pub(crate) fn bytes_verdict(bytes: [f64; 2], remote_ranks: [f64; 2]) -> BytesVerdict {
     let fall = |[before, after]: [f64; 2]| 1.0 - after / before;
     let (measured, predicted) = (fall(bytes), fall(remote_ranks));
     let off = measured / predicted - 1.0;
-    // Nothing that is no number holds.
+    // NaN fails.
     BytesVerdict { measured, predicted, off, holds: off.abs() <= BYTES_TOLERANCE }
 }
 
@@ -71,14 +71,15 @@ pub(crate) struct GainRound {
     pub(crate) throughput: (f64, f64),
     /// Bytes between ranks per token, before and after.
     pub(crate) bytes: (f64, f64),
-    /// Share of communication in the first configuration's steps: what its collectives took longer than over unlimited
+    /// Share of communication in the first configuration's steps: the extra time of its collectives over unlimited
     /// links.
     pub(crate) share: f64,
-    /// The same by throughput: what whole steps took longer, the processor's work for limited links included.
+    /// Share of communication by throughput: the extra time of whole steps, including the CPU time that limiting links
+    /// costs.
     pub(crate) share_by_throughput: f64,
 }
 
-/// Whether throughput rose as Amdahl's law says.
+/// Whether throughput rose as Amdahl's law predicts.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(crate) struct GainVerdict {
     /// Bytes after over before.
@@ -87,15 +88,15 @@ pub(crate) struct GainVerdict {
     pub(crate) measured: Spread,
     pub(crate) by_collectives: Kept,
     pub(crate) by_throughput: Kept,
-    /// Both by the bytes of the fullest link in place of the mean one, as `semmoe evaluate` has them.
+    /// Both predictions from the bytes of the fullest link, which `semmoe evaluate` reports, rather than the mean link.
     pub(crate) of_fullest_link: Option<[Kept; 2]>,
 }
 
-/// The part that was kept of the gain that Amdahl's law gives for one measure of the share of communication.
+/// How much of Amdahl's predicted gain was reached, for one measure of the communication share.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(crate) struct Kept {
     pub(crate) share: Spread,
-    /// Throughput after over before by Amdahl's law, of each round.
+    /// Amdahl's prediction of throughput after over before, by round.
     pub(crate) predicted: Spread,
     /// (measured - 1) / (predicted - 1), of the medians.
     pub(crate) kept: f64,
@@ -126,19 +127,19 @@ pub(crate) fn gain_verdict(rounds: &[GainRound], fullest_link: Option<f64>) -> O
     })
 }
 
-/// The share of a step that links cost: what its collectives take longer than over unlimited links, over the step.
-/// Seconds of a rank per token.
+/// The share of a step spent on limited links: the extra time of its collectives over the step. Arguments are seconds
+/// of a rank per token.
 pub(crate) fn communication_share(collectives: f64, unlimited: f64, step: f64) -> f64 {
     if step > 0.0 { ((collectives - unlimited) / step).clamp(0.0, 1.0) } else { 0.0 }
 }
 
-/// Bits per second at which `bytes` of a rank per token take the wanted share of a step that takes `step` seconds
-/// without them: a first guess, as if all ranks sent equally much at all times.
+/// First guess of the link rate, in bits per second, at which sending `bytes` per token takes the wanted share of a
+/// step that takes `step` seconds without them. It assumes that all ranks send evenly at all times.
 pub(crate) fn first_limit(bytes: f64, step: f64, wanted: f64) -> u64 {
     (8.0 * bytes * (1.0 - wanted) / (wanted * step)) as u64
 }
 
-/// The next guess, from the share that was found: what is exposed goes with the reciprocal of the rate. At most a
+/// Next guess, from the share just measured: exposed time is inversely proportional to the rate. Changes by at most a
 /// factor of 4.
 pub(crate) fn next_limit(bits: u64, found: f64, wanted: f64) -> u64 {
     let exposed = |share: f64| share / (1.0 - share);
@@ -168,8 +169,8 @@ impl Line {
     }
 }
 
-/// gamma of the gateway's cost: what a token costs more when all its activations are remote, over the work of computing
-/// it. `all_to_all` is a layer's time per token over the local share, `computing` the rest of a step per token.
+/// The gateway's cost factor gamma: the extra time of a fully remote token over the time to compute it. `all_to_all` is
+/// a layer's time per token over the local share, `computing` the rest of a step per token.
 pub(crate) fn gamma(all_to_all: &Line, layers: usize, computing: f64) -> f64 {
     (all_to_all.at(0.0) - all_to_all.at(1.0)) * layers as f64 / computing
 }
@@ -220,7 +221,7 @@ mod tests {
         assert!(near(verdict.by_throughput.kept, 0.267 * 2.0) && !verdict.by_throughput.holds, "{verdict:?}");
         assert!(!gain_verdict(&[round(126.0)], None).unwrap().by_collectives.holds);
         assert_eq!(gain_verdict(&[], None), None);
-        // Where nothing is to be gained nothing is proved.
+        // Without a predicted gain there is nothing to verify.
         let nothing = GainRound { share: 0.0, ..round(100.0) };
         assert!(!gain_verdict(&[nothing], None).unwrap().by_collectives.holds);
     }

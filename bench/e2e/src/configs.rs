@@ -1,4 +1,4 @@
-//! The configurations compared: for each kind of attention a baseline, and the same with semmoe.
+//! The configurations compared: for each kind of attention, a baseline and semmoe.
 
 use serde::Serialize;
 
@@ -9,7 +9,7 @@ use crate::prepare::Attention;
 pub(crate) struct Config {
     /// In tables and pictures.
     pub(crate) name: &'static str,
-    /// Solved tables; without them experts lie in order.
+    /// Solved tables; without them experts are placed in order.
     pub(crate) solved: bool,
     /// The gateway's policy.
     pub(crate) policy: &'static str,
@@ -18,7 +18,7 @@ pub(crate) struct Config {
     pub(crate) arguments: &'static [&'static str],
 }
 
-/// Two configurations that are measured in turn.
+/// Two configurations whose measurements alternate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Contest {
     pub(crate) attention: Attention,
@@ -26,14 +26,14 @@ pub(crate) struct Contest {
     pub(crate) after: Config,
 }
 
-/// Requests are routed.
+/// Attention dp: the gateway routes requests.
 pub(crate) const DP: Contest = Contest {
     attention: Attention::Dp,
     before: Config { name: "dp, contiguous, round robin", solved: false, policy: "round_robin", arguments: &[] },
     after: Config { name: "dp, E, affinity", solved: true, policy: "affinity", arguments: &[] },
 };
 
-/// Tokens are routed, layer by layer.
+/// Attention tp: the unit routes tokens, layer by layer.
 pub(crate) const TP: Contest = Contest {
     attention: Attention::Tp,
     before: Config {

@@ -1,5 +1,5 @@
-//! One contest: both configurations started side by side, links found at which communication is as much of a step as
-//! wanted, then rounds in which every link and both configurations have their turns.
+//! One contest: starts both configurations side by side, finds the link rates that give the wanted communication
+//! shares, then runs rounds over every link and both configurations.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -15,25 +15,25 @@ use crate::prepare::{Attention, Judged, Recorded, Workshop};
 use crate::results::{Level, Link, Outcome, Placed, share};
 use crate::unit::{Unit, UnitSpec};
 
-/// How near the found share must be to the wanted one, and how often the link's rate is changed for it.
+/// Tolerance between found and wanted share, and the most rate adjustments to get there.
 const NEAR: f64 = 0.03;
 const MAX_GUESSES: usize = 4;
-/// The load at which requests hardly meet: a share of what the baseline keeps up with.
+/// The load at which requests hardly overlap, as a share of the baseline's capacity.
 const LIGHTEST: f64 = 0.1;
-/// Good requests end within so many times the lightest load's median.
+/// Good requests finish within this multiple of the lightest load's median.
 const SLO_FACTOR: f64 = 5.0;
 
 /// The measurements, and how often each is repeated.
 #[derive(Clone, Debug)]
 pub(crate) struct Schedule {
-    /// Shares of communication to find links for.
+    /// Communication shares to find link rates for.
     pub(crate) shares: Vec<f64>,
-    /// Rates of the links, bits per second, in place of those; empty: links are found for the shares.
+    /// Link rates in bits per second, instead of finding them; empty to find them for the shares.
     pub(crate) rates: Vec<u64>,
     /// Rounds at saturation, and of the open loop.
     pub(crate) rounds: usize,
     pub(crate) open_rounds: usize,
-    /// Loads of the open loop, as shares of what the baseline keeps up with at the link.
+    /// Open-loop loads, as shares of the baseline's capacity at the link.
     pub(crate) loads: Vec<f64>,
 }
 
@@ -48,7 +48,7 @@ pub(crate) struct Stage<'a> {
     pub(crate) secret: PathBuf,
     /// Arguments of every rank.
     pub(crate) arguments: Vec<String>,
-    /// Tokens of a step, and sequences that run together: of each rank.
+    /// Per rank: tokens of a step, and sequences that run together.
     pub(crate) step_tokens: u32,
     pub(crate) running: u16,
 }
@@ -82,14 +82,15 @@ impl Stage<'_> {
         Ok(outcome)
     }
 
-    /// Ranks that run a configuration, and nothing before them.
+    /// The ranks of a configuration, without a gateway.
     pub(crate) async fn unit(
         &self,
         attention: Attention,
         config: Config,
         tables: Option<&PathBuf>,
     ) -> Result<Unit, BenchError> {
-        // With attention tp a step and its sequences are all ranks' together: as many for each of them as with dp.
+        // With attention tp a step and its sequences belong to all ranks together; the limits per rank equal those of
+        // dp.
         let shared = if attention == Attention::Tp { u32::from(self.workshop.ranks) } else { 1 };
         let (tokens, running) = (self.step_tokens * shared, u32::from(self.running) * shared);
         let sizes = ["--step-tokens".to_owned(), tokens.to_string(), "--max-running".to_owned(), running.to_string()];
@@ -114,7 +115,7 @@ impl Stage<'_> {
         unit: Unit,
         tables: Option<&PathBuf>,
     ) -> Result<Contestant, BenchError> {
-        // With attention tp tokens are routed in the unit, and the gateway has one place to send requests to.
+        // With attention tp the unit routes tokens itself, so the gateway has one target.
         let by_rank = attention == Attention::Dp;
         let tables = tables.filter(|_| by_rank).cloned();
         let raw = RawConfig {
@@ -146,8 +147,8 @@ impl Stage<'_> {
         Ok(Contestant { config, unit, gateway, url })
     }
 
-    /// The baselines have experts in order; with attention dp requests come in turn, with attention tp rows lie where
-    /// they happen to, which is chance to their experts.
+    /// Predictions for both configurations. Baselines place experts in order; requests go round robin (attention dp),
+    /// rows go wherever they happen to be, which is random with respect to their experts (attention tp).
     async fn predict(
         &self,
         contest: Contest,
@@ -164,7 +165,7 @@ impl Stage<'_> {
         Ok([before, self.workshop.evaluate(recorded, solved, after).await?])
     }
 
-    /// Unlimited links, and a rate for each wanted share of communication in the baseline's steps.
+    /// Unlimited links, and one link rate for each communication share wanted of the baseline's steps.
     async fn links(&self, baseline: &Contestant, say: Say<'_>) -> Result<Vec<Link>, BenchError> {
         let limited = |bits: u64, wanted| {
             let name = format!("{:.0} Mbit/s", bits as f64 / 1e6);
@@ -174,7 +175,7 @@ impl Stage<'_> {
         if matches!(self.network, Network::Loopback) {
             return Ok(links);
         }
-        // The first requests find caches cold.
+        // Warm-up: the first requests find cold caches.
         baseline.saturate(&self.traffic).await?;
         if !self.schedule.rates.is_empty() {
             links.extend(self.schedule.rates.iter().map(|&bits| limited(bits, None)));
@@ -205,7 +206,7 @@ impl Stage<'_> {
         Ok(links)
     }
 
-    /// Rounds of all links and both configurations, the order of both turned round each time.
+    /// Rounds over all links and both configurations. The order of both alternates.
     async fn saturate(&self, sides: &[Contestant], outcome: &mut Outcome, say: Say<'_>) -> Result<(), BenchError> {
         for round in 0..self.schedule.rounds {
             for link in turned(outcome.links.len(), round) {
@@ -228,8 +229,8 @@ impl Stage<'_> {
         Ok(())
     }
 
-    /// The lightest load for the service level, then rounds of all links, loads and both configurations. Where some
-    /// links are limited, only these: the time is better spent on them.
+    /// Measures the lightest load, which sets the service level, then rounds over all links, loads and both
+    /// configurations. Where some links are limited, only those, to save time.
     async fn arrive(&self, sides: &[Contestant], outcome: &mut Outcome, say: Say<'_>) -> Result<(), BenchError> {
         if self.schedule.open_rounds == 0 {
             return Ok(());
@@ -275,7 +276,7 @@ impl Stage<'_> {
     }
 }
 
-/// 0 to n, backwards in odd rounds: the first one finds the machine in another state, and each is first as often.
+/// 0 to n, reversed in odd rounds, so that each configuration goes first equally often.
 fn turned(n: usize, round: usize) -> Vec<usize> {
     let mut order: Vec<usize> = (0..n).collect();
     if round % 2 == 1 {

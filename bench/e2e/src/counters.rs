@@ -1,27 +1,27 @@
-//! A unit's counters, read from its `/metrics` and summed over ranks and phases: what lies between two readings.
+//! A unit's counters from its `/metrics`, summed over ranks and phases, as differences between two readings.
 
 use std::collections::BTreeMap;
 
 use semmoe_engines::metrics::{Growth, max_over_mean};
 use serde::Serialize;
 
-/// Sums over ranks and phases between two readings. Times are those of ranks: R ranks that wait a second wait R
-/// seconds.
+/// Differences between two readings, summed over ranks and phases. Times are rank-seconds: R ranks that wait a second
+/// count R seconds.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Counters {
     /// By layer number.
     pub layers: BTreeMap<u16, LayerCounters>,
-    /// Tokens that went through the model on their rank.
+    /// Tokens that ranks ran through the model.
     pub tokens: f64,
-    /// The same by rank; with attention tp rank 0 counts them all.
+    /// Tokens that each rank ran through the model; with attention tp rank 0 counts all of them.
     pub tokens_by_rank: BTreeMap<u16, f64>,
     /// With attention tp: rows (a token in a layer) of all ranks.
     pub rows: f64,
-    /// Rows of the fullest rank of each layer and step, counted by every rank.
+    /// Rows on the fullest rank, summed over layers and steps and counted by every rank.
     pub fullest_rows: f64,
-    /// As they would be if all rows were where tables want them.
+    /// Rows on the fullest rank if every row were where the tables want it.
     pub fullest_rows_wanted: f64,
-    /// Bytes between ranks that attention causes (attention tp).
+    /// Bytes between ranks caused by attention (attention tp).
     pub attention_bytes: f64,
     /// Bytes of dispatch and combine between ranks of a node.
     pub node_bytes: f64,
@@ -29,22 +29,22 @@ pub struct Counters {
     pub other_bytes: f64,
     /// Steps of each rank, added up.
     pub steps: f64,
-    /// Time of the steps.
+    /// Time in steps.
     pub step_seconds: f64,
-    /// Of the rank processes; not from `/metrics`.
+    /// CPU time of the rank processes, which `/metrics` does not report.
     pub cpu_seconds: f64,
 }
 
 /// One MoE layer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct LayerCounters {
-    /// Pairs of token and expert on the token's rank.
+    /// Token-expert pairs on the token's own rank.
     pub local: f64,
-    /// Pairs elsewhere.
+    /// Token-expert pairs on other ranks.
     pub remote: f64,
     /// Bytes of dispatch and combine between ranks.
     pub bytes: f64,
-    /// From the chosen experts to their sums.
+    /// Time from routing to the combined outputs.
     pub moe_seconds: f64,
     /// Dispatch and combine.
     pub all_to_all_seconds: f64,
@@ -52,21 +52,20 @@ pub struct LayerCounters {
     pub collective_seconds: f64,
 }
 
-/// A unit's page at one time.
+/// A unit's counters at one moment.
 #[derive(Clone, Debug, Default)]
 pub struct Reading {
     /// `/metrics`.
     pub page: String,
-    /// Of the rank processes.
+    /// CPU time of the rank processes.
     pub cpu_seconds: f64,
 }
 
 impl Reading {
-    /// The counts since `before`; the first line that is no sample is the error. Families that are not known are
-    /// passed over.
+    /// The counts since `before`. Skips unknown metric families.
     ///
     /// # Errors
-    /// That line.
+    /// The first line that is not a sample.
     pub fn since(&self, before: &Self) -> Result<Counters, String> {
         let growth = Growth::between(before.page.clone(), self.page.clone())?;
         Ok(Counters { cpu_seconds: self.cpu_seconds - before.cpu_seconds, ..Counters::of(&growth)? })
@@ -117,8 +116,8 @@ impl Counters {
         ratio(self.sum(|layer| layer.local), self.sum(|layer| layer.local + layer.remote))
     }
 
-    /// The fullest rank, for which collectives wait, over the mean. With attention tp its rows, of each layer and step
-    /// by itself; else its tokens in the whole time.
+    /// Load of the fullest rank, which collectives wait for, over the mean. With attention tp rows, layer by layer and
+    /// step by step; otherwise tokens over the whole period.
     #[must_use]
     pub fn fullest(&self) -> f64 {
         if self.rows > 0.0 {
@@ -127,7 +126,7 @@ impl Counters {
         max_over_mean(&self.tokens_by_rank).unwrap_or(0.0)
     }
 
-    /// The same with attention tp if all rows were where tables want them.
+    /// Load of the fullest rank over the mean with attention tp if every row were where the tables want it.
     #[must_use]
     pub fn fullest_wanted(&self) -> Option<f64> {
         (self.rows > 0.0).then(|| ratio(self.fullest_rows_wanted, self.rows))
@@ -178,7 +177,7 @@ impl LayerCounters {
     }
 }
 
-/// 0 of nothing is 0.
+/// 0 / 0 is 0.
 #[must_use]
 pub fn ratio(part: f64, whole: f64) -> f64 {
     if whole == 0.0 { 0.0 } else { part / whole }
@@ -227,7 +226,7 @@ mod tests {
         assert_eq!((counters.collective_time(), counters.layers[&3].all_to_all_seconds), (0.5, 0.75));
         assert_eq!(counters.fullest(), 1.5);
         assert_eq!(counters.fullest_wanted(), None);
-        // Of 10 rows over two ranks the fullest has 6; without moves 7.
+        // The fullest of two ranks has 6 of 10 rows; without moves it would have 7.
         let rows = "semmoe_attention_rows_total{rank=\"0\",by=\"even\"} 4\n\
             semmoe_attention_rows_total{rank=\"1\",by=\"tables\"} 6\n\
             semmoe_attention_fullest_rows_total{rank=\"0\",split=\"taken\"} 6\n\

@@ -1,4 +1,4 @@
-//! Why a measurement cannot be made.
+//! Reasons why a measurement cannot be made.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ pub enum BenchError {
         /// The value found and the one expected.
         detail: String,
     },
-    /// Namespaces can be made by root alone.
+    /// Creating namespaces requires root.
     #[error(
         "network namespaces and limited links need root and the programs ip and tc ({cause}); --loopback measures without them"
     )]
@@ -25,7 +25,7 @@ pub enum BenchError {
     Command {
         /// The command line.
         command: String,
-        /// Its status or its last words.
+        /// Its exit status or the end of its output.
         cause: String,
     },
     /// A file could not be read or written.
@@ -42,7 +42,7 @@ pub enum BenchError {
         /// The failure.
         detail: String,
     },
-    /// By Ctrl-C or SIGTERM.
+    /// Interrupted by Ctrl-C or SIGTERM.
     #[error("interrupted")]
     Interrupted,
 }

@@ -1,11 +1,11 @@
-//! Ranks of `semmoe worker` over limited links: what measurements of whole units share.
+//! Ranks of `semmoe worker` over limited links, shared by the benchmarks of whole units.
 //!
 //! | module | what |
 //! |---|---|
-//! | `network` | namespaces and links, removed on every way out |
+//! | `network` | namespaces and links, removed on every exit path |
 //! | `unit` | rank processes |
-//! | `counters` | what the worker counts |
-//! | `error` | what can go wrong |
+//! | `counters` | the worker's counters |
+//! | `error` | errors |
 //! | `program` | the process: signals, exit code |
 
 pub mod counters;

@@ -1,13 +1,13 @@
-//! The proof, end to end: ranks over limited links, real prompts, arrivals of a trace; round robin with contiguous
-//! experts against affinity with E, and attention-TP without and with SRS and SAG. See README.md.
+//! End-to-end benchmark: ranks over limited links, real prompts, recorded arrivals; round robin over contiguous experts
+//! against affinity with E, and attention tp without and with SRS and SAG. See README.md.
 //!
 //! | module | what |
 //! |---|---|
 //! | `args` | the command line |
 //! | `configs` | what is compared |
-//! | `prepare` | tables, by the commands that users have |
-//! | `contest`, `measure` | links for shares of communication, rounds, blocks of load |
-//! | `analysis`, `results` | Amdahl's law, prediction of bytes, verdicts |
+//! | `prepare` | tables, made with semmoe's own commands |
+//! | `contest`, `measure` | link rates for communication shares, rounds, blocks of load |
+//! | `analysis`, `results` | Amdahl's law, predicted bytes, verdicts |
 //! | `report`, `pictures` | tables and pictures |
 
 mod analysis;
@@ -58,7 +58,7 @@ async fn run(args: &Args) -> Result<(), BenchError> {
     if args.redundant > 0 && args.attention.contains(&AttentionArg::Tp) {
         return Err(BenchError::input("--redundant needs --attention dp: tables for attention tp have no replicas"));
     }
-    // Made before anything that lives in it, and dropped after it.
+    // Declared first, so dropped after everything that uses it.
     let network = if args.loopback {
         Network::Loopback
     } else {
@@ -92,8 +92,7 @@ fn stage<'a>(args: &'a Args, network: &'a Network, folder: &'a Path) -> Result<S
     let model_name = model_name.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
     let secret = folder.join("rank.secret");
     unit::write_secret(&secret)?;
-    // Every prompt is computed whole: prompts come again, and what is measured is not the cache. Ranks of one machine
-    // would find a shorter way than the links that are measured.
+    // Prefix reuse would measure the cache, as prompts repeat. Shared memory would bypass the limited links.
     let arguments = ["--no-prefix-reuse", "--wire", &args.wire, "--transport", "tcp"].map(str::to_owned).to_vec();
     Ok(Stage {
         workshop: Workshop {
@@ -130,8 +129,8 @@ fn stage<'a>(args: &'a Args, network: &'a Network, folder: &'a Path) -> Result<S
     })
 }
 
-/// Tables on standard output; tables, pictures and JSON in the folder; and the tables in the page beside the folder
-/// that has a place for them.
+/// Prints the tables, writes tables, pictures and JSON into the folder, and updates the page beside the folder that has
+/// markers for the tables.
 fn write(args: &Args, outcomes: &[Outcome], seconds: f64) -> Result<(), BenchError> {
     let cores = std::thread::available_parallelism().map_or(0, usize::from);
     let summaries: Vec<_> = outcomes.iter().map(Outcome::summary).collect();
@@ -148,14 +147,14 @@ fn write(args: &Args, outcomes: &[Outcome], seconds: f64) -> Result<(), BenchErr
     let page = args.out.join("../README.md");
     if let Some(new) = fs::read_to_string(&page).ok().and_then(|old| report::in_page(&old, &text)) {
         fs::write(&page, new).map_err(BenchError::file(&page))?;
-        say(&format!("the tables are in {}, too", page.display()));
+        say(&format!("the tables are in {} too", page.display()));
     }
-    // Who closed the pipe does not want it.
+    // Ignore a closed pipe: the reader has left.
     let _ = std::io::stdout().write_all(text.as_bytes());
     Ok(())
 }
 
-/// The run in a sentence.
+/// One sentence that describes the run.
 fn headline(args: &Args, cores: usize, seconds: f64) -> String {
     let place = if args.loopback {
         "one loopback, links not limited"
@@ -169,7 +168,7 @@ fn headline(args: &Args, cores: usize, seconds: f64) -> String {
     };
     let trial = if args.quick { "A quick trial, rough: " } else { "" };
     format!(
-        "{trial}{} ranks on {cores} cores, {place}, rows in {}{replicas}; {} prompts; median (least to greatest) of {} interleaved rounds of {} s at \
+        "{trial}{} ranks on {cores} cores, {place}, rows in {}{replicas}; {} prompts; median (minimum to maximum) of {} interleaved rounds of {} s at \
          saturation{streamed} and {} of {} s as requests arrive; {seconds:.0} s in all.\n\n",
         args.ranks,
         args.wire,

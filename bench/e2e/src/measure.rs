@@ -1,4 +1,4 @@
-//! One block of load on one configuration: at saturation, or as requests arrive.
+//! One block of load on one configuration: at saturation, or open loop.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -17,15 +17,15 @@ use crate::unit::Unit;
 /// A request that takes longer has failed.
 const TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Length of a block of the open loop, in blocks at saturation.
+/// Length of an open-loop block in saturation blocks.
 pub(crate) const OPEN: f64 = 1.5;
 
-/// How load is made.
+/// How load is generated.
 #[derive(Clone, Debug)]
 pub(crate) struct Traffic {
     /// JSON Lines of chats.
     pub(crate) prompts: PathBuf,
-    /// Times of arrivals, and how many a second they are.
+    /// Arrival times, and their mean rate per second.
     pub(crate) arrivals: PathBuf,
     pub(crate) arrivals_per_second: f64,
     /// Tokens generated at most for each prompt.
@@ -34,8 +34,7 @@ pub(crate) struct Traffic {
     pub(crate) streamed: bool,
     /// Clients of a closed loop that keep every rank busy.
     pub(crate) concurrency: usize,
-    /// Length of a block at saturation, and what comes before it is measured. One of the open loop is [`OPEN`] times as
-    /// long.
+    /// Length of a saturation block, and of its ramp. An open-loop block is [`OPEN`] times as long.
     pub(crate) seconds: f64,
     pub(crate) ramp: f64,
 }
@@ -45,7 +44,7 @@ pub(crate) struct Traffic {
 pub(crate) struct Contestant {
     pub(crate) config: Config,
     pub(crate) unit: Unit,
-    /// Stops with the value.
+    /// Stops when dropped.
     pub(crate) gateway: Running,
     pub(crate) url: BaseUrl,
 }
@@ -58,21 +57,20 @@ pub(crate) struct Block {
     /// Tokens of the model's steps, prompts and answers together.
     pub(crate) tokens_per_second: f64,
     pub(crate) tokens_per_request: f64,
-    /// Arrivals per second that were asked for; none at saturation.
+    /// Arrivals per second offered; `None` at saturation.
     pub(crate) offered: Option<f64>,
     pub(crate) requests_per_second: f64,
     pub(crate) ttft_ms: Option<LatencySummary>,
     pub(crate) e2e_ms: Option<LatencySummary>,
-    /// Requests per second within the service level, where one is given.
+    /// Requests per second within the service level, if there is one.
     pub(crate) goodput: Option<f64>,
-    /// The unit's counts meanwhile.
+    /// The unit's counts during the block.
     pub(crate) counters: Counters,
 }
 
 impl Contestant {
-    /// As many requests as keep all ranks busy. Counters and throughput are of the time after the ramp. Answers need
-    /// not be streamed: of streamed ones the gateway knows which prompts still wait, and weighs these beside what is
-    /// local.
+    /// Saturates all ranks with a closed loop. Counters and throughput exclude the ramp. Streamed answers show the
+    /// gateway which prompts are still waiting, and it weighs them against locality.
     pub(crate) async fn saturate(&self, traffic: &Traffic) -> Result<Block, BenchError> {
         let length = Duration::from_secs_f64(traffic.ramp + traffic.seconds);
         let pace = Pace::Closed { concurrency: traffic.concurrency };
@@ -104,7 +102,7 @@ impl Contestant {
         })
     }
 
-    /// Requests as they arrive in the trace, `per_second` of them; good ones end within `slo_ms`.
+    /// Replays the trace's arrivals, scaled to `per_second`; good requests finish within `slo_ms`.
     pub(crate) async fn arrive(
         &self,
         traffic: &Traffic,
@@ -156,7 +154,7 @@ impl Contestant {
         }
     }
 
-    /// A request that fails is a failure of the measurement.
+    /// A failed request fails the measurement.
     async fn run(&self, options: LoadOptions) -> Result<Report, BenchError> {
         let report = semmoe_load::run(options, &|_| {}, std::future::pending()).await.map_err(BenchError::failed)?;
         match report.errors.first() {

@@ -1,4 +1,4 @@
-//! Where the ranks live: this machine's loopback, or network namespaces with a mesh of limited links of their own.
+//! The ranks' network: this machine's loopback, or network namespaces joined by limited links.
 //!
 //! ```text
 //!  rank 0 .. W-1 (a namespace each)          switch (a namespace)            this side
@@ -7,11 +7,11 @@
 //!    ctl   --- veth ----------------------  bridge ctl  --- veth ---  host   (HTTP, rendezvous, control)
 //! ```
 //!
-//! A rank has one address for data. To ranks of its node a route leads over `near`; or a node is a namespace, and its
-//! ranks are on one host.
+//! A rank has one data address. Ranks of the same node are either routed over `near` or share one namespace, as
+//! processes on one host would.
 //!
-//! Everything made here bears the process id in its name, and is removed when the value is dropped; [`clean`] removes
-//! what a killed run left behind.
+//! Every name created here contains the process id. Dropping the value removes everything; [`clean`] removes what a
+//! killed run left behind.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::Path;
@@ -19,18 +19,18 @@ use std::process::Command;
 
 use crate::error::BenchError;
 
-/// Names of namespaces begin so, followed by the process id.
+/// Prefix of namespace names; the process id follows.
 const PREFIX: &str = "semmoe-e2e-";
-/// The host's end of the control network, followed by the process id (at most 15 characters in all).
+/// The host's end of the control network; the process id follows (at most 15 characters in all).
 const HOST_LINK: &str = "sme2e";
-/// Jumbo frames, as in data centres; and fewer packets for the same bytes.
+/// Jumbo frames, as in data centres: fewer packets for the same bytes.
 const MTU: u32 = 9000;
-/// How late the kernel's timer may be without the link falling below its rate, in seconds.
+/// How late, in seconds, the kernel's timer may fire before the link falls below its rate.
 const TIMER: f64 = 50e-6;
-/// Bytes that may wait at a link: more than all sockets hold, so that nothing is dropped.
+/// Queue limit of a link in bytes: more than all sockets hold, so nothing is dropped.
 const QUEUE: u64 = 256 << 20;
 
-/// A place for ranks.
+/// Where ranks run.
 #[derive(Debug)]
 pub enum Network {
     /// All on 127.0.0.1, without limits.
@@ -39,36 +39,36 @@ pub enum Network {
     Namespaces(Namespaces),
 }
 
-/// Ranks on nodes.
+/// The division of ranks into nodes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Shape {
     /// Ranks of the unit.
     pub ranks: u16,
-    /// Ranks of a node, neighbours.
+    /// Neighbouring ranks that form a node.
     pub width: u16,
-    /// The link between them.
+    /// The link between ranks of a node.
     pub inside: Inside,
 }
 
 /// The link between the ranks of a node.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Inside {
-    /// The links that all ranks have.
+    /// The mesh that all ranks share.
     Mesh,
-    /// Links of their own.
+    /// Separate links.
     Links,
-    /// One host: memory, and links that are not limited.
+    /// One host: shared memory, and unlimited links.
     Host,
 }
 
 impl Shape {
-    /// Ranks without nodes.
+    /// Ranks that are not grouped into nodes.
     #[must_use]
     pub fn flat(ranks: u16) -> Self {
         Self { ranks, width: 1, inside: Inside::Mesh }
     }
 
-    /// Ranks of a namespace.
+    /// Ranks per namespace.
     fn together(self) -> u16 {
         if self.inside == Inside::Host { self.width } else { 1 }
     }
@@ -87,7 +87,7 @@ pub struct Namespaces {
 }
 
 impl Network {
-    /// The address on which a rank serves HTTP and meets others.
+    /// The address on which a rank serves HTTP and joins the rendezvous.
     #[must_use]
     pub fn control(&self, rank: u16) -> IpAddr {
         match self {
@@ -96,7 +96,7 @@ impl Network {
         }
     }
 
-    /// The rank's address for data, where it is another one.
+    /// The rank's data address, if it has a separate one.
     #[must_use]
     pub fn data(&self, rank: u16) -> Option<IpAddr> {
         match self {
@@ -112,18 +112,18 @@ impl Network {
             Self::Loopback => tokio::process::Command::new(program),
             Self::Namespaces(namespaces) => {
                 let mut command = tokio::process::Command::new("ip");
-                // ip becomes the program: its process id is the rank's.
+                // ip execs the program, so the process id is the rank's.
                 command.args(["netns", "exec", &namespaces.place_of(rank)]).arg(program);
                 command
             }
         }
     }
 
-    /// Limits every rank's link to so many bits per second in each direction, or not at all; the ranks of a host share
-    /// one link of as many times that.
+    /// Limits every rank's link to this many bits per second in each direction, or lifts the limit. The ranks of one
+    /// host share a link of proportionally higher rate.
     ///
     /// # Errors
-    /// No links, or a failure of `tc`.
+    /// There are no links, or `tc` fails.
     pub fn limit(&self, bits_per_second: Option<u64>) -> Result<(), BenchError> {
         let of_all =
             |namespaces: &Namespaces| bits_per_second.map(|bits| bits * u64::from(namespaces.shape.together()));
@@ -134,10 +134,10 @@ impl Network {
         }
     }
 
-    /// The same of the links inside nodes.
+    /// Limits the links inside nodes to this many bits per second in each direction, or lifts the limit.
     ///
     /// # Errors
-    /// As [`Network::limit`]; nodes without links of their own.
+    /// Nodes have no links of their own, or `tc` fails.
     pub fn limit_inside(&self, bits_per_second: Option<u64>) -> Result<(), BenchError> {
         match self {
             Self::Namespaces(namespaces) if namespaces.shape.inside == Inside::Links => {
@@ -149,14 +149,14 @@ impl Network {
 }
 
 impl Namespaces {
-    /// Makes them, with unlimited links.
+    /// Creates the namespaces with unlimited links.
     ///
     /// # Errors
     /// Nodes that do not divide the ranks; no root, or no `ip`.
     pub fn create(shape: Shape) -> Result<Self, BenchError> {
         if shape.width == 0 || !shape.ranks.is_multiple_of(shape.width) {
             return Err(BenchError::input(format!(
-                "nodes of {} ranks do not divide {} ranks",
+                "{} ranks per node do not divide {} ranks",
                 shape.width, shape.ranks
             )));
         }
@@ -196,7 +196,7 @@ impl Namespaces {
         Ok(())
     }
 
-    /// A link of a namespace to the bridge of the same name, and its ranks' addresses there.
+    /// Links a namespace to the bridge of the same name and assigns its ranks' addresses there.
     fn link(&self, place: u16, link: &str, second: Option<u8>) -> Result<(), BenchError> {
         let (name, switch, port) = (self.place(place), self.switch(), format!("{link}{place}"));
         let mtu = MTU.to_string();
@@ -212,7 +212,7 @@ impl Namespaces {
         ip(&["-n", &name, "link", "set", link, "up"])
     }
 
-    /// To the other ranks of a rank's node.
+    /// Routes to the other ranks of a rank's node.
     fn route_inside(&self, rank: u16) -> Result<(), BenchError> {
         let (name, own) = (self.place(rank), self.address(19, rank).to_string());
         let first = rank / self.shape.width * self.shape.width;
@@ -236,8 +236,7 @@ impl Namespaces {
                         output("tc", &[&at[..], &limit].concat())?;
                     }
                     None => {
-                        // The device's own discipline, which has no limit, comes back; there may be nothing to take
-                        // away.
+                        // Restores the default discipline, which has no limit. There may be none to remove.
                         let shown = output("tc", &["-n", namespace, "qdisc", "show", "dev", device, "root"])?;
                         if shown.contains("tbf") {
                             output("tc", &["-n", namespace, "qdisc", "del", "dev", device, "root"])?;
@@ -279,7 +278,7 @@ impl Namespaces {
 
 impl Drop for Namespaces {
     fn drop(&mut self) {
-        // Both ends of a link go with either; a failure here is not reported, and `--clean` finds what stays.
+        // Deleting one end of a link deletes the other. Failures are ignored here; `--clean` removes leftovers.
         for name in self.made.iter().rev() {
             let _ = ip(&["netns", "del", name]);
         }
@@ -287,10 +286,10 @@ impl Drop for Namespaces {
     }
 }
 
-/// Removes namespaces of processes that are gone; their names.
+/// Removes the namespaces of processes that have exited and returns their names.
 ///
 /// # Errors
-/// No `ip`, or a namespace that stays.
+/// No `ip`, or a namespace that cannot be removed.
 pub fn clean() -> Result<Vec<String>, BenchError> {
     let listed = output("ip", &["netns", "list"])?;
     let dead = |id: &u32| !Path::new(&format!("/proc/{id}")).exists();
@@ -305,18 +304,18 @@ pub fn clean() -> Result<Vec<String>, BenchError> {
     Ok(removed)
 }
 
-/// The process that made a namespace of this name.
+/// The process that created a namespace of this name.
 fn owner(name: &str) -> Option<u32> {
     name.strip_prefix(PREFIX)?.split_once('-')?.0.parse().ok()
 }
 
-/// The first n from `first` on, cyclically, of which no address 198.18.n.x is in use.
+/// The first n, cyclically from `first`, for which no address 198.18.n.x is in use.
 fn free_subnet(addresses: &str, first: u8) -> Option<u8> {
     let is_free = |n: &u8| !addresses.contains(&format!(" 198.18.{n}."));
     (0..=255).map(|step| first.wrapping_add(step)).find(is_free)
 }
 
-/// Bytes that a link sends at once after a pause: two frames, and what a late timer must make up for.
+/// The burst in bytes that a link may send after a pause: two frames, plus what a late timer must make up for.
 fn burst(bits_per_second: u64) -> u64 {
     2 * u64::from(MTU + 18) + (bits_per_second as f64 / 8.0 * TIMER) as u64
 }

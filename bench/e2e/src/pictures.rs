@@ -1,4 +1,4 @@
-//! The paper's pictures from what was measured.
+//! The paper's figures drawn from the measurements.
 
 use semmoe_bench_papers::chart::{Axis, Panel, Series, draw};
 
@@ -78,7 +78,7 @@ fn all_to_all_panel(outcome: &Outcome) -> Panel {
     }
 }
 
-/// With the gamma that each line gives.
+/// Appends to each series' name the gamma that its line gives.
 fn named(mut all: Vec<Series>, gammas: Vec<Option<f64>>) -> Vec<Series> {
     for (series, gamma) in all.iter_mut().zip(gammas) {
         if let Some(gamma) = gamma {

@@ -1,6 +1,6 @@
-//! Tables for the configurations, made as a user makes them: by `semmoe profile record`, `profile build`, `solve`, and
-//! judged by `semmoe evaluate`. Tables are solved on the profile's prompts and judged on the served ones, which they
-//! have not seen.
+//! Tables for the configurations, made with the user's commands `semmoe profile record`, `profile build` and `solve`,
+//! and judged by `semmoe evaluate`. They are solved on the profile's prompts and judged on the served ones, which are
+//! held out.
 
 use std::path::{Path, PathBuf};
 
@@ -16,7 +16,7 @@ use crate::error::BenchError;
 /// Requests in flight while recording.
 const CONCURRENCY: &str = "16";
 
-/// The `semmoe` program, and the folder that files are made in.
+/// The `semmoe` program, and the output folder.
 #[derive(Debug)]
 pub(crate) struct Workshop<'a> {
     pub(crate) semmoe: &'a Path,
@@ -34,11 +34,11 @@ pub(crate) struct Workshop<'a> {
 pub(crate) struct Recorded {
     profile: PathBuf,
     trace: PathBuf,
-    /// Of the prompts that are served.
+    /// Routing of the served prompts.
     served: PathBuf,
 }
 
-/// How attention is parallel, as `solve` takes it.
+/// The parallelism of attention, as `solve` takes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Attention {
@@ -64,15 +64,15 @@ impl std::fmt::Display for Attention {
 /// The rule that decides where a token is computed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Judged<'a> {
-    /// Requests, by a routing policy.
+    /// A routing policy assigns requests.
     Policy(&'a str),
-    /// Tokens, by T and A (tables for attention tp), in steps of so many.
+    /// T and A assign tokens (tables for attention tp), in steps of this many.
     Steps(u32),
-    /// Chance: rows in even parts, wherever their experts are, in steps of so many.
+    /// Random: rows are split evenly regardless of their experts, in steps of this many.
     AtRandom(u32),
 }
 
-/// The part of `evaluate --json` that is looked at.
+/// The fields of `evaluate --json` used here.
 #[derive(Debug, Deserialize)]
 struct Evaluation {
     lar: f64,
@@ -117,7 +117,7 @@ impl Workshop<'_> {
         Ok(recorded)
     }
 
-    /// Solves tables; `placement` leaves the experts where they are (`linear`).
+    /// Solves tables; with `placement` (`linear`) experts stay where they are.
     pub(crate) async fn solve(
         &self,
         recorded: &Recorded,
@@ -133,7 +133,7 @@ impl Workshop<'_> {
         match placement {
             Some(placement) => command.args(["--placement", placement]),
             None if self.redundant > 0 => command.args(["--redundant", &self.redundant.to_string()]),
-            // A token goes once to each rank, however many of its experts are there: that is what bytes come from.
+            // A token is sent once to each rank, however many of its experts are there; bytes follow from that.
             None if attention == Attention::Dp => command.args(["--objective", "ranks"]),
             None => &mut command,
         };
@@ -155,7 +155,7 @@ impl Workshop<'_> {
         }
         let text = finish(command).await?;
         let found: Evaluation = serde_json::from_str(&text)
-            .map_err(|error| BenchError::failed(format!("semmoe evaluate printed what was not expected: {error}")))?;
+            .map_err(|error| BenchError::failed(format!("unexpected output of semmoe evaluate: {error}")))?;
         match how {
             Judged::Steps(_) => Ok(Prediction {
                 lar: found.lar,
@@ -171,7 +171,7 @@ impl Workshop<'_> {
                 let figures = found
                     .policies
                     .get(policy)
-                    .ok_or_else(|| BenchError::failed(format!("semmoe evaluate knows nothing of {policy}")))?;
+                    .ok_or_else(|| BenchError::failed(format!("semmoe evaluate printed no figures for {policy}")))?;
                 Ok(Prediction {
                     lar: figures.request_lar,
                     remote_ranks: figures.remote_ranks_per_token,
@@ -188,7 +188,7 @@ impl Workshop<'_> {
     }
 }
 
-/// Runs to the end; standard output.
+/// Runs the command to completion and returns its standard output.
 async fn finish(mut command: Command) -> Result<String, BenchError> {
     let shown = || {
         let command = command.as_std();
@@ -206,8 +206,7 @@ async fn finish(mut command: Command) -> Result<String, BenchError> {
     Ok(String::from_utf8_lossy(&done.stdout).into_owned())
 }
 
-/// Writes the prompts of `path` as chats, so that what is profiled, judged and served is rendered in one way. At most
-/// `most`.
+/// Writes at most `most` prompts of `path` as chats, so that profiling, judging and serving render them identically.
 pub(crate) fn chats(path: &Path, out: &Path, most: Option<usize>) -> Result<usize, BenchError> {
     let mut lines = String::new();
     let mut count = 0;

@@ -1,4 +1,4 @@
-//! A benchmark as a process: runs until it is done or asked to stop, and reports on standard error.
+//! A benchmark's process: runs until it is done or interrupted, and reports on standard error.
 
 use std::io::Write as _;
 use std::process::ExitCode;
@@ -7,8 +7,8 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use crate::error::BenchError;
 
-/// Runs `work` to its end, or until an interrupt, a termination or a hang-up drops it, with all that it has started or
-/// made. An error is printed after `name` and becomes the exit code.
+/// Runs `work` to completion, or drops it, with everything it started or created, on SIGINT, SIGTERM or SIGHUP. Prints
+/// an error after `name` and turns it into the exit code.
 pub fn main(name: &str, work: impl Future<Output = Result<(), BenchError>>) -> ExitCode {
     let done = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
@@ -36,7 +36,7 @@ async fn until_stopped(work: impl Future<Output = Result<(), BenchError>>) -> Re
     }
 }
 
-/// Prints a line on standard error. A closed pipe is no reason to stop.
+/// Prints a line on standard error; ignores a closed pipe.
 pub fn say(line: &str) {
     let _ = writeln!(std::io::stderr(), "{line}");
 }

@@ -6,10 +6,10 @@ use crate::analysis::{BYTES_TOLERANCE, GAIN_SHARE, GainVerdict, Spread};
 use crate::measure::Block;
 use crate::results::{Outcome, Placed, Summary};
 
-/// Where a page has the tables between.
+/// Markers around the tables on a page.
 const BEGIN: &str = "<!-- results: begin -->\n";
 const END: &str = "<!-- results: end -->\n";
-/// How far below the promised local rate a measured one may be before that is said.
+/// How far below the promised local rate a measured one may be before the report says so.
 const NEAR_PROMISE: f64 = 0.01;
 
 /// The bars of all contests, then their tables.
@@ -30,14 +30,14 @@ pub(crate) fn describe(outcomes: &[Outcome], summaries: &[Summary]) -> String {
     out
 }
 
-/// The page with new tables between its marks; `None` without marks.
+/// Replaces the tables between the page's markers; `None` without markers.
 pub(crate) fn in_page(page: &str, tables: &str) -> Option<String> {
     let (before, rest) = page.split_once(BEGIN)?;
     let (_, after) = rest.split_once(END)?;
     Some(format!("{before}{BEGIN}{tables}{END}{after}"))
 }
 
-/// Median (least to greatest).
+/// Median (minimum to maximum).
 fn shown(spread: Option<Spread>, factor: f64, digits: usize) -> String {
     spread.map_or_else(
         || "-".to_owned(),
@@ -48,7 +48,7 @@ fn shown(spread: Option<Spread>, factor: f64, digits: usize) -> String {
     )
 }
 
-/// The first two lines of a table.
+/// The header rows of a table.
 fn head(columns: &[&str], out: &mut String) {
     let _ = writeln!(out, "| {} |\n|{}", columns.join(" | "), " --- |".repeat(columns.len()));
 }
@@ -98,7 +98,7 @@ fn bars(outcome: &Outcome, summary: &Summary, out: &mut String) {
     }
 }
 
-/// The local rates that tables promised, and what came of them at saturation.
+/// The local rates that the tables promised, and those measured at saturation.
 fn promise(outcome: &Outcome, out: &mut String) {
     for (side, config) in outcome.contest.configs().iter().enumerate() {
         let rates = (0..outcome.links.len()).flat_map(|link| outcome.saturated(side, link));

@@ -1,4 +1,4 @@
-//! All that was measured, and what it says.
+//! All measurements, and the conclusions from them.
 
 use std::collections::BTreeMap;
 
@@ -11,35 +11,35 @@ use crate::configs::Contest;
 use crate::counters::{Counters, ratio};
 use crate::measure::Block;
 
-/// A rate of the links.
+/// A link rate.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct Link {
-    /// In tables and pictures.
+    /// Name in tables and pictures.
     pub(crate) name: String,
-    /// Bits per second in each direction of each rank; none: not limited.
+    /// Bits per second in each direction of each rank; `None` is unlimited.
     pub(crate) bits_per_second: Option<u64>,
-    /// The share of communication that it was chosen for.
+    /// The communication share that it was chosen for.
     pub(crate) wanted: Option<f64>,
 }
 
-/// A block and where it belongs: `side` 0 is before, 1 after; `link` counts in the contest's links.
+/// A block and its place: `side` 0 is before, 1 after; `link` indexes the contest's links.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Placed {
     pub(crate) side: usize,
     pub(crate) link: usize,
     pub(crate) round: usize,
-    /// Of what the baseline keeps up with; none at saturation.
+    /// As a share of the baseline's capacity; `None` at saturation.
     pub(crate) load: Option<f64>,
     #[serde(flatten)]
     pub(crate) block: Block,
 }
 
-/// The yardsticks of a link's open loop.
+/// Reference figures of a link's open loop.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(crate) struct Level {
-    /// Requests per second that the baseline keeps up with.
+    /// Requests per second that the baseline sustains.
     pub(crate) kept_up: f64,
-    /// The longest that a good request takes.
+    /// The longest latency of a good request.
     pub(crate) slo_ms: f64,
 }
 
@@ -48,11 +48,11 @@ pub(crate) struct Level {
 pub(crate) struct Outcome {
     pub(crate) contest: Contest,
     pub(crate) ranks: u16,
-    /// The first one is not limited.
+    /// The first one is unlimited.
     pub(crate) links: Vec<Link>,
-    /// Of both configurations.
+    /// Predictions for both configurations.
     pub(crate) predictions: [Prediction; 2],
-    /// By link, where requests arrived.
+    /// By link, for links with open-loop runs.
     pub(crate) levels: BTreeMap<usize, Level>,
     pub(crate) blocks: Vec<Placed>,
 }
@@ -63,13 +63,13 @@ pub(crate) struct LinkSummary {
     pub(crate) link: Link,
     /// Throughput after over before, of each round.
     pub(crate) measured: Option<Spread>,
-    /// Only of links that are limited.
+    /// Only for limited links.
     pub(crate) gain: Option<GainVerdict>,
     /// A layer's time in dispatch and combine, per token, over its local activation rate.
     pub(crate) all_to_all: Option<Line>,
-    /// gamma that follows.
+    /// The resulting gamma.
     pub(crate) gamma: Option<f64>,
-    /// The most requests per second within the service level over all loads, of both configurations.
+    /// The highest goodput over all loads, for both configurations.
     pub(crate) goodput: [Option<Spread>; 2],
 }
 
@@ -91,7 +91,7 @@ impl Outcome {
         self.blocks.iter().filter(move |at| at.side == side && at.link == link && at.load == Some(load))
     }
 
-    /// Loads of the open loop, least first.
+    /// Loads of the open loop, ascending.
     pub(crate) fn loads(&self) -> Vec<f64> {
         let mut loads: Vec<f64> = self.blocks.iter().filter_map(|at| at.load).collect();
         loads.sort_by(f64::total_cmp);
@@ -173,7 +173,7 @@ impl Outcome {
         Some((line, gamma(&line, layers, computing)))
     }
 
-    /// The load with the most good requests.
+    /// The goodput at the load where it is highest.
     fn goodput(&self, side: usize, link: usize) -> Option<Spread> {
         let loads = self.loads();
         let spreads = loads
@@ -183,12 +183,12 @@ impl Outcome {
     }
 }
 
-/// The share of links in steps, from what the same work waits over unlimited ones.
+/// The share of a step spent on limited links, compared with equal work over unlimited ones.
 pub(crate) fn share(limited: &Counters, free: &Counters) -> f64 {
     communication_share(limited.collective_time(), free.collective_time(), limited.step_time())
 }
 
-/// Six digits are more than any measurement here has.
+/// Rounds to six digits, more than any measurement here resolves.
 pub(crate) fn shorten(value: &mut Value) {
     match value {
         Value::Number(number) if number.is_f64() => {
@@ -281,7 +281,7 @@ mod tests {
             assert!((by.share.median - 0.4).abs() < 1e-9);
             assert!((by.kept - 1.0).abs() < 1e-9 && by.holds, "{gain:?}");
         }
-        // All remote costs 0.4 per 100 tokens more for each half of share; computing takes 1.0 of them.
+        // Fully remote costs 0.4 more per 100 tokens for each half of the share; computing takes 1.0.
         assert!((slow.gamma.unwrap() - 0.8).abs() < 1e-9, "{slow:?}");
     }
 

@@ -1,4 +1,4 @@
-//! The rank processes of one configuration: started in their places, and ended with the value.
+//! The rank processes of one configuration; dropping the value stops them.
 
 use std::fs;
 use std::io::{Read as _, Write as _};
@@ -34,10 +34,10 @@ pub struct UnitSpec<'a> {
     pub secret: &'a Path,
 }
 
-/// Running ranks. Dropping lets them leave; [`Unit::stop`] waits for them.
+/// Running ranks. Dropping asks them to stop; [`Unit::stop`] also waits for them.
 #[derive(Debug)]
 pub struct Unit {
-    /// Of rank 0's HTTP server.
+    /// The URL of rank 0's HTTP server.
     pub url: BaseUrl,
     ranks: Ranks,
     client: HttpClient,
@@ -47,7 +47,7 @@ impl Unit {
     /// Starts rank 0, then the others, and waits until all are ready.
     ///
     /// # Errors
-    /// A rank that does not start, or not in time.
+    /// A rank that does not start in time.
     pub async fn start(spec: &UnitSpec<'_>, network: &Network) -> Result<Self, BenchError> {
         let rendezvous = format!("{}:0", network.control(0));
         let ranks = Ranks::start(spec.ranks, &rendezvous, START, |rank| Ok(command(spec, network, rank))).await;
@@ -55,10 +55,10 @@ impl Unit {
         Ok(Self { url: ranks.url.parse().map_err(BenchError::failed)?, ranks, client: HttpClient::default() })
     }
 
-    /// The counters of all ranks now, and the processor time of their processes.
+    /// The current counters of all ranks and the CPU time of their processes.
     ///
     /// # Errors
-    /// A page that does not come.
+    /// Metrics that cannot be fetched.
     pub async fn read(&self) -> Result<Reading, BenchError> {
         let limits = AnswerLimits::default();
         let page = self.client.get_text(&self.url, "/metrics", &limits).await.map_err(BenchError::failed)?;
@@ -69,21 +69,21 @@ impl Unit {
     /// The counts since a reading.
     ///
     /// # Errors
-    /// A page that does not come, or is none.
+    /// Metrics that cannot be fetched or parsed.
     pub async fn counters(&self, since: &Reading) -> Result<Counters, BenchError> {
         let no_sample =
             |line| BenchError::failed(format!("{}/metrics has a line that is no sample: {line:?}", self.url));
         self.read().await?.since(since).map_err(no_sample)
     }
 
-    /// Asks the ranks to leave and waits for them.
+    /// Asks the ranks to stop and waits for them.
     ///
     /// # Errors
-    /// Ranks that stay.
+    /// A rank that does not exit.
     pub async fn stop(self) -> Result<(), BenchError> {
         let ranks = self.ranks.pids().len();
         if self.ranks.stop().await.len() < ranks {
-            Err(BenchError::failed("ranks did not leave in time"))
+            Err(BenchError::failed("ranks did not exit in time"))
         } else {
             Ok(())
         }
@@ -93,7 +93,7 @@ impl Unit {
 /// Writes a secret for the ranks of this run.
 ///
 /// # Errors
-/// A file that is there, or cannot be written.
+/// A file that exists already, or cannot be written.
 pub fn write_secret(path: &Path) -> Result<(), BenchError> {
     const SOURCE: &str = "/dev/urandom";
     let mut bytes = [0u8; 24];
@@ -122,14 +122,14 @@ fn command(spec: &UnitSpec<'_>, network: &Network, rank: u16) -> Command {
     command
 }
 
-/// User and system time of a process so far.
+/// User and system time of a process.
 fn cpu_seconds(pid: u32) -> Result<f64, BenchError> {
     let path = PathBuf::from(format!("/proc/{pid}/stat"));
     let text = std::fs::read_to_string(&path).map_err(BenchError::file(&path))?;
     cpu_of_stat(&text).ok_or_else(|| BenchError::failed(format!("{} has no times", path.display())))
 }
 
-/// The name, which comes before, may hold anything but ends with the last bracket. Ticks are hundredths on Linux.
+/// The process name may contain anything but ends at the last bracket. Ticks are hundredths of a second on Linux.
 fn cpu_of_stat(text: &str) -> Option<f64> {
     let fields: Vec<&str> = text.rsplit_once(')')?.1.split_whitespace().collect();
     let ticks = |at: usize| fields.get(at)?.parse::<u64>().ok();

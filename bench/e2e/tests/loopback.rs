@@ -1,4 +1,4 @@
-//! Tiny runs over loopback with the programs of this build; without the semmoe program there is nothing to run.
+//! Tiny runs over loopback with this build's programs. Skipped if the semmoe program is missing.
 #![allow(clippy::unwrap_used, clippy::print_stderr)]
 
 use std::io::{BufRead as _, BufReader, Read as _};
@@ -14,7 +14,7 @@ const BENCH: &str = env!("CARGO_BIN_EXE_semmoe-bench-e2e");
 fn semmoe() -> Option<PathBuf> {
     let path = Path::new(BENCH).with_file_name("semmoe");
     if !path.exists() {
-        eprintln!("left out: {} is not built", path.display());
+        eprintln!("skipped: {} is not built", path.display());
         return None;
     }
     Some(path)
@@ -23,7 +23,7 @@ fn semmoe() -> Option<PathBuf> {
 fn tiny(semmoe: &Path, folder: &Path, prompts: u32) -> Command {
     let mut command = Command::new(BENCH);
     command.current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));
-    // Ranks get the path of a file in there, by which they can be found.
+    // The ranks get a path inside this folder as an argument, by which the test finds them.
     command.env("TMPDIR", folder).arg("--semmoe").arg(semmoe).arg("--out").arg(folder.join("out"));
     command.args(["--loopback", "--attention", "dp", "--ranks", "2", "--rounds", "1", "--open-rounds", "1"]);
     command.args(["--loads", "0.5", "--clients", "4", "--max-tokens", "4"]);
@@ -32,7 +32,7 @@ fn tiny(semmoe: &Path, folder: &Path, prompts: u32) -> Command {
     command
 }
 
-/// Processes that were started with something of this folder.
+/// Processes that have a path of this folder in their arguments.
 fn processes_of(folder: &Path) -> Vec<u32> {
     let of_folder = |pid: &u32| {
         std::fs::read(format!("/proc/{pid}/cmdline"))
@@ -59,7 +59,7 @@ fn a_tiny_run_judges_bytes_and_draws() {
     let bytes = &json["summaries"][0]["bytes"];
     assert!(bytes["predicted"].as_f64().unwrap() > 0.05 && bytes["measured"].as_f64().unwrap() > 0.05, "{bytes}");
     let blocks = json["contests"][0]["blocks"].as_array().unwrap();
-    // One at saturation and one at half of it, of each configuration.
+    // One block at saturation and one at half load, for each configuration.
     assert_eq!(blocks.len(), 4);
     assert!(blocks.iter().all(|block| block["counters"]["tokens"].as_f64().unwrap() > 0.0));
     for name in ["figure4-latency-throughput", "figure5a-moe-latency-lar", "figure6d-all-to-all-local-share"] {
@@ -76,7 +76,7 @@ fn an_interrupted_run_leaves_no_process() {
     let mut run = tiny(&semmoe, folder.path(), 8).args(["--seconds", "600"]).spawn().unwrap();
     let mut words = BufReader::new(run.stderr.take().unwrap());
     let mut line = String::new();
-    // Both units run by then; the one that recorded is gone.
+    // Both units are running by now; the recording unit has exited.
     while !line.contains("starting: dp, E") {
         line.clear();
         assert!(words.read_line(&mut line).unwrap() > 0, "the run ended early");
@@ -87,7 +87,7 @@ fn an_interrupted_run_leaves_no_process() {
     words.read_to_string(&mut rest).unwrap();
     assert_eq!(run.wait().unwrap().code(), Some(130), "{rest}");
     assert!(rest.contains("bench/e2e: interrupted"), "{rest}");
-    // A killed process takes a moment to go.
+    // A killed process takes a moment to disappear.
     let began = Instant::now();
     while !processes_of(folder.path()).is_empty() {
         assert!(began.elapsed() < Duration::from_secs(20), "ranks are left: {:?}", processes_of(folder.path()));

@@ -1,12 +1,12 @@
-//! An HTTP/1.1 answer, read as it comes and compared with what it must be, byte for byte.
+//! Reads an HTTP/1.1 answer incrementally and compares it byte for byte with the expected one.
 
-/// Longest head taken.
+/// Size limit of a head.
 const HEAD_BYTES: usize = 16 << 10;
 
-/// The faults of an answer.
+/// Faults of an answer.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum AnswerError {
-    /// Not 2xx.
+    /// A status other than 2xx.
     #[error("status {status}: {excerpt}")]
     Status {
         /// The status.
@@ -14,13 +14,13 @@ pub(crate) enum AnswerError {
         /// The start of the body.
         excerpt: String,
     },
-    /// No HTTP.
+    /// Malformed HTTP.
     #[error("{what} cannot be read")]
     Syntax {
         /// The part.
         what: &'static str,
     },
-    /// Another body than the engine sent.
+    /// A body other than the engine's.
     #[error("the body differs from the engine's from byte {at} on")]
     Differs {
         /// Offset in the body.
@@ -29,16 +29,16 @@ pub(crate) enum AnswerError {
     /// The body ended early.
     #[error("the body ended after {found} of {expected} bytes")]
     Short {
-        /// Bytes that came.
+        /// Bytes received.
         found: usize,
         /// Bytes that the engine sent.
         expected: usize,
     },
-    /// The connection ended in the middle.
+    /// The connection closed in the middle of an answer.
     #[error("the connection ended in the middle of an answer")]
     Closed,
-    /// The rank that the gateway names is not the one that the engine got.
-    #[error("the gateway says rank {said:?}, the engine received {received:?}")]
+    /// The rank that the gateway reports is not the one that the engine received.
+    #[error("the gateway reports rank {said:?}, the engine received {received:?}")]
     Misrouted {
         /// `x-semmoe-rank`.
         said: Option<u16>,
@@ -57,23 +57,23 @@ enum State {
     Trailer,
 }
 
-/// The facts that the head of a complete answer reported.
+/// Fields of a complete answer's head.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct AnswerHead {
-    /// The connection ends with it.
+    /// The server closes the connection after this answer.
     pub(crate) closes: bool,
     /// `x-semmoe-rank`.
     pub(crate) rank: Option<u16>,
     mock_rank: Option<u16>,
 }
 
-/// Reads one answer after the other.
+/// Reads consecutive answers.
 #[derive(Debug)]
 pub(crate) struct Reader {
     state: State,
-    /// A head, or the line of a chunk, whose end is still to come.
+    /// An incomplete head or chunk line.
     line: Vec<u8>,
-    /// Bytes of the body that came and were right.
+    /// Bytes of the body received and verified.
     seen: usize,
     status: u16,
     received: AnswerHead,
@@ -84,13 +84,13 @@ impl Reader {
         Self { state: State::Head, line: Vec::new(), seen: 0, status: 0, received: AnswerHead::default() }
     }
 
-    /// Whether nothing of the next answer has come.
+    /// Whether no byte of the next answer has arrived.
     pub(crate) fn is_fresh(&self) -> bool {
         self.state == State::Head && self.line.is_empty()
     }
 
-    /// Takes the next bytes. `Some` when the answer is complete: nothing may follow it, as one request goes out at a
-    /// time.
+    /// Takes the next bytes. `Some` when the answer is complete; further bytes are an error, because only one request
+    /// is in flight.
     pub(crate) fn push(&mut self, mut bytes: &[u8], expected: &[u8]) -> Result<Option<AnswerHead>, AnswerError> {
         loop {
             let done = match self.state {
@@ -149,14 +149,14 @@ impl Reader {
         }
     }
 
-    /// Moves bytes up to and with `end` to `line`; `None` when it is still to come.
+    /// Moves bytes up to and including `end` to `line`; `None` while `end` is missing.
     fn until<'a>(&mut self, bytes: &'a [u8], end: &[u8]) -> Result<Option<&'a [u8]>, AnswerError> {
         let before = self.line.len();
         let look_from = before.saturating_sub(end.len() - 1);
         self.line.extend_from_slice(&bytes[..bytes.len().min(HEAD_BYTES)]);
         let Some(at) = memchr::memmem::find(&self.line[look_from..], end) else {
             if self.line.len() >= HEAD_BYTES {
-                return Err(AnswerError::Syntax { what: "a head or line without an end" });
+                return Err(AnswerError::Syntax { what: "an unterminated head or line" });
             }
             return Ok(None);
         };
@@ -165,7 +165,7 @@ impl Reader {
         Ok(Some(&bytes[line - before..]))
     }
 
-    /// True when nothing follows the head.
+    /// True if no body follows the head.
     fn head(&mut self) -> Result<bool, AnswerError> {
         let head = std::mem::take(&mut self.line);
         let wrong = || AnswerError::Syntax { what: "the head" };
@@ -195,7 +195,7 @@ impl Reader {
         self.state = match (chunked, length) {
             (true, _) => State::ChunkSize,
             (false, Some(left)) => State::Length { left },
-            (false, None) => return Err(AnswerError::Syntax { what: "an answer without a length" }),
+            (false, None) => return Err(AnswerError::Syntax { what: "an answer without a content length" }),
         };
         Ok(self.state == State::Length { left: 0 })
     }
@@ -222,7 +222,7 @@ impl Reader {
             return Err(AnswerError::Short { found: self.seen, expected: expected.len() });
         }
         if !rest.is_empty() {
-            return Err(AnswerError::Syntax { what: "what follows the answer" });
+            return Err(AnswerError::Syntax { what: "data after the answer" });
         }
         let AnswerHead { rank: said, mock_rank: received, .. } = self.received;
         if said.is_some() && said != received {
@@ -286,7 +286,7 @@ mod tests {
                 b"",
                 AnswerError::Status { status: 404, excerpt: String::new() },
             ),
-            (b"HTTP/1.1 200 OK\r\n\r\n", b"", AnswerError::Syntax { what: "an answer without a length" }),
+            (b"HTTP/1.1 200 OK\r\n\r\n", b"", AnswerError::Syntax { what: "an answer without a content length" }),
             (
                 b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nx-semmoe-rank: 1\r\nx-mock-rank: 2\r\n\r\n",
                 b"",
@@ -300,7 +300,7 @@ mod tests {
             (
                 b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\n\r\naHTTP",
                 b"a",
-                AnswerError::Syntax { what: "what follows the answer" },
+                AnswerError::Syntax { what: "data after the answer" },
             ),
         ] {
             assert_eq!(read(&[answer], expected), Err(error), "{}", String::from_utf8_lossy(answer));

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-/// Events of a stream before its last one.
+/// Events of a stream before `[DONE]`.
 pub(crate) const EVENTS: usize = 64;
 
 /// The mock's answer to a chat that is not streamed.

@@ -14,18 +14,17 @@ use connection::{Connection, Step};
 pub(crate) use figures::Figures;
 use figures::Recorder;
 
-/// Without any answer for so long, none is waited for any more.
+/// Gives up after this long without any answer.
 const SILENCE: Duration = Duration::from_secs(10);
-/// Connections that an open loop opens at most; what comes while all are busy waits, and that counts.
+/// Most connections of an open loop; arrivals beyond that queue, and their latency includes the wait.
 const MAX_CONNECTIONS: usize = 512;
 
 /// When requests are sent.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Arrivals {
-    /// On so many connections, each when the answer before it is complete.
+    /// A fixed number of connections, each of which sends when its previous answer is complete.
     Closed { connections: usize },
-    /// So many a second on average, at random times, whatever the answers do. Latency counts from the time at which a
-    /// request should have been sent.
+    /// Random arrivals at this mean rate, independent of answers. Latency counts from the scheduled time.
     Open { per_second: f64, seed: u64 },
 }
 
@@ -33,21 +32,21 @@ pub(crate) enum Arrivals {
 #[derive(Clone, Debug)]
 pub(crate) struct Plan {
     pub(crate) target: SocketAddr,
-    /// Whole requests, and where their marks are.
+    /// Complete requests, and the ranges of their numbers.
     pub(crate) requests: Vec<(Vec<u8>, Range<usize>)>,
-    /// The body that every answer must have.
+    /// The expected body of every answer.
     pub(crate) expected: Vec<u8>,
     pub(crate) arrivals: Arrivals,
-    /// Write a number into each request, so that no two are equal.
+    /// Number each request, so that no two are equal.
     pub(crate) fresh: bool,
-    /// Sent, but not in the figures.
+    /// Requests sent during this time are not counted.
     pub(crate) warm_up: Duration,
     pub(crate) duration: Duration,
-    /// Ends the measurement before its time.
+    /// Stops the measurement early.
     pub(crate) most_requests: u64,
 }
 
-/// Sends and measures; the first answer that is not right ends it.
+/// Sends and measures; stops at the first wrong answer.
 pub(crate) fn run(plan: &Plan) -> Result<Figures, BenchError> {
     Client::new(plan)?.run()
 }
@@ -57,7 +56,7 @@ struct Client<'a> {
     poller: Poller,
     connections: Vec<Connection>,
     idle: Vec<usize>,
-    /// When requests of an open loop should have been sent that still wait for a connection.
+    /// Scheduled times of open-loop requests that still wait for a connection.
     due: VecDeque<Instant>,
     sent: u64,
     recorder: Recorder,
@@ -166,7 +165,7 @@ impl<'a> Client<'a> {
             connection.write_mark(mark.clone(), number);
         }
         if connection.is_closed() {
-            // The other side closed it while nothing was asked on it: that is its right.
+            // The server may close an idle connection.
             connection.reopen(self.plan.target)?;
             self.poller.add(connection.socket(), at as u64)?;
         }
@@ -182,7 +181,7 @@ impl<'a> Client<'a> {
                 let now = Instant::now();
                 self.recorder.add(since, now);
                 self.last_answer = now;
-                // A closed loop goes on at once, before the other connections are looked at.
+                // A closed loop sends at once, before the other connections are polled.
                 let goes_on = matches!(self.plan.arrivals, Arrivals::Closed { .. })
                     && now < self.recorder.end()
                     && self.sent < self.plan.most_requests;
@@ -213,16 +212,16 @@ impl Schedule {
         Self { next, mean_gap_seconds, random: fastrand::Rng::with_seed(seed) }
     }
 
-    /// How long until the next one; `None` where there are none.
+    /// Time until the next arrival; `None` in a closed loop.
     fn wait(&self, now: Instant) -> Option<Duration> {
         self.next.map(|next| next.saturating_duration_since(now))
     }
 
-    /// Adds all that are due by now.
+    /// Adds all arrivals due by now.
     fn due(&mut self, now: Instant, due: &mut VecDeque<Instant>) {
         while let Some(next) = self.next.filter(|next| *next <= now) {
             due.push_back(next);
-            // Independent arrivals: exponential gaps.
+            // Poisson arrivals: exponential gaps.
             let gap = -(1.0 - self.random.f64()).ln() * self.mean_gap_seconds;
             self.next = Some(next + Duration::from_secs_f64(gap));
         }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use crate::answer::AnswerError;
 
-/// Why a part of the benchmark cannot go on.
+/// Errors of a part of the benchmark.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum BenchError {
     /// A socket or a poll failed.
@@ -23,7 +23,7 @@ pub(crate) enum BenchError {
         /// The operating system's reason.
         source: std::io::Error,
     },
-    /// A line of prompts is not what was expected.
+    /// A line of the prompts file that is malformed.
     #[error("{path}, line {line}: {cause}")]
     Prompts {
         /// The file.
@@ -33,15 +33,15 @@ pub(crate) enum BenchError {
         /// The reason.
         cause: String,
     },
-    /// Too little text for prompts of that length.
+    /// The files have too little text for prompts of that length.
     #[error("the prompts have {found} words, expected at least {expected}")]
     TooFewWords {
-        /// Words there are.
+        /// Words found.
         found: usize,
         /// Words needed.
         expected: usize,
     },
-    /// The tokenizer cannot be used.
+    /// The tokenizer is unusable.
     #[error(transparent)]
     Text(#[from] semmoe_text::TextError),
     /// The tables cannot be made.
@@ -50,7 +50,7 @@ pub(crate) enum BenchError {
         /// The reason.
         cause: String,
     },
-    /// A request failed; a benchmark of requests that fail measures nothing.
+    /// A request failed; latencies of failed requests mean nothing.
     #[error("request {request} failed: {source}")]
     Answer {
         /// Counted from 0, in the order of sending.
@@ -58,10 +58,10 @@ pub(crate) enum BenchError {
         /// The fault in its answer.
         source: AnswerError,
     },
-    /// Nothing happened for so long that nothing will.
+    /// No answer within the time limit.
     #[error("no answer within {seconds} s, {waiting} requests are waiting")]
     Silent {
-        /// How long.
+        /// The time limit.
         seconds: u64,
         /// Requests without an answer.
         waiting: usize,
@@ -69,7 +69,7 @@ pub(crate) enum BenchError {
 }
 
 impl BenchError {
-    /// For `map_err`.
+    /// An adapter for `map_err`.
     pub(crate) fn io(what: &'static str) -> impl Fn(std::io::Error) -> Self {
         move |source| Self::Io { what, source }
     }

@@ -1,5 +1,5 @@
-//! The gateway beside its peers: what `bench/gateway/run` starts. A mock engine, a client that checks every answer, and
-//! tables of a real size. README.md has the figures and the command.
+//! Parts of the gateway's benchmark, started by `bench/gateway/run`: a mock engine, a client that checks every answer,
+//! and tables of realistic size. README.md has the figures and the command.
 
 mod answer;
 mod canned;
@@ -22,13 +22,13 @@ use crate::client::{Arrivals, Plan};
 use crate::error::BenchError;
 use crate::mock::Mock;
 
-/// Parts of the gateway's benchmark; `bench/gateway/run` is the whole.
+/// Parts of the gateway's benchmark; `bench/gateway/run` runs all of it.
 #[derive(Debug, Parser)]
 #[command(name = "semmoe-bench-gateway")]
 enum Cli {
-    /// A mock engine; ends when its standard input does.
+    /// A mock engine; exits when its standard input closes.
     Mock {
-        /// Attention-DP ranks that it says it has.
+        /// Attention-DP ranks that it reports.
         #[arg(long, default_value_t = 8)]
         ranks: u16,
     },
@@ -37,13 +37,13 @@ enum Cli {
         /// `tokenizer.json`.
         #[arg(long, value_name = "FILE")]
         tokenizer: PathBuf,
-        /// Tokens, at least the tokenizer's.
+        /// Vocabulary size, at least the tokenizer's.
         #[arg(long, default_value_t = 151_936)]
         vocab: u32,
         /// Ranks.
         #[arg(long, default_value_t = 8)]
         ranks: u16,
-        /// Other shares for another seed.
+        /// Seed of the shares.
         #[arg(long, default_value_t = 1)]
         seed: u64,
         /// The file to write.
@@ -56,45 +56,45 @@ enum Cli {
 
 #[derive(Debug, Args)]
 struct ClientArgs {
-    /// Where to.
+    /// The target.
     #[arg(long, value_name = "ADDRESS")]
     target: SocketAddr,
-    /// JSONL files with "prompt" or "messages"; without any, the bundled ones.
+    /// JSONL files with "prompt" or "messages"; by default the bundled ones.
     #[arg(long, value_name = "FILE")]
     prompts: Vec<PathBuf>,
-    /// Different prompts.
+    /// Number of different prompts.
     #[arg(long, default_value_t = 200)]
     count: usize,
-    /// Words of a prompt.
+    /// Words per prompt.
     #[arg(long, default_value_t = 700)]
     words: usize,
     #[command(subcommand)]
     kind: ArrivalArgs,
-    /// Ask for streams of 64 events.
+    /// Request streams of 64 events.
     #[arg(long)]
     stream: bool,
-    /// Write a number into each prompt, so that no two are equal.
+    /// Number each prompt, so that no two are equal.
     #[arg(long)]
     fresh: bool,
-    /// Sent before it is measured.
+    /// Warm-up in seconds.
     #[arg(long, default_value_t = 0.5)]
     warm_up_seconds: f64,
-    /// Measured.
+    /// Measured time in seconds.
     #[arg(long, default_value_t = 3.0)]
     seconds: f64,
-    /// Ends earlier after so many requests.
+    /// Stop early after this many requests.
     #[arg(long, default_value_t = u64::MAX)]
     requests: u64,
 }
 
 #[derive(Clone, Copy, Debug, Subcommand)]
 enum ArrivalArgs {
-    /// On each connection the next request when the answer before it is complete.
+    /// Closed loop: each connection sends when its previous answer is complete.
     Closed {
         /// Connections.
         connections: usize,
     },
-    /// At random times, whatever the answers do.
+    /// Open loop: random arrivals, independent of answers.
     Open {
         /// Requests per second.
         per_second: f64,
@@ -105,7 +105,7 @@ fn main() -> ExitCode {
     match run(Cli::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // A closed pipe is no reason to fail again.
+            // Ignore a closed pipe.
             let _ = writeln!(std::io::stderr(), "{error}");
             ExitCode::FAILURE
         }
@@ -126,7 +126,7 @@ fn mock(ranks: u16) -> Result<(), BenchError> {
     let address = listener.local_addr().map_err(&fail)?;
     let mut mock = Mock::new(listener, ranks)?;
     print(&address.to_string());
-    // The process that started it holds its standard input open, and so cannot leave it behind.
+    // The parent holds this standard input open; the mock exits with it.
     let input = std::thread::spawn(|| std::io::copy(&mut std::io::stdin(), &mut std::io::sink()));
     mock.run(|| input.is_finished())
 }
@@ -154,7 +154,7 @@ fn client(args: &ClientArgs) -> Result<(), BenchError> {
 }
 
 fn print(line: &str) {
-    // A closed pipe is no reason to fail.
+    // Ignore a closed pipe.
     let _ = writeln!(std::io::stdout(), "{line}");
 }
 
@@ -163,7 +163,7 @@ mod tests {
     use super::*;
     use std::sync::atomic::{AtomicBool, Ordering};
 
-    /// The client against the mock itself: what the gateways are compared with.
+    /// Measures the client against the mock without a gateway, the baseline for the gateways.
     fn measured(stream: bool, single: bool, arrivals: Arrivals) -> client::Figures {
         let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
         let target = listener.local_addr().unwrap();

@@ -1,5 +1,4 @@
-//! The mock engine: SGLang's face with canned answers, on one thread, cheap enough that the gateways are what is
-//! measured.
+//! A mock engine with SGLang's API and canned answers, on one thread, cheap enough that the gateway is the bottleneck.
 
 mod request;
 
@@ -16,24 +15,24 @@ use crate::poller::Poller;
 use request::Request;
 
 const LISTENER: u64 = u64::MAX;
-/// Taken from a connection in one turn.
+/// Bytes read from a connection at a time.
 const READ_BYTES: usize = 64 << 10;
-/// Longest request taken.
+/// Size limit of a request.
 const REQUEST_BYTES: usize = 32 << 20;
 
 /// How the events of a stream leave.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Pace {
-    /// All at once, each in a chunk of its own.
+    /// All at once, each in its own chunk.
     Burst,
-    /// Each by itself, the streams in turn.
+    /// One event of each stream at a time.
     Single,
 }
 
-/// The bytes to send, built once.
+/// Prebuilt answers.
 struct Canned {
     chat: Vec<u8>,
-    /// The events of a stream, in chunked coding, the end of the body with the last one.
+    /// The events of a stream in chunked coding; the last one includes the end of the body.
     events: Vec<Vec<u8>>,
     burst: Vec<u8>,
     server_info: Vec<u8>,
@@ -63,9 +62,9 @@ impl Canned {
 
 struct Connection {
     socket: TcpStream,
-    /// Of a request whose end is still to come.
+    /// An incomplete request.
     read: Vec<u8>,
-    /// Bytes that the socket did not accept yet.
+    /// Bytes that the socket has not accepted yet.
     unsent: Vec<u8>,
     /// The next event of a stream that is sent event by event.
     next_event: Option<usize>,
@@ -101,7 +100,7 @@ impl Mock {
         })
     }
 
-    /// Serves until `stop` says so; it is asked ten times a second at least.
+    /// Serves until `stop` returns true, which is polled at least ten times a second.
     pub(crate) fn run(&mut self, stop: impl Fn() -> bool) -> Result<(), BenchError> {
         let mut ready = Vec::new();
         while !stop() {
@@ -132,7 +131,7 @@ impl Mock {
         Ok(())
     }
 
-    /// Reads what is there and answers; false when the connection is over.
+    /// Reads what is available and answers; false if the connection has ended.
     fn serve(&mut self, key: u64) -> bool {
         let Some(connection) = self.connections.get_mut(&key) else { return true };
         if !connection.flush() {
@@ -161,20 +160,20 @@ impl Mock {
             if connection.read.len() > REQUEST_BYTES {
                 return false;
             }
-            // A short read has emptied the socket; what comes later is a new event.
+            // A short read has emptied the socket; new bytes raise a new event.
             if count < self.buffer.len() {
                 return true;
             }
         }
     }
 
-    /// One event of each stream.
+    /// Sends one event of each stream.
     fn stream(&mut self) {
         let Self { streaming, connections, canned, .. } = self;
         streaming.retain(|key| {
             let Some(connection) = connections.get_mut(key) else { return false };
             let Some(at) = connection.next_event else { return false };
-            // A client that does not read holds its stream up, as it would an engine's.
+            // A client that does not read stalls its stream, as it would an engine's.
             if !connection.unsent.is_empty() {
                 return true;
             }
@@ -189,7 +188,7 @@ impl Mock {
 }
 
 impl Connection {
-    /// False when the connection is over.
+    /// False if the connection has ended.
     fn answer(&mut self, kind: &request::Kind, rank: Option<u16>, canned: &Canned, pace: &mut Pace) -> bool {
         let json = "application/json";
         match kind {
@@ -220,7 +219,7 @@ impl Connection {
         self.send(&answer)
     }
 
-    /// False when the connection is over.
+    /// False if the connection has ended.
     fn send(&mut self, bytes: &[u8]) -> bool {
         if !self.unsent.is_empty() {
             self.unsent.extend_from_slice(bytes);
@@ -245,7 +244,7 @@ impl Connection {
     }
 }
 
-/// A head as uvicorn would write it; the pin comes back, so that a client can see the rank that the engine got.
+/// A head as uvicorn would write it. It echoes the pin, so that a client can check the rank that the engine received.
 fn head(status: &str, kind: &str, rank: Option<u16>, length: &str) -> Vec<u8> {
     let pin = rank.map_or_else(String::new, |rank| format!("x-mock-rank: {rank}\r\n"));
     format!(

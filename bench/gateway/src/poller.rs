@@ -1,4 +1,4 @@
-//! Readiness of many sockets on one thread: edge-triggered epoll, as cheap as it gets.
+//! Readiness of many sockets on one thread, by edge-triggered epoll for its low overhead.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
@@ -8,7 +8,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::error::BenchError;
 
-/// Sockets that are ready in one turn at most.
+/// Most sockets reported by one wait.
 const EVENTS_PER_TURN: usize = 256;
 
 /// Watches sockets by a key.
@@ -23,18 +23,18 @@ impl Poller {
         Ok(Self { epoll, events: Vec::with_capacity(EVENTS_PER_TURN) })
     }
 
-    /// Reports whenever a socket becomes readable or writable, or is closed. Closing it ends that.
+    /// Reports whenever a socket becomes readable or writable, or is closed. Closing the socket removes it.
     pub(crate) fn add(&self, socket: impl AsFd, key: u64) -> Result<(), BenchError> {
         let flags = EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP | EventFlags::ET;
         epoll::add(&self.epoll, socket, EventData::new_u64(key), flags)
             .map_err(|error| BenchError::io("epoll add")(error.into()))
     }
 
-    /// Keys of what is ready, after at most `limit`; `None` waits forever.
+    /// The keys of ready sockets, after at most `limit`; `None` waits forever.
     pub(crate) fn wait(&mut self, limit: Option<Duration>, ready: &mut Vec<u64>) -> Result<(), BenchError> {
         ready.clear();
         let fail = |error: rustix::io::Errno| BenchError::io("epoll wait")(error.into());
-        // epoll itself counts milliseconds; ppoll on it counts nanoseconds.
+        // epoll_wait counts in milliseconds; ppoll on the epoll descriptor counts in nanoseconds.
         let sleeps = limit.is_some_and(|limit| !limit.is_zero());
         if let Some(limit) = limit.filter(|_| sleeps) {
             let limit = Timespec { tv_sec: limit.as_secs().min(3600) as i64, tv_nsec: i64::from(limit.subsec_nanos()) };

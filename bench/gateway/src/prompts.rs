@@ -1,4 +1,4 @@
-//! Requests of about so many words, made of the prompts in JSONL files.
+//! Requests of a given number of words, cut from the prompts in JSONL files.
 
 use std::path::{Path, PathBuf};
 
@@ -6,9 +6,9 @@ use serde_json::{Value, json};
 
 use crate::error::BenchError;
 
-/// A number of eight digits at the start of every prompt; changing it makes a prompt that no cache has.
+/// An eight-digit number at the start of every prompt; changing it makes a prompt that no cache holds.
 pub(crate) const MARK: &str = "Request 00000000. ";
-/// Of [`MARK`].
+/// The digits in [`MARK`].
 pub(crate) const MARK_DIGITS: std::ops::Range<usize> = 8..16;
 
 /// All text of the files, in order.
@@ -34,8 +34,8 @@ fn of_line(line: &Value) -> Option<String> {
     Some(said.join("\n")).filter(|said| !said.is_empty())
 }
 
-/// `count` different prompts of `words` words each, their white space as it was. Where the text is too short it is gone
-/// through again, beginning elsewhere.
+/// `count` different prompts of `words` words each, white space included. If the text is too short, it is reused with
+/// other offsets.
 pub(crate) fn prompts(files: &[PathBuf], count: usize, words: usize) -> Result<Vec<String>, BenchError> {
     let text = text(files)?;
     let starts: Vec<usize> =
@@ -46,14 +46,14 @@ pub(crate) fn prompts(files: &[PathBuf], count: usize, words: usize) -> Result<V
     let per_round = starts.len() / words - 1;
     let prompt = |index: usize| {
         let (round, at) = (index / per_round, index % per_round);
-        // Every round begins some words later.
+        // Every pass starts a few words later.
         let first = at * words + round * 97 % words;
         text[starts[first]..starts[first + words]].trim_end().to_owned()
     };
     Ok((0..count).map(prompt).collect())
 }
 
-/// The request for one prompt, and where its mark's digits are.
+/// The request for one prompt, and the range of its mark's digits.
 pub(crate) fn request(host: &str, prompt: &str, streams: bool) -> (Vec<u8>, std::ops::Range<usize>) {
     let content = format!("{MARK}{prompt}");
     let body = json!({
@@ -70,7 +70,7 @@ pub(crate) fn request(host: &str, prompt: &str, streams: bool) -> (Vec<u8>, std:
     ((head + &body).into_bytes(), mark + MARK_DIGITS.start..mark + MARK_DIGITS.end)
 }
 
-/// Prompts that come with the repository.
+/// The repository's own prompts.
 pub(crate) fn bundled() -> Vec<PathBuf> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../assets/prompts");
     ["profile.jsonl", "heldout.jsonl"].map(|file| folder.join(file)).to_vec()

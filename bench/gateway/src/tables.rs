@@ -1,4 +1,4 @@
-//! A tables file of a real size with made-up shares: what routing costs depends on its size, not on what it says.
+//! A tables file of realistic size with random shares: routing costs depend on its size, not on its values.
 
 use std::path::Path;
 
@@ -8,7 +8,7 @@ use semmoe_text::Tokenizer;
 
 use crate::error::BenchError;
 
-/// Qwen3-30B-A3B's.
+/// Qwen3-30B-A3B.
 const LAYERS: u16 = 48;
 const EXPERTS: u16 = 128;
 const TOP_K: u16 = 8;

@@ -1,7 +1,7 @@
-// Times cub's device-wide radix sort on keys like those of the argsort kernel: pairs of destination and index, by just the bits that
-// destinations have. Prints JSON; the result is compared with std::stable_sort.
+// Times cub's device-wide radix sort on keys like those of the argsort kernel: pairs of destination and index, sorted
+// by only the bits that destinations use. Prints JSON; checks the result against std::stable_sort.
 //
-// bench/gpu/run --build compiles it where there is no GPU.
+// bench/gpu/run --build compiles it on machines without a GPU.
 #include <cub/device/device_radix_sort.cuh>
 #include <cuda_runtime.h>
 
@@ -32,7 +32,7 @@ static void sort(Buffers& b, int items, int bits, cudaStream_t stream) {
         "SortPairs");
 }
 
-// Microseconds of one sort: the median over replays of a graph of 20 of them, so that no launch is waited for.
+// Microseconds of one sort: the median over replays of a graph of 20 sorts, which hides launch latency.
 static double microseconds(Buffers& b, int items, int bits) {
   constexpr int AT_ONCE = 20, WARM_UP = 5, RUNS = 50;
   cudaStream_t stream;

@@ -1,5 +1,5 @@
-//! Attention over pages near the reference, with the same bits in calls of every shape; and times of the compute
-//! kernels between two products.
+//! Paged attention within a tolerance of the reference, bit-identical for every shape of call; and times of the compute
+//! kernels between two matrix products.
 
 use std::ops::Range;
 
@@ -21,7 +21,7 @@ use crate::machine::{Machine, Memory, POISON, text};
 use crate::options::Options;
 use crate::times::{Plan, in_turns};
 
-/// A case in the memory of the machine.
+/// A test case in device memory.
 struct World<T> {
     of: Paged<T>,
     queries: Memory,
@@ -35,7 +35,7 @@ impl<T: Element> World<T> {
     fn new(machine: &Machine, case: &Case, seed: u64) -> Result<Self, String> {
         let of = Paged::<T>::new(case, seed);
         let [positions, sequence_of] = [&of.positions, &of.sequence_of].map(|list| bytemuck::cast_slice(list));
-        // As many sequences as rows: blocks of one row may be asked for.
+        // As many sequences as rows, because blocks may be limited to one row.
         let table: Vec<u32> = of.table.iter().copied().chain(vec![u32::MAX; of.table_width * case.rows()]).collect();
         Ok(Self {
             queries: machine.holding(bytemuck::cast_slice(&of.queries))?,
@@ -61,7 +61,7 @@ impl<T: Element> World<T> {
         }
     }
 
-    /// All rows in calls of some, each row in a block of its own or not.
+    /// All rows, in calls of `rows_of_call`; `apart` puts each row in its own block.
     fn run(&self, machine: &Machine, rows_of_call: usize, apart: bool) -> Result<Vec<T>, String> {
         let rows = self.of.case.rows();
         let longest = self.of.positions.iter().max().copied().unwrap_or_default().into();
@@ -95,9 +95,9 @@ impl<T: Element> World<T> {
 /// Prompts and decodes of several lengths.
 pub(crate) fn check<T: Element>(setting: Setting<'_>, rng: &mut Rng) -> Outcome {
     if T::DTYPE == Dtype::F16 {
-        return Outcome::NotRun("computed in f32 and bf16".to_owned());
+        return Outcome::NotRun("not computed in this type, only in f32 and bf16".to_owned());
     }
-    // Heads of Qwen3's families, of no group, and, where rows are no whole vectors, of an odd width.
+    // Heads of Qwen3's families, without groups, and an odd width where rows are not whole vectors.
     let (kv_heads, group, dim) = match (setting.hidden % 8, setting.ranks) {
         (0, 2) => (4, 8, 128),
         (0, 4) => (2, 16, 64),
@@ -106,7 +106,7 @@ pub(crate) fn check<T: Element>(setting: Setting<'_>, rng: &mut Rng) -> Outcome 
     };
     let sequences: &[(usize, usize)] = match setting.tokens < 1000 {
         true => &[(70, 3), (1, 1)],
-        // More rows than have splits of their own.
+        // More rows than get their own splits.
         false => &[(131, 131), (700, 9), (600, 1), (257, 2), (64, 1), (1, 1)],
     };
     near::<T>(setting.machine, &Case::new(kv_heads, group, dim, sequences), rng.u64(..)).into()
@@ -131,7 +131,7 @@ fn near<T: Element>(machine: &Machine, case: &Case, seed: u64) -> Result<(), Str
     same("rows apart", &world.run(machine, rows, true)?, &found)
 }
 
-/// Numbers of a layer of Qwen3-30B-A3B.
+/// Dimensions of a layer of Qwen3-30B-A3B.
 struct Layer {
     hidden: u64,
     kv_heads: u64,
@@ -139,7 +139,7 @@ struct Layer {
     dim: u64,
 }
 
-/// Memory that all calls of a layer share; its numbers do not matter, its lists of indices are 0.
+/// Memory that all calls of a layer share. Its values do not matter; its index lists are 0.
 struct Shared {
     rows: u64,
     any: Memory,
@@ -244,7 +244,7 @@ impl Shared {
     }
 }
 
-/// Rows that attend to as many keys each, each of a sequence of its own or all of one.
+/// Rows that all attend to as many keys; each row has its own sequence, or all share one.
 #[derive(Clone, Copy)]
 struct Timed {
     rows: usize,
@@ -252,7 +252,7 @@ struct Timed {
     prompt: bool,
 }
 
-/// Calls of one setting, each over pages of its own.
+/// Calls of one setting, each with its own pages.
 struct Attended {
     lists: Vec<Memory>,
     queries: Memory,
@@ -303,7 +303,7 @@ fn attended(machine: &Machine, layer: &Layer, timed: Timed, copies: usize) -> Re
     Ok((places, launches.concat()))
 }
 
-/// bf16: attention, each call over keys that no cache holds; and the kernels beside it.
+/// bf16 attention with cold caches in every call, and the kernels around it.
 pub(crate) fn times(machine: &Machine, options: &Options, plan: Plan, copied: f64) -> Result<Value, String> {
     let small = options.cpu || options.small;
     let layer = match small {

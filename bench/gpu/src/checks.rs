@@ -1,4 +1,4 @@
-//! Every kernel against the CPU reference, with fresh data: bit for bit.
+//! Every kernel against the CPU reference on random data, bit for bit.
 
 use fastrand::Rng;
 use half::{bf16, f16};
@@ -16,7 +16,7 @@ use crate::options::Options;
 use crate::world::{World, elements, order};
 use crate::{Report, attention, exchange, nvls, product, reshard};
 
-/// Every kernel by the name that `--kernel` takes.
+/// Kernels by the name that `--kernel` takes.
 pub(crate) const KERNELS: [&str; 13] = [
     "argsort",
     "srs",
@@ -53,7 +53,7 @@ impl Setting<'_> {
 pub(crate) enum Outcome {
     Equal,
     Differs(String),
-    /// There is nothing to run it on.
+    /// The device lacks a feature.
     NotRun(String),
 }
 
@@ -112,11 +112,11 @@ fn one<T: Element>(kernel: &str, setting: Setting<'_>, rng: &mut Rng) -> Outcome
         "nvls" => nvls::check::<T>(setting, rng),
         "matmul" => product::check::<T>(setting, rng),
         "attend" => attention::check::<T>(setting, rng),
-        other => Outcome::Differs(format!("there is no check of {other}")),
+        other => Outcome::Differs(format!("no check of kernel {other}")),
     }
 }
 
-/// The same memory for every rank of the launch.
+/// Gives every rank of the launch this memory.
 pub(crate) fn shared(memory: &Memory, ranks: usize) -> Vec<Buffer> {
     vec![memory.buffer(); ranks]
 }
@@ -126,7 +126,7 @@ pub(crate) fn run(setting: Setting<'_>, world: &World, launch: Result<Launch, La
     setting.machine.run(&[launch]).map_err(|error| world.explain(error))
 }
 
-/// With destinations of two or of four bytes.
+/// Destinations are two or four bytes wide.
 fn argsort<K: bytemuck::Pod + TryFrom<u32>>(setting: Setting<'_>, rng: &mut Rng) -> Result<(), String> {
     let Setting { machine, ranks, tokens, .. } = setting;
     let narrow: Vec<u16> = (0..tokens).map(|_| rng.u16(0..ranks as u16)).collect();
@@ -152,7 +152,7 @@ fn argsort<K: bytemuck::Pod + TryFrom<u32>>(setting: Setting<'_>, rng: &mut Rng)
     same("offsets", &offsets[0].read::<u32>()?, expected.offsets())
 }
 
-/// Parts of all ranks, and the order they are shuffled in.
+/// Parts of all ranks, and the permutation that shuffles them.
 struct Inputs<T> {
     order: RankOrder,
     parts: Vec<Vec<T>>,
@@ -185,7 +185,8 @@ fn rows<T: Element>(setting: Setting<'_>) -> Rows {
     Rows { tokens: setting.tokens as u64, hidden: setting.hidden as u64, dtype: T::DTYPE }
 }
 
-/// With a multicast address, which the shim has no switch for: the scalar path of the NVLS kernel.
+/// A multicast address selects the scalar path of the NVLS kernel, because the shim has no switch. Checks the
+/// reduce-scatter.
 pub(crate) fn reduce_scatter<T: Element>(
     setting: Setting<'_>,
     rng: &mut Rng,
@@ -254,7 +255,8 @@ fn reduce_scatter_norm<T: Element>(setting: Setting<'_>, rng: &mut Rng) -> Resul
     Ok(())
 }
 
-/// As [`reduce_scatter`].
+/// A multicast address selects the scalar path of the NVLS kernel, because the shim has no switch. Checks the
+/// allgather.
 pub(crate) fn allgather<T: Element>(
     setting: Setting<'_>,
     rng: &mut Rng,
@@ -295,7 +297,7 @@ fn all_reduce<T: Element>(setting: Setting<'_>, rng: &mut Rng) -> Result<(), Str
     inputs.memory.iter().try_for_each(|part| same("sums", &part.read::<T>()?, &expected))
 }
 
-/// Every rank's rows by its permutation, there or back.
+/// Every rank's rows by its permutation, or by the inverse if `back`.
 fn shuffle<T: Element>(setting: Setting<'_>, rng: &mut Rng, back: bool) -> Result<(), String> {
     let Setting { machine, ranks, tokens, hidden, .. } = setting;
     let world = World::new(machine, ranks)?;

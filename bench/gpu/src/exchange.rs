@@ -37,7 +37,7 @@ fn hold<T: bytemuck::Pod>(machine: &Machine, lists: impl Iterator<Item = Vec<T>>
     lists.map(|list| machine.holding(bytemuck::cast_slice(&list))).collect()
 }
 
-/// Every rank has its share of the tokens; received rows go through an expert that does nothing.
+/// Tokens of every rank; received rows pass through an identity expert.
 pub(crate) struct Exchange<T> {
     ranks: usize,
     each: usize,
@@ -55,7 +55,7 @@ pub(crate) struct Exchange<T> {
 }
 
 impl<T: Element> Exchange<T> {
-    /// Experts are dealt out to the ranks in turns, in a random order.
+    /// Deals experts out to the ranks at random, equally many each.
     pub(crate) fn new(machine: &Machine, rng: &mut Rng, [ranks, tokens, hidden]: [usize; 3]) -> Result<Self, String> {
         let each = tokens.div_ceil(ranks);
         let capacity = each * ranks;

@@ -55,17 +55,17 @@ pub(crate) fn text(error: impl std::fmt::Display) -> String {
     error.to_string()
 }
 
-/// The byte that fills memory before a kernel writes it: as a float a NaN, as an index negative.
+/// Fills memory before a kernel writes it: NaN as a float, negative as an index.
 pub(crate) const POISON: u8 = 0xff;
 
-/// Blocks and threads for the shim and for sanitizers, which make every block larger.
+/// A small grid for the shim and for sanitizers, which enlarge every block.
 fn small_grid(ranks: usize) -> Grid {
-    // Every rank needs a thread that waits for it.
+    // Every rank needs a thread that polls it.
     Grid { blocks: 2, threads: 2 * (ranks as u32).next_multiple_of(32) }
 }
 
 #[cfg(not(feature = "cuda"))]
-const NOT_BUILT: &str = "this build has no CUDA: build with --features cuda and SEMMOE_KERNEL_IMAGES, or say --cpu";
+const NOT_BUILT: &str = "this build has no CUDA: build with --features cuda and SEMMOE_KERNEL_IMAGES, or pass --cpu";
 
 impl Machine {
     pub(crate) fn of(options: &Options) -> Result<Self, String> {
@@ -88,11 +88,11 @@ impl Machine {
         Err(NOT_BUILT.to_owned())
     }
 
-    /// Ranks of other processes take part.
+    /// Allows for ranks in other processes.
     pub(crate) fn beside_others(&self) {
         match self {
             Self::Shim(shim) => shim.beside_others(),
-            // A GPU has no other way.
+            // A GPU needs nothing for this.
             #[cfg(feature = "cuda")]
             Self::Gpu(_) => {}
         }
@@ -140,7 +140,7 @@ impl Machine {
         }
     }
 
-    /// Blocks of each rank that are worth a try.
+    /// Blocks per rank worth timing.
     pub(crate) fn grids(&self, ranks: usize) -> Vec<Grid> {
         match self {
             Self::Shim(_) => vec![small_grid(ranks)],
@@ -171,7 +171,7 @@ impl Machine {
         }
     }
 
-    /// Runs launches one after the other. All memory that they name must be alive.
+    /// Runs launches in order. All memory that they use must be alive.
     pub(crate) fn run(&self, launches: &[Launch]) -> Result<(), String> {
         match self {
             Self::Shim(shim) => {
@@ -191,7 +191,7 @@ impl Machine {
         }
     }
 
-    /// Makes launches ready to be timed together. All memory that they name must be alive until the last time.
+    /// Prepares launches to be timed together. All memory that they use must stay alive until the last timing.
     pub(crate) fn prepare(&self, launches: Vec<Launch>) -> Result<Prepared, String> {
         match self {
             Self::Shim(_) => Ok(Prepared::Launches(launches)),
@@ -208,7 +208,7 @@ impl Machine {
         }
     }
 
-    /// Microseconds of one run of all of it.
+    /// Microseconds of one run of everything prepared.
     pub(crate) fn time(&self, prepared: &Prepared) -> Result<f64, String> {
         match (self, prepared) {
             (_, Prepared::Launches(launches)) => {
@@ -225,11 +225,11 @@ impl Machine {
             // SAFETY: as above.
             (_, Prepared::Graph(graph, stream)) => between(stream, || unsafe { graph.launch(stream) }.map_err(text)),
             #[cfg(feature = "cuda")]
-            (Self::Shim(_), Prepared::Stream(..)) => Err("the shim has no streams".to_owned()),
+            (Self::Shim(_), Prepared::Stream(..)) => Err("the shim does not support streams".to_owned()),
         }
     }
 
-    /// Bytes per microsecond, read and written, of a copy that is far larger than any cache.
+    /// Bytes per microsecond, reads plus writes, of a copy far larger than any cache.
     pub(crate) fn copied(&self) -> Result<f64, String> {
         let bytes: usize = match self {
             Self::Shim(_) => 1 << 20,
@@ -258,7 +258,7 @@ impl Machine {
         }
     }
 
-    /// Bytes that must be touched between two runs on the same memory, so that no cache helps.
+    /// Bytes to touch between two runs over the same memory so that caches are cold.
     pub(crate) fn cold_bytes(&self) -> Result<usize, String> {
         match self {
             Self::Shim(_) => Ok(0),
@@ -268,7 +268,7 @@ impl Machine {
     }
 }
 
-/// The times of what is launched meanwhile.
+/// Microseconds of the work that `launch` enqueues.
 #[cfg(feature = "cuda")]
 fn between(stream: &Stream, launch: impl FnOnce() -> Result<(), String>) -> Result<f64, String> {
     // SAFETY: the stream is of the bound GPU.
@@ -284,20 +284,20 @@ pub(crate) enum Prepared {
     Launches(Vec<Launch>),
     #[cfg(feature = "cuda")]
     Graph(Graph, Stream),
-    /// And why there is no graph.
+    /// Launches, their stream, and why there is no graph.
     #[cfg(feature = "cuda")]
     Stream(Vec<Launch>, Stream, String),
 }
 
 impl Prepared {
-    /// How it runs, for the report.
+    /// How it is launched, for the report.
     pub(crate) fn how(&self) -> String {
         match self {
-            Self::Launches(_) => "the shim: no times of a GPU".to_owned(),
+            Self::Launches(_) => "the shim has no GPU times".to_owned(),
             #[cfg(feature = "cuda")]
             Self::Graph(..) => "replay of a graph".to_owned(),
             #[cfg(feature = "cuda")]
-            Self::Stream(_, _, reason) => format!("launches, as a graph was refused: {reason}"),
+            Self::Stream(_, _, reason) => format!("separate launches, because graph capture failed: {reason}"),
         }
     }
 }

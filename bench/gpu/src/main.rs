@@ -1,7 +1,6 @@
-//! `semmoe-bench-gpu COMMAND [OPTIONS]`: JSON on standard output, one sentence on standard error otherwise.
-//! `bench/gpu/run` drives it.
+//! `semmoe-bench-gpu COMMAND [OPTIONS]`: prints JSON, or one sentence on standard error. `bench/gpu/run` drives it.
 //!
-//! All ranks share one GPU: one launch, `gridDim.y` = ranks; `processes` is the exception.
+//! All ranks share one GPU and one launch, with `gridDim.y` = ranks, except in `processes`.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command")]
 
 mod attention;
@@ -25,7 +24,7 @@ use machine::Machine;
 use options::{Command, Options};
 use serde_json::Value;
 
-/// A JSON document, and whether all of it is as it should be.
+/// A JSON document, and whether every check passed.
 type Report = Result<(Value, bool), String>;
 
 fn main() -> ExitCode {

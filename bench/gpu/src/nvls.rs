@@ -1,5 +1,5 @@
-//! The kernels that use the switch. On one GPU a multicast object has one member, so that what comes back is what was
-//! written: this shows that the instructions run and where they read and write, not how a switch adds.
+//! The kernels that use the switch. On one GPU a multicast object has one member, so reads return what was written:
+//! this shows that the instructions run and which addresses they use, not how a switch adds.
 
 use fastrand::Rng;
 use semmoe_kernels::Element;
@@ -9,10 +9,10 @@ use crate::machine::Machine;
 
 pub(crate) fn check<T: Element>(setting: Setting<'_>, rng: &mut Rng) -> Outcome {
     if !(setting.hidden * size_of::<T>()).is_multiple_of(16) {
-        return Outcome::NotRun("rows of this width are no whole vectors, which NVLS needs".to_owned());
+        return Outcome::NotRun("NVLS needs rows of whole vectors".to_owned());
     }
     match setting.machine {
-        // Their scalar path: sums in the order of the ranks.
+        // The scalar path sums in rank order.
         Machine::Shim(_) => checks::reduce_scatter::<T>(setting, rng, true, true)
             .and_then(|()| checks::allgather::<T>(setting, rng, true, true))
             .into(),
@@ -21,7 +21,7 @@ pub(crate) fn check<T: Element>(setting: Setting<'_>, rng: &mut Rng) -> Outcome 
     }
 }
 
-/// The switch itself, with this GPU as its only member.
+/// Runs through the switch, with this GPU as its only member.
 #[cfg(feature = "cuda")]
 mod switch {
     use fastrand::Rng;
@@ -39,7 +39,8 @@ mod switch {
 
     pub(super) fn check<T: Element>(device: &Device, setting: Setting<'_>, rng: &mut Rng) -> Outcome {
         let bytes = (setting.tokens * setting.hidden * size_of::<T>()) as u64;
-        // A machine may have the GPU for it and not the rest, such as a switch that is managed from outside.
+        // The GPU may support multicast while the rest of the machine does not, for example if the switch is managed
+        // elsewhere.
         let refused = |error: VmmError| Outcome::NotRun(format!("NVLS: {error}"));
         let memory = match Memory::new(device, bytes, Some(1)) {
             Ok(memory) => memory,

@@ -5,19 +5,19 @@ use crate::checks::KERNELS;
 pub(crate) const USAGE: &str = "\
 usage: semmoe-bench-gpu COMMAND [--cpu] [--small] [--seed N] [--kernel NAME] [--vmm]
   check       kernels against the CPU reference
-  processes   two processes that map one another's memory: by cuIpc, with --vmm by file descriptors
-  unit        the interface that workers call, a thread and a stream for each rank; only on a GPU
+  processes   two processes that map each other's memory: by cuIpc, or with --vmm by file descriptors
+  unit        the interface that workers call, with a thread and a stream per rank; GPU only
   times       kernels and their baselines, by events
   planted     a kernel that reads past its memory, for compute-sanitizer to find
-  predict     what a model says of GPUs with links
-  --cpu       on the CPU, through the shim
-  --small     small sizes and few blocks, for the shim and for compute-sanitizer";
+  predict     a model's times for GPUs joined by links
+  --cpu       run on the CPU, through the shim
+  --small     use small sizes and few blocks, for the shim and for compute-sanitizer";
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Command {
     Check,
     Processes,
-    /// One rank of `processes`, with what its parent sends it.
+    /// One rank of `processes`; arguments from its parent.
     Rank(Vec<String>),
     Times,
     Unit,
@@ -31,9 +31,9 @@ pub(crate) struct Options {
     pub(crate) cpu: bool,
     pub(crate) small: bool,
     pub(crate) vmm: bool,
-    /// Of all random data; printed with the results, so that a failure can be had again.
+    /// Seed of all random data, printed with the results so that failures can be reproduced.
     pub(crate) seed: u64,
-    /// Only this one.
+    /// Check only this kernel.
     pub(crate) kernel: Option<String>,
 }
 
@@ -48,7 +48,7 @@ impl Options {
             "unit" => Command::Unit,
             "planted" => Command::Planted,
             "predict" => Command::Predict,
-            other => return Err(format!("there is no command {other}")),
+            other => return Err(format!("unknown command {other}; run without arguments for usage")),
         };
         let mut options = Self { command, cpu: false, small: false, vmm: false, seed: 1, kernel: None };
         let mut rest = rest.iter();
@@ -61,7 +61,7 @@ impl Options {
                 ("--seed", _) => options.seed = number(value()?)?,
                 ("--kernel", _) => options.kernel = Some(kernel(value()?)?),
                 (_, Command::Rank(reported)) => reported.push(argument.clone()),
-                (other, _) => return Err(format!("there is no option {other}")),
+                (other, _) => return Err(format!("unknown option {other}; run without arguments for usage")),
             }
         }
         Ok(options)
@@ -75,7 +75,7 @@ fn number(text: &str) -> Result<u64, String> {
 fn kernel(name: &str) -> Result<String, String> {
     match KERNELS.contains(&name) {
         true => Ok(name.to_owned()),
-        false => Err(format!("there is no kernel {name}, expected one of {}", KERNELS.join(", "))),
+        false => Err(format!("unknown kernel {name}, expected one of {}", KERNELS.join(", "))),
     }
 }
 

@@ -1,4 +1,4 @@
-//! A defect for the sanitizer: a sanitizer that reports no errors must be able to report one.
+//! A planted defect, which proves that the sanitizer reports errors.
 
 use semmoe_kernels::Dtype;
 use semmoe_kernels_cuda::{Buffer, Grid, ReduceScatter, RowOrder, Rows, Split};
@@ -8,7 +8,7 @@ use crate::Report;
 use crate::machine::{Machine, buffers, text};
 use crate::world::World;
 
-/// A reduce-scatter of a part that has four bytes less than the call says.
+/// A reduce-scatter whose part is four bytes shorter than the call states.
 pub(crate) fn report(machine: &Machine) -> Report {
     if matches!(machine, Machine::Shim(_)) {
         return Err("planted is for compute-sanitizer on a GPU; the shim's own tests plant one for ASan".to_owned());
@@ -27,5 +27,5 @@ pub(crate) fn report(machine: &Machine) -> Report {
     };
     let launch = call.launch(&world.team, Grid { blocks: 1, threads: 64 }).map_err(text)?;
     machine.run(&[launch]).map_err(|error| world.explain(error))?;
-    Ok((json!({ "planted": "ran, and reported nothing itself" }), true))
+    Ok((json!({ "planted": "ran without an error of its own" }), true))
 }

@@ -1,4 +1,4 @@
-//! A model of GPUs that are joined by links: bytes over the slower of link and memory. It contains no measurement.
+//! A model of GPUs joined by links: bytes over the slower of link and memory. It contains no measurements.
 
 use semmoe_reference::moved::{Call, Moved, fan_out};
 use serde_json::{Value, json};
@@ -8,7 +8,7 @@ const HIDDEN: usize = 2048;
 const EXPERTS: usize = 64;
 const TOP_K: usize = 8;
 
-/// Name, link in GB/s per direction, memory in GB/s: what their makers say.
+/// Name, link in GB/s per direction, memory in GB/s, from the vendors' data sheets.
 const MACHINES: [(&str, f64, f64); 4] = [
     ("H100 SXM, NVLink 4", 450.0, 3350.0),
     ("H200 SXM, NVLink 4", 450.0, 4800.0),
@@ -16,8 +16,7 @@ const MACHINES: [(&str, f64, f64); 4] = [
     ("PCIe 5.0 x16", 64.0, 2000.0),
 ];
 
-/// Times are the least that any run could take; the unfused pair has a shuffle of its own before or behind the
-/// collective.
+/// Lower bounds on times; the unfused pair has a separate shuffle before or after the collective.
 pub(crate) fn document() -> Value {
     let mut rows = Vec::new();
     for (machine, link, memory) in MACHINES {
@@ -38,7 +37,7 @@ pub(crate) fn document() -> Value {
         }
     }
     json!({
-        "what": "model predictions, not measurements: the least time by bytes over link or memory",
+        "what": "model predictions, not measurements: lower bounds by bytes over link or memory",
         "tokens": TOKENS, "hidden": HIDDEN, "dtype": "bf16", "experts": EXPERTS, "top_k": TOP_K, "predictions": rows,
     })
 }

@@ -1,7 +1,7 @@
-//! Two processes, each with its own memory, mapped into the other: reduce-scatter and allgather, checked.
+//! Two processes with memory mapped into each other: reduce-scatter and allgather, checked.
 //!
-//! On a GPU memory is shared by cuIpc, or by file descriptors; the GPU runs one process at a time here, so this is for
-//! correctness only. On the CPU it is a file that both map, at addresses of their own.
+//! On a GPU, memory is shared by cuIpc or by file descriptors. The GPU runs one process at a time here, so this checks
+//! correctness only. On the CPU both map a file, at different addresses.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -24,7 +24,7 @@ mod shared;
 
 const RANKS: usize = 2;
 
-/// How much is moved.
+/// Sizes of the test.
 #[derive(Clone, Copy)]
 struct Size {
     tokens: usize,
@@ -45,7 +45,7 @@ impl Size {
     }
 }
 
-/// Starts both ranks, passes their handles to one another, and collects what they say.
+/// Starts both ranks, exchanges their handles, and collects their results.
 pub(crate) fn report(options: &Options) -> Report {
     let mut children = Vec::new();
     for rank in 0..RANKS {
@@ -59,7 +59,7 @@ pub(crate) fn report(options: &Options) -> Report {
     for (_, _, output) in &mut children {
         results.push(line(output)?);
     }
-    // Only now may either unmap what the other still uses.
+    // Only now may either rank unmap memory that the other uses.
     for (mut child, input, _) in children {
         drop(input);
         child.wait().map_err(text)?;
@@ -82,7 +82,7 @@ fn start(rank: usize, options: &Options) -> Result<(Child, ChildStdin, BufReader
     let (input, output) = (child.stdin.take(), child.stdout.take());
     match (input, output) {
         (Some(input), Some(output)) => Ok((child, input, BufReader::new(output))),
-        _ => Err("a rank has no pipes".to_owned()),
+        _ => Err("a rank's process has no pipes".to_owned()),
     }
 }
 
@@ -90,20 +90,20 @@ fn line(output: &mut impl BufRead) -> Result<String, String> {
     let mut line = String::new();
     output.read_line(&mut line).map_err(text)?;
     if line.is_empty() {
-        Err("a rank ended early, as its own line says".to_owned())
+        Err("a rank exited early; see its own error".to_owned())
     } else {
         Ok(line.trim().to_owned())
     }
 }
 
-/// Says one line to the parent.
+/// Sends one line to the parent.
 #[allow(clippy::print_stdout, reason = "a pipe to the parent")]
 fn say(line: &str) -> Result<(), String> {
     println!("{line}");
     std::io::stdout().flush().map_err(text)
 }
 
-/// One rank, as a process: says its handles, reads the other's, says `equal` or what differs.
+/// One rank's process: prints its handles, reads the other's, prints `equal` or the difference.
 pub(crate) fn rank(options: &Options, reported: &[String]) -> Report {
     let rank = match reported {
         [rank] => rank.parse().ok().filter(|&rank: &usize| rank < RANKS),
@@ -112,7 +112,7 @@ pub(crate) fn rank(options: &Options, reported: &[String]) -> Report {
     .ok_or_else(|| format!("rank is {}, expected below {RANKS}", reported.join(" ")))?;
     let machine = Machine::of(options)?;
     machine.beside_others();
-    // Both ranks draw the same data.
+    // Both ranks generate the same data.
     let mut rng = Rng::with_seed(options.seed);
     let size = Size::of(options);
     let order = order(&mut rng, size.tokens, RANKS);
@@ -129,7 +129,7 @@ pub(crate) fn rank(options: &Options, reported: &[String]) -> Report {
     let ranks = Ranks { machine: &machine, rank, size, shared: [both(0), both(1), both(2)] };
     let answer = ranks.compare(&order, &parts, || own.read(2)).err().unwrap_or_else(|| "equal".to_owned());
     say(&answer)?;
-    // The other rank may still use this memory until its end of the pipe closes.
+    // The other rank may use this memory until its end of the pipe closes.
     std::io::stdin().lock().read_line(&mut String::new()).map_err(text)?;
     Ok((json!({ "rank": rank }), answer == "equal"))
 }
@@ -151,7 +151,7 @@ impl Ranks<'_> {
     ) -> Result<(), String> {
         let Self { machine, rank, size, shared: [signals, parts_at, out_at] } = *self;
         let reports = Reports::new(machine, 1)?;
-        // A time slice of the other process is a matter of milliseconds.
+        // The other process's time slices last milliseconds.
         let timeout = Duration::from_secs(30);
         let team = Team::new(&signals, rank as u32, &reports.buffers(), timeout).map_err(text)?;
         let permutation = machine.holding(bytemuck::cast_slice(order.permutation()))?;

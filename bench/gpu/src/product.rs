@@ -1,4 +1,4 @@
-//! Matrix products: near the reference, and timed against the time that their weights need.
+//! Matrix products: within a tolerance of the reference, and timed against the time to read their weights.
 
 use fastrand::Rng;
 use half::bf16;
@@ -26,22 +26,22 @@ struct Shape {
 }
 
 impl Shape {
-    /// Elements of a group's weights.
+    /// Elements of one group's weights.
     fn group(&self) -> usize {
         self.inputs * self.outputs * if self.silu { 2 } else { 1 }
     }
 }
 
-/// Its memory.
+/// The operands of a product in device memory.
 #[derive(Clone, Copy)]
 struct Places<'a> {
     x: &'a Memory,
     weights: &'a Memory,
     out: &'a Memory,
-    /// Tiles and, for each row of `out`, the row of x.
+    /// Tiles, and the row of x for each row of `out`.
     tiles: Option<(&'a Memory, &'a [Tile])>,
     row_of: Option<&'a Memory>,
-    /// `None`: the one that the product would choose.
+    /// `None`: the product's own choice.
     variant: Option<Variant>,
 }
 
@@ -73,18 +73,18 @@ fn launch(shape: Shape, dtype: Dtype, rows: usize, places: Places<'_>) -> Result
     call.launch_as(places.variant.unwrap_or(call.variant())).map_err(text)
 }
 
-/// Features of a check: neither whole blocks nor whole lines.
+/// Output features of a check: multiples of neither a block nor a cache line.
 const OUTPUTS: usize = 52;
 
-/// A dense product, and one of groups with SiLU, of as many inputs as rows are wide.
+/// A dense product, and a grouped one with SiLU; rows are as wide as the setting's.
 pub(crate) fn check<T: Element>(setting: Setting<'_>, rng: &mut Rng) -> Outcome {
     if T::DTYPE == Dtype::F16 {
-        return Outcome::NotRun("computed in f32 and bf16".to_owned());
+        return Outcome::NotRun("not computed in this type, only in f32 and bf16".to_owned());
     }
     let rows = setting.tokens.min(if setting.small { 20 } else { 150 });
     let dense = Shape { inputs: setting.hidden, outputs: OUTPUTS, groups: 1, silu: false };
     let grouped = Shape { groups: 5, silu: true, ..dense };
-    // Of one row to nine with few rows, and full tiles: each variant of the kernel, and each of its sizes.
+    // One to nine rows for few tokens, and full tiles: each variant of the kernel, in each of its sizes.
     let checks = [1, 5, 9, 17, 33, rows].into_iter().map(|rows| (dense, vec![rows as u32]));
     let counts = [&[0, 3, 8, 0, 1][..], &[2, 0, 13, 1, 16], &[0, 0, 70, 30, 40]];
     let counts = counts.iter().filter(|counts| counts.iter().sum::<u32>() as usize <= rows);
@@ -108,7 +108,7 @@ struct Operands<T> {
 impl<T: Element> Operands<T> {
     fn new(machine: &Machine, rng: &mut Rng, shape: Shape, rows: usize) -> Result<Self, String> {
         let x: Vec<T> = elements(rng, rows * shape.inputs);
-        // Sums stay small, so that SiLU is more than a line.
+        // Small sums keep SiLU nonlinear.
         let small = |value: T| T::round(value.widen() * 0.05);
         let weights: Vec<T> = elements(rng, shape.groups * shape.group()).into_iter().map(small).collect();
         let row_of = (0..rows).map(|_| rng.u32(0..rows as u32)).collect();
@@ -117,7 +117,7 @@ impl<T: Element> Operands<T> {
         Ok(Self { x, weights, row_of, x_memory, weight_memory })
     }
 
-    /// The outputs of rows of x, `counts` of each group.
+    /// The outputs for rows of x, `counts` in each group.
     fn computed(
         &self,
         machine: &Machine,
@@ -143,7 +143,7 @@ impl<T: Element> Operands<T> {
     }
 }
 
-/// Near the reference; with the same bits by either variant, and the last row without the others.
+/// Checks the tolerance; that both variants give the same bits; and that the last row does not depend on the others.
 fn near<T: Element>(machine: &Machine, rng: &mut Rng, shape: Shape, counts: &[u32]) -> Result<(), String> {
     let rows = counts.iter().sum::<u32>() as usize;
     let operands = Operands::<T>::new(machine, rng, shape, rows)?;
@@ -205,12 +205,12 @@ fn timed(small: bool) -> Vec<Timed> {
     ]
 }
 
-/// In bf16.
+/// Timed in bf16.
 pub(crate) fn times(machine: &Machine, options: &Options, plan: Plan, copied: f64) -> Result<Value, String> {
     let mut rng = Rng::with_seed(options.seed);
     let mut rows = Vec::new();
     for timed in timed(options.cpu || options.small) {
-        // Few tokens, where the weights decide, and a prefill; the head has no more rows than sequences.
+        // Few tokens, where reading weights dominates, and a prefill; the head has at most one row per sequence.
         let most = if timed.name == "head" { 64 } else { 2048 };
         let tokens = [1, 16, 64, 2048].into_iter().filter(|&tokens| tokens <= most);
         for tokens in tokens.filter(|&tokens| plan.runs > 1 || tokens <= 64) {
@@ -220,7 +220,7 @@ pub(crate) fn times(machine: &Machine, options: &Options, plan: Plan, copied: f6
     Ok(Value::Array(rows))
 }
 
-/// Rows of one call, and which experts have them.
+/// Rows of one call by expert.
 struct Routed {
     tiles: Vec<Tile>,
     tile_memory: Memory,
@@ -255,8 +255,7 @@ fn time(
     let shape = timed.shape;
     let grouped = shape.groups > 1;
     let rows = if grouped { tokens * TOP_K } else { tokens };
-    // Enough weights that all of one call's have left the caches before it runs again; experts differ from call to
-    // call.
+    // Enough weights to evict one call's from the caches before it runs again; each call uses other experts.
     let touched = shape.group() * 2 * if grouped { TOP_K } else { 1 };
     let copies = (machine.cold_bytes()? / touched).clamp(1, 24);
     let weights: Vec<Memory> = (0..if grouped { 1 } else { copies })

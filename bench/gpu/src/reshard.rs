@@ -1,4 +1,4 @@
-//! Layout switches on one GPU: every rank's experts after EP -> TP -> EP, and what a switch of one layer costs.
+//! Layout switches on one GPU: every rank's experts after EP -> TP -> EP, and the cost of switching one layer.
 
 use fastrand::Rng;
 use semmoe_kernels::NodeGrid;
@@ -11,7 +11,7 @@ use crate::machine::{Machine, Memory, POISON, buffers, text};
 use crate::world::World;
 use semmoe_reference::data::same;
 
-/// Experts of every rank with expert parallelism.
+/// Experts per rank with expert parallelism.
 const OWN_EXPERTS: usize = 2;
 const LAYERS: usize = 3;
 
@@ -20,11 +20,11 @@ fn byte(part: &Part, row: usize, at: usize) -> u8 {
     let words = [piece.layer, piece.expert.into(), piece.slice.into(), part.array, row, at];
     let hash =
         words.iter().fold(7u64, |hash, &word| (hash ^ word as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(23));
-    // Never the poison.
+    // Never the poison value.
     (hash % 251) as u8
 }
 
-/// A rank's buffer with a layout at a side and poison elsewhere, and which bytes are the layout's.
+/// A rank's buffer, filled with a layout on one side and poison elsewhere; and which bytes are the layout's.
 struct Filled {
     bytes: Vec<u8>,
     used: Vec<bool>,
@@ -55,7 +55,7 @@ impl Filled {
     }
 }
 
-/// One layer of a switch for all ranks, in one launch; with the lists of moves that it reads.
+/// One layer's switch for all ranks in one launch, with its lists of moves.
 struct Layer {
     launch: Launch,
     moved_bytes: usize,
@@ -97,7 +97,7 @@ impl Layer {
     }
 }
 
-/// Hosts of every layer: each rank has as many experts, which ones is random.
+/// The rank of each expert of a layer: equally many per rank, assigned at random.
 fn hosts(rng: &mut Rng, ranks: usize) -> Result<Layout, String> {
     let experts = ranks * OWN_EXPERTS;
     let layer = |_| {
@@ -110,7 +110,7 @@ fn hosts(rng: &mut Rng, ranks: usize) -> Result<Layout, String> {
 
 pub(crate) fn check(setting: Setting<'_>, rng: &mut Rng, element_bytes: usize) -> Result<(), String> {
     let Setting { machine, ranks, tokens, hidden, .. } = setting;
-    // Whole vectors and odd widths, as the shapes of the other checks have them.
+    // Whole vectors and odd widths, by the shapes of the other checks.
     let shape = ExpertShape::rows(hidden.min(512), tokens.clamp(ranks, 96), element_bytes).map_err(text)?;
     let grid = NodeGrid::of_nodes(1, ranks).map_err(text)?;
     let pool = Pool::new(shape, grid, ranks * OWN_EXPERTS, LAYERS, OWN_EXPERTS).map_err(text)?;

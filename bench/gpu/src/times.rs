@@ -1,8 +1,8 @@
-//! Times on one GPU that all ranks share: medians of many replays, every kernel beside its baselines in turns.
+//! Times on one GPU that all ranks share: medians of many replays, every kernel alternating with its baselines.
 //!
-//! Calls are captured in a graph and timed together by two events, so that no launch is waited for; the memory that
-//! they go through in turns is larger than the caches. Bytes are those of `semmoe_reference::moved`; the bound is
-//! what a device-to-device copy needs for as many bytes on the same GPU.
+//! Calls are captured in a graph and timed together by two events, which hides launch latency. They cycle through more
+//! memory than the caches hold. Bytes are those of `semmoe_reference::moved`; the bound is the time of a
+//! device-to-device copy of as many bytes on the same GPU.
 
 use fastrand::Rng;
 use half::bf16;
@@ -21,19 +21,19 @@ use crate::options::Options;
 use crate::world::{World, elements, order};
 use crate::{attention, product, reshard};
 
-/// How much is timed.
+/// Sizes and repetitions.
 #[derive(Clone, Copy)]
 pub(crate) struct Plan {
     tokens: usize,
     hidden: usize,
     warm_up: usize,
     pub(crate) runs: usize,
-    /// Calls of each kernel in one measurement, at least.
+    /// Minimum number of calls of each kernel in one measurement.
     pub(crate) at_once: usize,
 }
 
 const FULL: Plan = Plan { tokens: 4096, hidden: 2048, warm_up: 5, runs: 50, at_once: 10 };
-/// The shim's: that all of it works, no more.
+/// A smoke test on the shim.
 const SMALL: Plan = Plan { tokens: 16, hidden: 16, warm_up: 0, runs: 1, at_once: 1 };
 
 pub(crate) fn report(machine: &Machine, options: &Options) -> Report {
@@ -60,7 +60,7 @@ pub(crate) fn median(mut times: Vec<f64>) -> f64 {
     times[times.len() / 2]
 }
 
-/// Replays each in turns; microseconds, the median of each.
+/// Replays each in turn and returns the median of each in microseconds.
 pub(crate) fn in_turns(machine: &Machine, plan: Plan, prepared: &[Prepared]) -> Result<Vec<f64>, String> {
     let mut times = vec![Vec::with_capacity(plan.runs); prepared.len()];
     for run in 0..plan.warm_up + plan.runs {
@@ -88,7 +88,7 @@ const NAMES: [&str; 10] = [
     "combine",
 ];
 
-/// Memory of one setting: parts, shuffled parts, sums, gathered rows, what the norm needs.
+/// Memory of one setting: parts, shuffled parts, sums, gathered rows, and the norm's operands.
 struct Set {
     rows: Rows,
     parts: Vec<Memory>,
@@ -165,7 +165,7 @@ impl Set {
             .map_err(text)
     }
 
-    /// Shuffled, plain, and unfused: the shuffle of all rows and the plain collective behind or before it; then the
+    /// Shuffled; plain; unfused, with a separate shuffle of all rows before or after the plain collective; then the
     /// others.
     fn sequences(&self, machine: &Machine, world: &World, grid: Grid) -> Result<Vec<Vec<Launch>>, String> {
         let Self { parts, shuffled, gathered, .. } = self;
@@ -182,14 +182,14 @@ impl Set {
             vec![self.gather(world, grid, shuffled, false)?, self.shuffle(world, grid, [shuffled, gathered], true)?],
             vec![self.reduce_norm(world, grid)?],
             vec![all.launch(&world.team, grid).map_err(text)?],
-            // Combine needs what dispatch left, and so is timed behind it once more.
+            // Combine needs dispatch's results, so it is timed with one more dispatch.
             vec![plan, dispatch],
             vec![combine],
         ])
     }
 }
 
-/// The least that each moves, in the order of [`NAMES`].
+/// The minimum bytes that each moves, in the order of [`NAMES`].
 fn moved(plan: Plan, ranks: usize) -> [Moved; 10] {
     let call = Call::new(ranks, plan.tokens, plan.hidden, 2);
     let fan_out = fan_out(ranks, EXPERTS, TOP_K);
@@ -199,7 +199,7 @@ fn moved(plan: Plan, ranks: usize) -> [Moved; 10] {
     [reduce, reduce, reduce, gather, gather, gather, norm, all, dispatch, combine]
 }
 
-/// The best of some grids for each.
+/// The best grid for each operation.
 #[derive(Clone)]
 struct Best {
     blocks: u32,
@@ -209,7 +209,7 @@ struct Best {
 fn collective(machine: &Machine, seed: u64, plan: Plan, ranks: usize, copied: f64) -> Result<Value, String> {
     let mut rng = Rng::with_seed(seed + ranks as u64);
     let world = World::new(machine, ranks)?;
-    // The bytes that one call touches, so that all of them have left the caches before it runs again.
+    // Touches enough bytes to evict one call's from the caches before it runs again.
     let touched = (ranks + 1) * plan.tokens * plan.hidden * 2;
     let sets: Vec<Set> = (0..(machine.cold_bytes()? / touched).clamp(1, 16))
         .map(|_| Set::new(machine, &mut rng, plan, ranks))
@@ -269,7 +269,7 @@ fn row(plan: Plan, ranks: usize, copied: f64, best: &[Best], how: String, sets: 
     Value::Object(row)
 }
 
-/// The kernel alone; PyTorch and cub are timed on keys like these by programs of their own.
+/// Only this kernel: PyTorch and cub are timed on such keys by separate programs.
 fn argsort(machine: &Machine, seed: u64, plan: Plan) -> Result<Value, String> {
     let mut rows = Vec::new();
     for (items, ranks) in [(1024usize, 8usize), (4096, 8), (8192, 8), (8192, 64)] {

@@ -1,5 +1,5 @@
-//! The collectives behind the interface that workers call, on one GPU: a thread and a stream for each rank, held to the
-//! law of all carriers bit for bit.
+//! The collectives behind the interface that workers call, on one GPU: a thread and a stream per rank, checked bit for
+//! bit against the conformance test of all carriers.
 
 #[cfg(feature = "cuda")]
 use semmoe_reference::law;
@@ -14,10 +14,10 @@ mod gpu;
 
 #[cfg(not(feature = "cuda"))]
 pub(crate) fn report(_: &Options) -> Report {
-    Err("streams are a GPU's: build with --features cuda".to_owned())
+    Err("unit needs a GPU: build with --features cuda".to_owned())
 }
 
-/// Ranks on one GPU, and the two element types that workers use.
+/// All ranks on one GPU, with both element types that workers use.
 #[cfg(feature = "cuda")]
 pub(crate) fn report(options: &Options) -> Report {
     let mut cases = Vec::new();

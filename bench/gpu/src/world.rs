@@ -17,7 +17,7 @@ pub(crate) struct World {
     pub(crate) team: Team,
 }
 
-/// A word for each rank, which the host can read after a trap.
+/// One word per rank, readable by the host after a trap.
 pub(crate) enum Reports {
     Host(Vec<Memory>),
     #[cfg(feature = "cuda")]
@@ -41,7 +41,7 @@ impl Reports {
         }
     }
 
-    /// The error of a run, with the kernel's own reason where it left one.
+    /// Adds to a run's error the reason that the kernel reported, if any.
     pub(crate) fn explain(&self, error: String) -> String {
         let codes: Vec<u64> = match self {
             Self::Host(memory) => memory.iter().filter_map(|word| word.read::<u64>().ok()).flatten().collect(),
@@ -62,7 +62,7 @@ impl World {
         Ok(Self { _signals: signals, reports, team })
     }
 
-    /// The error of a run, with the kernel's own reason where it left one.
+    /// Adds to a run's error the reason that the kernel reported, if any.
     pub(crate) fn explain(&self, error: String) -> String {
         self.reports.explain(error)
     }

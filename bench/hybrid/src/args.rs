@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use clap::Parser;
 
-/// Layouts of experts on two nodes of two ranks whose links are limited at both levels, in turns: throughput, the time
-/// of a layer's exchange by the ranks' own time stamps, and what the planner says.
+/// Expert layouts on two nodes of two ranks whose links are limited at both levels, measured in turn: throughput, the
+/// time of a layer's exchange from the ranks' own time stamps, and the planner's predictions.
 #[derive(Debug, Parser)]
 #[command(name = "bench/hybrid/run", version, max_term_width = 100)]
 pub(crate) struct Args {
@@ -21,25 +21,25 @@ pub(crate) struct Args {
     /// Prompts to serve.
     #[arg(long, value_name = "FILE", default_value = "assets/prompts/heldout.jsonl")]
     pub(crate) prompts: PathBuf,
-    /// Million bits a second of a rank's link to other nodes, in each direction.
+    /// Mbit/s of a rank's link to other nodes, in each direction.
     #[arg(long, value_name = "N", default_value_t = 40.0, value_parser = positive)]
     pub(crate) between: f64,
-    /// So many times that inside a node, each in turn.
+    /// Ratios of the link rate inside a node to that between nodes.
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "1,2,8", value_parser = positive)]
     pub(crate) ratios: Vec<f64>,
-    /// Rounds in which all layouts have their turns.
+    /// Rounds over all layouts.
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..=100))]
     pub(crate) rounds: u16,
-    /// Length of a turn, after a second of the same load.
+    /// Length of a measurement, after a second of warm-up.
     #[arg(long, value_name = "SECONDS", default_value_t = 5.0, value_parser = positive)]
     pub(crate) seconds: f64,
-    /// Tokens of a step of a rank.
+    /// Tokens per step and rank.
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(16..=4096))]
     pub(crate) step_tokens: u32,
     /// Chunks of the fused layout.
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=64))]
     pub(crate) chunks: u16,
-    /// Where the results and the charts are written.
+    /// Output folder for results and charts.
     #[arg(long, value_name = "DIR", default_value = "bench/hybrid/results")]
     pub(crate) out: PathBuf,
 }

@@ -1,4 +1,4 @@
-//! A layer as bars: a line for each rank and level, from its own time stamps. Pure.
+//! A Gantt chart of a layer: a line for each rank and level, from the ranks' time stamps. Pure.
 
 use semmoe_profiler::html::{Svg, escape};
 
@@ -7,7 +7,7 @@ use crate::stages::{BETWEEN, EXPERTS, LayerStages, Span};
 const LEFT: f64 = 110.0;
 const WIDTH: f64 = 900.0;
 const LINE: f64 = 24.0;
-/// A palette for all kinds of colour vision (Okabe and Ito).
+/// A palette for colour-blind readers (Okabe and Ito).
 const COLOURS: [(&str, &str); 5] = [
     ("dispatch", "#d55e00"),
     ("gather", "#009e73"),
@@ -18,7 +18,7 @@ const COLOURS: [(&str, &str); 5] = [
 
 /// The lines of a rank.
 const LINES: [&str; 3] = ["between", "inside", "experts"];
-/// Height of a rank.
+/// Height of a rank's lines.
 const RANK: f64 = LINES.len() as f64 * LINE + 8.0;
 
 fn line(span: &Span) -> usize {
@@ -71,7 +71,7 @@ mod tests {
         let spans = vec![span("gather", 0, 10, 20), span("dispatch", 0, 10, 30), span("experts", 0, 30, 50)];
         let rank = LayerStages { layer: 3, tokens: 1, spans };
         let text = draw("t", &[&rank, &rank]);
-        // A bar each, and the ground; the legend.
+        // One rectangle per bar and one for the background; the legend.
         assert_eq!((text.matches("<rect").count(), text.matches("<circle").count()), (6 + 1, 5));
         assert!(text.contains("x=\"110.0\"") && text.contains("width=\"450.0\"") && !text.contains("NaN"));
     }

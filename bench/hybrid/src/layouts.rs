@@ -7,24 +7,24 @@ use semmoe_planner::hybridep::{HybridLevel, Stream, Use, best_domains};
 
 /// Nodes of the unit that is timed.
 pub(crate) const NODES: u16 = 2;
-/// Nodes of the unit whose bytes are counted: more ranks than this machine has processors, so that times say nothing.
+/// Nodes of the unit whose bytes are counted. It has more ranks than this machine has cores, so its times mean nothing.
 pub(crate) const MANY_NODES: u16 = 4;
 /// Ranks of a node.
 pub(crate) const WIDTH: u16 = 2;
 
-/// How the experts of a unit lie.
+/// A layout of a unit's experts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Layout {
-    /// Whole experts in domains of so many ranks; 1 is plain expert parallelism.
+    /// Whole experts in domains of this many ranks; 1 is plain expert parallelism.
     Domains(u16),
-    /// On so many nodes, one level after the other.
+    /// On this many nodes, one level after the other.
     Unfused(u16),
-    /// On so many nodes, both levels at once.
+    /// On this many nodes, both levels at once.
     Fused { nodes: u16, chunks: u16 },
 }
 
 impl Layout {
-    /// As tables show it.
+    /// Name in tables.
     pub(crate) fn name(self) -> String {
         match self {
             Self::Domains(1) => "ep".to_owned(),
@@ -53,14 +53,15 @@ impl Layout {
     }
 }
 
-/// The size of resident domains that HybridEP's model takes with memory for the experts of so many ranks on each.
+/// The size of resident domains that HybridEP's model chooses if each rank has memory for the experts of
+/// `memory_of_ranks` ranks.
 pub(crate) fn best_size(unit: &TwoLevels, memory_of_ranks: u64) -> Result<u64, PlanError> {
     let stream = Stream {
         workers: unit.nodes * unit.width,
         bytes_per_second: unit.between,
         before_experts: 0.0,
         data_bytes: unit.tokens * unit.top_k as f64 * unit.row_bytes,
-        // In units of what one rank has.
+        // In units of one rank's experts.
         expert_bytes: 1.0,
     };
     let levels = [

@@ -1,4 +1,4 @@
-//! Layouts of experts over two levels of limited links, measured and predicted. See README.md.
+//! Expert layouts over two levels of limited links, measured and predicted. See README.md.
 //!
 //! | module | what |
 //! |---|---|
@@ -6,7 +6,7 @@
 //! | `layouts` | what is compared, and the planner's prediction |
 //! | `measure` | units under load |
 //! | `stages` | the ranks' own time stamps |
-//! | `gantt` | a layer as a picture |
+//! | `gantt` | charts of single layers |
 //! | `report` | tables and verdicts |
 
 mod args;
@@ -34,7 +34,7 @@ use measure::{Block, Contestant, Nodes};
 use report::{Links, Row};
 use stages::LayerStages;
 
-/// A step is full if its ranks have this part of the most tokens.
+/// A step is full if its ranks have at least this share of the maximum tokens.
 const FULL: f64 = 0.9;
 
 fn main() -> ExitCode {
@@ -97,15 +97,15 @@ struct Measured {
 }
 
 impl Stage<'_> {
-    /// Of links that are not limited inside nodes.
+    /// Rows for unlimited links inside nodes.
     async fn rows(&self, layouts: &[Layout]) -> Result<Vec<Row>, BenchError> {
         Ok(self.measure(layouts, &[None]).await?.rows(None, layouts, self.args))
     }
 
-    /// Starts all layouts, and gives each its turns at every ratio.
+    /// Starts all layouts, and measures each at every ratio in turn.
     async fn measure(&self, layouts: &[Layout], ratios: &[Option<f64>]) -> Result<Measured, BenchError> {
         let Stage { args, folder, inside, on } = *self;
-        // Made before anything that lives in it, and dropped after it.
+        // Declared first, so dropped after everything that uses it.
         let network = Network::Namespaces(Namespaces::create(Shape { ranks: on.nodes * WIDTH, width: WIDTH, inside })?);
         let mut units = Vec::new();
         for &layout in layouts {
@@ -141,7 +141,7 @@ impl Measured {
         self.blocks.iter().filter(|block| block.ratio == ratio && block.layout == layout).collect()
     }
 
-    /// Full layers in the blocks of a layout and ratio.
+    /// Full layers in the blocks of one layout at one ratio.
     fn layers(&self, ratio: Option<f64>, layout: Layout, args: &Args) -> Vec<stages::OnAllRanks<'_>> {
         let logs = self.logs.iter().filter(|(of, _)| *of == layout).map(|(_, logs)| logs);
         let least = (FULL * f64::from(args.step_tokens)) as usize;
@@ -157,7 +157,7 @@ impl Measured {
         layouts.iter().filter_map(row).collect()
     }
 
-    /// Draws the full layer whose exchange took the median of its ratio.
+    /// Draws the full layer whose exchange time is the median of its ratio.
     fn chart(&self, ratio: f64, layout: Layout, args: &Args) -> Result<(), BenchError> {
         let mut layers = self.layers(Some(ratio), layout, args);
         let seconds = |ranks: &[&LayerStages]| stages::exchange(ranks).unwrap_or_default().seconds;

@@ -1,4 +1,4 @@
-//! Units on their links: started together, loaded in turns, one at a time.
+//! Units on their links: started together, loaded one at a time.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -13,23 +13,23 @@ use tokio::time::sleep;
 use crate::args::Args;
 use crate::layouts::{Layout, WIDTH};
 
-/// Requests at a time for each rank: enough that every step is full.
+/// Concurrent requests per rank: enough to fill every step.
 const CLIENTS: usize = 12;
-/// Time before a block is measured.
+/// Warm-up before a block is measured.
 const RAMP: Duration = Duration::from_secs(1);
 
 /// One layout under load over links of one ratio.
 #[derive(Clone, Debug)]
 pub(crate) struct Block {
     pub(crate) layout: Layout,
-    /// Inner over outer bandwidth; none on links inside nodes that are not limited.
+    /// Inner over outer bandwidth; `None` if links inside nodes are unlimited.
     pub(crate) ratio: Option<f64>,
-    /// Tokens a second of the unit.
+    /// Tokens per second of the unit.
     pub(crate) throughput: f64,
-    /// Bytes of dispatch and combine between nodes, and inside them, for each token.
+    /// Bytes of dispatch and combine per token, between nodes and inside them.
     pub(crate) other_bytes: f64,
     pub(crate) node_bytes: f64,
-    /// On the clock of the ranks' stages.
+    /// By the clock of the ranks' stages.
     pub(crate) time: std::ops::Range<u64>,
 }
 
@@ -37,14 +37,14 @@ pub(crate) struct Block {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Nodes {
     pub(crate) nodes: u16,
-    /// As `semmoe worker --transport` has it.
+    /// As in `semmoe worker --transport`.
     pub(crate) transport: &'static str,
 }
 
-/// A layout that runs.
+/// A running layout.
 pub(crate) struct Contestant {
     pub(crate) layout: Layout,
-    /// Requests at a time.
+    /// Concurrent requests.
     concurrency: usize,
     unit: Unit,
     logs: Vec<PathBuf>,
@@ -81,7 +81,7 @@ impl Contestant {
         Ok(Self { layout, concurrency, unit: Unit::start(&spec, network).await?, logs })
     }
 
-    /// As many requests as fill every step, for some seconds.
+    /// Loads the unit with enough requests to fill every step.
     pub(crate) async fn load(&self, args: &Args, ratio: Option<f64>) -> Result<Block, BenchError> {
         let length = Duration::from_secs_f64(args.seconds);
         let pace = Pace::Closed { concurrency: self.concurrency };
@@ -117,14 +117,14 @@ impl Contestant {
         })
     }
 
-    /// Lets the ranks leave; where their stages are.
+    /// Stops the ranks; returns the paths of their stage logs.
     pub(crate) async fn stop(self) -> Result<(Layout, Vec<PathBuf>), BenchError> {
         self.unit.stop().await?;
         Ok((self.layout, self.logs))
     }
 }
 
-/// The clock of `semmoe worker --stages`.
+/// The clock that `semmoe worker --stages` uses.
 fn now() -> u64 {
     let time = clock_gettime(ClockId::Monotonic);
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64

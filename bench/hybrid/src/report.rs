@@ -9,22 +9,22 @@ use crate::layouts::{Layout, NODES, best_size};
 use crate::measure::Block;
 use crate::stages::MedianExchange;
 
-/// A layout over links of one ratio, over all rounds.
+/// A layout at one ratio, over all rounds.
 #[derive(Clone, Debug)]
 pub(crate) struct Row {
     pub(crate) layout: Layout,
-    /// Inner over outer bandwidth; none where it is not limited.
+    /// Inner over outer bandwidth; `None` if unlimited.
     pub(crate) ratio: Option<f64>,
-    /// Tokens a second: median, least, most.
+    /// Tokens per second: median, minimum, maximum.
     pub(crate) throughput: [f64; 3],
     pub(crate) other_bytes: f64,
     pub(crate) node_bytes: f64,
-    /// Of full layers.
+    /// Over full layers.
     pub(crate) exchange: Option<MedianExchange>,
 }
 
 impl Row {
-    /// Of the blocks of one layout and ratio, at least one.
+    /// Summarises the blocks of one layout and ratio, at least one.
     pub(crate) fn of(blocks: &[&Block], exchange: Option<MedianExchange>) -> Option<Self> {
         let first = blocks.first()?;
         let mut rates: Vec<f64> = blocks.iter().map(|block| block.throughput).collect();
@@ -40,7 +40,7 @@ impl Row {
         })
     }
 
-    /// Whether a run of this one was never as slow as the fastest of the other.
+    /// Whether every run of this one was faster than the fastest of the other.
     fn beats(&self, other: &Self) -> bool {
         self.throughput[1] > other.throughput[2]
     }
@@ -49,7 +49,7 @@ impl Row {
 /// The rows of one ratio.
 #[derive(Clone, Debug)]
 pub(crate) struct Links {
-    /// As the planner has them; of no use where the links inside are not limited.
+    /// Input of the planner; meaningless if the links inside are unlimited.
     pub(crate) unit: TwoLevels,
     pub(crate) rows: Vec<Row>,
 }
@@ -59,15 +59,15 @@ impl Links {
         self.rows.iter().find(|row| row.layout == layout)
     }
 
-    /// Time of the fused exchange over that of both levels in turns.
+    /// Time of the fused exchange over that of the unfused one.
     fn fused_share(&self, chunks: u16) -> Option<f64> {
         let fused = self.find(Layout::Fused { nodes: NODES, chunks })?.exchange?.times.seconds;
         let turns = self.find(Layout::Unfused(NODES))?.exchange?.times;
         Some(fused / (turns.inside + turns.between))
     }
 
-    /// Pairs whose throughputs differ by more than their spread, and those of them that the planner ranks the other way
-    /// round.
+    /// Counts the pairs whose throughputs differ by more than their spread, and lists those that the planner ranks the
+    /// wrong way round.
     fn misranked(&self) -> Result<(usize, Vec<String>), BenchError> {
         let (mut pairs, mut wrong) = (0, Vec::new());
         for fast in &self.rows {
@@ -82,7 +82,7 @@ impl Links {
     }
 }
 
-/// Everything as Markdown. `many`: bytes of a unit of more nodes.
+/// The whole report as Markdown. `many`: bytes of a unit of more nodes.
 pub(crate) fn markdown(limited: &[Links], host: &[Row], many: &[Row], chunks: u16) -> Result<String, BenchError> {
     let mut out = String::from(
         "| inner / outer bandwidth | layout | tokens/s (least to most) | bytes a token: other nodes, own node | exchange of a layer, ms | planned, ms | layers |\n\
@@ -136,7 +136,7 @@ fn verdicts(links: &Links, chunks: u16, out: &mut String) -> Result<(), BenchErr
     let all = links.unit.nodes * links.unit.width;
     let planned = best_size(&links.unit, all).map_err(BenchError::failed)?;
     let ratio = links.rows.first().and_then(|row| row.ratio).unwrap_or_default();
-    // As above.
+    // Writing to a string cannot fail.
     let _ = writeln!(
         out,
         "| {ratio} | {:.1} | {:.1} | {} | {:.2} | {} | {pairs}, {wrong} | {}, {planned} |",
@@ -182,7 +182,7 @@ mod tests {
             row(Layout::Fused { nodes: NODES, chunks: 4 }, [8.0, 7.0, 8.5], 0.3),
         ];
         let links = Links { unit, rows };
-        // ep and unfused are not apart; both beat fused, which is planned to be faster than either.
+        // ep and unfused are indistinguishable; both beat fused, which the planner predicts to be faster than either.
         let (pairs, wrong) = links.misranked().unwrap();
         assert_eq!((pairs, wrong.len()), (2, 2), "{wrong:?}");
         assert!((links.fused_share(4).unwrap() - 0.75).abs() < 1e-12);

@@ -1,5 +1,4 @@
-//! When the stages of each MoE layer were under way on each rank (`semmoe worker --stages`), and how long exchanges
-//! took.
+//! Time spans of the stages of each MoE layer on each rank (`semmoe worker --stages`), and the duration of exchanges.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -10,7 +9,7 @@ use serde::Deserialize;
 /// One MoE layer of one step on one rank.
 #[derive(Clone, Debug, Deserialize)]
 pub(crate) struct LayerStages {
-    /// Which MoE layer of the model.
+    /// Index among the model's MoE layers.
     pub(crate) layer: u16,
     /// Tokens of the rank.
     pub(crate) tokens: usize,
@@ -26,24 +25,24 @@ pub(crate) struct Span {
     pub(crate) ended: u64,
 }
 
-/// Stages on the way to the experts; the others are on the way back.
+/// Stages before the experts; the others follow them.
 const THERE: [&str; 2] = ["dispatch", "gather"];
 const BACK: [&str; 2] = ["reduce", "combine"];
 /// Stages that cross nodes.
 pub(crate) const BETWEEN: [&str; 2] = ["dispatch", "combine"];
-/// The stage that is no exchange.
+/// The stage that is not an exchange.
 pub(crate) const EXPERTS: &str = "experts";
 
 /// One MoE layer of one step on all ranks.
 pub(crate) type OnAllRanks<'a> = Vec<&'a LayerStages>;
 
-/// How long a layer's exchange took, without the time that ranks waited for the last one to begin it.
+/// Duration of a layer's exchange, without the time that ranks waited for the last one to begin.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub(crate) struct Exchange {
     /// Dispatch and combine, seconds.
     pub(crate) seconds: f64,
-    /// Of that the time until no row crossed nodes any more on the way there, and until sums began to cross on the way
-    /// back: the time between nodes and inside them where levels take turns.
+    /// Of that, the time until the last row has crossed nodes in dispatch, and from the first sum crossing nodes in
+    /// combine. If the levels alternate, the rest is the time inside nodes.
     pub(crate) between: f64,
     pub(crate) inside: f64,
 }
@@ -55,14 +54,14 @@ pub(crate) struct MedianExchange {
     pub(crate) layers: usize,
 }
 
-/// Reads the logs of all ranks; they hold the same layers.
+/// Reads the logs of all ranks, which must hold the same layers.
 pub(crate) fn read(paths: &[impl AsRef<Path>]) -> Result<Vec<Vec<LayerStages>>, BenchError> {
     let logs: Vec<Vec<LayerStages>> = paths.iter().map(|path| read_one(path.as_ref())).collect::<Result<_, _>>()?;
     match logs.iter().map(Vec::len).min() == logs.iter().map(Vec::len).max() {
         true => Ok(logs),
         false => {
             let lengths: Vec<usize> = logs.iter().map(Vec::len).collect();
-            Err(BenchError::failed(format!("ranks logged {lengths:?} layers, expected equally many")))
+            Err(BenchError::failed(format!("ranks logged {lengths:?} layers, expected equal numbers")))
         }
     }
 }
@@ -73,7 +72,7 @@ fn read_one(path: &Path) -> Result<Vec<LayerStages>, BenchError> {
     text.lines().map(|line| serde_json::from_str(line).map_err(|_| bad(line))).collect()
 }
 
-/// Layers that all ranks began within a time, with at least so many tokens on each.
+/// Layers that all ranks began within a time span, with a minimum number of tokens on each.
 pub(crate) fn within(logs: &[Vec<LayerStages>], time: std::ops::Range<u64>, tokens: usize) -> Vec<OnAllRanks<'_>> {
     let layers = logs.first().map_or(0, Vec::len);
     let all = (0..layers).map(|at| logs.iter().map(|log| &log[at]).collect::<OnAllRanks<'_>>());
@@ -85,7 +84,7 @@ pub(crate) fn within(logs: &[Vec<LayerStages>], time: std::ops::Range<u64>, toke
     all.filter(chosen).collect()
 }
 
-/// The times of one layer; none where a rank has no stages.
+/// The times of one layer; `None` if a rank has no stages.
 pub(crate) fn exchange(ranks: &[&LayerStages]) -> Option<Exchange> {
     let way = |stages: &[&str]| -> Option<[u64; 2]> {
         let of = |rank: &&LayerStages| {
@@ -107,7 +106,7 @@ pub(crate) fn exchange(ranks: &[&LayerStages]) -> Option<Exchange> {
     })
 }
 
-/// The median of each part, for `tokens` tokens of a rank.
+/// The median of each part over layers, for `tokens` tokens of a rank.
 pub(crate) fn median(layers: &[OnAllRanks<'_>], tokens: f64) -> Option<MedianExchange> {
     let mut parts: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
     for ranks in layers {
@@ -160,7 +159,7 @@ mod tests {
         );
         let both = [&early, &late];
         let found = exchange(&both).unwrap();
-        // There 3 to 6, of which until 5 between nodes; back 9 to 14, from 11 on between nodes.
+        // Dispatch takes 3 to 6, until 5 between nodes; combine 9 to 14, from 11 on between nodes.
         assert_eq!(found, Exchange { seconds: 8.0, between: 5.0, inside: 3.0 });
         assert_eq!(median(&[both.to_vec()], 4.0).unwrap().times.seconds, 4.0);
         let flat = rank(8, &[("dispatch", 0, s), ("experts", s, 2 * s), ("combine", 2 * s, 4 * s)]);

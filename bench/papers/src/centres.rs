@@ -1,4 +1,4 @@
-//! Data centres with links of their own: every pair's bytes, and the slowest of all (equation 9).
+//! Data centres with different links: the bytes of every pair, and the slowest centre (equation 9).
 
 use semmoe_planner::PlanError;
 
@@ -8,7 +8,7 @@ use crate::{not_negative, positive};
 /// One data centre.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Centre {
-    /// Bytes a second of its uplink, and as many of its downlink.
+    /// Bytes per second of its uplink, and of its downlink.
     pub bytes_per_second: f64,
     /// Seconds of computation before the experts.
     pub before_experts: f64,
@@ -21,20 +21,20 @@ pub struct Centre {
 pub struct Outcome {
     /// Size of the expert domains.
     pub domain: u64,
-    /// Seconds until the last centre is done, without expert computation.
+    /// Seconds until the last centre has finished, without expert computation.
     pub seconds: f64,
     /// Bytes of experts over all links.
     pub gathered_bytes: f64,
-    /// Bytes of hidden states over all links, there and back.
+    /// Bytes of hidden states over all links, dispatch and combine.
     pub data_bytes: f64,
 }
 
-/// Adds up what each pair of centres exchanges with domains of `domain` centres in order, each centre's experts being
-/// `expert_bytes`. A centre sends an equal part of its data towards each other centre; what is for another domain
-/// goes through its peer at the same place there. Links are full duplex: the busier direction counts.
+/// Adds up what each pair of centres exchanges, with domains of `domain` consecutive centres and `expert_bytes` of
+/// experts per centre. A centre sends an equal part of its data to every other centre; data for another domain goes
+/// through the peer at the same position there. Links are full duplex: the busier direction counts.
 ///
 /// # Errors
-/// [`PlanError::Value`] about impossible values, or a domain that does not divide the centres.
+/// [`PlanError::Value`] for invalid values, or a domain that does not divide the centres.
 pub fn simulate(centres: &[Centre], expert_bytes: f64, domain: u64) -> Result<Outcome, PlanError> {
     let count = centres.len() as u64;
     positive("the bytes of experts", expert_bytes)?;
@@ -83,7 +83,7 @@ mod tests {
         vec![Centre { bytes_per_second: 1.25e9, before_experts: 0.01, data_bytes: 64e6 }; count]
     }
 
-    /// Equal centres take what the stream model says, whatever the domain.
+    /// For equal centres the result equals the stream model's, whatever the domain.
     #[test]
     fn equal_centres_are_the_stream_model() {
         for (count, domain) in [(2u64, 1), (2, 2), (12, 3), (60, 60), (60, 1), (60, 10)] {

@@ -5,11 +5,11 @@ use semmoe_profiler::html::{KINDS, Svg, escape};
 /// One chart.
 #[derive(Clone, Debug, Default)]
 pub struct Panel {
-    /// Above it.
+    /// The heading.
     pub title: String,
-    /// Across.
+    /// The horizontal axis.
     pub x: Axis,
-    /// Up.
+    /// The vertical axis.
     pub y: Axis,
     /// Points of each kind.
     pub series: Vec<Series>,
@@ -20,7 +20,7 @@ pub struct Panel {
 pub struct Axis {
     /// The quantity, with its unit.
     pub label: String,
-    /// Powers of ten are equally far apart; values must be above 0.
+    /// A logarithmic axis; values must be above 0.
     pub log: bool,
 }
 
@@ -29,13 +29,13 @@ pub struct Axis {
 pub struct Series {
     /// For the legend.
     pub name: String,
-    /// In the order in which they are joined.
+    /// In drawing order.
     pub points: Vec<(f64, f64)>,
-    /// Ends of a thin line through them; not for the axes' room.
+    /// Ends of a thin fitted line; does not extend the axes.
     pub fitted: Vec<(f64, f64)>,
-    /// Joined in order.
+    /// Whether points are joined in order.
     pub line: bool,
-    /// Marked one by one.
+    /// Whether points get markers.
     pub marks: bool,
 }
 
@@ -46,10 +46,10 @@ const TOP: f64 = 34.0;
 const PLOT_WIDTH: f64 = WIDTH - LEFT - 18.0;
 const PLOT_HEIGHT: f64 = HEIGHT - TOP - 52.0;
 const BOTTOM: f64 = TOP + PLOT_HEIGHT;
-/// Ticks of an axis, about.
+/// Approximate number of ticks on an axis.
 const TICKS: f64 = 5.0;
 
-/// Draws panels in a row.
+/// Draws panels side by side.
 pub fn draw(panels: &[Panel]) -> String {
     let legend = 18.0 * panels.iter().map(|panel| panel.series.len()).max().unwrap_or(0) as f64 + 8.0;
     let mut svg = Svg::new(WIDTH * panels.len() as f64, HEIGHT + legend);
@@ -100,14 +100,14 @@ fn draw_panel(panel: &Panel, left: f64, svg: &mut Svg) {
 }
 
 impl Panel {
-    /// Whether a point has a place on both axes.
+    /// Whether a point can be drawn on both axes.
     fn shows(&self, (x, y): &(f64, f64)) -> bool {
         let on = |axis: &Axis, value: f64| value.is_finite() && (!axis.log || value > 0.0);
         on(&self.x, *x) && on(&self.y, *y)
     }
 }
 
-/// From values to a place between 0 and 1.
+/// Maps values to positions between 0 and 1.
 struct Scale {
     low: f64,
     high: f64,
@@ -115,7 +115,7 @@ struct Scale {
 }
 
 impl Scale {
-    /// Room for all values and a little more; from 0 to 1 (1 to 10) without any.
+    /// A range with some margin around all values; 0 to 1 (1 to 10 if logarithmic) without any.
     fn of(values: impl Iterator<Item = f64>, log: bool) -> Self {
         let (low, high) = values
             .map(|value| if log { value.log10() } else { value })
@@ -131,7 +131,7 @@ impl Scale {
         ((if self.log { value.log10() } else { value }) - self.low) / (self.high - self.low)
     }
 
-    /// Round values, or 1, 2 and 5 times powers of ten.
+    /// Round values; on a logarithmic axis 1, 2 and 5 times powers of ten.
     fn ticks(&self) -> Vec<f64> {
         if self.log {
             let powers = self.low.floor() as i32..=self.high.ceil() as i32;
@@ -173,7 +173,7 @@ mod tests {
     fn ends_of_the_data_are_inside_and_text_is_escaped() {
         let text = draw(&[panel(vec![(0.25, 10.0), (0.5, 4.0)], false)]);
         assert!(text.contains("a &lt; b &amp; c") && !text.contains("a < b"));
-        // Two marks and one of the legend.
+        // Two markers and one in the legend.
         assert_eq!(text.matches("<circle").count(), 3);
         let scale = Scale::of([0.25, 0.5].into_iter(), false);
         assert!(scale.place(0.25) > 0.0 && scale.place(0.5) < 1.0);

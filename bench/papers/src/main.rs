@@ -22,15 +22,15 @@ use semmoe_planner::step::Constants;
 #[derive(Debug, Parser)]
 #[command(name = "semmoe-bench-papers")]
 enum Command {
-    /// A row of a paper: runs it and compares its verdict. Without a row all of the paper are listed.
+    /// Runs one row of a paper and compares its verdict; without a row lists all of the paper's.
     One {
         paper: Paper,
-        /// As `figure-4`.
+        /// For example `figure-4`.
         row: Option<String>,
     },
-    /// All rows of all papers: compares the verdicts and writes docs/papers.md.
+    /// Runs all rows of all papers, compares the verdicts and writes docs/papers.md.
     All {
-        /// Less data where a row takes minutes; its figures on the page stay those of the last full run.
+        /// Use less data where a row takes minutes; the page keeps the figures of the last full run.
         #[arg(long)]
         small: bool,
     },
@@ -40,27 +40,27 @@ enum Command {
         #[arg(value_name = "ROWS.jsonl")]
         file: PathBuf,
     },
-    /// Published throughputs of several layouts against the planner: shares of pairs whose ranks are right.
+    /// Compares published throughputs of several layouts with the planner: shares of correctly ranked pairs.
     Published {
-        /// Only pairs that are ranked the other way round, and the shares.
+        /// Print only pairs that are ranked the wrong way round, and the shares.
         #[arg(long)]
         wrong: bool,
     },
-    /// The cost of compressed experts in perplexity, and which ratios are therefore refused (exit code 2).
+    /// The perplexity cost of compressed experts, and the ratios that it rules out (exit code 2).
     SrPerplexity {
-        /// Largest rise of perplexity, as a share.
+        /// Largest acceptable rise of perplexity, as a fraction.
         #[arg(long, value_name = "SHARE", default_value_t = 0.01)]
         limit: f64,
-        /// Ratios of compression.
+        /// Compression ratios.
         #[arg(default_values_t = [2, 5, 10, 50], value_parser = clap::value_parser!(u16).range(1..))]
         ratios: Vec<u16>,
     },
-    /// One layer over data centres, by size of the expert domains.
+    /// One layer over data centres, by expert domain size.
     Centres {
-        /// How many; domain sizes must divide it.
+        /// Number of centres; domain sizes must divide it.
         #[arg(long, default_value_t = 1000)]
         count: usize,
-        /// Sizes of domains.
+        /// Domain sizes.
         #[arg(long, value_delimiter = ',', default_value = "10,50,100,250,500,1000")]
         domains: Vec<u64>,
     },
@@ -78,7 +78,7 @@ fn main() -> Outcome<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// 10 Gbit/s between centres, 64 MB of hidden states and 0.1 MB of experts (compressed) a layer, 10 ms before the
+/// 10 Gbit/s between centres; per layer 64 MB of hidden states, 0.1 MB of (compressed) experts, and 10 ms before the
 /// experts.
 fn centres(count: usize, domains: &[u64]) -> Outcome<()> {
     let centres = vec![Centre { bytes_per_second: 1.25e9, before_experts: 0.01, data_bytes: 64e6 }; count];

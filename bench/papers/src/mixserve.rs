@@ -1,13 +1,13 @@
-//! A layer's exchange on two levels of links, of ranks whose tokens are their own (attention dp): expert parallelism
-//! over all ranks, expert domains, and experts that belong to nodes, one level after the other or both at once.
+//! A layer's exchange on two levels of links between ranks with attention dp: expert parallelism over all ranks, expert
+//! domains, and experts assigned to nodes, with both levels one after the other or overlapped.
 //!
-//! Routing is uniform: each token takes k of E experts. Computing and latency are left out.
+//! Routing is uniform: each token takes k of E experts. Computation and latency are left out.
 
 use semmoe_planner::PlanError;
 
 use crate::positive;
 
-/// Ranks on nodes, and what each sends in a layer.
+/// Ranks on nodes, and each rank's traffic in a layer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TwoLevels {
     /// Tokens of a rank.
@@ -22,17 +22,17 @@ pub struct TwoLevels {
     pub nodes: u64,
     /// P: ranks of a node.
     pub width: u64,
-    /// Bytes a second of a rank to others of its node, in each direction.
+    /// Bytes per second of a rank to others of its node, in each direction.
     pub inside: f64,
-    /// The same to other nodes, over other links.
+    /// Bytes per second of a rank to other nodes, in each direction, over separate links.
     pub between: f64,
 }
 
 impl TwoLevels {
-    /// Whether the values are possible.
+    /// Checks all values.
     ///
     /// # Errors
-    /// [`PlanError::Value`] about the first one that is not.
+    /// [`PlanError::Value`] for the first invalid one.
     pub fn check(&self) -> Result<(), PlanError> {
         for (what, value) in [
             ("the tokens of a rank", self.tokens),
@@ -54,8 +54,8 @@ impl TwoLevels {
         self.nodes * self.width
     }
 
-    /// Bytes of the rows that a rank has for a part of the experts: a token goes there once, however many of its
-    /// experts are there.
+    /// Bytes of a rank's rows for a subset of the experts: a token is sent there once, however many of its experts are
+    /// there.
     fn rows_for(&self, experts: u64) -> f64 {
         let none = (0..self.top_k).map(|taken| {
             let left = (self.experts - taken) as f64;
@@ -64,13 +64,13 @@ impl TwoLevels {
         self.tokens * self.row_bytes * (1.0 - none.product::<f64>())
     }
 
-    /// Seconds there and back, as long as the slower of both levels takes.
+    /// Seconds of dispatch and combine, as long as the slower level takes.
     fn at_once(&self, inside: f64, between: f64) -> f64 {
         2.0 * (inside / self.inside).max(between / self.between)
     }
 
-    /// Seconds of dispatch and combine with expert domains of `size` neighbours, 1 being plain expert parallelism: a
-    /// token goes once to each other domain, to the rank at its own rank's place there.
+    /// Seconds of dispatch and combine with expert domains of `size` neighbours, where 1 is plain expert parallelism: a
+    /// token is sent once to each other domain, to the rank at its own rank's position there.
     ///
     /// # Errors
     /// A size that divides neither the ranks of a node nor, in whole nodes, all ranks.
@@ -85,15 +85,15 @@ impl TwoLevels {
         Ok(self.at_once((near - 1) as f64 * rows, (all - near) as f64 * rows))
     }
 
-    /// Seconds of dispatch and combine where experts belong to nodes and both levels take turns.
+    /// Seconds of dispatch and combine if experts are assigned to nodes and the two levels alternate.
     pub fn unfused(&self) -> f64 {
         let rows = self.rows_for(self.experts / self.nodes);
         let [inside, between] = self.hybrid_bytes(rows);
         2.0 * (inside / self.inside + between / self.between)
     }
 
-    /// The same with both levels at once, in `chunks` (AG-Dispatch and RS-Combine, Algorithms 1 and 2): while a piece
-    /// crosses, the one before is gathered with a part of the rows that stay.
+    /// Seconds of dispatch and combine if both levels overlap, in `chunks` (AG-Dispatch and RS-Combine, Algorithms 1
+    /// and 2): while one chunk crosses nodes, the previous one is gathered with a part of the rows that stay.
     pub fn fused(&self, chunks: u64) -> f64 {
         let rows = self.rows_for(self.experts / self.nodes);
         let crossing = (self.nodes - 1) * chunks.max(1);
@@ -107,15 +107,14 @@ impl TwoLevels {
         (0..=crossing).map(step).sum()
     }
 
-    /// Inside a node all its rows go to its other ranks; each crosses once before.
+    /// All rows of a node go to its other ranks; before that each crosses nodes once.
     fn hybrid_bytes(&self, rows: f64) -> [f64; 2] {
         [(self.width - 1) as f64 * self.nodes as f64 * rows, (self.nodes - 1) as f64 * rows]
     }
 }
 
-/// Tokens a second of one request, from its arrival to its end (equation 11): `(input + output) / (wait + prefill +
-/// output x itl)`, lengths in tokens and times in seconds. Not the throughput of a deployment, as which the paper
-/// prints it.
+/// Tokens per second of one request, from arrival to end (equation 11): `(input + output) / (wait + prefill + output x
+/// itl)`, lengths in tokens and times in seconds. The paper calls it the throughput of a deployment, which it is not.
 pub fn request_rate(tokens: [f64; 2], wait: f64, prefill: f64, itl: f64) -> f64 {
     let [input, output] = tokens;
     (input + output) / (wait + prefill + output * itl)
@@ -145,8 +144,8 @@ mod tests {
         assert!((request_rate([512.0, 128.0], 0.4, 0.5, 0.02) - 184.97).abs() < 0.005);
     }
 
-    /// 2 x 2 ranks, 4 of 32 experts: a token needs another rank with 1 - C(24,4)/C(32,4), another node with 1 -
-    /// C(16,4)/C(32,4).
+    /// 2 x 2 ranks, 4 of 32 experts: a token needs another rank with probability 1 - C(24,4)/C(32,4), and another node
+    /// with 1 - C(16,4)/C(32,4).
     #[test]
     fn golden_times() {
         let rows = 256.0 * 1024.0;
@@ -158,7 +157,7 @@ mod tests {
             assert!(near(unit(ratio).domains(2).unwrap(), node), "{ratio}");
             assert_eq!(unit(ratio).domains(4).unwrap(), 0.0);
         }
-        // Balanced, in 4 chunks: of 5 steps the first and the last have half of the work at one level.
+        // Balanced, in 4 chunks: the first and the last of 5 steps use only one level.
         assert!((unit(2.0).fused(4) / unit(2.0).unfused() - 1.125 / 2.0).abs() < 1e-9);
     }
 

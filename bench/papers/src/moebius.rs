@@ -9,9 +9,9 @@ use crate::phases::Gate;
 /// The numbers of section 7.1 and equation 13.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MoebiusSettings {
-    /// T_h: with TP, at this many requests in flight or more, EP at once.
+    /// T_h: switches from TP to EP at once at this many requests in flight or more.
     pub high: f64,
-    /// T_l: with EP, below this many on average over the window, TP.
+    /// T_l: switches from EP to TP below this average over the window.
     pub low: f64,
     /// W: steps of the window, at least 1.
     pub window_steps: usize,
@@ -20,7 +20,7 @@ pub struct MoebiusSettings {
 }
 
 impl MoebiusSettings {
-    /// Interactive serving: T_h = 256, T_l = 0.8 T_h, C = 5 s. The paper gives no W; 50 steps are one to two seconds.
+    /// Interactive serving: T_h = 256, T_l = 0.8 T_h, C = 5 s. The paper gives no W; 50 steps take one to two seconds.
     pub const INTERACTIVE: Self =
         MoebiusSettings { high: 256.0, low: 0.8 * 256.0, window_steps: 50, cooldown_seconds: 5.0 };
     /// Rollout (eq 13): T_l = T_h, W = 1.
@@ -38,7 +38,8 @@ pub struct Moebius {
 }
 
 impl Moebius {
-    /// With a guard that closes where the cache is full (the paper's capacity check has no margin and no hysteresis).
+    /// With a guard that prevents switches to a layout whose cache is full (the paper's capacity check has neither
+    /// margin nor hysteresis).
     pub fn new(settings: MoebiusSettings, guard: Guard) -> Self {
         Moebius { settings, gate: Gate::new(guard), in_flight: VecDeque::new(), sum: 0, switched_at: None }
     }

@@ -1,3 +1,3 @@
-//! The result of whatever may fail here.
+//! The result type of this crate.
 
 pub(crate) type Outcome<T> = Result<T, Box<dyn std::error::Error>>;

@@ -1,6 +1,6 @@
-//! The quality cost of experts compressed as sparse residuals (HybridEP's SR codec): perplexity of the bundled model
-//! on held-out text at each ratio, with the mean of a layer's experts as the shared expert and without one, and the
-//! gate on it: a ratio is refused if with the shared expert perplexity rises by more than the limit.
+//! The quality cost of experts compressed as sparse residuals (HybridEP's SR codec): perplexity of the bundled model on
+//! held-out text at each ratio, with the mean of a layer's experts as the shared expert and without one. A ratio fails
+//! if perplexity with the shared expert rises beyond the limit.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -19,7 +19,7 @@ use crate::Outcome;
 use crate::texts::{HELD_OUT, prompts};
 
 pub(crate) const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/tiny-qwen3moe-15m");
-/// Texts, and tokens of each: all have so many.
+/// Number of texts, and tokens in each.
 const TEXTS: usize = 96;
 const TOKENS: usize = 96;
 const MATRICES: [&str; 3] = ["gate_proj", "up_proj", "down_proj"];
@@ -30,7 +30,7 @@ struct Checkpoint<'a> {
     tensors: SafeTensors<'a>,
 }
 
-/// The experts of a layer, each its matrices one after the other.
+/// The experts of a layer, each with its matrices concatenated.
 pub(crate) type LayerExperts = Vec<Vec<f16>>;
 
 impl Checkpoint<'_> {
@@ -55,7 +55,7 @@ impl Checkpoint<'_> {
         (0..self.config.num_moe_layers()).map(|layer| self.experts(layer)).collect()
     }
 
-    /// Writes a model directory with these experts in every layer.
+    /// Writes a model directory whose layers have these experts.
     fn write(&self, dir: &Path, layers: &[LayerExperts]) -> Outcome<()> {
         let mut bytes: BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)> = BTreeMap::new();
         for (name, view) in self.tensors.tensors() {
@@ -81,15 +81,15 @@ impl Checkpoint<'_> {
     }
 }
 
-/// How experts travel.
+/// The compression of transferred experts.
 #[derive(Clone, Copy)]
 struct Compression {
     ratio: u16,
-    /// Whether residuals are on the mean of the layer's experts, or are the experts.
+    /// Whether residuals are relative to the mean of the layer's experts; otherwise to zero.
     shared: bool,
 }
 
-/// Experts as they arrive.
+/// Experts after compression and decompression.
 fn compressed(experts: &LayerExperts, by: Compression) -> LayerExperts {
     let slices: Vec<&[f16]> = experts.iter().map(Vec::as_slice).collect();
     let weights = slices[0].len();
@@ -112,7 +112,7 @@ fn texts(most: usize) -> Outcome<Vec<Vec<u32>>> {
     Ok(texts)
 }
 
-/// exp of the mean negative logarithm of what the model gave each next token.
+/// exp of the mean negative log-likelihood of each next token.
 fn perplexity(dir: &Path, texts: &[Vec<u32>]) -> Outcome<f64> {
     let config = ModelConfig::load(dir)?;
     let placement = Placement::contiguous(config.num_moe_layers(), config.num_experts as u16, 1)?;
@@ -137,25 +137,25 @@ fn perplexity(dir: &Path, texts: &[Vec<u32>]) -> Outcome<f64> {
     Ok(f64::exp(sum / count))
 }
 
-/// Whether a ratio may be used: one sentence if not.
+/// Checks whether a ratio is acceptable.
 fn gate(ratio: u16, rise: f64, limit: f64) -> Result<(), String> {
-    // Not a number is no rise that is small.
+    // Written so that NaN fails.
     if rise <= limit {
         return Ok(());
     }
     Err(format!(
-        "ratio {ratio} is refused: perplexity rises by {:.1}%, of which {:.1}% are allowed",
+        "ratio {ratio} is refused: perplexity rises by {:.1}%, the limit is {:.1}%",
         rise * 1e2,
         limit * 1e2
     ))
 }
 
-/// Experts of the bundled model by layer, and the texts that it is judged on.
+/// The bundled model's experts by layer, and the held-out texts.
 struct Setup<'a> {
     checkpoint: Checkpoint<'a>,
     layers: Vec<LayerExperts>,
     texts: Vec<Vec<u32>>,
-    /// Uncompressed.
+    /// Perplexity without compression.
     plain: f64,
 }
 
@@ -168,7 +168,7 @@ impl Setup<'_> {
         Ok(Setup { checkpoint, layers, texts, plain })
     }
 
-    /// Perplexity with experts as they arrive.
+    /// Perplexity with compressed experts.
     fn compressed(&self, by: Compression) -> Outcome<f64> {
         let layers: Vec<LayerExperts> = self.layers.iter().map(|experts| compressed(experts, by)).collect();
         let dir = tempfile::tempdir()?;
@@ -190,7 +190,7 @@ pub(crate) fn bundled_experts() -> Outcome<Vec<LayerExperts>> {
     checkpoint(&weights()?)?.layers()
 }
 
-/// By how much perplexity rises at a ratio, as a share, on so many texts: with the shared expert and without one.
+/// The relative rise of perplexity at a ratio, on `texts` texts: with the shared expert and without one.
 pub(crate) fn rises(ratio: u16, texts: usize) -> Outcome<[f64; 2]> {
     let bytes = weights()?;
     let setup = Setup::of(&bytes, texts)?;

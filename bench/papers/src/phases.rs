@@ -1,18 +1,18 @@
-//! The oracle of benchmarks, to which the best layout of each phase is known beforehand; and what keeps a policy from
-//! a second switch under way.
+//! The benchmarks' oracle, which knows the best layout of each phase in advance; and the guard against a second switch
+//! while one is under way.
 
 use semmoe_planner::policy::{Cause, Decision, Event, Guard, Layout, Stay, Switch, SwitchPolicy, UnitView};
 
-/// A stretch of time and its layout.
+/// A period of time and its layout.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Phase {
     /// When it begins.
     pub at: f64,
-    /// The layout it runs in.
+    /// Its layout.
     pub layout: Layout,
 }
 
-/// The layout of every phase is given beforehand; a benchmark's oracle. It switches at the first step boundary of a
+/// A benchmark's oracle: the layout of every phase is given in advance. It switches at the first step boundary of a
 /// phase at which the KV cache fits.
 #[derive(Clone, Debug)]
 pub struct Phases {
@@ -21,7 +21,7 @@ pub struct Phases {
 }
 
 impl Phases {
-    /// `phases` in order of time; before the first one the first one's layout holds.
+    /// `phases` in order of time; the first layout also applies before the first phase.
     pub fn new(phases: Vec<Phase>, guard: Guard) -> Self {
         Phases { phases, gate: Gate::new(guard) }
     }
@@ -48,7 +48,7 @@ impl SwitchPolicy for Phases {
     }
 }
 
-/// The part of a policy that keeps it from switching while a switch is under way, or to a layout that is too full.
+/// Prevents switches while one is under way, and switches to a layout that is too full.
 #[derive(Clone, Debug)]
 pub(crate) struct Gate {
     guard: Guard,
@@ -60,20 +60,20 @@ impl Gate {
         Gate { guard, switching: None }
     }
 
-    /// Notes the end of a switch.
+    /// Records the end of a switch.
     pub(crate) fn observe(&mut self, event: &Event) {
         if matches!(event, Event::Switched { .. } | Event::Failed { .. }) {
             self.switching = None;
         }
     }
 
-    /// To be called at every decision; an error while a switch is under way.
+    /// Must be called at every decision; an error while a switch is under way.
     pub(crate) fn update(&mut self, unit: &UnitView<'_>) -> Result<(), Stay> {
         self.guard.update(unit.promised_kv_tokens);
         self.switching.map_or(Ok(()), |to| Err(Stay::Switching { to }))
     }
 
-    /// Switches, if there is room.
+    /// Switches if the cache fits.
     pub(crate) fn pass(&mut self, unit: &UnitView<'_>, to: Layout, rule: &'static str) -> Decision {
         if let Err(no_room) = self.guard.check(to, unit.promised_kv_tokens) {
             return Decision::Stay(Stay::NoRoom(no_room));

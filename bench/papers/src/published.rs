@@ -1,4 +1,4 @@
-//! Published throughputs against the planner's predictions: the ranks of pairs. `published/README.md` explains the
+//! Published throughputs against the planner's predictions: how pairs are ranked. `published/README.md` explains the
 //! files.
 
 use std::collections::{BTreeMap, HashMap};
@@ -15,10 +15,10 @@ use serde::Deserialize;
 
 use crate::Outcome;
 
-/// Published values that are closer than this are a tie.
+/// Published values within this factor are tied.
 const TIE: f64 = 1.03;
 
-/// A file: what one source publishes.
+/// A file with the figures of one source.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Source {
@@ -37,7 +37,7 @@ struct Group {
     half: Half,
     model: String,
     cluster: String,
-    /// Of routed experts and of dense weights.
+    /// Types of routed experts and of dense weights.
     weights: [String; 2],
     cache: String,
     input: f64,
@@ -90,19 +90,19 @@ enum Requests {
 enum Queue {
     /// All requests are queued: as many as the cache holds.
     Max,
-    /// Each attention group prefills a prompt at a time.
+    /// Each attention group prefills one prompt at a time.
     Chunk,
 }
 
-/// A row with its prediction; both figures are of one GPU if the metric is a unit's throughput, and larger is better.
+/// A row and its prediction. Throughputs of a unit are per GPU; larger is better.
 struct Compared {
     layout: Layout,
     published: f64,
-    /// `None`: the planner rejects the layout, which ranks last.
+    /// `None` if the planner rejects the layout, which then ranks last.
     predicted: Option<f64>,
 }
 
-/// Right pairs and all pairs.
+/// Correctly ranked pairs, and all pairs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Score {
     pub(crate) right: usize,
@@ -120,7 +120,7 @@ impl Score {
     }
 }
 
-/// Files that several groups name.
+/// Files that several groups share.
 #[derive(Default)]
 struct Files {
     shapes: HashMap<String, ModelShape>,
@@ -168,7 +168,7 @@ impl Files {
 }
 
 impl Metric {
-    /// A figure as it is compared: larger is better, throughputs of units are of one GPU.
+    /// Makes figures comparable: larger is better, throughputs of units are per GPU.
     fn comparable(self, value: f64, gpus: u64) -> f64 {
         match self {
             Self::UserTokensPerSecond => value,
@@ -195,7 +195,7 @@ impl Group {
         self.rows.iter().map(compared).collect()
     }
 
-    /// The metric of a layout. Cuts that do not divide are rounded up, as engines pad them.
+    /// The predicted metric of a layout. Uneven cuts are rounded up, as engines pad them.
     fn predicted(&self, target: &Target<'_>, requests: Requests) -> Outcome<Option<f64>> {
         let usable = target.cluster.gpu.memory * target.constants.memory_share;
         let Ok(memory) = Memory::of(target.shape, &target.layout, usable, target.constants.step_tokens) else {
@@ -235,7 +235,7 @@ impl Group {
     }
 }
 
-/// Whether the planner orders a pair as it was published; `None` if that is a tie.
+/// Whether the planner orders a pair as published; `None` for ties.
 fn right(one: &Compared, other: &Compared) -> Option<bool> {
     let (better, worse) = if one.published > other.published { (one, other) } else { (other, one) };
     let tie = better.published / worse.published <= TIE;
@@ -247,7 +247,7 @@ fn pairs(rows: &[Compared]) -> impl Iterator<Item = (&Compared, &Compared, bool)
     rows.iter().enumerate().flat_map(after)
 }
 
-/// The scores of all families, by half.
+/// The scores of all families in each half.
 pub(crate) fn scores(constants: &Constants) -> Outcome<BTreeMap<(Half, String), Score>> {
     let (mut files, mut scores) = (Files::default(), BTreeMap::new());
     for group in sources()?.iter().flat_map(|source| &source.groups) {
@@ -259,7 +259,7 @@ pub(crate) fn scores(constants: &Constants) -> Outcome<BTreeMap<(Half, String), 
     Ok(scores)
 }
 
-/// All pairs of a half, and the mean of its families' shares, each counted once.
+/// All pairs of a half, and the mean of its families' shares, with equal weights.
 pub(crate) fn summary(scores: &BTreeMap<(Half, String), Score>, half: Half) -> (Score, f64) {
     let families: Vec<Score> = scores.iter().filter(|((of, _), _)| *of == half).map(|(_, score)| *score).collect();
     let mut all = Score::default();
@@ -268,7 +268,7 @@ pub(crate) fn summary(scores: &BTreeMap<(Half, String), Score>, half: Half) -> (
     (all, counted.iter().sum::<f64>() / counted.len().max(1) as f64)
 }
 
-/// Prints every row, or only pairs that are ranked the other way round, and the shares of right pairs.
+/// Prints every row, or only pairs that are ranked the wrong way round, and the shares of correct pairs.
 pub(crate) fn print(only_wrong: bool, constants: &Constants) -> Outcome<()> {
     let mut files = Files::default();
     for source in sources()? {
@@ -332,8 +332,8 @@ mod tests {
         assert_eq!(found, [true, false, true, false, false], "a rejected layout ranks last");
     }
 
-    /// MixServe's H20 cluster if its largest batch, 16, is that of each engine, as vLLM counts it, and attention DP has
-    /// one for each group: its gain over stages then follows.
+    /// MixServe's H20 cluster, if its largest batch, 16, is per engine as vLLM counts it, so attention DP has one per
+    /// group: that explains its gain over pipeline stages.
     #[test]
     fn mixserve_follows_from_a_batch_for_each_group() {
         let mut files = Files::default();
@@ -351,7 +351,7 @@ mod tests {
         }
     }
 
-    /// Pairs whose ranks are right, of all. They change only with the planner's model or the files.
+    /// Correctly ranked pairs of all pairs. They change only with the planner's model or the files.
     #[test]
     fn counts_of_right_pairs() {
         let scores = scores(&Constants::uncalibrated()).unwrap();

@@ -4,23 +4,23 @@ use semmoe_planner::PlanError;
 
 use crate::{not_negative, positive};
 
-/// A batch of answers that is generated to its end (ParaSMoE, appendix C).
+/// A batch of answers, generated until the last one ends (ParaSMoE, appendix C).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rollout {
     /// N, answers.
     pub answers: f64,
-    /// L_maj, tokens after which most have ended: a quantile of [`Lengths`](semmoe_planner::workload::Lengths).
+    /// L_maj: tokens by which most answers have ended, a quantile of [`Lengths`](semmoe_planner::workload::Lengths).
     pub major_tokens: f64,
-    /// L_max, tokens of the longest.
+    /// L_max: tokens of the longest answer.
     pub most_tokens: f64,
 }
 
 /// The speed of a layout with many sequences and with few.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LayoutSpeed {
-    /// Tokens a second with many sequences.
+    /// Tokens per second with many sequences.
     pub tokens_per_second: f64,
-    /// Seconds a token with few.
+    /// Seconds per token with few.
     pub token_seconds: f64,
 }
 
@@ -39,7 +39,7 @@ impl Rollout {
     /// Seconds with `ep` and `tp` layouts: `N L_maj / T + (L_max - L_maj) l`.
     ///
     /// # Errors
-    /// [`PlanError::Value`] about impossible lengths or speeds.
+    /// [`PlanError::Value`] for invalid lengths or speeds.
     pub fn times(&self, ep: LayoutSpeed, tp: LayoutSpeed, switch_seconds: f64) -> Result<RolloutTimes, PlanError> {
         not_negative("L_max less L_maj in tokens", self.most_tokens - self.major_tokens)?;
         not_negative("the seconds of a switch", switch_seconds)?;
@@ -94,7 +94,8 @@ mod tests {
     }
 
     proptest! {
-        /// With a free switch, neither layout alone beats both where each is the better one of its phase.
+        /// With a free switch, adaptive is never slower than a static layout if each layout is the faster one of its
+        /// phase.
         #[test]
         fn adapting_never_loses(answers in 1.0f64..1e5, major in 1.0f64..1e4, more in 0.0f64..1e5) {
             let times = Rollout { answers, major_tokens: major, most_tokens: major + more }.times(EP, TP, 0.0).unwrap();

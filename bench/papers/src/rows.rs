@@ -1,11 +1,10 @@
-//! Predictions for measured rows, for `python/fit.py`: the fit judges the planner's model, not a copy of it.
+//! Predictions for measured rows, for `python/fit.py`, so that the fit uses the planner's model and not a copy.
 //!
-//! Each line of the file is a row:
-//! `model` (a path to a config.json), `cluster` (a path to a cluster.toml), `weights` and `cache` (types), `decode` and
-//! `prefill` (degrees PP, TP, DP, expert TP, EP), `split` (prefill has units of its own), `concurrency` (requests in
-//! flight of a decoding unit) and `arriving` (of a prefill unit), `input`, `output`. Then every line on standard input
-//! is a list of `[first, end, constants]`, ranges of rows, and is answered by one line: a list of `[TTFT, TPOT]` in
-//! seconds, null where a layout cannot run the shape, for these rows.
+//! Each line of the file is a row: `model` (a path to a config.json), `cluster` (a path to a cluster.toml), `weights`
+//! and `cache` (types), `decode` and `prefill` (degrees PP, TP, DP, expert TP, EP), `split` (prefill has its own
+//! units), `concurrency` (requests in flight of a decoding unit), `arriving` (of a prefill unit), `input`, `output`.
+//! Each line on standard input is a list of `[first, end, constants]`, ranges of rows. It is answered by one line: a
+//! list of `[TTFT, TPOT]` in seconds for these rows, null where a layout cannot run the shape.
 
 use std::collections::HashMap;
 use std::io::BufRead;
@@ -23,7 +22,7 @@ use crate::Outcome;
 struct Row {
     model: String,
     cluster: String,
-    /// Of routed experts and of dense weights.
+    /// Types of routed experts and of dense weights.
     weights: [String; 2],
     cache: String,
     decode: [u64; 5],
@@ -35,7 +34,7 @@ struct Row {
     output: f64,
 }
 
-/// A row with its files read.
+/// A row with its files parsed.
 struct Case {
     shape: ModelShape,
     cluster: Cluster,
@@ -83,7 +82,7 @@ fn layout([pipeline, attention_tp, attention_dp, expert_tp, expert_ep]: [u64; 5]
     Layout { pipeline, attention_tp, attention_dp, expert_tp, expert_ep }
 }
 
-/// Whether the degrees fit together. Cuts that do not divide are rounded up, as engines pad them.
+/// Whether the degrees are consistent. Uneven cuts are rounded up, as engines pad them.
 fn runs(case: &Case, layout: &Layout) -> bool {
     let degrees = [layout.pipeline, layout.attention_tp, layout.attention_dp, layout.expert_tp, layout.expert_ep];
     degrees.iter().all(|degree| *degree > 0)
@@ -102,12 +101,12 @@ fn predicted(case: &Case, constants: &Constants) -> Option<[f64; 2]> {
         let found = predict(&decode, &case.load);
         return Some([found.ttft, found.tpot]);
     }
-    // Units of their own: nothing delays decoding.
+    // With separate prefill units nothing delays decoding.
     let ttft = predict(&prefill, &Load { concurrency: case.arriving, ..case.load }).ttft;
     Some([ttft, step(&decode, &decoding(case.load.concurrency, &case.load)).total()])
 }
 
-/// Answers every line on standard input about the rows of `file`.
+/// Answers every line on standard input from the rows of `file`.
 pub(crate) fn answer(file: &Path) -> Outcome<()> {
     let mut files = Files::default();
     let text = std::fs::read_to_string(file)?;
@@ -117,7 +116,7 @@ pub(crate) fn answer(file: &Path) -> Outcome<()> {
         let mut answers = Vec::new();
         for (first, end, constants) in ranges {
             constants.check()?;
-            let chosen = cases.get(first..end).ok_or_else(|| format!("no rows {first} to {end}"))?;
+            let chosen = cases.get(first..end).ok_or_else(|| format!("there are no rows {first} to {end}"))?;
             answers.extend(chosen.iter().map(|case| predicted(case, &constants)));
         }
         println!("{}", serde_json::to_string(&answers)?);

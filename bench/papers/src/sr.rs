@@ -4,22 +4,22 @@
 //! magnitude are kept, as f16. Choices that the paper leaves open:
 //!
 //! - the mean is summed in f32 in the order of the experts, divided in f32, and rounded to f16;
-//! - the residual is f32(w) - f32(S); of equal magnitudes the lowest index is kept; indices ascend;
+//! - the residual is f32(w) - f32(S); among equal magnitudes the lowest index is kept; indices ascend;
 //! - decoded weights are f16(f32(S) + f32(value)) where a value was kept, and S elsewhere;
-//! - k is such that values and indices take at most 1 / ratio of the expert's bytes.
+//! - k is the largest number whose values and indices take at most 1 / ratio of the expert's bytes.
 
 use half::f16;
 
-/// Bytes of an index: in a block of 65,536 weights 2, in the whole expert 4.
+/// Bytes of an index: 2 within a block of 65,536 weights, 4 within the whole expert.
 pub const INDEX_BYTES: [usize; 2] = [2, 4];
 
-/// k: values that are kept of so many f16 weights.
+/// k: the number of values kept of `weights` f16 weights.
 #[must_use]
 pub fn kept(weights: usize, ratio: usize, index_bytes: usize) -> usize {
     weights * size_of::<f16>() / (ratio * (size_of::<f16>() + index_bytes))
 }
 
-/// The mean of a layer's experts, which all have the same length.
+/// The mean of a layer's experts, which must have equal lengths.
 #[must_use]
 pub fn mean(experts: &[&[f16]]) -> Vec<f16> {
     let count = experts.len() as f32;
@@ -28,19 +28,19 @@ pub fn mean(experts: &[&[f16]]) -> Vec<f16> {
     weights.map(mean).collect()
 }
 
-/// The `kept` weights that differ most from the shared expert's, ascending, and by how much.
+/// Indices, ascending, of the `kept` weights that differ most from the shared expert's, and the differences.
 #[must_use]
 pub fn encode(expert: &[f16], shared: &[f16], kept: usize) -> Vec<(usize, f16)> {
     let residual = |at: usize| expert[at].to_f32() - shared[at].to_f32();
     let mut order: Vec<usize> = (0..expert.len()).collect();
-    // Stable: of equal magnitudes the lowest index comes first.
+    // A stable sort keeps the lowest index first among equal magnitudes.
     order.sort_by(|&a, &b| residual(b).abs().total_cmp(&residual(a).abs()));
     order.truncate(kept);
     order.sort_unstable();
     order.into_iter().map(|at| (at, f16::from_f32(residual(at)))).collect()
 }
 
-/// The expert as it arrives: the residual added to the shared expert.
+/// The decompressed expert: the residual added to the shared expert.
 #[must_use]
 pub fn decode(residual: &[(usize, f16)], shared: &[f16]) -> Vec<f16> {
     let mut expert = shared.to_vec();
@@ -54,7 +54,7 @@ pub fn decode(residual: &[(usize, f16)], shared: &[f16]) -> Vec<f16> {
 mod tests {
     use super::*;
 
-    /// The weights of `sr_golden.py`.
+    /// The weights that `sr_golden.py` uses.
     fn golden_weights(experts: usize, weights: usize, step: usize) -> Vec<Vec<f16>> {
         let value = |e: usize, i: usize| {
             let count = (i * 7919 + e * 104_729 + i / 13 * e * 31) % step;

@@ -24,7 +24,7 @@ struct Message {
 }
 
 impl Prompt {
-    /// Its text; of a conversation that of all messages.
+    /// The text, or that of all messages of a conversation.
     pub(crate) fn text(self) -> String {
         let contents: Vec<String> = self.messages.into_iter().map(|message| message.content).collect();
         self.prompt.unwrap_or_else(|| contents.join("\n"))

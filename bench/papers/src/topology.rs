@@ -1,4 +1,4 @@
-//! Who talks to whom: global indices, locations, and the kind of communication of a pair.
+//! Communicating pairs: global indices, locations, and the kind of communication.
 
 use semmoe_planner::PlanError;
 
@@ -9,7 +9,7 @@ use crate::positive;
 pub enum Exchange {
     /// Experts: both are in one domain.
     Gather,
-    /// Tokens: they are in different domains, at the same place.
+    /// Tokens: in different domains, at the same position.
     Data,
 }
 
@@ -35,7 +35,7 @@ pub fn frequency(workers: u64, size: u64) -> Frequency {
 }
 
 impl Topology {
-    /// Levels with `factors` workers in each worker of the level outside and domains of `domains` workers.
+    /// Levels with `factors` workers in each worker of the next outer level, in domains of `domains` workers.
     ///
     /// # Errors
     /// [`PlanError::Value`] if a domain's size does not divide its level, or the lists differ in length.
@@ -57,7 +57,7 @@ impl Topology {
         Ok(Self { factors: factors.to_vec(), domains: domains.to_vec() })
     }
 
-    /// GPUs.
+    /// Total number of GPUs.
     pub fn gpus(&self) -> u64 {
         self.factors.iter().product()
     }
@@ -72,8 +72,8 @@ impl Topology {
         self.factors.iter().map(of).collect()
     }
 
-    /// The exchange between GPUs `one` and `other` at `level`. Algorithm 1 compares only the levels inside, so that
-    /// pairs in different workers outside talk, too. Here all levels but this one must agree.
+    /// The exchange between GPUs `one` and `other` at `level`. The paper's Algorithm 1 compares only the inner levels,
+    /// so it also pairs GPUs of different outer workers. Here all other levels must agree.
     pub fn exchange(&self, one: u64, other: u64, level: usize) -> Option<Exchange> {
         let (one, other) = (self.location(one), self.location(other));
         let agree = one.iter().zip(&other).enumerate().all(|(at, (a, b))| (at == level) == (a != b));
@@ -146,7 +146,7 @@ mod tests {
             let factors: Vec<u64> = levels.iter().map(|(factor, _)| 1 << factor).collect();
             let domains: Vec<u64> = levels.iter().map(|(factor, size)| 1 << size.min(factor)).collect();
             let topology = Topology::new(&factors, &domains).unwrap();
-            // As many as there are GPUs, in the order of numbers: each is the one of its index.
+            // One location per GPU, in the order of indices.
             let all: Vec<Vec<u64>> = (0..topology.gpus()).map(|index| topology.location(index)).collect();
             prop_assert!(all.windows(2).all(|pair| pair[0] < pair[1]));
             prop_assert!(all.iter().all(|location| location.iter().zip(&factors).all(|(place, factor)| place < factor)));

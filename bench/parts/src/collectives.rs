@@ -1,8 +1,8 @@
-//! The CPU backend's figures.
+//! Figures of the CPU backend.
 //!
-//! Everything that is compared runs in turns in the same rounds, so that a busy machine slows all of it; a ratio is the
-//! median of the rounds' ratios. Reduce-scatter is set against a copy that moves as many bytes by as many threads: (P +
-//! 1) x N, of which P x N are read and N written.
+//! All candidates alternate within the same rounds, so a busy machine slows all of them; a ratio is the median of the
+//! rounds' ratios. Reduce-scatter is compared with a copy that moves as many bytes on as many threads: (P + 1) x N, of
+//! which P x N are read and N written.
 #![allow(clippy::expect_used, reason = "a rank that fails ends the program")]
 
 use std::hint::black_box;
@@ -19,14 +19,14 @@ const HIDDEN: usize = 2048;
 const RANKS: usize = 4;
 const ITEMS: usize = 8192;
 
-/// Prints the collectives and the argsort beside their bounds.
+/// Prints the collectives and the argsort with their bounds.
 pub(crate) fn run(rounds: usize) -> Outcome<()> {
     collectives(rounds);
     argsorts(rounds * 5);
     Ok(())
 }
 
-/// Seconds of each thing in each round.
+/// Seconds of each candidate in each round.
 type Rounds<const N: usize> = Vec<[f64; N]>;
 
 fn collectives(rounds: usize) {
@@ -66,7 +66,7 @@ fn collectives(rounds: usize) {
     println!("SAG over plain allgather                                           {:.3}", ratio(5, 4));
 }
 
-/// Start and end of one thing on one rank, in seconds.
+/// Start and end of one candidate on one rank, in seconds.
 type Spell = (f64, f64);
 
 fn one_rank(mut comm: Communicator, order: &RankOrder, even: &[u32], rounds: usize, begin: Instant) -> Vec<[Spell; 6]> {
@@ -82,7 +82,7 @@ fn one_rank(mut comm: Communicator, order: &RankOrder, even: &[u32], rounds: usi
     let rows = |split: RowSplit<'_>| vec![bf16::ZERO; split.positions(rank).len() * HIDDEN];
     let (mut plain_out, mut out) = (rows(plain), rows(shuffled));
     let (mut residual_out, residual, weight) = (rows(shuffled), vec![bf16::ONE; elements], vec![bf16::ONE; HIDDEN]);
-    // Half of the bytes are read, half written, in this rank's share of all.
+    // Half of the bytes are read, half written, in this rank's share of the whole.
     let half = (RANKS + 1) * elements * size_of::<bf16>() / 2 / RANKS;
     let (from, mut to) = (vec![1u8; half], vec![2u8; half]);
     let mut times = Vec::new();
@@ -103,11 +103,11 @@ fn one_rank(mut comm: Communicator, order: &RankOrder, even: &[u32], rounds: usi
         round[5] = timed(&mut comm, begin, |comm| comm.allgather(&out, HIDDEN, shuffled, whole));
         times.push(round);
     }
-    // The first rounds map pages.
+    // The first rounds fault pages in.
     times.split_off(3)
 }
 
-/// Begins when all ranks are there; every rank has finished when it ends.
+/// Starts once all ranks have arrived, and ends once all have finished.
 fn timed(
     comm: &mut Communicator,
     begin: Instant,
@@ -136,10 +136,10 @@ fn argsorts(rounds: usize) {
             if stable {
                 sorted.sort_by_key(|&item| keys[item as usize]);
             } else {
-                // Makes an unstable sort stable: the place counts too.
+                // The index as second key makes an unstable sort stable.
                 sorted.sort_unstable_by_key(|&item| (keys[item as usize], item));
             }
-            // Needed by the collectives besides: the inverse.
+            // The collectives also need the inverse.
             let mut inverse = vec![0u32; ITEMS];
             for (position, &item) in sorted.iter().enumerate() {
                 inverse[item as usize] = position as u32;
@@ -157,7 +157,7 @@ fn argsorts(rounds: usize) {
         println!("{name:<26} {:8.1} us", median(times.iter().map(|round| round[index])) * 1e6);
     }
     println!(
-        "argsort, times as fast as the faster one (bar: 5 or more)           {:.1}",
+        "argsort, speedup over the faster comparison sort (bar: 5 or more)   {:.1}",
         median(times.iter().map(|round| round[1] / round[0]))
     );
 }

@@ -1,8 +1,8 @@
 //! Time of one decision over 4 to 64 ranks, by policy, against `round_robin`.
 //!
-//! The prompt has 1,000 tokens, is scored already, and its 15 blocks of 64 tokens are held by a third of the ranks. A
-//! decision reads loads and prices, looks the blocks up where the policy wants them, and chooses; counting it in and
-//! out is shown beside. The last lines are for several threads on the same ranks.
+//! The prompt has 1,000 tokens and is already scored; a third of the ranks hold its 15 blocks of 64 tokens. A decision
+//! reads loads and prices, looks up the blocks if the policy needs them, and chooses. Adding and removing it from the
+//! counts is shown beside it. The last lines are for several threads on the same ranks.
 
 use std::time::Instant;
 
@@ -10,10 +10,10 @@ use semmoe_routing::{NAMES, Policy, PrefixSettings, Prompt, Router, Scratch, Set
 
 use crate::Outcome;
 
-/// Batches that a measurement is cut into; the fastest counts, as the machine has other things to do.
+/// Batches per measurement; the fastest counts, which excludes other work on the machine.
 const BATCHES: u64 = 20;
 
-/// Nanoseconds of one decision, and of one decision that is also counted in and out.
+/// Nanoseconds of one decision, and of one decision that is also added to the counts and removed.
 fn measure(router: &Router, policy: &dyn Policy, prompt: &Prompt<'_>, decisions: u64) -> Option<(f64, f64)> {
     let mut scratch = Scratch::default();
     let (mut decide, mut count) = (f64::INFINITY, f64::INFINITY);
@@ -53,7 +53,7 @@ pub(crate) fn run(decisions: u64) -> Outcome<()> {
     }
     println!("naming the blocks of 1,000 tokens: {naming:.0} ns");
 
-    println!("ranks policy | ns to decide | with counting in and out");
+    println!("ranks policy | ns to decide | with updates of the counts");
     for ranks in [4u16, 8, 64] {
         let share: Vec<f64> = (0..ranks).map(|rank| 0.1 + f64::from(rank * 7 % 13) / 40.0).collect();
         let prompt = Prompt { tokens: 1000, share: Some(&share), blocks: &blocks, key: Some(9), ..Prompt::default() };
@@ -80,7 +80,7 @@ pub(crate) fn run(decisions: u64) -> Outcome<()> {
             running.into_iter().map(|thread| thread.join().unwrap_or_default()).collect()
         });
         let slowest = each.iter().flatten().map(|(_, count)| *count).fold(0.0, f64::max);
-        println!("64 ranks, affinity, {threads} threads: {slowest:.0} ns with counting in and out");
+        println!("64 ranks, affinity, {threads} threads: {slowest:.0} ns with updates of the counts");
     }
     Ok(())
 }

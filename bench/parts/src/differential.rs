@@ -1,7 +1,7 @@
 //! Compares the fast encoder with the oracle, and times both.
 //!
-//! Of a prompts file it takes the field `prompt`, and the turns of `messages` as ChatML. Prints each of the first
-//! differences, and fails if there is one. Each text is encoded whole and in the shortest slices.
+//! Takes the field `prompt` of a prompts file, and the turns of `messages` as ChatML. Encodes each text whole and in
+//! the shortest slices. Prints the first differences, and fails if there are any.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -55,11 +55,11 @@ impl Comparison {
     }
 }
 
-/// Every prompt of the files, every code point alone and between others, and `count` random texts.
+/// Every prompt of the files, every code point alone and in context, and `count` random texts.
 pub(crate) fn run(tokenizer: &Path, count: u64, prompts: &[PathBuf]) -> Outcome<()> {
     let tokenizer = Tokenizer::from_file(tokenizer)?;
     if let Encoder::Oracle { reason } = tokenizer.encoder() {
-        return Err(format!("the fast encoder is not used: {reason}").into());
+        return Err(format!("the fast encoder does not support this tokenizer: {reason}").into());
     }
     println!("{}", if tokenizer.cuts_long_texts() { "long texts are cut" } else { "texts are never cut" });
     let zero = Duration::ZERO;
@@ -81,11 +81,11 @@ pub(crate) fn run(tokenizer: &Path, count: u64, prompts: &[PathBuf]) -> Outcome<
         comparison.add(&random_text(&mut random))?;
     }
     comparison.report("random");
-    println!("texts left to the oracle: {}", comparison.tokenizer.left_to_oracle());
+    println!("texts encoded by the oracle: {}", comparison.tokenizer.left_to_oracle());
     if comparison.differences > 0 { Err("the encoders differ".into()) } else { Ok(()) }
 }
 
-/// The text of a line of a prompts file.
+/// The text on one line of a prompts file.
 fn prompt(line: &serde_json::Value) -> String {
     let text = |value: &serde_json::Value| value.as_str().unwrap_or_default().to_owned();
     match line["messages"].as_array() {

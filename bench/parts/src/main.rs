@@ -1,4 +1,4 @@
-//! Parts of semmoe timed by themselves. README.md says where the figures stand.
+//! Timings of single parts of semmoe. README.md says where the figures are.
 #![allow(clippy::print_stdout, reason = "a program that prints figures")]
 
 mod collectives;
@@ -21,58 +21,58 @@ use semmoe_planner::workload::Workload;
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
-/// Times parts of semmoe by themselves.
+/// Times single parts of semmoe.
 #[derive(Debug, Parser)]
 #[command(name = "semmoe-bench-parts")]
 enum Command {
-    /// The fast encoder against the oracle: prompts, every code point, random texts.
+    /// Compare the fast encoder with the oracle: prompts, every code point, random texts.
     Differential {
         /// `tokenizer.json`.
         tokenizer: PathBuf,
-        /// Random texts.
+        /// Number of random texts.
         count: u64,
         /// JSONL files with "prompt" or "messages".
         prompts: Vec<PathBuf>,
     },
-    /// How fast a prompt is scored, on one thread with FASTOKENS_BPE_THREADS=1.
+    /// Time the scoring of a prompt; on one thread with FASTOKENS_BPE_THREADS=1.
     Wire {
         /// `tokenizer.json`.
         tokenizer: PathBuf,
-        /// Ranks of the table.
+        /// Ranks in the table.
         ranks: u16,
         /// JSONL files with "prompt".
         prompts: Vec<PathBuf>,
     },
-    /// One decision over 4 to 64 ranks, by policy.
+    /// Time one decision over 4 to 64 ranks, by policy.
     Decide {
-        /// Decisions of a measurement.
+        /// Decisions per measurement.
         #[arg(default_value_t = 200_000)]
         decisions: u64,
     },
-    /// How long it takes to cut routed experts out of an answer.
+    /// Time the removal of routed experts from an answer.
     Cut,
-    /// The CPU's collectives beside a copy, and the argsort.
+    /// Time the CPU's collectives against a copy, and the argsort.
     Collectives {
-        /// Rounds over everything that is compared.
+        /// Rounds over all candidates.
         #[arg(default_value_t = 40)]
         rounds: usize,
     },
-    /// A decode step by layout and batch.
+    /// Time a decode step by layout and batch.
     Curves,
-    /// Layout switches beside a copy of as many bytes.
+    /// Time layout switches against a copy of as many bytes.
     Switch,
-    /// How much of the reading of experts is hidden behind computing.
+    /// How much of the reading of experts overlaps with computation.
     Stream,
-    /// How long it takes to search all strategies for 64 GPUs.
+    /// Time the search of all strategies for 64 GPUs.
     Search {
         /// A model's `config.json`.
         config: PathBuf,
     },
-    /// Traces of the shape of DeepSeek-V2-Lite, in four shards.
+    /// Write traces of the shape of DeepSeek-V2-Lite, in four shards.
     Traces {
-        /// Where they are written.
+        /// Output folder.
         folder: PathBuf,
-        /// Tokens of all shards.
+        /// Total number of tokens.
         #[arg(default_value_t = 10_000_000)]
         tokens: usize,
     },
@@ -98,7 +98,7 @@ fn median(mut values: Vec<f64>) -> f64 {
     values[values.len() / 2]
 }
 
-/// Seconds that each of `runs` runs of `work` takes.
+/// Seconds of each of `runs` runs of `work`.
 fn timed<T>(runs: usize, mut work: impl FnMut() -> Outcome<T>) -> Outcome<Vec<f64>> {
     let one = |_| {
         let began = Instant::now();

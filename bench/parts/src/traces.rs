@@ -13,7 +13,7 @@ const VOCABULARY: u32 = 102_400;
 const REQUEST_TOKENS: usize = 1000;
 const SHARDS: usize = 4;
 
-/// Writes `shard0.trace.safetensors` and so on.
+/// Writes `shard0.trace.safetensors` to `shard3.trace.safetensors`.
 pub(crate) fn write(folder: &Path, tokens: usize) -> Outcome<()> {
     std::fs::create_dir_all(folder)?;
     for shard in 0..SHARDS {
@@ -24,7 +24,7 @@ pub(crate) fn write(folder: &Path, tokens: usize) -> Outcome<()> {
     Ok(())
 }
 
-/// Tokens by a law of Zipf; each has its own favourites in each layer, and now and then other experts.
+/// Tokens follow Zipf's law. Each prefers certain experts in each layer, and sometimes takes others.
 fn generate(path: &Path, tokens: usize, seed: u64) -> Outcome<()> {
     let model = ModelInfo {
         model: "made-up".into(),
@@ -55,7 +55,7 @@ fn generate(path: &Path, tokens: usize, seed: u64) -> Outcome<()> {
     Ok(())
 }
 
-/// Six distinct experts: a walk with an odd step through a power of two meets each once.
+/// Six distinct experts: an odd stride modulo a power of two visits each once.
 fn push_route(experts: &mut Vec<u16>, id: u32, layer: u16, random: &mut fastrand::Rng) {
     let own = u64::from(id).wrapping_mul(0x2545_f491_4f6c_dd1d).wrapping_add(u64::from(layer) * 0x9e37_79b9);
     let mixed = (own ^ (own >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 20;
@@ -65,7 +65,7 @@ fn push_route(experts: &mut Vec<u16>, id: u32, layer: u16, random: &mut fastrand
     experts.extend((0..u64::from(TOP_K)).map(|i| ((start + i * step) % u64::from(EXPERTS)) as u16));
 }
 
-/// Ranks with a probability of about one over the rank.
+/// Ranks with probability proportional to about one over the rank.
 fn zipf(random: &mut fastrand::Rng) -> u32 {
     let rank = (f64::from(VOCABULARY).ln() * random.f64()).exp();
     (rank as u32).min(VOCABULARY - 1)

@@ -1,9 +1,9 @@
-//! How fast a prompt is scored: ids and the sum of T's rows, on one thread.
+//! Time to score a prompt on one thread: token ids and the sum of T's rows.
 //!
-//! Prompts are cut or joined to about 1,000 tokens, each seen for the
-//! first time, and timed one by one: the whole score, the sum in it, and the oracle's ids; in turns of 100 prompts, so
-//! that both see the same machine and neither the other's caches. Then texts of one word, by length: the most that
-//! a request can cost. Set `FASTOKENS_BPE_THREADS=1` for one thread on long texts too.
+//! Prompts are cut or joined to about 1,000 tokens. Each is seen for the first time and timed alone: the whole score,
+//! the sum in it, and the oracle's ids. Turns of 100 prompts alternate, so both encoders run under the same conditions
+//! and neither uses the other's caches. Then texts of one word by length, the worst case of a request. Set
+//! `FASTOKENS_BPE_THREADS=1` for one thread on long texts too.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -14,12 +14,12 @@ use crate::Outcome;
 
 /// About 1,000 tokens of English.
 const PROMPT_BYTES: usize = 4400;
-/// Prompts timed at most.
+/// Most prompts timed.
 const MAX_PROMPTS: usize = 4000;
-/// Prompts that one library encodes before the other follows.
+/// Prompts that one library encodes before the other takes its turn.
 const TURN: usize = 100;
 
-/// Prompts against tables of so many ranks, then texts of one word.
+/// Prompts against tables of `ranks` ranks, then texts of one word.
 pub(crate) fn run(tokenizer: &Path, ranks: u16, files: &[PathBuf]) -> Outcome<()> {
     let tokenizer = Tokenizer::from_file(tokenizer)?;
     let scorer = random_table(tokenizer.vocab_size(), ranks);
@@ -71,7 +71,7 @@ fn random_table(vocab_size: u32, ranks: u16) -> Scorer {
     Scorer::from_rows(ranks, &shares.collect::<Vec<_>>())
 }
 
-/// Consecutive prompts joined until they have about 1,000 tokens, longer ones cut.
+/// Consecutive prompts joined, or long ones cut, to about 1,000 tokens.
 fn thousand_token_prompts(lines: &str) -> Outcome<Vec<String>> {
     let (mut prompts, mut text) = (Vec::new(), String::new());
     for line in lines.lines() {
@@ -104,6 +104,6 @@ fn one_word(tokenizer: &Tokenizer) -> Outcome<()> {
             println!("{bytes} bytes of {what}: {ids} ids, {:.2} ms", begin.elapsed().as_secs_f64() * 1e3);
         }
     }
-    println!("texts left to the oracle: {}", tokenizer.left_to_oracle());
+    println!("texts encoded by the oracle: {}", tokenizer.left_to_oracle());
     Ok(())
 }

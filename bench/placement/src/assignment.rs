@@ -1,9 +1,9 @@
-//! Exact linear assignment, and the same with capacities: what the baselines that need one are given.
+//! Exact linear assignment, with and without capacities, for the baselines that need one.
 
-/// Finds the column of each row that minimises the sum of `cost` [n, n] (the Hungarian algorithm with potentials,
-/// O(n^3)).
+/// Finds the column of each row that minimises the sum of `cost` [n, n], by the Hungarian algorithm with potentials in
+/// O(n^3).
 pub(crate) fn assign(n: usize, cost: impl Fn(usize, usize) -> f64) -> Vec<usize> {
-    // Rows and columns from 1; 0 is the free one.
+    // Rows and columns are 1-based; 0 marks a free one.
     let (mut row_price, mut column_price) = (vec![0.0; n + 1], vec![0.0; n + 1]);
     let mut row_of = vec![0usize; n + 1];
     for row in 1..=n {
@@ -46,7 +46,7 @@ pub(crate) fn assign(n: usize, cost: impl Fn(usize, usize) -> f64) -> Vec<usize>
     column_of
 }
 
-/// The group of each of `n` items that maximises the sum of `gain(item, group)`, n / groups items in each.
+/// Assigns n items to groups, n / groups items each, maximising the sum of `gain(item, group)`.
 pub(crate) fn assign_groups(n: usize, groups: usize, gain: impl Fn(usize, usize) -> f64) -> Vec<u16> {
     let each = n / groups;
     assign(n, |item, slot| -gain(item, slot / each)).into_iter().map(|slot| (slot / each) as u16).collect()

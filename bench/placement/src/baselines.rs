@@ -1,4 +1,4 @@
-//! Placements of experts by other rules than the solver's, layer by layer.
+//! Placements of experts by other methods than the solver's, layer by layer.
 
 use std::cmp::Ordering;
 
@@ -11,14 +11,14 @@ use crate::counts::LayerCounts;
 /// The group of each expert of one layer.
 pub(crate) type Groups = Vec<u16>;
 
-/// A permutation of the contiguous placement, drawn from the seed.
+/// A random permutation of the contiguous placement.
 pub(crate) fn random(experts: usize, groups: usize, random: &mut fastrand::Rng) -> Groups {
     let mut group_of: Groups = (0..experts).map(|expert| (expert * groups / experts) as u16).collect();
     random.shuffle(&mut group_of);
     group_of
 }
 
-/// EPLB without replicas: experts by falling load, each to the least loaded group with room.
+/// EPLB without replicas: experts in descending order of load, each to the least loaded group with room.
 pub(crate) fn eplb(counts: &LayerCounts, groups: usize) -> Groups {
     let each = counts.experts / groups;
     let mut group_of = vec![0; counts.experts];
@@ -34,8 +34,8 @@ pub(crate) fn eplb(counts: &LayerCounts, groups: usize) -> Groups {
     group_of
 }
 
-/// Greedy co-activation: a group starts with the hottest expert left, and takes those with most co-activations beyond
-/// chance with its members until it is full.
+/// Greedy co-activation: a group starts with the hottest unplaced expert, then takes those that are most co-activated
+/// with its members beyond chance until it is full.
 pub(crate) fn coactivation(counts: &LayerCounts, groups: usize) -> Groups {
     let each = counts.experts / groups;
     let mut group_of = vec![u16::MAX; counts.experts];
@@ -54,7 +54,7 @@ pub(crate) fn coactivation(counts: &LayerCounts, groups: usize) -> Groups {
     group_of
 }
 
-/// Greedy co-activation with all groups at once: experts by falling load, each to the open group with most
+/// Greedy co-activation over all groups at once: experts in descending order of load, each to the open group with most
 /// co-activations beyond chance per member.
 pub(crate) fn coactivation_by_load(counts: &LayerCounts, groups: usize) -> Groups {
     let each = counts.experts / groups;
@@ -71,8 +71,9 @@ pub(crate) fn coactivation_by_load(counts: &LayerCounts, groups: usize) -> Group
     group_of
 }
 
-/// Spectral clusters: the leading eigenvectors of the normalised co-activations, balanced k-means from many starts
-/// (every assignment exact), the one with most co-activations within groups; then swaps that raise those.
+/// Spectral clustering: the leading eigenvectors of the normalised co-activations; balanced k-means with exact
+/// assignment from many starts, of which the one with most co-activations within groups is kept; then swaps that raise
+/// those.
 pub(crate) fn spectral(counts: &LayerCounts, groups: usize, random: &mut fastrand::Rng) -> Groups {
     let n = counts.experts;
     let scale: Vec<f64> = counts.load.iter().map(|load| load.max(1.0).sqrt()).collect();
@@ -125,7 +126,7 @@ fn within(counts: &LayerCounts, group_of: &[u16]) -> f64 {
     pairs.filter(|&(a, b)| group_of[a] == group_of[b]).map(|(a, b)| counts.centred(a, b)).sum()
 }
 
-/// Makes the first swap that raises the co-activations within groups.
+/// Makes the first swap that raises co-activations within groups.
 fn swap_within(counts: &LayerCounts, group_of: &mut [u16]) -> bool {
     let n = counts.experts;
     let beside = |group_of: &[u16], expert: usize, group: u16, without: usize| -> f64 {
@@ -151,9 +152,9 @@ fn swap_within(counts: &LayerCounts, group_of: &mut [u16]) -> bool {
     false
 }
 
-/// MoETuner's two programs: experts in groups of even load, then in each layer the groups on the devices that keep
-/// most of what comes from the layer before (`transitions`, [N, N]) where it is. The first is solved by falling load
-/// and swaps, the second exactly, layer by layer.
+/// MoETuner's two programs: experts in groups of even load, then, layer by layer, an assignment of groups to devices
+/// that keeps most tokens from the previous layer (`transitions`, [N, N]) where they are. The first is solved greedily
+/// with swaps, the second exactly.
 pub(crate) fn moetuner(counts: &[LayerCounts], transitions: &[Array2<f64>], groups: usize) -> Vec<Groups> {
     let mut layers: Vec<Groups> = Vec::with_capacity(counts.len());
     for (layer, counts) in counts.iter().enumerate() {
@@ -172,7 +173,7 @@ pub(crate) fn moetuner(counts: &[LayerCounts], transitions: &[Array2<f64>], grou
     layers
 }
 
-/// EPLB's assignment, improved by swaps between the most and the other loaded groups.
+/// EPLB's assignment, improved by swaps between the most loaded group and the others.
 fn even_load(counts: &LayerCounts, groups: usize) -> Groups {
     let mut group_of = eplb(counts, groups);
     loop {
@@ -193,8 +194,8 @@ fn even_load(counts: &LayerCounts, groups: usize) -> Groups {
     }
 }
 
-/// ExFlow's program: experts of consecutive layers that follow each other share a device, as many as can be. Every
-/// layer in turn is assigned exactly, given its neighbours, from several starts.
+/// ExFlow's program: places as many consecutively activated experts of neighbouring layers as possible on the same
+/// device. Each layer in turn is assigned exactly, given its neighbours, from several starts.
 pub(crate) fn exflow(
     experts: usize,
     transitions: &[Array2<f64>],

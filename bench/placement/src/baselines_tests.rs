@@ -1,8 +1,8 @@
-//! Every baseline finds what it is meant to find.
+//! Every baseline finds the structure that it is designed to find.
 
 use super::*;
 
-/// Two hidden halves of eight experts: the odd and the even ones go together.
+/// Two hidden halves of eight experts: odd and even ones are co-activated.
 fn planted() -> LayerCounts {
     let experts = 8;
     let load: Vec<f64> = (0..experts).map(|expert| 100.0 + 10.0 * expert as f64).collect();
@@ -60,14 +60,14 @@ fn every_group_of_every_baseline_is_full() {
     }
 }
 
-/// Expert e of a layer is followed by expert 7 - e of the next.
+/// Expert e of a layer is followed by expert 7 - e in the next.
 #[test]
 fn exflow_and_moetuner_follow_the_tokens() {
     let flow = Array2::from_shape_fn((8, 8), |(a, b)| if a + b == 7 { 1.0 } else { 0.0 });
     let flows = vec![flow.clone(), flow];
     let placed = exflow(8, &flows, 4, &mut fastrand::Rng::with_seed(3));
     assert_eq!(kept_between(&flows, &placed), 16.0, "nothing leaves its device: {placed:?}");
-    // MoETuner's clusters follow load alone; only their devices follow the tokens.
+    // MoETuner clusters by load alone; only its devices follow the tokens.
     let tuned = moetuner(&[planted(), planted(), planted()], &flows, 4);
     let swapped: Vec<Groups> = tuned
         .iter()

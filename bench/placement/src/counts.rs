@@ -1,4 +1,4 @@
-//! The input of the baselines: the load of each expert, and how often two are activated by the same token.
+//! Input of the baselines: each expert's load, and how often the same token activates two of them.
 
 use ndarray::Array2;
 use semmoe_tables::{LayerIdx, Profile, TokenId};
@@ -8,8 +8,8 @@ pub(crate) struct LayerCounts {
     pub(crate) experts: usize,
     /// \[N\] activations.
     pub(crate) load: Vec<f64>,
-    /// [N, N] `sum over tokens t of w[t,e] w[t,e'] / a[t]`, a = occurrences of t: co-activations expected from the
-    /// tokens' own shares. Counts do not say what one occurrence activated together.
+    /// [N, N] `sum over tokens t of w[t,e] w[t,e'] / a[t]`, a = occurrences of t: co-activations expected from each
+    /// token's shares. Counts do not record which experts one occurrence activated together.
     pub(crate) together: Array2<f64>,
     /// Occurrences with a known route.
     pub(crate) tokens: f64,
@@ -37,12 +37,12 @@ impl LayerCounts {
         counts
     }
 
-    /// Co-activations beyond those that the loads alone explain.
+    /// Co-activations beyond those expected from the loads alone.
     pub(crate) fn centred(&self, a: usize, b: usize) -> f64 {
         self.together[[a, b]] - self.load[a] * self.load[b] / self.tokens.max(1.0)
     }
 
-    /// Transitions between the experts of this layer and of the next, expected from the tokens' own shares.
+    /// Transitions between the experts of this layer and the next, expected from each token's shares.
     pub(crate) fn transitions(profile: &Profile, layer: usize) -> Array2<f64> {
         let experts = usize::from(profile.model().num_experts);
         let (here, next) = (LayerIdx::new(layer as u16), LayerIdx::new(layer as u16 + 1));

@@ -1,4 +1,4 @@
-//! Leave one domain out: solved on the profiles of all others, judged on this one.
+//! Leave-one-domain-out evaluation: solves on the profiles of all other domains.
 
 use std::path::{Path, PathBuf};
 
@@ -11,17 +11,17 @@ use crate::judge::{Figures, Labels, hindsight, judge};
 use crate::markdown::{Table, load, rate};
 use crate::methods::{OURS, Placed, Setting, VANILLA, provenance, solve_options, token_methods};
 
-/// How T is made from the counts on a placement: the same way for every method.
+/// How T is derived from the counts on a placement, identically for every method.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Rule {
-    /// At most 1.02 of the mean tokens in a group; otherwise every token is on its likeliest group.
+    /// Limits groups to 1.02 of the mean tokens; otherwise every token takes its likeliest group.
     pub(crate) balanced: bool,
-    /// Similar token strings are the prior of rare and unseen tokens.
+    /// Uses similar token strings as the prior of rare and unseen tokens.
     pub(crate) similar: bool,
 }
 
 impl Rule {
-    /// With and without a quota, and with the tokenizer's strings where they are given.
+    /// With and without a quota, and with the tokenizer's strings if available.
     pub(crate) fn all(strings: bool) -> Vec<Self> {
         let similar = if strings { &[true, false][..] } else { &[false] };
         similar.iter().flat_map(|&similar| [true, false].map(|balanced| Rule { balanced, similar })).collect()
@@ -47,9 +47,9 @@ impl Rule {
 /// One row of a comparison: a method with one T.
 pub(crate) struct Row {
     pub(crate) name: String,
-    /// On what was solved from.
+    /// On the data solved from.
     pub(crate) solving: Figures,
-    /// On what was kept back.
+    /// On held-out data.
     pub(crate) held_out: Figures,
     pub(crate) hindsight: f64,
 }
@@ -93,7 +93,7 @@ fn row(name: String, placed: &Placed, solving: &Profile, held_out: &Profile, lab
     }
 }
 
-/// With the T that the algorithm itself made: its own labels.
+/// With the algorithm's own T.
 fn own(placed: &Placed, solving: &Profile, held_out: &Profile) -> Result<Row, BenchError> {
     let figures = |profile: &Profile| -> Result<Figures, BenchError> {
         let Some(solved) = &placed.own else { return Ok(Figures::default()) };
@@ -113,7 +113,7 @@ fn own(placed: &Placed, solving: &Profile, held_out: &Profile) -> Result<Row, Be
     })
 }
 
-/// Sums of profiles of one model.
+/// Merges profiles of one model.
 pub(crate) fn merged<'a>(profiles: impl Iterator<Item = &'a Profile>) -> Result<Profile, BenchError> {
     let mut builder: Option<ProfileBuilder> = None;
     for profile in profiles {
@@ -128,7 +128,7 @@ pub(crate) fn merged<'a>(profiles: impl Iterator<Item = &'a Profile>) -> Result<
     Ok(builder.ok_or_else(empty)?.finish()?)
 }
 
-/// The domain in a file's name: what stands before ".profile.safetensors", after the last dot.
+/// The domain in a file's name: the part before ".profile.safetensors", after the previous dot.
 pub(crate) fn domain(path: &Path) -> String {
     let name = path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
     let stem = name.strip_suffix(".profile.safetensors").unwrap_or(&name);
@@ -166,7 +166,7 @@ pub(crate) fn compare_all(
         splits.iter().map(|split| token_methods(&split.solving, setting)).collect::<Result<Vec<_>, _>>()?;
     let given = given::rows(&setting.given, setting.groups, names, &splits[0].solving)?;
     for (methods, given) in methods.iter_mut().zip(given) {
-        // The solver's row stays the last.
+        // Keeps the solver's row last.
         methods.splice(methods.len() - 1..methods.len() - 1, given);
     }
     let certified =
@@ -188,7 +188,7 @@ pub(crate) fn compare_all(
     Ok(bounds.print()?)
 }
 
-/// One row a method: held-out LAR of every split, and means over splits.
+/// One row per method: held-out LAR of every split, and means over splits.
 pub(crate) fn print(title: &str, names: &[String], splits: &[Vec<Row>]) -> Result<(), BenchError> {
     let mut columns = vec!["method"];
     columns.extend(names.iter().map(String::as_str));

@@ -1,5 +1,5 @@
-//! Experts moved against local activations when traffic drifts: the old tables solved again on new traffic, at several
-//! costs of a move.
+//! Experts moved against local activations when traffic drifts: updates old tables to new traffic at several costs of a
+//! move.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::methods::{Setting, quiet, solve_options};
 
 const COSTS: [f64; 7] = [0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 1e9];
 
-/// Solves on `old` (attention tp), then on `new`, or with `mix` on both together, from those tables.
+/// Solves on `old` (attention tp), then from those tables on `new`, or with `mix` on both together.
 pub(crate) fn run(old: &Path, new: &Path, mix: bool, groups: &[u16], setting: &Setting) -> Result<(), BenchError> {
     let (old, mut new) = (Profile::open(old)?, Profile::open(new)?);
     if mix {

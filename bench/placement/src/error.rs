@@ -1,6 +1,6 @@
 //! The errors of a comparison.
 
-/// One sentence each; the cause is in it.
+/// One sentence each, with the cause.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum BenchError {
     #[error(transparent)]

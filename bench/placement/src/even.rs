@@ -1,4 +1,4 @@
-//! How long a rank takes to split the rows of a layer in even parts (attention tp).
+//! Time that a rank takes to split the rows of a layer evenly (attention tp).
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -8,7 +8,7 @@ use semmoe_tables::{EvenGroups, GroupId, LayerIdx, Placement, Tables, TokenId, T
 use crate::error::BenchError;
 use crate::markdown::Table;
 
-/// A token and its groups in the two layers before.
+/// A token and its groups in the previous two layers.
 type Row = (TokenId, Option<(GroupId, GroupId)>);
 
 /// Every layer of every whole step of `step_tokens` tokens.

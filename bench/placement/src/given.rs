@@ -1,8 +1,8 @@
-//! Placements that other programs have made, as further rows: `python/programs.py` writes such files.
+//! Placements by other programs, as further rows; `python/programs.py` writes such files.
 //!
-//! A file is a JSON list of
-//! `{"held_out": PROFILE, "groups": G, "name": TEXT, "layers": [[group of each expert], ...]}`: made without the
-//! profile of that file name, for the comparison that is judged on it. Other keys are notes.
+//! A file is a JSON list of `{"held_out": PROFILE, "groups": G, "name": TEXT, "layers": [[group of each expert],
+//! ...]}`. Each placement was computed without the profile of that file name, and is judged on it. Other keys are
+//! ignored.
 
 use std::path::Path;
 
@@ -16,7 +16,7 @@ use crate::methods::Placed;
 /// One placement of a file.
 #[derive(Clone, Debug)]
 pub(crate) struct Given {
-    /// The domain it is judged on.
+    /// The domain to judge on.
     held_out: String,
     groups: u16,
     name: String,
@@ -46,7 +46,7 @@ fn given(row: &Value) -> Option<Given> {
     })
 }
 
-/// Those for this number of groups, for each split; the same names in the same order for all of them.
+/// The placements with this number of groups, by split; every split has the same names in the same order.
 pub(crate) fn rows(
     all: &[Given],
     groups: u16,

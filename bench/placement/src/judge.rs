@@ -8,17 +8,17 @@ use semmoe_tables::{LayerIdx, Placement, Profile, TokenId};
 pub(crate) struct Figures {
     /// Local activation rate.
     pub(crate) lar: f64,
-    /// Greatest activations of a group over the mean.
+    /// Most activated group's activations over the mean.
     pub(crate) expert_load: f64,
-    /// Greatest tokens of a group over the mean.
+    /// Fullest group's tokens over the mean.
     pub(crate) token_load: f64,
 }
 
-/// Where tokens go.
+/// The group of each token.
 pub(crate) enum Labels<'a> {
-    /// All tokens on random groups: the expected value.
+    /// All tokens on random groups, in expectation.
     Random,
-    /// By T; a token that T does not know is expected on a random group.
+    /// By T; tokens that T does not know are on a random group, in expectation.
     Plan(&'a TokenPlan),
 }
 
@@ -65,13 +65,13 @@ fn judge_layer(profile: &Profile, placement: &Placement, labels: &Labels<'_>, la
     }
 }
 
-/// Greatest over mean; one where there is nothing.
+/// Maximum over mean; 1 if all loads are 0.
 pub(crate) fn max_over_mean(loads: &[f64]) -> f64 {
     let (most, total) = (loads.iter().copied().fold(0.0, f64::max), loads.iter().sum::<f64>());
     if total > 0.0 { most * loads.len() as f64 / total } else { 1.0 }
 }
 
-/// The best that any T can do for this placement: every token on its best group, its counts known.
+/// The best LAR that any T can reach for this placement: every token on its best group, with its counts known.
 pub(crate) fn hindsight(profile: &Profile, placement: &Placement) -> f64 {
     let groups = usize::from(placement.groups());
     let rate = |layer: LayerIdx| {

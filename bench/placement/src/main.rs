@@ -1,7 +1,7 @@
 //! Placements of experts compared on the same data: the solver, the paper's algorithm and every published baseline.
 //!
-//! README.md has the tables and their commands. The baselines live here, so that the `semmoe` binary holds none of
-//! them.
+//! README.md has the tables and their commands. The baselines are in this crate to keep them out of the `semmoe`
+//! binary.
 
 mod assignment;
 mod baselines;
@@ -51,40 +51,40 @@ struct Common {
     /// Group counts (EP ranks).
     #[arg(long, global = true, value_delimiter = ',', default_value = "4,8")]
     groups: Vec<u16>,
-    /// Seed of everything drawn.
+    /// Random seed.
     #[arg(long, global = true, default_value_t = 1)]
     seed: u64,
     /// Starts of the solver.
     #[arg(long, global = true, default_value_t = 32)]
     starts: u32,
-    /// Threads of the solver; the figures do not depend on them.
+    /// Threads of the solver; do not affect the figures.
     #[arg(long, global = true, default_value_t = 2)]
     threads: usize,
-    /// Greatest activations of a group over the mean of its layer, for the solver.
+    /// Largest activations of a group over the layer's mean, for the solver.
     #[arg(long, global = true, default_value_t = 1.10)]
     expert_load_limit: f64,
     /// eps: a group gets at most (1 + eps) of the mean tokens, in the solver and in T.
     #[arg(long, global = true, default_value_t = 0.02)]
     token_margin: f64,
-    /// Tokenizer of the model (tokenizer.json): similar token strings stand in for rare and unseen tokens.
+    /// The model's tokenizer.json: similar token strings stand in for rare and unseen tokens.
     #[arg(long, global = true, value_name = "FILE")]
     tokenizer: Option<PathBuf>,
 }
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Solve on all profiles but one, judge on that one; tokens, layer by layer.
+    /// Solve on all profiles but one, judge on that one; tokens are routed layer by layer.
     Domains {
-        /// Profiles of one model, one a domain.
+        /// Profiles of one model, one per domain.
         #[arg(required = true, num_args = 2.., value_name = "PROFILE")]
         profiles: Vec<PathBuf>,
-        /// Placements by other programs as further rows (python/programs.py writes such a file).
+        /// Add placements by other programs (python/programs.py writes such a file).
         #[arg(long, value_name = "FILE")]
         placements: Option<PathBuf>,
     },
-    /// Synthetic routing calibrated to the paper's Table 1; tokens, layer by layer.
+    /// Synthetic routing calibrated to the paper's Table 1; tokens are routed layer by layer.
     Synthetic {
-        /// Requests, half of them to solve on.
+        /// Number of requests; half of them to solve on.
         #[arg(long, default_value_t = 3600)]
         requests: usize,
     },
@@ -99,7 +99,7 @@ enum Command {
     Transfer {
         /// The trace to solve on.
         solve: PathBuf,
-        /// Its requests, one JSON object with "domain" a line.
+        /// Its requests: JSON Lines with "domain".
         solve_requests: PathBuf,
         /// The trace to judge on.
         judge: PathBuf,
@@ -112,17 +112,17 @@ enum Command {
         old: PathBuf,
         /// The profile of the new traffic.
         new: PathBuf,
-        /// Solve on both together instead of the new one.
+        /// Solve on both together instead of the new traffic alone.
         #[arg(long)]
         mix: bool,
     },
     /// Rare and unseen tokens: solve on all profiles but one, judge on that one; needs --tokenizer.
     Priors {
-        /// Profiles of one model, one a domain.
+        /// Profiles of one model, one per domain.
         #[arg(required = true, num_args = 2.., value_name = "PROFILE")]
         profiles: Vec<PathBuf>,
     },
-    /// Rare and unseen tokens: solve on the first requests of a trace, judge on another; needs --tokenizer.
+    /// Rare and unseen tokens: solve on the first requests of one trace, judge on another; needs --tokenizer.
     Few {
         /// The trace to solve on.
         solve: PathBuf,
@@ -130,16 +130,16 @@ enum Command {
         judge: PathBuf,
         /// The model's weights, for its input embeddings.
         embeddings: PathBuf,
-        /// Requests to solve on.
+        /// Numbers of requests to solve on.
         #[arg(long, value_delimiter = ',', default_value = "60,300")]
         requests: Vec<usize>,
     },
-    /// Settings of the routing policy around their defaults.
+    /// Vary the routing policy's settings around their defaults.
     Tune {
         /// The trace, half of it to solve on.
         trace: PathBuf,
     },
-    /// How long a rank takes to split the rows of a layer in even parts.
+    /// Time the even split of a layer's rows on a rank.
     Even {
         /// Tables for attention tp.
         tables: PathBuf,
@@ -165,7 +165,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             use std::io::Write;
-            // Nothing can be reported if standard error is gone.
+            // Ignore errors of standard error itself.
             let _ = writeln!(std::io::stderr(), "error: {error}");
             ExitCode::FAILURE
         }

@@ -1,4 +1,4 @@
-//! Every way to place experts that is compared, on one profile.
+//! All compared methods of placing experts, on one profile.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::given::Given;
 pub(crate) struct Placed {
     pub(crate) name: String,
     pub(crate) placement: Placement,
-    /// The tables that the algorithm itself makes, where it makes some.
+    /// The algorithm's own tables, if it computes any.
     pub(crate) own: Option<Solved>,
 }
 
@@ -38,7 +38,7 @@ pub(crate) struct Setting {
     pub(crate) seed: u64,
     pub(crate) starts: u32,
     pub(crate) threads: usize,
-    /// Greatest activations of a group over the mean, for the solver.
+    /// Largest activations of a group over the mean, for the solver.
     pub(crate) expert_load_limit: f64,
     /// eps of the solver: a group gets at most (1 + eps) of the mean tokens.
     pub(crate) token_margin: f64,
@@ -55,7 +55,7 @@ pub(crate) fn provenance() -> Provenance {
 pub(crate) fn solve_options(setting: &Setting, attention: Attention) -> SolveOptions {
     let defaults = SolveOptions::new(setting.groups, attention, provenance());
     SolveOptions {
-        // Bounds are shown where layers are solved alone.
+        // Bounds are shown where layers are solved separately.
         bounds: defaults.bounds.filter(|_| attention == Attention::Tp),
         seed: setting.seed,
         starts: setting.starts,
@@ -76,14 +76,14 @@ pub(crate) fn paper_options(cap: PaperCap) -> PaperOptions {
     PaperOptions { cap, ..PaperOptions::default() }
 }
 
-/// The placements that look at nothing but a profile.
+/// Placements that use only a profile.
 pub(crate) fn baselines(profile: &Profile, setting: &Setting) -> Result<Vec<Placed>, BenchError> {
     let groups = usize::from(setting.groups);
     let counts = LayerCounts::all(profile);
     let experts = usize::from(profile.model().num_experts);
     if groups == 0 || !experts.is_multiple_of(groups) {
         let found = format!("{experts} experts in {groups} groups");
-        return Err(BenchError::Input { found, expected: "expected as many in each, as most baselines need that" });
+        return Err(BenchError::Input { found, expected: "expected groups of equal size, because most baselines need them" });
     }
     let transitions: Vec<_> = (1..counts.len()).map(|next| LayerCounts::transitions(profile, next - 1)).collect();
     let mut rng = fastrand::Rng::with_seed(setting.seed);
@@ -107,7 +107,7 @@ pub(crate) fn baselines(profile: &Profile, setting: &Setting) -> Result<Vec<Plac
     Ok(placed)
 }
 
-/// All placements for tokens, layer by layer.
+/// All placements for tokens routed layer by layer.
 pub(crate) fn token_methods(profile: &Profile, setting: &Setting) -> Result<Vec<Placed>, BenchError> {
     let options = solve_options(setting, Attention::Tp);
     let mut placed = baselines(profile, setting)?;

@@ -1,4 +1,4 @@
-//! Sources of T beside counts, for rare and unseen tokens: on another domain, and after few requests.
+//! Priors of T for rare and unseen tokens: on another domain, and after few requests.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use crate::markdown::{Table, load, rate};
 use crate::methods::{Setting, quiet, solve_options};
 use crate::synthetic::profile;
 
-/// Solves on all profiles but one, judges on that one, with each prior of the strings: means; attention tp.
+/// Solves on all profiles but one and judges on that one, with each prior of the strings: means; attention tp.
 pub(crate) fn domains(paths: &[impl AsRef<Path>], groups: &[u16], setting: &Setting) -> Result<(), BenchError> {
     let profiles = paths.iter().map(|path| Profile::open(path.as_ref())).collect::<Result<Vec<_>, _>>()?;
     let title = "**Rare and unseen tokens**: solved on the other profiles, mean of all judged";
@@ -43,12 +43,11 @@ pub(crate) struct Few<'a> {
     pub(crate) solve: &'a Path,
     pub(crate) judge: &'a Path,
     pub(crate) embeddings: &'a Path,
-    /// Requests that are solved on, each in turn.
+    /// Numbers of requests to solve on, one after the other.
     pub(crate) requests: &'a [usize],
 }
 
-/// Solves on the first requests of one trace, so that tokens of the other were seen rarely or never, and judges on
-/// that one.
+/// Solves on the first requests of one trace and judges on another, most of whose tokens are then rare or unseen.
 pub(crate) fn few(few: &Few<'_>, groups: &[u16], setting: &Setting) -> Result<(), BenchError> {
     let (all, other) = (Trace::open(few.solve)?, Trace::open(few.judge)?);
     let embeddings = Embeddings::open(few.embeddings, None)

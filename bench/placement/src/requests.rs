@@ -13,7 +13,7 @@ use crate::markdown::{Table, load, rate};
 use crate::methods::{Setting, baselines, paper_options, provenance, quiet, solve_options};
 use crate::synthetic::profile;
 
-/// Prints what the batch optimum of every placement is worth on the trace `judge`.
+/// Prints the benefit of every placement's batch optimum on the trace `judge`.
 pub(crate) fn run(solve_on: &Path, judge_on: &Path, groups: &[u16], setting: &Setting) -> Result<(), BenchError> {
     let (solving, judging) = (Trace::open(solve_on)?, Trace::open(judge_on)?);
     let counts = profile(&solving)?;
@@ -113,7 +113,7 @@ fn judge(tables: &Tables, trace: &Trace, setting: &Setting) -> Result<Evaluation
     Ok(evaluate(tables, EvalInput::Trace(trace), &options)?)
 }
 
-/// Tables that know nothing of tokens: only their placement is judged.
+/// Tables without token labels: only their placement is judged.
 fn neutral(counts: &Profile, placement: &Placement) -> Result<Tables, BenchError> {
     let groups = usize::from(placement.groups());
     let shares = vec![f16::from_f64(1.0 / groups as f64); counts.model().vocab_size as usize * groups];

@@ -1,8 +1,8 @@
-//! Profiles as large as those of real models, to solve.
+//! Profiles of the size of real models, to time the solver.
 //!
-//! Tokens follow Zipf's law. Each has a topic per layer, whose order of experts it perturbs, and draws its experts from
-//! the front of that order: about 20 different ones per token and layer, more than the 15 of recorded profiles of
-//! OLMoE, so that the figures are on the safe side.
+//! Tokens follow Zipf's law. Each has a topic per layer, perturbs the topic's order of experts, and draws its experts
+//! from the front of that order: about 20 different ones per token and layer. Recorded profiles of OLMoE have 15, so
+//! the times are conservative.
 
 use std::io::Write;
 use std::path::Path;
@@ -43,7 +43,7 @@ impl Size {
     }
 }
 
-/// Occurrences that are drawn one by one; what is above repeats them.
+/// Occurrences drawn individually; further ones repeat them.
 const MAX_DRAWN: u64 = 48;
 const TOPICS: usize = 24;
 
@@ -63,7 +63,7 @@ pub(crate) fn make(size: Size, file: &Path, tokens: u64) -> Result<(), BenchErro
         orders.iter_mut().for_each(|order| random.shuffle(order));
         for (token, &count) in counts.iter().enumerate() {
             let mut random = fastrand::Rng::with_seed((layer * vocabulary + token) as u64);
-            // Topics of neighbouring layers agree mostly, so that labels shared by the layers are worth something.
+            // Topics of neighbouring layers mostly agree, so labels shared by the layers are useful.
             let topic = if random.u8(..) < 128 { token % TOPICS } else { random.usize(..TOPICS) };
             let turn = random.usize(..8);
             let drawn = count.min(MAX_DRAWN);
@@ -93,7 +93,7 @@ pub(crate) fn make(size: Size, file: &Path, tokens: u64) -> Result<(), BenchErro
     Ok(())
 }
 
-/// Occurrences of each token by Zipf's law, in a shuffled vocabulary; multiples of what is drawn.
+/// Occurrences of each token by Zipf's law, in a shuffled vocabulary, rounded to multiples of the draws.
 fn zipf(vocabulary: usize, tokens: u64) -> Vec<u64> {
     let harmonic: f64 = (1..=vocabulary).map(|rank| 1.0 / rank as f64).sum();
     let mut counts: Vec<u64> = (1..=vocabulary)

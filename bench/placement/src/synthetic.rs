@@ -17,20 +17,20 @@ const WIDTH: usize = 24;
 const TOPICS: usize = 40;
 const REQUEST_TOKENS: usize = 150;
 const SUPER_TOPICS: usize = 8;
-/// Share of a request's tokens that its topic has no say in.
+/// Share of a request's tokens that do not depend on its topic.
 const FUNCTION_WORDS: f64 = 0.55;
 const TOPIC_WEIGHT: f64 = 0.6;
 /// Spread of the router's bias.
 const BIAS: f64 = 0.12;
-/// How far experts gather round super-topics.
+/// How closely experts cluster around super-topics.
 const GATHERED: f64 = 0.1;
-/// Noise and weight of the request's context, layer by layer.
+/// Layer by layer: noise, and weight of the request's context.
 const LAYERS: [(u16, f64, f64); 6] =
     [(1, 0.04, 0.02), (6, 0.13, 0.06), (11, 0.18, 0.10), (16, 0.20, 0.12), (21, 0.24, 0.15), (26, 0.24, 0.15)];
 
 type Point = [f64; WIDTH];
 
-/// Requests to solve on and as many to judge on.
+/// Requests to solve on, and equally many to judge on.
 pub(crate) fn generate(requests: usize, seed: u64) -> Result<(Trace, Trace), BenchError> {
     let mut random = Draw(fastrand::Rng::with_seed(seed));
     let world = World::new(&mut random);
@@ -99,7 +99,7 @@ fn model() -> ModelInfo {
 struct Draw(fastrand::Rng);
 
 impl Draw {
-    /// Box and Muller.
+    /// By the Box-Muller transform.
     fn normal(&mut self) -> f64 {
         let radius = (-2.0 * (1.0 - self.0.f64()).ln()).sqrt();
         radius * (std::f64::consts::TAU * self.0.f64()).cos()
@@ -116,7 +116,7 @@ impl Draw {
     }
 }
 
-/// The part of the model that is the same for every request.
+/// The part of the model that all requests share.
 struct World {
     super_topic: Vec<Point>,
     topic: Vec<Point>,
@@ -124,7 +124,7 @@ struct World {
     token: Vec<Point>,
     /// Cumulative weights of all tokens.
     anywhere: Vec<f64>,
-    /// Tokens of each topic, and their cumulative weights.
+    /// Tokens of each topic with their cumulative weights.
     of_topic: Vec<(Vec<u32>, Vec<f64>)>,
 }
 
@@ -189,7 +189,7 @@ struct Router {
 }
 
 impl Router {
-    /// The experts with the greatest logits, in no order that matters.
+    /// The experts with the largest logits, in arbitrary order.
     fn top(&self, input: &Point) -> [u16; TOP_K] {
         let logit = |expert: usize| self.bias[expert] + dot(&self.weight[expert], input);
         let logits: [f64; EXPERTS] = std::array::from_fn(logit);
@@ -211,7 +211,7 @@ fn norm(a: &Point) -> f64 {
     dot(a, a).sqrt()
 }
 
-/// To the length sqrt(WIDTH).
+/// Scales to length sqrt(WIDTH).
 fn scaled(a: &Point) -> Point {
     let factor = (WIDTH as f64).sqrt() / norm(a);
     a.map(|x| x * factor)
@@ -223,7 +223,7 @@ mod tests {
 
     use super::*;
 
-    /// Overlap of each held-out token with its likeliest six experts: the medians of the reference generator.
+    /// Overlap of each held-out token with its likeliest six experts: the medians match the reference generator.
     #[test]
     fn medians_are_those_of_the_papers_table() {
         let (solve, judge) = generate(1200, 0).expect("traces");

@@ -1,4 +1,4 @@
-//! Transfer: solved on the requests of one kind, judged on those of another, as in the paper's Tables 3 and 4.
+//! Transfer: solves on the requests of one kind and judges on those of another, as in the paper's Tables 3 and 4.
 
 use std::path::{Path, PathBuf};
 
@@ -10,7 +10,7 @@ use crate::markdown::{Table, rate};
 use crate::methods::{Setting, paper_options, quiet, solve_options};
 use crate::synthetic::profile;
 
-/// Kinds of requests, by the domains in them.
+/// Kinds of requests, by domain.
 const KINDS: [(&str, &[&str]); 5] = [
     ("code", &["code", "tool_use", "function_calling"]),
     ("mathematics", &["math", "reasoning"]),
@@ -22,13 +22,13 @@ const KINDS: [(&str, &[&str]); 5] = [
     ),
 ];
 
-/// A trace and the file whose line r describes request r.
+/// A trace, and the file whose line r describes request r.
 pub(crate) struct Described {
     pub(crate) trace: PathBuf,
     pub(crate) requests: PathBuf,
 }
 
-/// Prints one table for each algorithm and way to route: rows solved on, columns judged on.
+/// Prints one table for each algorithm and routing: rows are solved on, columns judged on.
 pub(crate) fn run(
     solve_on: &Described,
     judge_on: &Described,
@@ -55,7 +55,7 @@ pub(crate) fn run(
     Ok(())
 }
 
-/// One trace for each of [`KINDS`], of either file.
+/// One trace for each of [`KINDS`], from both files.
 struct Kinds {
     solving: Vec<Trace>,
     judging: Vec<Trace>,

@@ -1,4 +1,4 @@
-//! Settings of the routing policy, one varied at a time around the defaults: solved on a trace's even requests, judged
+//! The routing policy's settings, one varied at a time around the defaults: solved on a trace's even requests, judged
 //! on its odd ones. The defaults of `semmoe_routing::Settings` were chosen with it.
 
 use std::path::Path;

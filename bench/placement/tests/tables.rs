@@ -1,4 +1,4 @@
-//! The binary prints its tables from a fresh clone, and says what is wrong with its input.
+//! The binary prints its tables from a fresh clone, and reports errors in its input.
 
 use std::process::{Command, Output};
 

@@ -1,4 +1,4 @@
-//! When requests arrive and how long they are: the traces that others have published.
+//! Arrival times and lengths of requests, from published traces.
 
 use std::path::Path;
 
@@ -6,10 +6,10 @@ use serde::Deserialize;
 
 use crate::error::ReplayError;
 
-/// Tokens of a block in Mooncake's trace; all prompts are cut so.
+/// Tokens per block in Mooncake's trace; all prompts are cut into blocks of this size.
 pub(crate) const BLOCK_TOKENS: u32 = 512;
 
-/// No prompt or answer of a trace is longer; a line that says so is refused.
+/// Limit for prompts and answers; longer ones are refused.
 const MAX_TOKENS: u64 = 1 << 24;
 
 /// One request of a trace.
@@ -21,12 +21,12 @@ pub(crate) struct Arrival {
     pub(crate) prompt_tokens: u32,
     /// At least 1.
     pub(crate) output_tokens: u32,
-    /// Names of the prompt's blocks of [`BLOCK_TOKENS`], the last one perhaps in part. Equal names stand for equal
-    /// text, after equal text. Empty where the trace has none: then no two prompts share anything.
+    /// Names of the prompt's blocks of [`BLOCK_TOKENS`]; the last one may be partial. Equal names mean equal text after
+    /// equal text. Empty if the trace has none: then no prompts share a prefix.
     pub(crate) blocks: Vec<u64>,
 }
 
-/// Reads a line; the cause if it cannot.
+/// Parses a line.
 type Parse = fn(&str) -> Result<Arrival, String>;
 
 /// A line of Mooncake's trace.
@@ -100,7 +100,7 @@ fn azure(line: &str) -> Result<Arrival, String> {
     })
 }
 
-/// Seconds since the first day of the month: the traces span an hour.
+/// Seconds since the first of the month; the traces span an hour.
 fn seconds(time: &str) -> Option<f64> {
     let (date, clock) = time.split_once(' ')?;
     let day: f64 = date.rsplit('-').next()?.parse().ok()?;

@@ -1,8 +1,7 @@
-//! The text of the prompts: recorded tokens with their recorded experts, and the tables that were solved on others.
+//! Text for the prompts: recorded tokens with their recorded experts, and tables that were solved on other text.
 //!
-//! The trace's requests are laid end to end, those of one kind together if their kinds are known, so that a long prompt
-//! is of one kind. A piece of a prompt is a stretch of that text; what T says of it and what its experts did is looked
-//! up in running sums.
+//! The trace's requests are concatenated, grouped by kind if known, so that a long prompt is of one kind. A piece of a
+//! prompt is a stretch of that text; prefix sums give its score by T and its activations.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -11,7 +10,7 @@ use semmoe_tables::{LayerIdx, Tables, TokenId, Trace};
 
 use crate::error::ReplayError;
 
-/// A stretch of text: where it begins and its tokens. Text goes on at the beginning when it ends.
+/// A stretch of text: start and length in tokens. The text wraps around at its end.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Stretch {
     pub(crate) start: u64,
@@ -20,9 +19,9 @@ pub(crate) struct Stretch {
 
 pub(crate) struct Corpus {
     pub(crate) ranks: u16,
-    /// [n + 1, ranks] running sums of T.
+    /// [n + 1, ranks] prefix sums of T.
     expected: Vec<f64>,
-    /// [n + 1, ranks + 1] running sums of activations by rank, and of all.
+    /// [n + 1, ranks + 1] prefix sums of activations by rank, and of all.
     activations: Vec<u64>,
     tokens: u64,
 }
@@ -101,7 +100,7 @@ impl Corpus {
         });
     }
 
-    /// The pieces of a stretch that lie in one run of the text, and how often each occurs.
+    /// Splits a stretch at the end of the text; reports each piece, and how often it occurs.
     fn pieces(&self, stretch: Stretch, mut add: impl FnMut(usize, usize, f64)) {
         let (start, end) = (stretch.start % self.tokens, stretch.start % self.tokens + stretch.tokens);
         let (rounds, rest) = (end / self.tokens, (end % self.tokens) as usize);
@@ -117,7 +116,7 @@ impl Corpus {
     }
 }
 
-/// The trace's requests by kind, as the `domain` in a file of JSON lines says; in their own order without one.
+/// The trace's requests ordered by kind, the `domain` in a file of JSON Lines; in recorded order without one.
 fn order(count: usize, requests: Option<&Path>) -> Result<Vec<usize>, ReplayError> {
     let Some(path) = requests else { return Ok((0..count).collect()) };
     let name = path.display().to_string();

@@ -1,6 +1,6 @@
 //! The errors of a replay.
 
-/// One sentence each; the cause is in it.
+/// One sentence each, with the cause.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ReplayError {
     #[error(transparent)]

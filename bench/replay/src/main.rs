@@ -1,6 +1,5 @@
-//! Routing policies replayed on recorded arrivals: the routing code of the gateway, real prompts with recorded routing,
-//! and simulated ranks. Every figure is one of a simulation; README.md has the tables, their commands and what is
-//! assumed.
+//! Routing policies replayed on recorded arrivals: the gateway's routing code, real prompts with recorded routing, and
+//! simulated ranks. All figures are simulated; README.md has the tables, their commands and the assumptions.
 
 mod arrivals;
 mod corpus;
@@ -30,13 +29,13 @@ use crate::unit::Limits;
 #[derive(Debug, Parser)]
 #[command(name = "semmoe-bench-replay")]
 struct Cli {
-    /// Tables for attention dp; their ranks are the unit's.
+    /// Tables for attention dp; they define the unit's ranks.
     #[arg(long, value_name = "FILE")]
     tables: PathBuf,
-    /// Recorded routing that the tables were not solved on: the text of the prompts.
+    /// Recorded routing that the tables were not solved on; the text of the prompts.
     #[arg(long, value_name = "FILE")]
     trace: PathBuf,
-    /// The trace's requests, one JSON object with "domain" a line: then a conversation is of one kind.
+    /// The trace's requests, JSON Lines with "domain", to keep each conversation to one kind.
     #[arg(long, value_name = "FILE")]
     requests: Option<PathBuf>,
     /// Policies to compare.
@@ -46,38 +45,38 @@ struct Cli {
         default_value = "round_robin,least_load,prefix,dynamo,llm_d,sglang_cache_aware,affinity_paper,affinity"
     )]
     policies: Vec<String>,
-    /// Communication's shares of a prefill step when tokens are placed at random.
+    /// Communication shares of a prefill step with random placement.
     #[arg(long, value_delimiter = ',', default_value = "0,0.1,0.2,0.4,0.6")]
     communication: Vec<f64>,
-    /// How fast requests arrive: their work, nothing cached and placed at random, over what the ranks could do if steps
-    /// had no fixed part and ranks did not wait for each other.
+    /// Offered load: the work of arriving requests, uncached and placed at random, over the ranks' capacity if steps
+    /// had no fixed cost and ranks did not wait for each other.
     #[arg(long, value_delimiter = ',', default_value = "0.05,0.1,0.15,0.2,0.25,0.3,0.4,0.5")]
     load: Vec<f64>,
-    /// How a step's time follows from what is in it.
+    /// Model of step times.
     #[arg(long, value_enum, default_value_t = Model::Full)]
     model: Model,
-    /// Which part of the arrivals: settings are chosen on the first half and judged on the second.
+    /// Part of the arrivals: settings are chosen on the first half and judged on the second.
     #[arg(long, value_enum, default_value_t = Part::Second)]
     part: Part,
-    /// Only the first so many requests of it.
+    /// Only the first N requests of it.
     #[arg(long, default_value_t = u32::MAX)]
     limit: u32,
-    /// Tokens of a rank's KV memory for what runs.
+    /// KV cache capacity of a rank for running sequences, in tokens.
     #[arg(long, default_value_t = 524_288)]
     kv_tokens: u64,
-    /// Tokens of a rank's prefix cache.
+    /// Prefix cache capacity of a rank, in tokens.
     #[arg(long, default_value_t = 524_288)]
     cache_tokens: u32,
-    /// Tokens that a rank computes in one step.
+    /// Most tokens that a rank computes in one step.
     #[arg(long, default_value_t = 1024)]
     step_tokens: u32,
-    /// Sequences that a rank decodes at once.
+    /// Most sequences that a rank decodes at once.
     #[arg(long, default_value_t = 256)]
     sequences: u32,
-    /// The router's settings that differ from the defaults, as keys of `[routing.settings]`.
+    /// Router settings that differ from the defaults, as keys of `[routing.settings]`.
     #[arg(long, value_delimiter = ',', value_name = "KEY=VALUE")]
     settings: Vec<String>,
-    /// Seed of which text stands in which prompt.
+    /// Seed for the assignment of text to prompts.
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// Mooncake's trace (.jsonl) or Azure's (.csv).
@@ -111,7 +110,7 @@ fn main() -> ExitCode {
     match replay(&Cli::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // Nothing can be reported if standard error is gone.
+            // Ignore errors of standard error itself.
             let _ = writeln!(std::io::stderr(), "error: {error}");
             ExitCode::FAILURE
         }
@@ -171,7 +170,7 @@ fn check(cli: &Cli) -> Result<(), ReplayError> {
     Ok(())
 }
 
-/// Seconds of one rank's work that arrive in a second, as recorded.
+/// Rank-seconds of work that arrive per second at recorded speed.
 fn work_per_second(arrivals: &[Arrival], time: &StepTime, ranks: u16) -> f64 {
     let work: f64 = arrivals.iter().map(|a| time.work(a.prompt_tokens, a.output_tokens, ranks)).sum();
     let last = arrivals.last().map_or(0.0, |arrival| arrival.at);

@@ -1,13 +1,14 @@
-//! The costs of other routers, to compare with: each on the loads and caches that ours is given, without its transport.
+//! Cost functions of other routers, for comparison. They see the loads and caches that ours sees, without their
+//! transport.
 
 use semmoe_routing::{Choice, Needs, Policy, RankLoad, Request};
 
 use crate::arrivals::BLOCK_TOKENS;
 
-/// The best rank by some measure; equal ones in turn.
+/// Takes the rank with the lowest cost; ties rotate.
 struct Peer {
     name: &'static str,
-    /// The cost of each rank, the lowest to be taken.
+    /// Cost of each rank; the lowest wins.
     cost: fn(&Request<'_>, &[RankLoad]) -> Vec<f64>,
 }
 
@@ -40,7 +41,7 @@ impl Policy for Peer {
     }
 }
 
-/// Dynamo's KV router: `overlap_score_weight` (1) times the blocks to compute, those that wait included, and the blocks
+/// Dynamo's KV router: `overlap_score_weight` (1) times the blocks to prefill, including waiting ones, plus the blocks
 /// in use; temperature 0.
 fn dynamo(request: &Request<'_>, loads: &[RankLoad]) -> Vec<f64> {
     let cost = |(rank, load): (usize, &RankLoad)| {
@@ -50,7 +51,7 @@ fn dynamo(request: &Request<'_>, loads: &[RankLoad]) -> Vec<f64> {
     loads.iter().enumerate().map(cost).collect()
 }
 
-/// llm-d's default scorers: 3 times the share of the prompt that is cached, 2 times the queue's rank between the
+/// llm-d's default scorers: 3 times the cached share of the prompt, 2 times the queue length scaled between the
 /// shortest and the longest, 2 times the free share of KV memory.
 fn llm_d(request: &Request<'_>, loads: &[RankLoad]) -> Vec<f64> {
     let queue = |load: &RankLoad| load.pending_tokens as f64;
@@ -65,8 +66,8 @@ fn llm_d(request: &Request<'_>, loads: &[RankLoad]) -> Vec<f64> {
     loads.iter().enumerate().map(cost).collect()
 }
 
-/// SGLang's router, `cache_aware`: the shortest queue if one is longer than the shortest by 64 requests and by half;
-/// else the longest match if it is more than .3 of the prompt, or the rank with the least assigned.
+/// SGLang's router, `cache_aware`: the shortest queue if the longest exceeds it by 64 requests and by half; otherwise
+/// the longest match if it covers more than 0.3 of the prompt, or the rank with the fewest assigned tokens.
 fn cache_aware(request: &Request<'_>, loads: &[RankLoad]) -> Vec<f64> {
     let requests = || loads.iter().map(|load| load.in_flight_requests);
     let (least, most) = (requests().min().unwrap_or(0), requests().max().unwrap_or(0));

@@ -1,4 +1,4 @@
-//! One policy over one workload: arrivals are routed by the real code, and the simulated unit computes them.
+//! One policy on one workload: the real code routes arrivals, and the simulated unit computes them.
 
 use semmoe_routing::{Decision, Policy, PrefixSettings, Prompt, Router, Scratch, Settings, TablePrice, policy_with};
 
@@ -9,7 +9,7 @@ use crate::peers;
 use crate::unit::{Limits, Unit};
 use crate::workload::Job;
 
-/// Latencies may be this many times those on an idle unit.
+/// Latencies may be this multiple of those on an idle unit.
 const SLO: f64 = 5.0;
 
 /// The inputs of a run.
@@ -20,9 +20,9 @@ pub(crate) struct Setup<'a> {
     pub(crate) prices: &'a [TablePrice],
     pub(crate) limits: Limits,
     pub(crate) time: StepTime,
-    /// Arrivals come this many times as fast as recorded.
+    /// Speed-up of arrivals against the recording.
     pub(crate) speed: f64,
-    /// The router's, but for gamma, which is the simulation's.
+    /// The router's settings, except that gamma is the simulation's.
     pub(crate) settings: &'a Settings,
 }
 
@@ -33,20 +33,20 @@ pub(crate) struct Figures {
     pub(crate) lar: f64,
     /// Share of the prompts' tokens found in the ranks' caches.
     pub(crate) cached: f64,
-    /// Requests within the limits on both latencies, of all.
+    /// Share of requests within the limits on both latencies.
     pub(crate) good: f64,
-    /// The same per second, from the first arrival to the last token.
+    /// Requests per second within the limits, from the first arrival to the last token.
     pub(crate) goodput: f64,
     /// All requests per second.
     pub(crate) throughput: f64,
     /// Seconds to the first token.
     pub(crate) ttft_median: f64,
     pub(crate) ttft_p99: f64,
-    /// Seconds per token after it, mean of a request; 99th percentile of requests.
+    /// Mean seconds per token after the first; 99th percentile over requests.
     pub(crate) per_token_p99: f64,
-    /// Prompt tokens assigned to a rank, greatest over mean.
+    /// Prompt tokens assigned to a rank, maximum over mean.
     pub(crate) tokens_max_over_mean: f64,
-    /// Requests on the fullest rank over the mean, averaged over the time in which there were any.
+    /// Requests on the fullest rank over the mean, averaged over the time with any requests.
     pub(crate) sequences_max_over_mean: f64,
     /// Sequences preempted.
     pub(crate) preemptions: u64,
@@ -158,7 +158,7 @@ impl Run<'_> {
             ..Prompt::default()
         };
         let policy = self.policy.as_ref();
-        // Every rank is available, so there is a decision.
+        // Every rank is available, so the policy always decides.
         let Some(decision) = self.router.decide(policy, &prompt, index as u64, None, &mut self.scratch) else { return };
         self.router.assign(&decision, &job.blocks, true);
         let rank = usize::from(decision.choice.rank);

@@ -27,14 +27,14 @@ fn one_request_alone_takes_its_own_time() {
     let setup = setup(&jobs, 2, 0.5);
     let StepTime { fixed, dense, expert, context, sequence, held, transfer, .. } = setup.time;
     let figures = run("round_robin", setup).unwrap();
-    // Three chunks, half of whose activations are elsewhere; then ten tokens one by one.
+    // Three chunks with half of the activations remote; then ten decode steps.
     let first = 3.0 * fixed + 2500.0 * (dense + expert / 2.0 + transfer / 2.0 + context * 1250.0);
     let token = fixed + sequence + held * 2505.5 + expert / 2.0 + transfer / 2.0;
     assert!((figures.ttft_median - first).abs() < 1e-9 && (figures.per_token_p99 - token).abs() < 1e-9, "{figures:?}");
     assert!((figures.goodput - 1.0 / (first + 10.0 * token)).abs() < 1e-9, "{figures:?}");
     assert_eq!((figures.good, figures.cached, figures.tokens_max_over_mean), (1.0, 0.0, 2.0));
     assert!((figures.lar - 0.5).abs() < 1e-12);
-    // Its limits count the experts' work of a busy unit, of which each rank has its own.
+    // The latency limits assume the experts' work of a busy unit, of which each rank has its share.
     let alone = setup.time.alone(2500, 1000, 2);
     assert!((alone.0 - first - 2500.0 * expert / 2.0).abs() < 1e-9, "{alone:?} {first}");
 
@@ -58,7 +58,7 @@ fn a_prompt_that_comes_again_is_not_computed_again() {
 #[test]
 fn local_tokens_cost_less_and_affinity_finds_them() {
     let local = |at: u32| if at.is_multiple_of(2) { [0.9, 0.1] } else { [0.1, 0.9] };
-    // An even request meets an odd rank under round robin, but for the first ones.
+    // Round robin sends even requests to odd ranks, except for the first ones.
     let jobs: Vec<Job> = (0..400).map(|at| plain_job(f64::from(at) * 0.05, 800, 3, &local(at / 2))).collect();
     let setup = setup(&jobs, 2, 0.5);
     let (turns, affinity) = (run("round_robin", setup).unwrap(), run("affinity", setup).unwrap());
@@ -67,7 +67,7 @@ fn local_tokens_cost_less_and_affinity_finds_them() {
     assert!(affinity.ttft_p99 < turns.ttft_p99 && affinity.goodput >= turns.goodput, "{affinity:?} {turns:?}");
 }
 
-/// Twice as many as can be served: what is local is followed as at light load, and so more are served.
+/// Twice the sustainable load: routing still follows locality as at light load, and so serves more.
 #[test]
 fn queues_do_not_drown_what_is_local() {
     let home = |at: u32| [0, 1, 2, 3].map(|rank| if rank == at * 7 % 13 % 4 { 0.55 } else { 0.15 });
@@ -76,7 +76,7 @@ fn queues_do_not_drown_what_is_local() {
     };
     let (light, heavy) = (jobs(0.02), jobs(0.001));
     let [light, heavy] = [&light, &heavy].map(|jobs| run("affinity", setup(jobs, 4, 0.4)).unwrap());
-    assert!(heavy.ttft_median > 10.0 * light.ttft_median, "a queue was wanted: {heavy:?}");
+    assert!(heavy.ttft_median > 10.0 * light.ttft_median, "expected a queue: {heavy:?}");
     assert!(heavy.lar > 0.97 * light.lar && heavy.tokens_max_over_mean < 1.1, "{light:?} {heavy:?}");
 }
 
@@ -91,7 +91,7 @@ fn the_same_seed_gives_the_same_figures() {
 
 #[test]
 fn what_is_local_to_another_rank_is_work_there() {
-    // All on rank 0, but every expert on rank 1: the links and the experts of the step are rank 1's.
+    // All on rank 0, but every expert on rank 1: rank 1's links and experts bound the step.
     let time = StepTime::new(Model::Full, 0.5, 2);
     let sends = Part { prefilled: 100.0, ..Part::default() };
     let receives = Part { received: 100.0, ..Part::default() };
@@ -112,7 +112,7 @@ fn full_memory_queues_and_preempts_and_loses_nothing() {
         figures.throughput < roomy.throughput && figures.per_token_p99 > roomy.per_token_p99,
         "{figures:?} {roomy:?}"
     );
-    // A prompt larger than the memory runs by itself.
+    // A prompt larger than the memory runs alone.
     let figures = run("round_robin", Setup { limits: Limits { kv_tokens: 50, ..LIMITS }, ..setup(&jobs, 1, 0.0) });
     assert_eq!(figures.unwrap().preemptions, 0);
 }

@@ -11,18 +11,18 @@ use crate::workload::Job;
 /// Limits of one rank.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
-    /// Tokens of a step: what is decoding, and then prompts.
+    /// Token budget of a step: decoding sequences first, then prompts.
     pub(crate) step_tokens: u32,
-    /// Sequences that decode at once.
+    /// Most sequences that decode at once.
     pub(crate) sequences: usize,
     /// Blocks in the prefix cache.
     pub(crate) cache_blocks: u32,
-    /// Tokens of KV memory for what runs. A prompt waits until there is room for it; where answers outgrow it, the
-    /// youngest sequence is preempted and computed again. A rank runs one sequence in any case.
+    /// Tokens of KV memory for running sequences. A prompt waits until it fits; if answers outgrow the memory, the
+    /// youngest sequence is preempted and recomputed. A rank always runs at least one sequence.
     pub(crate) kv_tokens: u64,
 }
 
-/// A request on its rank: its prompt is computed again, with what was generated, after a preemption.
+/// A request on its rank. After a preemption, its prompt is recomputed together with the tokens generated so far.
 struct Running {
     job: usize,
     generated: u32,
@@ -30,14 +30,14 @@ struct Running {
 
 #[derive(Default)]
 struct Rank {
-    /// Prompts in order of arrival; the first has `left` tokens to compute, once it was looked at.
+    /// Prompts in order of arrival; the first has `left` tokens to compute once it has been looked up.
     waiting: VecDeque<Running>,
     left: Option<u32>,
     running: Vec<Running>,
-    /// Tokens of KV memory in use, and those of them whose sequences decode.
+    /// Tokens of KV memory in use; of these, the tokens of decoding sequences.
     used: u64,
     held: u64,
-    /// \[ranks\] sums over the decoding sequences of their shares of activations.
+    /// \[ranks\] sums over the decoding sequences of their activation shares.
     hosted: Vec<f64>,
 }
 
@@ -60,9 +60,9 @@ impl Rank {
 #[derive(Default)]
 pub(crate) struct Step {
     pub(crate) seconds: f64,
-    /// Prompts that are computed now: their first tokens are out.
+    /// Requests whose prefill is complete: their first token is out.
     pub(crate) first: Vec<usize>,
-    /// Requests that are complete.
+    /// Completed requests.
     pub(crate) done: Vec<usize>,
 }
 
@@ -73,9 +73,9 @@ pub(crate) struct Unit<'a> {
     limits: Limits,
     time: StepTime,
     parts: Vec<Part>,
-    /// Prompt tokens that were found in the caches.
+    /// Prompt tokens found in the caches.
     pub(crate) cached_tokens: u64,
-    /// Tokens computed, and the activations among them that were local, in tokens.
+    /// Tokens computed, and their local activations, in tokens.
     pub(crate) computed: f64,
     pub(crate) local: f64,
     pub(crate) preemptions: u64,
@@ -108,12 +108,12 @@ impl<'a> Unit<'a> {
         self.ranks.iter().all(|rank| rank.waiting.is_empty() && rank.running.is_empty())
     }
 
-    /// Requests on each rank.
+    /// Number of requests on each rank.
     pub(crate) fn sequences(&self) -> impl Iterator<Item = usize> {
         self.ranks.iter().map(|rank| rank.waiting.len() + rank.running.len())
     }
 
-    /// Every rank computes what fits into a step.
+    /// Computes a step on every rank.
     pub(crate) fn step(&mut self) -> Step {
         let mut step = Step::default();
         let mut parts = std::mem::take(&mut self.parts);
@@ -130,7 +130,7 @@ impl<'a> Unit<'a> {
         step
     }
 
-    /// One token for each running sequence.
+    /// Decodes one token of each running sequence.
     fn decode(&mut self, rank: usize, step: &mut Step, parts: &mut [Part]) {
         let state = &mut self.ranks[rank];
         parts[rank].decoded = state.running.len() as f64;
@@ -147,7 +147,7 @@ impl<'a> Unit<'a> {
             let Some(sequence) = state.running.pop() else { break };
             state.end(&sequence, &self.jobs[sequence.job]);
             self.preemptions += 1;
-            // One whose prompt is half done goes on first.
+            // A prompt in progress goes first.
             let at = usize::from(state.left.is_some()).min(state.waiting.len());
             state.waiting.insert(at, sequence);
         }
@@ -185,7 +185,7 @@ impl<'a> Unit<'a> {
         running.is_empty() || used + tokens <= self.limits.kv_tokens
     }
 
-    /// Tokens of the prompt that are not in the rank's cache; the last one always is computed.
+    /// Tokens of the prompt that are not in the rank's cache. The last token is always computed.
     fn look_up(&mut self, rank: usize, job: usize, generated: u32) -> u32 {
         let Job { prompt_tokens, blocks, .. } = &self.jobs[job];
         let mut cached = vec![0; self.ranks.len()];
@@ -221,7 +221,7 @@ impl<'a> Unit<'a> {
     }
 }
 
-/// Adds `tokens` of `rank` with these shares of activations to the ranks that host their experts.
+/// Adds `tokens` of `rank` to the ranks that host their experts, weighted by `shares`.
 fn note_hosted(parts: &mut [Part], rank: usize, tokens: f64, shares: &[f64]) {
     for (at, (part, share)) in parts.iter_mut().zip(shares).enumerate() {
         *(if at == rank { &mut part.local } else { &mut part.received }) += tokens * share;

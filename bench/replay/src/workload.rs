@@ -1,4 +1,4 @@
-//! Arrivals with text in them: what each prompt says on each rank, and what its tokens do there.
+//! Arrivals with text: each prompt's score on each rank, and its actual activations there.
 
 use std::collections::{HashMap, HashSet};
 
@@ -12,22 +12,22 @@ pub(crate) struct Job {
     pub(crate) output_tokens: u32,
     /// Names of the prompt's whole blocks.
     pub(crate) blocks: Vec<u64>,
-    /// Mean share of T, by rank: what a router may know.
+    /// T's mean share by rank: what a router may know.
     pub(crate) expected: Vec<f64>,
-    /// Share of the prompt's recorded activations, by rank: what happens.
+    /// Recorded share of the prompt's activations by rank: what actually happens.
     pub(crate) local: Vec<f64>,
 }
 
 impl Job {
-    /// Tokens of its sequence when so many were generated.
+    /// Context length after `generated` tokens.
     pub(crate) fn context(&self, generated: u32) -> u64 {
         u64::from(self.prompt_tokens) + u64::from(generated)
     }
 }
 
-/// Gives every arrival a text. A block that follows another one for the first time goes on where that one ends, so that
-/// a conversation keeps its kind; the first block after what all prompts share begins anywhere. A prompt without block
-/// names is one stretch.
+/// Assigns text to every arrival. A block that follows another for the first time continues its text, so a conversation
+/// keeps its kind; the first block after the common prefix starts at a random place. A prompt without block names is
+/// one stretch.
 pub(crate) fn jobs(arrivals: &[Arrival], corpus: &Corpus, seed: u64) -> Vec<Job> {
     let mut random = fastrand::Rng::with_seed(seed);
     let mut starts: HashMap<u64, u64> = HashMap::new();
@@ -53,7 +53,7 @@ pub(crate) fn jobs(arrivals: &[Arrival], corpus: &Corpus, seed: u64) -> Vec<Job>
         .collect()
 }
 
-/// More conversations than this begin after a block: it is what all have in common, and says nothing of their kinds.
+/// A block followed by more conversations than this is a common prefix, and does not determine their kind.
 const COMMON: u32 = 16;
 
 fn stretches(
@@ -90,7 +90,7 @@ fn job(arrival: &Arrival, corpus: &Corpus, stretches: &[Stretch]) -> Job {
     let tokens: f64 = stretches.iter().map(|stretch| stretch.tokens as f64).sum();
     expected.iter_mut().for_each(|share| *share /= tokens.max(1.0));
     let all = local.pop().unwrap_or_default();
-    // A text without a known route says nothing.
+    // A text without known routes carries no information.
     local.iter_mut().for_each(|share| *share = if all > 0.0 { *share / all } else { 1.0 / ranks as f64 });
     let whole = arrival.prompt_tokens / BLOCK_TOKENS;
     Job {

@@ -9,14 +9,14 @@ use crate::error::SwitchError;
 use crate::traces::{Kind, Part, Trace};
 use crate::unit::{Outcome, Setup, run};
 
-/// When a request counts as well served.
+/// The service level objective of a request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Slo {
     pub(crate) ttft_seconds: f64,
     pub(crate) tpot_seconds: f64,
 }
 
-/// One cell of the comparison: an engine, a load and its limits.
+/// One cell of the comparison: an engine, a load and the objective.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Cell<'a> {
     pub(crate) engine: &'a Engine,
@@ -25,21 +25,21 @@ pub(crate) struct Cell<'a> {
     pub(crate) seed: u64,
     pub(crate) part: Part,
     pub(crate) slo: Slo,
-    /// By how much the adaptive policy's prior is wrong.
+    /// Error factor of the adaptive policy's prior.
     pub(crate) wrong: ByLayout<f64>,
 }
 
 /// A policy's figures on one load.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Figures {
-    /// Requests within the SLO a second; of a rollout, output tokens a second.
+    /// Requests per second within the SLO; for a rollout, output tokens per second.
     pub(crate) goodput: f64,
-    /// Mean over requests of the time per token after the first one.
+    /// Mean over requests of the time per output token after the first.
     pub(crate) tpot_seconds: f64,
-    /// 99th percentile.
+    /// 99th percentile of the time to first token.
     pub(crate) ttft_seconds: f64,
     pub(crate) switches: f64,
-    /// How long they stopped the unit in all.
+    /// Total time that switches stopped the unit.
     pub(crate) stopped_seconds: f64,
 }
 
@@ -50,7 +50,7 @@ pub(crate) struct Results {
     pub(crate) moebius: Figures,
     pub(crate) adaptive: Figures,
     pub(crate) oracle: Option<Figures>,
-    /// Requests of phases that the static layout is better for by 2%, in TPOT.
+    /// Requests in phases whose static layout is better by 2% in TPOT.
     pub(crate) prefers: ByLayout<f64>,
 }
 
@@ -60,7 +60,7 @@ struct Contest<'a> {
     setup: Setup<'a>,
 }
 
-/// Runs all policies; the oracle's search only if asked.
+/// Runs all policies; searches the oracle only with `oracle`.
 pub(crate) fn compete(cell: Cell<'_>, settings: &Settings, oracle: bool) -> Result<Results, SwitchError> {
     let trace = cell.kind.trace(cell.engine, cell.rates, cell.seed, cell.part);
     let cost = switch_cost();
@@ -76,7 +76,7 @@ pub(crate) fn compete(cell: Cell<'_>, settings: &Settings, oracle: bool) -> Resu
     let fixed = [Layout::Tp, Layout::Ep].map(|layout| run(setup, layout, &mut Fixed { layout }));
     let [tp, ep] = &fixed;
     let moebius_settings = if trace.rollout { MoebiusSettings::ROLLOUT } else { MoebiusSettings::INTERACTIVE };
-    // It starts where its threshold says.
+    // Moebius starts in the layout that its threshold implies.
     let moebius_start = if trace.rollout { Layout::Ep } else { Layout::Tp };
     let mut moebius = Moebius::new(moebius_settings, Guard::new(room_tokens(), 1.0, 1.0));
     let (mut adaptive, start) = contest.adaptive(settings)?;
@@ -90,7 +90,7 @@ pub(crate) fn compete(cell: Cell<'_>, settings: &Settings, oracle: bool) -> Resu
     })
 }
 
-/// The best layout of a phase, and by how much.
+/// The better layout of a phase, and its margin.
 #[derive(Clone, Copy, Debug)]
 struct Preferred {
     layout: Layout,
@@ -147,15 +147,15 @@ impl Contest<'_> {
         }
     }
 
-    /// The better static layout of every phase: by TPOT of the requests that arrive in it; of a rollout by tokens that
-    /// come out in it, which the step curves give.
+    /// The better static layout of every phase: by TPOT of the requests that arrive in it; for a rollout by the tokens
+    /// generated in it, by the step curves.
     fn preferred(&self, tp: &Outcome, ep: &Outcome) -> Vec<Preferred> {
         let mut sums: Vec<(ByLayout<f64>, usize)> = Vec::new();
         let end = tp.end.max(ep.end);
         sums.resize((end / self.trace.phase_seconds) as usize + 1, Default::default());
         for (index, request) in self.trace.requests.iter().enumerate() {
             let (Some(tp_time), Some(ep_time)) = (self.tpot(tp, index), self.tpot(ep, index)) else { continue };
-            // A rollout's requests are sorted by when they end, as all arrive at once.
+            // A rollout's requests are sorted by completion, because all arrive at once.
             let at = if self.trace.rollout { tp.served[index].last.min(ep.served[index].last) } else { request.at };
             let (sum, count) = &mut sums[(at / self.trace.phase_seconds) as usize];
             sum.tp += tp_time;
@@ -179,8 +179,8 @@ impl Contest<'_> {
         ByLayout { tp: share(Layout::Tp), ep: share(Layout::Ep) }
     }
 
-    /// The layouts of phases, chosen with the whole trace known: the best of both statics and of each phase's own
-    /// best, then changed one phase at a time while that helps.
+    /// The layouts of phases, chosen with the whole trace known: starts from the best of both static layouts and each
+    /// phase's own best, then changes one phase at a time while that helps.
     fn oracle(&self, preferred: &[Preferred]) -> Figures {
         let count = preferred.len();
         let own: Vec<Layout> = preferred.iter().map(|phase| phase.layout).collect();
@@ -218,7 +218,7 @@ impl Contest<'_> {
     }
 }
 
-/// The oracle's objective: goodput over time per token, so a percent of one is worth a percent of the other.
+/// The oracle's objective: goodput over time per token, which weighs one percent of either equally.
 fn worth(figures: &Figures) -> f64 {
     figures.goodput / figures.tpot_seconds
 }

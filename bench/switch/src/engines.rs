@@ -12,15 +12,15 @@ use crate::error::SwitchError;
 pub(crate) struct Engine {
     pub(crate) name: String,
     pub(crate) steps: ByLayout<StepCurve>,
-    /// Sequences decoded at once: as far as both curves reach.
+    /// Most sequences decoded at once, limited by the range of both curves.
     pub(crate) max_sequences: u32,
 }
 
 /// One row of a table: sequences, milliseconds with TP, with EP.
 struct Row(u32, f64, f64);
 
-/// Qwen3-235B-A22B, bf16, 8 x H200, context 1024, TP8 and DP8 EP8: interpolated by NVIDIA's aiconfigurator
-/// (Apache-2.0) from its measured tables.
+/// Qwen3-235B-A22B, bf16, 8 x H200, context 1024, TP8 and DP8 EP8: interpolated by NVIDIA's aiconfigurator (Apache-2.0)
+/// from its measured tables.
 const MEASURED: [(&str, [Row; 5]); 3] = [
     (
         "trtllm",
@@ -36,16 +36,17 @@ const MEASURED: [(&str, [Row; 5]); 3] = [
     ),
 ];
 
-/// Bytes of a token's cache on one rank, with TP on each of 8 (4 heads, held twice) and whole with EP: 94 layers of
-/// keys and values, 4 heads of 128 elements of 2 bytes.
+/// Bytes of a token's cache on one rank, sharded over 8 with TP (4 heads, each held twice) and whole with EP: 94 layers
+/// of keys and values, 4 heads of 128 elements of 2 bytes.
 const TOKEN_BYTES: ByLayout<u64> = ByLayout { tp: 48_128, ep: 192_512 };
 /// Ranks of the unit.
 pub(crate) const RANKS: u32 = 8;
-/// Bytes free for the cache on a rank: 0.85 of 141 GB less the weights, all cut with TP, attention whole with EP.
+/// Bytes free for the cache on a rank: 0.85 of 141 GB less the weights, which are all sharded with TP; attention is
+/// whole with EP.
 const FREE_BYTES: ByLayout<u64> = ByLayout { tp: 61_080_000_000, ep: 47_190_000_000 };
-/// Sequences decoded at once at most.
+/// Most sequences decoded at once.
 pub(crate) const MAX_SEQUENCES: u32 = 2048;
-/// Prompt tokens of a step, at most.
+/// Most prompt tokens of a step.
 pub(crate) const CHUNK_TOKENS: u32 = 8192;
 
 /// KV tokens that the unit holds.
@@ -54,13 +55,12 @@ pub(crate) fn room_tokens() -> ByLayout<u64> {
     ByLayout { tp: FREE_BYTES.tp / TOKEN_BYTES.tp, ep: whole * u64::from(RANKS) }
 }
 
-/// The cost of a switch: expert weights at 70% of NVLink's 450 GB/s, and what Moebius' fastest switch (215 ms) takes
-/// beyond.
+/// The cost of a switch: expert weights at 70% of NVLink's 450 GB/s, plus the rest of Moebius' fastest switch (215 ms).
 pub(crate) fn switch_cost() -> SwitchCost {
     SwitchCost {
         ranks: RANKS,
         weight_bytes: 56_774_098_944,
-        // All ranks but the owner get a share; back, the owner gets what it has not.
+        // TP to EP: all ranks but the owner send their shares. EP to TP: the owner sends the rest.
         token_bytes: ByLayout { tp: 7 * TOKEN_BYTES.tp, ep: TOKEN_BYTES.ep - TOKEN_BYTES.tp },
         bytes_per_second: 315e9,
         fixed_seconds: 0.057,
@@ -99,7 +99,7 @@ struct CurveFile {
     ep: Vec<(u32, f64)>,
 }
 
-/// Larger files of curves are mistakes.
+/// Size limit of a file of curves.
 const MAX_BYTES: u64 = 1 << 24;
 
 /// Reads engines from a file of measured curves.
@@ -125,7 +125,7 @@ pub(crate) fn read(path: &Path) -> Result<Vec<Engine>, SwitchError> {
 pub(crate) type Rates = ByLayout<f64>;
 
 impl Engine {
-    /// Whether one layout is never slower than the other: at no batch and in no prefill.
+    /// Whether one layout is never slower than the other, at any batch and in prefill.
     pub(crate) fn is_one_sided(&self, rates: Rates) -> bool {
         [Layout::Tp, Layout::Ep].into_iter().any(|layout| {
             let (own, other) = (&self.steps[layout], &self.steps[layout.other()]);
@@ -134,7 +134,7 @@ impl Engine {
         })
     }
 
-    /// The calibration that an engine would report at start, off by a factor in each layout.
+    /// The calibration that an engine would report at startup, off by a factor in each layout.
     pub(crate) fn prior(&self, rates: Rates, wrong: ByLayout<f64>) -> Result<Prior, SwitchError> {
         let layout = |layout: Layout| -> Result<LayoutPrior, SwitchError> {
             let scaled = |sequences: u32| {

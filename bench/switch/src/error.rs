@@ -2,7 +2,7 @@
 
 use semmoe_planner::policy::{CurveError, SettingsError};
 
-/// One sentence each; the cause is in it.
+/// One sentence each, with the cause.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum SwitchError {
     #[error("cannot read {path}: {cause}")]

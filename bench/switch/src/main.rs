@@ -1,6 +1,6 @@
-//! Switch policies on traces of load, over one simulated unit: every policy of `semmoe-planner` against both static
-//! layouts and an oracle. Every figure is one of a simulation; bench/switch/README.md has the table, its command and
-//! what is assumed.
+//! Switch policies on traces of load over one simulated unit: every policy of `semmoe-planner` against both static
+//! layouts and an oracle. All figures are simulated; bench/switch/README.md has the table, its command and the
+//! assumptions.
 
 mod contest;
 mod engines;
@@ -31,38 +31,38 @@ struct Cli {
     /// Traces of load.
     #[arg(long, value_delimiter = ',', default_values_t = Kind::ALL, value_enum)]
     traces: Vec<Kind>,
-    /// Measured step curves in place of the three published ones: a JSON list of {"name", "tp", "ep"}, curves as
+    /// Measured step curves instead of the three published ones: a JSON list of {"name", "tp", "ep"}, curves as
     /// [[sequences, milliseconds], ...].
     #[arg(long, value_name = "FILE")]
     curves: Option<PathBuf>,
     /// Only these engines.
     #[arg(long, value_delimiter = ',')]
     engines: Vec<String>,
-    /// Thousand prompt tokens per second of the unit, TP/EP.
+    /// Prefill rates of the unit in thousand tokens per second, TP/EP.
     #[arg(long, value_delimiter = ',', default_value = "28/28,28/45,45/45")]
     prefill: Vec<String>,
-    /// Seeds of made traces and of the noise of steps.
+    /// Number of seeds for synthetic traces and step noise.
     #[arg(long, default_value_t = 5)]
     seeds: u64,
-    /// Which seeds, and which part of recorded hours: settings were chosen on `tune`.
+    /// Selects seeds and the part of recorded hours; settings were chosen on `tune`.
     #[arg(long, value_enum, default_value_t = Part::Judge)]
     part: Part,
-    /// Seconds to the first token, in the SLO.
+    /// SLO: seconds to the first token.
     #[arg(long, default_value_t = 2.0)]
     slo_ttft: f64,
-    /// Milliseconds per token after it, in the SLO.
+    /// SLO: milliseconds per token after it.
     #[arg(long, default_value_t = 80.0)]
     slo_tpot: f64,
-    /// The adaptive policy's prior has TP's and EP's times wrong by these factors, TP/EP.
+    /// Factors by which the adaptive policy's prior is wrong, TP/EP.
     #[arg(long, default_value = "1/1")]
     wrong_prior: String,
-    /// Leave the oracle's search out.
+    /// Skip the oracle's search.
     #[arg(long)]
     no_oracle: bool,
     /// Print JSON.
     #[arg(long)]
     json: bool,
-    /// Other settings of the adaptive policy, as `horizon_seconds=2`.
+    /// Settings of the adaptive policy, for example `horizon_seconds=2`.
     #[arg(long, value_delimiter = ',', value_name = "NAME=NUMBER")]
     set: Vec<String>,
 }
@@ -71,7 +71,7 @@ fn main() -> ExitCode {
     match table(&Cli::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // Nothing is left to report to if standard error is gone.
+            // Ignore errors of standard error itself.
             let _ = writeln!(std::io::stderr(), "error: {error}");
             ExitCode::FAILURE
         }
@@ -103,7 +103,7 @@ fn engines(cli: &Cli) -> Result<Vec<Engine>, SwitchError> {
     Ok(engines)
 }
 
-/// The default settings with those of `changes`.
+/// The default settings with `changes` applied.
 fn settings(changes: &[String]) -> Result<Settings, SwitchError> {
     let mut settings = Settings::default();
     let mut ttft = 0.0;

@@ -5,12 +5,12 @@ use serde::Serialize;
 
 use crate::contest::{Figures, Results};
 
-/// A policy against the better static layout, the better one in each figure by itself.
+/// A policy against the better static layout, chosen for each figure separately.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub(crate) struct Margin {
-    /// Percent more goodput; negative where it is less.
+    /// Percent more goodput; negative if lower.
     pub(crate) goodput_percent: f64,
-    /// Percent less mean TPOT; negative where it is more.
+    /// Percent less mean TPOT; negative if higher.
     pub(crate) tpot_percent: f64,
     pub(crate) switches: f64,
 }
@@ -32,9 +32,9 @@ pub(crate) struct Line {
     /// Thousand prompt tokens per second, TP/EP.
     pub(crate) prefill: String,
     pub(crate) seeds: usize,
-    /// One layout is the faster one at every batch, and its prefill no slower.
+    /// One layout is faster at every batch, and its prefill is no slower.
     pub(crate) one_sided: bool,
-    /// Percent of the requests that come in phases in which a static layout is better by 2%.
+    /// Percent of the requests that arrive in phases in which a static layout is better by 2%.
     pub(crate) prefers_tp_percent: f64,
     pub(crate) prefers_ep_percent: f64,
     pub(crate) static_tp: Absolute,
@@ -43,7 +43,7 @@ pub(crate) struct Line {
     pub(crate) moebius_absolute: Absolute,
     pub(crate) moebius: Margin,
     pub(crate) adaptive: Margin,
-    /// The worst seed in each figure; the most switches.
+    /// The worst seed for each figure, and the most switches.
     pub(crate) adaptive_worst: Margin,
     pub(crate) oracle: Option<Margin>,
 }
@@ -83,7 +83,7 @@ pub(crate) struct Label {
 }
 
 impl Line {
-    /// The row of one contest on several seeds. The oracle's margin is over the first seed, on which it is searched.
+    /// The row of one contest over several seeds. The oracle's margin is of the first seed, on which it was searched.
     pub(crate) fn new(label: Label, all: &[Results]) -> Self {
         let absolute = |figures: Figures| Absolute {
             goodput: figures.goodput,
@@ -119,12 +119,12 @@ impl Line {
         }
     }
 
-    /// Both layouts are the better one for at least 5% of the requests.
+    /// Whether each layout is the better one for at least 5% of the requests.
     pub(crate) fn crosses(&self) -> bool {
         self.prefers_tp_percent >= 5.0 && self.prefers_ep_percent >= 5.0
     }
 
-    /// Bars that the row misses, in words; empty if it meets all.
+    /// The bars that the row misses.
     pub(crate) fn missed(&self) -> Vec<&'static str> {
         let Margin { goodput_percent, tpot_percent, switches } = self.adaptive;
         let needed = if self.prefill == "28/28" || self.prefill == "45/45" { 1.0 } else { 2.0 };

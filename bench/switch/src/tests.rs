@@ -1,4 +1,4 @@
-//! The simulator by hand, its laws on random loads, and the bars that are quick to check.
+//! The simulator against hand-computed cases, invariants on random loads, and the bars that are quick to check.
 
 use proptest::prelude::*;
 use semmoe_planner::policy::{
@@ -57,7 +57,7 @@ fn the_cache_bounds_what_runs() {
     assert!(third.first - first.last > 17.0 && second.first - first.first < 18.5, "{:?}", outcome.served);
 }
 
-/// A measured curve that ends early leaves no batch whose step would cost nothing.
+/// A measured curve that ends early must not make larger batches free.
 #[test]
 fn no_more_run_at_once_than_the_curves_know() {
     let curve = |last| StepCurve::new([1, last].map(|sequences| Point { sequences, seconds: 0.01 }).to_vec()).unwrap();
@@ -136,7 +136,7 @@ fn gains_where_load_crosses() {
 
 #[test]
 fn a_wrong_prior_costs_a_few_switches_until_it_is_corrected() {
-    // Believes that EP is the faster one from a batch of 50 on, which it is at none.
+    // Believes that EP is faster from a batch of 50 on; in fact it never is.
     let wrong = ByLayout { tp: 1.0, ep: 0.7 };
     let results = results(&engine("sglang"), EQUAL, Kind::Bursty, wrong);
     let ours = margin(&results.adaptive, &results.fixed);
@@ -155,7 +155,7 @@ fn a_missed_bar_is_named() {
     assert!(missed.contains(&"goodput below a static") && missed.contains(&"gain too small"), "{missed:?}");
 }
 
-/// A switch as the policy asked for it.
+/// A switch that the policy requested.
 struct Made {
     at: f64,
     to: Layout,
@@ -163,7 +163,7 @@ struct Made {
     end: f64,
 }
 
-/// A policy whose switches are written down.
+/// Wraps a policy and records its switches.
 struct Recorded {
     policy: Adaptive,
     switches: Vec<Made>,

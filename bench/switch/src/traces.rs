@@ -1,4 +1,4 @@
-//! Load over time: four made from a seed, two recorded.
+//! Load over time: four synthetic traces from a seed, two recorded ones.
 
 use semmoe_planner::policy::{ByLayout, Layout};
 
@@ -12,7 +12,7 @@ pub(crate) struct Request {
     pub(crate) prompt_tokens: u32,
     /// At least 1.
     pub(crate) output_tokens: u32,
-    /// 1 for every fifth, which has a target for its first token; 0 for others.
+    /// 1 for every fifth request, which has a target for its first token; 0 for others.
     pub(crate) priority: u8,
 }
 
@@ -20,9 +20,9 @@ pub(crate) struct Request {
 #[derive(Clone, Debug)]
 pub(crate) struct Trace {
     pub(crate) requests: Vec<Request>,
-    /// Length of the phases that the oracle chooses layouts for.
+    /// Length of the phases for which the oracle chooses layouts.
     pub(crate) phase_seconds: f64,
-    /// All arrive at once, and only the end counts.
+    /// All arrive at once, and only the total time counts.
     pub(crate) rollout: bool,
 }
 
@@ -31,21 +31,21 @@ pub(crate) struct Trace {
 pub(crate) enum Kind {
     /// Moebius' serving trace: 5 requests/s for 375 s, two bursts of 8 s with 80 and 120 requests/s.
     Bursty,
-    /// Requests in flight swing around 256, Moebius' threshold, every 10 s.
+    /// Requests in flight oscillate around 256, Moebius' threshold, every 10 s.
     Oscillating,
-    /// The same around the batch at which the engine's own curves cross, or 256 where they do not.
+    /// Requests in flight oscillate around the batch at which the engine's curves cross, or 256 if they do not.
     Crossing,
     /// 2,048 prompts at once, lengths with a long tail.
     Rollout,
     /// Azure's conversation trace of 2023, as recorded.
     AzureConv,
-    /// The same, twice as fast.
+    /// Azure's conversation trace of 2023 at double speed.
     AzureConv2,
     /// Azure's code trace of 2023, as recorded.
     AzureCode,
 }
 
-/// Which part of a recorded hour is replayed, and which seeds made loads have: settings were chosen on the one and are
+/// Selects the part of a recorded hour, and the seeds of synthetic loads: settings were chosen on one part and are
 /// judged on the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Part {
@@ -55,7 +55,7 @@ pub(crate) enum Part {
     Judge,
 }
 
-/// Where the recorded hour is cut.
+/// Where the recorded hour is split.
 const CUT_SECONDS: f64 = 1200.0;
 const CONV: &str = include_str!("../data/azure_conv.csv");
 const CODE: &str = include_str!("../data/azure_code.csv");
@@ -109,7 +109,7 @@ pub(crate) fn normal(random: &mut fastrand::Rng) -> f64 {
     (-2.0 * length.ln()).sqrt() * (std::f64::consts::TAU * turn).cos()
 }
 
-/// Lengths with the given mean: log-normal, sigma of the logarithm as given, from 1 to `most`.
+/// Log-normal lengths with the given mean and sigma (of the logarithm), from 1 to `most`.
 fn length(random: &mut fastrand::Rng, mean: f64, sigma: f64, most: u32) -> u32 {
     let value = mean * (sigma * normal(random) - sigma * sigma / 2.0).exp();
     (value.round() as u32).clamp(1, most)
@@ -119,13 +119,13 @@ fn priority(number: usize) -> u8 {
     u8::from(number.is_multiple_of(5))
 }
 
-/// Lengths of a made trace.
+/// Length distribution of a synthetic trace.
 struct Lengths {
     prompt: f64,
     output: f64,
 }
 
-/// Poisson arrivals at `rate(seconds)`, at most `most` a second, by thinning.
+/// Poisson arrivals at `rate(seconds)`, at most `most` per second, by thinning.
 fn poisson(
     seconds: f64,
     most: f64,
@@ -161,7 +161,7 @@ fn bursty(random: &mut fastrand::Rng) -> Trace {
     Trace { requests: poisson(375.0, 120.0, &lengths, random, &rate), phase_seconds: 5.0, rollout: false }
 }
 
-/// A square wave of period 10 s, 40% up and down, around the rate that keeps `batch` sequences busy.
+/// A square wave with a period of 10 s, 40% up and down, around the rate that keeps `batch` sequences busy.
 fn swinging(batch: u32, engine: &Engine, rates: Rates, random: &mut fastrand::Rng) -> Trace {
     let lengths = Lengths { prompt: 256.0, output: 128.0 };
     let decode = [Layout::Tp, Layout::Ep].map(|layout| engine.steps[layout].seconds(batch).unwrap_or(0.04));
@@ -181,7 +181,7 @@ fn rollout(random: &mut fastrand::Rng) -> Trace {
     Trace { requests: (0..2048).map(request).collect(), phase_seconds: 4.0, rollout: true }
 }
 
-/// A recorded hour, `speed` times as fast. The files are this repository's own, so a line is right.
+/// A recorded hour at `speed` times its speed. The files are part of this repository, so every line parses.
 fn recorded(text: &str, speed: f64, part: Part) -> Trace {
     let mut at = 0.0;
     let all = text.lines().skip(1).filter_map(|line| {

@@ -1,5 +1,5 @@
-//! One simulated unit: continuous batching with chunked prefill, a KV cache that bounds admission, switches that stop
-//! it.
+//! One simulated unit: continuous batching with chunked prefill, a KV cache that bounds admission, and switches that
+//! stop the unit.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -11,7 +11,7 @@ use crate::traces::{Request, normal};
 
 /// Standard deviation of the logarithm of a step's time.
 const STEP_NOISE: f64 = 0.03;
-/// The same of a switch's.
+/// Standard deviation of the logarithm of a switch's time.
 const SWITCH_NOISE: f64 = 0.1;
 
 /// The setup that all runs of a contest share.
@@ -22,11 +22,11 @@ pub(crate) struct Setup<'a> {
     pub(crate) cost: &'a SwitchCost,
     pub(crate) room_tokens: ByLayout<u64>,
     pub(crate) requests: &'a [Request],
-    /// Of the noise.
+    /// Seed of the noise.
     pub(crate) seed: u64,
 }
 
-/// When a request had its first and its last token.
+/// Times of a request's first and last token.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Served {
     pub(crate) first: f64,
@@ -35,12 +35,12 @@ pub(crate) struct Served {
 
 /// The results of a run.
 pub(crate) struct Outcome {
-    /// One for each request, in their order.
+    /// One entry per request, in order.
     pub(crate) served: Vec<Served>,
     pub(crate) switches: u32,
-    /// How long they stopped the unit in all.
+    /// Total time that switches stopped the unit.
     pub(crate) stopped_seconds: f64,
-    /// When the last token was out.
+    /// Time of the last token.
     pub(crate) end: f64,
 }
 
@@ -49,12 +49,12 @@ struct Unit<'a> {
     random: fastrand::Rng,
     layout: Layout,
     now: f64,
-    /// Requests without their first token; the first may be computed in part.
+    /// Requests without a first token; the first one may be partly prefilled.
     waiting: VecDeque<usize>,
-    /// Prompt tokens of the first one still to compute, once it is admitted.
+    /// Prompt tokens that the first one still has to compute, once admitted.
     admitted: Option<u32>,
     waiting_tokens: u64,
-    /// Running requests by the decode step that ends them.
+    /// Running requests by the decode step at which they end.
     running: BinaryHeap<Reverse<(u64, usize)>>,
     decode_steps: u64,
     live_tokens: u64,
@@ -62,7 +62,7 @@ struct Unit<'a> {
     outcome: Outcome,
 }
 
-/// Runs `policy` from `start` to the last token.
+/// Runs `policy` from the layout `start` to the last token.
 pub(crate) fn run(setup: Setup<'_>, start: Layout, policy: &mut dyn SwitchPolicy) -> Outcome {
     let served = vec![Served::default(); setup.requests.len()];
     let mut unit = Unit {
@@ -162,12 +162,12 @@ impl Unit<'_> {
         self.promised_tokens == 0 || self.promised_tokens + self.needs(index) <= self.setup.room_tokens[self.layout]
     }
 
-    /// One step: every running sequence decodes a token beside a chunk of prompts.
+    /// One step: every running sequence decodes a token alongside a chunk of prompts.
     fn step(&mut self) -> Step {
         let sequences = self.running.len() as u32;
         let (prompt_tokens, prefilled) = self.prefill();
         let engine = &self.setup.engine.steps[self.layout];
-        // The curve reaches up to the most sequences that are admitted.
+        // The curve covers the largest number of sequences admitted.
         let decode = if sequences > 0 { engine.seconds(sequences).unwrap_or_default() } else { 0.0 };
         let noise = (STEP_NOISE * normal(&mut self.random)).exp();
         let seconds = (decode + f64::from(prompt_tokens) / self.setup.rates[self.layout]) * noise;
@@ -197,7 +197,7 @@ impl Unit<'_> {
         self.promised_tokens -= self.needs(index);
     }
 
-    /// Takes prompt tokens in order of arrival; returns how many, and whose prompts are complete.
+    /// Takes prompt tokens in order of arrival; returns their number, and the requests whose prompts are complete.
     fn prefill(&mut self) -> (u32, Vec<usize>) {
         let mut budget = CHUNK_TOKENS;
         let mut prefilled = Vec::new();

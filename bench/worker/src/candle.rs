@@ -1,4 +1,4 @@
-//! candle-transformers' `qwen3_moe` in f32, the number type in which candle is fastest on CPUs.
+//! candle-transformers' `qwen3_moe` in f32, candle's fastest number type on CPUs.
 
 use std::path::Path;
 
@@ -20,7 +20,7 @@ pub(crate) struct Candle {
 impl Candle {
     pub(crate) fn load(model_dir: &Path) -> Outcome<Self> {
         let mut config: Value = serde_json::from_slice(&std::fs::read(model_dir.join("config.json"))?)?;
-        // Keys that it asks for and the checkpoint does not have; there is no window.
+        // Keys that candle requires and the checkpoint lacks; there is no window.
         config["max_window_layers"] = json!(0);
         let config: Config = serde_json::from_value(config)?;
         let files = [model_dir.join("model.safetensors")];

@@ -1,4 +1,4 @@
-//! The capability of one thread of this machine, measured within the same minute.
+//! The capabilities of one thread of this machine, measured at the time of the benchmark.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -19,11 +19,11 @@ pub(crate) struct Machine {
     pub(crate) ops_per_second: f64,
 }
 
-/// Over a working set as large as what a step reads: a smaller one lies in nearer caches, for the step too. In huge
-/// pages where the system gives them, as the worker's weights and caches are.
+/// Measures over as many bytes as a step reads: a smaller working set fits into closer caches, for the step too. Uses
+/// huge pages if available, as the worker does for weights and caches.
 pub(crate) fn measure(bytes: usize) -> Outcome<Machine> {
     let mut map = MmapMut::map_anon(bytes.max(4096))?;
-    // Advice: where it is not taken, the worker has small pages too.
+    // A hint: if the kernel ignores it, the worker gets small pages too.
     let _ = map.advise(Advice::HugePage);
     map.fill(1);
     let read_per_second = map.len() as f64 / best(|| read(black_box(&map)));
@@ -46,8 +46,8 @@ fn best(mut run: impl FnMut()) -> f64 {
     (0..TRIES).map(time).fold(f64::INFINITY, f64::min)
 }
 
-/// Reads everything once, by the widest vectors that there are: with those that a compiler assumes, instructions are
-/// the limit and not memory.
+/// Reads everything once with the widest available vectors: with the compiler's baseline, instructions would be the
+/// bottleneck instead of memory.
 fn read(bytes: &[u8]) {
     #[cfg(target_arch = "x86_64")]
     {

@@ -1,5 +1,5 @@
-//! One rank of the worker, on one thread by default, beside candle-transformers' `qwen3_moe` on as many as
-//! it takes: the bundled checkpoint, recorded prompts, both in turns, and the worker against what the machine can do;
+//! One rank of the worker, on one thread by default, against candle-transformers' `qwen3_moe` on as many as it takes,
+//! with the bundled checkpoint and recorded prompts, alternating; and the worker against the machine's limits. Prints
 //! the tables of README.md.
 //!
 //! `cargo run --release --manifest-path bench/worker/Cargo.toml [-- ROUNDS [THREADS]]`
@@ -24,11 +24,11 @@ type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 const DEFAULT_ROUNDS: usize = 5;
 const NEW_TOKENS: usize = 64;
 
-/// The task that both engines perform: sequences of equal length, decoded greedily.
+/// The engines' task: sequences of equal length, decoded greedily.
 trait Engine {
-    /// Begins new sequences and gives the token after each.
+    /// Starts new sequences and returns the token after each.
     fn prefill(&mut self, prompts: &[Vec<u32>]) -> Outcome<Vec<u32>>;
-    /// Takes one more token of each sequence.
+    /// Appends one token to each sequence and returns the next.
     fn decode(&mut self, tokens: &[u32]) -> Outcome<Vec<u32>>;
 }
 
@@ -48,11 +48,11 @@ const CASES: [Case; 6] = [
     Case { batch: 64, prompt: 128 },
 ];
 
-/// Seconds of one round, and what was said.
+/// Times of one round in seconds, and the generated tokens.
 struct Round {
     prefill: f64,
     decode: f64,
-    /// Of the median step: a step that the machine interrupted does not count.
+    /// Of the median step, which excludes steps that the machine interrupted.
     decode_step: f64,
     texts: Vec<Vec<u32>>,
 }
@@ -72,7 +72,7 @@ fn round(engine: &mut dyn Engine, prompts: &[Vec<u32>]) -> Outcome<Round> {
     Ok(Round { prefill, decode: steps.iter().sum(), decode_step: median(&mut steps), texts })
 }
 
-/// Recorded prompts, one after the other, cut to pieces.
+/// Recorded prompts, concatenated and cut.
 fn prompts(case: Case) -> Outcome<Vec<Vec<u32>>> {
     let trace = Trace::open(&repository("tests/data/reference.trace.safetensors"))?;
     let tokens: Vec<u32> = trace.iter().flat_map(|request| request.token_ids().to_vec()).collect();
@@ -93,7 +93,7 @@ fn spread(values: &mut [f64]) -> String {
     format!("{middle:.2} ({:.2} to {:.2})", values[0], values[values.len() - 1])
 }
 
-/// The results of a case's rounds for both engines, this worker first.
+/// Results of a case's rounds for both engines, this worker first.
 #[derive(Default)]
 struct Measured {
     prefill: [Vec<f64>; 2],
@@ -138,7 +138,7 @@ impl Measured {
 
 fn run_case(case: Case, rounds: usize, ours: &mut Ours, other: &mut Candle) -> Outcome<String> {
     let prompts = prompts(case)?;
-    // A round that does not count, in which the experts that a step reads are counted.
+    // A warm-up round, which counts the experts that a step reads.
     ours.count_experts(true);
     let (first, second) = (round(ours, &prompts)?, round(other, &prompts)?);
     let step = work::decode_step(ours.config(), case.batch, case.prompt + NEW_TOKENS / 2, ours.experts_per_step());
@@ -170,7 +170,7 @@ fn run_case(case: Case, rounds: usize, ours: &mut Ours, other: &mut Candle) -> O
     Ok(format!("| {batch} x {prompt} | {bytes:.1} | {ops:.0} | {copy:.0} | {read:.0} | {gemm:.0} | {step_ms:.3} |"))
 }
 
-/// The parts of this worker's decode step, one column for each case.
+/// Parts of this worker's decode step, one column per case.
 fn print_parts(cases: &[Case], ours: &mut Ours) -> Outcome<()> {
     let mut columns = Vec::new();
     for case in cases {
@@ -194,7 +194,7 @@ fn main() -> Outcome<()> {
     if threads > 1 {
         println!("Large work of both on {threads} threads; the roofline is that of one.\n");
     }
-    // Errors of the model cannot be sent between threads.
+    // The model's errors are not `Send`.
     Ok(with_threads(threads, || compare(rounds).map_err(|error| error.to_string()))??)
 }
 

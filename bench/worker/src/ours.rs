@@ -15,7 +15,7 @@ pub(crate) struct Ours {
     ep: ExpertParallel,
     top_k: usize,
     caches: Vec<KvCache>,
-    /// With counting: the different experts of each decode step, over all layers.
+    /// If counting: the distinct experts of each decode step, summed over layers.
     counted: Option<Vec<usize>>,
     parts: Option<Parts>,
 }
@@ -37,12 +37,12 @@ impl Ours {
         self.counted = on.then(Vec::new);
     }
 
-    /// Has the parts of each decode step timed from now on; gives what was timed so far.
+    /// Starts or stops timing the parts of each decode step; returns the times so far.
     pub(crate) fn time_parts(&mut self, on: bool) -> Option<Parts> {
         std::mem::replace(&mut self.parts, on.then(Parts::default))
     }
 
-    /// The mean of what was counted.
+    /// Mean number of distinct experts per step.
     pub(crate) fn experts_per_step(&self) -> f64 {
         let counted = self.counted.as_deref().unwrap_or_default();
         counted.iter().sum::<usize>() as f64 / counted.len().max(1) as f64

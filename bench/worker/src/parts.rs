@@ -1,4 +1,4 @@
-//! Where a decode step's time goes, seen from outside: a probe that looks at the clock.
+//! Where a decode step's time goes, measured by a probe that reads the clock.
 
 use std::time::Instant;
 
@@ -14,7 +14,7 @@ pub(crate) const PARTS: [&str; 5] = [
     "choice of tokens",
 ];
 
-/// Seconds of each part, summed up over steps.
+/// Seconds of each part, summed over steps.
 #[derive(Default)]
 pub(crate) struct Parts {
     pub(crate) seconds: [f64; PARTS.len()],
@@ -27,7 +27,7 @@ impl Parts {
         self.last = Some(Instant::now());
     }
 
-    /// Attributes the time since the previous call to this part.
+    /// Attributes the time since the previous call to `part`.
     pub(crate) fn ends(&mut self, part: usize) {
         let now = Instant::now();
         if let Some(last) = self.last.replace(now) {
@@ -38,7 +38,7 @@ impl Parts {
 
 impl Probe for Parts {
     fn residual(&mut self, layers: usize, _rows: &[f32]) {
-        // After the embedding, or after the experts of the layer before.
+        // After the embedding, or after the previous layer's experts.
         self.ends(if layers == 0 { 0 } else { 2 });
     }
 

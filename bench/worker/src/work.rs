@@ -12,11 +12,11 @@ pub(crate) struct Work {
 
 /// Lower bounds on the time of a step, in seconds.
 pub(crate) struct Bounds {
-    /// The longer of its bytes at a copy's rate and its operations.
+    /// The maximum of its bytes at the copy rate and its operations.
     pub(crate) by_copy: f64,
-    /// The same at the rate of a read, where that is the better one.
+    /// The maximum of its operations and its bytes at the faster of the rates of a read and a copy.
     pub(crate) by_read: f64,
-    /// Its bytes at that rate and then its operations: what a step takes that never does both at once.
+    /// The sum of its operations and its bytes at that faster rate: the time of a step that never overlaps the two.
     pub(crate) apart: f64,
 }
 
@@ -29,7 +29,7 @@ impl Work {
     }
 }
 
-/// One token of each of `batch` sequences after `context` others; `experts` are the different ones of all layers that
+/// One token of each of `batch` sequences after `context` others; `experts` counts the distinct ones of all layers that
 /// the tokens chose. Weights are bf16, caches f32.
 pub(crate) fn decode_step(config: &ModelConfig, batch: usize, context: usize, experts: f64) -> Work {
     let AttentionKind::Grouped(attention) = &config.attention else { unreachable!("the bundled model is Qwen3-MoE") };

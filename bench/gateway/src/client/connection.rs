@@ -10,20 +10,20 @@ use crate::error::BenchError;
 
 /// The outcome of a request on a connection.
 pub(super) enum Step {
-    /// Its answer is not complete, or there is none.
+    /// No request, or its answer is incomplete.
     Waits,
-    /// It is; its latency counts from `since`.
+    /// The answer is complete; its latency counts from `since`.
     Done { since: Instant },
 }
 
 pub(super) struct Connection {
     socket: TcpStream,
     reader: Reader,
-    /// The request, and how much of it was sent.
+    /// The request, and how much of it has been sent.
     request: Vec<u8>,
     sent: usize,
     number: u64,
-    /// A request whose answer is not complete.
+    /// Start of the request in flight.
     since: Option<Instant>,
     closed: bool,
 }
@@ -57,7 +57,7 @@ impl Connection {
         self.closed
     }
 
-    /// A new socket for a request of which nothing was sent.
+    /// Opens a new socket, for a request of which nothing has been sent.
     pub(super) fn reopen(&mut self, target: SocketAddr) -> Result<(), BenchError> {
         self.socket = connect(target)?;
         self.reader = Reader::new();
@@ -71,7 +71,7 @@ impl Connection {
         (self.number, self.since, self.sent) = (number, Some(since), 0);
     }
 
-    /// Writes the request's number into it.
+    /// Writes the number into the request.
     pub(super) fn write_mark(&mut self, mark: Range<usize>, number: u64) {
         let mut number = number;
         for digit in self.request[mark].iter_mut().rev() {
@@ -80,7 +80,7 @@ impl Connection {
         }
     }
 
-    /// Sends what the socket takes.
+    /// Sends as much as the socket accepts.
     pub(super) fn flush(&mut self) -> Result<(), BenchError> {
         while self.since.is_some() && self.sent < self.request.len() {
             match self.socket.write(&self.request[self.sent..]) {
@@ -92,7 +92,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Takes what is there; `buffer` is room for it.
+    /// Reads what is available; `buffer` is scratch.
     pub(super) fn read(&mut self, buffer: &mut [u8], expected: &[u8]) -> Result<Step, BenchError> {
         loop {
             let count = match self.socket.read(buffer) {
@@ -104,12 +104,12 @@ impl Connection {
             let reported = self.reader.push(&buffer[..count], expected).map_err(|error| self.failed(error))?;
             if let Some(reported) = reported {
                 let Some(since) = self.since.take() else {
-                    return Err(self.failed(AnswerError::Syntax { what: "an answer that nobody asked for" }));
+                    return Err(self.failed(AnswerError::Syntax { what: "an unsolicited answer" }));
                 };
                 self.closed = reported.closes;
                 return Ok(Step::Done { since });
             }
-            // A short read has emptied the socket; what comes later is a new event.
+            // A short read has emptied the socket; new bytes raise a new event.
             if count < buffer.len() {
                 return Ok(Step::Waits);
             }

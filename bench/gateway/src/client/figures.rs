@@ -7,9 +7,9 @@ use serde::Serialize;
 /// Figures of one measurement; latencies in microseconds.
 #[derive(Debug, Serialize)]
 pub(crate) struct Figures {
-    /// All that were sent and answered, those of the warm-up too.
+    /// All requests sent and answered, warm-up included.
     pub(crate) requests: u64,
-    /// From the first of them to the last, in seconds.
+    /// Duration of the whole run in seconds.
     pub(crate) seconds: f64,
     /// Answered after the warm-up and before the end.
     pub(crate) measured_requests: u64,
@@ -29,7 +29,7 @@ pub(super) struct Recorder {
 }
 
 impl Recorder {
-    /// Counts answers that come between `begin` and `end`.
+    /// Counts answers that arrive between `begin` and `end`.
     pub(super) fn new(begin: Instant, end: Instant) -> Self {
         Self { first: Instant::now(), begin, end, nanos: Vec::with_capacity(1 << 20) }
     }

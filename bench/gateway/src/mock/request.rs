@@ -1,10 +1,10 @@
-//! A request to the mock engine: which answer it wants, and where it ends.
+//! Requests to the mock engine: the kind of answer and where the request ends.
 
-/// Longest head taken.
+/// Size limit of a head.
 const HEAD_BYTES: usize = 64 << 10;
 const STREAM: &[u8] = b"\"stream\"";
 
-/// Which answer a request wants.
+/// The kind of answer that a request needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Chat {
@@ -13,7 +13,7 @@ pub(super) enum Kind {
     Healthy,
     ServerInfo,
     Models,
-    /// Of the benchmark, not of the engine: how events leave from now on.
+    /// Not part of the engine's API: sets how events are sent from now on.
     Pace {
         single: bool,
     },
@@ -26,16 +26,16 @@ pub(super) struct Request {
     pub(super) kind: Kind,
     /// The pin.
     pub(super) rank: Option<u16>,
-    /// Bytes of head and body.
+    /// Length of head and body in bytes.
     pub(super) length: usize,
 }
 
-/// No request that the mock understands; the connection is closed.
+/// A request that the mock does not understand; the connection is closed.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct NotUnderstood;
 
 impl Request {
-    /// The first request in `bytes`, if all of it is there.
+    /// Parses the first request in `bytes`; `None` if it is incomplete.
     pub(super) fn first(bytes: &[u8]) -> Result<Option<Self>, NotUnderstood> {
         let within = &bytes[..bytes.len().min(HEAD_BYTES)];
         let Some(end) = memchr::memmem::find(within, b"\r\n\r\n") else {
@@ -75,7 +75,7 @@ fn kind(path: &str, body: &[u8]) -> Kind {
     }
 }
 
-/// Whether a body says `"stream": true`. The prompt cannot say it, as quotes in it are escaped.
+/// Whether a body has `"stream": true`. A prompt cannot contain it, because its quotes are escaped.
 fn streams(body: &[u8]) -> bool {
     let mut rest = body;
     while let Some(at) = memchr::memmem::find(rest, STREAM) {

@@ -1,4 +1,4 @@
-//! Memory of one rank, of this process or of another one: signals, a part, gathered rows.
+//! Memory of one rank, in this process or another: signals, a part, gathered rows.
 
 #[cfg(feature = "cuda")]
 mod gpu;
@@ -9,26 +9,26 @@ use tempfile::NamedTempFile;
 
 use crate::machine::{Machine, POISON, text};
 
-/// Bytes of each.
+/// Bytes of each of the three.
 pub(super) type Sizes = [usize; 3];
 
 pub(super) trait Shared {
-    /// A line for the other process.
+    /// A line that lets the other process open this memory.
     fn handle(&self) -> Result<String, String>;
-    /// Where one of them is.
+    /// The address of buffer `which`.
     fn buffer(&self, which: usize) -> Buffer;
-    /// Overwrites the first bytes of one of them, before any kernel.
+    /// Overwrites the start of buffer `which` before any kernel runs.
     fn write(&self, which: usize, bytes: &[u8]) -> Result<(), String>;
     /// The contents of one buffer, after all kernels have finished.
     fn read(&self, which: usize) -> Result<Vec<u8>, String>;
 }
 
-const NOT_OURS: &str = "this memory is another process's";
+const NOT_OURS: &str = "this memory belongs to another process";
 
-/// Zeroed signals; the rest is poisoned. By file descriptors with `vmm`, where there is a GPU.
+/// Zeroed signals; the rest is poisoned. On a GPU, `vmm` shares by file descriptors.
 pub(super) fn own(machine: &Machine, sizes: Sizes, vmm: bool) -> Result<Box<dyn Shared + '_>, String> {
     let memory: Box<dyn Shared + '_> = match machine {
-        Machine::Shim(_) if vmm => return Err("there are no file descriptors of GPU memory on the CPU".to_owned()),
+        Machine::Shim(_) if vmm => return Err("file descriptors share GPU memory only; run without --vmm".to_owned()),
         Machine::Shim(_) => Box::new(Mapped::new(sizes)?),
         #[cfg(feature = "cuda")]
         Machine::Gpu(device) if vmm => Box::new(gpu::Virtual::new(device, sizes)?),
@@ -50,7 +50,7 @@ pub(super) fn peer<'m>(
     vmm: bool,
 ) -> Result<Box<dyn Shared + 'm>, String> {
     Ok(match machine {
-        Machine::Shim(_) if vmm => return Err("there are no file descriptors of GPU memory on the CPU".to_owned()),
+        Machine::Shim(_) if vmm => return Err("file descriptors share GPU memory only; run without --vmm".to_owned()),
         Machine::Shim(_) => Box::new(Mapped::open(handle, sizes)?),
         #[cfg(feature = "cuda")]
         Machine::Gpu(device) if vmm => Box::new(gpu::Virtual::open(device, handle, sizes)?),
@@ -59,17 +59,17 @@ pub(super) fn peer<'m>(
     })
 }
 
-/// One file with all three, each from the beginning of a page.
+/// One file with all three buffers, each page-aligned.
 struct Mapped {
     map: MmapRaw,
     sizes: Sizes,
-    /// Of this process.
+    /// The file, if this process created it.
     file: Option<NamedTempFile>,
 }
 
 const PAGE: usize = 4096;
 
-/// Where each begins in the file, and where the last one ends.
+/// Offsets of the buffers in the file, and its length.
 fn places(sizes: Sizes) -> [usize; 4] {
     let [a, b, c] = sizes.map(|size| size.next_multiple_of(PAGE));
     [0, a, a + b, a + b + c]

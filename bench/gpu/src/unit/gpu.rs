@@ -1,4 +1,4 @@
-//! Ranks as threads that share one GPU and its context.
+//! Ranks are threads that share one GPU and its context.
 
 use std::cell::RefCell;
 use std::sync::{Arc, Mutex};
@@ -14,15 +14,15 @@ use semmoe_ranks::LocalTransport;
 use crate::machine::text;
 use semmoe_reference::law::{self, Case, Reach};
 
-/// A rank's stream and its memory for the test's rows. All of it is taken before ranks meet: an allocation waits for
-/// kernels, which would wait for this rank.
+/// A rank's stream and its memory for the test's rows. Everything is allocated before the ranks synchronise: an
+/// allocation waits for running kernels, and those would wait for this rank.
 struct Rank {
     runner: Arc<dyn Accelerator + Sync>,
     rows: Buffer,
     used: u64,
 }
 
-/// The ranks of the case that runs, until their threads take them.
+/// The ranks of the current case, until their threads take them.
 static RANKS: Mutex<Vec<Option<Rank>>> = Mutex::new(Vec::new());
 
 thread_local! {
@@ -30,7 +30,7 @@ thread_local! {
 }
 
 fn with<R>(work: impl FnOnce(&mut Rank) -> R) -> R {
-    MINE.with_borrow_mut(|mine| work(mine.as_mut().expect("the thread has entered")))
+    MINE.with_borrow_mut(|mine| work(mine.as_mut().expect("a thread that has entered the context")))
 }
 
 impl Rank {
@@ -39,7 +39,7 @@ impl Rank {
         let bytes = size_of_val(rows) as u64;
         let place = Buffer { address: self.rows.address + self.used, bytes };
         self.used += bytes.next_multiple_of(256);
-        assert!(self.used <= self.rows.bytes, "a case needs more than {} bytes", self.rows.bytes);
+        assert!(self.used <= self.rows.bytes, "the case needs more than {} bytes", self.rows.bytes);
         self.store(place, rows);
         place
     }
@@ -97,7 +97,7 @@ impl Reach<Gpu> for OnGpu {
     }
 }
 
-/// Runs a case on so many ranks. Panics where a rank's results differ from the reference.
+/// Runs a case on `world` ranks. Panics if a rank's results differ from the reference.
 pub(super) fn holds<T: Element>(world: usize, case: Case) -> Result<(), String> {
     let device = DeviceUnit::open(0, None).map_err(text)?;
     let room = Room { ranks: world, rows: case.tokens * world, hidden: case.hidden, dtype: T::DTYPE };

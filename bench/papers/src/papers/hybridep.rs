@@ -1,4 +1,4 @@
-//! HybridEP: experts travel in place of tokens where that is less.
+//! HybridEP: moves experts instead of tokens where that is fewer bytes.
 
 mod experts;
 mod stream;

@@ -1,5 +1,5 @@
-//! Models and clusters of the papers. Models are their published `config.json`; clusters have the rates that the papers
-//! print, one direction of one GPU, and the latencies that the fitted constants were fitted with (`python/rows.py`).
+//! Models and clusters of the papers. Models are their published `config.json`; clusters use the rates that the papers
+//! print, for one direction of one GPU, and the latencies of the constants' fit (`python/rows.py`).
 
 use semmoe_planner::cluster::Cluster;
 use semmoe_planner::layout::Layout;
@@ -25,7 +25,7 @@ pub(super) fn qwen3_30b() -> Outcome<ModelShape> {
     shape("qwen3-30b.json", QWEN3_30B)
 }
 
-/// DeepSeek-R1, which has DeepSeek-V3's shape, in FP8 as it is published.
+/// DeepSeek-R1 has DeepSeek-V3's shape; FP8, as published.
 pub(super) fn deepseek_v3() -> Outcome<ModelShape> {
     let fp8 = Dtype::of("fp8").ok_or("fp8")?;
     Ok(ModelShape { precision: Precision::uniform(fp8), ..shape("deepseek-r1.json", DEEPSEEK_V3)? })
@@ -44,7 +44,7 @@ pub(super) fn cluster(text: &str) -> Outcome<Cluster> {
     Ok(Cluster::from_toml("cluster.toml", text)?)
 }
 
-/// Servers of 8 H200: NVLink, and 3,200 Gbit/s of a server (ParaSMoE, 4.1) shared by its GPUs.
+/// Servers of 8 H200: NVLink, and 3,200 Gbit/s per server (ParaSMoE, 4.1), shared by its GPUs.
 pub(super) fn h200(nodes: u64) -> Outcome<Cluster> {
     let inside =
         "gpu = \"H200\"\n[[levels]]\nname = \"nvlink\"\ncount = 8\nbandwidth_gb_per_second = 450\nlatency_us = 3\n";
@@ -55,7 +55,7 @@ pub(super) fn h200(nodes: u64) -> Outcome<Cluster> {
     }
 }
 
-/// Degrees without stages: TP and DP of attention, TP and EP of experts.
+/// Degrees without pipeline stages: TP and DP of attention, TP and EP of experts.
 pub(super) fn layout(attention: [u64; 2], experts: [u64; 2]) -> Layout {
     let ([attention_tp, attention_dp], [expert_tp, expert_ep]) = (attention, experts);
     Layout { pipeline: 1, attention_tp, attention_dp, expert_tp, expert_ep }

@@ -1,13 +1,13 @@
-//! One row for every mechanism, figure and table of the five papers: what the paper claims, what is found here, and a
-//! verdict. `docs/papers.md` is made of them.
+//! One row for every mechanism, figure and table of the five papers: the paper's claim, the finding here, and a
+//! verdict. `docs/papers.md` is generated from them.
 //!
-//! A row says beforehand which verdict it has. What computes it judges again, from its own figures and a stated
-//! tolerance, and a verdict that changes is an error.
+//! A row declares its verdict. Running it judges again, from computed figures and a stated tolerance, and a changed
+//! verdict is an error.
 //!
 //! | module | what |
 //! |---|---|
-//! | `sem_moe`, `parasmoe`, `moebius`, `mixserve`, `hybridep` | the rows of a paper, and what computes them |
-//! | `row` | rows, what they find, verdicts |
+//! | `sem_moe`, `parasmoe`, `moebius`, `mixserve`, `hybridep` | the rows of a paper, and their computation |
+//! | `row` | rows, findings, verdicts |
 //! | `inputs` | models and clusters, from the figures that the papers print |
 //! | `page` | `docs/papers.md`, and the results that take minutes |
 
@@ -123,7 +123,7 @@ mod tests {
         assert!(each().filter(|(_, row)| row.verdict == Verdict::NeedsGpu).count() <= 10);
     }
 
-    /// The verdicts of counts and models, and the page with their figures.
+    /// Verdicts from counts and models, and the page with their figures.
     #[test]
     fn verdicts_and_the_page_are_what_the_rows_compute() {
         let mut kept = Kept::read().unwrap();

@@ -1,4 +1,5 @@
-//! Moebius: a unit changes between TP and EP while it serves. Of the paper there is a review; places are the review's.
+//! Moebius: a unit switches between TP and EP while it serves. Only a review of the paper was available; references are
+//! to the review.
 
 mod counts;
 mod moves;

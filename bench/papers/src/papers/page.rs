@@ -1,4 +1,4 @@
-//! `docs/papers.md`: one table a paper. Figures that take minutes are kept in `results.json`, pictures in `figures/`.
+//! `docs/papers.md`: one table per paper. Figures that take minutes are kept in `results.json`, pictures in `figures/`.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -14,7 +14,7 @@ const RESULTS: &str = "bench/papers/results.json";
 /// Figures of each row, for the page.
 type Ours = BTreeMap<(Paper, &'static str), Shown>;
 
-/// Figures of a row, as the page has them.
+/// Figures of one row, for the page.
 pub(super) struct Shown {
     ours: String,
     picture: Option<String>,
@@ -28,7 +28,7 @@ impl Kept {
         Ok(Self(serde_json::from_str(&document(RESULTS)?)?))
     }
 
-    /// Figures of a row for the page: kept ones where the row takes minutes and was not run in full now.
+    /// Figures of a row for the page: stored ones if the row takes minutes and this was not a full run.
     pub(super) fn shown(&mut self, paper: Paper, row: &Row, found: Found, size: Size) -> Shown {
         let now = (found.ours, found.picture.map(|(name, _)| name.to_owned()));
         let (ours, picture) = match row.by {
@@ -58,7 +58,7 @@ pub(super) fn document(name: &str) -> Outcome<String> {
     std::fs::read_to_string(path(name)).map_err(|error| format!("{name}: {error}").into())
 }
 
-/// The page as it is.
+/// The current page.
 #[cfg(test)]
 pub(super) fn read() -> Outcome<String> {
     document(PAGE)
@@ -68,7 +68,7 @@ pub(super) fn write(ours: &Ours) -> Outcome<()> {
     Ok(std::fs::write(path(PAGE), text(ours))?)
 }
 
-/// Writes a picture; its name for messages.
+/// Writes a picture; returns its file name.
 pub(super) fn write_picture(name: &str, svg: &str) -> Outcome<String> {
     let name = format!("bench/papers/figures/{name}.svg");
     std::fs::write(path(&name), svg)?;
@@ -108,7 +108,7 @@ fn line(row: &Row, shown: Option<&Shown>) -> String {
         }
         _ => String::new(),
     };
-    // "Figure 4" says no more than the row's name.
+    // "Figure 4" repeats the row's id.
     let named = row.at.to_lowercase().replace(' ', "-") == row.id;
     let at = if named { String::new() } else { format!("{}: ", row.at) };
     let why = if row.why.is_empty() { String::new() } else { format!(": {}", row.why) };

@@ -1,4 +1,4 @@
-//! ParaSMoE: a unit changes between whole experts (EP) and slices (TP).
+//! ParaSMoE: a unit switches between whole experts (EP) and slices (TP).
 
 mod reshard;
 mod rollouts;

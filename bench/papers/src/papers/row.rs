@@ -43,16 +43,16 @@ impl Paper {
     }
 }
 
-/// The judgement on a claim.
+/// The verdict on a claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Verdict {
     /// Direction and size hold, within the tolerance that the row states.
     Reproduced,
-    /// The printed figure does not follow; one near it does.
+    /// The printed figure does not follow; a similar one does.
     Corrected,
-    /// It does not hold.
+    /// The claim does not hold.
     Refuted,
-    /// Only a GPU can show it; the model's figure stands beside the paper's.
+    /// Only a GPU can show it; the model's figure is given beside the paper's.
     NeedsGpu,
     /// Nothing here computes or measures it.
     NotYet,
@@ -61,7 +61,7 @@ pub(super) enum Verdict {
 impl Verdict {
     pub(super) const ALL: [Self; 5] = [Self::Reproduced, Self::Corrected, Self::Refuted, Self::NeedsGpu, Self::NotYet];
 
-    /// Reproduced if `holds`, else `otherwise`.
+    /// Reproduced if `holds`, otherwise `otherwise`.
     pub(super) fn of(holds: bool, otherwise: Self) -> Self {
         if holds { Self::Reproduced } else { otherwise }
     }
@@ -79,14 +79,14 @@ impl fmt::Display for Verdict {
     }
 }
 
-/// A row's own figures.
+/// The figures computed for a row.
 pub(super) struct Found {
     /// For the page: figures, in a few words.
     pub(super) ours: String,
     pub(super) verdict: Verdict,
-    /// Printed where the row is run by itself.
+    /// Printed if the row is run alone.
     pub(super) table: String,
-    /// A file of `figures/` beside this crate, without its ending, and its charts.
+    /// The name of a file in this crate's `figures/`, without extension, and its charts.
     pub(super) picture: Option<(&'static str, Vec<Panel>)>,
 }
 
@@ -104,25 +104,25 @@ impl Found {
     }
 }
 
-/// How much of a row that takes minutes is run.
+/// How much of a slow row is run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Size {
-    /// As on the page.
+    /// In full, for the page.
     Full,
     /// Less data; the verdict must be the same.
     Small,
 }
 
-/// How a row comes to its figures.
+/// How a row gets its figures.
 pub(super) enum By {
-    /// Counts and models: equal on every machine, in seconds. Tests run them.
+    /// Counts and models: identical on every machine, and take seconds. Tests run them.
     Model(fn() -> Outcome<Found>),
-    /// Takes minutes, or the planner's step times, which change with its constants. `all` runs them and keeps their
-    /// figures in `results.json`.
+    /// Takes minutes, or uses the planner's step times, which change with its constants. `all` runs them and keeps
+    /// their figures in `results.json`.
     Run(fn(Size) -> Outcome<Found>),
     /// Another benchmark measured it.
     Bench(Bench),
-    /// It does not.
+    /// Nothing computes it.
     Nothing,
 }
 
@@ -139,13 +139,13 @@ pub(super) struct Bench {
 
 /// A claim and its verdict.
 pub(super) struct Row {
-    /// On the command line: `figure-4`.
+    /// For example `figure-4`; used on the command line.
     pub(super) id: &'static str,
-    /// Where the paper has it.
+    /// Its place in the paper.
     pub(super) at: &'static str,
     pub(super) claim: &'static str,
     pub(super) verdict: Verdict,
-    /// Why, where it is not simply reproduced; the tolerance, where it is.
+    /// The reason, unless it is simply reproduced; otherwise the tolerance.
     pub(super) why: &'static str,
     pub(super) by: By,
 }
@@ -160,7 +160,7 @@ impl Row {
         }
     }
 
-    /// Runs it, and compares the verdict.
+    /// Runs the row; an error if the verdict has changed.
     pub(super) fn judged(&self, paper: Paper, size: Size) -> Outcome<Found> {
         let found = self.run(size).map_err(|error| format!("{} {}: {error}", paper.key(), self.id))?;
         if found.verdict != self.verdict {
@@ -173,7 +173,7 @@ impl Row {
     }
 }
 
-/// A chart of lines.
+/// A line chart.
 pub(super) fn lines(title: &str, axes: [Axis; 2], series: Vec<Series>) -> Panel {
     let [x, y] = axes;
     Panel { title: title.to_owned(), x, y, series }

@@ -1,6 +1,6 @@
-//! f(layout, batch): decode steps of a made-up checkpoint with 402 MB of experts on two ranks, which are threads here,
-//! by layout and by batch of the whole unit; all layouts in turns within one run. Prints a table and then the curves,
-//! as `cargo run -p semmoe-bench-switch -- --curves FILE` reads them.
+//! f(layout, batch): decode steps of a synthetic checkpoint with 402 MB of experts on two ranks, which are threads
+//! here, by layout and by batch of the whole unit. All layouts alternate within one run. Prints a table and then the
+//! curves in the format that `cargo run -p semmoe-bench-switch -- --curves FILE` reads.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -17,13 +17,13 @@ use super::{EXPERT_BYTES, EXPERTS, LAYERS, RANKS, on_ranks, write_checkpoint};
 use crate::{Outcome, median};
 
 const ROUNDS: usize = 5;
-/// Of each layout and batch in a round.
+/// Steps of each layout and batch per round.
 const STEPS: usize = 8;
 /// Sequences of the whole unit.
 const BATCHES: [usize; 4] = [1, 8, 16, 64];
-/// Tokens that each sequence has.
+/// Tokens already in each sequence.
 const CONTEXT: usize = 16;
-/// By the worker's names.
+/// By the worker's name.
 const LAYOUTS: [(&str, Attention, ExpertLayout); 4] = [
     ("ep", Attention::Dp, ExpertLayout::Ep),
     ("dp-tp", Attention::Dp, ExpertLayout::Tp),
@@ -31,7 +31,7 @@ const LAYOUTS: [(&str, Attention, ExpertLayout); 4] = [
     ("tp", Attention::Tp, ExpertLayout::Tp),
 ];
 
-/// Milliseconds of a step, one for each round, by layout and batch.
+/// Milliseconds of a step in each round, by layout and batch.
 type Steps = BTreeMap<(&'static str, usize), Vec<f64>>;
 
 struct Rank<'a> {
@@ -71,7 +71,7 @@ impl<'a> Rank<'a> {
         Ok(())
     }
 
-    /// Milliseconds of a decode step, mean of some.
+    /// Mean milliseconds of a decode step.
     fn measure(&mut self, batch: usize) -> Outcome<f64> {
         let me = self.ep.rank().index();
         let own = |at: &usize| self.model.attention() == Attention::Tp || at % RANKS == me;
@@ -79,7 +79,7 @@ impl<'a> Rank<'a> {
             (0..batch).filter(own).map(|at| std::array::from_fn(|token| (at * 37 + token * 11) as u32 % 256)).collect();
         let mut caches: Vec<KvCache> = tokens.iter().map(|_| self.model.new_sequence()).collect();
         self.step(&mut caches, &tokens, StepPhase::Prefill)?;
-        // One to warm up.
+        // Warm-up.
         self.decode(&mut caches, &tokens)?;
         self.together.wait();
         let began = Instant::now();

@@ -1,4 +1,4 @@
-//! The worker's layouts, on a made-up checkpoint with 402 MB of experts.
+//! The worker's layouts on a synthetic checkpoint with 402 MB of experts.
 
 pub(crate) mod curves;
 pub(crate) mod stream;
@@ -18,10 +18,10 @@ const EXPERTS: usize = 32;
 const HIDDEN: usize = 1024;
 const WIDTH: usize = 512;
 const VOCAB: usize = 256;
-/// Of one expert, in bf16.
+/// One expert in bf16.
 const EXPERT_BYTES: usize = 3 * HIDDEN * WIDTH * 2;
 
-/// Writes `config.json` and `model.safetensors`, with the same weights each time.
+/// Writes `config.json` and `model.safetensors` with deterministic weights.
 fn write_checkpoint(dir: &Path) -> Outcome<()> {
     let config = json!({
         "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "vocab_size": VOCAB, "hidden_size": HIDDEN,
@@ -56,7 +56,7 @@ fn write_checkpoint(dir: &Path) -> Outcome<()> {
             }
         }
     }
-    // Small numbers of both signs: bf16 with exponents below 1.
+    // Small values of both signs: bf16 with exponents below 1.
     let mut random = fastrand::Rng::with_seed(1);
     let most = shapes.values().map(|shape| shape.iter().product::<usize>()).max().unwrap_or(0);
     let bytes: Vec<u8> = (0..most).flat_map(|_| (0x3c00 | random.u16(..) & 0x80ff).to_le_bytes()).collect();
@@ -71,7 +71,7 @@ fn write_checkpoint(dir: &Path) -> Outcome<()> {
 /// Ranks of a unit.
 const RANKS: usize = 2;
 
-/// Runs both ranks on threads; what the first one gives.
+/// Runs both ranks on threads; returns the first one's result.
 fn on_ranks<T: Send>(work: impl Fn(LocalTransport) -> Outcome<T> + Sync) -> Outcome<T> {
     std::thread::scope(|scope| {
         let start = |link| scope.spawn(|| work(link));

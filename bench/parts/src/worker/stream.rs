@@ -1,7 +1,7 @@
-//! How much of the reading of experts is hidden behind computing, on one rank that has memory for some of a made-up
-//! checkpoint's 402 MB of experts, beside HybridEP's stream model: a layer takes `max(PE, F)`, PE its time with all
-//! experts in memory and F the time of reading, so that `min(1, PE / F)` of the reading can be hidden. Rounds of both
-//! kinds in turns within one run.
+//! How much of the reading of experts overlaps with computation on one rank with memory for some of a synthetic
+//! checkpoint's 402 MB of experts, against HybridEP's stream model: a layer takes `max(PE, F)`, where PE is its time
+//! with all experts in memory and F the time to read, so at most `min(1, PE / F)` of the reading can be hidden. Rounds
+//! of both kinds alternate within one run.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -14,11 +14,11 @@ use super::{EXPERT_BYTES, EXPERTS, LAYERS, write_checkpoint};
 use crate::{Outcome, median};
 
 const ROUNDS: usize = 5;
-/// Of a round, of each kind.
+/// Steps of each kind per round.
 const STEPS: usize = 4;
-/// Of a step; each the prompt of one sequence.
+/// Tokens of a step; each step is the prompt of one sequence.
 const TOKENS: [usize; 5] = [1, 32, 128, 256, 480];
-/// Experts of each layer that stay in memory.
+/// Resident experts per layer.
 const RESIDENT: [usize; 4] = [0, 16, 24, 28];
 
 struct Rank {
@@ -26,7 +26,7 @@ struct Rank {
     ep: ExpertParallel,
 }
 
-/// Some steps, and what was read during them.
+/// Timed steps, and the bytes read during them.
 struct Steps {
     seconds: f64,
     fetching: f64,
@@ -42,7 +42,7 @@ impl Rank {
         Ok(Self { model, ep: ExpertParallel::new(link, copies)? })
     }
 
-    /// Steps one after the other, after a first one: what was read ahead while nothing ran is used up by then.
+    /// Consecutive steps after a first one, which uses up what was prefetched while idle.
     fn steps(&mut self, tokens: &[u32]) -> Outcome<Steps> {
         self.step(tokens)?;
         let before = self.model.expert_fetches().unwrap_or_default();

@@ -1,6 +1,6 @@
-//! How long experts take to move, beside a copy (memcpy) of the same bytes between buffers of the same kind, in turns
-//! within one run: from one E to another, from whole experts to slices, and back; of a made-up checkpoint with 402 MB
-//! of experts on two ranks, which are threads here.
+//! Time to move experts, against a memcpy of as many bytes between buffers of the same kind, alternating within one
+//! run: from one E to another, from whole experts to slices, and back; with a synthetic checkpoint of 402 MB of experts
+//! on two ranks, which are threads here.
 
 use std::path::Path;
 use std::sync::Barrier;
@@ -18,7 +18,7 @@ use crate::{Outcome, median};
 
 const ROUNDS: usize = 11;
 
-/// A rank's switches and its copies of as many bytes, in turns.
+/// Durations of a rank's switches and of its copies of as many bytes.
 struct Round {
     switch_seconds: f64,
     copy_seconds: f64,
@@ -30,7 +30,7 @@ struct Move {
     to: ExpertSpread,
 }
 
-/// Written by a rank in a switch: all experts that it has after it.
+/// Bytes that a rank writes in a switch: all experts that it has afterwards.
 const RANK_BYTES: usize = LAYERS * EXPERTS / RANKS * EXPERT_BYTES;
 
 fn moves() -> Outcome<Vec<Move>> {
@@ -66,7 +66,7 @@ fn rank_rounds(dir: &Path, link: LocalTransport, change: &Move, together: &Barri
     };
     let (source, mut target) = (buffer(7)?, buffer(1)?);
     let mut rounds = Vec::new();
-    // One to warm up.
+    // One extra round to warm up.
     for _ in 0..=ROUNDS {
         together.wait();
         let began = Instant::now();

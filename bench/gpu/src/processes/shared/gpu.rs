@@ -55,7 +55,7 @@ impl IpcPeer {
             let mut bytes = [0; 64];
             for (at, slot) in bytes.iter_mut().enumerate() {
                 let at = 2 * (64 * index + at);
-                let digits = handle.get(at..at + 2).ok_or("a handle is too short")?;
+                let digits = handle.get(at..at + 2).ok_or("a handle is truncated")?;
                 *slot = u8::from_str_radix(digits, 16).map_err(text)?;
             }
             PeerBuffer::open(&bytes, sizes[index] as u64).map_err(text)
@@ -82,11 +82,11 @@ impl Shared for IpcPeer {
     }
 }
 
-/// Memory of this process or of the other one, by file descriptors that the other process takes with `pidfd_getfd`.
+/// Memory of either process, shared by file descriptors that the other takes with `pidfd_getfd`.
 pub(super) struct Virtual<'m> {
     memory: [Memory<'m, Device>; 3],
     sizes: Sizes,
-    /// Open for as long as the other process may take them.
+    /// Kept open while the other process may take them.
     files: Vec<OwnedFd>,
 }
 
@@ -101,12 +101,12 @@ impl<'m> Virtual<'m> {
     pub(super) fn open(device: &'m Device, handle: &str, sizes: Sizes) -> Result<Self, String> {
         let numbers: Vec<i64> =
             handle.split(' ').map(str::parse).collect::<Result<_, _>>().map_err(|_| "a handle has no numbers")?;
-        let [pid, rest @ ..] = &numbers[..] else { return Err("a handle is too short".to_owned()) };
+        let [pid, rest @ ..] = &numbers[..] else { return Err("a handle is truncated".to_owned()) };
         let pid = i32::try_from(*pid).ok().and_then(Pid::from_raw).ok_or("a handle has no process")?;
         let process = pidfd_open(pid, PidfdFlags::empty()).map_err(|error| format!("pidfd_open: {error}"))?;
         let open = |which: usize| {
-            let [file, bytes] = rest.get(2 * which..2 * which + 2).ok_or("a handle is too short")? else {
-                return Err("a handle is too short".to_owned());
+            let [file, bytes] = rest.get(2 * which..2 * which + 2).ok_or("a handle is truncated")? else {
+                return Err("a handle is truncated".to_owned());
             };
             let file = i32::try_from(*file).map_err(text)?;
             let file = pidfd_getfd(&process, file, PidfdGetfdFlags::empty())

@@ -1,4 +1,4 @@
-//! Pairs that communicate, and what experts have in common.
+//! Communicating pairs, and the similarity of experts.
 
 use semmoe_bench_papers::sr;
 use semmoe_bench_papers::topology::{Frequency, Topology, frequency};
@@ -31,7 +31,7 @@ pub(super) fn table_7() -> Outcome<Found> {
 pub(super) fn figure_8() -> Outcome<Found> {
     let topology = Topology::new(&[4, 4], &[2, 4])?;
     let locations: Vec<Vec<u64>> = (0..topology.gpus()).map(|gpu| topology.location(gpu)).collect();
-    // As printed only the levels inside are compared, of which there are none: the same domain, another place.
+    // As printed, only the inner levels are compared, and there are none: the GPUs share a domain but not a position.
     let printed = |one: &Vec<u64>, other: &Vec<u64>| one[1] / 4 == other[1] / 4 && one[1] % 4 != other[1] % 4;
     let pairs = locations.iter().map(|one| locations.iter().filter(|other| printed(one, other)).count()).sum::<usize>();
     let right = topology.frequency(1).gather;
@@ -71,7 +71,7 @@ pub(super) fn figure_9() -> Outcome<Found> {
         mean * 1e2,
         independent * 1e2
     );
-    // Half would already halve what top-k has to keep.
+    // Half would already halve the weights that top-k has to keep.
     Ok(Found::new(if mean < 0.5 { Reproduced } else { Refuted }, ours))
 }
 

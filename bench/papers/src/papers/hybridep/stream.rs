@@ -1,4 +1,4 @@
-//! The stream model, and what follows from it.
+//! The stream model, and its consequences.
 
 use semmoe_planner::hybridep::{HybridLevel, Stream, Use, best_domains};
 
@@ -6,7 +6,7 @@ use crate::Outcome;
 use crate::papers::Verdict::{Corrected, NeedsGpu, Refuted};
 use crate::papers::{Found, Verdict, axis, line, lines, near};
 
-/// V-A: PCIe inside a centre, Ethernet between centres, of a node of 8 GPUs; bytes a second of a GPU.
+/// V-A: PCIe inside a centre, Ethernet between centres, of a node of 8 GPUs; bytes per second of a GPU.
 const PCIE: f64 = 16e9;
 const ETHERNET: f64 = 1.25e9 / 8.0;
 const MB: f64 = 1e6;
@@ -43,7 +43,7 @@ pub(super) fn figure_6() -> Outcome<Found> {
         let best = closed(&stream);
         all += 1;
         cut += usize::from(best < 0.0);
-        // A grid of p is no better than the closed form.
+        // No p of a grid beats the closed form.
         right += usize::from(stream.seconds(best.max(0.0)) <= least * (1.0 + 1e-9));
     }
     let shape = |expert_bytes| Stream {
@@ -218,7 +218,7 @@ pub(super) fn figure_17() -> Outcome<Found> {
         let half = |stream: &Stream| stream.seconds(1.0) / stream.seconds(0.5);
         grows = grows.max(half(&many) / half(&few));
     }
-    // The most that a domain of S saves of the exchange: (G - 1) / (G - S).
+    // The largest saving that a domain of S can give: (G - 1) / (G - S).
     let needed = CENTRES as f64 - (CENTRES as f64 - 1.0) / 1.45;
     let ours = format!(
         "drawn cases, 100 to 1000 centres: with one size it falls in {falls} of {all}, with one share it grows by {:.1}% at most; 1.45 needs domains of {needed:.0}",

@@ -1,4 +1,4 @@
-//! Exchanges on MixServe's two clusters (IV-A), by bandwidth alone: the paper prints no latencies.
+//! Exchanges on MixServe's two clusters (IV-A), by bandwidth only: the paper prints no latencies.
 
 use semmoe_planner::cluster::{Cluster, Group};
 use semmoe_planner::layout::Layout;
@@ -13,19 +13,19 @@ use crate::published::scores;
 const H20: &str = include_str!("../../../published/clusters/h20-2x8.toml");
 const ASCEND: &str = include_str!("../../../published/clusters/910b-4x8.toml");
 
-/// A cluster without latencies, of which the paper prints none.
+/// A cluster without latencies.
 fn without_latency(text: &str) -> Outcome<Cluster> {
     let mut cluster = cluster(text)?;
     cluster.levels.iter_mut().for_each(|level| level.latency = 0.0);
     Ok(cluster)
 }
 
-/// 2 servers of 8 H20: NVLink 450 GB/s in one direction, InfiniBand 400 Gbit/s of a GPU.
+/// 2 servers of 8 H20: NVLink 450 GB/s in one direction, InfiniBand 400 Gbit/s per GPU.
 pub(super) fn h20() -> Outcome<Cluster> {
     without_latency(H20)
 }
 
-/// 4 servers of 8 Ascend 910B: HCCS 480 Gbit/s, RoCE 200 Gbit/s of an NPU.
+/// 4 servers of 8 Ascend 910B: HCCS 480 Gbit/s, RoCE 200 Gbit/s per NPU.
 pub(super) fn ascend() -> Outcome<Cluster> {
     without_latency(ASCEND)
 }
@@ -40,7 +40,7 @@ fn reduces(cluster: &Cluster, degree: u64, bytes: f64) -> [f64; 2] {
     [levels, 2.0 * bytes * (degree - 1) as f64 / degree as f64 / slowest]
 }
 
-/// Dispatch and combine of as many tokens over `degree` NPUs.
+/// Dispatch and combine of `bytes` of tokens over `degree` NPUs.
 fn exchange(cluster: &Cluster, degree: u64, bytes: f64) -> f64 {
     2.0 * cluster.span(Group { size: degree, stride: 1 }).all_to_all(bytes * TOP_K / degree as f64)
 }
@@ -75,7 +75,7 @@ pub(super) fn figure_3() -> Outcome<Found> {
         "all-reduce from 8 to 32 NPUs: one ring {ring:.2} times, level by level {levels:.2}; at 32 {:.1} times EP's exchange",
         outside[0] / all_to_all
     );
-    // Sharp: at least twice, also where the all-reduce uses both levels.
+    // A clear difference is at least a factor of two, even if the all-reduce uses both levels.
     let verdict = match (ring >= 2.0 && outside[0] > all_to_all, levels >= 2.0) {
         (true, true) => Reproduced,
         (true, false) => Corrected,
@@ -86,7 +86,7 @@ pub(super) fn figure_3() -> Outcome<Found> {
 
 /// Bytes that leave a rank for other servers in an all-to-all, over `bytes`.
 fn leaving(cluster: &Cluster, group: Group, bytes: f64) -> f64 {
-    // Links inside take no time.
+    // Links inside a server are infinitely fast.
     let mut alone = cluster.clone();
     alone.levels[0].bytes_per_second = f64::INFINITY;
     alone.span(group).all_to_all(bytes) * alone.levels[1].bytes_per_second
@@ -94,7 +94,7 @@ fn leaving(cluster: &Cluster, group: Group, bytes: f64) -> f64 {
 
 pub(super) fn figure_4() -> Outcome<Found> {
     let cluster = ascend()?;
-    // A row of hidden states is 1; each of the k copies leaves whole, or a slice of it from each NPU of the server.
+    // A row of hidden states counts 1; each of the k copies leaves whole, or as one slice from each NPU of the server.
     let (servers, all) = (Group { size: 4, stride: 8 }, Group { size: 32, stride: 1 });
     let printed = leaving(&cluster, servers, TOP_K);
     let [sliced, hybrid] = [all, servers].map(|group| leaving(&cluster, group, TOP_K / 8.0));
@@ -104,13 +104,13 @@ pub(super) fn figure_4() -> Outcome<Found> {
     Ok(Found::new(Verdict::of(hybrid < 0.9 * sliced, Corrected), ours))
 }
 
-/// Equation 2 as printed, and what a reduce-scatter and an allgather move: of 229,376 bytes over 8 ranks.
+/// Equation 2 as printed, against the bytes that a reduce-scatter and an allgather move: 229,376 bytes over 8 ranks.
 pub(super) fn table_1() -> Outcome<Found> {
     let bytes = 229_376.0;
     let mut cluster = h20()?;
     cluster.levels.truncate(1);
     let moved = cluster.span(Group { size: 8, stride: 1 }).all_reduce(bytes) * cluster.levels[0].bytes_per_second;
-    // RS(x / d, d) is in proportion to x / d / d.
+    // RS(x / d, d) is proportional to x / d / d.
     let printed = 2.0 * bytes / 64.0;
     let ours = format!("{bytes:.0} bytes over 8 ranks: each moves {moved:.0}, by the printed proportion {printed:.0}");
     Ok(Found::new(Verdict::of(near(moved, printed, 0.01), Corrected), ours))
@@ -146,8 +146,8 @@ pub(super) fn equations_12_13() -> Outcome<Found> {
     Ok(Found::new(verdict, ours))
 }
 
-/// Copies that leave each device in a dispatch (equation 5), counted token by token; the experts of a token are spread
-/// evenly over the group. Also the tokens that all groups exchange together.
+/// Copies that leave each device in a dispatch (equation 5), counted token by token with a token's experts spread
+/// evenly over the group; and the tokens that all groups exchange together.
 fn copies(data: u64, experts: u64) -> [u64; 2] {
     const BATCH: u64 = 16;
     let members = data.min(experts);
@@ -159,7 +159,7 @@ fn copies(data: u64, experts: u64) -> [u64; 2] {
 }
 
 pub(super) fn figure_6() -> Outcome<Found> {
-    // The figure's three examples, the second and third of them with degrees that equation 5 can be checked with.
+    // The figure's three examples; for the second and the third, equation 5 can be checked.
     let found = [(4, 4), (8, 4), (4, 8)].map(|(data, experts)| copies(data, experts));
     let formula = [(4, 4), (8, 4), (4, 8)].map(|(data, experts): (u64, u64)| {
         let members = data.min(experts);
@@ -173,7 +173,7 @@ pub(super) fn figure_6() -> Outcome<Found> {
     Ok(Found::new(Verdict::of(holds, Corrected), ours))
 }
 
-/// Dispatch and combine by equation 5, of all copies from each device, for the three cases of figure 11.
+/// Dispatch and combine by equation 5, over all copies from each device, for the three cases of figure 11.
 fn cases(cluster: &Cluster, cases: [Layout; 3]) -> [f64; 3] {
     cases.map(|layout| {
         let bytes = TOP_K / layout.attention_dp.max(layout.expert_ep) as f64;
@@ -194,7 +194,7 @@ pub(super) fn figure_11() -> Outcome<Found> {
     Ok(Found::new(Verdict::of(explained, Refuted), ours))
 }
 
-/// The paper's pairs of layouts that the planner ranks as they were measured.
+/// The paper's pairs of layouts that the planner ranks in the measured order.
 pub(super) fn figure_10() -> Outcome<Found> {
     let scores = scores(&Constants::uncalibrated())?;
     let of_paper = scores.iter().filter(|((_, family), _)| family.starts_with("mixserve "));

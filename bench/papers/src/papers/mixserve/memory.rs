@@ -1,4 +1,4 @@
-//! Layouts that fit, and the formulas of waiting, memory and throughput.
+//! Layouts that fit, and the formulas for waiting time, memory and throughput.
 
 use semmoe_bench_papers::mixserve::request_rate;
 use semmoe_planner::cluster::Cluster;
@@ -13,7 +13,7 @@ use crate::papers::Verdict::{Corrected, Refuted};
 use crate::papers::inputs::{deepseek_v3, layout, qwen3_235b};
 use crate::papers::{Found, Verdict};
 
-/// The share of memory that vLLM uses by default, and its chunk of prefill.
+/// vLLM's default share of memory, and its prefill chunk.
 const USABLE: f64 = 0.9;
 const CHUNK: f64 = 2048.0;
 /// IV-B: requests of a batch, and tokens of a sequence.
@@ -68,7 +68,8 @@ pub(super) fn table_2() -> Outcome<Found> {
 
 pub(super) fn equations_4_11() -> Outcome<Found> {
     let shape = qwen3_235b()?;
-    // Eq 8: 2 b s h l elements of cache, without bytes, key and value heads fewer than query heads.
+    // Eq 8: 2 b s h l elements of cache. It omits the bytes per element and that there are fewer KV heads than query
+    // heads.
     let printed = 2.0 * shape.hidden as f64 * shape.layers as f64 * 2.0;
     let right = shape.kv_bytes_per_token(1);
     let wait = waiting(8.0, 10.0, "tokens/s")?;

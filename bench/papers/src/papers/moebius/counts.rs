@@ -11,7 +11,7 @@ use crate::papers::{Found, Verdict, near};
 
 const GPUS: f64 = 8.0;
 
-/// Eq 10 as printed: E, I, H and layers of another model; eq 11: bytes a second.
+/// Eq 10 as printed: E, I, H and layers of another model; eq 11: bytes per second.
 const PRINTED_GB: f64 = 128.0 * 3.0 * 2048.0 * 7168.0 * 94.0 / 8.0 * 2.0 / 1e9;
 const NVLINK_SHARE: f64 = 280e9;
 
@@ -56,7 +56,7 @@ const MOVED: f64 = 0.7 * 450e9;
 pub(super) fn switch_times() -> Outcome<Found> {
     let shape = qwen3_235b()?;
     let weights = switch_seconds(8, shape.routed_parameters() as f64 * 2.0 / GPUS, 0.0, MOVED, 0.0);
-    // The cache that TP holds: 0.85 of 141 GB less its weights.
+    // KV cache capacity under TP: 0.85 of 141 GB less its weights.
     let tokens = (0.85 * 141e9 - shape.parameters() as f64 * 2.0 / GPUS) / shape.kv_bytes_per_token(8);
     let cache = tokens * shape.kv_moved_to_tp(8) / GPUS / MOVED;
     let ours = format!(
@@ -70,7 +70,7 @@ pub(super) fn switch_times() -> Outcome<Found> {
 pub(super) fn memory() -> Outcome<Found> {
     let shape = qwen3_235b()?;
     let weights = |layout: Layout| {
-        // As much memory as it takes: only weights are of interest.
+        // With unlimited memory: only weights matter here.
         Memory::of(&shape, &layout, 1e12, 1.0).map(|memory| memory.weight_bytes() / 1e9).map_err(|why| why.to_string())
     };
     let [tp, ep] = [layout([8, 1], [8, 1]), layout([1, 8], [1, 8])].map(weights);

@@ -1,4 +1,4 @@
-//! Moves of weights and cache, and how often they read memory.
+//! Moves of weights and cache, and their memory reads.
 
 use std::cell::Cell;
 
@@ -7,8 +7,8 @@ use crate::papers::Verdict::{Corrected, Refuted, Reproduced};
 use crate::papers::inputs::qwen3_235b;
 use crate::papers::{Found, Verdict};
 
-/// Rows of the gate projection whose row of the up projection is on the same rank: `cut` gives the rank of a row of
-/// both, which stand one after the other.
+/// Rows of the gate projection whose row of the up projection is on the same rank: `cut` maps a row of the concatenated
+/// gate and up to its rank.
 fn together(width: usize, cut: impl Fn(usize) -> usize) -> usize {
     (0..width).filter(|&row| cut(row) == cut(width + row)).count()
 }
@@ -30,7 +30,7 @@ pub(super) fn heads() -> Outcome<Found> {
     Ok(Found::new(verdict, format!("{one:.0} bytes of a token on each rank, not {:.0}", whole / 8.0)))
 }
 
-/// The fullest rank if the longest go first, each to the emptiest rank.
+/// Load of the fullest rank if the longest go first, each to the emptiest rank.
 fn longest_first_load(lengths: &[u32], ranks: usize) -> u32 {
     let mut sorted = lengths.to_vec();
     sorted.sort_unstable_by(|a, b| b.cmp(a));
@@ -43,7 +43,7 @@ fn longest_first_load(lengths: &[u32], ranks: usize) -> u32 {
     loads.into_iter().max().unwrap_or(0)
 }
 
-/// The least possible load of the fullest rank, by trying all.
+/// The optimal load of the fullest rank, by exhaustive search.
 fn best_load(lengths: &[u32], loads: &mut [u32]) -> u32 {
     let Some((length, others)) = lengths.split_first() else { return loads.iter().copied().max().unwrap_or(0) };
     let mut best = u32::MAX;
@@ -51,7 +51,7 @@ fn best_load(lengths: &[u32], loads: &mut [u32]) -> u32 {
         loads[rank] += length;
         best = best.min(best_load(others, loads));
         loads[rank] -= length;
-        // Empty ranks are alike.
+        // Empty ranks are interchangeable.
         if loads[rank] == 0 {
             break;
         }
@@ -63,7 +63,7 @@ pub(super) fn longest_first() -> Outcome<Found> {
     let mut random = fastrand::Rng::with_seed(1);
     let mut worst = [0.0f64; 2];
     for (ranks, worst) in [2usize, 3].into_iter().zip(&mut worst) {
-        // Graham's example, which reaches the bound, and drawn ones.
+        // Graham's example, which attains the bound, and random ones.
         let graham: Vec<u32> = (ranks..2 * ranks).flat_map(|length| [length as u32; 2]).chain([ranks as u32]).collect();
         let drawn = (0..300).map(|_| (0..7).map(|_| random.u32(1..20)).collect());
         for lengths in std::iter::once(graham).chain(drawn) {
@@ -80,7 +80,7 @@ pub(super) fn longest_first() -> Outcome<Found> {
     Ok(Found::new(if reached { Corrected } else { Refuted }, ours))
 }
 
-/// Memory that counts reads and writes.
+/// An element that counts its reads and writes.
 struct Counted {
     data: Vec<u32>,
     reads: Cell<u64>,
@@ -107,24 +107,24 @@ impl Counted {
     }
 }
 
-/// P ranks with R rows each of P parts: every rank gives each other rank one part of every row (experts cut into
+/// P ranks with R rows each, in P parts: every rank gives each other rank one part of every row (experts cut into
 /// slices, or tokens cut into heads).
 const RANKS: usize = 4;
 const ROWS: usize = 6;
 const SIZE: usize = RANKS * ROWS;
 
-/// Element `part` of row `row` of rank `rank` before; its number says where it belongs.
+/// Element `part` of row `row` of rank `rank` before the move; its number identifies its destination.
 fn before() -> Vec<Counted> {
     let of = |rank: usize| (0..SIZE).map(|at| (rank * SIZE + at) as u32).collect();
     (0..RANKS).map(|rank| Counted::new(of(rank))).collect()
 }
 
-/// Where an element of rank `from` for rank `to` is before the move, and after it.
+/// The position of an element from rank `from` to rank `to`, before the move and after it.
 fn place(from: usize, to: usize, row: usize) -> [usize; 2] {
     [row * RANKS + to, from * ROWS + row]
 }
 
-/// Straight from the one memory to the other.
+/// Directly from source to destination.
 fn direct() -> Vec<[Counted; 2]> {
     let sources = before();
     let mut targets: Vec<Counted> = (0..RANKS).map(|_| Counted::empty(SIZE)).collect();
@@ -139,8 +139,8 @@ fn direct() -> Vec<[Counted; 2]> {
     sources.into_iter().zip(targets).map(|(source, target)| [source, target]).collect()
 }
 
-/// With a collective, which moves what lies together: `copies` on each side bring it together, and apart again. All
-/// memories on the way.
+/// Through a collective, which needs contiguous data: `copies` on each side pack and unpack it. Returns all memories on
+/// the way.
 fn staged(copies: usize) -> Vec<Vec<Counted>> {
     let mut all: Vec<Vec<Counted>> = before().into_iter().map(|memory| vec![memory]).collect();
     for copy in 0..copies {
@@ -149,7 +149,7 @@ fn staged(copies: usize) -> Vec<Vec<Counted>> {
             let last = &memories[memories.len() - 1];
             for to in 0..RANKS {
                 for row in 0..ROWS {
-                    // The first copy sorts by the rank that it goes to; another one moves what is sorted.
+                    // The first copy sorts by destination rank; a second one moves sorted data.
                     let at = if copy == 0 { place(0, to, row)[0] } else { to * ROWS + row };
                     next.write(to * ROWS + row, last.read(at));
                 }
@@ -176,7 +176,7 @@ fn staged(copies: usize) -> Vec<Vec<Counted>> {
     all
 }
 
-/// Reads of each element on the way, if all of them arrive where they belong.
+/// Reads of each element on the way; an error unless all of them arrive where they belong.
 fn reads(ranks: &[Vec<Counted>]) -> Outcome<f64> {
     for (to, memories) in ranks.iter().enumerate() {
         let last = memories.last().ok_or("no memory")?;
@@ -196,7 +196,8 @@ fn reads(ranks: &[Vec<Counted>]) -> Outcome<f64> {
 }
 
 pub(super) fn passes() -> Outcome<Found> {
-    // Weights with NCCL: packed, sent, unpacked. The cache is gathered from pages before and scattered to pages after.
+    // Weights with NCCL: packed, sent, unpacked. The cache is also gathered from pages before and scattered to pages
+    // after.
     let direct: Vec<Vec<Counted>> = direct().into_iter().map(Vec::from).collect();
     let [weights, cache, direct] = [reads(&staged(1))?, reads(&staged(2))?, reads(&direct)?];
     let verdict = if [weights, cache, direct] == [3.0, 5.0, 1.0] { Reproduced } else { Refuted };

@@ -1,4 +1,4 @@
-//! Appendix A: where TP and EP cross.
+//! Appendix A: where TP and EP cross over.
 
 use semmoe_planner::switching::{Crossing, StepPair, crossing};
 
@@ -14,10 +14,10 @@ const ENGINES: [(&str, [f64; 5], [f64; 5]); 3] = [
     ("SGLang", [11.5, 21.8, 31.1, 39.8, 97.2], [18.3, 29.6, 39.6, 49.9, 106.0]),
 ];
 
-/// FLOP for each byte of the expert weights that one of P GPUs reads when B tokens each take k of E experts and all of
-/// them are read: with slices (TP) and with whole experts (EP).
+/// FLOP per byte of expert weights read by one of P GPUs, if B tokens each take k of E experts and all experts are
+/// read: with slices (TP) and with whole experts (EP).
 fn intensities(batch: f64, experts: f64, top_k: f64, ranks: f64) -> [f64; 2] {
-    // 2 FLOP for each weight and token, 2 bytes a weight; the weights of an expert cancel out.
+    // 2 FLOP per weight and token, 2 bytes per weight; the number of weights of an expert cancels out.
     let tp = batch * top_k * 2.0 / ranks / (experts * 2.0 / ranks);
     let ep = batch * top_k / ranks * 2.0 / (experts / ranks * 2.0);
     [tp, ep]

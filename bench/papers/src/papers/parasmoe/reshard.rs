@@ -1,10 +1,10 @@
-//! The four steps from EP's experts to TP's slices, on arrays of numbers that say where each element belongs.
+//! The four steps from EP's experts to TP's slices, on arrays of numbers that identify each element.
 
 use crate::Outcome;
 use crate::papers::Verdict::{Refuted, Reproduced};
 use crate::papers::{Found, Verdict};
 
-/// Elements of a tensor with its shape, row-major.
+/// Elements of a tensor and its shape, row-major.
 #[derive(Clone, Debug, PartialEq)]
 struct Tensor {
     shape: Vec<usize>,
@@ -12,7 +12,7 @@ struct Tensor {
 }
 
 impl Tensor {
-    /// The dimensions in another order.
+    /// Permutes the dimensions.
     fn permute(&self, order: &[usize]) -> Self {
         let shape: Vec<usize> = order.iter().map(|&from| self.shape[from]).collect();
         let strides: Vec<usize> =
@@ -28,7 +28,7 @@ impl Tensor {
         Self { data: data.collect(), shape: shape.clone() }
     }
 
-    /// Tensors of one shape as one, with a dimension in front.
+    /// Stacks tensors of one shape along a new first dimension.
     fn stack<'a>(parts: impl ExactSizeIterator<Item = &'a Self>) -> Self {
         let mut all = Self { shape: vec![parts.len()], data: Vec::new() };
         for part in parts {
@@ -45,7 +45,7 @@ impl Tensor {
     }
 }
 
-/// N nodes of P GPUs, L experts a GPU, and one expert's matrix: rows or columns that TP cuts, and the others.
+/// N nodes of P GPUs, L experts per GPU, and one expert's matrix: the rows or columns that TP cuts, and the others.
 #[derive(Clone, Copy)]
 struct Case {
     nodes: usize,
@@ -66,12 +66,12 @@ impl Case {
         sizes.into_iter().flat_map(of)
     }
 
-    /// Which of the weights stands at a row (or column) of an expert.
+    /// The number of the weight at row (or column) `cut` of an expert.
     fn element(&self, expert: usize, cut: usize, other: usize) -> usize {
         (expert * self.gpus * self.slice + cut) * self.other + other
     }
 
-    /// The matrix of the experts `experts`, the rows (columns, with `down`) `cut` of each.
+    /// The matrices of `experts`, restricted to the rows (columns, with `down`) `cut`.
     fn experts(&self, experts: std::ops::Range<usize>, cut: std::ops::Range<usize>, down: bool) -> Vec<usize> {
         let mut data = Vec::new();
         for expert in experts {
@@ -86,7 +86,7 @@ impl Case {
         data
     }
 
-    /// Whether the four steps give every rank what TP's layout asks for. `gathered` is the order that step 2 gives
+    /// Whether the four steps give every rank the slices of TP's layout. `gathered` is the permutation in step 2 of
     /// `[N, L, ...]`.
     fn holds(&self, down: bool) -> bool {
         let Self { nodes, gpus, local, slice, other } = *self;
@@ -95,19 +95,19 @@ impl Case {
             false => (&[local, gpus, slice, other], &[2, 0, 1, 3, 4]),
             true => (&[local, other, gpus, slice], &[3, 0, 1, 2, 4]),
         };
-        // EP rank n P + p has the experts from (n P + p) L.
+        // EP rank n P + p starts at expert (n P + p) L.
         let before: Vec<Tensor> = (0..nodes * gpus)
             .map(|rank| Tensor {
                 shape: own.to_vec(),
                 data: self.experts(rank * local..(rank + 1) * local, 0..width, down),
             })
             .collect();
-        // 1 and 2: the GPUs at the same place of every node gather, and permute.
+        // Steps 1 and 2: the GPUs at the same position of every node gather, and permute.
         let packed: Vec<Tensor> = (0..gpus)
             .map(|gpu| Tensor::stack((0..nodes).map(|node| &before[node * gpus + gpu])).permute(gathered))
             .collect();
         (0..gpus).all(|gpu| {
-            // 3 and 4: slice `gpu` of all GPUs of the node; [P, N, L, ...] to [N, P, L, ...].
+            // Steps 3 and 4: slice `gpu` from all GPUs of the node; [P, N, L, ...] to [N, P, L, ...].
             let slices: Vec<Tensor> = packed.iter().map(|from| from.at(gpu)).collect();
             let after = Tensor::stack(slices.iter()).permute(&[1, 0, 2, 3, 4]);
             after.data == self.experts(0..nodes * gpus * local, gpu * slice..(gpu + 1) * slice, down)

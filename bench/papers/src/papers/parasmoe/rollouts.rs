@@ -1,4 +1,4 @@
-//! Appendix C: a batch of answers generated to its end.
+//! Appendix C: a batch of answers, generated until the last one ends.
 
 use semmoe_bench_papers::rollout::{LayoutSpeed, Rollout, RolloutTimes};
 
@@ -41,7 +41,7 @@ pub(super) fn figure_6() -> Outcome<Found> {
 }
 
 pub(super) fn which_is_better() -> Outcome<Found> {
-    // EP is better below this ratio, TP above: N L / T + (r - 1) L l equal.
+    // EP is better below this ratio, TP above: N L / T + (r - 1) L l is equal.
     let even = 1.0
         + ANSWERS * (1.0 / TP.tokens_per_second - 1.0 / EP.tokens_per_second) / (EP.token_seconds - TP.token_seconds);
     let lengths = [64.0, 512.0, 2048.0, 16_384.0];

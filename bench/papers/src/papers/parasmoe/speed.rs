@@ -10,15 +10,15 @@ use crate::papers::Verdict::{Corrected, NeedsGpu, Refuted};
 use crate::papers::inputs::{deepseek_v2, h200, layout, qwen3_30b, qwen3_235b};
 use crate::papers::{Found, Verdict, axis, line, lines, near};
 
-/// Bytes a second of a GPU: 3,200 Gbit/s of a server over 8 (4.1), NVLink of H200 and A100 in one direction, and the
-/// memory of both (data sheets; `planner/src/cluster/gpu.rs`).
+/// Bytes per second of a GPU: 3,200 Gbit/s per server over 8 GPUs (4.1); NVLink of H200 and A100 in one direction; and
+/// the memory of both (data sheets; `planner/src/cluster/gpu.rs`).
 const RDMA: f64 = 50e9;
 const NVLINK: [f64; 2] = [450e9, 300e9];
 const HBM: [f64; 2] = [4.8e12, 2.039e12];
 /// 4.1: GPUs of a server.
 const SERVER: f64 = 8.0;
 
-/// Tokens a second of 16 GPUs at a number of sequences: two units of TP8, one of EP16; and seconds a token.
+/// Tokens per second of 16 GPUs by number of sequences: two units of TP8, one of EP16; and seconds per token.
 pub(super) fn figure_1() -> Outcome<Found> {
     let (shape, one, two) = (deepseek_v2()?, h200(1)?, h200(2)?);
     let constants = fitted("vllm", "H100", Dtype::of("bf16").ok_or("bf16")?)?.constants;
@@ -75,8 +75,8 @@ impl Layer {
     }
 }
 
-/// U and D of every layer as a pipeline: the links between nodes, the GPU and the links inside are three machines that
-/// each part passes in order. And the sum of all steps.
+/// U and D of every layer as a pipeline with three resources that each part uses in order: the links between nodes, the
+/// GPU, and the links inside. Also the sum of all steps.
 fn pipelined(parts: &[[f64; 3]]) -> [f64; 2] {
     let mut free = [0.0f64; 3];
     for part in parts {
@@ -89,7 +89,7 @@ fn pipelined(parts: &[[f64; 3]]) -> [f64; 2] {
     [free[2], parts.iter().flatten().sum()]
 }
 
-/// 2/3 of an expert are U (gate and up), 1/3 D.
+/// 2/3 of an expert are U (gate and up), 1/3 is D.
 fn parts(shape: &ModelShape, nodes: f64, gpus: f64, rates: [f64; 3]) -> Vec<[f64; 3]> {
     let [between, inside, memory] = rates;
     let layer =
@@ -111,7 +111,7 @@ pub(super) fn pipeline() -> Outcome<Found> {
     Ok(Found::new(Verdict::of(near(piped, gather, 0.05), Refuted), ours))
 }
 
-/// Equation 6 for N nodes; the limit for none.
+/// Equation 6 for N nodes; the limit for `None`.
 fn switch(shape: &ModelShape, nodes: Option<u64>) -> f64 {
     let weights = shape.parameters() as f64 * 2.0 / SERVER;
     nodes.map_or(weights / RDMA, |nodes| switch_seconds(nodes, weights, 0.0, RDMA, 0.0))
@@ -132,7 +132,7 @@ pub(super) fn invariance() -> Outcome<Found> {
     Ok(Found::new(Verdict::of(invariant, Corrected), ours))
 }
 
-/// Equation 7 in slots of a layer under TP, over all layers.
+/// Equation 7 in TP layer slots, over all layers.
 fn peak(layers: u64, nodes: u64) -> f64 {
     let at = |layer: u64| (layer + 3) as f64 + (layers - layer - 1) as f64 / nodes as f64;
     (0..layers).map(at).fold(0.0, f64::max)
@@ -155,7 +155,7 @@ pub(super) fn figure_4() -> Outcome<Found> {
     Ok(Found::new(NeedsGpu, ours))
 }
 
-/// EP8 to TP4 x DP2 on one server of A100: the allgather goes over NVLink, too, so the links' times add up.
+/// EP8 to TP4 x DP2 on one server of A100: the allgather also uses NVLink, so the times of both transfers add up.
 pub(super) fn one_node() -> Outcome<Found> {
     let parts = parts(&qwen3_30b()?, 2.0, 4.0, [NVLINK[1], NVLINK[1], HBM[1]]);
     let [gather, permute, exchange] = [0, 1, 2].map(|at| parts.iter().map(|part| part[at]).sum::<f64>());

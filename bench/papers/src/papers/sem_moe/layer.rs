@@ -28,13 +28,13 @@ pub(super) fn figure_1() -> Outcome<Found> {
     Ok(Found::new(NeedsGpu, ours))
 }
 
-/// How much faster a layer gets if `share` of it is in proportion to remote activations.
+/// The speedup of a layer if `share` of it is proportional to remote activations.
 fn saved(share: f64, local: [f64; 2]) -> f64 {
     share * (1.0 - (1.0 - local[1]) / (1.0 - local[0]))
 }
 
 pub(super) fn figure_5a() -> Outcome<Found> {
-    // 8 GPUs: 1/8 is local by chance. 43% more, as points or as a ratio.
+    // 8 GPUs: 1/8 is local by chance. 43% more, as percentage points or as a ratio.
     let (base, more) = (0.125, 0.43);
     let [points, ratio] = [base + more, base * (1.0 + more)].map(|local| saved(LARGEST_SHARE, [base, local]));
     let holds = near(points, 0.466, 0.15) || near(ratio, 0.466, 0.15);

@@ -1,4 +1,4 @@
-//! How well tokens, layers before and topics predict experts, on the bundled model.
+//! How well tokens, previous layers and topics predict experts, on the bundled model.
 
 use std::collections::HashMap;
 
@@ -11,7 +11,7 @@ use crate::Outcome;
 use crate::papers::Verdict::{Corrected, Refuted};
 use crate::papers::{Found, Size, Verdict};
 
-/// The profiler's study of the requests solved on, half of them judged by the other half.
+/// The profiler's study of the requests solved on: one half predicts, the other judges.
 fn studied(recorded: &Recorded) -> Outcome<Study> {
     let copy = copied(recorded)?;
     Ok(study(&Input::Trace(copy), None)?)
@@ -45,7 +45,7 @@ pub(super) fn table_1(size: Size) -> Outcome<Found> {
     let ours = format!(
         "median F1 on other requests {f1:.2} to {most:.2} (occurrences from {mean:.2}); hottest k {hot:.2} to {hottest:.2}, next {other:.3} to {others:.3}"
     );
-    // The paper's least medians: F1 0.833, hottest k 0.833.
+    // The paper's lowest medians: F1 0.833, hottest k 0.833.
     let verdict = Verdict::of(f1 >= 0.833 && hot >= 0.833, Corrected);
     Ok(Found::new(verdict, ours).with_table(table))
 }
@@ -54,7 +54,7 @@ pub(super) fn figure_6b(size: Size) -> Outcome<Found> {
     let recorded = recorded(size)?;
     let study = studied(recorded)?;
     let [kurtosis, most] = range(study.layers.iter().map(|layer| layer.kurtosis.p50));
-    // A quarter of the requests is counted, the others are judged.
+    // A quarter of the requests is counted, the rest judges.
     let quarter = recorded.solving.requests() / 4;
     let counted = Profile::of_trace(&semmoe_tables::TraceBuilder::select(&recorded.solving, |at, _| at < quarter)?)?;
     let top_k = usize::from(recorded.solving.model().top_k);
@@ -108,7 +108,7 @@ impl Hottest {
     }
 }
 
-/// The group that most of a token's experts are in, in every layer, position by position.
+/// The group that hosts most of a token's experts, by layer and position.
 fn groups(trace: &Trace, placement: &Placement) -> Vec<Vec<u16>> {
     let mut rows = Vec::new();
     for request in trace.iter() {
@@ -128,12 +128,12 @@ fn groups(trace: &Trace, placement: &Placement) -> Vec<Vec<u16>> {
     rows
 }
 
-/// How often the group of a layer is the likeliest one after those of the `back` layers before, counted on other
-/// requests. Sequences never seen count as misses.
+/// How often a layer's group is the likeliest one after the groups of the `back` previous layers, counted on other
+/// requests. Unseen sequences count as misses.
 fn followed(counted: &[Vec<u16>], judged: &[Vec<u16>], back: usize) -> f64 {
     let layers = counted.first().map_or(0, Vec::len);
     let (mut right, mut all) = (0usize, 0usize);
-    // Every look-back is judged on these layers.
+    // All look-backs are judged on these layers.
     for layer in LOOK_BACK..layers {
         let mut after: HashMap<&[u16], [u32; GROUPS as usize]> = HashMap::new();
         for row in counted {

@@ -13,20 +13,20 @@ use crate::papers::Size;
 use crate::perplexity::MODEL;
 use crate::texts::{HELD_OUT, PROFILE, prompts};
 
-/// Tokens of a prompt at most, and prompts of a step.
+/// Most tokens of a prompt, and prompts of a step.
 const TOKENS: usize = 192;
 const TOGETHER: usize = 16;
 
-/// Prompts and their routing: to solve on, and others to judge on.
+/// Prompts and their routing: one set to solve on, another to judge on.
 pub(super) struct Recorded {
     pub(super) solving: Trace,
     pub(super) profile: Profile,
     pub(super) judging: Trace,
-    /// The kind of each prompt that is judged on.
+    /// The kind of each prompt in the judging set.
     pub(super) kinds: Vec<String>,
 }
 
-/// Recorded once in a process.
+/// Recorded once per process.
 pub(super) fn recorded(size: Size) -> Outcome<&'static Recorded> {
     static FOUND: OnceLock<Result<Recorded, String>> = OnceLock::new();
     let found = FOUND.get_or_init(|| record(size).map_err(|error| error.to_string()));

@@ -29,7 +29,7 @@ fn kept(
     found.as_ref().map_err(|error| error.as_str().into())
 }
 
-/// The solver's tables, with A where it helps on requests kept back.
+/// The solver's tables, with A if it helps on held-out requests.
 pub(super) fn ours(size: Size) -> Outcome<&'static Solved> {
     static FOUND: OnceLock<Result<Solved, String>> = OnceLock::new();
     kept(&FOUND, || {
@@ -51,7 +51,7 @@ fn paper(size: Size) -> Outcome<&'static Solved> {
     })
 }
 
-/// Both halves of L(theta) over the tokens, mean over the layers: uneven tokens, remote activations over k.
+/// Both terms of L(theta) over the tokens, averaged over the layers: token imbalance, and remote activations over k.
 fn objective(profile: &Profile, tables: &Tables) -> [f64; 2] {
     let layers = profile.model().layers();
     let (mut uneven, mut remote) = (0.0, 0.0);
@@ -72,7 +72,7 @@ fn objective(profile: &Profile, tables: &Tables) -> [f64; 2] {
         uneven += load.iter().map(|load| (load - even).abs()).sum::<f64>();
     }
     let tokens = profile.total_tokens() as f64 * layers as f64;
-    // C_p is a probability over experts: a token's activations add up to 1.
+    // C_p is a probability over experts: a token's activations sum to 1.
     [uneven / tokens, remote / tokens / f64::from(profile.model().top_k)]
 }
 
@@ -94,7 +94,7 @@ pub(super) fn l_theta(size: Size) -> Outcome<Found> {
         of(paper, 0.5),
         of(ours, 0.5)
     );
-    // Even within the 2% that the solver keeps.
+    // Balanced within the solver's margin of 2%.
     let holds = paper[0] < 0.02 && thetas.iter().all(|&theta| of(paper, theta) <= of(ours, theta));
     Ok(Found::new(Verdict::of(holds, Corrected), shown).with_table(table))
 }
@@ -124,7 +124,7 @@ fn embeddings() -> Outcome<Vec<Vec<f32>>> {
     Ok((0..found.rows()).map(unit).collect())
 }
 
-/// Tokens that were never seen take the label of the nearest one that was.
+/// Unseen tokens take the label of the nearest seen one.
 pub(super) fn neighbours(size: Size) -> Outcome<Found> {
     const REQUESTS: usize = 60;
     let recorded = recorded(size)?;
@@ -160,7 +160,7 @@ pub(super) fn neighbours(size: Size) -> Outcome<Found> {
     Ok(Found::new(if nearest > 0.25 { Reproduced } else { Refuted }, ours))
 }
 
-/// Local activations of tokens never seen.
+/// Local activations of unseen tokens.
 #[derive(Default)]
 struct Unseen {
     all: f64,
@@ -168,7 +168,7 @@ struct Unseen {
     regression: f64,
 }
 
-/// Of a token's counts those on its group; an even share without one.
+/// The part of a token's counts on its group; an even share without a group.
 fn local(tables: &Tables, layer: LayerIdx, row: &[(u16, u32)], group: Option<u16>) -> f64 {
     let group_of = tables.placement().layer(layer);
     let on = |(expert, count): &(u16, u32)| match group {
@@ -183,7 +183,7 @@ fn local(tables: &Tables, layer: LayerIdx, row: &[(u16, u32)], group: Option<u16
 pub(super) fn table_memory() -> Outcome<Found> {
     // 102,400 tokens and 60 layers (B.2).
     let printed = 102_400.0 * 60.0 * 2.0 / 1024f64.powi(2);
-    // One layer of DeepSeek-V2 is dense; beside a group of 2 bytes each label has its probability, an f16.
+    // One layer of DeepSeek-V2 is dense; each label of 2 bytes has a probability, an f16.
     let ours = 102_400.0 * 59.0 * 4.0 / 1024f64.powi(2);
     let holds = (printed - 11.72).abs() < 0.005;
     Ok(Found::new(
@@ -192,7 +192,7 @@ pub(super) fn table_memory() -> Outcome<Found> {
     ))
 }
 
-/// A trace that can be given away.
+/// Copies a trace.
 pub(super) fn copied(recorded: &Recorded) -> Outcome<semmoe_tables::Trace> {
     Ok(TraceBuilder::select(&recorded.solving, |_, _| true)?)
 }
