@@ -7,7 +7,7 @@ use semmoe_tables::{Phase, Profile, ProfileBuilder, Provenance, Tables, Trace, T
 
 use crate::support::{describe, repository, run};
 
-/// A folder of files; what a command leaves in it is compared with what was there.
+/// A folder of files; checks that a command leaves it unchanged.
 struct Folder(tempfile::TempDir);
 
 impl Folder {
@@ -24,7 +24,8 @@ impl Folder {
         entries.filter(|path| path.is_file()).map(|path| (path.clone(), std::fs::read(&path).expect("read"))).collect()
     }
 
-    /// Runs in this folder; the last line says why, in one sentence that has all of `named`, and no file changed.
+    /// Runs in this folder. The last line must give the reason in one sentence that contains all of `named`, and no
+    /// file may change.
     fn refused(&self, args: &str, code: i32, named: &[&str]) {
         let before = self.files();
         let words: Vec<String> = args.split_whitespace().map(|word| self.resolved(word)).collect();
@@ -40,7 +41,7 @@ impl Folder {
         assert!(self.files() == before, "{args} wrote something");
     }
 
-    /// Names of files in the folder are written `@name`.
+    /// Replaces `@name` by the path of a file in the folder.
     fn resolved(&self, word: &str) -> String {
         match word.strip_prefix('@') {
             Some(name) => self.path(name).to_str().expect("UTF-8").to_owned(),
@@ -63,7 +64,7 @@ fn provenance() -> Provenance {
     Provenance { source: "a test".to_owned(), created: "2026-01-01T00:00:00Z".to_owned() }
 }
 
-/// A profile and a trace of the first `requests` of the reference, of which `tokens` are kept.
+/// A profile and a trace of the reference's first `requests`, with only `tokens` kept.
 fn write_some(
     folder: &Folder,
     name: &str,
@@ -74,7 +75,7 @@ fn write_some(
     write_without(folder, name, requests, tokens, None, change);
 }
 
-/// The same with one layer's routes unknown.
+/// A profile and a trace of the reference's first `requests`, with only `tokens` kept and one layer's routes unknown.
 fn write_without(
     folder: &Folder,
     name: &str,
@@ -132,7 +133,7 @@ fn inputs_that_say_nothing() {
     folder.refused(&format!("{silent} tp --out @t"), 2, &["no known route in the model's layer 5"]);
     folder.runs(&format!("{silent} dp --out @silent.tables"));
 
-    // One token is enough for tables; 32 experts are, but for four, never active.
+    // One token is enough for tables, although only four of the 32 experts are ever active.
     for attention in ["dp", "tp"] {
         folder.runs(&format!(
             "solve --groups 4 --attention {attention} --profile @one.profile --out @{attention}.tables"
@@ -201,7 +202,7 @@ fn placements_that_do_not_fit() {
     folder.runs("solve --profile @one.profile --groups 5 --pad --out @five.tables --time-limit 0.5");
     folder.refused("tables export --tables @five.tables --format sglang", 2, &["no slots without one"]);
     folder.refused("evaluate --tables @halves.tables --profile @one.profile --nodes 3", 2, &["3 nodes", "[1, 2]"]);
-    // The file of two ranks is one of four as well: its slots divide by four.
+    // The file for two ranks is also valid for four: its slots divide by four.
     folder.runs("solve --profile @one.profile --groups 4 --placement @halves.json --out @quarters.tables");
     folder.runs("solve --profile @one.profile --groups 2 --placement @halves.json --out @again.tables");
     let digest = |name: &str| Tables::open(&folder.path(name)).expect("valid").placement_digest().to_owned();
@@ -246,7 +247,7 @@ fn files_about_different_models() {
 #[test]
 fn tokenizers_of_other_models() {
     let folder = Folder::new();
-    // The bundled model's tokenizer has another digest, and more tokens than a vocabulary of 100.
+    // The bundled model's tokenizer has another digest, and more than 100 tokens.
     write_some(&folder, "other", 1, 1, |_| {});
     write_some(&folder, "small", 1, 1, |model| {
         model.tokenizer_sha256 = None;
@@ -287,7 +288,7 @@ fn outputs_that_cannot_be_written() {
     ] {
         folder.refused(&format!("{solve} {more}"), code, &[named]);
     }
-    // A report may be piped on.
+    // A report may be piped.
     folder.runs(&format!("{solve} --out @t --report /dev/null"));
 }
 

@@ -1,4 +1,4 @@
-//! Circles of imports within a crate: files of which each reaches each by imports.
+//! Import cycles within a crate: sets of files each of which reaches all others through imports.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -7,12 +7,12 @@ use cargo_metadata::{MetadataCommand, Package, TargetKind};
 
 use crate::imports::{Graph, Imports, imports};
 
-/// The most files of a circle.
+/// The largest allowed cycle, in files.
 const CIRCLE: usize = 5;
 
-/// Crates with larger circles, and their sizes. A number only ever falls.
+/// Crates with larger cycles, and their sizes. The numbers may only fall.
 const ALLOWED: &[(&str, &[usize])] = &[
-    // Clap's argument tree: the arguments of each subcommand know the root's names and help.
+    // Clap's argument tree: each subcommand's arguments use the root's names and help.
     ("semmoe", &[14]),
     ("semmoe-bench-gpu", &[17]),
     ("semmoe-bench-parts", &[10]),
@@ -32,7 +32,7 @@ fn reached(graph: &Graph, start: &Path) -> BTreeSet<PathBuf> {
     seen
 }
 
-/// The sets of more than `most` files of which each reaches each, the largest first.
+/// Strongly connected sets of more than `most` files, the largest first.
 fn circles(graph: &Graph, most: usize) -> Vec<BTreeSet<PathBuf>> {
     let reach: BTreeMap<_, _> = graph.keys().map(|file| (file, reached(graph, file))).collect();
     let circle = |file: &PathBuf| reach[file].iter().filter(|other| reach[other].contains(file)).cloned().collect();
@@ -81,7 +81,7 @@ fn listed(files: &BTreeSet<PathBuf>, root: &Path) -> String {
     names.collect::<Vec<_>>().join(" ")
 }
 
-/// The circle of a crate in `src`, by file names.
+/// The cycle of a crate given as `src`, by file names.
 fn circle_of(sources: &[(&str, &str)]) -> String {
     let source = |file: &Path| {
         let text = sources.iter().find(|(name, _)| Path::new("src").join(name) == file);

@@ -10,7 +10,7 @@ fn text(path: &Path) -> String {
     path.to_str().expect("UTF-8").to_owned()
 }
 
-/// Runs, and checks the exit code, that one line says why, and that the line names the operands.
+/// Checks the exit code, and that a single line gives the reason and contains `named`.
 fn refused(args: &[&str], code: i32, named: &[&str]) {
     let output = run(args);
     let said = String::from_utf8_lossy(&output.stderr);
@@ -21,7 +21,7 @@ fn refused(args: &[&str], code: i32, named: &[&str]) {
     }
 }
 
-/// A copy of the bundled model's directory without `missing`, with symbolic links to the rest.
+/// A copy of the bundled model's directory without the file `missing`; the rest are symbolic links.
 fn model_without(folder: &Path, missing: &str) -> PathBuf {
     let copy = folder.join("tiny-qwen3moe-15m");
     std::fs::create_dir(&copy).expect("a folder");
@@ -41,7 +41,7 @@ fn worker<'a>(model: &'a str, tables: &'a [&'a str]) -> Vec<&'a str> {
     args
 }
 
-/// The fields that docs/api.md names for a command; none where it sends the reader elsewhere.
+/// The fields that docs/api.md lists for a command; none if it refers to another page.
 fn documented(command: &str) -> Vec<String> {
     let text = std::fs::read_to_string(repository("docs/api.md")).expect("the page");
     let (_, text) = text.split_once("## Results as JSON").expect("the section");
@@ -88,7 +88,7 @@ fn every_result_is_one_document_with_the_fields_that_are_documented() {
         }
         let known = documented(command);
         let unknown: Vec<_> = fields[1..].iter().filter(|field| !known.contains(field)).collect();
-        // The solver's report is long, and documented where it is made.
+        // The solver's report is long and documented in the solver.
         assert!(
             unknown.is_empty() || command == "solve",
             "{command} prints {unknown:?}, and docs/api.md has {known:?}"
@@ -130,12 +130,12 @@ fn solve_and_evaluate_end_with_an_outcome_and_the_next_command() {
             &page[..200]
         );
     }
-    // By a profile only tokens can be judged, and that is said.
+    // A profile can only judge tokens; the output must say so.
     let profile = text(&folder.path().join("p.profile.safetensors"));
     let judged =
         String::from_utf8(run(&["evaluate", "--tables", &tables, "--profile", &profile]).stdout).expect("UTF-8");
     assert!(judged.contains("tokens of the file, each on its likeliest rank"), "{judged}");
-    // Nor do its counts say how many ranks a token goes to.
+    // Its counts do not reveal to how many ranks a token goes, either.
     assert!(judged.contains("activations between ranks") && !judged.contains("bytes between ranks"), "{judged}");
 }
 
@@ -211,7 +211,7 @@ fn solve_evaluate_and_refuse() {
         assert!(evaluation[field].is_number(), "{field} in {evaluation}");
     }
     assert!(evaluation["lar"].as_f64() > evaluation["lar_random"].as_f64(), "{evaluation}");
-    // Nothing is replayed on a profile: options of the replay are no use there.
+    // A profile cannot be replayed, so options of the replay are refused.
     for option in ["--in-flight", "--output-tokens", "--prefix-blocks"] {
         let line = ["evaluate", "--tables", &tables, "--profile", &profile, option, "4"];
         refused(&line, 2, &[option, "--profile"]);
@@ -240,7 +240,7 @@ fn solve_evaluate_and_refuse() {
     refused(&worker(&text(&model_dir()), &["--tables", &damaged]), 2, &[&damaged]);
 }
 
-/// `semmoe ... | head`: the reader is gone before anything is printed. The work is done, and nothing is said about the
+/// `semmoe ... | head`: the reader is gone before anything is printed. The command completes without mentioning the
 /// pipe.
 #[test]
 fn a_reader_that_left_is_no_error() {

@@ -1,4 +1,5 @@
-//! Alerts and board name metrics that the gateway has, in the form that it writes them, and every alert has its page.
+//! Alerts and dashboard use metrics that the gateway has, by the names it exposes, and every alert has its runbook
+//! page.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -19,7 +20,7 @@ fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// A metric's type, which decides the names of its samples.
+/// A metric's type, which determines its samples' names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Counter,
@@ -27,8 +28,8 @@ enum Kind {
     Histogram,
 }
 
-/// The metrics of the gateway's sources by name: those of a `metrics!`, `field: Family<Labels, Kind>, "name", "help";`,
-/// and those that are registered one by one, `registry.register("name", "help", self.field.clone())`.
+/// The metrics in the gateway's sources by name: those of `metrics!`, `field: Family<Labels, Kind>, "name", "help";`,
+/// and those registered directly, `registry.register("name", "help", self.field.clone())`.
 fn registered() -> BTreeMap<String, Kind> {
     let mut files = Vec::new();
     sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join("gateway/src/metrics"), &mut files);
@@ -44,13 +45,13 @@ fn registered() -> BTreeMap<String, Kind> {
         for metric in groups.flat_map(|group| group.split("\";")) {
             let mut parts = metric.split('"');
             if let (Some(of), Some(name)) = (parts.next(), parts.next()) {
-                // The first one follows the head of its struct.
+                // The first one follows its struct's head.
                 insert(name, of.rsplit(" {\n").next().unwrap_or(of));
             }
         }
         for call in text.split("registry.register(").skip(1) {
             let call = call.split(");").next().unwrap_or(call);
-            // Those of the process have the names that Prometheus' own libraries give them.
+            // Process metrics have the names of Prometheus' client libraries.
             let Some(name) = call.split('"').nth(1).filter(|name| !name.starts_with("process_")) else { continue };
             let field = call.trim_end().trim_end_matches(',').trim_end().trim_end_matches(".clone()");
             if field.contains("Info::new") {
@@ -65,8 +66,8 @@ fn registered() -> BTreeMap<String, Kind> {
     found
 }
 
-/// The kind in `field: Family<Labels, Counter>,` or `field: Counter = Counter::default(),`, or behind an alias of the
-/// file.
+/// The kind in `field: Family<Labels, Counter>,` or `field: Counter = Counter::default(),`, also through a type alias
+/// of the file.
 fn kind(text: &str, of: &str) -> Option<Kind> {
     let aliases = text.lines().filter_map(|line| line.strip_prefix("type ")?.split_once(" = "));
     let is_word = |name: &str| of.split(|letter: char| !letter.is_alphanumeric()).any(|word| word == name);

@@ -1,4 +1,4 @@
-//! `semmoe solve --embeddings`: what the model itself knows of its tokens, in T.
+//! `semmoe solve --embeddings`: the model's own embeddings as prior knowledge in T.
 
 use std::path::Path;
 
@@ -8,7 +8,7 @@ use crate::support::{describe, repository, run};
 
 const CHECKPOINT: &str = "assets/tiny-qwen3moe-15m";
 
-/// Exit code 2, and a message with all of `named`.
+/// Exit code 2, and a message that contains all of `named`.
 fn refused(args: &[&str], named: &[&str]) {
     let output = run(args);
     assert_eq!(output.status.code(), Some(2), "{args:?}: {}", describe(&output));
@@ -49,7 +49,7 @@ fn embeddings_and_strings_know_more_tokens_and_the_report_says_which_were_used()
     let profile = profile(folder.path());
     let (tables, report) = (text(&folder.path().join("t")), text(&folder.path().join("r")));
     let model = text(&repository(CHECKPOINT));
-    // T's knowledge does not depend on how long the search for E lasts.
+    // T's prior does not depend on the duration of the search for E.
     let known = |more: &[&str], priors: &[&str]| {
         let solve = [
             "solve",

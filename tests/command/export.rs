@@ -1,4 +1,4 @@
-//! `tables export` as an operator runs it: what engines read, the arguments they need, and what is refused.
+//! `tables export` as an operator runs it: the engines' files, the arguments to pass, and refusals.
 
 use std::path::Path;
 
@@ -11,7 +11,7 @@ fn text(path: &Path) -> String {
     path.to_str().expect("UTF-8").to_owned()
 }
 
-/// The experts of every layer, group after group, as the tables place them.
+/// The experts of every layer, group by group, as the tables place them.
 fn rows(tables: &Path) -> Value {
     let tables = Tables::open(tables).expect("valid tables");
     let row = |layer: usize| -> Vec<u16> {
@@ -31,7 +31,7 @@ fn every_form_is_written_with_its_arguments() {
         run(&[&args[..], more].concat())
     };
 
-    // All layers of the bundled model have experts, so SGLang's rows are those of the tables.
+    // All layers of the bundled model have experts, so SGLang's rows equal those of the tables.
     let sglang = export("sglang", &[]);
     assert_eq!(json_of(&sglang), json!({ "physical_to_logical_map": rows }));
     let said = String::from_utf8_lossy(&sglang.stderr);
@@ -43,7 +43,7 @@ fn every_form_is_written_with_its_arguments() {
     assert!(written.status.success(), "{}", describe(&written));
     let printed = String::from_utf8_lossy(&written.stdout);
     assert!(printed.contains(&format!("{flags} --init-expert-location '{file}'")), "{printed}");
-    assert_eq!(std::fs::read(&file).expect("written"), sglang.stdout, "one text, wherever it goes");
+    assert_eq!(std::fs::read(&file).expect("written"), sglang.stdout, "one text for any sink");
     let said = String::from_utf8_lossy(&written.stderr);
     assert!(said.contains("--moe-a2a-backend deepep"), "where locality saves bytes: {said}");
     let older = export("sglang", &["--sglang-version", "0.5.21", "--out", &file]);

@@ -1,4 +1,4 @@
-//! `semmoe keys`: what it prints goes into a configuration, and the key that it made opens that gateway.
+//! `semmoe keys`: its output is valid configuration, and the key that it generated is accepted by that gateway.
 
 use std::io::Write;
 use std::path::Path;
@@ -13,7 +13,7 @@ fn hash(input: &[u8]) -> std::process::Output {
         .stderr(Stdio::piped())
         .spawn()
         .expect("starts");
-    // It may refuse before it has read everything.
+    // The child may refuse before it has read everything.
     let _ = child.stdin.take().expect("piped").write_all(input);
     child.wait_with_output().expect("ends")
 }

@@ -1,5 +1,5 @@
 //! The layers of ARCHITECTURE.md, checked against `cargo metadata`: an import points only to a lower layer, never
-//! sideways, and the pure crates hold nothing that does input or output.
+//! sideways, and the pure crates perform no I/O.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -50,7 +50,7 @@ const IMPURE: &[&str] = &[
     "clap",
 ];
 
-/// Paths that a pure crate must not name in its sources: wall clock, environment, sockets, processes, printing.
+/// Paths that a pure crate's sources must not mention: wall clock, environment, sockets, processes, printing.
 const IMPURE_PATHS: &[&str] = &[
     "std::env",
     "std::net",
@@ -111,10 +111,10 @@ fn pure_crates_do_no_input_output() {
             }
         }
     }
-    assert!(found.is_empty(), "pure crates name impure things: {found:#?}");
+    assert!(found.is_empty(), "pure crates mention impure names: {found:#?}");
 }
 
-/// Packages that read the clock, the environment or randomness, open sockets, or start threads by themselves.
+/// Packages that read the clock, the environment or randomness, open sockets, or start threads.
 const IMPURE_DEPENDENCIES: &[&str] = &[
     "tokio",
     "hyper",
@@ -133,7 +133,7 @@ const IMPURE_DEPENDENCIES: &[&str] = &[
     "ureq",
 ];
 
-/// Direct dependencies through which pure crates may reach impure packages, and why that changes no result.
+/// Direct dependencies through which pure crates may reach impure packages, and why no result depends on it.
 const EXCEPTIONS: &[(&str, &str, &str)] = &[
     ("semmoe-tables", "tempfile", "random names of temporary files, which are then renamed; never their content"),
     ("semmoe-text", "tokenizers", "randomness only in training and dropout; one environment variable sets its threads"),
@@ -175,10 +175,10 @@ fn dependencies_of_pure_crates_are_pure_or_named() {
     }
     assert!(problems.is_empty(), "{problems:#?}");
     let named: BTreeSet<_> = EXCEPTIONS.iter().map(|(pure, dep, _)| (*pure, *dep)).collect();
-    assert_eq!(used, named, "exceptions that nothing needs");
+    assert_eq!(used, named, "unused exceptions");
 }
 
-/// Functions that add rows of several ranks, and those that send anything between them. The worker calls only the
+/// Functions that add rows of several ranks, and functions that send data between them. The worker calls only the
 /// interface of the collectives.
 const ARITHMETIC: &[&str] = &["sum_rows", "norm_row"];
 
@@ -196,7 +196,7 @@ fn the_arithmetic_of_collectives_stands_in_the_kernels_alone() {
     for folder in ["worker/src", "planner/src", "gateway/src", "solver/src", "src"] {
         assert_eq!(holding(folder, ARITHMETIC), BTreeSet::new(), "sums over ranks outside the kernels");
     }
-    // Who implements the interface over bytes, and the one word that ranks send each other beside their rows.
+    // The implementations of the interface over bytes, and the one word that ranks send besides rows.
     let sends = holding("worker/src", &["all_to_all("]);
     let allowed = ["worker/src/ep/exchange.rs", "worker/src/ep/shm/tests.rs", "worker/src/ep/stream/mod.rs"];
     assert_eq!(sends, allowed.map(str::to_owned).into(), "bytes between ranks past the collectives");

@@ -1,4 +1,4 @@
-//! `semmoe load` as an operator runs it: report, exit codes, what is refused before anything is sent.
+//! `semmoe load` as an operator runs it: report, exit codes, and refusals before anything is sent.
 
 use std::process::{Output, Stdio};
 use std::sync::mpsc;
@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::support::{describe, json_of, run, semmoe, signal};
 
-/// A server that answers every request with these bytes, or with nothing.
+/// A server that answers every request with these bytes, or not at all.
 struct Mock {
     url: String,
     requests: mpsc::Receiver<String>,
@@ -18,7 +18,7 @@ struct Mock {
 fn mock(answer: Option<&'static str>) -> Mock {
     let (sender, requests) = mpsc::channel();
     let wire = Wire::start(move |request| {
-        // The test may have heard enough.
+        // The test may have stopped receiving.
         let _ = sender.send(request.head + &String::from_utf8_lossy(&request.body));
         std::future::ready(answer.map_or_else(|| vec![Step::Hang], send))
     });
@@ -79,7 +79,7 @@ fn exit_codes_follow_the_errors() {
     let passed = load(&good.url, &prompts, &streams);
     assert_eq!(passed.status.code(), Some(0), "{}", describe(&passed));
     assert!(String::from_utf8_lossy(&passed.stdout).contains("latencies from when requests were due"));
-    // A stream where none was asked for is no answer.
+    // A stream is not a valid answer to a request without `stream`.
     let failed = load(&good.url, &prompts, &["--concurrency", "1", "--requests", "3", "--max-errors", "0.5"]);
     assert_eq!(failed.status.code(), Some(1), "{}", describe(&failed));
 }

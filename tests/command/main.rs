@@ -1,4 +1,4 @@
-//! Tests of the `semmoe` command and of the repository as a whole: one program, so that it is linked once.
+//! Tests of the `semmoe` command and of the whole repository, in one program to link only once.
 
 mod bad_input;
 mod circles;

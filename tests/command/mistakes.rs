@@ -1,5 +1,5 @@
-//! The first hour: serving without a file, by the environment, under a supervisor; and the mistakes that are made in
-//! it. Each is answered by one line that names the way out, with the right exit code, and nothing is written or served.
+//! The first hour: serving without a file, from the environment, under a supervisor; and the mistakes that users make
+//! in it. Each gets one line that says how to fix it and the right exit code, and nothing is written or served.
 
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
@@ -9,11 +9,11 @@ use semmoe_engines::http::{AnswerLimits, HttpClient};
 
 use crate::support::{describe, model_dir, repository, run, semmoe};
 
-/// Files that the mistakes are made with, and a gateway that serves nothing.
+/// Files for the mistakes, and a gateway without backends.
 pub(crate) struct Desk {
     folder: tempfile::TempDir,
     gateway: Child,
-    /// Its data plane, as `http://127.0.0.1:PORT`.
+    /// The data plane's URL, `http://127.0.0.1:PORT`.
     url: String,
 }
 
@@ -54,7 +54,7 @@ impl Desk {
         self.folder.path().join(name)
     }
 
-    /// `@name` is a file here, `$MODEL`, `$TRACE` and `$GATEWAY` what their names say.
+    /// Replaces `@name` by a file here, and `$MODEL`, `$TRACE` and `$GATEWAY` by what they name.
     pub(crate) fn words(&self, command: &str) -> Vec<String> {
         let text = |path: PathBuf| path.to_str().expect("UTF-8").to_owned();
         let word = |word: &str| match word.strip_prefix('@') {
@@ -75,7 +75,7 @@ impl Drop for Desk {
     }
 }
 
-/// A command, its exit code, and words of the one line that names the way out.
+/// A command, its exit code, and words of the line that says how to fix it.
 const MISTAKES: [(&str, i32, &str); 25] = [
     ("serve", 2, "<--config <FILE>|--engine <ENGINE>>"),
     ("serve --engine sglang", 2, "--url <URL>"),
@@ -122,7 +122,7 @@ fn mistakes_of_the_first_hour_name_the_way_out() {
         assert_eq!(output.status.code(), Some(code), "{command}: {}", describe(&output));
         let lines: Vec<&str> = said.lines().filter(|line| line.contains(way_out)).collect();
         assert!(!lines.is_empty(), "{command}: no line names {way_out:?}: {said}");
-        // Those that clap does not answer are one line in all, but for what was begun.
+        // Errors that clap does not report are a single line, apart from progress lines.
         let ours: Vec<&str> = said.lines().filter(|line| !line.ends_with(" ...")).collect();
         assert!(said.starts_with("error: ") || ours.len() == 1, "{command}: {said}");
         assert!(!desk.path("o").exists() && !desk.path("r").exists(), "{command} wrote something");
@@ -153,7 +153,7 @@ fn variables_of_the_environment_are_keys_or_refused() {
     }
 }
 
-/// Values from the environment also hold when the file is read again.
+/// Values from the environment survive a reload of the file.
 #[test]
 fn a_reload_keeps_what_the_environment_says() {
     let desk = Desk::new();
@@ -191,11 +191,11 @@ fn a_reload_keeps_what_the_environment_says() {
     );
 }
 
-/// The output of `--print-config` is a file that means the same.
+/// The output of `--print-config` is a file with the same meaning.
 #[test]
 fn a_printed_configuration_is_one() {
     let folder = tempfile::tempdir().expect("a folder");
-    // As OpenAI's clients name a server, too.
+    // A base URL as OpenAI's clients spell it.
     let quick = ["serve", "--engine", "sglang", "--url", "http://127.0.0.1:1/v1", "--url", "http://127.0.0.1:2"];
     let printed = semmoe(&quick)
         .args(["--model", "a \"model\"", "--listen", "127.0.0.1:0", "--print-config", "--tokenizer"])
@@ -215,7 +215,7 @@ fn a_printed_configuration_is_one() {
         assert!(said.contains(part), "{part} in {said}");
     }
     assert!(!said.contains("/v1"), "{said}");
-    // A file, too, may name the tokenizer by its directory.
+    // A file may also name the tokenizer by its directory.
     let text = std::fs::read_to_string(&file).expect("readable");
     let by_directory = text.replace("/tokenizer.json\"", "\"");
     assert_ne!(text, by_directory);
@@ -223,7 +223,7 @@ fn a_printed_configuration_is_one() {
     assert_eq!(checked(), said);
 }
 
-/// systemd's protocol: a datagram when the gateway serves, and one when it begins to stop.
+/// systemd's protocol: a datagram when the gateway is ready, and one when it starts to stop.
 #[test]
 fn a_supervisor_is_notified_of_ready_and_stopping() {
     let folder = tempfile::tempdir().expect("a folder");

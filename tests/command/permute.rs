@@ -1,5 +1,5 @@
-//! `tables permute` on the bundled model: the new checkpoint says and routes what the old one does, and is whole or not
-//! at all.
+//! `tables permute` on the bundled model: the new checkpoint generates and routes as the old one does, and is written
+//! completely or not at all.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -25,7 +25,7 @@ fn permute(tables: &Path, checkpoint: &Path, out: &Path, more: &[&str]) -> Outpu
     semmoe(&args.iter().map(String::as_str).collect::<Vec<_>>()).args(more).output().expect("the command starts")
 }
 
-/// Every file of a directory with its bytes.
+/// Every file of a directory, with its content.
 fn files(dir: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
     let entries = std::fs::read_dir(dir).expect("a directory").map(|entry| entry.expect("an entry").path());
     let files = entries.filter(|path| path.is_file());
@@ -96,8 +96,8 @@ fn a_run_that_was_killed_is_continued_and_a_full_disk_is_reported() {
     let [whole, killed, full] = ["whole", "killed", "full"].map(|name| folder.path().join(name));
     assert!(permute(&tables, &model_dir(), &whole, &[]).status.success());
 
-    // A limit on the size of files ends the command in the middle of the weights: by a signal, or where that is ignored
-    // by an error of the write, as a full disk does.
+    // A file size limit stops the command while it writes the weights: by a signal, or, if that is ignored, by a write
+    // error, as a full disk would.
     let limited = |out: &Path, before: &str| {
         let script = format!("ulimit -c 0; ulimit -f 20000; {before} exec \"$0\" \"$@\"");
         let mut shell = Command::new("sh");

@@ -33,7 +33,7 @@ fn a_plan_is_printed_written_and_explained() {
     let html = std::fs::read_to_string(page).expect("the page");
     assert!(html.contains("<svg") && html.contains("Plan for Qwen3MoeForCausalLM"));
 
-    // A gateway's metrics: of all sampled activations, not of requests.
+    // A gateway's metrics: based on all sampled activations, not on requests.
     let sampled =
         |place, count| format!("semmoe_sampled_activations_total{{backend=\"a\",place=\"{place}\"}} {count}\n");
     let by_request = "semmoe_observed_lar_sum{backend=\"a\"} 1.8\nsemmoe_observed_lar_count{backend=\"a\"} 2\n";
@@ -74,7 +74,7 @@ fn what_is_wrong_is_one_sentence() {
     }
 }
 
-/// A small calibration of this machine, and what can be wrong with such a file.
+/// A small calibration of this machine, and errors in such a file.
 #[test]
 fn a_machine_is_calibrated_and_planned_for() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -90,7 +90,7 @@ fn a_machine_is_calibrated_and_planned_for() {
     let file_of = |name: &str| Path::new(out).join(name);
     let (cluster, calibration) = (file_of("cluster.toml"), file_of("calibration.json"));
     let (cluster, calibration) = (cluster.to_str().expect("UTF-8"), calibration.to_str().expect("UTF-8"));
-    // Served by a machine that has other work, too.
+    // The machine serves with other work running.
     let load = "requests_per_second = 0.001\ninput_tokens = 64\noutput_tokens = 8\n";
     let load = file(folder.path(), "load.toml", load);
     let load = load.to_str().expect("UTF-8");
@@ -189,7 +189,7 @@ fn a_running_deployment_and_a_trace_are_judged() {
         semmoe_activations_total{rank=\"0\",layer=\"0\",phase=\"decode\",where=\"remote\"} 75\n";
     let metrics = text(&file(folder.path(), "metrics.txt", metrics));
     let found = json_of(&run(&["plan", "--deployment", &metrics, "--affinity", "0.5", "--json"]));
-    // 40% of a step shrinks to two thirds.
+    // 40% of a step shrink to two thirds.
     let gain = &found["affinity"][0]["gain"];
     let near =
         |value: &serde_json::Value, expected: f64| value.as_f64().is_some_and(|found| (found - expected).abs() < 1e-9);

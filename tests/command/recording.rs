@@ -1,12 +1,12 @@
-//! The routing recorded from the worker over HTTP equals that of Transformers: the same prompts, the same experts.
+//! Routing recorded from the worker over HTTP equals that of Transformers for identical prompts.
 
 use semmoe_engines::http::{AnswerLimits, BaseUrl, HttpClient};
 use semmoe_tables::{LayerIdx, Profile, Trace};
 
 use crate::support::{Ranks, describe, json_of, model_dir, repository, run};
 
-/// Share of routes that may differ: near-ties between the k-th and the next expert, which another order of sums decides
-/// otherwise.
+/// Share of routes that may differ: near-ties between the k-th and the next expert, which depend on the order of
+/// summation.
 const NEAR_TIES: f64 = 0.001;
 
 #[test]
@@ -57,7 +57,7 @@ fn the_recorded_trace_equals_the_reference_and_every_activation_is_counted() {
     assert_eq!(Profile::open(&profile).expect("a valid profile").total_tokens(), trace.tokens() as u64);
 }
 
-/// Routes compared, and how many differ as sets.
+/// The number of routes compared, and of those that differ as sets.
 fn compare(trace: &Trace, reference: &Trace) -> (usize, usize) {
     assert_eq!(trace.requests(), reference.requests());
     let (mut routes, mut differing) = (0, 0);

@@ -1,4 +1,4 @@
-//! Tables whose groups divide experts and redundant slots, but not the experts, through all commands that take tables.
+//! Tables whose groups divide experts plus redundant slots, but not the experts, through all commands that take tables.
 
 use std::path::Path;
 
@@ -7,10 +7,10 @@ use serde_json::{Value, json};
 
 use crate::support::{describe, json_of, run};
 
-/// Experts, redundant slots, ranks: the bundled model's on five ranks, and the shapes of public deployments.
+/// Experts, redundant slots, ranks: the bundled model on five ranks, and the shapes of public deployments.
 const SHAPES: [(u16, u16, u16); 3] = [(32, 3, 5), (256, 32, 72), (256, 32, 144)];
 
-/// The paths of a profile and a trace of a model with so many experts; tokens have experts of their own.
+/// The paths of a profile and a trace of a model with `experts` experts; each token has its own.
 fn recorded(folder: &Path, experts: u16) -> [String; 2] {
     let (layers, top_k, vocab_size) = (2, 4, 64);
     let model = ModelInfo {
@@ -40,7 +40,7 @@ fn recorded(folder: &Path, experts: u16) -> [String; 2] {
     paths.map(|path| path.to_str().expect("UTF-8").to_owned())
 }
 
-/// Solves and returns what `tables show` says.
+/// Solves, and returns the output of `tables show`.
 fn solved(args: &[&str], out: &str) -> Value {
     let solved = run(&[&["solve", "--time-limit", "2s", "--out", out], args].concat());
     assert!(solved.status.success(), "{args:?}: {}", describe(&solved));
@@ -82,14 +82,14 @@ fn groups_that_divide_experts_and_slots_go_through_every_command() {
         assert!(String::from_utf8_lossy(&tensorrt.stdout).starts_with(&format!("num_slots: {slots}\n")));
         assert!(String::from_utf8_lossy(&export("vllm", &["--experimental"]).stderr).contains("num_redundant_experts"));
 
-        // The placement that an engine runs already, from the file that it reads.
+        // The engine's current placement, from the file that it reads.
         let (map_file, given) = (file("e.json"), file("given.tables"));
         assert!(export("sglang", &["--out", &map_file]).status.success());
         let again = solved(&["--profile", &profile, "--groups", &g, "--placement", &map_file], &given);
         assert_eq!(again["placement_digest"], shown["placement_digest"]);
 
         let judged = json_of(&run(&["evaluate", "--tables", &tables, "--trace", &trace, "--json"]));
-        // Without tables, each expert lies in one place: replicas are no part of what was there before.
+        // Without tables every expert has one copy: `before` has no replicas.
         let before = judged["outcome"]["local_activation_rate"]["before"].as_f64().expect("a rate");
         assert!((before - 1.0 / f64::from(groups)).abs() < 1e-9, "{before}");
         let next = judged["verdict"]["next"].as_str().expect("a command");

@@ -1,14 +1,14 @@
-//! The rooms of a crate: groups of files whose imports point one way, to a lower room.
+//! Rooms of a crate: groups of files whose imports point only to lower rooms.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
 use crate::imports::{Graph, imports};
 
-/// A room and how the paths of its files begin.
+/// A room, and the path prefixes of its files.
 type Room = (&'static str, &'static [&'static str]);
 
-/// The gateway's, the lowest first.
+/// The gateway's rooms, the lowest first.
 const GATEWAY: &[Room] = &[
     ("config", &["config/"]),
     ("observe", &["metrics", "otlp/", "live/"]),
@@ -63,7 +63,7 @@ const GATEWAY: &[Room] = &[
     ),
 ];
 
-/// Imports from a lower room, by the file that they lead to. A number only ever falls.
+/// Allowed imports from a lower room, by the file that they lead to. The numbers may only fall.
 const UPWARD: &[(&str, usize)] = &[
     ("backend.rs", 2),
     ("pins/record.rs", 1),
@@ -75,7 +75,7 @@ const UPWARD: &[(&str, usize)] = &[
     ("tables/mod.rs", 1),
 ];
 
-/// The imports that point to a higher room, by the file that they lead to.
+/// Imports that point to a higher room, by the file that they lead to.
 fn upward(graph: &Graph, folder: &Path, rooms: &[Room]) -> BTreeMap<String, Vec<String>> {
     let inside = |file: &Path| file.strip_prefix(folder).expect("in the folder").display().to_string();
     let room = |file: &str| {

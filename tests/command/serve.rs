@@ -1,5 +1,4 @@
-//! `semmoe serve` in front of ranks that were started by hand: what an operator does, and what is refused before
-//! serving.
+//! `semmoe serve` in front of ranks that were started by hand: an operator's tasks, and refusals at startup.
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -26,7 +25,7 @@ fn tables(folder: &Path) -> PathBuf {
     out
 }
 
-/// A configuration in `folder`; relative paths in it are below it.
+/// Writes a configuration in `folder`; its relative paths resolve there.
 fn configuration(folder: &Path, engine_url: &str, policy: &str, more: &str) -> PathBuf {
     let tokenizer = model_dir().join("tokenizer.json");
     let text = format!(
@@ -53,13 +52,13 @@ impl Served {
         let mut child =
             semmoe(&["serve", "--config"]).arg(config).args(more).stdout(Stdio::piped()).spawn().expect("starts");
         let mut line = String::new();
-        // The reader goes away after the first line: a gateway whose starter left has to serve on.
+        // The reader leaves after the first line: the gateway must keep serving when its parent has gone.
         BufReader::new(child.stdout.take().expect("piped")).read_line(&mut line).expect("a line");
         let url = line.trim().strip_prefix("ready: ").unwrap_or_else(|| panic!("{line:?}")).parse().expect("a URL");
         Self { child, url }
     }
 
-    /// SIGTERM, and exit code 0.
+    /// Sends SIGTERM; the exit code must be 0.
     fn stop(mut self) {
         signal("-TERM", self.child.id());
         let status = self.child.wait().expect("a child of ours");
@@ -74,14 +73,14 @@ impl Drop for Served {
     }
 }
 
-/// Rank and policy of one request, from the answer's headers.
+/// Rank and policy of one request, from the response headers.
 async fn routed(url: &BaseUrl, path: &str, body: Value) -> (String, String) {
     let bytes = serde_json::to_vec(&body).expect("JSON").into();
     let request = request(http::Method::POST, url, path, Some(bytes)).expect("request");
     let answer = HttpClient::default().send(request).await.expect("an answer");
     assert!(answer.status().is_success(), "{path}: {}", answer.status());
     let header = |name: &str| answer.headers()[name].to_str().expect("text").to_owned();
-    // The engine says which rank it ran on: the pin took effect.
+    // The engine reports the rank that ran it: the pin took effect.
     assert_eq!(header("x-semmoe-rank"), header("x-data-parallel-rank"), "{path}");
     (header("x-semmoe-rank"), header("x-semmoe-policy"))
 }
@@ -119,7 +118,7 @@ fn tables_steer_every_route_and_the_pin_takes_effect() {
     ranks.stop();
 }
 
-/// Sampled requests of real ranks: clients see nothing of it, and what is kept can be solved from.
+/// Sampling on real ranks: invisible to clients, and the samples can be solved from.
 #[test]
 fn sampled_requests_become_a_profile_that_solve_reads() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -145,10 +144,10 @@ fn sampled_requests_become_a_profile_that_solve_reads() {
                 .last();
             let last: Value = serde_json::from_str(last.expect("an answer")).expect("JSON");
             assert_eq!(last["meta_info"]["completion_tokens"], 3, "{text}");
-            // The token generated last has been through no layer.
+            // The last generated token has not been through any layer.
             routed += last["meta_info"]["prompt_tokens"].as_u64().expect("a number") + 2;
         }
-        // On the OpenAI routes the generated ids are not reported: the prompt's tokens are counted.
+        // The OpenAI routes do not report the generated ids: only the prompt's tokens are counted.
         for (path, prompt) in [
             ("/v1/chat/completions", json!([{"role": "user", "content": "Who is the queen?"}])),
             ("/v1/completions", json!("Once upon a time")),
@@ -212,7 +211,7 @@ fn a_configuration_that_cannot_be_served_is_refused_and_a_check_reports_what_wou
             assert!(said.contains(name), "{name:?} in {said}");
         }
     };
-    // The engine runs the contiguous placement, the tables are of another one.
+    // The engine runs the contiguous placement, but the tables are for another one.
     let ranks = Ranks::start(2, None);
     let with_tables = "tables = \"t.tables.safetensors\"";
     let config = configuration(folder.path(), &ranks.url, "affinity", with_tables);
@@ -231,7 +230,7 @@ fn a_configuration_that_cannot_be_served_is_refused_and_a_check_reports_what_wou
     ends(&["--check"], &config, 2, &["t.tables.safetensors", "routed by load"]);
 }
 
-/// Names and aliases that are served.
+/// The models and aliases that the gateway lists.
 fn models(url: &BaseUrl) -> Vec<String> {
     let list: Value = block_on(async {
         HttpClient::default().get_json(url, "/v1/models", &AnswerLimits::default()).await.expect("models")
@@ -252,12 +251,12 @@ fn sighup_reads_the_configuration_again() {
     let served = Served::start(&config);
     assert_eq!(models(&served.url), [MODEL, "tiny"]);
     let good = std::fs::read_to_string(&config).expect("readable");
-    // Wrong: the old one stays, whatever else the file says.
+    // An invalid file is rejected as a whole, and the old configuration stays.
     std::fs::write(&config, good.replace("\"tiny\"", "\"huge\"") + "colour = 3\n").expect("written");
     let checked = semmoe(&["serve", "--check", "--config"]).arg(&config).output().expect("runs");
     assert_eq!(checked.status.code(), Some(2), "{}", describe(&checked));
     signal("-HUP", served.child.id());
-    // Right: signals are handled one after the other, so this one shows that the last one was.
+    // A valid file. Signals are handled in order, so its effect shows that the previous signal was handled.
     std::fs::write(&config, good.replace("\"tiny\"", "\"small\"")).expect("written");
     let deadline = Instant::now() + Duration::from_secs(60);
     loop {
@@ -273,7 +272,7 @@ fn sighup_reads_the_configuration_again() {
     ranks.stop();
 }
 
-/// A ConfigMap's folder: the file is a link into a folder that is itself behind a link, which is replaced.
+/// A ConfigMap's folder: the file links into a folder behind another link, which Kubernetes replaces atomically.
 fn publish(folder: &Path, version: &str, text: &str) {
     std::fs::create_dir(folder.join(version)).expect("a folder");
     std::fs::write(folder.join(version).join("semmoe.toml"), text).expect("written");
@@ -312,7 +311,7 @@ fn a_watched_configuration_is_read_when_it_changes_and_drains_stay() {
     publish(folder.path(), "..2", &text.replace("\"tiny\"", "\"small\""));
     until("the new alias", &|| alias() == "small");
     assert_eq!(ask("/admin/backends")["backends"][0]["draining"], true);
-    // A wrong file changes nothing.
+    // An invalid file changes nothing.
     publish(folder.path(), "..3", &format!("{text}colour = 3\n"));
     until("a refusal", &|| ask("/admin/config")["last_reload"]["outcome"] == "invalid");
     assert_eq!(alias(), "small");
@@ -321,8 +320,8 @@ fn a_watched_configuration_is_read_when_it_changes_and_drains_stay() {
     served.stop();
 }
 
-/// A rank dies while every rank of two units runs a request: the unit's other rank says so, and the gateway has both of
-/// its requests answered by the other unit.
+/// A rank dies while every rank of two units runs a request: the unit's other rank reports it, and the gateway has both
+/// requests answered by the other unit.
 #[test]
 fn a_lost_rank_costs_no_request() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -365,21 +364,21 @@ fn a_lost_rank_costs_no_request() {
     living.stop();
 }
 
-/// An address that is free now.
+/// An address that is currently free.
 fn free_address() -> String {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
     listener.local_addr().expect("bound").to_string()
 }
 
-/// The only backend's state, as the switch policy's actuator reports it.
+/// The state of the only backend, as the switch policy's actuator reports it.
 async fn steered(admin: &BaseUrl) -> Value {
     let shown: Value =
         HttpClient::default().get_json(admin, "/admin/switch", &AnswerLimits::default()).await.expect("switches");
     shown["units"][0].clone()
 }
 
-/// The prior says that TP takes no time up to four sequences, and EP above: real ranks go to TP under one client and
-/// back under sixteen, and every request has its answer.
+/// With a prior in which TP is free up to four sequences and EP above, real ranks switch to TP under one client and
+/// back under sixteen, and every request is answered.
 #[test]
 fn the_gateway_switches_real_ranks_both_ways_under_requests() {
     let folder = tempfile::tempdir().expect("a folder");

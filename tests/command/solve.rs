@@ -1,4 +1,4 @@
-//! `solve` as an operator runs it: requests held out, and solves that end early.
+//! `solve` as an operator runs it: held-out requests, and solves that stop early.
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
@@ -17,7 +17,7 @@ fn reference() -> String {
     text(&repository("tests/data/reference.trace.safetensors"))
 }
 
-/// Solves in four groups; gives what was printed, and the report.
+/// Solves with four groups; returns the output and the report.
 fn solve(folder: &Path, profile: &str, more: &[&str]) -> (String, Value) {
     let (tables, report) = (text(&folder.join("t.tables")), text(&folder.join("r.json")));
     let outputs = ["solve", "--verbose", "--groups", "4", "--profile", profile, "--out", &tables, "--report", &report];
@@ -27,7 +27,7 @@ fn solve(folder: &Path, profile: &str, more: &[&str]) -> (String, Value) {
     (String::from_utf8(output.stdout).expect("UTF-8"), report)
 }
 
-/// A trace of the reference's model with so many tokens of one request.
+/// A trace for the reference's model with `tokens` tokens of one request.
 fn few(folder: &Path, tokens: usize) -> String {
     let reference = Trace::open(Path::new(&reference())).expect("the reference");
     let (model, provenance) = (reference.model().clone(), reference.provenance().clone());
@@ -139,7 +139,7 @@ fn what_is_not_held_out_is_reported() {
     }
 }
 
-/// A profile without any structure, on which all starts together take minutes; its path, and that of its trace.
+/// A profile without structure, on which all starts together take minutes; returns its path and that of its trace.
 fn shapeless(folder: &Path, model: ModelInfo, requests: usize) -> (String, String) {
     let reference = Trace::open(Path::new(&reference())).expect("a valid trace");
     let experts = usize::from(model.num_experts);
@@ -171,7 +171,7 @@ fn a_time_limit_writes_the_best_so_far() {
         let more = ["--trace", &trace, "--attention", attention, "--time-limit", limit];
         let (said, report) = solve(folder.path(), &profile, &more);
         assert_eq!(report["stopped"], true, "{report}");
-        // Written whole, then renamed: a disk that is full leaves the report that was there.
+        // Reports are renamed into place when complete: a full disk leaves the previous one intact.
         let (report_path, before) = (folder.path().join("r.json"), folder.path().join("before"));
         std::fs::hard_link(&report_path, &before).expect("a link");
         std::fs::write(&before, "before").expect("written");
@@ -198,7 +198,8 @@ fn a_time_limit_writes_the_best_so_far() {
     }
 }
 
-/// A step over many experts and groups takes far longer than the limit: it ends inside it, with and without replicas.
+/// A single step over many experts and groups takes far longer than the limit; the solve must stop within it, with and
+/// without replicas.
 #[test]
 fn a_time_limit_binds_inside_one_step() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -212,7 +213,7 @@ fn a_time_limit_binds_inside_one_step() {
         assert!(String::from_utf8_lossy(&output.stderr).contains("stopped early"), "{}", describe(&output));
         assert!(Tables::open(Path::new(&tables)).is_ok(), "{more:?}");
     }
-    // Nor does a small file of many layers take memory without end.
+    // Nor does a small file with many layers use unbounded memory.
     let (profile, _) = shapeless(folder.path(), many_experts(64), 1);
     let output = run(&["solve", "--profile", &profile, "--out", &tables, "--groups", "2048"]);
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -226,7 +227,7 @@ fn reference_model() -> ModelInfo {
     Trace::open(Path::new(&reference())).expect("a valid trace").model().clone()
 }
 
-/// A model with so many layers of 4,096 experts.
+/// A model with `layers` layers of 4,096 experts.
 fn many_experts(layers: u16) -> ModelInfo {
     let (num_hidden_layers, layer_ids) = (layers, (0..layers).collect());
     ModelInfo { num_experts: 4096, num_hidden_layers, layer_ids, ..reference_model() }
@@ -242,7 +243,7 @@ fn ctrl_c_writes_the_best_so_far() {
         semmoe(&arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the command starts");
     let mut stderr = BufReader::new(child.stderr.take().expect("piped"));
     let mut said = String::new();
-    // It watches for signals before it says that it solves.
+    // Signal handlers are installed before the command prints that it solves.
     while !said.contains("solving ...") {
         assert!(stderr.read_line(&mut said).expect("UTF-8") > 0, "it ended: {said}");
     }

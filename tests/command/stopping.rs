@@ -1,4 +1,5 @@
-//! `semmoe serve` and the signals of a supervisor: running requests finish, exit 0; a second signal ends it at once.
+//! `semmoe serve` and a supervisor's signals: running requests finish and the exit code is 0; a second signal stops it
+//! at once.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -8,7 +9,7 @@ use semmoe_mock_engine::{Mock, canned};
 
 use crate::support::{semmoe, signal};
 
-/// An engine with one rank, whose answers come when they are released.
+/// An engine with one rank whose answers wait until they are released.
 fn engine() -> Mock {
     let mock = canned(1);
     mock.behave("late");

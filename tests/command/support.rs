@@ -1,4 +1,4 @@
-//! Starts the built `semmoe` command as a user would, and ends what it started.
+//! Starts the built `semmoe` command as a user would, and stops it afterwards.
 
 use std::io::{BufRead, BufReader, Read};
 use std::net::SocketAddr;
@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use tokio::runtime::{Builder, Runtime};
 
-/// The first start records and solves; on a busy machine that takes its time.
+/// The first start records and solves, which takes long on a busy machine.
 const READY_TIMEOUT: Duration = Duration::from_secs(300);
-/// It must not hang; what runs is given time to end.
+/// A hang fails the test; this is ample time to exit.
 const END_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Name of the bundled model.
@@ -35,7 +35,7 @@ pub(crate) fn semmoe(args: &[&str]) -> Command {
     command
 }
 
-/// Runs the command to its end.
+/// Runs the command to completion.
 pub(crate) fn run(args: &[&str]) -> Output {
     semmoe(args).output().expect("the command starts")
 }
@@ -56,7 +56,8 @@ pub(crate) fn json_of(output: &Output) -> Value {
     serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {}", describe(output)))
 }
 
-/// Tables in `folder` for the bundled model, solved in four groups from the recorded reference; `more` goes to `solve`.
+/// Tables in `folder` for the bundled model, solved with four groups from the recorded reference; `more` is passed to
+/// `solve`.
 pub(crate) fn solved_tables(folder: &Path, more: &[&str]) -> PathBuf {
     let text = |path: &Path| path.to_str().expect("UTF-8").to_owned();
     let trace = text(&repository("tests/data/reference.trace.safetensors"));
@@ -122,7 +123,7 @@ impl Up {
         }
     }
 
-    /// Process ids of the ranks it started, in the order in which they were started.
+    /// Process ids of the ranks, in the order in which they were started.
     pub(crate) fn ranks(&self) -> Vec<u32> {
         let pid = self.child.id();
         let mut ranks = Vec::new();
@@ -136,7 +137,7 @@ impl Up {
         ranks
     }
 
-    /// Sends SIGINT, as Ctrl-C does, and waits for a good end; what was said on standard error.
+    /// Sends SIGINT, as Ctrl-C does, waits for a successful exit and returns standard error.
     pub(crate) fn stop(self) -> String {
         signal("-INT", self.child.id());
         let (status, said) = self.wait();
@@ -144,13 +145,13 @@ impl Up {
         said
     }
 
-    /// Waits for the end; returns the exit status and what was said on standard error.
+    /// Waits for the process; returns its exit status and standard error.
     pub(crate) fn wait(mut self) -> (ExitStatus, String) {
         let limit = Instant::now() + END_TIMEOUT;
         while self.child.try_wait().expect("a child of ours").is_none() {
             if Instant::now() > limit {
                 let _ = self.child.kill();
-                panic!("`up` did not end within {END_TIMEOUT:?}; it said: {}", self.said());
+                panic!("`up` did not exit within {END_TIMEOUT:?}; it said: {}", self.said());
             }
             std::thread::sleep(Duration::from_millis(20));
         }
@@ -166,7 +167,7 @@ impl Up {
 
 impl Drop for Up {
     fn drop(&mut self) {
-        // After `wait` this does nothing; after a failed assertion nothing may stay behind.
+        // A no-op after `wait`; after a failed assertion it removes the process.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -177,7 +178,7 @@ pub(crate) struct Ranks {
     unit: semmoe_worker::Ranks,
     /// Base URL of the unit.
     pub(crate) url: String,
-    /// Processes are killed with it, after a failed assertion too.
+    /// Kills its processes when dropped, also after a failed assertion.
     runtime: Runtime,
 }
 
@@ -187,12 +188,12 @@ impl Ranks {
         Self::start_model(&model_dir(), world, tables)
     }
 
-    /// The same with a checkpoint of one's own.
+    /// Starts `world` ranks of the checkpoint `model` and waits until they serve.
     pub(crate) fn start_model(model: &Path, world: u16, tables: Option<&Path>) -> Self {
         Self::start_at(SocketAddr::from(([127, 0, 0, 1], 0)), model, world, tables)
     }
 
-    /// The same, with an address of one's own for rank 0's HTTP.
+    /// Starts `world` ranks of `model`, with rank 0's HTTP server at `listen`, and waits until they serve.
     pub(crate) fn start_at(listen: SocketAddr, model: &Path, world: u16, tables: Option<&Path>) -> Self {
         let command = |_| {
             let mut command = semmoe(&["worker", "--listen", &listen.to_string(), "--model"]);
@@ -205,12 +206,12 @@ impl Ranks {
         Self { url: unit.url.clone(), unit, runtime }
     }
 
-    /// The process of a rank.
+    /// The process id of a rank.
     pub(crate) fn pid(&self, rank: usize) -> u32 {
         self.unit.pids()[rank]
     }
 
-    /// Waits for the end of one rank; its exit code, none if a signal killed it.
+    /// Waits for one rank to exit; returns its exit code, `None` if a signal killed it.
     pub(crate) fn wait(&mut self, rank: u16) -> Option<i32> {
         loop {
             let death = self.runtime.block_on(self.unit.died());
@@ -220,7 +221,7 @@ impl Ranks {
         }
     }
 
-    /// Closes their standard input and waits: every rank must leave with exit code 0.
+    /// Closes standard input and waits: every rank must exit with code 0.
     pub(crate) fn stop(self) {
         let ranks = self.unit.pids().len();
         let left = self.runtime.block_on(self.unit.stop());
@@ -234,7 +235,7 @@ pub(crate) fn signal(name: &str, pid: u32) {
     assert!(status.success(), "kill {name} {pid}");
 }
 
-/// True while a process exists (and is no zombie).
+/// Whether the process exists and is not a zombie.
 pub(crate) fn is_alive(pid: u32) -> bool {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     status.lines().any(|line| line.starts_with("State:") && !line.contains('Z'))
@@ -245,7 +246,7 @@ fn lines(output: impl Read + Send + 'static) -> mpsc::Receiver<String> {
     std::thread::spawn(move || {
         for line in BufReader::new(output).lines().map_while(Result::ok) {
             if send.send(line).is_err() {
-                // The pipe is drained all the same, so that the other side never blocks.
+                // Keeps draining the pipe, so that the other side never blocks.
             }
         }
     });

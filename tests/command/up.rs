@@ -1,4 +1,4 @@
-//! `semmoe up` as a user runs it: the gain that it promises, requests, Ctrl-C, and what goes wrong.
+//! `semmoe up` as a user runs it: the promised gain, requests, Ctrl-C, and failures.
 
 use std::net::TcpListener;
 use std::path::Path;
@@ -28,7 +28,7 @@ fn chat(max_tokens: u32) -> Value {
         "messages": [{"role": "user", "content": "Name three rivers and the countries they flow through."}]})
 }
 
-/// The answer to a chat of so many tokens.
+/// The answer to a chat with `tokens` output tokens.
 async fn ask(client: &HttpClient, url: &BaseUrl, tokens: u32) -> Value {
     let answer: Value = client.post_json(url, "/v1/chat/completions", &chat(tokens), &limits()).await.expect("answer");
     assert_eq!(answer["usage"]["completion_tokens"], tokens, "{answer}");
@@ -118,7 +118,7 @@ fn serves_requests_and_ctrl_c_stops_everything_it_started() {
     assert!(ranks.iter().all(|&pid| !is_alive(pid)), "ranks stay behind");
 }
 
-/// The admin page has a promise of the tables and, once a whole answer was counted, an observation beside it.
+/// The admin page shows the tables' promise and, once a whole answer has been counted, the observed rate beside it.
 async fn shows_what_tables_promise_and_ranks_did(client: &HttpClient, admin: &BaseUrl) {
     for _ in 0..600 {
         let seen: Value = client.get_json(admin, "/admin/overview", &limits()).await.expect("an overview");
@@ -133,7 +133,7 @@ async fn shows_what_tables_promise_and_ranks_did(client: &HttpClient, admin: &Ba
     panic!("nothing was observed");
 }
 
-/// A signal that came between two parts of the start was lost once.
+/// Regression: a signal between two parts of the start used to be lost.
 #[test]
 fn ctrl_c_right_after_the_ready_line_is_not_lost() {
     let _one = one_up();
@@ -142,7 +142,7 @@ fn ctrl_c_right_after_the_ready_line_is_not_lost() {
     }
 }
 
-/// The same placement, every group on the next rank.
+/// The placement with every group moved to the next rank.
 fn rotated(tables: &Tables) -> Tables {
     let groups = tables.groups();
     let layers = (0..tables.model().layers()).map(|layer| {
@@ -160,8 +160,8 @@ fn rotated(tables: &Tables) -> Tables {
     TablesBuilder::dp(info, provenance, placement, shares, prices).finish().expect("tables")
 }
 
-/// Traffic, profile, solve, switch: no restart, no request lost, and each answer is what it was. Attention changes,
-/// too, and with it the number of ranks that the gateway sees.
+/// Traffic, profile, solve, switch: no restart, no lost request, and unchanged answers. Attention switches too, which
+/// changes the number of ranks that the gateway sees.
 #[test]
 fn new_tables_move_the_experts_while_requests_run() {
     let _one = one_up();
@@ -216,14 +216,14 @@ fn new_tables_move_the_experts_while_requests_run() {
     up.stop();
 }
 
-/// A first start that is stopped while it records is continued by the next one, which asks no prompt again.
+/// If the first start is stopped while it records, the next one continues without repeating prompts.
 #[test]
 fn a_recording_that_was_interrupted_goes_on() {
     let _one = one_up();
     let data = tempfile::tempdir().expect("a folder");
     let mut first =
         semmoe(&["up", "--port", "0", "--ranks", "2", "--data"]).arg(data.path()).spawn().expect("it starts");
-    // Some hundred of the prompts.
+    // A few hundred of the prompts.
     while partial(data.path()).is_none_or(|bytes| bytes < 500_000) {
         assert!(first.try_wait().expect("our child").is_none(), "it ended before it was interrupted");
         std::thread::sleep(Duration::from_millis(1));
@@ -239,7 +239,7 @@ fn a_recording_that_was_interrupted_goes_on() {
     assert_eq!(partial(data.path()), None, "nothing of it stays");
 }
 
-/// Bytes of the partial recording below a data folder.
+/// Size in bytes of the partial recording in a data folder.
 fn partial(data: &std::path::Path) -> Option<u64> {
     let models = std::fs::read_dir(data).ok()?.flatten();
     let units = models.flat_map(|model| std::fs::read_dir(model.path()).into_iter().flatten().flatten());
@@ -265,7 +265,7 @@ fn experts_in_slices_need_no_tables_and_ranks_exchange_as_told() {
     assert!(!said.contains("recording"), "{said}");
 }
 
-/// The server info of the gateway's one engine.
+/// The server info of the gateway's only engine.
 async fn engine_info(client: &HttpClient, up: &Up) -> Value {
     let admin: BaseUrl = up.admin.parse().expect("a URL");
     let backends: Value = client.get_json(&admin, "/admin/backends", &limits()).await.expect("backends");
@@ -273,7 +273,7 @@ async fn engine_info(client: &HttpClient, up: &Up) -> Value {
     client.get_json(&engine, "/server_info", &limits()).await.expect("server info")
 }
 
-/// Slow links between four ranks: a plan proposes that each holds all experts. The same plan with TP inside DP groups.
+/// Slow links between four ranks: the plan proposes all experts on each. A second plan limits TP to the DP groups.
 #[test]
 fn what_a_plan_chose_is_started_with_its_domains_and_attention_groups() {
     let _one = one_up();
@@ -309,7 +309,7 @@ fn what_a_plan_chose_is_started_with_its_domains_and_attention_groups() {
     }
 }
 
-/// Ranks that divide experts and redundant slots; a recording, which needs no tables, is made with fewer.
+/// Ranks that divide experts and redundant slots; the recording needs no tables and uses fewer ranks.
 #[test]
 fn five_ranks_take_thirty_two_experts_and_three_slots() {
     let _one = one_up();
@@ -362,7 +362,7 @@ fn a_killed_rank_is_named_and_nothing_hangs() {
     assert!(ranks.iter().all(|&pid| !is_alive(pid)), "ranks stay behind");
 }
 
-/// Waits until the gateway counts `requests` in flight.
+/// Waits until the gateway counts `requests` requests in flight.
 async fn wait_until_running(client: &HttpClient, admin: &BaseUrl, requests: u64) {
     for _ in 0..6000 {
         let metrics = client.get_text(admin, "/metrics", &limits()).await.expect("metrics");

@@ -1,12 +1,12 @@
-//! Wrong arguments and input end with exit code 2, as docs/api.md says, in every subcommand; failures of the machine or
-//! of a server with 1.
+//! In every subcommand wrong arguments and input exit with code 2, as docs/api.md says; failures of the machine or of a
+//! server with 1.
 
 use crate::mistakes::Desk;
 use crate::support::{describe, run};
 
 const BACKEND: &str = "[[models.backends]]\nname = \"a\"\nengine = \"sglang\"\n";
 
-/// Files of the desk that are wrong in one thing each, by their names.
+/// Files of the desk, each with one defect, by name.
 fn wrong_files(desk: &Desk) {
     let model = |more: &str| format!("[[models]]\nname = \"m\"\npolicy = \"round_robin\"\n{more}\n{BACKEND}");
     let url = "url = \"http://127.0.0.1:1\"\n";
@@ -23,7 +23,7 @@ fn wrong_files(desk: &Desk) {
     }
 }
 
-/// Command lines; `@name` is a file of the desk. `O` stands for `--out @o`.
+/// Command lines; `@name` is a file of the desk, `O` stands for `--out @o`.
 const WRONG: &str = "
 nonsense
 up --model /nowhere
@@ -137,7 +137,7 @@ load --url http://127.0.0.1:1 --model m --prompts @prompts.jsonl --arrivals @pro
 completions nonsense
 ";
 
-/// The same, of what is not for the user to mend: exit code 1.
+/// Command lines that fail for reasons outside the user's input: exit code 1. Placeholders as in `WRONG`.
 const FAILED: &str = "
 --log off serve --config @taken.toml
 serve --engine sglang --url http://127.0.0.1:1

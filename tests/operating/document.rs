@@ -1,4 +1,4 @@
-//! The blocks of a section of docs/operating.md, in their order.
+//! The code blocks of a section of docs/operating.md, in order.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -7,19 +7,19 @@ use crate::support::repository;
 
 #[derive(Debug)]
 struct Block {
-    /// Of the nearest heading `### `; empty before the first.
+    /// Text of the nearest heading `### `; empty before the first.
     step: String,
     language: String,
     text: String,
 }
 
-/// The blocks of a section that are still to be done.
+/// The remaining blocks of a section.
 pub(crate) struct Document {
     blocks: RefCell<VecDeque<Block>>,
 }
 
 impl Document {
-    /// The section under this heading of the second level.
+    /// Reads the section under this second-level heading.
     pub(crate) fn read(section: &str) -> Self {
         let text = std::fs::read_to_string(repository("docs/operating.md")).expect("the document");
         let (_, rest) = text.split_once(&format!("\n## {section}\n")).expect("the section");
@@ -42,7 +42,7 @@ impl Document {
         Self { blocks: RefCell::new(blocks) }
     }
 
-    /// The next block, which must be of this step and language: nothing is passed over.
+    /// The next block, which must belong to this step and language, so that none is skipped.
     pub(crate) fn next(&self, step: &str, language: &str) -> String {
         let block = self.blocks.borrow_mut().pop_front().expect("a further block");
         let right = block.step.starts_with(step) && block.language == language;

@@ -1,4 +1,4 @@
-//! An engine that is started as the document says, and restarted in its place.
+//! An engine that is started as the document says, and restarted at its address.
 
 use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use crate::support::Ranks;
 /// The engine that stands in for the document's.
 #[derive(Clone, Copy, PartialEq)]
 pub(crate) enum Kind {
-    /// A mock that answers as recorded engines do.
+    /// A mock that answers like recorded engines.
     Mock(Dialect),
     /// Rank processes of the bundled model.
     Ranks,
@@ -32,22 +32,22 @@ pub(crate) struct Fleet {
 
 impl Fleet {
     pub(crate) fn new(kind: Kind) -> Self {
-        // The address is kept while no engine is there.
+        // Reserves the address while no engine is running.
         let address = TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("an address");
         Self { kind, address, running: None, ranks: 1 }
     }
 
-    /// Ends what runs. Rank processes leave with exit code 0.
+    /// Stops the engine. Rank processes must exit with code 0.
     pub(crate) fn stop(&mut self) {
         if let Some(Running::Ranks(ranks)) = self.running.take() {
             ranks.stop();
         }
     }
 
-    /// Ends what runs and starts an engine with these arguments of its command. `model` is the folder of its
-    /// checkpoint, and `placed` the tables that a map of experts was exported from.
+    /// Stops the engine and starts another with these arguments. `model` is its checkpoint's folder, and `placed` the
+    /// tables that its expert map was exported from.
     pub(crate) fn start(&mut self, arguments: &[String], model: &Path, placed: PathBuf) {
-        // The old process is gone before the new one listens.
+        // The old process must have exited before the new one listens.
         self.stop();
         let after = |name: &str| arguments.iter().position(|word| word == name).and_then(|at| arguments.get(at + 1));
         let ranks = ["--attn-dp-size", "--dp-size", "--data-parallel-size"].into_iter().find_map(after);
@@ -75,7 +75,7 @@ impl Fleet {
         Mock::start_at(self.address, engine)
     }
 
-    /// Whether requests of a mock last until the loads were asked for.
+    /// Sets whether a mock's requests last until the loads have been queried.
     pub(crate) fn linger(&self, linger: bool) {
         if let Some(Running::Mock(mock)) = &self.running {
             mock.settings().lingers = linger;

@@ -1,6 +1,5 @@
-//! docs/operating.md, done as it stands: every command and configuration of its two ways, from what runs today to
-//! affinity and back, against mock engines that are started as the document starts them, and SGLang's against rank
-//! processes.
+//! Follows docs/operating.md literally: every command and configuration of its two ways, from the current deployment to
+//! affinity and back, against mock engines started as the document says, and SGLang's way against rank processes.
 
 mod document;
 mod engine;
@@ -20,16 +19,16 @@ use semmoe_mock_engine::{SGLANG_0_5_23, VLLM_0_32};
 use semmoe_tables::Tables;
 use serde_json::json;
 
-/// With as many prompts as these a solve sees more than chance.
+/// Enough prompts for a solve to find more than chance.
 const PROMPTS: usize = 240;
 
-/// The local activation rate that half of the figures have if nothing is known: one of eight ranks.
+/// The local activation rate without knowledge: one of eight ranks.
 const RANDOM: f64 = 0.125;
 
-/// Eight rank processes are enough at a time.
+/// One unit of eight rank processes at a time.
 static ONE_UNIT: Mutex<()> = Mutex::new(());
 
-/// `x-semmoe-policy` of the answers, counted.
+/// Number of answers with this `x-semmoe-policy`.
 fn placed_by(answers: &[Asked], policy: &str) -> usize {
     answers.iter().filter(|answer| answer.header("x-semmoe-policy") == policy).count()
 }
@@ -39,7 +38,7 @@ fn an_sglang_operator_gets_from_today_to_affinity_and_back() {
     sglang(Operator::new(Kind::Mock(SGLANG_0_5_23), Restarts::Plain, PROMPTS));
 }
 
-/// The same commands and configurations with rank processes, which report their placement themselves.
+/// Runs the document's commands and configurations with rank processes, which report their placement themselves.
 #[test]
 fn the_steps_of_sglang_hold_for_real_ranks_that_restart_quickly() {
     let _one = ONE_UNIT.lock().unwrap_or_else(PoisonError::into_inner);
@@ -62,7 +61,7 @@ fn sglang(mut operator: Operator) {
     let back = by_affinity(&document, &mut operator, &placed);
     new_tables(&mut operator);
 
-    // The ways back, the last first.
+    // The ways back, in reverse order.
     operator.configure(&back);
     assert_eq!(placed_by(&operator.ask(10), "least_load"), 10);
     operator.admin_post("/admin/backends/pod-a/drain");
@@ -76,7 +75,7 @@ fn sglang(mut operator: Operator) {
     operator.leave();
 }
 
-/// 1. The gateway, by load. Gives the configuration.
+/// 1. The gateway, by load. Returns the configuration.
 fn by_load(document: &Document, operator: &mut Operator) -> String {
     let by_load = document.next("1.", "toml");
     operator.configure(&by_load);
@@ -84,7 +83,7 @@ fn by_load(document: &Document, operator: &mut Operator) -> String {
     assert_eq!(asked[0].header("x-semmoe-backend"), "pod-a");
     assert_eq!(asked[0].header("x-semmoe-policy"), "least_load");
     assert!(asked[0].header("x-semmoe-rank").parse::<u16>().is_ok_and(|rank| rank < 8));
-    // Ranks of semmoe name their rank in every answer, and need no probes.
+    // semmoe's ranks report their rank in every answer, and need no probes.
     if operator.engine.kind != Kind::Ranks {
         assert_eq!(asked[1].json()["backends"][0]["pins"]["state"], "honoured", "probed before the first request");
     }
@@ -107,7 +106,7 @@ fn recorded_and_solved(document: &Document, operator: &mut Operator) {
     assert!(expected > 1.2 * RANDOM, "{judged}");
 }
 
-/// 4. What affinity would do. Gives the configuration.
+/// 4. A preview of affinity. Returns the configuration.
 fn looked_at_first(document: &Document, operator: &mut Operator) -> String {
     operator.shell(&document.next("4.", "sh"));
     let shadow = document.next("4.", "toml");
@@ -123,7 +122,7 @@ fn looked_at_first(document: &Document, operator: &mut Operator) -> String {
     shadow
 }
 
-/// 5. The placement; in the wrong order it is refused. Gives the configuration.
+/// 5. The placement; the wrong order is refused. Returns the configuration.
 fn placed(document: &Document, operator: &mut Operator, shadow: &str) -> String {
     let tables = operator.tables("qwen3");
     let refused = operator.load_tables("qwen3.tables.safetensors");
@@ -140,7 +139,7 @@ fn placed(document: &Document, operator: &mut Operator, shadow: &str) -> String 
     let (_, after) = after.split_once("# with the arguments above\n").expect("lines behind it");
     operator.shell(before);
     operator.shell(&format!("{} --enable-return-routed-experts", arguments.trim()));
-    // Ranks of semmoe report their placement, as SGLang does of a map that is given inline: the key is not needed then.
+    // semmoe's ranks report their placement, as SGLang does for an inline map, so the key is not needed.
     let reports_placement = operator.engine.kind == Kind::Ranks;
     let placed = shadow.replace("/linear.tables", "/qwen3.tables") + if reports_placement { "" } else { &key };
     operator.write(&placed);
@@ -157,7 +156,8 @@ fn placed(document: &Document, operator: &mut Operator, shadow: &str) -> String 
     placed
 }
 
-/// 6. A canary, everything, and what is observed is what was expected. Gives the configuration of the way back.
+/// 6. A canary, then everything, and observed figures match the expected ones. Returns the configuration of the way
+///    back.
 fn by_affinity(document: &Document, operator: &mut Operator, placed: &str) -> String {
     let lines = document.next("6.", "toml");
     let policies = "policy = \"shadow\"                     # scores, reports, routes by the baseline\nbaseline = \"least_load\"\n";
@@ -181,7 +181,7 @@ fn by_affinity(document: &Document, operator: &mut Operator, placed: &str) -> St
     placed.replace(policies, &lines.replace("canary = 10", "canary = 0"))
 }
 
-/// A T that was solved again for the placement that runs: by path, by upload, and gone back from.
+/// A new T for the running placement: loaded by path, by upload, and rolled back.
 fn new_tables(operator: &mut Operator) {
     let document = Document::read("New tables while everything runs");
     operator.shell(
@@ -210,7 +210,7 @@ fn a_vllm_operator_gets_from_today_to_affinity_and_back() {
     let mut operator = Operator::new(Kind::Mock(VLLM_0_32), Restarts::Plain, PROMPTS);
     operator.shell(&document.next("", "sh"));
 
-    // 1. By load: the configuration below without what scores.
+    // 1. By load: the configuration below without scoring.
     let shadow = document.next("", "toml");
     let scoring = ["tokenizer = ", "policy = ", "baseline = ", "tables = "];
     let kept = |line: &&str| !scoring.iter().any(|key| line.starts_with(key));
@@ -227,7 +227,7 @@ fn a_vllm_operator_gets_from_today_to_affinity_and_back() {
     operator.admin_post("/admin/backends/pod-a/undrain");
     assert!(operator.load_tables("linear.tables.safetensors").status == 403, "no `tables_root` here: uploads only");
 
-    // 3. Looked at first, then affinity.
+    // 3. In shadow mode first, then affinity.
     operator.configure(&shadow);
     assert_eq!(placed_by(&operator.ask(40), "least_load"), 40);
     let seen = operator.admin("/admin/routing")["models"][0]["shadow"].clone();
@@ -237,7 +237,7 @@ fn a_vllm_operator_gets_from_today_to_affinity_and_back() {
     operator.configure(&affinity);
     assert_eq!(placed_by(&operator.ask(20), "affinity"), 20);
 
-    // 4. A checkpoint in which linear placement is E; its engine has the old one's name.
+    // 4. A checkpoint permuted so that linear placement is E; its engine keeps the old name.
     operator.admin_post("/admin/backends/pod-a/drain");
     operator.shell(&document.next("4.", "sh"));
     operator.configure(&affinity.replace("/etc/semmoe/tables/linear.tables", "ep8.tables"));

@@ -1,5 +1,4 @@
-//! Who does what the document says: runs its commands, with this test's folder, addresses and model in place of the
-//! document's.
+//! The operator: runs the document's commands, with this test's folder, addresses and model in place of the document's.
 
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
@@ -17,7 +16,7 @@ use crate::engine::{Fleet, Kind};
 use crate::support::{describe, json_of, model_dir, repository, semmoe, signal};
 
 const PATIENCE: Duration = Duration::from_secs(120);
-/// Between two questions about the same thing: the gateway needs the processor, too.
+/// Polling interval; the gateway needs the CPU, too.
 const BETWEEN_LOOKS: Duration = Duration::from_millis(5);
 
 /// The response to a `curl`.
@@ -43,19 +42,19 @@ impl Asked {
     }
 }
 
-/// How an engine is restarted.
+/// How engine restarts relate to the gateway's probes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Restarts {
-    /// As it comes, with the document's configuration.
+    /// The document's own configuration.
     Plain,
-    /// Between two probes of the gateway, which ask every ten minutes.
+    /// A restart falls between two probes, which are ten minutes apart.
     Quick,
-    /// The gateway has seen that it is gone.
+    /// The gateway has noticed that the engine is gone.
     Slow,
 }
 
 impl Restarts {
-    /// The section on health that is added to the document's configuration.
+    /// The health section added to the document's configuration.
     fn health(self) -> &'static str {
         match self {
             Self::Plain => "",
@@ -87,7 +86,7 @@ impl Drop for Operator {
 }
 
 impl Operator {
-    /// With so many prompts of one's own traffic.
+    /// With `prompts` prompts of the operator's own traffic.
     pub(crate) fn new(kind: Kind, restarts: Restarts, prompts: usize) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         std::fs::create_dir(folder.path().join("tables")).expect("a folder");
@@ -115,7 +114,7 @@ impl Operator {
         self.folder.path().join(name)
     }
 
-    /// The document's names, as they are here.
+    /// Replaces the document's names by this test's.
     fn here(&self, text: &str) -> String {
         let folder = self.folder.path().display();
         let mut names = vec![
@@ -143,12 +142,12 @@ impl Operator {
         self.here(&format!("/etc/semmoe/tables/{name}.tables.safetensors"))
     }
 
-    /// A copy of tables in the folder that commands run in.
+    /// Copies tables to the commands' working folder.
     pub(crate) fn has_tables_at_hand(&self, name: &str) {
         std::fs::copy(self.tables(name), self.path(&format!("{name}.tables.safetensors"))).expect("a copy");
     }
 
-    /// Writes the configuration; a gateway that runs takes it over.
+    /// Writes the configuration, and reloads a running gateway.
     pub(crate) fn configure(&mut self, toml: &str) {
         self.write(toml);
         if self.gateway.is_some() {
@@ -165,12 +164,12 @@ impl Operator {
         self.shell("semmoe serve --config semmoe.toml --check && semmoe serve --config semmoe.toml");
     }
 
-    /// Runs the commands of a block; gives what its `curl` lines got.
+    /// Runs the commands of a block; returns the responses to its `curl` lines.
     pub(crate) fn shell(&mut self, block: &str) -> Vec<Asked> {
         let mut asked = Vec::new();
         for line in block.replace("\\\n", " ").lines() {
             for command in line.split(" #").next().unwrap_or(line).split("&&") {
-                // Words after the gateway was started are about its addresses.
+                // After the gateway has started, replacements include its addresses.
                 let words = words(&self.here(command));
                 match words.first().map(String::as_str) {
                     None => {}
@@ -185,20 +184,20 @@ impl Operator {
                             if words[2].starts_with('/') { PathBuf::from(&words[2]) } else { self.path("model") };
                         self.start_engine(&words, model);
                     }
-                    Some(_) => panic!("nobody here knows how to {command:?}"),
+                    Some(_) => panic!("the test cannot run {command:?}"),
                 }
             }
         }
         asked
     }
 
-    /// Starts the engine, in place of the one that runs.
+    /// Starts the engine, replacing the running one.
     fn start_engine(&mut self, words: &[String], model: PathBuf) {
         if self.restarts == Restarts::Slow && self.gateway.is_some() {
             self.engine.stop();
             self.until("/admin/backends", |answer| answer.json()["backends"][0]["healthy"] == false);
         }
-        // The only map of experts that the document exports.
+        // The only expert map that the document exports.
         let placed = self.tables("qwen3");
         self.engine.start(words, &model, placed.into());
     }
@@ -234,7 +233,7 @@ impl Operator {
         self.until("/readyz", |answer| answer.status == 200);
     }
 
-    /// As the program does what it is asked to here.
+    /// Sends the request that `curl` would.
     fn curl(&self, words: &[String]) -> Asked {
         let (mut method, mut body, mut url) = (None, Vec::new(), "");
         let mut headers = vec![("content-type".to_owned(), "application/x-www-form-urlencoded".to_owned())];
@@ -296,13 +295,13 @@ impl Operator {
         self.send(Method::GET, &self.url("admin", "/metrics"), &[], Vec::new()).body
     }
 
-    /// The backend's tables, by path; whatever comes of it.
+    /// Loads the backend's tables by path; returns the response, successful or not.
     pub(crate) fn load_tables(&self, path: &str) -> Asked {
         let command = json!({ "backend": "pod-a", "path": path }).to_string();
         self.send(Method::POST, &self.url("admin", "/admin/tables"), &[], command.into_bytes())
     }
 
-    /// Clients' requests, one after the other, each with another prompt; all succeed.
+    /// Sends clients' requests one at a time, each with another prompt; all must succeed.
     pub(crate) fn ask(&mut self, requests: u64) -> Vec<Asked> {
         let prompts = std::fs::read_to_string(self.path("other.jsonl")).expect("prompts");
         let prompts = prompts.lines().map(|line| serde_json::from_str::<Value>(line).expect("JSON")["prompt"].take());
@@ -323,8 +322,8 @@ impl Operator {
         (from..from + requests).map(ask).collect()
     }
 
-    /// As [`Self::ask`], in portions small enough for the gateway's queue of samples (16): the next one is sent when
-    /// every request so far has been sampled and counted. However slow the machine is, none is dropped.
+    /// Sends clients' requests in portions that fit the gateway's queue of 16 samples: each portion waits until all
+    /// previous requests have been sampled and counted, so none is dropped, however slow the machine is.
     pub(crate) fn ask_sampled(&mut self, requests: u64) -> Vec<Asked> {
         const PORTION: u64 = 8;
         let (before, mut answers) = (self.samples(), Vec::new());
@@ -336,12 +335,12 @@ impl Operator {
         answers
     }
 
-    /// Samples of which the gateway knows what became of them.
+    /// Samples whose outcome the gateway has counted.
     fn samples(&self) -> u64 {
         samples(&self.metrics())
     }
 
-    /// Waits until the admin plane answers as is wanted.
+    /// Polls the admin plane until `wanted` accepts the response.
     fn until(&self, path: &str, wanted: impl Fn(&Asked) -> bool) -> Asked {
         let end = Instant::now() + PATIENCE;
         loop {
@@ -354,7 +353,7 @@ impl Operator {
         }
     }
 
-    /// Sends requests that last a while, until the gateway has seen in the loads that they run where they were pinned.
+    /// Sends lingering requests until the gateway has seen in the loads that pins are honoured.
     pub(crate) fn until_pins_are_honoured(&mut self) {
         self.engine.linger(true);
         let end = Instant::now() + PATIENCE;
@@ -370,7 +369,7 @@ impl Operator {
         self.admin("/admin/live")["backends"][0].clone()
     }
 
-    /// SIGTERM ends the gateway well.
+    /// SIGTERM stops the gateway, with exit code 0.
     pub(crate) fn leave(mut self) {
         let (mut child, ..) = self.gateway.take().expect("the gateway runs");
         signal("-INT", child.id());
@@ -385,7 +384,7 @@ fn samples(metrics: &str) -> u64 {
     values.map(|line| line.rsplit(' ').next().unwrap_or_default().parse::<u64>().expect("a count")).sum()
 }
 
-/// Words as a shell finds them: apart by spaces, whole in quotes.
+/// Splits like a shell: at spaces, except in quotes.
 fn words(command: &str) -> Vec<String> {
     let (mut words, mut word, mut quote) = (Vec::new(), None::<String>, None);
     for letter in command.chars() {

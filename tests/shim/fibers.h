@@ -1,4 +1,4 @@
-// The parts of a run: fibers, warps, blocks, launches, streams; stores that are not visible yet; the switch between stacks.
+// The parts of a run: fibers, warps, blocks, launches, streams; stores that are not visible yet; and context switches.
 #pragma once
 #include "scheduler.h"
 
@@ -47,7 +47,7 @@ struct Fiber {
   std::vector<DelayedStore> delayed;
 };
 
-// What a lane brings to a product of matrices.
+// A lane's operands of a matrix product.
 struct Fragments {
   u32 a[4];
   u32 b[2];
@@ -115,7 +115,7 @@ void fail(const std::string& sentence) {
 void make_visible(const DelayedStore& store) { std::memcpy(store.to, store.of, store.bytes); }
 
 void make_all_visible(std::vector<DelayedStore>& stores) {
-  // Out of order: nothing promises one.
+  // Out of order, because nothing guarantees an order.
   while (!stores.empty()) {
     const u64 at = random_number() % stores.size();
     make_visible(stores[at]);

@@ -34,12 +34,12 @@ struct ShimStream {
 // 0, or 1 with a sentence in `message`: an unknown kernel, a barrier that can never complete, a step that never ends.
 int semmoe_shim_run(ShimStream* streams, u64 count, u64 seed, u32 mutant, char* message, u64 message_bytes);
 
-// The following hold for all later runs.
+// The following apply to all later runs.
 
-// Not 0: ranks of other processes take part, so time is the clock's, and who waits for them does so for as long as the kernels do.
+// Not 0: ranks of other processes take part, so time is the clock's, and waits last as long as the kernels allow.
 void semmoe_shim_beside_others(u32 on);
 
-// Leaves out the barrier or warp barrier of this file and line; null: none. The name must stay where it is.
+// Omits the barrier or warp barrier at this file and line; null: none. The string must stay valid.
 void semmoe_shim_leave_out(const char* file, u32 line);
 
 // Bytes that the last run's 16-byte loads and stores moved.

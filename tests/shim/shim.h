@@ -1,6 +1,8 @@
-// Makes a C++ compiler accept the CUDA sources as they are: built-ins, warp operations, and what a GPU's memory is allowed to do.
+// Lets a C++ compiler build the unmodified CUDA sources: built-ins, warp operations, and the permitted behaviour of a
+// GPU's memory.
 //
-// One fiber per CUDA thread, all on one OS thread, chosen by a seeded generator: a run is the same for the same seed. See scheduler.cpp.
+// One fiber per CUDA thread, all on one OS thread, scheduled by a seeded generator: runs with equal seeds are
+// identical. See scheduler.cpp.
 #pragma once
 #include <cmath>
 #include <cstring>
@@ -15,7 +17,7 @@ typedef unsigned long long u64;
 
 namespace shim {
 
-// Each leaves out or weakens one piece of synchronisation; a test must then fail. The numbers are those of src/run.rs.
+// Each omits or weakens one piece of synchronisation; a test must then fail. The numbers match src/run.rs.
 enum Mutant : u32 {
   NONE,
   NO_ENTRY_WAIT,
@@ -39,7 +41,7 @@ struct Place {
 extern Place here;
 extern Mutant mutant;
 
-// A barrier of the sources that is left out: its file and line; null for none.
+// An omitted barrier: its file and line; null for none.
 extern const char* left_out_file;
 extern u32 left_out_line;
 inline bool left_out(const char* file, u32 line) {
@@ -50,9 +52,9 @@ inline bool left_out(const char* file, u32 line) {
 extern u64 loaded_bytes;
 extern u64 stored_bytes;
 
-// Others may run first.
+// Lets other fibers run first.
 void pause();
-// The thread waits for another block: it runs again when nobody else can move on.
+// The thread waits for another block: it runs again when no other can make progress.
 void spin();
 void barrier();
 // Deposits a value and waits for all lanes; `of_lane` then reads theirs.
@@ -61,7 +63,7 @@ u64 of_lane(u32 lane);
 // c += A B of a warp, bf16 in and f32 out: `mma.sync.aligned.m16n8k16.row.col`, with the lanes' fragments as PTX gives them.
 void mma(float* c, const u32* a, const u32* b);
 void* shared_memory(u64 bytes);
-// A store that others may see late and out of order, until this thread or, behind a barrier, its block releases.
+// A store that others may see late and out of order, until this thread or, after a barrier, its block releases.
 void push(void* to, const void* from, u32 bytes);
 void store_release(u64* word, u64 value);
 u64 load_acquire(const u64* word);
@@ -102,7 +104,7 @@ inline u16 bf16_of_float(float v) {
   return static_cast<u16>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
-// Written apart from the reference on purpose: by rounding of scaled numbers, not by bits.
+// Deliberately independent of the reference: rounds scaled numbers, not bits.
 inline u16 half_of_float(float v) {
   if (v != v) return 0x7fff;
   const u16 sign = std::signbit(v) ? 0x8000 : 0;
@@ -111,7 +113,7 @@ inline u16 half_of_float(float v) {
   if (size == 0.0f) return sign;
   int exponent = 0;
   std::frexp(size, &exponent);
-  // The last place of a half: 11 significant bits, but never below 2^-24.
+  // The unit in the last place of a half: 11 significant bits, but never below 2^-24.
   const int unit = exponent - 11 < -24 ? -24 : exponent - 11;
   const u32 steps = static_cast<u32>(std::nearbyint(std::ldexp(size, -unit)));
   if (unit == -24) return sign | static_cast<u16>(steps);
@@ -178,7 +180,7 @@ inline u32 __match_any_sync(u32 mask, u32 value) {
   for (u32 lane = 0; lane < 32; ++lane) same |= static_cast<u32>(shim::of_lane(lane) == value) << lane;
   return same;
 }
-// The largest, or least, of all lanes.
+// The maximum or minimum over all lanes.
 inline u32 __reduce_max_sync(u32 mask, u32 value) {
   shim::meet_lanes(mask, 'M', value);
   u32 most = value;

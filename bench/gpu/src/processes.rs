@@ -89,11 +89,7 @@ fn start(rank: usize, options: &Options) -> Result<(Child, ChildStdin, BufReader
 fn line(output: &mut impl BufRead) -> Result<String, String> {
     let mut line = String::new();
     output.read_line(&mut line).map_err(text)?;
-    if line.is_empty() {
-        Err("a rank exited early; see its own error".to_owned())
-    } else {
-        Ok(line.trim().to_owned())
-    }
+    if line.is_empty() { Err("a rank exited early; see its own error".to_owned()) } else { Ok(line.trim().to_owned()) }
 }
 
 /// Sends one line to the parent.

@@ -143,11 +143,7 @@ fn gate(ratio: u16, rise: f64, limit: f64) -> Result<(), String> {
     if rise <= limit {
         return Ok(());
     }
-    Err(format!(
-        "ratio {ratio} is refused: perplexity rises by {:.1}%, the limit is {:.1}%",
-        rise * 1e2,
-        limit * 1e2
-    ))
+    Err(format!("ratio {ratio} is refused: perplexity rises by {:.1}%, the limit is {:.1}%", rise * 1e2, limit * 1e2))
 }
 
 /// The bundled model's experts by layer, and the held-out texts.

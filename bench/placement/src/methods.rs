@@ -83,7 +83,10 @@ pub(crate) fn baselines(profile: &Profile, setting: &Setting) -> Result<Vec<Plac
     let experts = usize::from(profile.model().num_experts);
     if groups == 0 || !experts.is_multiple_of(groups) {
         let found = format!("{experts} experts in {groups} groups");
-        return Err(BenchError::Input { found, expected: "expected groups of equal size, because most baselines need them" });
+        return Err(BenchError::Input {
+            found,
+            expected: "expected groups of equal size, because most baselines need them",
+        });
     }
     let transitions: Vec<_> = (1..counts.len()).map(|next| LayerCounts::transitions(profile, next - 1)).collect();
     let mut rng = fastrand::Rng::with_seed(setting.seed);

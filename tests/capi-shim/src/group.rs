@@ -1,4 +1,4 @@
-//! The ranks of one set of signals, and the kernels that they run.
+//! The ranks that share one set of signals, and the kernels that they run.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
@@ -20,16 +20,16 @@ pub(crate) fn shim() -> Result<&'static Shim, String> {
     SHIM.get_or_init(build).as_ref().map_err(Clone::clone)
 }
 
-/// Runs one stream per rank to the end. A kernel that traps is no error: its report has the reason.
+/// Runs one stream per rank to completion. A trapped kernel is not an error here: its report has the reason.
 pub(crate) fn run(streams: &[Vec<Launch>], seed: u64) -> Result<(), String> {
     let steps: Vec<Vec<Step<'_>>> =
         streams.iter().map(|launches| launches.iter().map(Step::Launch).collect()).collect();
-    // SAFETY: all ranks are inside their calls, or gone: the memory that their arguments name is theirs to give until
-    // they return.
+    // SAFETY: every rank is inside a call or freed, so the memory in its arguments is not used otherwise until the
+    // calls return.
     unsafe { shim()?.run(&steps, seed, Mutant::None) }.map(|_| ()).map_err(|error| error.to_string())
 }
 
-/// Finds or makes the group of these signals.
+/// Finds or creates the group of these signals.
 pub(crate) fn join(facts: &RankFacts) -> Result<Arc<Launches>, String> {
     static GROUPS: Mutex<BTreeMap<usize, Weak<Launches>>> = Mutex::new(BTreeMap::new());
     let mut groups = GROUPS.lock().unwrap_or_else(PoisonError::into_inner);

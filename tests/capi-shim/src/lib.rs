@@ -1,12 +1,11 @@
-//! `libsemmoe_kernels_capi_shim.so`: the C interface of `semmoe-kernels-capi`, whose calls for CUDA run the CUDA
-//! sources on the CPU, through `semmoe-kernels-shim`. For tests: a program that loads it sees `semmoe_has_cuda() == 1`,
-//! and device pointers are pointers of this process.
+//! `libsemmoe_kernels_capi_shim.so`: the C interface of `semmoe-kernels-capi`, whose CUDA calls run the CUDA sources on
+//! the CPU, through `semmoe-kernels-shim`. For tests: a program that loads it sees `semmoe_has_cuda() == 1`, and device
+//! pointers are pointers of this process.
 //!
-//! Ranks are threads of one process. A collective runs when all ranks of its group have launched it, and every call
-//! returns when its kernels have ended, as on a GPU with blocking launches. A rank that was freed is missing from then
-//! on: the kernels of the others wait for it, and stop at their time-out. Time is the shim's: a microsecond is a round
-//! in which nothing moves, so that no test waits for a clock. What a kernel reports is returned by the next call, as on
-//! a GPU.
+//! Ranks are threads of one process. A collective runs once all ranks of its group have launched it, and every call
+//! returns when its kernels have finished, as with blocking launches on a GPU. A freed rank is missing from then on:
+//! the other ranks' kernels wait for it until their timeout. Time is the shim's: a microsecond is a round without
+//! progress, so no test depends on a clock. The next call returns a kernel's report, as on a GPU.
 
 mod group;
 
@@ -20,10 +19,10 @@ use semmoe_kernels_cuda::{Buffer, Launch};
 
 use group::Launches;
 
-/// Blocks of each rank: more than one, and few, as each CUDA thread is a fiber.
+/// Blocks per rank: more than one, but few, because each CUDA thread is a fiber.
 const BLOCKS: u32 = 2;
 
-/// Loading the library is enough.
+/// Loading the library installs the shim.
 #[used]
 // SAFETY: a function without arguments, called once while the library is loaded; it only sets a `OnceLock`.
 #[unsafe(link_section = ".init_array")]
@@ -33,7 +32,7 @@ extern "C" fn install_at_load() {
     install();
 }
 
-/// Sends calls for CUDA to the shim, if nothing else was installed before.
+/// Sends CUDA calls to the shim, unless another backend was installed before.
 pub fn install() {
     capi::plug::install(open);
 }
@@ -50,13 +49,13 @@ fn open(facts: &RankFacts) -> Result<Opened, String> {
 struct Rank {
     rank: usize,
     group: Arc<Launches>,
-    /// In a place of its own, which the kernels know.
+    /// Boxed, because the kernels hold its address.
     word: Box<AtomicU64>,
 }
 
 impl Launcher for Rank {
     fn launch(&mut self, launches: &[Launch], _: *mut c_void) -> Result<(), String> {
-        // A sort is one rank's own affair: no other thread may call it.
+        // A sort is local to its rank, so no other thread has to call it.
         match launches.iter().all(|launch| launch.kernel().starts_with("semmoe_argsort")) {
             true => group::run(&[launches.to_vec()], 1),
             false => self.group.meet(self.rank, launches.to_vec()),
@@ -67,7 +66,7 @@ impl Launcher for Rank {
         self.word.load(Ordering::Relaxed)
     }
 
-    /// Their scalar path, which goes to the parts instead of an address.
+    /// Selects the scalar path, which accesses the parts instead of a multicast address.
     fn has_multicast(&self) -> bool {
         true
     }

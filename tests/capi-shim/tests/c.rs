@@ -1,5 +1,4 @@
-//! The C program of `kernels/capi/tests`, with its communicators on CUDA: the library is loaded as a C program loads
-//! it.
+//! The C program of `kernels/capi/tests` with CUDA communicators. It loads the library as C programs do.
 
 use std::path::Path;
 use std::process::Command;
@@ -15,7 +14,7 @@ fn calls_for_cuda_work_from_c() {
         return;
     }
     let program = std::env::current_exe().expect("this program");
-    // Cargo builds the library, as a `cdylib` too, before it builds this program beside it.
+    // Cargo builds the library, also as a `cdylib`, before this program, next to it.
     let folder = program.parent().expect("a folder");
     let own = tempfile::tempdir().expect("a folder");
     let ranks = own.path().join("ranks");

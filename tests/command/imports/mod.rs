@@ -1,5 +1,5 @@
-//! The imports between the files of one crate, each resolved to the file that defines the name: through re-exports, and
-//! from a module to its children. Code for tests is left out.
+//! The imports between the files of one crate, each resolved to the file that defines the name, through re-exports and
+//! from a module to its children. Test code is left out.
 
 mod tree;
 mod uses;
@@ -21,7 +21,7 @@ pub(crate) type Read<'a> = &'a dyn Fn(&Path) -> Option<String>;
 
 pub(crate) struct Imports {
     pub(crate) files: Graph,
-    /// Paths inside the crate that could not be resolved: what they import would be missing.
+    /// Paths inside the crate that could not be resolved, whose imports are therefore missing.
     pub(crate) lost: Vec<String>,
 }
 
@@ -115,7 +115,7 @@ impl<'ast> Visit<'ast> for Paths<'_> {
         }
     }
 
-    /// A re-export is no import: who uses the name imports from the file that defines it.
+    /// A re-export does not count as an import: a user of the name imports from the file that defines it.
     fn visit_item_use(&mut self, item: &'ast syn::ItemUse) {
         if matches!(item.vis, syn::Visibility::Inherited) {
             for Imported { path, .. } in imported(item) {
@@ -132,7 +132,7 @@ impl<'ast> Visit<'ast> for Paths<'_> {
         visit::visit_path(self, path);
     }
 
-    /// `pub(in path)` is no import.
+    /// `pub(in path)` does not count as an import.
     fn visit_visibility(&mut self, _: &'ast syn::Visibility) {}
 
     fn visit_macro(&mut self, call: &'ast syn::Macro) {

@@ -13,16 +13,16 @@ enum Name {
     Module(usize),
     Item,
     Import(Vec<String>),
-    /// A macro with `#[macro_export]`, which the crate's root has whatever module defines it.
+    /// A `#[macro_export]` macro, which is visible at the crate's root wherever it is defined.
     Macro(usize),
-    /// A word in a call of a macro that makes items.
+    /// A word in a call of a macro that defines items.
     Word,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Target {
     Module(usize),
-    /// An item of a module, or something inside it.
+    /// An item of a module, or of a type in it.
     Item(usize),
     /// An item of another crate.
     Outside,
@@ -100,7 +100,7 @@ impl Crate {
         self.add_file(&file, folder, Some(parent), read)
     }
 
-    /// The items and modules that a path of the module `here` may name. `tried` ends circles of re-exports.
+    /// The items and modules to which a path in the module `here` may refer. `tried` stops cyclic re-exports.
     pub(super) fn resolve(
         &self,
         here: usize,
@@ -113,7 +113,7 @@ impl Crate {
         let mut targets = BTreeSet::new();
         for (at, name) in path.iter().enumerate() {
             let mut scopes = if at == 0 { BTreeSet::from([Target::Module(here)]) } else { targets };
-            // A function or a macro may have the name of a module; only the module has names inside.
+            // A function or a macro may share a module's name; only the module contains names.
             if scopes.iter().any(|scope| matches!(scope, Target::Module(_))) {
                 scopes.retain(|scope| matches!(scope, Target::Module(_)));
             }
@@ -138,7 +138,7 @@ impl Crate {
         }
     }
 
-    /// Whether a path that a module imports begins with the name of another crate.
+    /// Whether a path in `module` begins with the name of another crate.
     fn is_outside(&self, module: usize, path: &[String]) -> bool {
         let first = path[0].as_str();
         let Module { names, globs, .. } = &self.modules[module];
@@ -185,7 +185,7 @@ impl Module {
         exported.map(ToString::to_string).collect()
     }
 
-    /// Any word in a call of a macro that makes items may be the name of one.
+    /// Any word in a call of a macro that defines items may be the name of one.
     fn words(&mut self, tokens: TokenStream) {
         for token in tokens {
             match token {
@@ -197,7 +197,7 @@ impl Module {
     }
 }
 
-/// Collects what a module defines and imports, inside its functions too.
+/// Collects a module's definitions and imports, including those inside its functions.
 struct Definitions<'a> {
     module: &'a mut Module,
 }

@@ -1,6 +1,6 @@
-//! The names that a `use` brings, and the attributes of items.
+//! Names introduced by `use`, and the attributes of items.
 
-/// One name of a `use`; without a name it imports all.
+/// One name of a `use`; `None` is a glob import.
 pub(super) struct Imported {
     pub(super) path: Vec<String>,
     pub(super) name: Option<String>,
@@ -54,7 +54,7 @@ pub(super) fn attributes(item: &syn::Item) -> &[syn::Attribute] {
     }
 }
 
-/// Whether attributes say `#[cfg(test)]`, alone or with further conditions.
+/// Whether the attributes contain `#[cfg(test)]`, alone or with further conditions.
 pub(super) fn for_tests(attributes: &[syn::Attribute]) -> bool {
     attributes.iter().any(|attribute| match &attribute.meta {
         syn::Meta::List(list) if list.path.is_ident("cfg") => {

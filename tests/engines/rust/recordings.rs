@@ -1,5 +1,4 @@
-//! The answers of real engines, as `tests/engines/record.py` wrote them down. Tests of several crates include this
-//! file.
+//! Answers of real engines, as recorded by `tests/engines/record.py`. Tests of several crates include this file.
 #![allow(dead_code, unreachable_pub, clippy::unwrap_used, reason = "for tests, each of which uses a part")]
 
 use std::collections::BTreeMap;
@@ -9,12 +8,12 @@ use semmoe_engines::Engine;
 use serde::Deserialize;
 use serde_json::Value;
 
-/// The answers of one engine, in the order in which they were asked for.
+/// The answers of one engine, in the order of the requests.
 #[derive(Debug, Deserialize)]
 pub struct Recording {
     pub engine: Engine,
     pub version: String,
-    /// How it was started.
+    /// The command that started it.
     pub command: String,
     pub exchanges: Vec<Exchange>,
 }
@@ -37,7 +36,7 @@ pub struct Request {
 
 #[derive(Debug, Deserialize)]
 pub struct Answer {
-    /// 0 where the connection was closed without an answer.
+    /// 0 if the connection was closed without an answer.
     #[serde(default)]
     pub status: u16,
     #[serde(default)]
@@ -47,7 +46,7 @@ pub struct Answer {
 }
 
 impl Answer {
-    /// Without parameters.
+    /// The content type without parameters.
     pub fn content_type(&self) -> &str {
         self.headers.get("content-type").map_or("", |value| value.split(';').next().unwrap_or(""))
     }
@@ -56,7 +55,7 @@ impl Answer {
         self.content_type() == "text/event-stream"
     }
 
-    /// The JSON documents in it: one, or that of each event but `[DONE]`.
+    /// The JSON documents in the body: one, or one per event except `[DONE]`.
     pub fn documents(&self) -> Vec<Value> {
         if self.is_stream() {
             return events(&self.body).filter(|data| *data != "[DONE]").map(json).collect();
@@ -65,13 +64,13 @@ impl Answer {
     }
 }
 
-/// The data of each event. Events of one line `data: ...` each, as all engines send them.
+/// The data of each event. All engines send events as one line `data: ...`.
 pub fn events(body: &str) -> impl Iterator<Item = &str> {
     let one = |event| str::strip_prefix(event, "data: ").unwrap_or_else(|| panic!("an event without data: {event:?}"));
     body.split("\n\n").filter(|event| !event.is_empty()).map(one)
 }
 
-/// In the repository that the crate with these tests is a part of.
+/// The recordings' folder in the repository of the including crate.
 fn folder() -> PathBuf {
     let above = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors();
     above.map(|folder| folder.join("tests/engines/recordings")).find(|folder| folder.is_dir()).unwrap()
@@ -82,13 +81,13 @@ fn json(text: &str) -> Value {
 }
 
 impl Recording {
-    /// `sglang-0.5.23` and the like.
+    /// Reads a recording, for example `sglang-0.5.23`.
     pub fn read(name: &str) -> Self {
         let text = std::fs::read(folder().join(format!("{name}.json"))).unwrap();
         serde_json::from_slice(&text).unwrap()
     }
 
-    /// The names of all.
+    /// The names of all recordings.
     pub fn names() -> Vec<String> {
         let files = std::fs::read_dir(folder()).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
         let mut names: Vec<String> = files.filter_map(|name| Some(name.strip_suffix(".json")?.to_owned())).collect();
@@ -100,13 +99,13 @@ impl Recording {
         Self::names().iter().map(|name| Self::read(name)).collect()
     }
 
-    /// The exchange of this name.
+    /// The exchange with this name.
     pub fn get(&self, name: &str) -> &Exchange {
         let found = self.exchanges.iter().find(|exchange| exchange.name == name);
         found.unwrap_or_else(|| panic!("{} {} has no exchange {name:?}", self.engine, self.version))
     }
 
-    /// Whether it was started with the flag that has it return routed experts.
+    /// Whether the engine was started with the flag for routed experts.
     pub fn gives_routes(&self) -> bool {
         self.command.contains("--enable-return-routed-experts")
     }

@@ -1,19 +1,19 @@
-//! Answers of engines that are looked at and cut.
+//! Engines' answers that are inspected and cut.
 
 use semmoe_engines::pieces::{prompt_tokens, rank_in_meta};
 use semmoe_engines::routed::{Place, cut};
 use serde_json::Value;
 
-/// serde_json takes an object that begins with this key for something else: no parser to compare with.
+/// serde_json treats an object that begins with this key specially, so it cannot serve as the reference.
 const MAGIC: &[u8] = b"$serde_json::private";
 
-/// An answer that parses still does without its routed experts, and has lost nothing else; other bytes do no harm.
+/// A parsable answer still parses without its routed experts and has lost nothing else; other bytes do no harm.
 pub fn answers(data: &[u8]) {
     let _ = rank_in_meta(data);
     let _ = prompt_tokens(data);
     for place in [Place::MetaInfo, Place::Sglext, Place::Choices { ids: false }, Place::Choices { ids: true }] {
         let Ok(Some(found)) = cut(place, data) else { continue };
-        // Where vLLM has a value, `null` is written, which may be longer.
+        // For vLLM `null` replaces the value, which may be longer.
         assert!(found.rest.len() < data.len() || matches!(place, Place::Choices { .. }));
         if data.windows(MAGIC.len()).any(|window| window == MAGIC) {
             continue;
@@ -25,7 +25,7 @@ pub fn answers(data: &[u8]) {
     }
 }
 
-/// Neither the experts nor what only held them, wherever they stand.
+/// Removes the experts and the members that contained nothing else.
 fn without_experts(value: Value) -> Value {
     match value {
         Value::Array(items) => items.into_iter().map(without_experts).collect(),

@@ -1,10 +1,10 @@
-//! Safetensors files of other programs, and what is imported from them.
+//! Safetensors files of other programs, and their import.
 
 use semmoe_profiler::import::{Format, ImportOptions, import};
 use semmoe_tables::{Arrays, ModelInfo, Trace};
 
-/// Any bytes are refused with a reason, or hold no more integers than they have bytes, can be read from end to end, and
-/// are imported or refused.
+/// Arbitrary bytes are refused with a reason, or contain no more integers than bytes, can be read completely, and are
+/// imported or refused.
 pub fn arrays(data: &[u8]) {
     let Ok(arrays) = Arrays::from_bytes(data.to_vec()) else { return };
     let mut held = 0;
@@ -23,7 +23,7 @@ pub fn arrays(data: &[u8]) {
     }
 }
 
-/// Imports the bytes as if they were of the model of the seeds; a trace that comes of them can be opened.
+/// Imports the bytes with the seeds' model; a resulting trace can be opened.
 fn imported(data: &[u8], format: Format) -> std::io::Result<()> {
     let folder = tempfile::tempdir()?;
     let (file, out) = (folder.path().join("file.safetensors"), folder.path().join("out"));

@@ -3,11 +3,11 @@
 use bytes::Bytes;
 use semmoe_engines::sse::Events;
 
-/// Longest event that is held back here, so that short inputs reach the limit.
+/// Limit on buffered events, small enough for short inputs to reach.
 const LIMIT: usize = 64;
 
-/// The first byte says how many of the next bytes are lengths of pieces; what follows is the stream. Nothing is lost or
-/// moved, and wherever the relay says that it stands at the end of an event, it does.
+/// The first byte says how many of the next bytes are lengths of pieces; the rest is the stream. Nothing is lost or
+/// reordered, and whenever the relay reports the end of an event, it is one.
 pub fn events(data: &[u8]) {
     let Some((&count, rest)) = data.split_first() else { return };
     let (lengths, stream) = rest.split_at(usize::from(count).min(rest.len()));
@@ -39,7 +39,7 @@ fn relay(lengths: &[u8], stream: &[u8], limit: usize) {
     assert_eq!(sent, stream, "bytes lost");
 }
 
-/// Whether an event, or nothing, ends just before each offset: by the standard's line ends, one byte after the other.
+/// Whether an event, or nothing, ends just before each offset, by the standard's line endings and byte by byte.
 fn ends_of_events(stream: &[u8]) -> Vec<bool> {
     let mut ends = vec![false; stream.len() + 1];
     ends[0] = true;
@@ -56,7 +56,7 @@ fn ends_of_events(stream: &[u8]) -> Vec<bool> {
         };
         if line_start == at {
             ends[at + length] = true;
-            // A stream that is cut inside "\r\n" has seen an end, too.
+            // A stream that is cut inside "\r\n" has also ended an event.
             ends[at + 1] = true;
         }
         at += length;

@@ -1,8 +1,8 @@
-//! Files of the three formats.
+//! Files in the three formats.
 
 use semmoe_tables::{Profile, Tables, TokenId, Trace};
 
-/// Any bytes are refused with a reason, or can be read from end to end.
+/// Arbitrary bytes are refused with a reason, or can be read completely.
 pub fn files(data: &[u8]) {
     if let Ok(tables) = Tables::from_bytes(data.to_vec()) {
         for token in 0..tables.model().vocab_size {

@@ -1,11 +1,11 @@
-//! Token ids in the spellings that engines read.
+//! Token ids in the spellings that engines accept.
 
 use semmoe_engines::json::ids::{Form, outside};
 
 const SIZE: u32 = 1000;
 
-/// Any bytes come to an end. A list of ids, three bytes for each and its spelling, has one outside the vocabulary or
-/// not, however its ids are spelt.
+/// Arbitrary bytes terminate. For a list of ids, three bytes per id and spelling, the verdict on ids outside the
+/// vocabulary does not depend on the spelling.
 pub fn ids(data: &[u8]) {
     for form in [Form::Ids, Form::IdsOrText] {
         let _ = outside(data, SIZE, form);
@@ -14,7 +14,7 @@ pub fn ids(data: &[u8]) {
     let is_bad = chosen.iter().any(|(id, _)| !(0..SIZE as i16).contains(id));
     let spelt: Vec<String> = chosen.iter().map(|(id, how)| spell(*id, *how)).collect();
     let list = format!("[{}]", spelt.join(", "));
-    // With a number among them it is no list of texts.
+    // With a number in it, it is not a list of texts.
     let mixed = format!("[0,{}]", spelt.join(","));
     for (list, form) in [(&list, Form::Ids), (&format!("[{list}]"), Form::IdsOrText), (&mixed, Form::IdsOrText)] {
         let list = if chosen.is_empty() { "[]" } else { list.as_str() };

@@ -1,7 +1,7 @@
-//! Laws over bytes from outside. Each function takes any bytes, and panics when a law is broken.
+//! Laws over untrusted bytes. Each function takes arbitrary bytes, and panics if they break its law.
 //!
-//! The targets in `targets/` feed them to libFuzzer, the tests here feed them seeds and mutations of seeds; so what a
-//! fuzzer would run is compiled and run in every test run. See README.md.
+//! The targets in `targets/` run them under libFuzzer; the tests here run them on seeds and mutations of seeds, so
+//! every test run compiles and runs what a fuzzer would. See README.md.
 
 mod answers;
 mod arrays;
@@ -19,7 +19,7 @@ pub use ids::ids;
 pub use prompts::{requests, templates, tokens};
 pub use splice::splice;
 
-/// Takes any bytes; panics when they break it.
+/// Takes arbitrary bytes; panics if they break it.
 pub type Law = fn(&[u8]);
 
 /// The targets by name.

@@ -1,4 +1,4 @@
-//! Bodies of requests to ids.
+//! Request bodies to token ids.
 
 use std::path::PathBuf;
 use std::sync::LazyLock;
@@ -6,7 +6,7 @@ use std::sync::LazyLock;
 use semmoe_text::{Budget, ChatTemplate, Given, Limits, Prompt, Route, Tokenizer, prompt_ids};
 use serde_json::{Value, json};
 
-/// The bundled model's.
+/// The bundled model's tokenizer and chat template.
 static MODEL: LazyLock<(Tokenizer, ChatTemplate)> = LazyLock::new(|| {
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../assets/tiny-qwen3moe-15m");
     let broken = |error| panic!("the bundled model cannot be read: {error}");
@@ -15,7 +15,7 @@ static MODEL: LazyLock<(Tokenizer, ChatTemplate)> = LazyLock::new(|| {
     (tokenizer, template.unwrap_or_else(|error| panic!("the bundled model cannot be read: {error}")))
 });
 
-/// A body of any route is refused with a reason, or becomes ids: those of the oracle.
+/// A body for any route is refused with a reason, or gives the oracle's ids.
 pub fn requests(data: &[u8]) {
     let Ok(body) = serde_json::from_slice(data) else { return };
     let (tokenizer, template) = &*MODEL;
@@ -30,7 +30,7 @@ pub fn requests(data: &[u8]) {
     }
 }
 
-/// A template, a zero byte and messages: refused with a reason, or rendered, within bounds of time and memory.
+/// A template, a zero byte and messages: refused with a reason, or rendered within limits on time and memory.
 pub fn templates(data: &[u8]) {
     let end = data.iter().position(|byte| *byte == 0).unwrap_or(data.len());
     let (source, messages) = data.split_at(end);
@@ -46,7 +46,7 @@ pub fn templates(data: &[u8]) {
     let _ = template.features();
 }
 
-/// A text has the oracle's ids, whole and in slices.
+/// Encoding a text gives the oracle's ids, whole and in slices.
 pub fn tokens(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
     let tokenizer = &MODEL.0;

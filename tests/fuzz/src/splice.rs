@@ -12,8 +12,8 @@ use crate::Ordered;
 
 const RANK: u16 = 3;
 
-/// A body that a JSON parser takes as an object is taken, and comes out with the same members less the clients' pins,
-/// and with ours as the first one. Any other body is refused or spliced, without a panic.
+/// A body that a JSON parser accepts as an object is accepted, and keeps its members except the clients' pins, with
+/// ours first. Any other body is refused or spliced without a panic.
 pub fn splice(data: &[u8]) {
     let body = Bytes::copy_from_slice(data);
     let parsed: Option<Ordered> = serde_json::from_slice(data).ok();

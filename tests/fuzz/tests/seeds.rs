@@ -1,4 +1,4 @@
-//! Every law on its seeds, whole, cut and with bytes changed.
+//! Every law on its seeds: whole, truncated and with changed bytes.
 
 use std::path::PathBuf;
 

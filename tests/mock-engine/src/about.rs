@@ -1,4 +1,4 @@
-//! The engine's report about itself, field by field as real engines give it.
+//! The engine's metadata, field by field as real engines report it.
 
 use std::fmt::Write as _;
 
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use crate::dialect::Extras;
 use crate::engine::{Engine, Settings, Texts};
 
-/// `None` for the routes of requests. `key` is the request's.
+/// `None` for request routes. `key` is the request's API key.
 pub(crate) async fn answer(engine: &Engine, path: &str, key: Option<&String>) -> Option<Response> {
     while path != "/ping" && engine.settings().hung && is_report(engine, path) {
         tokio::time::sleep(std::time::Duration::from_millis(10)).await;
@@ -75,7 +75,7 @@ pub(crate) fn info(engine: &Engine, settings: &Settings) -> Value {
         });
         info.as_object_mut().unwrap().extend(shape.as_object().unwrap().clone());
     } else if engine.dialect.extras == Extras::Sglext {
-        // From 0.5.22 on, whichever flag says how many ranks there are.
+        // From 0.5.22 on, whichever flag sets the number of ranks.
         info["dp_size"] = json!(1);
         info["attn_dp_size"] = json!(ranks);
     }
@@ -100,7 +100,7 @@ fn loads(engine: &Engine, settings: &Settings) -> Response {
 
 fn models(engine: &Engine, settings: &Settings, name: &str) -> Response {
     let vllm = engine.dialect.is_vllm();
-    // SGLang's root is a name as well.
+    // SGLang also serves the model under its root.
     let root = if vllm { &settings.model_path } else { name };
     let by = if vllm { "vllm" } else { "sglang" };
     let context = (settings.context > 0).then_some(settings.context);
@@ -111,8 +111,8 @@ fn models(engine: &Engine, settings: &Settings, name: &str) -> Response {
     Json(models).into_response()
 }
 
-/// vLLM's. Counters exist from the start; gauges of requests only for engines that have served, as several API servers
-/// write to files that Prometheus' library adds up.
+/// vLLM's metrics. Counters exist from the start; gauges of requests only for engines that have served, because several
+/// API servers write files that Prometheus' library merges.
 fn metrics(engine: &Engine, settings: &Settings) -> String {
     let name = &engine.model.model;
     engine.loads_were_asked_for();

@@ -1,4 +1,4 @@
-//! Answers to requests, whole ones here and streams in [`crate::stream`], as real engines give them.
+//! Answers to requests as real engines give them; streams are in [`crate::stream`].
 
 use std::io;
 use std::time::Duration;
@@ -19,7 +19,7 @@ use crate::refusal::{Asked, Kind};
 use crate::routes::{encoded, generated};
 use crate::{about, canned, stream};
 
-/// The text of every answer: in it stand members that readers look for outside of texts.
+/// The text of every answer: it contains JSON members that readers must only accept outside of texts.
 pub(crate) const SAID: &str = "\"dp_rank\":77,\"routed_experts\":\"a\"";
 
 pub(crate) async fn answer(
@@ -66,12 +66,12 @@ pub(crate) async fn answer(
     Ok(match (path, stream) {
         (CHAT | COMPLETIONS, true) => streamed(engine, &run, &stream::documents(engine, &body, &run, path == CHAT)),
         (CHAT | COMPLETIONS, false) => Json(openai(engine, &body, &run, path == CHAT)).into_response(),
-        // Nothing is read of these.
+        // The gateway reads nothing of these.
         _ => Json(json!({ "id": "0", "model": engine.model.model, "output": [] })).into_response(),
     })
 }
 
-/// The tokens of a prompt, and how many are asked for.
+/// The prompt's tokens, and the number to generate.
 fn prompt(engine: &Engine, path: &str, body: &Value) -> (Vec<u32>, u64) {
     let text_or_ids = |value: &Value| ids(value).unwrap_or_else(|| encode(engine, value.as_str().unwrap_or("")));
     let prompt = match path {
@@ -100,7 +100,7 @@ fn event_text(documents: &[Value]) -> String {
     text + "data: [DONE]\n\n"
 }
 
-/// The events of an answer, in pieces where a test wants that.
+/// The events of an answer, split into pieces if the test requires it.
 fn streamed(engine: &Engine, run: &Run, documents: &[Value]) -> Response {
     let Settings { piece_bytes, token_time, .. } = engine.settings().clone();
     let text = spoiled(run, event_text(documents));
@@ -120,13 +120,13 @@ fn streamed(engine: &Engine, run: &Run, documents: &[Value]) -> Response {
     canned::event_stream(Body::from_stream(pieces))
 }
 
-/// The text of an answer, with what no serializer would write.
+/// The text of an answer, damaged in ways that no serializer would produce.
 fn spoiled(run: &Run, text: String) -> String {
     let experts = "\"routed_experts\":\"AAAA\"";
     if run.fault == Some(Fault::Malformed) { text.replace(experts, &format!("{experts},,")) } else { text }
 }
 
-/// A prompt that ran.
+/// A completed request.
 pub(crate) struct Run {
     pub(crate) prompt: Vec<u32>,
     pub(crate) output: Vec<u32>,
@@ -182,7 +182,7 @@ fn generate(engine: &Engine, body: &Value, run: &Run, stream: bool) -> Response 
     ([("content-type", "application/json")], text).into_response()
 }
 
-/// The answer of `/generate` after so many tokens.
+/// The answer of `/generate` after `tokens` tokens.
 fn generate_document(engine: &Engine, body: &Value, run: &Run, tokens: usize) -> Value {
     let finished = tokens == run.output.len();
     let reason = match run.fault {
@@ -229,7 +229,7 @@ fn openai(engine: &Engine, body: &Value, run: &Run, chat: bool) -> Value {
     if engine.dialect.is_vllm() {
         let wanted = is_set(body, "return_token_ids");
         choice["stop_reason"] = Value::Null;
-        // Left out where the server does not return them; null otherwise means that this request has none.
+        // Omitted if the server does not return experts; null means that this request has none.
         choice["routed_experts"] = json!(encoded(engine, run));
         choice["token_ids"] = json!(wanted.then_some(&run.output));
         let holder = if chat { &mut answer } else { &mut choice };
@@ -252,13 +252,13 @@ fn openai(engine: &Engine, body: &Value, run: &Run, chat: bool) -> Value {
     answer
 }
 
-/// SGLang answers with whatever name it was asked for.
+/// SGLang echoes the requested name.
 pub(crate) fn named<'a>(engine: &'a Engine, body: &'a Value) -> &'a str {
     let asked = body["model"].as_str().filter(|_| !engine.dialect.is_vllm());
     asked.unwrap_or(&engine.model.model)
 }
 
-/// The ids that SGLang puts into a choice. A completion and a chat have different names for those of the output.
+/// The ids that SGLang adds to a choice. Completions and chats name the output's ids differently.
 fn sglang_ids(extras: Extras, body: &Value, run: &Run, choice: &mut Value) {
     let all = is_set(body, "return_token_ids") && extras == Extras::Sglext;
     let chat = choice.get("message").is_some();

@@ -1,4 +1,4 @@
-//! Answers in place of an engine's: the faults of its server, and engines of which nothing is read.
+//! Answers that replace an engine's: server faults, and engines whose bodies are ignored.
 
 use std::convert::Infallible;
 use std::io;
@@ -22,10 +22,10 @@ use crate::engine::{Engine, Settings, Texts};
 use crate::fault::Fault;
 use crate::mock::Mock;
 
-/// The answer to a chat on a route that shows its token ids, or a status.
+/// The answer to a chat on a route that returns its token ids, or a status.
 pub type Render = Box<dyn Fn(&str, &Value) -> Result<Value, u16> + Send>;
 
-/// An SGLang with this many ranks that reads no body and answers with the request's path.
+/// An SGLang with `ranks` ranks that ignores bodies and answers with the request's path.
 pub fn canned(ranks: u16) -> Mock {
     let mock = canned_as(Value::Null);
     let mut settings = mock.settings();
@@ -39,7 +39,7 @@ pub fn canned(ranks: u16) -> Mock {
     mock
 }
 
-/// The same with this server information.
+/// An SGLang that ignores bodies, answers with the request's path, and reports `info` as its server information.
 pub fn canned_as(info: Value) -> Mock {
     let model = ModelInfo {
         model: "tiny".to_owned(),
@@ -58,28 +58,28 @@ pub fn canned_as(info: Value) -> Mock {
 }
 
 impl Engine {
-    /// How chats are answered on `/tokenize` and `/v1/chat/completions/render`, by path and body. Otherwise it has no
-    /// such routes.
+    /// Sets the answers to chats on `/tokenize` and `/v1/chat/completions/render`, by path and body. By default these
+    /// routes do not exist.
     pub fn render(&self, render: impl Fn(&str, &Value) -> Result<Value, u16> + Send + 'static) {
         *self.rendering.lock().unwrap() = Some(Box::new(render));
     }
 
-    /// The only model that it serves. "any": it lists one and takes every name; empty: it has no list.
+    /// Sets the only model that it serves. "any": lists one and accepts every name; empty: has no list.
     pub fn lists(&self, name: &str) {
         self.settings().lists = (!name.is_empty()).then(|| name.to_owned());
     }
 
-    /// As the header `x-mock` of requests without one.
+    /// Sets the fault of requests without the header `x-mock`.
     pub fn behave(&self, behaviour: &str) {
         behaviour.clone_into(&mut self.settings().behaviour);
     }
 
-    /// Lets streams send this many more events.
+    /// Lets streams send `events` more events.
     pub fn release(&self, events: usize) {
         self.events.add_permits(events);
     }
 
-    /// Bytes of an endless answer that were taken before the reader stopped.
+    /// Bytes of an endless answer that were sent before the reader stopped.
     pub async fn flooded(&self) -> usize {
         let mut before = 0;
         loop {
@@ -111,7 +111,7 @@ impl Drop for Watch {
     }
 }
 
-/// The gateway's question what is made of a chat, which names no model and is no request.
+/// The gateway's query for the token ids of a chat, which names no model and does not count as a request.
 pub(crate) fn rendered(engine: &Engine, path: &str, body: &Bytes) -> Option<Response> {
     if !["/tokenize", "/v1/chat/completions/render"].contains(&path) {
         return None;
@@ -128,7 +128,7 @@ pub(crate) fn rendered(engine: &Engine, path: &str, body: &Bytes) -> Option<Resp
     ))
 }
 
-/// For a model that it does not list.
+/// The refusal of a model that it does not list.
 pub(crate) fn refused(engine: &Engine, body: &[u8]) -> Option<Response> {
     let listed =
         engine.settings().lists.clone().filter(|name| matches!(engine.texts, Texts::Unread) && name != "any")?;
@@ -138,13 +138,13 @@ pub(crate) fn refused(engine: &Engine, body: &[u8]) -> Option<Response> {
     Some((StatusCode::NOT_FOUND, Json(error)).into_response())
 }
 
-/// The answer where nothing is read of bodies.
+/// The answer if bodies are ignored.
 pub(crate) fn echo(path: &str, length: usize) -> Response {
     let headers = [("x-upstream", "yes"), ("x-semmoe-rank", "99"), ("connection", "x-private"), ("x-private", "1")];
     (headers, Json(json!({ "path": path, "length": length }))).into_response()
 }
 
-/// The answer to a prompt with a fault that keeps it from being answered.
+/// The answer to a prompt with a fault that replaces the engine's answer.
 pub(crate) async fn in_place_of(engine: &Engine, fault: Option<&Fault>, prompt: &[u32]) -> Option<Response> {
     match fault? {
         Fault::BusyTwice if engine.attempts(prompt[0]) <= 2 => Some(StatusCode::SERVICE_UNAVAILABLE.into_response()),
@@ -166,7 +166,7 @@ pub(crate) async fn in_place_of(engine: &Engine, fault: Option<&Fault>, prompt: 
     }
 }
 
-/// The answer of a server with this fault; `None` for faults within an engine's own answer.
+/// The answer of a server with this fault; `None` for faults inside an engine's answer.
 pub(crate) async fn in_place(engine: &Engine, fault: Option<&Fault>, path: &str) -> Option<Response> {
     let mut watch = engine.watch();
     watch.done = true;
@@ -191,7 +191,7 @@ pub(crate) async fn in_place(engine: &Engine, fault: Option<&Fault>, path: &str)
     })
 }
 
-/// Answers that come at once.
+/// Answers that are sent at once.
 fn whole(fault: &Fault) -> Option<Response> {
     let status = |status: &str| StatusCode::from_u16(status.parse().unwrap()).unwrap();
     let reported = |message: &str| Json(json!({ "error": { "message": message } }));
@@ -267,7 +267,7 @@ fn dead_core() -> Value {
     json!({ "error": { "message": message, "type": "InternalServerError", "param": null, "code": 500 } })
 }
 
-/// An answer without end, as fast as it is taken.
+/// An endless answer, as fast as the reader takes it.
 fn flood(taken: &Arc<AtomicUsize>, watch: Watch) -> Response {
     const PIECE: usize = 64 << 10;
     let pieces = futures_util::stream::unfold((Arc::clone(taken), watch), |(taken, watch)| async move {
@@ -282,7 +282,7 @@ fn half_a_document(engine: &Engine) -> Response {
     let events = Arc::clone(&engine.events);
     tokio::spawn(async move {
         let _ = sender.send(Ok("{\"half\":".to_owned())).await;
-        // The half must be on its way before the connection breaks.
+        // The first half must have been sent before the connection breaks.
         if let Ok(permit) = events.acquire().await {
             permit.forget();
         }
@@ -292,12 +292,12 @@ fn half_a_document(engine: &Engine) -> Response {
     ([("content-type", "application/json"), ("content-length", "100")], body).into_response()
 }
 
-/// Three events, each when the test lets it go, then the ending.
+/// Three events, each when the test releases it, then the ending.
 fn held(engine: &Engine, ending: Fault) -> Response {
     let (sender, receiver) = mpsc::channel::<Result<String, io::Error>>(1);
     let (permits, watch) = (Arc::clone(&engine.events), engine.watch());
     tokio::spawn(async move {
-        // The whole of it, whose end reports.
+        // Moves the whole guard into the stream, whose end reports.
         let mut watch = watch;
         for event in 1..=3 {
             let granted = tokio::select! {

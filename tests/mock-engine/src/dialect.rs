@@ -1,4 +1,4 @@
-//! Engines and their versions: a table of their differences.
+//! A table of the differences between engines and versions.
 
 use semmoe_engines::Engine;
 
@@ -12,7 +12,7 @@ const NEW: &[&str] = &["routed_dp_rank"];
 const OLD: &[&str] = &["data_parallel_rank"];
 const BOTH: &[&str] = &["routed_dp_rank", "data_parallel_rank"];
 
-/// Where answers have token ids and routed experts.
+/// Where answers carry token ids and routed experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Extras {
     /// `.npy` in the choice; a chat's prompt ids beside the choices, a completion's in the choice.
@@ -26,7 +26,7 @@ pub enum Extras {
     SglExt,
 }
 
-/// One engine in one version.
+/// One engine version.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Dialect {
     pub engine: Engine,
@@ -34,9 +34,9 @@ pub struct Dialect {
     /// Routes of its server information.
     pub info: &'static [&'static str],
     pub has_loads: bool,
-    /// Routes on which the header pins.
+    /// Routes on which the pin header is read.
     pub header_on: &'static [&'static str],
-    /// Members of a body that pin, by route; the first that is there wins.
+    /// Body members that pin, by route; the first one present wins.
     pub fields_on: &'static [(&'static str, &'static [&'static str])],
     pub extras: Extras,
 }
@@ -77,7 +77,7 @@ pub const VLLM_0_32: Dialect = Dialect {
     extras: Extras::Npy,
 };
 pub const VLLM_0_30: Dialect = Dialect { version: "0.30.0", ..VLLM_0_32 };
-/// semmoe's worker: as SGLang, but it reports its model's shape and has no old names.
+/// semmoe's worker: like SGLang, but it reports its model's shape and has no legacy names.
 pub const SEMMOE: Dialect = Dialect {
     engine: Engine::Semmoe,
     version: "0.1.0",
@@ -91,7 +91,7 @@ impl Dialect {
         self.engine == Engine::Vllm
     }
 
-    /// The members of a body that pin on a route.
+    /// The body members that pin on a route.
     pub fn fields(&self, route: &str) -> &'static [&'static str] {
         self.fields_on.iter().find(|(on, _)| *on == route).map(|(_, fields)| *fields).unwrap_or_default()
     }

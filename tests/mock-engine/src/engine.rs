@@ -1,4 +1,4 @@
-//! The state of an engine, and the way of a request through it.
+//! An engine's state, and how it runs a request.
 
 use std::collections::HashMap;
 use std::error::Error;
@@ -28,69 +28,69 @@ use crate::{about, answer};
 /// How texts become tokens.
 #[derive(Debug)]
 pub enum Texts {
-    /// A token a byte.
+    /// One token per byte.
     Bytes,
-    /// The model's own.
+    /// The model's tokenizer and chat template.
     Model(Arc<Tokenizer>, Option<Box<ChatTemplate>>),
-    /// Nothing is read of a body, and every route answers with its path (see `canned`).
+    /// Bodies are ignored, and every route answers with its path (see `canned`).
     Unread,
 }
 
-/// An engine's state; tests change it while it runs.
+/// An engine's settings; tests change them while it runs.
 #[derive(Clone, Debug)]
 pub struct Settings {
     pub version: String,
     pub model_path: String,
-    /// Attention-DP ranks that it reports, of which loads and metrics can show others.
+    /// Attention-DP ranks that it reports; loads and metrics may show others.
     pub ranks: u16,
     pub ranks_in_loads: Option<u16>,
-    /// Ranks that it has; 0: it does not look at pins.
+    /// Ranks that it has; 0 ignores pins.
     pub real_ranks: Option<u16>,
-    /// The first rank's number in metrics, and in pins.
+    /// The first rank's number in metrics and pins.
     pub first_rank: u16,
     pub first_pin: u16,
     pub ignores_pins: bool,
-    /// Routes on which pins are read, in place of the dialect's.
+    /// Routes on which pins are read, instead of the dialect's.
     pub pinned_routes: Option<Vec<&'static str>>,
-    /// Its start options: whether it gives routed experts, and SGLang's `--init-expert-location`.
+    /// Start options: routed experts, and SGLang's `--init-expert-location`.
     pub gives_routes: bool,
     pub init_expert_location: String,
-    /// Server information in place of the dialect's.
+    /// Server information instead of the dialect's.
     pub info: Option<Value>,
-    /// Tokens of a prompt and its answer at most; 0: it does not say.
+    /// Limit for the tokens of a prompt and its answer; 0 does not report any.
     pub context: u64,
-    /// The model in its list; see [`Engine::lists`]. Without one and with a context, it lists its own.
+    /// The model in its list; see [`Engine::lists`]. Without one, and with a context limit, it lists its own.
     pub lists: Option<String>,
-    /// Required of every request, and of the list of models alone.
+    /// Required of every request; and required only for the list of models.
     pub authorization: Option<String>,
     pub models_authorization: Option<String>,
     pub health: u16,
-    /// How long the health route takes, which runs the model as SGLang's does.
+    /// Duration of the health route, which runs the model as SGLang's does.
     pub health_time: Duration,
-    /// The server accepts probes and answers none.
+    /// Accepts connections for probes and never answers.
     pub mute: bool,
-    /// Its scheduler hangs: it answers only `/ping`, and the rest once it goes on.
+    /// The scheduler hangs: only `/ping` is answered, the rest once it resumes.
     pub hung: bool,
     pub has_ping: bool,
-    /// The fault of requests that name none in `x-mock`, as there.
+    /// The fault of requests without `x-mock`, in that header's format.
     pub behaviour: String,
-    /// By the first token of a prompt.
+    /// By a prompt's first token.
     pub faults: HashMap<u32, Fault>,
-    /// So many more requests are answered, and then everything with 503.
+    /// Answers this many more requests, and then everything with 503.
     pub lives_for: u64,
-    /// In every request but the first, the routes of so many of a prompt's first tokens are those of other experts.
+    /// After the first request, this many of a prompt's first tokens are routed to other experts.
     pub unsteady_tokens: usize,
-    /// Tokens generated where a request does not say.
+    /// Tokens generated if a request sets no limit.
     pub usual_tokens: Option<u64>,
-    /// Streams leave in pieces of so many bytes.
+    /// Size of the pieces in which streams are sent.
     pub piece_bytes: usize,
-    /// The time that each generated token takes; with it streams leave event by event.
+    /// Time per generated token; if set, streams are sent event by event.
     pub token_time: Duration,
-    /// Whether requests last until the loads were asked for twice (a second at most), so that they are seen in them.
+    /// Whether requests last until the loads have been queried twice (at most a second), so that these include them.
     pub lingers: bool,
 }
 
-/// A request as it arrived.
+/// A received request.
 #[derive(Debug)]
 pub struct Seen {
     pub path: String,
@@ -109,18 +109,18 @@ impl Seen {
     }
 }
 
-/// A request that ran.
+/// A completed request.
 #[derive(Clone, Debug)]
 pub struct Ran {
     pub body: Value,
     pub prompt: Vec<u32>,
-    /// As the first rank is 0.
+    /// Counted from 0 for the engine's first rank.
     pub rank: u16,
-    /// The pin that was read.
+    /// The pin that was read, if any.
     pub pin: Option<u16>,
 }
 
-/// The load of a rank, and counters that only rise.
+/// The load of a rank, and its monotonic counters.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Load {
     pub(crate) running: u64,
@@ -135,12 +135,12 @@ pub struct Engine {
     pub dialect: Dialect,
     pub model: ModelInfo,
     pub texts: Texts,
-    /// A prompt with [`Fault::Hang`] came.
+    /// A prompt with [`Fault::Hang`] arrived.
     pub hanging: Notify,
     pub(crate) released: Notify,
     /// Each event of a held stream takes one permit.
     pub(crate) events: Arc<Semaphore>,
-    /// Bytes of an endless answer that were taken.
+    /// Bytes of an endless answer that were sent.
     pub(crate) flooded: Arc<AtomicUsize>,
     pub(crate) rendering: Mutex<Option<Render>>,
     pub(crate) gone: UnboundedSender<()>,
@@ -213,10 +213,10 @@ impl Engine {
         }
     }
 
-    /// An engine that serves the checkpoint of a folder under this name.
+    /// An engine that serves the checkpoint in `folder` under this name.
     ///
     /// # Errors
-    /// Names the file that cannot be read, and why.
+    /// Names the unreadable file, and the cause.
     pub fn of(dialect: Dialect, name: &str, folder: &Path) -> Result<Self, Box<dyn Error>> {
         let shape = CheckpointConfig::open(folder)?.model_info()?;
         let tokenizer = Tokenizer::from_file(&folder.join("tokenizer.json"))?;
@@ -225,26 +225,26 @@ impl Engine {
         Ok(Self::new(dialect, ModelInfo { model: name.to_owned(), ..shape }, texts))
     }
 
-    /// The same without a log of requests, for long runs.
+    /// Disables the log of requests, for long runs.
     #[must_use]
     pub fn forgetful(self) -> Self {
         self.listeners.lock().unwrap().take();
         self
     }
 
-    /// The same with other settings.
+    /// Changes its settings.
     #[must_use]
     pub fn with(self, change: impl FnOnce(&mut Settings)) -> Self {
         change(&mut self.settings());
         self
     }
 
-    /// Not to be kept across anything that is awaited.
+    /// The guard must not be held across an await.
     pub fn settings(&self) -> MutexGuard<'_, Settings> {
         self.settings.lock().unwrap()
     }
 
-    /// Reports this in its server information from now on.
+    /// Reports this member in its server information from now on.
     pub fn report(&self, member: &str, value: Value) {
         let settings = self.settings().clone();
         let mut info = about::info(self, &settings);
@@ -252,12 +252,12 @@ impl Engine {
         self.settings().info = Some(info);
     }
 
-    /// The requests that ran since the last call, faulty ones included.
+    /// The requests completed since the last call, faulty ones included.
     pub fn ran(&self) -> Vec<Ran> {
         std::mem::take(&mut self.ran.lock().unwrap())
     }
 
-    /// How many prompts so far began with this token.
+    /// The number of prompts so far that began with this token.
     pub fn attempts(&self, first: u32) -> usize {
         self.ran.lock().unwrap().iter().filter(|ran| ran.prompt.first() == Some(&first)).count()
     }
@@ -266,7 +266,7 @@ impl Engine {
         self.ran.lock().unwrap().len() > 1
     }
 
-    /// Those of all ranks that it reports.
+    /// Loads of all ranks that it reports.
     pub(crate) fn loads(&self) -> MutexGuard<'_, Vec<Load>> {
         let ranks = usize::from(self.settings().ranks);
         let mut loads = self.loads.lock().unwrap();
@@ -275,26 +275,26 @@ impl Engine {
         loads
     }
 
-    /// Those who linger go on when this was called twice.
+    /// Lingering requests finish after two calls.
     pub(crate) fn loads_were_asked_for(&self) {
         self.loads_asked.notify_waiters();
     }
 
-    /// Puts a request on a rank, until the guard is dropped.
+    /// Occupies a rank with a request until the guard is dropped.
     pub(crate) async fn occupy(&self, rank: u16) -> Running<'_> {
         if let Some(load) = self.loads().get_mut(usize::from(rank)) {
             load.running += 1;
         }
         let running = Running { engine: self, rank };
         let lingers = self.settings().lingers;
-        // Twice: who asked first must still find it running when it looks at its own count.
+        // Twice: whoever queried first must still see the request when it compares with its own count.
         for _ in 0..if lingers { 2 } else { 0 } {
             let _ = tokio::time::timeout(Duration::from_millis(500), self.loads_asked.notified()).await;
         }
         running
     }
 
-    /// The rank of a pin that is there, or the next one.
+    /// The pinned rank if it exists, otherwise the next one.
     pub(crate) fn rank(&self, pin: Option<u16>) -> u16 {
         let settings = self.settings();
         let ranks = settings.real_ranks.unwrap_or(settings.ranks).max(1);
@@ -309,14 +309,14 @@ impl Engine {
     }
 }
 
-/// A request on a rank.
+/// A request that occupies a rank.
 pub(crate) struct Running<'a> {
     engine: &'a Engine,
     rank: u16,
 }
 
 impl Running<'_> {
-    /// `completes`: nothing is added to the prompt.
+    /// `completes`: the prompt is a completion, to which no template adds tokens.
     pub(crate) fn count(&self, prompt_tokens: usize, output_tokens: usize, completes: bool) {
         let mut loads = self.engine.loads();
         let Some(load) = loads.get_mut(usize::from(self.rank)) else { return };

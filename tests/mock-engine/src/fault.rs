@@ -3,12 +3,12 @@
 use serde::Deserialize;
 use serde_json::json;
 
-/// A fault, or a way to answer that a test controls. As a word, and at most one argument after a space, it stands in
-/// the header `x-mock` of a request: `hang`, `plain 503`, `503`.
+/// A fault, or a behaviour that a test controls. Its text form, a word with at most one argument after a space, is used
+/// in a request's header `x-mock`: `hang`, `plain 503`, `503`.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Fault {
-    // Of routed experts.
+    // Faults of routed experts.
     FewerRows,
     MoreRows,
     ForeignExpert,
@@ -16,76 +16,76 @@ pub enum Fault {
     NoExpert,
     Truncated,
     NoRoutes,
-    /// In place of the ids.
+    /// Replaces the ids.
     NotBase64,
-    /// A comma too many after them.
+    /// A surplus comma after them.
     Malformed,
-    /// So many of a token's experts are on the rank that runs it, and the rest on the next one.
+    /// This many of a token's experts are on the rank that runs it, the rest on the next one.
     Local(String),
-    /// Refuses who asks for them.
+    /// Refuses requests for routed experts.
     RefusesRoutes,
     AllAlike,
     WrongShape,
-    // Of the rest of an answer.
+    // Faults of the rest of an answer.
     OtherPrompt,
     OtherPromptCount,
     NothingGenerated,
     Aborted,
-    /// Its stream ends nowhere, and its connection stays.
+    /// The stream stops without an end, and the connection stays open.
     FallsSilent,
-    // In place of one.
+    // Faults that replace an answer.
     TooLong,
     NotJson,
-    /// This status, in the engine's form.
+    /// This status, with the engine's error body.
     #[serde(skip)]
     Status(u16),
-    /// The first two times 503.
+    /// 503 for the first two requests.
     BusyTwice,
-    /// Waits until a prompt with [`Fault::Releases`] came.
+    /// Waits until a prompt with [`Fault::Releases`] has arrived.
     Waits,
     Releases,
-    /// Never answers; [`crate::Engine::hanging`] is notified.
+    /// Never answers; notifies [`crate::Engine::hanging`].
     Hang,
-    /// Answers when the test lets it go ([`crate::Engine::release`]).
+    /// Answers when the test releases it ([`crate::Engine::release`]).
     Late,
-    /// Bytes without end.
+    /// An endless body.
     Flood,
-    /// Three events, each when the test lets it go, and the end of a stream; or no end, with the connection closed
-    /// between two events, inside of one, or held.
+    /// Three events, each when the test releases it, and the end of the stream; the variants below instead close the
+    /// connection between two events, close it inside one, or keep it open.
     Stream,
     DieBetween,
     DieInside,
     Silent,
-    /// Half a document, and when the test lets it go the end of the connection.
+    /// Half a document, and the connection closes when the test releases it.
     DieJson,
-    /// This status as a proxy before an engine that is gone says it.
+    /// This status as sent by a proxy whose engine has gone.
     Plain(String),
     Overloaded,
-    /// Headers that name other places.
+    /// Redirects to other places.
     Redirects,
-    /// As SGLang, which has a middleware for that.
+    /// Allows every origin, like SGLang's middleware.
     EveryOrigin,
-    /// Reports so many tokens.
+    /// Reports this many tokens.
     Generated(String),
     Usage(String),
     UsageEvents(String),
-    /// As vLLM 0.30 answers when an engine core is dead.
+    /// Answers like vLLM 0.30 with a dead engine core.
     Dead,
     DeadStream,
     DeadLate,
-    /// As vLLM ends the generations of an engine that it shuts down.
+    /// Ends generations like a vLLM that is shutting down.
     Abort,
     AbortStream,
     AbortLate,
-    /// As vLLM answers when it is started with --enable-return-routed-experts, here with a text of so many bytes.
+    /// Answers like vLLM with --enable-return-routed-experts, here with a text of this many bytes.
     Experts(String),
-    /// A document of its own, whole or as an event.
+    /// This document, whole or as an event.
     Say(String),
     SayEvent(String),
 }
 
 impl Fault {
-    /// The fault that a header or a test names.
+    /// The fault that a header or a test specifies.
     pub fn named(text: &str) -> Self {
         if let Ok(status) = text.parse() {
             return Self::Status(status);

@@ -1,6 +1,6 @@
-//! The mock engine: SGLang and vLLM in several versions, semmoe's worker and plain OpenAI servers as far as recording
-//! and the gateway see them, around a made-up router, with faults on request. What it answers is compared with what
-//! real engines answered (`tests/conformity`).
+//! The mock engine: SGLang and vLLM in several versions, semmoe's worker and plain OpenAI servers, as far as recording
+//! and the gateway use them, around a synthetic router and with faults on request. `tests/conformity` compares its
+//! answers with recorded answers of real engines.
 #![allow(missing_docs, clippy::unwrap_used, reason = "a test double")]
 
 mod about;

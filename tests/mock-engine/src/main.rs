@@ -1,8 +1,7 @@
 //! `cargo run -p semmoe-mock-engine -- sglang|sglang-0.5.16|sglang-old|vllm PORT MODEL_DIR [RANKS [MILLISECONDS]]`
 //!
-//! Serves what SGLang or vLLM would of a model's folder (`config.json`, `tokenizer.json`), with a made-up router and
-//! made-up answers, whose tokens take so many milliseconds: for trying `profile record` and the guides in `docs/` where
-//! there is no GPU.
+//! Serves a model's folder (`config.json`, `tokenizer.json`) like SGLang or vLLM, with a synthetic router and synthetic
+//! answers that take MILLISECONDS per token: to try `profile record` and the guides in `docs/` without a GPU.
 #![allow(clippy::print_stdout, reason = "a tool that prints")]
 
 use std::error::Error;

@@ -1,4 +1,4 @@
-//! Engines that run.
+//! Running engines.
 
 use std::net::SocketAddr;
 use std::ops::Deref;
@@ -12,10 +12,10 @@ use tokio::sync::mpsc::UnboundedReceiver;
 
 use crate::engine::{Engine, Seen, router};
 
-/// Longer than anything here takes; a test that waits for it fails.
+/// A timeout far above any duration here; reaching it fails the test.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A listener with a runtime of its own, so that dropping it closes every socket at once.
+/// A listener with its own runtime, so that dropping it closes every socket at once.
 #[derive(Debug)]
 pub(crate) struct Listening {
     pub(crate) address: SocketAddr,
@@ -65,7 +65,7 @@ impl Server {
         server
     }
 
-    /// Binds the address that it had before.
+    /// Listens at the previous address again.
     pub fn listen(&mut self) {
         let router = self.router.clone();
         let listening = Listening::start(self.address, async move |listener| axum::serve(listener, router).await);
@@ -73,7 +73,7 @@ impl Server {
         self.listening = Some(listening);
     }
 
-    /// As if its process was killed: when this returns, every socket is closed.
+    /// Behaves like a killed process: when this returns, every socket is closed.
     pub fn kill(&mut self) {
         self.listening = None;
     }
@@ -83,13 +83,13 @@ impl Server {
     }
 }
 
-/// An engine that runs.
+/// A running engine.
 #[derive(Debug)]
 pub struct Mock {
     pub address: SocketAddr,
-    /// The requests that came.
+    /// The requests received.
     pub seen: UnboundedReceiver<Seen>,
-    /// A client went away in the middle of an answer.
+    /// Notified when a client disconnects in the middle of an answer.
     pub gone: UnboundedReceiver<()>,
     engine: Arc<Engine>,
     server: Server,
@@ -115,12 +115,12 @@ impl Mock {
         Self { address: server.address, seen, gone, engine, server }
     }
 
-    /// Binds the address that it had before.
+    /// Listens at the previous address again.
     pub fn listen(&mut self) {
         self.server.listen();
     }
 
-    /// As if its process was killed: when this returns, every socket is closed.
+    /// Behaves like a killed process: when this returns, every socket is closed.
     pub fn kill(&mut self) {
         self.server.kill();
     }

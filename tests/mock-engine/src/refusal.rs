@@ -12,18 +12,18 @@ use crate::engine::Engine;
 /// The kind of rejection; engines name them differently.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// The body or a header has another form than the route's.
+    /// The body or a header is malformed for the route.
     Form,
-    /// The form is right, and it cannot be done.
+    /// Well-formed, but impossible.
     Request,
     UnknownModel,
-    /// SGLang: a pin in the header that is no number.
+    /// SGLang: a pin header that is not a number.
     Header,
-    /// SGLang: ids of a chat that is streamed.
+    /// SGLang: token ids requested of a streamed chat.
     Streamed,
 }
 
-/// A request that came in: where, and as which route's shapes are answered.
+/// A received request: its path, and the route whose formats apply.
 pub(crate) struct Asked<'a> {
     pub(crate) engine: &'a Engine,
     pub(crate) path: &'a str,
@@ -54,7 +54,7 @@ impl Asked<'_> {
         Box::new((status, Json(body)).into_response())
     }
 
-    /// The body as JSON.
+    /// Parses the body as JSON.
     pub(crate) fn read(&self, headers: &HeaderMap, body: &[u8]) -> Result<Value, Box<Response>> {
         let json = headers.get("content-type").is_some_and(|value| value.as_bytes().starts_with(b"application/json"));
         if !json {
@@ -65,7 +65,7 @@ impl Asked<'_> {
         Ok(body)
     }
 
-    /// Members that must be there, and their types.
+    /// Checks required members and their types.
     fn check(&self, body: &Value) -> Result<(), Box<Response>> {
         let is_absent = |names: &[&str]| names.iter().all(|name| body[*name].is_null());
         let not_a_number = |name: &str| !(body[name].is_null() || body[name].is_i64());
@@ -93,7 +93,7 @@ impl Asked<'_> {
         {
             return Err(self.refuse(Kind::Request, &format!("Token id {id} is out of vocabulary")));
         }
-        // SGLang takes any name.
+        // SGLang accepts any name.
         let named = body["model"].as_str().is_none_or(|name| name == self.engine.model.model);
         if self.vllm() && !named {
             return Err(self.refuse(Kind::UnknownModel, &format!("The model {} does not exist.", body["model"])));
@@ -104,7 +104,7 @@ impl Asked<'_> {
         Ok(())
     }
 
-    /// A pin that is read, whose rank must be there.
+    /// The pin, whose rank must exist.
     pub(crate) fn pin(&self, headers: &HeaderMap, body: &Value) -> Result<Option<u16>, Box<Response>> {
         let (settings, dialect) = (self.engine.settings().clone(), &self.engine.dialect);
         let is_read = settings.pinned_routes.as_ref().is_none_or(|routes| routes.contains(&self.path));
@@ -116,7 +116,7 @@ impl Asked<'_> {
         let header = header.map(|value| value.to_str().unwrap_or(""));
         let number = header.map(|value| value.parse::<i64>().map_err(|_| value));
         let pin = match number {
-            // vLLM takes it for none.
+            // vLLM ignores it.
             Some(Err(_)) if self.vllm() => None,
             Some(Err(found)) => {
                 let message = format!("Invalid X-Data-Parallel-Rank header: must be an integer, got '{found}'");
@@ -138,17 +138,17 @@ impl Asked<'_> {
         } else {
             format!("routed_dp_rank={rank} out of range [0, {ranks})")
         };
-        // These streams begin before their pins are looked at.
+        // These streams begin before their pins are checked.
         if is_set(body, "stream") && (self.vllm() || self.path == GENERATE) {
             return Err(Box::new(events(&[json!({ "error": { "message": message } })])));
         }
         Err(self.refuse(Kind::Request, &message))
     }
 
-    /// Whether the prompt and what is asked for fit.
+    /// Whether the prompt and the requested tokens fit.
     pub(crate) fn fits(&self, prompt: &[u32], max_tokens: u64, stream: bool) -> Result<(), Box<Response>> {
         let (context, length) = (self.engine.settings().context, prompt.len());
-        // SGLang 0.5.23 takes a lone 0 for no prompt.
+        // SGLang 0.5.23 treats a lone 0 as an empty prompt.
         if prompt.is_empty() || (!self.vllm() && self.path == COMPLETIONS && prompt == [0]) {
             return Err(self.refuse(Kind::Request, "Prompt cannot be empty"));
         }
@@ -160,7 +160,7 @@ impl Asked<'_> {
         }
         let message =
             format!("The input ({length} tokens) is longer than the model's context length ({context} tokens).");
-        // Found out too late for a status.
+        // Detected too late for a status.
         if self.path == GENERATE && stream && length as u64 >= context {
             let error = json!({ "error": { "message": message, "type": "invalid_request_error", "code": 400, "retryable": false } });
             return Err(Box::new(events(&[error])));

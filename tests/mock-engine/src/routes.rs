@@ -1,4 +1,4 @@
-//! The made-up model: its tokens, its router, and the routed experts of an answer.
+//! The synthetic model: tokens, router, and the routed experts of an answer.
 
 use semmoe_engines::Engine as Kind;
 use semmoe_engines::recording::encode_npy;
@@ -9,7 +9,7 @@ use crate::answer::Run;
 use crate::engine::Engine;
 use crate::fault::Fault;
 
-/// The made-up router: neighbours in a ring, from a place that the token and the layer decide.
+/// The synthetic router: neighbours on a ring, starting where token and layer determine.
 pub fn experts(token: u32, layer: u16, model: &ModelInfo) -> Vec<u16> {
     let mixed = (u64::from(token) + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(u64::from(layer) << 40);
     let first = (mixed >> 33) % u64::from(model.num_experts);
@@ -22,7 +22,7 @@ pub fn generated(prompt: &[u32], max_tokens: u32, vocab_size: u32) -> Vec<u32> {
     (0..max_tokens).map(|i| sum.wrapping_add(i * 7) % vocab_size.min(200)).collect()
 }
 
-/// Rows of all layers, encoded as the engine does.
+/// Rows of all layers in the engine's encoding.
 pub(crate) fn encoded(engine: &Engine, run: &Run) -> Option<String> {
     let settings = engine.settings().clone();
     match run.fault {
@@ -73,7 +73,7 @@ pub(crate) fn encoded(engine: &Engine, run: &Run) -> Option<String> {
     Some(text)
 }
 
-/// So many experts of a rank, and the others of the next one.
+/// `count` experts of a rank, and the others from the next one.
 fn local(engine: &Engine, rank: u16, count: u16) -> impl Iterator<Item = i32> {
     let (experts, ranks) = (engine.model.num_experts, engine.settings().ranks);
     let each = experts / ranks;
@@ -81,7 +81,7 @@ fn local(engine: &Engine, rank: u16, count: u16) -> impl Iterator<Item = i32> {
     (0..engine.model.top_k).map(move |slot| i32::from(slot + if slot < count { own } else { other }))
 }
 
-/// Dense layers have zeros in the buffers of SGLang and vLLM, and no experts in the worker's.
+/// For dense layers the buffers of SGLang and vLLM hold zeros, the worker's no experts.
 fn row(engine: &Engine, token: u32, layer: u16, shift: u16) -> Vec<i32> {
     let model = &engine.model;
     if !model.layer_ids.contains(&layer) {

@@ -1,4 +1,4 @@
-//! Streams of chat and completions, event by event as real engines send them.
+//! Streams of chats and completions, event by event as real engines send them.
 
 use serde_json::{Value, json};
 
@@ -6,7 +6,7 @@ use crate::answer::{Run, SAID, extension, is_set, named};
 use crate::dialect::Extras;
 use crate::engine::Engine;
 
-/// All events but the last, `[DONE]`.
+/// All events except the last, `[DONE]`.
 pub(crate) fn documents(engine: &Engine, body: &Value, run: &Run, chat: bool) -> Vec<Value> {
     let vllm = engine.dialect.is_vllm();
     let stream = Stream { engine, body, run, chat, vllm };
@@ -18,7 +18,7 @@ pub(crate) fn documents(engine: &Engine, body: &Value, run: &Run, chat: bool) ->
         documents.push(stream.token(at, *token));
     }
     if chat && !vllm {
-        // Why it ended stands in an event of its own.
+        // The finish reason is an event of its own.
         let choice =
             json!({ "index": 0, "delta": {}, "logprobs": null, "finish_reason": "length", "matched_stop": null });
         documents.push(stream.event(json!([choice])));
@@ -55,7 +55,7 @@ impl Stream<'_> {
         })
     }
 
-    /// Before the first token of a chat.
+    /// Sent before the first token of a chat.
     fn role(&self) -> Value {
         let delta = json!({ "role": "assistant", "content": "" });
         let mut event = self.event(json!([{ "index": 0, "delta": delta, "logprobs": null, "finish_reason": null }]));

@@ -1,4 +1,4 @@
-//! Servers of raw bytes, for engines and collectors that answer as no HTTP library would.
+//! Servers of raw bytes, for engines and collectors that behave unlike any HTTP library.
 
 use std::net::SocketAddr;
 use std::pin::Pin;
@@ -14,18 +14,18 @@ use tokio_rustls::TlsAcceptor;
 
 use crate::mock::Listening;
 
-/// One request as it came.
+/// One raw request.
 #[derive(Clone, Debug)]
 pub struct RawRequest {
-    /// Among the requests of its server, from 0.
+    /// Its index among the server's requests.
     pub number: usize,
-    /// The first line and the headers, in lower case.
+    /// The request line and the headers in lower case.
     pub head: String,
     pub body: Vec<u8>,
 }
 
 impl RawRequest {
-    /// The next one of a connection; `None` at its end. `read` keeps what came behind it.
+    /// The next request of a connection; `None` at its end. `read` keeps surplus bytes.
     async fn next(stream: &mut (impl AsyncRead + Unpin), read: &mut Vec<u8>, numbers: &AtomicUsize) -> Option<Self> {
         let head = loop {
             if let Some(at) = read.windows(4).position(|four| four == b"\r\n\r\n") {
@@ -56,40 +56,40 @@ impl RawRequest {
         self.head.starts_with("get ")
     }
 
-    /// Null where the body is no JSON.
+    /// Null if the body is not JSON.
     pub fn json(&self) -> Value {
         serde_json::from_slice(&self.body).unwrap_or_default()
     }
 }
 
-/// A part of an answer. After the last one the next request is read.
+/// A step of an answer. After the last one the next request is read.
 #[derive(Clone, Debug)]
 pub enum Step {
     Send(Vec<u8>),
     Wait(Duration),
-    /// Reports that what is before it was sent.
+    /// Signals that all previous bytes were sent.
     Signal(UnboundedSender<()>),
-    /// The end of the connection.
+    /// Closes the connection.
     Close,
-    /// The same as an error. What was sent arrives before it.
+    /// Resets the connection. Bytes sent before still arrive.
     Reset,
-    /// Nothing more, and the connection stays.
+    /// Sends nothing more, and keeps the connection open.
     Hang,
 }
 
 pub type Reply = Vec<Step>;
 
-/// These bytes, and then the next request.
+/// Sends these bytes, then reads the next request.
 pub fn send(bytes: impl Into<Vec<u8>>) -> Reply {
     vec![Step::Send(bytes.into())]
 }
 
-/// These bytes, and then the end of the connection.
+/// Sends these bytes, then closes the connection.
 pub fn close(bytes: impl Into<Vec<u8>>) -> Reply {
     vec![Step::Send(bytes.into()), Step::Close]
 }
 
-/// A whole answer with `Content-Length`; `headers` are lines of more.
+/// A complete answer with `Content-Length`; `headers` holds further header lines.
 pub fn document(headers: &str, body: &str) -> Vec<u8> {
     let length = body.len();
     format!("HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n{headers}content-length: {length}\r\n\r\n{body}")
@@ -103,18 +103,18 @@ pub fn chunk(text: &str) -> String {
 
 type Answer = dyn Fn(RawRequest) -> Pin<Box<dyn Future<Output = Reply> + Send>> + Send + Sync;
 
-/// A server on loopback that answers with the bytes that a test chose.
+/// A server on loopback that answers with bytes chosen by the test.
 #[derive(Debug)]
 pub struct Wire {
     pub address: SocketAddr,
-    /// How many there were.
+    /// Connections accepted.
     pub connections: Arc<AtomicUsize>,
     pub requests: Arc<AtomicUsize>,
     _listening: Listening,
 }
 
 impl Wire {
-    /// Answers with what `answer` says.
+    /// Answers each request with the steps that `answer` returns.
     pub fn start<F>(answer: impl Fn(RawRequest) -> F + Send + Sync + 'static) -> Self
     where
         F: Future<Output = Reply> + Send + 'static,
@@ -122,7 +122,7 @@ impl Wire {
         Self::start_at(([127, 0, 0, 1], 0).into(), None, answer)
     }
 
-    /// At an address of one's own, perhaps over TLS.
+    /// Starts at `address`, optionally over TLS.
     pub fn start_at<F>(
         address: SocketAddr,
         tls: Option<TlsAcceptor>,
@@ -154,7 +154,7 @@ async fn connection(
     answer: Arc<Answer>,
     requests: Arc<AtomicUsize>,
 ) -> Option<()> {
-    // Written bytes leave at once.
+    // Disables Nagle's algorithm: bytes are sent when written.
     socket.set_nodelay(true).ok()?;
     let last = match tls {
         None => talk(&mut socket, &*answer, &requests).await?,
@@ -167,7 +167,7 @@ async fn connection(
     Some(())
 }
 
-/// Until a step ends the connection; `None` when the other side has.
+/// Serves until a step ends the connection; `None` if the client has.
 async fn talk(
     stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
     answer: &Answer,

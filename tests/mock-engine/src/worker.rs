@@ -1,5 +1,4 @@
-//! A scripted worker: `/switch`, step counters and loads as semmoe's worker has them, and every way in which a switch
-//! can go wrong.
+//! A scripted worker: `/switch`, step counters and loads like semmoe's worker, with every fault of a switch.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -20,14 +19,14 @@ pub enum SwitchFault {
     None,
     RefusePrepare,
     HangPrepare,
-    /// Prepares, and reports another epoch.
+    /// Prepares, but reports another epoch.
     WrongEpoch,
     RefuseCommit,
-    /// The connection breaks before the commit is done.
+    /// The connection breaks before the commit.
     LoseCommitBefore,
-    /// The connection breaks after it.
+    /// The connection breaks after the commit.
     LoseCommitAfter,
-    /// It moves for ever.
+    /// The switch never finishes.
     HangCommit,
 }
 
@@ -37,9 +36,9 @@ pub struct Script {
     pub running: u64,
     pub layout: String,
     pub epoch: u64,
-    /// Runs every request on rank 0, whatever its pin.
+    /// Runs every request on rank 0 and ignores pins.
     pub ignores_pins: bool,
-    /// Bodies of `POST /switch`.
+    /// Bodies of the `POST /switch` requests received.
     pub asked: Vec<Value>,
     state: &'static str,
     to: String,
@@ -68,7 +67,7 @@ impl Script {
         json!({ "version": "0.1.0", "dp_size": ranks, "tp_size": 2 / ranks, "layout": self.layout, "layouts": ["ep", "tp"] })
     }
 
-    /// Some steps ran since the last look.
+    /// Some steps have run since the last query.
     fn metrics(&mut self) -> String {
         let step = if (self.layout == "tp") == (self.running < 16) { 0.001 } else { 0.005 };
         if self.running > 0 && self.state == "stable" {
@@ -85,7 +84,7 @@ impl Script {
     }
 }
 
-/// A scripted worker that runs.
+/// A running scripted worker.
 #[derive(Debug)]
 pub struct Worker {
     server: Server,
@@ -93,7 +92,7 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// In this layout, with so many requests that run.
+    /// Starts in this layout with `running` running requests.
     pub fn start(layout: &str, running: u64) -> Self {
         let script = Arc::new(Mutex::new(Script {
             fault: SwitchFault::None,
@@ -201,7 +200,7 @@ async fn switch(script: &Mutex<Script>, body: Bytes) -> Response {
     std::future::pending().await
 }
 
-/// A head, and then nothing but the end of the connection.
+/// Sends a head, then closes the connection.
 fn broken() -> Response {
     let cut = futures_util::stream::once(async { Err::<Bytes, _>(std::io::Error::other("killed")) });
     ([("content-type", "application/json"), ("content-length", "100")], Body::from_stream(cut)).into_response()

@@ -1,4 +1,5 @@
-//! Contract of the adapters: engines of several versions read pins as `semmoe_engines` sends them, errors included.
+//! Contract of the adapters: engines of several versions read the pins that `semmoe_engines` sends, and report errors
+//! in them.
 #![allow(clippy::unwrap_used, reason = "a failed step of a test may panic")]
 
 use bytes::Bytes;
@@ -43,7 +44,7 @@ async fn probed(urls: &[BaseUrl], engine: Kind, rank_base: Option<RankBase>) -> 
     probe(&HttpClient::default(), &target, &AnswerLimits::default()).await.unwrap()
 }
 
-/// Sends a request that a client had pinned to rank 9 by every way there is, pinned to `rank`.
+/// Sends a request that a client had pinned to rank 9 in every possible way, now pinned to `rank`.
 async fn send(mock: &Mock, found: &Probe, route: Route, rank: u16) -> Result<(), HttpError> {
     let body = Bytes::from_static(
         br#"{"routed_dp_rank":9,"model":"tiny","prompt":"a","text":"a","input":"a","messages":[{"role":"user","content":"a"}],
@@ -95,7 +96,7 @@ async fn every_version_runs_a_pinned_request_on_its_rank() {
     }
 }
 
-/// A rank that is not there is the engine's to refuse, in its own words.
+/// The engine refuses a nonexistent rank, with its own error.
 #[tokio::test]
 async fn ranks_out_of_range_are_refused_by_the_engine() {
     for (dialect, change, route, says) in [

@@ -1,13 +1,13 @@
-//! Causal attention over pages of keys and values, as plainly as it can be written: a softmax in f64.
+//! Causal attention over pages of keys and values, written as plainly as possible: a softmax in f64.
 
 use fastrand::Rng;
 use semmoe_kernels::Element;
 
 /// Tokens of a page.
 const TOKENS: usize = 64;
-/// Layers of a page, and the one that is attended to.
+/// Layers per page.
 pub const LAYERS: usize = 2;
-/// The layer that has keys and values.
+/// The layer that the tests use.
 pub const LAYER: usize = 1;
 
 /// The heads of a layer, and the sequences of a call.
@@ -19,12 +19,12 @@ pub struct Case {
     pub group: usize,
     /// Elements of a head.
     pub dim: usize,
-    /// Each with the tokens that it has and how many rows are computed, its last ones.
+    /// Per sequence: its tokens, and how many rows, the last ones, are computed.
     pub sequences: Vec<(usize, usize)>,
 }
 
 impl Case {
-    /// Of these sequences.
+    /// A case with these sequences.
     pub fn new(kv_heads: usize, group: usize, dim: usize, sequences: &[(usize, usize)]) -> Self {
         Self { kv_heads, group, dim, sequences: sequences.to_vec() }
     }
@@ -54,7 +54,7 @@ impl Case {
     }
 }
 
-/// A case's queries, keys and values by chance.
+/// Random queries, keys and values of a case.
 pub struct Paged<T> {
     /// Heads and sequences.
     pub case: Case,
@@ -64,13 +64,13 @@ pub struct Paged<T> {
     pub positions: Vec<u32>,
     /// `[rows]`
     pub sequence_of: Vec<u32>,
-    /// Pages of the longest sequence, and one more.
+    /// Pages of the longest sequence, plus one.
     pub table_width: usize,
-    /// `[sequences, table_width]`: pages in any order.
+    /// `[sequences, table_width]`: pages in random order.
     pub table: Vec<u32>,
-    /// All pages. All is NaN that lies behind a sequence's end, and other layers are.
+    /// All pages. Everything behind a sequence's end and in other layers is NaN.
     pub pool: Vec<T>,
-    /// Of each sequence `[kv_heads, tokens, dim]`.
+    /// For each sequence `[kv_heads, tokens, dim]`.
     keys: Vec<Vec<T>>,
     values: Vec<Vec<T>>,
 }
@@ -80,7 +80,7 @@ fn numbers<T: Element>(rng: &mut Rng, count: usize) -> Vec<T> {
 }
 
 impl<T: Element> Paged<T> {
-    /// Numbers from -1 to 1.
+    /// Random values from -1 to 1.
     pub fn new(case: &Case, seed: u64) -> Self {
         let mut rng = Rng::with_seed(seed);
         let longest = case.sequences.iter().map(|(tokens, _)| *tokens).max().unwrap_or(0);
@@ -112,7 +112,7 @@ impl<T: Element> Paged<T> {
         paged
     }
 
-    /// Pages there are.
+    /// Total number of pages.
     pub fn pages(&self) -> usize {
         self.table.len()
     }
@@ -129,13 +129,13 @@ impl<T: Element> Paged<T> {
         }
     }
 
-    /// `[kv_heads, group, dim]` of one row.
+    /// The output of one row, `[kv_heads, group, dim]`.
     pub fn row(&self, row: usize) -> Vec<f64> {
         let Case { kv_heads, group, dim, .. } = self.case;
         (0..kv_heads * group).flat_map(|head| self.head(row, head, head / group * dim)).collect()
     }
 
-    /// One head of queries; `first` x tokens is where its keys and values begin.
+    /// One head of queries; its keys and values begin at `first` x tokens.
     fn head(&self, row: usize, head: usize, first: usize) -> Vec<f64> {
         let dim = self.case.dim;
         let (sequence, sees) = (self.sequence_of[row] as usize, self.positions[row] as usize + 1);

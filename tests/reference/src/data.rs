@@ -1,11 +1,11 @@
-//! Inputs by chance, and comparisons by bits.
+//! Random inputs, and bitwise comparisons.
 #![allow(clippy::unwrap_used, reason = "a part of tests")]
 
 use bytemuck::Pod;
 use fastrand::Rng;
 use semmoe_kernels::{Element, NO_EXPERT, RankOrder, RoutedTokens, argsort_by_rank};
 
-/// Rows as models have them, with some of what they should not have: signed zeros, subnormals, infinities, NaN.
+/// Typical rows with some special values: signed zeros, subnormals, infinities, NaN.
 pub fn elements<T: Element>(rng: &mut Rng, count: usize) -> Vec<T> {
     let special = [0.0, -0.0, 1e-41, -3e-8, f32::INFINITY, 65519.0, 3e38, f32::NAN];
     let mut value = || match rng.u32(0..256) {
@@ -20,7 +20,7 @@ pub fn elements<T: Element>(rng: &mut Rng, count: usize) -> Vec<T> {
 pub struct Tokens<T> {
     /// `[n, H]`
     pub x: Vec<T>,
-    /// `[n, k]`: distinct experts of a token; a slot now and then is not used.
+    /// `[n, k]`: distinct experts per token; some slots are unused.
     pub experts: Vec<i32>,
     /// `[n, k]`
     pub weights: Vec<f32>,
@@ -39,23 +39,23 @@ impl<T: Element> Tokens<T> {
         Self { x: elements(rng, n * hidden), experts: chosen, weights }
     }
 
-    /// As the reference takes them.
+    /// The tokens in the reference's type.
     pub fn routed(&self) -> RoutedTokens<'_, T> {
         RoutedTokens { x: &self.x, experts: &self.experts, weights: &self.weights }
     }
 }
 
-/// Tokens in the order of their ranks.
+/// Sorts tokens by destination rank.
 ///
 /// # Panics
-/// If a destination is no rank.
+/// A destination that is not a rank.
 pub fn order(destinations: &[u16], ranks: usize) -> RankOrder {
     let mut order = RankOrder::default();
     argsort_by_rank(destinations, ranks, &mut order).unwrap();
     order
 }
 
-/// As the reference takes lists of each rank.
+/// Borrows each rank's list, for the reference.
 pub fn slices<T>(lists: &[Vec<T>]) -> Vec<&[T]> {
     lists.iter().map(Vec::as_slice).collect()
 }

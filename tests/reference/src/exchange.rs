@@ -13,19 +13,19 @@ pub struct Dispatched<T> {
     pub rows: Vec<T>,
     /// `[R]`: the token's index on the rank it came from.
     pub tokens: Vec<u32>,
-    /// `[R, k]`: the token's experts that are on this rank, in the router's order, then [`NO_EXPERT`].
+    /// `[R]`: the token's index on its source rank.
     pub experts: Vec<i32>,
     /// `[R, k]`: their weights, then 0.
     pub weights: Vec<f32>,
-    /// `[n, P]`: for this rank's own tokens, the row of rank q that each became, or [`NO_ROW`]: what combine needs.
+    /// `[n, P]`: for each of this rank's own tokens, its row on rank q, or [`NO_ROW`]; needed by combine.
     pub sent_rows: Vec<i32>,
 }
 
-/// Sends every token once to each rank that hosts at least one of its experts, the own rank included.
-/// `rank_of_expert` is `[N]`; P is the number of elements of `tokens`.
+/// Sends every token once to each rank that hosts at least one of its experts, including its own rank. `rank_of_expert`
+/// is `[N]`; P is the length of `tokens`.
 ///
 /// # Errors
-/// Lengths that do not fit, an expert or a rank out of range.
+/// Inconsistent lengths, an expert or a rank out of range.
 pub fn dispatch<T: Element>(
     tokens: &[RoutedTokens<'_, T>],
     hidden: usize,
@@ -50,15 +50,15 @@ pub fn dispatch<T: Element>(
     Ok(answer.collect())
 }
 
-/// Brings the rows' results home: `out_p[t] = sum over q of sums[q][sent_rows_p[t, q]]`, over the ranks q that the
-/// token was sent to, in order, in f32, beginning with the first one's value, rounded once. A token that was sent
-/// nowhere gets zeros.
+/// Returns the rows' results to their tokens: `out_p[t] = sum over q of sums[q][sent_rows_p[t, q]]` over the ranks q
+/// that the token was sent to, in rank order, in f32, starting with the first value, rounded once. A token that was
+/// sent nowhere gets zeros.
 ///
 /// - `sums[q]` `[R_q, H]`: for each row that q received, the sum of weight x expert(row) over its experts there
 /// - `sent_rows[p]` `[n_p, P]`: from [`dispatch`]
 ///
 /// # Errors
-/// Lengths that do not fit, a row that a rank does not have.
+/// Inconsistent lengths, a row that a rank does not have.
 pub fn combine<T: Element>(sums: &[&[T]], sent_rows: &[&[i32]], hidden: usize) -> Result<Vec<Vec<T>>, KernelError> {
     let ranks = sums.len();
     check_len("sent rows", sent_rows.len(), ranks)?;
@@ -80,7 +80,7 @@ pub fn combine<T: Element>(sums: &[&[T]], sent_rows: &[&[i32]], hidden: usize) -
     Ok(answer)
 }
 
-/// In f32 in order, rounded once; zero if there are none.
+/// Sums in f32 in order, rounded once; zero without values.
 pub(super) fn add<T: Element>(values: impl Iterator<Item = T>) -> T {
     values.map(T::widen).reduce(|sum, value| sum + value).map_or(T::zeroed(), T::round)
 }
@@ -94,7 +94,7 @@ pub(super) struct Hosts<'a> {
     pub(super) count: usize,
 }
 
-/// The rows of every host: each source's in turn, in the order of its tokens.
+/// The rows of every host, ordered by source and then by token.
 pub(super) fn deliver<T: Element>(
     tokens: &[RoutedTokens<'_, T>],
     sources: &[usize],

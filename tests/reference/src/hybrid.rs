@@ -1,15 +1,15 @@
-//! Dispatch and combine of hybrid TP-EP, over all ranks at once: an expert belongs to a node, and each of the node's P
-//! ranks has a slice of it, so that the ranks' results sum up to the expert's.
+//! Dispatch and combine of hybrid TP-EP over all ranks at once: an expert belongs to a node, and each of the node's P
+//! ranks has a slice of it, so the ranks' results sum to the expert's.
 
 use semmoe_kernels::{Element, KernelError, NodeGrid, RoutedTokens, check_below, check_len};
 
 use crate::exchange::{Hosts, add, deliver};
 
-/// The rows that every rank of one node has after a hybrid dispatch: R rows, by the source's local index, then by its
-/// node, then by token.
+/// The rows of every rank of one node after a hybrid dispatch: R rows, ordered by the source's local index, then its
+/// node, then token.
 #[derive(Clone, PartialEq, Debug)]
 pub struct NodeRows<T> {
-    /// `[R]`: the rank that each row came from.
+    /// `[R]`: the source rank of each row.
     pub sources: Vec<u32>,
     /// `[R]`: the token's index on that rank.
     pub tokens: Vec<u32>,
@@ -22,11 +22,11 @@ pub struct NodeRows<T> {
     pub weights: Vec<f32>,
 }
 
-/// Sends every token to all ranks of each node that has at least one of its experts, the own node included.
-/// `node_of_expert` is `[N]`; element b of the answer is what each rank of node b has.
+/// Sends every token to all ranks of each node that has at least one of its experts, including its own node.
+/// `node_of_expert` is `[N]`; element b of the result is for each rank of node b.
 ///
 /// # Errors
-/// Lengths that do not fit, an expert or a node out of range.
+/// Inconsistent lengths, an expert or a node out of range.
 pub fn hybrid_dispatch<T: Element>(
     tokens: &[RoutedTokens<'_, T>],
     hidden: usize,
@@ -40,16 +40,16 @@ pub fn hybrid_dispatch<T: Element>(
     deliver(tokens, &sources, hidden, top_k, hosts)
 }
 
-/// Brings the rows' results home. Within a node the ranks' sums are added in the order of local indices, in f32,
-/// beginning with the first one's value, and rounded once; a token's result is the sum of that over the nodes it was
-/// sent to, in order, in the same way. A token that was sent nowhere gets zeros.
+/// Returns the rows' results to their tokens. Within a node the ranks' sums are added in the order of local indices, in
+/// f32, starting with the first value, and rounded once. A token's result sums these over the nodes that it was sent
+/// to, in node order, again in f32 and rounded once. A token that was sent nowhere gets zeros.
 ///
 /// - `sums[r]` `[R_b, H]`: for each row of r's node b, the sum of weight x slice(row) over its experts there
 /// - `rows[b]`: from [`hybrid_dispatch`]
 /// - `counts[r]`: tokens of rank r
 ///
 /// # Errors
-/// Lengths that do not fit, a row whose token a rank does not have.
+/// Inconsistent lengths, a row whose token a rank does not have.
 pub fn hybrid_combine<T: Element>(
     sums: &[&[T]],
     rows: &[NodeRows<T>],

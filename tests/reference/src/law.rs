@@ -1,4 +1,4 @@
-//! The law of all carriers: every collective equal to this crate, bit for bit, in any order and number.
+//! The conformance test of all carriers: every collective equals this crate bit for bit, in any order and number.
 #![allow(clippy::unwrap_used, reason = "a part of tests")]
 
 use semmoe_kernels::collectives::{AllRowsIn, Collectives, Host, NormIn, OwnRowsIn, ReceivedIn, ReceivedRows, Space};
@@ -11,19 +11,19 @@ use semmoe_kernels::{
 pub struct Case {
     /// Elements of a row.
     pub hidden: usize,
-    /// The most tokens of a rank.
+    /// Maximum tokens of a rank.
     pub tokens: usize,
-    /// How many rounds of every collective.
+    /// Rounds of every collective.
     pub rounds: usize,
-    /// Of the data.
+    /// Seed of the data.
     pub seed: u64,
-    /// The fused norm is that of the sums as they are rounded: where the residual has another type than what travels.
+    /// The fused norm uses the rounded sums: for residuals of another type than the rows sent.
     pub norms_rounded_sums: bool,
 }
 
-/// How the test reaches the rows of a space.
+/// How the test accesses rows of a space.
 pub trait Reach<S: Space> {
-    /// The calling thread is this rank's from now on.
+    /// Makes the calling thread this rank's.
     fn enter(_rank: usize) {}
     /// Rows that a call reads.
     fn given<T: Element>(rows: &[T]) -> S::Read<'_, T>;
@@ -31,7 +31,7 @@ pub trait Reach<S: Space> {
     fn written<'a, T: Element>(rows: &'a mut [T], call: impl FnOnce(S::Write<'a, T>));
     /// Writes rows in place.
     fn fill<T: Element>(rows: S::Write<'_, T>, write: impl FnOnce(&mut [T]));
-    /// Where each row is from.
+    /// The source rank of each row.
     fn sources<T: Element>(rows: &S::Received<'_, T>) -> Vec<usize>;
     /// One row's content.
     fn row<T: Element>(rows: &S::Received<'_, T>, row: usize, hidden: usize) -> Vec<T>;
@@ -70,7 +70,7 @@ struct Tokens<T> {
 struct Round<T> {
     order: RankOrder,
     parts: Vec<Vec<T>>,
-    /// Of all ranks, and the norm's weight.
+    /// The residual of all ranks, and the norm's weight.
     residual: Vec<T>,
     weight: Vec<T>,
     top_k: usize,
@@ -82,7 +82,7 @@ const EXPERTS: usize = 6;
 const WIDTH: usize = 2;
 const EPSILON: f32 = 1e-6;
 
-/// Elements that a rank sends or returns in one collective of a case, at most.
+/// Upper bound on the elements that a rank sends or returns in one collective of a case.
 pub fn elements(case: Case, world: usize) -> usize {
     case.hidden * case.tokens * world
 }
@@ -133,7 +133,7 @@ impl<T: Element> Round<T> {
 #[derive(PartialEq, Debug)]
 struct Found {
     scattered: Vec<u8>,
-    /// The normed rows, and the residual to go on with.
+    /// The normed rows, and the new residual.
     normed: [Vec<u8>; 2],
     gathered: Vec<u8>,
     labels: Vec<u16>,
@@ -141,7 +141,7 @@ struct Found {
     pairs: Vec<(u32, u16, u32)>,
     sources: Vec<usize>,
     combined: Vec<u8>,
-    /// Each token to every rank, and home: the sum of as many copies as there are ranks.
+    /// Each token sent to every rank and back: the sum of one copy per rank.
     everywhere: Vec<u8>,
 }
 
@@ -227,7 +227,7 @@ fn expected<T: Element>(case: Case, round: &Round<T>) -> Vec<Found> {
     let rounded = [crate::all_reduce(&parts).unwrap(), vec![T::round(-0.0); parts[0].len()]];
     let summed: Vec<&[T]> = match case.norms_rounded_sums {
         false => parts,
-        // Minus zero changes no sum.
+        // Adding minus zero changes no sum.
         true => (0..world).map(|rank| rounded[rank.min(1)].as_slice()).collect(),
     };
     let normed = crate::reduce_scatter_norm(&summed, hidden, split, norm).unwrap();
@@ -285,10 +285,10 @@ fn expected<T: Element>(case: Case, round: &Round<T>) -> Vec<Found> {
         .collect()
 }
 
-/// Runs every end on a thread of its own, and gives what each returned.
+/// Runs every end on its own thread, and collects the results.
 ///
 /// # Panics
-/// If one of them does.
+/// If any of them does.
 pub fn on_ranks<T: Element, S: Space, R: Send>(
     ends: Vec<Box<dyn Collectives<T, S>>>,
     work: impl Fn(usize, Box<dyn Collectives<T, S>>) -> R + Sync,
@@ -304,15 +304,15 @@ pub fn on_ranks<T: Element, S: Space, R: Send>(
 /// Runs a case on all ends, and compares every rank's results of every round.
 ///
 /// # Panics
-/// If they differ, or a collective fails.
+/// If results differ, or a collective fails.
 pub fn holds<T: Element>(ends: Vec<Box<dyn Collectives<T>>>, case: Case) {
     holds_in::<T, Host, OnHost>(ends, case);
 }
 
-/// As [`holds`], of any space.
+/// Runs a case on all ends of any space, and compares every rank's results of every round.
 ///
 /// # Panics
-/// As [`holds`].
+/// If results differ, or a collective fails.
 pub fn holds_in<T: Element, S: Space, R: Reach<S>>(ends: Vec<Box<dyn Collectives<T, S>>>, case: Case) {
     let mut random = fastrand::Rng::with_seed(case.seed);
     let rounds: Vec<Round<T>> = (0..case.rounds).map(|_| Round::new(case, ends.len(), &mut random)).collect();

@@ -1,8 +1,9 @@
-//! The collectives over P ranks at once, as plainly as they can be written: what every backend must equal bit for bit.
+//! The collectives over P ranks at once, written as plainly as possible: the reference that every backend must equal
+//! bit for bit.
 //!
-//! Slices are indexed by rank first: `parts[r]` is what rank r gives, and element r of the answer is what rank r gets.
-//! H = width of a row, n = tokens, m_r = rows of rank r. Sums are in f32 in rank order 0..P, begin with rank 0's value
-//! and are rounded once to the element type ([`Element::round`]). Moves keep every bit.
+//! Slices are indexed by rank first: `parts[r]` is rank r's input, and element r of the result is rank r's output. H =
+//! width of a row, n = tokens, m_r = rows of rank r. Sums are in f32 in rank order 0..P, start with rank 0's value and
+//! are rounded once to the element type ([`Element::round`]). Moves keep every bit.
 
 pub mod attention;
 pub mod data;
@@ -17,20 +18,20 @@ pub use hybrid::{NodeRows, hybrid_combine, hybrid_dispatch};
 
 use semmoe_kernels::{Element, KernelError, ResidualNorm, RowSplit, check_len, inverse_rms};
 
-/// A rank's rows out of the fused variant.
+/// A rank's output of the fused variant.
 #[derive(Clone, PartialEq, Debug)]
 pub struct NormedRows<T> {
-    /// `[m_r, H]`: the residual to go on with, sum + residual.
+    /// `[m_r, H]`: the new residual, sum + residual.
     pub residual: Vec<T>,
     /// `[m_r, H]`: its RMSNorm times the weight, the layer's input.
     pub normed: Vec<T>,
 }
 
-/// Reduce-scatter, shuffled if the split is: `out_r[i] = sum over q of parts[q][token(offsets[r] + i)]`.
-/// `parts[q]` is `[n, H]`; the answer's r-th element is `[m_r, H]`.
+/// Reduce-scatter, shuffled if the split is: `out_r[i] = sum over q of parts[q][token(offsets[r] + i)]`. `parts[q]` is
+/// `[n, H]`; element r of the result is `[m_r, H]`.
 ///
 /// # Errors
-/// Lengths that do not fit the split.
+/// Lengths that do not match the split.
 pub fn reduce_scatter<T: Element>(
     parts: &[&[T]],
     hidden: usize,
@@ -40,11 +41,11 @@ pub fn reduce_scatter<T: Element>(
     Ok(sums.into_iter().map(|rows| rows.into_iter().map(T::round).collect()).collect())
 }
 
-/// The same, fused: with s the f32 sum, not rounded, and h = s + residual of the token,
+/// Reduce-scatter fused with residual and norm. With s the unrounded f32 sum and h = s + residual of the token,
 /// `residual_r = round(h)` and `normed_r = round((h * inverse_rms(h)) * weight)`, each `*` and `+` rounded to f32.
 ///
 /// # Errors
-/// Lengths that do not fit the split.
+/// Lengths that do not match the split.
 pub fn reduce_scatter_norm<T: Element>(
     parts: &[&[T]],
     hidden: usize,
@@ -69,11 +70,11 @@ pub fn reduce_scatter_norm<T: Element>(
     Ok(answer)
 }
 
-/// Allgather, the exact inverse placement: `out[token(offsets[r] + i)] = rows[r][i]`, the same `[n, H]` on every rank,
-/// so that it is given once. `rows[r]` is `[m_r, H]`.
+/// Allgather, the exact inverse of the scatter: `out[token(offsets[r] + i)] = rows[r][i]`, `[n, H]`. All ranks get
+/// equal results, so only one is returned. `rows[r]` is `[m_r, H]`.
 ///
 /// # Errors
-/// Lengths that do not fit the split.
+/// Lengths that do not match the split.
 pub fn allgather<T: Element>(rows: &[&[T]], hidden: usize, split: RowSplit<'_>) -> Result<Vec<T>, KernelError> {
     check_len("ranks", rows.len(), split.ranks())?;
     let mut out = vec![T::zeroed(); split.tokens() * hidden];
@@ -87,8 +88,8 @@ pub fn allgather<T: Element>(rows: &[&[T]], hidden: usize, split: RowSplit<'_>) 
     Ok(out)
 }
 
-/// All-reduce: `out[i] = sum over q of parts[q][i]`, the same on every rank, so that it is given once. `parts[q]` is
-/// `[len]`.
+/// All-reduce: `out[i] = sum over q of parts[q][i]`. All ranks get equal results, so only one is returned. `parts[q]`
+/// is `[len]`.
 ///
 /// # Errors
 /// Parts of different lengths, or none.
@@ -109,7 +110,7 @@ fn sum_rows<T: Element>(parts: &[&[T]], hidden: usize, split: RowSplit<'_>) -> R
     Ok((0..split.ranks()).map(|rank| split.positions(rank).flat_map(row).collect()).collect())
 }
 
-/// In rank order, beginning with rank 0's value: minus zero stays minus zero.
+/// Sums in rank order, starting with rank 0's value: minus zero stays minus zero.
 fn sum<T: Element>(parts: &[&[T]], at: usize) -> f32 {
     parts.iter().map(|part| part[at].widen()).reduce(|sum, value| sum + value).unwrap_or_default()
 }

@@ -1,8 +1,8 @@
-//! The bytes that each kernel moves, and what they cost on a link: a model for predictions, not a measurement.
+//! The bytes that each kernel moves, and their cost on a link: a model for predictions, not a measurement.
 //!
 //! n = tokens, H = width of a row, P = ranks; an element has `bytes_of` bytes. The rows of all tokens are N = n x H
-//! elements. Counts are over all ranks together; a byte is counted once when read and once when written, wherever the
-//! memory is. Parts are taken as even.
+//! elements. Counts cover all ranks together; each read and each write of a byte counts once, wherever the memory is.
+//! Parts are assumed to be even.
 
 /// The bytes that a call moves.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
@@ -11,9 +11,9 @@ pub struct Moved {
     pub read: f64,
     /// Bytes of rows written by all ranks together.
     pub written: f64,
-    /// Bytes that one rank takes in over its link.
+    /// Bytes that one rank receives over its link.
     pub link_in: f64,
-    /// Bytes that one rank gives out over its link.
+    /// Bytes that one rank sends over its link.
     pub link_out: f64,
 }
 
@@ -27,12 +27,12 @@ pub struct Call {
 }
 
 impl Call {
-    /// Of `tokens` rows of `hidden` elements of `bytes_of` bytes.
+    /// A call on `tokens` rows of `hidden` elements of `bytes_of` bytes.
     pub fn new(ranks: usize, tokens: usize, hidden: usize, bytes_of: usize) -> Self {
         Self { ranks: ranks as f64, rows: tokens as f64 * hidden as f64 * bytes_of as f64 }
     }
 
-    /// Bytes that one rank moves of N where it keeps its own part: (P-1)/P N.
+    /// Bytes of N that one rank moves if it keeps its own part: (P-1)/P N.
     fn others(self) -> f64 {
         self.rows * (self.ranks - 1.0) / self.ranks
     }
@@ -43,7 +43,7 @@ impl Call {
         Moved { read: self.ranks * rows, written: rows, link_in: link, link_out: link }
     }
 
-    /// `srs_norm`: and the residual, and a second result. The weight of the norm, H elements, is left out.
+    /// `srs_norm`: also the residual, and a second result. The norm's weight, H elements, is left out.
     pub fn reduce_scatter_norm(self) -> Moved {
         let plain = self.reduce_scatter();
         Moved { read: plain.read + self.rows, written: plain.written + self.rows, ..plain }
@@ -79,8 +79,8 @@ impl Call {
         Moved { link_in: self.rows, link_out: own, ..self.allgather() }
     }
 
-    /// `dispatch`, where each token goes to `fan_out` ranks of P on average, the own one as likely as any: its row, and
-    /// 4 + 8 k bytes of routing. Ids and weights that are read are left out.
+    /// `dispatch`, where each token goes to `fan_out` of the P ranks on average, its own as likely as any other: its
+    /// row, and 4 + 8 k bytes of routing. Reads of ids and weights are left out.
     pub fn dispatch(self, tokens: usize, fan_out: f64, top_k: usize) -> Moved {
         let routing = tokens as f64 * fan_out * (4.0 + 8.0 * top_k as f64);
         let sent = self.rows * fan_out + routing;
@@ -88,7 +88,7 @@ impl Call {
         Moved { read: self.rows, written: sent, link_in: link, link_out: link }
     }
 
-    /// `combine`: what was sent comes back, summed.
+    /// `combine`: returns the summed rows to their sources.
     pub fn combine(self, fan_out: f64) -> Moved {
         let sent = self.rows * fan_out;
         let link = sent / self.ranks * (self.ranks - 1.0) / self.ranks;
@@ -97,12 +97,12 @@ impl Call {
 }
 
 impl Moved {
-    /// All bytes, read and written: what a device-to-device copy on one GPU that all ranks share would have to move.
+    /// All bytes, read and written: the traffic of an equivalent device-to-device copy on one GPU that all ranks share.
     pub fn total(&self) -> f64 {
         self.read + self.written
     }
 
-    /// The least time of ranks with a GPU each, in microseconds: the link in its slower direction, or the memory of one
+    /// Lower bound in microseconds for ranks with a GPU each: the busier direction of the link, or the memory of one
     /// GPU, whichever takes longer.
     pub fn bound_us(&self, ranks: usize, link_gb_per_s: f64, memory_gb_per_s: f64) -> f64 {
         let link = self.link_in.max(self.link_out) / (link_gb_per_s * 1e3);
@@ -111,8 +111,8 @@ impl Moved {
     }
 }
 
-/// The ranks that a token's `top_k` experts are on, on average, where experts are drawn without preference and each
-/// rank hosts as many.
+/// The average number of ranks that host a token's `top_k` experts, if experts are drawn uniformly and each rank hosts
+/// equally many.
 pub fn fan_out(ranks: usize, experts: usize, top_k: usize) -> f64 {
     let here = experts / ranks;
     let miss: f64 = (0..top_k).map(|i| (experts - here).saturating_sub(i) as f64 / (experts - i) as f64).product();
@@ -130,7 +130,7 @@ mod tests {
         assert_eq!(call.rows, 16_777_216.0);
         assert!((call.reduce_scatter().bound_us(8, 450.0, 3350.0) - 32.6).abs() < 0.05);
         assert_eq!(call.reduce_scatter().total(), 9.0 * call.rows);
-        // Out of each GPU goes its whole part, even with a switch that adds.
+        // Each GPU sends its whole part, even to a switch that adds.
         assert_eq!(call.reduce_scatter_nvls().link_in, call.rows / 8.0);
         assert_eq!(call.allgather_nvls().link_out, call.rows / 8.0);
     }

@@ -1,9 +1,9 @@
-//! Matrix products as plainly as they can be written: sums in f64. A kernel that adds in f32, in whatever order, is
-//! near.
+//! Matrix products written as plainly as possible, with sums in f64, and the error that a kernel with f32 sums may
+//! have.
 
 use semmoe_kernels::Element;
 
-/// `x W^T` of one group of rows after another, by their weights.
+/// `x W^T` for consecutive groups of rows, each with its own weights.
 #[derive(Clone, Copy, Debug)]
 pub struct Product<'a, T> {
     /// Rows, `stride` elements apart.
@@ -16,26 +16,27 @@ pub struct Product<'a, T> {
     pub inputs: usize,
     /// N
     pub outputs: usize,
-    /// `[N]`, added.
+    /// `[N]`, added to the outputs.
     pub bias: Option<&'a [f32]>,
-    /// `silu(gate) * up`
+    /// Apply `silu(gate) * up`.
     pub silu: bool,
 }
 
-/// An output, and how far from it a kernel may be before it rounds to what it stores.
+/// An output, and the tolerance for a kernel before it rounds to its output type.
 #[derive(Clone, Copy, Debug)]
 pub struct Near {
     /// The output.
     pub value: f64,
-    /// Of sums in f32.
+    /// The tolerance, for sums in f32.
     pub within: f64,
 }
 
-/// Of what a sum in f32 may miss, relative to the sum of all sizes.
+/// Error of an f32 sum relative to the sum of magnitudes.
 const MISSED: f64 = 1e-6;
 
 impl Near {
-    /// Whether a stored value is near enough; NaN never is. `rounded`: of the last place of its type.
+    /// Whether a stored value is within the tolerance; NaN never is. `rounded` is the relative rounding error of its
+    /// type.
     pub fn is(&self, found: f64, rounded: f64) -> bool {
         (found - self.value).abs() <= self.within + rounded * self.value.abs() + 1e-7
     }
@@ -66,7 +67,7 @@ impl<T: Element> Product<'_, T> {
     }
 }
 
-/// A part of the last place of a type: how far rounding to it moves a value, relative to it.
+/// Relative error of rounding to a type, with some margin.
 pub fn rounding<T: Element>() -> f64 {
     match size_of::<T>() {
         4 => 1e-6,

@@ -1,4 +1,4 @@
-//! Laws of the collectives, on the reference: shuffles undo each other, sums do not depend on the split, everything
+//! Laws of the collectives, on the reference: shuffles undo each other, sums do not depend on the split, and everything
 //! arrives once.
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
@@ -20,7 +20,7 @@ fn destinations() -> impl Strategy<Value = (usize, Vec<u16>)> {
     })
 }
 
-/// `[n, H]` of each rank, from a small generator, so that rounding matters.
+/// `[n, H]` for each rank, from a small generator, with values for which rounding matters.
 fn parts<T: Element>(ranks: usize, elements: usize, seed: u64) -> Vec<Vec<T>> {
     let mut state = seed | 1;
     let mut next = move || {
@@ -34,7 +34,7 @@ fn bits<T: Element>(values: &[T]) -> &[u8] {
     bytemuck::cast_slice(values)
 }
 
-/// SRS, then SAG, is an all-reduce, bit for bit; a plain reduce-scatter has the same rows in another place.
+/// SRS then SAG is an all-reduce, bit for bit; a plain reduce-scatter returns equal rows in another order.
 fn gather_undoes_scatter<T: Element>(ranks: usize, destinations: &[u16], hidden: usize, seed: u64) {
     let order = order(destinations, ranks);
     let parts = parts::<T>(ranks, destinations.len() * hidden, seed);
@@ -60,7 +60,7 @@ proptest! {
 
     #[test]
     fn srs_puts_each_token_on_its_rank_in_order((ranks, to) in destinations()) {
-        // Rank 0 gives the token's number, the others nothing: the sum shows which token a row is.
+        // Rank 0 contributes the token's number, the others zero: the sum identifies each row's token.
         let mut parts = vec![vec![0.0f32; to.len()]; ranks];
         parts[0] = (0..to.len()).map(|token| token as f32).collect();
         let order = order(&to, ranks);
@@ -102,7 +102,7 @@ proptest! {
         let hosts: Vec<u32> = (0..total).map(|e| ((seed >> (3 * e)) % ranks as u64) as u32).collect();
         let x: Vec<Vec<f32>> = (0..ranks).map(|r| parts::<f32>(1, counts[r] * hidden, seed + r as u64).remove(0)).collect();
         let experts: Vec<Vec<i32>> = (0..ranks).map(|r| (0..counts[r] * top_k).map(|slot| {
-            // Distinct within a token; one in five slots is not used.
+            // Distinct within a token; one in five slots is unused.
             let expert = (slot % top_k + slot / top_k + r) % total;
             if (slot as u64 + seed).is_multiple_of(5) { NO_EXPERT } else { expert as i32 }
         }).collect()).collect();
@@ -111,7 +111,7 @@ proptest! {
             .map(|r| RoutedTokens { x: &x[r], experts: &experts[r], weights: &weights[r] }).collect();
         let dispatched = reference::dispatch(&tokens, hidden, top_k, &hosts).unwrap();
         check_received(&dispatched, &tokens, &hosts, top_k, hidden);
-        // Expert e multiplies by e + 1; small integers, so that the order of additions does not matter.
+        // Expert e multiplies by e + 1; small integers make the order of additions irrelevant.
         let whole: Vec<Vec<f32>> = x.iter().map(|x| x.iter().map(|v| v.round()).collect()).collect();
         let tokens: Vec<_> = (0..ranks)
             .map(|r| RoutedTokens { x: &whole[r], experts: &experts[r], weights: &weights[r] }).collect();
@@ -133,7 +133,7 @@ proptest! {
     }
 }
 
-/// Every (token, rank) with an expert there arrived once, where `sent_rows` says; padding is where it should be.
+/// Every (token, rank) with an expert there arrived once, at the row in `sent_rows`; padding is correct.
 fn check_received(
     dispatched: &[Dispatched<f32>],
     tokens: &[RoutedTokens<'_, f32>],
@@ -188,7 +188,7 @@ fn splits_that_are_none_are_refused() {
     ] {
         assert_eq!(found, Err(expected));
     }
-    // Tokens seen in one call do not count in the next.
+    // State of one call must not affect the next.
     for _ in 0..3 {
         RowSplit::shuffled(&[1, 0], &[0, 2], &mut seen).unwrap();
     }

@@ -10,7 +10,7 @@ use semmoe_kernels_cuda::{HEADERS, SOURCES};
 use crate::error::ShimError;
 use crate::run::RunFn;
 
-/// The shim's own files, beside the kernels' sources when they are compiled.
+/// The shim's own files, compiled together with the kernels' sources.
 const SHIM_FILES: &[(&str, &str)] = &[
     ("shim.h", include_str!("../shim.h")),
     ("scheduler.h", include_str!("../scheduler.h")),
@@ -27,28 +27,29 @@ pub struct Compiler {
 /// Checks compiled into the kernels.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Sanitize {
-    /// Nothing but alignment.
+    /// Only alignment.
     No,
-    /// Addresses and undefined behaviour; the process must have been started with the sanitizer's library preloaded.
+    /// Addresses and undefined behaviour; the process must run with the sanitizer's library preloaded.
     AddressAndUndefined,
 }
 
 impl Compiler {
-    /// The first of `c++`, `g++`, `clang++` that answers; `None` without one.
+    /// The first of `c++`, `g++`, `clang++` that works; `None` without one.
     pub fn find() -> Option<Self> {
         let answers =
             |command: &&str| Command::new(command).arg("--version").output().is_ok_and(|o| o.status.success());
         ["c++", "g++", "clang++"].iter().copied().find(answers).map(|command| Self { command: command.into() })
     }
 
-    /// Where the compiler keeps a library of its own, as `libasan.so`; `None` if it has none.
+    /// The path of one of the compiler's own libraries, such as `libasan.so`; `None` if it has none.
     pub fn library(&self, name: &str) -> Option<PathBuf> {
         let output = Command::new(&self.command).arg(format!("-print-file-name={name}")).output().ok()?;
         let path = PathBuf::from(String::from_utf8(output.stdout).ok()?.trim());
         path.is_absolute().then_some(path)
     }
 
-    /// Compiles the kernels in this folder, in a few seconds; with sanitizers in a minute. The library.
+    /// Compiles the kernels in `folder`, in a few seconds, or about a minute with sanitizers. Returns the library's
+    /// path.
     ///
     /// # Errors
     /// A compiler that fails.
@@ -66,7 +67,7 @@ impl Compiler {
         std::fs::write(folder.join("all.cpp"), all)?;
         let library = folder.join("kernels.so");
         let mut command = Command::new(&self.command);
-        // No contraction: the reference rounds after each operation, as the kernels do on a GPU.
+        // Disables contraction: the reference rounds after each operation, as the kernels do on a GPU.
         command.current_dir(folder).args(["-std=c++17", "-O1", "-g1", "-fPIC", "-shared", "-ffp-contract=off"]);
         command.args(["-Wall", "-Wextra", "-Wno-unknown-pragmas", "-Wno-clobbered", "-Wno-unknown-warning-option"]);
         if sanitize == Sanitize::AddressAndUndefined {
@@ -88,7 +89,7 @@ pub struct Shim {
     pub(crate) beside_others: unsafe extern "C" fn(u32),
     pub(crate) leave_out: unsafe extern "C" fn(*const c_char, u32),
     pub(crate) moved: unsafe extern "C" fn(*mut u64, *mut u64),
-    // Dropped before the folder it was loaded from.
+    // Dropped before the folder that it was loaded from.
     _library: Library,
     path: PathBuf,
     _folder: Option<tempfile::TempDir>,
@@ -108,7 +109,7 @@ impl Shim {
     /// Loads kernels that another process built and keeps at its [`path`](Self::path).
     ///
     /// # Errors
-    /// A file that is no library of this version.
+    /// A file that is not a library of this version.
     ///
     /// # Safety
     /// The library was compiled by [`Compiler::compile`].
@@ -116,7 +117,7 @@ impl Shim {
         Self::load(path.to_owned(), None)
     }
 
-    /// The library.
+    /// The library's path.
     pub fn path(&self) -> &Path {
         &self.path
     }

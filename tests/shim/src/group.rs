@@ -1,10 +1,9 @@
-//! Ranks that are threads meet here: the last one to come runs what all have brought.
+//! Synchronises ranks that are threads: the last one to arrive runs everyone's items.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// The most that a rank waits for the others. Far above what a test needs: a defect of the test is then an error, not a
-/// hang.
+/// How long a rank waits for the others. Far above any test's need, so that a defect of a test is an error, not a hang.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 type Run<I> = dyn Fn(Vec<Option<I>>, u64) -> Result<(), String> + Send + Sync;
@@ -18,34 +17,34 @@ pub struct Group<I> {
 
 struct Meeting<I> {
     ranks: Vec<Presence<I>>,
-    /// Rounds that ran.
+    /// Completed rounds.
     round: u64,
-    /// How the last one ended.
+    /// Result of the last round.
     ended: Result<(), String>,
 }
 
 enum Presence<I> {
-    /// Not there yet, or between calls.
+    /// Not entered, or between calls.
     Away,
     There(I),
     Left,
 }
 
 impl<I> Group<I> {
-    /// Ranks that are all away. `run` gets what each of them brought, nothing of those that have left, and the number
-    /// of the round.
+    /// A group whose ranks are all away. `run` gets the item of each rank, `None` for ranks that have left, and the
+    /// round's number.
     pub fn new(ranks: usize, run: impl Fn(Vec<Option<I>>, u64) -> Result<(), String> + Send + Sync + 'static) -> Self {
         let ranks = (0..ranks).map(|_| Presence::Away).collect();
         let meeting = Mutex::new(Meeting { ranks, round: 0, ended: Ok(()) });
         Self { meeting, changed: Condvar::new(), run: Box::new(run) }
     }
 
-    /// Ranks, those that have left among them.
+    /// Number of ranks, including those that have left.
     pub fn ranks(&self) -> usize {
         self.lock().ranks.len()
     }
 
-    /// Whether the ranks have met: from then on one may wait in a kernel whenever another calls the driver.
+    /// Whether the ranks have synchronised: from then on one may wait in a kernel whenever another calls the driver.
     pub fn has_met(&self) -> bool {
         self.lock().round > 0
     }
@@ -68,10 +67,10 @@ impl<I> Group<I> {
         meeting.ended = (self.run)(items, meeting.round);
     }
 
-    /// Waits for all ranks that have not left; returns when what they brought has run.
+    /// Waits for all ranks that have not left; returns when their items have run.
     ///
     /// # Errors
-    /// A run that failed, a rank that does not come.
+    /// A run that failed, a rank that does not arrive.
     pub fn meet(&self, rank: usize, item: I) -> Result<(), String> {
         let until = Instant::now() + PATIENCE;
         let mut meeting = self.lock();
@@ -89,18 +88,18 @@ impl<I> Group<I> {
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 meeting.ranks[rank] = Presence::Away;
-                return Err(format!("not all ranks came within {} s", PATIENCE.as_secs()));
+                return Err(format!("not all ranks arrived within {} s", PATIENCE.as_secs()));
             }
             meeting = self.changed.wait_timeout(meeting, left).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 
-    /// The rank is waited for, even if it had left.
+    /// Adds the rank to those waited for, also if it had left.
     pub fn enter(&self, rank: usize) {
         self.lock().ranks[rank] = Presence::Away;
     }
 
-    /// The rank is missing from now on.
+    /// Removes the rank from now on.
     pub fn leave(&self, rank: usize) {
         self.lock().ranks[rank] = Presence::Left;
         self.changed.notify_all();

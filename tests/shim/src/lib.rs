@@ -1,8 +1,8 @@
 //! Runs the CUDA sources on the CPU: for tests and dry runs, not for speed.
 //!
-//! A C++ compiler builds the very sources that a GPU gets, behind a small header (`shim.h`). One fiber per CUDA thread,
-//! all on one OS thread, chosen by a seeded generator: the same seed gives the same run. Ranks are streams of steps.
-//! kernels/README.md says what this models and what it does not.
+//! A C++ compiler builds the GPU's sources behind a small header (`shim.h`). One fiber per CUDA thread, all on one OS
+//! thread, scheduled by a seeded generator: equal seeds give identical runs. Ranks are streams of steps.
+//! kernels/README.md says what is modelled and what is not.
 
 mod build;
 mod error;

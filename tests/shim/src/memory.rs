@@ -1,4 +1,4 @@
-//! Memory that kernels run on: exactly as long as asked, so that a sanitizer sees the first byte past its end.
+//! Memory for kernels, exactly as long as requested, so that a sanitizer detects the first byte past its end.
 
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 
@@ -11,7 +11,7 @@ pub struct HostBuffer {
     layout: Layout,
 }
 
-// SAFETY: an allocation of its own, which `&self` only reads; kernels write it as `bytes` says.
+// SAFETY: owns its allocation, which `&self` only reads; kernels write it as `bytes` says.
 unsafe impl Send for HostBuffer {}
 // SAFETY: as above.
 unsafe impl Sync for HostBuffer {}
@@ -41,14 +41,14 @@ impl HostBuffer {
         buffer
     }
 
-    /// A copy.
+    /// A copy of `bytes`.
     pub fn holding(bytes: &[u8]) -> Self {
         let mut buffer = Self::poisoned(bytes.len());
         buffer.bytes_mut().copy_from_slice(bytes);
         buffer
     }
 
-    /// Its place, for calls.
+    /// Its address and size, for calls.
     pub fn buffer(&self) -> Buffer {
         Buffer { address: self.start as u64, bytes: self.bytes as u64 }
     }
@@ -60,7 +60,7 @@ impl HostBuffer {
         unsafe { std::slice::from_raw_parts(self.start, self.bytes) }
     }
 
-    /// The content, to write.
+    /// The content, mutably.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: as in `bytes`, and `self` is borrowed mutably.
         unsafe { std::slice::from_raw_parts_mut(self.start, self.bytes) }

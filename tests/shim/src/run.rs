@@ -7,12 +7,12 @@ use semmoe_kernels_cuda::{Buffer, Launch};
 use crate::build::Shim;
 use crate::error::ShimError;
 
-/// A kernel with one piece of its synchronisation left out or weakened; tests must notice each. The numbers are those
-/// of `shim.h`.
+/// A kernel with one piece of its synchronisation omitted or weakened; tests must notice each. The numbers match
+/// `shim.h`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u32)]
 pub enum Mutant {
-    /// The kernels as they are.
+    /// Unchanged kernels.
     None = 0,
     /// Does not wait until all ranks have begun.
     NoEntryWait = 1,
@@ -20,13 +20,13 @@ pub enum Mutant {
     NoEntryBarrier = 2,
     /// Does not wait until all ranks have ended.
     NoExitWait = 3,
-    /// Signals the end while other threads of the block are still at work.
+    /// Signals the end while other threads of the block are still working.
     NoExitBarrier = 4,
-    /// Takes the last call's signals for this one's.
+    /// Accepts the previous call's signals.
     PreviousEpoch = 5,
     /// Entry and exit share a word.
     OneWord = 6,
-    /// Signals the end without releasing what was written.
+    /// Signals the end without releasing its writes.
     RelaxedExit = 7,
     /// Scans the counts before all warps have counted.
     NoSortBarrier = 8,
@@ -35,14 +35,14 @@ pub enum Mutant {
 /// One step of a stream.
 #[derive(Clone, Copy, Debug)]
 pub enum Step<'a> {
-    /// `to` becomes a copy of as many bytes of `from`.
+    /// Copies `from` to `to`.
     Copy {
         /// Source.
         from: Buffer,
-        /// Destination; its size counts.
+        /// Destination; determines the size.
         to: Buffer,
     },
-    /// Every byte of `to` becomes `byte`.
+    /// Sets every byte of `to` to `byte`.
     Fill {
         /// Destination.
         to: Buffer,
@@ -51,7 +51,7 @@ pub enum Step<'a> {
     },
     /// A kernel.
     Launch(&'a Launch),
-    /// Goes on only when all other ranks have been stuck or done for as many rounds.
+    /// Continues only after all other ranks have been stuck or done for `ticks` rounds.
     Hold {
         /// Rounds.
         ticks: u64,
@@ -61,9 +61,9 @@ pub enum Step<'a> {
 /// How a stream ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum StreamEnd {
-    /// All steps were done.
+    /// All steps completed.
     Done,
-    /// A kernel stopped itself; the steps behind it were not done.
+    /// A kernel stopped itself; later steps did not run.
     Trapped,
 }
 
@@ -94,7 +94,7 @@ pub(crate) struct RawStream {
 
 pub(crate) type RunFn = unsafe extern "C" fn(*mut RawStream, u64, u64, u32, *mut c_char, u64) -> i32;
 
-/// The scheduler keeps its state in globals: one run at a time in a process.
+/// The scheduler's state is global: one run at a time per process.
 static ONE_RUN: std::sync::Mutex<()> = std::sync::Mutex::new(());
 
 thread_local! {
@@ -103,14 +103,13 @@ thread_local! {
 }
 
 impl Shim {
-    /// Runs the streams together until each is done or trapped, and says how each ended.
+    /// Runs the streams together until each is done or trapped; returns how each ended.
     ///
     /// # Errors
-    /// A barrier that can never complete, a misaligned access, a launch that does not fit the kernel.
+    /// A barrier that can never complete, a misaligned access, a launch that the kernel does not support.
     ///
     /// # Safety
-    /// The memory that steps and launches name is valid for the run, is not borrowed, and signals are zeroed or from
-    /// earlier runs.
+    /// The memory in steps and launches is valid for the run and not borrowed; signals are zeroed or from earlier runs.
     pub unsafe fn run(
         &self,
         streams: &[Vec<Step<'_>>],
@@ -129,8 +128,7 @@ impl Shim {
             .collect();
         let mut message = [0u8; 512];
         let _one = ONE_RUN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        // SAFETY: the arrays outlive the call and have the lengths given; the memory of the steps is the caller's
-        // promise.
+        // SAFETY: the arrays outlive the call and have the given lengths; the caller guarantees the steps' memory.
         let status = unsafe {
             (self.run)(
                 raw.as_mut_ptr(),
@@ -152,15 +150,15 @@ impl Shim {
         Ok(raw.iter().map(|s| if s.trapped == 0 { StreamEnd::Done } else { StreamEnd::Trapped }).collect())
     }
 
-    /// Ranks of other processes take part in later runs: time is the clock's, and a run with a given seed is no longer
-    /// the same.
+    /// Allows for ranks of other processes in later runs: time is the clock's, and runs with equal seeds are no longer
+    /// identical.
     pub fn beside_others(&self) {
         let _one = ONE_RUN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         // SAFETY: no run is under way.
         unsafe { (self.beside_others)(1) };
     }
 
-    /// Leaves one `__syncthreads()` or `__syncwarp(..)` of the sources out of later runs: its file and line.
+    /// Omits one `__syncthreads()` or `__syncwarp(..)` of the sources from later runs, by file and line.
     pub fn leave_out(&self, file: &'static CStr, line: u32) {
         let _one = ONE_RUN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         // SAFETY: no run is under way, and the name stays.

@@ -9,15 +9,15 @@ use crate::group::Group;
 use crate::memory::HostBuffer;
 use crate::run::{Mutant, Step, StreamEnd};
 
-/// The memory of a GPU, unless [`ShimStream::limited`] says otherwise.
+/// Size of a GPU's memory, unless [`ShimStream::limited`] sets another.
 const MEMORY_BYTES: u64 = 64 << 30;
 
-/// One rank's stream over the shim: its work is done when a call returns. Device memory is the host's, and the stream
-/// keeps what its rank uses.
+/// One rank's stream over the shim: its work is done when a call returns. Device memory is host memory, and the stream
+/// owns its rank's buffers.
 pub struct ShimStream {
     shim: &'static Shim,
     rank: usize,
-    /// The ranks whose kernels meet; `None` where a kernel is its rank's own affair.
+    /// The ranks whose kernels run together; `None` if kernels are local to their rank.
     group: Option<Arc<Group<Launch>>>,
     report: Arc<HostBuffer>,
     memory: Mutex<Memory>,
@@ -29,26 +29,26 @@ struct Memory {
 }
 
 impl ShimStream {
-    /// Of a rank, whose kernels report to the eight bytes of `report`.
+    /// A stream for `rank`, whose kernels report to the eight bytes of `report`.
     pub fn new(shim: &'static Shim, rank: usize, group: Option<Arc<Group<Launch>>>, report: Arc<HostBuffer>) -> Self {
         let memory = Mutex::new(Memory { free: MEMORY_BYTES, kept: Vec::new() });
         Self { shim, rank, group, report, memory }
     }
 
-    /// Ranks whose kernels meet over the shim.
+    /// Ranks whose kernels run together on the shim.
     pub fn group(shim: &'static Shim, ranks: usize) -> Arc<Group<Launch>> {
         let run = |launches: Vec<Option<Launch>>, seed| run(shim, &launches, seed).map(drop);
         Arc::new(Group::new(ranks, run))
     }
 
-    /// A GPU with so much memory left.
+    /// Limits the GPU's free memory.
     #[must_use]
     pub fn limited(self, bytes: u64) -> Self {
         self.memory().free = bytes;
         self
     }
 
-    /// Keeps memory that the rank's calls use as long as the stream lives.
+    /// Keeps memory of the rank's calls alive as long as the stream.
     pub fn keep(&self, memory: impl IntoIterator<Item = Arc<HostBuffer>>) {
         self.memory().kept.extend(memory);
     }
@@ -95,8 +95,8 @@ impl Runner for ShimStream {
 }
 
 impl Accelerator for ShimStream {
-    /// Poisoned, so that what is read before it is written shows. Once ranks have met it is refused: a GPU would wait
-    /// for all of its kernels first, one of which may wait for this rank.
+    /// Poisoned, so that reads of uninitialised memory show. Refused once ranks have synchronised: a GPU would first
+    /// wait for all of its kernels, one of which may wait for this rank.
     fn allocate(&self, bytes: u64) -> Result<Buffer, String> {
         if self.group.as_ref().is_some_and(|group| group.ranks() > 1 && group.has_met()) {
             return Err(format!(

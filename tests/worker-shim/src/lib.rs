@@ -20,34 +20,34 @@ use semmoe_worker::model::{AttentionPlan, Model, ModelConfig, ModelError};
 
 pub use watched::Watched;
 
-/// How long a rank waits for another inside a kernel: far above what a test needs.
+/// How long a rank waits for another inside a kernel: far above any test's need.
 const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A rank of a unit.
 pub struct Rank {
     /// Its part of the model.
     pub model: Model,
-    /// Its end of the unit.
+    /// Its connection to the unit.
     pub ep: ExpertParallel,
 }
 
-/// How a unit is divided, and the type of its rows.
+/// The layout of a unit, and its element type.
 #[derive(Clone, Copy, Debug)]
 pub struct Layout {
-    /// Ranks.
+    /// Number of ranks.
     pub world: usize,
-    /// Of each rank, or of all together.
+    /// dp or tp.
     pub attention: Attention,
-    /// Whole or sliced.
+    /// Whole experts or slices.
     pub experts: ExpertLayout,
-    /// Of weights, rows, keys and values.
+    /// Element type of weights, rows, keys and values.
     pub dtype: Dtype,
-    /// Whether attention may change; then pages with the other one.
+    /// Whether attention may switch; if so, the number of pages in the other layout.
     pub other_pages: Option<usize>,
 }
 
 impl Layout {
-    /// A unit of so many ranks.
+    /// A unit of `world` ranks.
     pub fn new(world: usize, attention: Attention, experts: ExpertLayout, dtype: Dtype) -> Self {
         Self { world, attention, experts, dtype, other_pages: None }
     }
@@ -78,7 +78,7 @@ pub struct ShimUnit {
 }
 
 impl ShimUnit {
-    /// Memory for as many ranks as the room is for.
+    /// Memory for the ranks of `room`.
     pub fn new(shim: &'static Shim, room: Room) -> Self {
         let zeroed = |bytes: u64| (0..room.ranks).map(|_| Arc::new(HostBuffer::zeroed(bytes as usize))).collect();
         let poisoned = |bytes: u64| (0..room.ranks).map(|_| Arc::new(HostBuffer::poisoned(bytes as usize))).collect();
@@ -92,12 +92,12 @@ impl ShimUnit {
         }
     }
 
-    /// A rank whose GPU has all the memory that it asks for.
+    /// A rank whose GPU has unlimited memory.
     pub fn rank(&self, rank: usize) -> UnitRank {
         self.rank_with(rank, |stream| stream)
     }
 
-    /// A rank whose stream is made different.
+    /// A rank with a modified stream.
     pub fn rank_with<A: Accelerator + Sync + 'static>(
         &self,
         rank: usize,
@@ -113,7 +113,7 @@ impl ShimUnit {
     }
 }
 
-/// Loads the one rank of a unit on a GPU with so much memory; nothing without a C++ compiler.
+/// Loads the only rank of a unit on a GPU with `memory` bytes; `None` without a C++ compiler.
 pub fn loaded_alone(dir: &Path, placement: &ExpertCopies, memory: u64) -> Option<Result<Model, ModelError>> {
     let settings = GpuSettings { dtype: Dtype::F32, step_tokens: 64, running: 4, pages: 8, other_pages: 0 };
     let unit = ShimUnit::new(shim()?, settings.room(1, ModelConfig::load(dir).unwrap().hidden));
@@ -122,10 +122,10 @@ pub fn loaded_alone(dir: &Path, placement: &ExpertCopies, memory: u64) -> Option
     Some(Model::load_on(dir, placement.clone(), ExpertLayout::Ep, Attention::Dp, settings, gpu, link))
 }
 
-/// Pages of keys and values of a rank in tests.
+/// Pages of keys and values per rank.
 pub const PAGES: usize = 40;
 
-/// Runs `work` on every rank of a unit, each in a thread; nothing without a C++ compiler.
+/// Runs `work` on every rank of a unit, each on a thread; `None` without a C++ compiler.
 pub fn on_gpus<R: Send>(
     dir: &Path,
     placement: &ExpertCopies,
@@ -135,7 +135,7 @@ pub fn on_gpus<R: Send>(
     on_streams(dir, placement, layout, |_, stream| stream, work)
 }
 
-/// Runs `work` on every rank of a unit, each on a stream that `change` made of its own.
+/// Runs `work` on every rank of a unit, each on the stream that `change` returns.
 pub fn on_streams<R: Send, A: Accelerator + Sync + 'static>(
     dir: &Path,
     placement: &ExpertCopies,

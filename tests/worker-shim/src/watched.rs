@@ -1,4 +1,4 @@
-//! A stream whose launches a test sees, and may make fail.
+//! A stream whose launches a test observes, and may fail.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -7,16 +7,16 @@ use semmoe_kernels_shim::ShimStream;
 
 type Look = dyn Fn(&ShimStream, &Launch) -> Result<(), String> + Send + Sync;
 
-/// See the module.
+/// A stream that reports its launches to a test.
 pub struct Watched {
     stream: ShimStream,
     look: Box<Look>,
-    /// In place of what kernels report, if it is not 0.
+    /// Replaces the kernels' report if it is not 0.
     pub report: AtomicU64,
 }
 
 impl Watched {
-    /// `look` sees each launch before it happens; its error is the driver's.
+    /// `look` gets each launch before it runs; its error becomes the driver's.
     pub fn new(
         stream: ShimStream,
         look: impl Fn(&ShimStream, &Launch) -> Result<(), String> + Send + Sync + 'static,
@@ -28,17 +28,17 @@ impl Watched {
 impl Runner for Watched {
     unsafe fn launch(&self, launch: &Launch) -> Result<(), String> {
         (self.look)(&self.stream, launch)?;
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         unsafe { self.stream.launch(launch) }
     }
 
     unsafe fn write(&self, bytes: &[u8], to: Buffer) -> Result<(), String> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         unsafe { self.stream.write(bytes, to) }
     }
 
     unsafe fn copy(&self, from: Buffer, to: Buffer) -> Result<(), String> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         unsafe { self.stream.copy(from, to) }
     }
 
@@ -60,7 +60,7 @@ impl Accelerator for Watched {
     }
 
     unsafe fn read(&self, from: Buffer, to: &mut [u8]) -> Result<(), String> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         unsafe { self.stream.read(from, to) }
     }
 

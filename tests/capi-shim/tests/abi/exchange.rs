@@ -12,9 +12,9 @@ use crate::rank::{Rank, World, at, call, holding, message, read, same};
 
 const EXPERTS: usize = 12;
 const TOP_K: usize = 4;
-/// Rows that each rank has room for.
+/// Row capacity of each rank.
 const CAPACITY: usize = 96;
-/// Places in the symmetric buffer.
+/// Offsets in the symmetric buffer.
 const TOKENS_AT: usize = 1 << 16;
 const EXPERTS_AT: usize = TOKENS_AT + 4096;
 const WEIGHTS_AT: usize = EXPERTS_AT + 8192;
@@ -25,7 +25,7 @@ pub(crate) fn sent<T: Element>(rng: &mut Rng, tokens: usize, hidden: usize) -> T
     Tokens::random(rng, tokens, hidden, EXPERTS, TOP_K)
 }
 
-/// A dispatch of this rank: its arguments, and the memory that they name.
+/// A dispatch on this rank: its arguments, and the memory they point to.
 pub(crate) struct Call {
     pub(crate) args: DispatchArgs,
     source_offsets: HostBuffer,
@@ -75,7 +75,7 @@ fn compare<T: Element>(rank: &Rank<'_>, call: &Call, expected: &Dispatched<T>, h
 fn there_and_back<T: Element>(world: &World, ranks: usize, hidden: usize) {
     let mut rng = Rng::with_seed(ranks as u64);
     let hosts: Vec<u32> = (0..EXPERTS).map(|_| rng.u32(0..ranks as u32)).collect();
-    // Rank 0 has nothing where there are others.
+    // Rank 0 has no tokens if there are other ranks.
     let count = |rank: usize, rng: &mut Rng| if rank == 0 && ranks > 1 { 0 } else { rng.usize(1..9) };
     let counts: Vec<usize> = (0..ranks).map(|rank| count(rank, &mut rng)).collect();
     let sent: Vec<Tokens<T>> = counts.into_iter().map(|tokens| sent(&mut rng, tokens, hidden)).collect();

@@ -1,5 +1,5 @@
-//! Errors that only the device sees stop the kernel, return a status and a sentence, and spend the communicator; errors
-//! that the host sees are refused before any launch, and the communicator goes on.
+//! Errors that only the device can detect stop the kernel, return a status and a message, and make the communicator
+//! unusable. Errors that the host detects are refused before any launch, and the communicator stays usable.
 
 use std::sync::Barrier;
 
@@ -10,7 +10,7 @@ use semmoe_kernels_shim::HostBuffer;
 use crate::exchange::{Call, sent};
 use crate::rank::{MAX_TOKENS, Rank, World, all_reduce_args, at, call, holding, message};
 
-/// Statuses of the header, by what happened.
+/// The header's status codes.
 const INVALID: i32 = 1;
 const OUT_OF_RANGE: i32 = 2;
 const TOO_LARGE: i32 = 4;
@@ -22,7 +22,7 @@ fn sum(tokens: u64) -> AllReduce {
     all_reduce_args(0, tokens, 8, 0, 8192)
 }
 
-/// A kernel of this rank stopped: the launch was taken, every later call returns the report.
+/// This rank's kernel stopped: the launch was accepted, and every later call returns the report.
 fn stopped(rank: &Rank<'_>) -> (i32, String) {
     let reported = rank.check();
     assert_ne!(reported.0, abi::OK, "rank {} went on", rank.rank);
@@ -38,7 +38,7 @@ fn a_missing_rank_is_named_with_the_epoch() {
     let reported = world.each(|rank| {
         assert_eq!(call!(rank, semmoe_all_reduce, &sum(4)), abi::OK, "{}", message());
         if rank.rank == 1 {
-            // SAFETY: freed once: the rank's own end is forgotten.
+            // SAFETY: freed once; `take` disables the rank's own drop.
             unsafe { semmoe_kernels_capi_shim::capi::semmoe_free(rank.take()) };
             left.wait();
             return None;
@@ -145,8 +145,8 @@ fn more_rows_than_the_capacity_stop_before_any_is_written() {
     assert_eq!(rank.get::<f32>(0, 40), [7.5; 40]);
 }
 
-/// No rank launched, so that the next call still meets the others. `kernels/capi/src/cuda/tests.rs` has all that is
-/// refused.
+/// No rank launched, so the next call still synchronises with the others. `kernels/capi/src/cuda/tests.rs` covers all
+/// refusals.
 #[test]
 fn what_the_host_sees_is_refused_and_the_ranks_go_on() {
     let Some(world) = World::new(2) else { return };
@@ -160,14 +160,14 @@ fn what_the_host_sees_is_refused_and_the_ranks_go_on() {
     });
 }
 
-/// While one thread is in a call, another one's is refused at once; neither is hurt.
+/// While one thread is in a call, a call from another is refused at once; neither fails otherwise.
 #[test]
 fn a_second_thread_is_reported_that_the_communicator_is_busy() {
     let Some(world) = World::new(2) else { return };
     let (first, second) = (world.join(0), world.join(1));
     let shared = &first;
     std::thread::scope(|scope| {
-        // Waits inside the call until the other rank launches; a look from outside may come between before.
+        // Blocks inside the call until the other rank launches; the main thread may check before that.
         let inside = scope.spawn(move || {
             loop {
                 match call!(shared, semmoe_all_reduce, &sum(4)) {

@@ -1,5 +1,5 @@
-//! Calls through the C interface run the CUDA sources, on the CPU: equal to the reference bit for bit, and what is bad
-//! stops with a status and a sentence.
+//! Calls through the C interface run the CUDA sources on the CPU: bit-identical to the reference, and invalid calls
+//! return a status and a message.
 
 #![allow(clippy::unwrap_used, clippy::print_stderr, reason = "tests")]
 

@@ -1,4 +1,4 @@
-//! Ranks as threads, each with a communicator for CUDA; calls as a C program makes them.
+//! Ranks as threads, each with a CUDA communicator; calls as from a C program.
 
 use std::cell::UnsafeCell;
 use std::ffi::{CStr, c_void};
@@ -15,7 +15,7 @@ pub(crate) const MAX_TOKENS: u64 = 256;
 
 #[repr(C, align(64))]
 struct Line(UnsafeCell<[u8; 64]>);
-// SAFETY: ranks write to it inside their calls alone, which the tests order.
+// SAFETY: ranks write to it only inside their calls, whose order the tests fix.
 unsafe impl Sync for Line {}
 
 fn lines(bytes: usize, byte: u8) -> Vec<Line> {
@@ -34,7 +34,7 @@ pub(crate) struct World {
 }
 
 impl World {
-    /// `None` without a C++ compiler, which is said.
+    /// `None`, with a notice, without a C++ compiler.
     pub(crate) fn new(ranks: usize) -> Option<Self> {
         if Compiler::find().is_none() {
             eprintln!("notice: no C++ compiler (c++, g++ or clang++), so the CUDA kernels are not run");
@@ -42,7 +42,7 @@ impl World {
         }
         semmoe_kernels_capi_shim::install();
         let buffers = (0..ranks).map(|_| lines(BUFFER_BYTES, 0xff)).collect();
-        // A millisecond is a thousand rounds of the shim in which nothing moves.
+        // A millisecond is a thousand rounds of the shim without progress.
         Some(Self { buffers, signals: (0..ranks).map(|_| lines(SIGNAL_BYTES as usize, 0)).collect(), timeout_ms: 1 })
     }
 
@@ -68,7 +68,7 @@ impl World {
         Rank { comm, rank, world: self }
     }
 
-    /// Runs every rank in a thread of its own.
+    /// Runs every rank on its own thread.
     pub(crate) fn each<R: Send>(&self, run: impl Fn(&mut Rank<'_>) -> R + Sync) -> Vec<R> {
         std::thread::scope(|scope| {
             let one = |rank| {
@@ -81,9 +81,9 @@ impl World {
     }
 }
 
-/// The calling thread's last sentence.
+/// The calling thread's last error message.
 pub(crate) fn message() -> String {
-    // SAFETY: a string that ends, valid until this thread's next failure.
+    // SAFETY: a null-terminated string, valid until this thread's next failure.
     unsafe { CStr::from_ptr(capi::semmoe_last_error()) }.to_string_lossy().into_owned()
 }
 
@@ -94,17 +94,17 @@ pub(crate) struct Rank<'a> {
     world: &'a World,
 }
 
-// SAFETY: a communicator may be used by any thread; one that is in use says so.
+// SAFETY: any thread may use a communicator; concurrent calls are refused.
 unsafe impl Sync for Rank<'_> {}
 
 impl Drop for Rank<'_> {
     fn drop(&mut self) {
-        // SAFETY: from `semmoe_init` and freed once, or null.
+        // SAFETY: null, or from `semmoe_init` and freed once.
         unsafe { capi::semmoe_free(self.comm) };
     }
 }
 
-/// An order of rows on the device; `None`: the tokens' own order in even parts.
+/// An order of rows on the device; `None` splits the tokens evenly in their own order.
 pub(crate) struct Order {
     pub(crate) permutation: HostBuffer,
     pub(crate) offsets: HostBuffer,
@@ -122,11 +122,11 @@ pub(crate) fn read<T: Pod>(memory: &HostBuffer) -> Vec<T> {
     memory.bytes().chunks_exact(size_of::<T>()).map(bytemuck::pod_read_unaligned).collect()
 }
 
-/// A call as C makes it; the answer is its status.
+/// A call through the C interface; evaluates to its status.
 macro_rules! call {
     ($rank:expr, $function:ident, $args:expr) => {
-        // SAFETY: the communicator is alive and the arguments name memory of the lengths that the header asks for, or
-        // what must be refused.
+        // SAFETY: the communicator is alive, and the arguments point to memory of the lengths that the header requires,
+        // or must be refused.
         unsafe { semmoe_kernels_capi_shim::capi::$function($rank.comm(), $args, std::ptr::null_mut()) }
     };
 }
@@ -137,7 +137,7 @@ impl Rank<'_> {
         self.comm
     }
 
-    /// Leaves it to the caller to free.
+    /// Passes ownership to the caller, who must free it.
     pub(crate) fn take(&mut self) -> *mut Comm {
         std::mem::replace(&mut self.comm, std::ptr::null_mut())
     }
@@ -158,7 +158,7 @@ impl Rank<'_> {
         assert_eq!(self.check(), (abi::OK, String::new()));
     }
 
-    /// Sends operations through the switch; the shim has none, so any address that fits will do.
+    /// Sends operations through the switch; the shim has none, so any aligned address will do.
     pub(crate) fn multicast(&self, operations: u32) {
         let buffer = self.world.buffers[self.rank].as_ptr().cast_mut().cast();
         let args = Multicast {
@@ -174,16 +174,16 @@ impl Rank<'_> {
         assert_eq!((has, status), (1, abi::OK), "{}", message());
     }
 
-    /// Overwrites a part of the own symmetric buffer.
+    /// Overwrites a part of this rank's symmetric buffer.
     pub(crate) fn put<T: Pod>(&mut self, offset: usize, values: &[T]) {
         let bytes: &[u8] = bytemuck::cast_slice(values);
         assert!(offset + bytes.len() <= BUFFER_BYTES);
         let own: *mut u8 = self.world.buffers[self.rank].as_ptr().cast_mut().cast();
-        // SAFETY: within the buffer; no call that touches it is under way, as the peers' calls end with this rank's.
+        // SAFETY: within the buffer; no call that uses it is running, because the peers' calls end with this rank's.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), own.add(offset), bytes.len()) };
     }
 
-    /// Reads a part of the own symmetric buffer.
+    /// Reads a part of this rank's symmetric buffer.
     pub(crate) fn get<T: Pod>(&self, offset: usize, count: usize) -> Vec<T> {
         assert!(offset + count * size_of::<T>() <= BUFFER_BYTES);
         let own: *const u8 = self.world.buffers[self.rank].as_ptr().cast();
@@ -208,7 +208,7 @@ impl Rank<'_> {
         (order, read(&inverse))
     }
 
-    /// Sums of the parts at `part_offset`, in `rows` rows; with a norm also the new residual.
+    /// Sums of the parts at `part_offset`, in `rows` rows; with a norm also returns the new residual.
     pub(crate) fn reduce_scatter<T: Element>(
         &self,
         (tokens, hidden, part_offset): (usize, usize, usize),

@@ -1,5 +1,5 @@
-//! Argsort, SRS with and without norm, SAG, their plain forms, all-reduce; over the peers and through the switch, whose
-//! scalar path adds in rank order.
+//! Argsort, SRS with and without norm, SAG, their plain forms, and all-reduce, over the peers and through the switch,
+//! whose scalar path sums in rank order.
 
 use fastrand::Rng;
 use half::{bf16, f16};
@@ -38,7 +38,7 @@ impl<T: Element> Case<T> {
     }
 }
 
-/// Every call several times, so that nothing of one is left in the way of the next.
+/// Repeats every call, so that leftovers of one would break the next.
 fn shuffles<T: Element>(world: &World, ranks: usize, case: &Case<T>) {
     let (split, shape) = (RowSplit::from(&case.order), (case.tokens, case.hidden, 256));
     let even = even_offsets(case.tokens, ranks).unwrap();

@@ -1,5 +1,5 @@
-//! Asks a mock engine what a real one was asked, and compares the answers: status, content type, how streams are
-//! framed, and which kinds of values stand at every path that semmoe reads.
+//! Sends a mock the requests that a real engine got, and compares the answers: status, content type, framing of
+//! streams, and the types of values at every path that semmoe reads.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -54,7 +54,7 @@ const GENERATE: &[&str] = &[
     "meta_info.prompt_token_ids",
     "meta_info.routed_experts",
 ];
-/// `sglang::ServerInfo`, as far as SGLang has it.
+/// SGLang's fields of `sglang::ServerInfo`.
 const SERVER_INFO: &[&str] = &[
     "model_path",
     "served_model_name",
@@ -70,7 +70,7 @@ const SERVER_INFO: &[&str] = &[
     "init_expert_location",
     "enable_return_routed_experts",
 ];
-/// `sglang::Loads`.
+/// The fields of `sglang::Loads`.
 const LOADS: &[&str] = &[
     "timestamp",
     "version",
@@ -89,7 +89,7 @@ const LOADS: &[&str] = &[
     "loads.utilization",
 ];
 const MODELS: &[&str] = &["data.id", "data.root", "data.max_model_len"];
-/// Paths at which the values must be the same, too.
+/// Paths whose values must be equal, too.
 const SAME_VALUES: &[&str] = &[
     "version",
     "dp_size",
@@ -119,7 +119,7 @@ const SAME_VALUES: &[&str] = &[
     "object",
     "type",
 ];
-/// Of vLLM's metrics those that are read; a family's samples exist or do not from the start.
+/// The vLLM metrics that semmoe reads; whether a family has samples does not change after the start.
 const METRICS: &[&str] = &[
     "vllm:request_prompt_tokens_bucket",
     "vllm:request_success_total",
@@ -142,15 +142,15 @@ fn read_paths(path: &str) -> Vec<&'static str> {
     [of_route, ERRORS].concat()
 }
 
-/// Exchanges that a mock is not asked, by how their names begin, and why.
+/// Exchanges that are skipped, by the prefix of their names, and why.
 pub(crate) type LeftOut = (&'static str, &'static str);
 
-/// Every difference, in a sentence each.
+/// Every difference, one sentence each.
 pub(crate) async fn differences(recording: &Recording, mock: &BaseUrl, left_out: &[LeftOut]) -> Vec<String> {
     let client = HttpClient::default();
     let mut found = Vec::new();
     for exchange in recording.exchanges.iter().filter(|exchange| exchange.answer.status != 0) {
-        // In the order of the recording, as a fresh engine answers otherwise than one that has served.
+        // In recorded order, because a fresh engine answers differently from one that has served.
         if left_out.iter().any(|(name, _)| exchange.name.starts_with(name)) {
             continue;
         }
@@ -161,7 +161,7 @@ pub(crate) async fn differences(recording: &Recording, mock: &BaseUrl, left_out:
     found
 }
 
-/// Names in `left_out` that no exchange of any recording has: they are no longer needed.
+/// Entries of `left_out` that match no exchange of any recording, and are obsolete.
 pub(crate) fn without_exchange(left_out: &[LeftOut]) -> Vec<&'static str> {
     let all = Recording::all();
     let has = |name: &str| all.iter().flat_map(|recording| &recording.exchanges).any(|e| e.name.starts_with(name));
@@ -227,7 +227,7 @@ fn compare_sets(what: &str, mock: &BTreeSet<String>, real: &BTreeSet<String>, sa
     }
 }
 
-/// The metrics' names with those of their labels, and the engines that they are of.
+/// The metrics' names with their label names, and the engines that report them.
 fn samples(text: &str) -> BTreeSet<String> {
     let read = text.lines().filter_map(Sample::parse).filter(|sample| METRICS.contains(&sample.name));
     read.map(|sample| {
@@ -238,7 +238,7 @@ fn samples(text: &str) -> BTreeSet<String> {
     .collect()
 }
 
-/// Of each document (of a stream, of each run of like events): which kinds stand at which path.
+/// For each document (in a stream, for each run of similar events) the type of the value at each path.
 fn shapes(answer: &Answer, paths: &[&str]) -> Vec<BTreeSet<String>> {
     let shape = |document: &Value| {
         let of = |path: &str| at(document, path).into_iter().map(|found| format!("{path}: {}", kind(found))).collect();
@@ -249,7 +249,7 @@ fn shapes(answer: &Answer, paths: &[&str]) -> Vec<BTreeSet<String>> {
     shapes
 }
 
-/// The values at a path; lists on the way are gone through.
+/// The values at a path; descends into lists.
 fn at<'a>(value: &'a Value, path: &str) -> Vec<&'a Value> {
     if let Value::Array(list) = value {
         return list.iter().flat_map(|one| at(one, path)).collect();
@@ -281,7 +281,7 @@ fn compare_values(exchange: &Exchange, mock: &Answer, say: &mut impl FnMut(Strin
     let mocks = mock.documents();
     let (Some(real), Some(mocks)) = (real.last(), mocks.last()) else { return };
     let paths = read_paths(&exchange.request.path);
-    // Where the engine honoured the pin; on which rank others run is chance.
+    // If the engine honoured the pin; unpinned requests run on arbitrary ranks.
     let pin = exchange.name.split_once("pinned to ").and_then(|(_, rank)| rank.split(' ').next()?.parse::<u64>().ok());
     let pinned = pin.is_some() && real.pointer("/meta_info/dp_rank").and_then(Value::as_u64) == pin;
     let mut values: BTreeMap<&str, (Vec<&Value>, Vec<&Value>)> = BTreeMap::new();

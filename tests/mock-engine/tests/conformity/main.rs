@@ -1,4 +1,4 @@
-//! The mock engine answers what real engines answered.
+//! The mock engine answers like the recorded real engines.
 #![allow(clippy::unwrap_used, reason = "a failed step of a test may panic")]
 
 mod comparison;
@@ -11,7 +11,7 @@ use comparison::LeftOut;
 use recordings::Recording;
 use semmoe_mock_engine::{Dialect, Engine, Mock, SGLANG_0_5_16, SGLANG_0_5_23, VLLM_0_30, VLLM_0_32};
 
-/// Exchanges that it is not asked.
+/// Skipped exchanges.
 const LEFT_OUT: &[LeftOut] = &[
     ("model info", "semmoe does not ask for it"),
     ("responses", "passes through the gateway unread"),
@@ -58,7 +58,7 @@ async fn every_recorded_engine_is_answered_for() {
     }
 }
 
-/// A mock that drifts from the engine is named.
+/// A mock that deviates from the engine is reported.
 #[tokio::test]
 async fn planted_deviations_are_found() {
     type Plant = fn(&mut semmoe_mock_engine::Settings);
@@ -79,7 +79,7 @@ async fn planted_deviations_are_found() {
         let found = differences(&mock, &recording).await;
         assert!(found.iter().any(|found| found.contains(expected)), "{name} {expected}: {found:?}");
     }
-    // Another version's dialect differs, too.
+    // Another version's dialect also differs.
     let recording = Recording::read("sglang-0.5.16");
     assert!(!differences(&start(SGLANG_0_5_23, &recording), &recording).await.is_empty());
 }

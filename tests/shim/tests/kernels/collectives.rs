@@ -13,7 +13,7 @@ use semmoe_reference::data::{elements, same};
 
 use crate::support::{Case, Run, Spread, World, buffers, cases, holding, order, poisoned, read, run_all, shim};
 
-/// The split of one round, in memory.
+/// The split of one round, in device memory.
 struct RoundSplit {
     order: RankOrder,
     even: Vec<u32>,
@@ -54,7 +54,7 @@ fn launches(world: &World, case: &Case, launch: impl Fn(&Team, std::ops::Range<u
     (0..case.ranks).map(|rank| launch(&world.team(rank).unwrap(), rank..rank + 1)).collect()
 }
 
-/// The steps of one round: what comes before the kernel on each rank, the kernel, what comes after.
+/// The steps of one round: those before the kernel on each rank, the kernel, those after it.
 fn add_round<'a>(
     streams: &mut [Vec<Step<'a>>],
     case: &Case,
@@ -92,7 +92,7 @@ fn rows<T: Element>(case: &Case) -> Rows {
     Rows { tokens: case.tokens as u64, hidden: case.hidden as u64, dtype: T::DTYPE }
 }
 
-/// Everything of one round of a reduction, to be kept until it ran.
+/// The memory of one round of a reduction, kept until it has run.
 struct Reduction<T> {
     split: RoundSplit,
     parts: Vec<Vec<T>>,
@@ -117,7 +117,7 @@ impl<T: Element> Reduction<T> {
     }
 }
 
-/// Several rounds on the same memory, each with fresh rows; parts are poisoned as soon as a rank's kernel ended.
+/// Several rounds on the same memory, each with new rows; parts are poisoned as soon as a rank's kernel has finished.
 pub(crate) fn reduce_scatter<T: Element>(shim: &Shim, case: &Case, run: Run, multicast: bool) -> Result<(), String> {
     let mut rng = Rng::with_seed(run.seed);
     let world = World::new(case.ranks);
@@ -136,7 +136,7 @@ pub(crate) fn reduce_scatter<T: Element>(shim: &Shim, case: &Case, run: Run, mul
                             rows: rows::<T>(case),
                             split,
                             capacity: case.tokens as u64,
-                            // The shim's kernels do not go to this address: they have no switch.
+                            // The shim's kernels never use this address: there is no switch.
                             multicast: multicast.then_some(parts[0].buffer()),
                         },
                     };
@@ -222,7 +222,7 @@ pub(crate) fn reduce_scatter_norm<T: Element>(shim: &Shim, case: &Case, run: Run
     Ok(())
 }
 
-/// The receiving memory is poisoned before a rank's kernel, so that what came too early is lost.
+/// The receiving memory is poisoned before a rank's kernel, so that data that arrived too early is lost.
 pub(crate) fn allgather<T: Element>(shim: &Shim, case: &Case, run: Run, multicast: bool) -> Result<(), String> {
     struct Round<T> {
         split: RoundSplit,
@@ -248,7 +248,8 @@ pub(crate) fn allgather<T: Element>(shim: &Shim, case: &Case, run: Run, multicas
                 let capacity = if case.together { most } else { round.split.rows_of(local.start) };
                 let from: Vec<Buffer> = round.inputs[local.clone()]
                     .iter()
-                    // All ranks of a launch have one capacity; the shorter ones' memory is not read past their rows.
+                    // All ranks of a launch have one capacity; the kernel must not read a shorter rank's memory past
+                    // its rows.
                     .map(|input| Buffer { bytes: (capacity * case.hidden * size_of::<T>()) as u64, ..input.buffer() })
                     .collect();
                 round.split.with(local.len(), |split| {
@@ -285,7 +286,7 @@ pub(crate) fn allgather<T: Element>(shim: &Shim, case: &Case, run: Run, multicas
     Ok(())
 }
 
-/// In place in every second round.
+/// Every second round runs in place.
 pub(crate) fn all_reduce<T: Element>(shim: &Shim, case: &Case, run: Run) -> Result<(), String> {
     let mut rng = Rng::with_seed(run.seed);
     let world = World::new(case.ranks);
@@ -320,7 +321,7 @@ pub(crate) fn all_reduce<T: Element>(shim: &Shim, case: &Case, run: Run) -> Resu
     Ok(())
 }
 
-/// Runs every case, with other element types and seeds for each.
+/// Runs every case, each with another element type and seed.
 fn check(mut run_case: impl FnMut(&Shim, &Case, Run, usize) -> Result<(), String>) {
     let Some(shim) = shim() else { return };
     for (index, case) in cases().iter().enumerate() {
@@ -365,7 +366,7 @@ fn the_fused_norm_equals_the_reference() {
         };
         result.unwrap_or_else(|error| panic!("{case:?} {run:?}: {error}"));
     }
-    // Rows of more than one span of registers.
+    // Rows that span more than one set of registers.
     let case = Case { rounds: 1, ..Case::new(2, 1, 5000) };
     reduce_scatter_norm::<bf16>(shim, &case, Run::of(9)).unwrap();
 }

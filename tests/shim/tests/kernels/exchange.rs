@@ -13,7 +13,7 @@ use crate::support::{Run, World, buffers, holding, poisoned, read, run_all, shim
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Case {
     pub(crate) ranks: usize,
-    /// At most; ranks have random numbers of tokens, rank 0 none at all in every third case.
+    /// Maximum tokens per rank; the number is random, and in every third case rank 0 has none.
     pub(crate) tokens: usize,
     pub(crate) hidden: usize,
     pub(crate) experts: usize,
@@ -51,7 +51,7 @@ struct Results {
     out: HostBuffer,
 }
 
-/// The same memory on every rank, in all rounds.
+/// Memory that all ranks use, in all rounds.
 struct Symmetric {
     received: [Vec<HostBuffer>; 4],
     sums: Vec<HostBuffer>,
@@ -141,7 +141,7 @@ fn launches<T: Element>(
     [plan, exchange, combine.launch(&team, grid).unwrap()]
 }
 
-/// Rounds of dispatch, a pretended expert, combine; tokens of all ranks, and rows that were sent.
+/// Rounds of dispatch, a stand-in expert, and combine; returns all ranks' tokens and the number of rows sent.
 pub(crate) fn dispatch_and_combine<T: Element>(shim: &Shim, case: &Case, run: Run) -> Result<[usize; 2], String> {
     let mut rng = Rng::with_seed(run.seed);
     let world = World::new(case.ranks);
@@ -194,7 +194,7 @@ fn compare<T: Element>(case: &Case, round: &Round<T>) -> Result<(), String> {
         same("tokens", &read::<u32>(tokens)[..rows], &expected.tokens)?;
         same("experts", &read::<i32>(experts)[..rows * case.top_k], &expected.experts)?;
         same("weights", &read::<f32>(weights)[..rows * case.top_k], &expected.weights)?;
-        // Nothing was written behind the last row.
+        // Nothing may be written past the last row.
         if read::<u8>(found_rows)[rows * case.hidden * size_of::<T>()..].iter().any(|&byte| byte != 0xff) {
             return Err("rows were written past the last one".to_owned());
         }

@@ -1,5 +1,5 @@
-//! Ranks that never arrive or disagree, ids out of range, room that is too small: a stop with a report, never a hang or
-//! a wild access.
+//! Ranks that never arrive or disagree, ids out of range, too little room: must stop with a report, never hang or
+//! access invalid memory.
 
 use semmoe_kernels::Dtype;
 use semmoe_kernels_cuda::{
@@ -12,7 +12,7 @@ use crate::support::{World, buffers, holding, poisoned, shim};
 
 const GRID: Grid = Grid { blocks: 2, threads: 32 };
 
-/// Runs one launch per rank, `None` for a rank that never comes, and says why each stopped.
+/// Runs one launch per rank, `None` for a rank that never arrives, and returns why each stopped.
 fn stops(shim: &Shim, world: &World, launches: &[Option<Launch>]) -> Vec<Option<Stopped>> {
     let streams: Vec<Vec<Step<'_>>> = launches.iter().map(|launch| launch.iter().map(Step::Launch).collect()).collect();
     // SAFETY: the callers keep all memory until this returns, and zeroed the signals.
@@ -23,7 +23,7 @@ fn stops(shim: &Shim, world: &World, launches: &[Option<Launch>]) -> Vec<Option<
     (0..launches.len()).map(|rank| world.stopped(rank)).collect()
 }
 
-/// Three ranks with a buffer for each role.
+/// Three ranks with one buffer per role.
 struct Reduce {
     world: World,
     parts: Vec<HostBuffer>,
@@ -78,7 +78,7 @@ fn ranks_that_disagree_on_shapes_stop() {
     let narrow = reduce.launch(1, 4, Split::default(), Reduce::TOKENS);
     let found = stops(shim, &reduce.world, &[Some(reduce.plain(0)), Some(narrow), Some(reduce.plain(2))]);
     for (rank, stop) in found.iter().enumerate() {
-        // The odd one out may see either of the others first; they may see it gone.
+        // The rank that disagrees may see either of the others first; they may see that it has stopped.
         assert!(stop.is_some(), "rank {rank} went on");
     }
     assert!(found.iter().flatten().any(|stop| matches!(stop, Stopped::Disagree { epoch: 1, .. })), "{found:?}");
@@ -88,7 +88,7 @@ fn ranks_that_disagree_on_shapes_stop() {
 fn a_rank_that_stops_inside_a_call_is_missed_at_its_end() {
     let Some(shim) = shim() else { return };
     let reduce = Reduce::new();
-    // Only rank 1 finds its offsets wrong, behind the meeting.
+    // Only rank 1 finds its offsets invalid, after the ranks have synchronised.
     let wrong = holding(&[0u32, 2, 9, 9]);
     let right = holding(&[0u32, 2, 4, 6]);
     let launch = |rank: usize| {
@@ -198,7 +198,7 @@ impl Exchange {
     fn stops(&self, shim: &Shim, capacity: u64) -> Vec<Option<Stopped>> {
         let launches = [0, 1].map(|rank| self.launches(rank, capacity));
         let streams: Vec<Vec<Step<'_>>> = launches.iter().map(|two| two.iter().map(Step::Launch).collect()).collect();
-        // SAFETY: all memory is this struct's.
+        // SAFETY: this struct owns all memory.
         unsafe { shim.run(&streams, 3, Mutant::None) }.unwrap();
         (0..2).map(|rank| self.world.stopped(rank)).collect()
     }

@@ -1,5 +1,4 @@
-//! The CUDA kernels, run on the CPU, against the reference: bit for bit, over ranks, shapes, delays and poisoned
-//! memory.
+//! The CUDA kernels run on the CPU against the reference: bit for bit, over ranks, shapes, delays and poisoned memory.
 #![allow(clippy::unwrap_used, clippy::print_stderr, reason = "tests")]
 
 mod collectives;

@@ -1,5 +1,4 @@
-//! The bytes that the README and the model give for each kernel are those that it moves, as the shim counts its 16-byte
-//! accesses.
+//! The bytes that the README and the model state for each kernel equal those that the shim counts in 16-byte accesses.
 
 use half::bf16;
 use semmoe_kernels::Dtype;
@@ -11,7 +10,7 @@ use crate::collectives::{all_reduce, allgather, reduce_scatter, reduce_scatter_n
 use crate::exchange::{self, dispatch_and_combine};
 use crate::support::{Case, Run, Spread, World, holding, poisoned, run_all, shim};
 
-/// Even parts of whole vectors, once: what the model counts.
+/// Even parts of whole vectors, once, as the model assumes.
 fn even(ranks: usize) -> Case {
     Case { spread: Spread::Plain, rounds: 1, ..Case::new(ranks, 8 * ranks, 64) }
 }
@@ -38,7 +37,7 @@ fn kernels_move_what_the_model_says() {
         reduce_scatter_norm::<bf16>(shim, &case, run).unwrap();
         let weight = (case.tokens * case.hidden * 2) as f64;
         let norm = call.reduce_scatter_norm();
-        // And the norm's weight, once for each row: it comes from a cache.
+        // Plus the norm's weight once per row, which a cache serves.
         assert_moved("reduce-scatter with norm", shim, ranks, Moved { read: norm.read + weight, ..norm });
     }
 }
@@ -57,7 +56,7 @@ fn a_shuffle_reads_and_writes_each_row_once() {
     assert_moved("shuffle", shim, 1, Call::new(1, tokens, hidden, 2).shuffle());
 }
 
-/// Routing goes by smaller accesses, which the shim does not count.
+/// Routing data uses smaller accesses, which the shim does not count.
 #[test]
 fn dispatch_and_combine_move_each_row_once_per_rank() {
     let Some(shim) = shim() else { return };
@@ -65,7 +64,7 @@ fn dispatch_and_combine_move_each_row_once_per_rank() {
         let case = exchange::Case { rounds: 1, ..exchange::Case::new(ranks, 7, 16) };
         let [tokens, sent] = dispatch_and_combine::<bf16>(shim, &case, Run::of(2)).unwrap().map(|count| count as u64);
         let row = (case.hidden * 2) as u64;
-        // Tokens are read once and rows sent once; they come back once, and each token is written once.
+        // Tokens are read once and rows sent once; rows are returned once, and each token is written once.
         assert_eq!(shim.moved(), ((tokens + sent) * row, (sent + tokens) * row), "{ranks} ranks");
     }
 }

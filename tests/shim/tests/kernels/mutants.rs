@@ -1,4 +1,4 @@
-//! Kernels with one piece of their synchronisation left out: the comparisons must notice each of them.
+//! Kernels with one piece of their synchronisation omitted: the comparisons must notice each.
 
 use half::bf16;
 use semmoe_kernels_cuda::Grid;
@@ -13,10 +13,10 @@ use crate::support::{Case, Run, Spread, shim};
 
 pub(crate) const SEEDS: std::ops::Range<u64> = 0..6;
 
-/// Every comparison that the other tests make, with a seed: what was noticed, by the collective that showed it.
+/// Runs every comparison of the other tests with a seed; returns the differences by collective.
 pub(crate) fn noticed(shim: &Shim, run: Run) -> Vec<(&'static str, String)> {
     let grid = Grid { blocks: 2, threads: 64 };
-    // A rank without rows is through at once, and one comes late: what is not waited for is then read too early or too
+    // A rank without rows finishes at once, and another arrives late: without a wait, data is read too early or too
     // late.
     let uneven = Case { spread: Spread::AllOn(1), held: Some(0), grid, ..Case::new(3, 9, 64) };
     let late = Case { held: Some(2), grid, ..Case::new(3, 12, 64) };
@@ -24,7 +24,7 @@ pub(crate) fn noticed(shim: &Shim, run: Run) -> Vec<(&'static str, String)> {
     let long = Case { spread: Spread::AllOn(1), grid: Grid { blocks: 1, threads: 64 }, ..Case::new(3, 32, 64) };
     let routed = exchange::Case { held: Some(1), ..exchange::Case::new(3, 7, 16) };
     let exchanged = match run.mutant {
-        // Wrong places would be written past the ends of its arrays.
+        // Wrong offsets would write past the ends of its arrays.
         Mutant::NoSortBarrier => Ok(()),
         _ => dispatch_and_combine::<bf16>(shim, &routed, run).map(|_| ()),
     };
@@ -44,11 +44,11 @@ pub(crate) fn noticed(shim: &Shim, run: Run) -> Vec<(&'static str, String)> {
         ("switch", reshard::weights(shim, Grid { blocks: 1, threads: 128 }, Some(2), run)),
         // Two of the four warps have nothing to count.
         ("argsort", argsort(shim, 40, 5, 128, false, run)),
-        // Fewer destinations than warps, so that warps are far apart behind the counts.
+        // Fewer destinations than warps, so that warps are far apart after the counts.
         ("argsort", argsort(shim, 300, 2, 256, false, run)),
         ("argsort", argsort(shim, 300, 9, 256, true, run)),
     ];
-    // No rank's synchronisation is in them.
+    // They contain no synchronisation between ranks.
     let computed = if run.mutant == Mutant::None { compute::results(shim, run.seed) } else { Vec::new() };
     results.into_iter().chain(computed).filter_map(|(what, result)| result.err().map(|error| (what, error))).collect()
 }
@@ -103,7 +103,7 @@ fn one_word_for_entry_and_exit_is_noticed() {
 
 #[test]
 fn a_signal_that_releases_nothing_is_noticed() {
-    // Only what is pushed needs the release.
+    // Only pushed data needs the release.
     check(Mutant::RelaxedExit, &["allgather", "dispatch and combine"]);
 }
 

@@ -1,7 +1,7 @@
-//! Every barrier of the sources, block or warp, left out one at a time: a comparison must notice, or a line here says
-//! why none can.
+//! Omits every block and warp barrier of the sources, one at a time: a comparison must notice, or a line here says why
+//! none can.
 //!
-//! A kernel without a barrier may write anywhere, so each is run in a process of its own.
+//! A kernel without a barrier may write anywhere, so each runs in its own process.
 
 use std::ffi::{CStr, CString};
 use std::path::Path;
@@ -13,29 +13,29 @@ use semmoe_kernels_shim::Shim;
 use crate::mutants::{SEEDS, noticed};
 use crate::support::{Run, SANITIZED, shim};
 
-/// File, line of a barrier.
+/// File and line of a barrier.
 type Point = (&'static str, u32);
 
-/// The step the child leaves out, and the library it opens.
+/// Environment variable with the barrier that the child omits and the library that it opens.
 const CHILD: &str = "SEMMOE_SHIM_LEFT_OUT";
 const LIBRARY: &str = "SEMMOE_SHIM_LIBRARY";
 
-/// The n-th barrier of a file, from 0 on, that this model does not miss. Behind most of them the next warp operation,
-/// at which the shim's lanes meet as well, comes before anybody can go wrong; on a GPU that operation orders no memory,
-/// and the barrier does.
+/// The n-th barrier of a file, from 0, whose absence this model does not notice. Most are followed by a warp operation
+/// at which the shim's lanes also synchronise before anything can go wrong; on a GPU that operation does not order
+/// memory, and the barrier does.
 const NOT_NOTICED: &[(&str, usize)] = &[
-    // Counts are zeroed; the lanes meet in __match_any_sync before the first is counted.
+    // Counts are zeroed; the lanes synchronise in __match_any_sync before the first is counted.
     ("argsort.cu", 0),
-    // One destination was counted; the same before the next.
+    // One destination was counted; the lanes synchronise in __match_any_sync before the next.
     ("argsort.cu", 1),
     ("argsort.cu", 3),
-    // Counts are zeroed, or one was counted; the lanes meet in __ballot_sync.
+    // Counts are zeroed, or one was counted; the lanes synchronise in __ballot_sync.
     ("dispatch_plan.cu", 0),
     ("dispatch_plan.cu", 2),
-    // All lanes look at the limits before any row is pushed: only a call that is about to stop shows it.
+    // All lanes check the limits before any row is pushed: only a call that is about to stop shows a difference.
     ("pack.cu", 0),
-    // Scores go to shared memory, then to their largest: one that is read too early only shifts all weights of a query,
-    // which their sum takes back, until numbers overflow.
+    // Scores go to shared memory, then their maximum: one that is read too early only shifts all weights of a query,
+    // which dividing by their sum undoes unless numbers overflow.
     ("attend.cu", 3),
 ];
 
@@ -51,7 +51,7 @@ fn points() -> Vec<(Point, usize)> {
     found
 }
 
-/// Whether a child that leaves it out sees anything; `None` leaves out nothing.
+/// Whether a child that omits the barrier notices anything; `None` omits nothing.
 fn is_noticed(library: &Path, point: Option<Point>) -> bool {
     let point = point.map_or_else(|| "nothing:0".to_owned(), |(file, line)| format!("{file}:{line}"));
     let output = Command::new(std::env::current_exe().unwrap())
@@ -60,7 +60,7 @@ fn is_noticed(library: &Path, point: Option<Point>) -> bool {
         .env(LIBRARY, library)
         .output()
         .unwrap();
-    // A child that was killed by a signal has noticed, too.
+    // A child that was killed by a signal counts as noticing.
     if output.status.success() {
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         assert!(text.contains("1 passed"), "the child ran no test: {text}");
@@ -76,16 +76,16 @@ fn every_barrier_that_is_left_out_is_noticed() {
     }
     let points = points();
     assert!(points.len() >= 16, "the sources have barriers: {points:?}");
-    assert!(!is_noticed(shim.path(), None), "without a defect nothing is noticed");
+    assert!(!is_noticed(shim.path(), None), "noticed something without a defect");
     let wrong: Vec<String> = points
         .into_iter()
         .filter(|&(point, nth)| is_noticed(shim.path(), Some(point)) == NOT_NOTICED.contains(&(point.0, nth)))
         .map(|((file, line), nth)| format!("{file}:{line}, its barrier {nth}"))
         .collect();
-    assert!(wrong.is_empty(), "left out, and not as expected: {wrong:?}");
+    assert!(wrong.is_empty(), "omitted barriers with unexpected results: {wrong:?}");
 }
 
-/// The child: ends well if nothing was noticed.
+/// The child: succeeds if nothing was noticed.
 #[test]
 #[ignore = "run by the test above"]
 fn left_out() {

@@ -1,4 +1,4 @@
-//! Layout switches: each layer one launch, whose ends are the barriers between layers; keys and values in one launch.
+//! Layout switches: one launch per layer, whose ends are the barriers between layers; keys and values in one launch.
 
 use semmoe_kernels::NodeGrid;
 use semmoe_kernels::reshard::kv::{Balance, KvMove, KvPage, KvPlan, KvPool, KvSequence, KvShape};
@@ -29,12 +29,12 @@ fn ep() -> Layout {
 
 fn byte(part: &Part, row: usize, at: usize) -> u8 {
     let words = [part.piece.layer, part.piece.expert.into(), part.piece.slice.into(), part.array, row, at];
-    // Never the poison.
+    // Never the poison value.
     (words.iter().fold(7u64, |hash, &word| (hash ^ word as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(23))
         % 251) as u8
 }
 
-/// A rank's buffer with a layout at a side, poison elsewhere; and which bytes are the layout's.
+/// A rank's buffer with a layout on one side and poison elsewhere; and which bytes are the layout's.
 fn filled(pool: &Pool, layout: &Layout, side: Side, rank: usize) -> (Vec<u8>, Vec<bool>) {
     let (mut bytes, mut used, mut parts) = (vec![POISON; pool.bytes()], vec![false; pool.bytes()], Vec::new());
     for layer in 0..LAYERS {
@@ -54,8 +54,8 @@ fn device_moves(moves: impl Iterator<Item = DeviceMove>) -> (HostBuffer, u64) {
     (HostBuffer::holding(&bytes), bytes.len() as u64 / semmoe_kernels_cuda::MOVE_BYTES)
 }
 
-/// EP -> TP -> EP over three ranks, of which one may come late to every layer; a rank's buffer is poisoned when it is
-/// through.
+/// EP -> TP -> EP over three ranks, of which one may be late for every layer; a rank's buffer is poisoned when it has
+/// finished.
 pub(crate) fn weights(shim: &Shim, grid: Grid, held: Option<usize>, run: Run) -> Result<(), String> {
     let (pool, ep, world) = (pool(), ep(), World::new(RANKS));
     let there = Switch::new(&pool, &ep, &Layout::Tp, Side::High).map_err(|error| error.to_string())?;
@@ -139,7 +139,7 @@ fn slices_of_whole_vectors_are_read_and_written_once() {
     assert_eq!(shim.moved(), (4 * 2 * 640, 4 * 2 * 640));
 }
 
-/// A sequence on each of two ranks, with the same first page: to TP in one launch, and back in another.
+/// A sequence on each of two ranks with a common first page: to TP in one launch, and back in another.
 #[test]
 fn keys_and_values_follow_their_plan() {
     let Some(shim) = shim() else { return };
@@ -150,7 +150,7 @@ fn keys_and_values_follow_their_plan() {
         sequences: vec![KvSequence { id: rank.into(), pages: vec![0, 1], promised: 0, shares: Vec::new() }],
         idle: Vec::new(),
     };
-    // A byte by the last token of the page, layer and head.
+    // A byte determined by the last token of the page, layer and head.
     let bytes = |pool: &KvPool, heads: std::ops::Range<usize>| -> Vec<u8> {
         let tokens = pool.pages.iter().map(|page| page.tokens[0] as u8);
         let places = move |token: u8| {
@@ -194,8 +194,8 @@ fn keys_and_values_follow_their_plan() {
     assert_eq!(after, [0, 1].map(|rank| bytes(&dp.pool(rank).pool, 0..2)));
 }
 
-/// Moves out of bounds by one byte or by overflow, and from no rank: memory outside is not touched, and the rank names
-/// the move.
+/// Moves out of bounds by one byte, by overflow, or from a nonexistent rank: memory outside is untouched, and the rank
+/// names the move.
 #[test]
 fn moves_out_of_range_stop_the_kernel() {
     let Some(shim) = shim() else { return };

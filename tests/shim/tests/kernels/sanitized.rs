@@ -1,6 +1,7 @@
-//! The same tests once more, with the kernels built for the address and undefined-behaviour sanitizers.
+//! Repeats the tests with the kernels built for the address and undefined-behaviour sanitizers.
 //!
-//! Their library must be the first of a process, so this test starts its own binary again with it preloaded.
+//! The sanitizers' library must be the first one in a process, so this test starts its own binary again with it
+//! preloaded.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -9,7 +10,7 @@ use semmoe_kernels_shim::{Compiler, Sanitize};
 
 use crate::support::{SANITIZED, shim};
 
-/// The sanitizers' libraries; `None`, with a notice, where the compiler has none.
+/// The sanitizers' libraries; `None`, with a notice, if the compiler has none.
 fn libraries() -> Option<Vec<PathBuf>> {
     let compiler = Compiler::find()?;
     let found: Option<Vec<PathBuf>> = ["libasan.so", "libubsan.so"].iter().map(|name| compiler.library(name)).collect();
@@ -26,7 +27,7 @@ fn run_again(kernels: &Path, preload: &[PathBuf], tests: &[&str]) -> (bool, Stri
         .arg("--include-ignored")
         .env("LD_PRELOAD", preload.join(":"))
         .env(SANITIZED, kernels)
-        // Leaks are the harness's own; stacks of fibers are switched, not returned from.
+        // Leaks are the harness's own; fibers' stacks are switched, not returned from.
         .env("ASAN_OPTIONS", "detect_leaks=0:abort_on_error=0:exitcode=99")
         .output()
         .unwrap();
@@ -45,14 +46,14 @@ fn the_kernels_are_clean_under_the_sanitizers_which_see_one_byte_past_the_end() 
     let tests = ["collectives::", "compute::", "exchange::", "sort::", "hostile::", "unit::"];
     let (clean, text) = run_again(&kernels, &libraries, &tests);
     assert!(clean, "{text}");
-    // Names that fit nothing would be clean as well.
+    // A filter that matches no test would also pass.
     let passed = text.split(" passed").next().and_then(|before| before.rsplit(' ').next()?.parse::<u32>().ok());
     assert!(passed.is_some_and(|passed| passed >= 40), "{passed:?} tests were run: {text}");
     let (clean, text) = run_again(&kernels, &libraries, &["--exact", "sanitized::reads_past_the_end"]);
     assert!(!clean && text.contains("heap-buffer-overflow"), "{text}");
 }
 
-/// Only to be run by the test above: the call says that a part is longer than it is.
+/// Run only by the test above: the call states a part longer than it is.
 #[test]
 #[ignore = "a planted defect"]
 fn reads_past_the_end() {

@@ -9,7 +9,7 @@ use semmoe_reference::data::{elements, same};
 
 use crate::support::{Run, World, holding, poisoned, read, run_all, shim};
 
-/// Sorts as many items over as many destinations, with u16 or u32 keys.
+/// Sorts `items` items over `ranks` destinations, with u16 or u32 keys.
 pub(crate) fn argsort(
     shim: &Shim,
     items: usize,

@@ -1,4 +1,4 @@
-//! Ranks, their memory, their rounds; random rows.
+//! Ranks, their memory and rounds; random rows.
 
 use std::path::Path;
 use std::sync::OnceLock;
@@ -9,7 +9,7 @@ use semmoe_kernels::RankOrder;
 use semmoe_kernels_cuda::{Buffer, Grid, LaunchError, SIGNAL_BYTES, Stopped, Team};
 use semmoe_kernels_shim::{Compiler, HostBuffer, Mutant, Shim, Step, StreamEnd};
 
-/// The kernels built for sanitizers, where the process runs under the libraries of these.
+/// Environment variable with the kernels built for sanitizers, set if the process runs under those.
 pub(crate) const SANITIZED: &str = "SEMMOE_SHIM_SANITIZED";
 
 /// The kernels, built once; `None` without a C++ compiler.
@@ -29,7 +29,7 @@ pub(crate) fn shim() -> Option<&'static Shim> {
     SHIM.get_or_init(build).as_ref()
 }
 
-/// How one run differs from another of the same case.
+/// Variations of a case's run.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Run {
     pub(crate) seed: u64,
@@ -42,7 +42,7 @@ impl Run {
     }
 }
 
-/// Where tokens go.
+/// Destinations of tokens.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Spread {
     Random,
@@ -60,7 +60,7 @@ pub(crate) struct Case {
     pub(crate) grid: Grid,
     pub(crate) spread: Spread,
     pub(crate) rounds: usize,
-    /// The rank that comes last in every round.
+    /// The rank that arrives last in every round.
     pub(crate) held: Option<usize>,
     /// All ranks in one launch, as on a single GPU.
     pub(crate) together: bool,
@@ -79,7 +79,7 @@ pub(crate) struct World {
     pub(crate) reports: Vec<HostBuffer>,
 }
 
-/// In the shim's time, a microsecond is a round in which no lane could move on.
+/// In the shim's time, a microsecond is a round without progress.
 pub(crate) const TIMEOUT: Duration = Duration::from_micros(200);
 
 impl World {
@@ -88,12 +88,12 @@ impl World {
         Self { signals: zeroed(SIGNAL_BYTES as usize), reports: zeroed(8) }
     }
 
-    /// As one rank's process sees the ranks.
+    /// The team as seen by one rank's process.
     pub(crate) fn team(&self, rank: usize) -> Result<Team, LaunchError> {
         Team::new(&buffers(&self.signals), rank as u32, &[self.reports[rank].buffer()], TIMEOUT)
     }
 
-    /// As a process that runs all ranks.
+    /// The team as seen by a process that runs all ranks.
     pub(crate) fn team_of_all(&self) -> Result<Team, LaunchError> {
         Team::new(&buffers(&self.signals), 0, &buffers(&self.reports), TIMEOUT)
     }
@@ -128,10 +128,10 @@ pub(crate) fn order(rng: &mut Rng, case: &Case) -> RankOrder {
     semmoe_reference::data::order(&destinations, case.ranks)
 }
 
-/// Runs streams that must all end well.
+/// Runs streams that must all succeed.
 pub(crate) fn run_all(shim: &Shim, streams: &[Vec<Step<'_>>], run: Run, world: &World) -> Result<(), String> {
     // SAFETY: every buffer outlives this call and is only borrowed after it; signals were zeroed when the world was
-    // made.
+    // created.
     let ends = unsafe { shim.run(streams, run.seed, run.mutant) }.map_err(|error| error.to_string())?;
     match ends.iter().position(|&end| end == StreamEnd::Trapped) {
         None => Ok(()),
@@ -142,8 +142,7 @@ pub(crate) fn run_all(shim: &Shim, streams: &[Vec<Step<'_>>], run: Run, world: &
     }
 }
 
-/// The shapes that every collective is run with: odd and even, wide and narrow, more and fewer tokens than ranks, none
-/// at all.
+/// The shapes for every collective: odd and even, wide and narrow, more and fewer tokens than ranks, none at all.
 pub(crate) fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     for (index, ranks) in [1, 2, 3, 4, 8].into_iter().enumerate() {

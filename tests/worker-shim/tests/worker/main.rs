@@ -1,4 +1,4 @@
-//! The worker's steps over the CUDA sources: what the GPU computes is what the CPU computes.
+//! The worker's steps over the CUDA sources: the GPU's results equal the CPU's.
 #![allow(clippy::unwrap_used, clippy::print_stderr, reason = "tests")]
 
 mod serving;
@@ -15,7 +15,7 @@ use semmoe_worker::model::{KvCache, Model, ModelConfig, Next, StepItem, Wants, l
 
 use semmoe_worker_shim::{Layout, Rank, Watched, loaded_alone, on_gpus, on_streams};
 
-/// Greedy texts end here.
+/// Length of greedy continuations.
 const NEW_TOKENS: usize = 6;
 /// Longer prompts are split over two steps.
 const CUT: usize = 33;
@@ -24,13 +24,13 @@ fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../worker/tests/fixtures").join(name)
 }
 
-/// Prompts of several lengths; with the answers as long as a fixture's context.
+/// Prompts of several lengths; together with the answers they fill a fixture's context.
 fn prompts(vocabulary: usize) -> Vec<Vec<u32>> {
     let mut random = fastrand::Rng::with_seed(38);
     [5, 1, 58, 17, 40].into_iter().map(|len| (0..len).map(|_| random.u32(..vocabulary as u32)).collect()).collect()
 }
 
-/// Continues prompts greedily, their first step cut at `cut` tokens; logits after each token.
+/// Continues prompts greedily, with their first step cut at `cut` tokens; returns the logits after each token.
 fn continued(rank: &mut Rank, prompts: &[Vec<u32>], cut: usize) -> Vec<Text> {
     let mut kvs: Vec<KvCache> = prompts.iter().map(|_| rank.model.new_sequence()).collect();
     let mut texts: Vec<Text> = prompts.iter().map(|_| Text::default()).collect();
@@ -91,7 +91,7 @@ fn contiguous(config: &ModelConfig, groups: u16) -> Placement {
     Placement::contiguous(config.num_moe_layers(), config.num_experts as u16, groups).unwrap()
 }
 
-/// The largest difference of two texts' logits, over the largest of them; up to the first token that differs.
+/// The largest difference of two texts' logits relative to the largest logit, up to the first token that differs.
 fn furthest(found: &[Text], expected: &[Text]) -> f32 {
     let mut most: f32 = 0.0;
     for (found, expected) in found.iter().zip(expected) {
@@ -127,7 +127,7 @@ fn holds(family: &str, layout: Layout) {
     for (mine, texts) in found {
         let expected: Vec<Text> = mine.iter().map(|&at| expected[at].clone()).collect();
         let furthest = furthest(&texts, &expected);
-        // A near tie of the router may choose another expert in bf16.
+        // In bf16 a near tie of the router may select another expert.
         let limit = if layout.dtype == Dtype::F32 { 1e-4 } else { 0.15 };
         assert!(furthest < limit, "{family}, {layout:?}: logits differ by {furthest}");
         if layout.dtype == Dtype::F32 {
@@ -199,15 +199,15 @@ fn what_does_not_fit_a_gpu_is_refused_before_anything_runs() {
     };
     let Some(latent) = refused("deepseek-v2-lite", 1 << 30) else { return };
     assert_eq!(latent, "latent attention (MLA) cannot be had on a GPU: it is not built for --device cuda");
-    // Weights, pages or rows: whatever comes first.
+    // Whichever of weights, pages or rows is allocated first.
     for memory in [0, 100_000, 400_000] {
         let short = refused("qwen3-moe", memory).unwrap();
         assert!(short.starts_with("the GPU refused: ") && short.contains("do not fit"), "{memory}: {short}");
     }
 }
 
-/// A GPU waits for all of its kernels before it gives memory, and one of them may be waiting for this rank: steps and
-/// switches take none (all tests here run on such a GPU), and one that does fails at once.
+/// A GPU waits for all of its kernels before it allocates, and one of them may be waiting for this rank. Steps and
+/// switches therefore never allocate (all tests here run on such a GPU), and an allocation fails at once.
 #[test]
 fn memory_taken_inside_a_step_ends_it() {
     let dir = fixture("mixtral");
@@ -232,7 +232,7 @@ fn memory_taken_inside_a_step_ends_it() {
     });
 }
 
-/// A kernel that gave up waiting takes its own GPU along; the rank that is lost is the one it waited for.
+/// A kernel that gave up waiting also fails its own GPU; the lost rank is the one it waited for.
 #[test]
 fn a_kernel_that_waits_too_long_names_the_rank_it_waited_for() {
     /// Rank 0 waited for rank 1 to begin call 7.

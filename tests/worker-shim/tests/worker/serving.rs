@@ -19,7 +19,7 @@ use semmoe_worker_shim::{ShimUnit, Watched, shim};
 struct ShimGpu {
     shim: &'static Shim,
     unit: Mutex<Option<ShimUnit>>,
-    /// Once it is set, the GPU of rank 1 fails like this.
+    /// Once set, rank 1's GPU fails with this error.
     failure: Arc<OnceLock<&'static str>>,
 }
 
@@ -40,7 +40,7 @@ impl GpuProvider for ShimGpu {
     }
 }
 
-/// A unit that serves, all of it in this process.
+/// A serving unit, all of it in this process.
 struct Unit {
     http: SocketAddr,
     shutdown: semmoe_worker::Shutdown,
@@ -91,7 +91,7 @@ impl Unit {
         (head[9..12].parse().unwrap(), body.to_owned())
     }
 
-    /// The tokens that follow each prompt, all asked for at once.
+    /// The tokens that follow each prompt, all requested at once.
     fn continued(&self, prompts: &[String], sampling: &str) -> Vec<String> {
         self.continued_by(4, prompts, sampling)
     }
@@ -124,7 +124,7 @@ fn prompts() -> [String; 3] {
     ["[5, 9, 200, 31]".to_owned(), "[77]".to_owned(), format!("{:?}", (1..=90).collect::<Vec<u32>>())]
 }
 
-/// Chosen on the GPU, and on the host by logits that were read back.
+/// Sampled on the GPU, and on the host from logits that were read back.
 const GREEDY: &str = r#""temperature": 0"#;
 const SAMPLED: &str = r#""temperature": 0.8, "top_p": 0.9, "sampling_seed": 7"#;
 
@@ -155,7 +155,7 @@ fn a_unit_on_gpus_answers_as_one_on_cpus() {
     }
 }
 
-/// A fixture that can be served: a tokenizer of single letters comes with it.
+/// A fixture that can be served: it has a tokenizer of single letters.
 fn served_fixture() -> tempfile::TempDir {
     let dir = long_fixture("qwen3-moe");
     let letters = ('!'..='~').chain(['\u{120}']).enumerate();
@@ -174,7 +174,7 @@ fn served_fixture() -> tempfile::TempDir {
     dir
 }
 
-/// There and back while a request runs: its tokens are those of a unit that does not switch.
+/// Switching back and forth during a request gives the tokens of a unit that does not switch.
 #[test]
 fn a_unit_on_gpus_switches_in_mid_request() {
     const TOKENS: usize = 150;
@@ -215,7 +215,7 @@ fn a_unit_on_gpus_switches_in_mid_request() {
     gpu.stop();
 }
 
-/// A unit ends with the driver's error of a GPU that fails, as it ends with the loss of a rank.
+/// A GPU failure stops a unit with the driver's error, just as a lost rank does.
 #[test]
 fn a_gpu_that_fails_ends_the_unit_with_its_cause() {
     const CAUSE: &str = "the CUDA driver refused: uncorrectable ECC error encountered";

@@ -1,5 +1,5 @@
-//! Layouts change in mid-request: what ranks on GPUs compute before and after is what ranks on CPUs compute that change
-//! in the same way, which an oracle of their own holds to each layout (worker/src/model/relayout_tests.rs).
+//! Layout switches in mid-request: ranks on GPUs compute the results of ranks on CPUs that switch likewise, and a
+//! separate oracle checks the CPU against each layout (worker/src/model/relayout_tests.rs).
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -22,7 +22,7 @@ const CHUNK: usize = 64;
 /// Steps in each layout, beginning with attention dp and experts ep; then both are tp, and so on.
 const STEPS: [usize; 4] = [2, 2, 2, 1];
 
-/// A fixture for sequences of several pages: its own context is a single one.
+/// A fixture for sequences of several pages: its own context fits one page.
 pub(super) fn long_fixture(name: &str) -> TempDir {
     let dir = tempfile::tempdir().unwrap();
     for entry in std::fs::read_dir(fixture(name)).unwrap() {
@@ -47,7 +47,7 @@ fn layout(config: &ModelConfig, world: usize) -> Layout {
     Layout { other_pages: Some(pages), ..start }
 }
 
-/// A sequence that is what its number says: the first page is one of two, which sequences share.
+/// A sequence generated from its number: its first page is one of two that sequences share.
 struct Text {
     prompt: usize,
     home: usize,
@@ -64,14 +64,14 @@ impl Text {
         ((at as u64 * 31 + family * 17) % vocabulary as u64) as u32
     }
 
-    /// The tokens of its next step, `len` of which have come: of the prompt, or one.
+    /// The tokens of its next step after `len` tokens: some of the prompt, or one.
     fn next(&self, len: usize, vocabulary: usize) -> Vec<u32> {
         let end = if len < self.prompt { (len + CHUNK).min(self.prompt) } else { len + 1 };
         (len..end).map(|at| self.token(at, vocabulary)).collect()
     }
 }
 
-/// A rank's sequences, and what they have come to.
+/// A rank's sequences, and their results so far.
 struct Running<'a> {
     rank: &'a mut Rank,
     pool: KvPool,
@@ -107,7 +107,7 @@ impl<'a> Running<'a> {
         self.logits.extend(self.caches.keys().map(|&id| (at, id)).zip(logits));
     }
 
-    /// Changes to the other layout; or the reason why pages cannot move.
+    /// Switches to the other layout; or returns why pages cannot move.
     fn switch(&mut self, placement: &ExpertCopies) -> Result<(), String> {
         let Self { rank: Rank { model, ep }, pool, caches, .. } = self;
         let to = model.other_attention().unwrap();
@@ -130,7 +130,7 @@ fn other_pages(config: &ModelConfig, world: usize) -> usize {
     layout(config, world).other_pages.unwrap()
 }
 
-/// All logits of a rank through all changes.
+/// All logits of a rank through all switches.
 fn switched(mut rank: Rank, placement: &ExpertCopies) -> BTreeMap<(usize, u64), Vec<f32>> {
     let sequences = rank.ep.world() as u64 + 2;
     let mut running = Running::new(&mut rank, sequences);
@@ -147,7 +147,7 @@ fn switched(mut rank: Rank, placement: &ExpertCopies) -> BTreeMap<(usize, u64), 
     running.logits
 }
 
-/// The logits of all ranks, which are equal where several have them.
+/// The logits of all ranks, which must be equal where several ranks have them.
 fn joined(ranks: Vec<BTreeMap<(usize, u64), Vec<f32>>>) -> BTreeMap<(usize, u64), Vec<f32>> {
     let mut all = BTreeMap::new();
     for (at, logits) in ranks.into_iter().flatten() {
@@ -157,14 +157,14 @@ fn joined(ranks: Vec<BTreeMap<(usize, u64), Vec<f32>>>) -> BTreeMap<(usize, u64)
     all
 }
 
-/// By how much logits differ, over the largest of them.
+/// The difference of logits relative to the largest of them.
 fn difference(found: &[f32], expected: &[f32]) -> f32 {
     let scale = expected.iter().fold(1.0f32, |most, logit| most.max(logit.abs()));
     let each = found.iter().zip(expected).map(|(a, b)| (a - b).abs() / scale);
     each.fold(0.0, |most, each| if each.is_nan() { f32::INFINITY } else { most.max(each) })
 }
 
-/// How far the largest is above the second.
+/// The difference between the largest and the second largest logit.
 fn gap(logits: &[f32]) -> f32 {
     let mut sorted = logits.to_vec();
     sorted.sort_unstable_by(f32::total_cmp);
@@ -189,7 +189,7 @@ fn check(family: &str, world: usize) {
     }
 }
 
-/// Experts in no order, other ones in each layer.
+/// A random placement, different in each layer.
 fn scattered(config: &ModelConfig, world: usize) -> ExpertCopies {
     let layers = (0..config.num_moe_layers()).map(|layer| {
         let group = |expert: usize| ((expert * 5 + layer) % config.num_experts % world) as u16;
@@ -208,8 +208,8 @@ fn four_ranks_switch_in_mid_request() {
     ["qwen3-moe", "mixtral", "olmoe"].into_iter().for_each(|family| check(family, 4));
 }
 
-/// An objection of one rank before the last layer: those that have moved go back, some of which others had overwritten,
-/// and the next attempt succeeds.
+/// One rank objects before the last layer: layers that have moved go back, although others have overwritten some of
+/// them, and the next attempt succeeds.
 #[test]
 fn an_objection_takes_the_switch_back() {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../assets/tiny-qwen3moe-15m");
@@ -235,7 +235,7 @@ fn an_objection_takes_the_switch_back() {
     });
 }
 
-/// Pages that find no room beside those in use stay where they are.
+/// Pages without room beside those in use stay where they are.
 #[test]
 fn pages_without_room_are_refused_and_stay() {
     let folder = long_fixture("mixtral");
@@ -255,7 +255,8 @@ fn pages_without_room_are_refused_and_stay() {
 /// Kernels and their parameters.
 type Launched = Vec<(&'static str, Vec<u8>)>;
 
-/// There and back, a step launches what it launched before, address by address: graphs of it stay valid.
+/// After switching back and forth, a step launches exactly what it launched before, address by address, so its graphs
+/// stay valid.
 #[test]
 fn each_layout_has_its_addresses() {
     let folder = long_fixture("qwen3-moe");

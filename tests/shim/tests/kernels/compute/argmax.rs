@@ -17,7 +17,7 @@ fn best(row: &[f32]) -> u32 {
     best.filter(|&id| row[id].is_finite()).map_or(Argmax::NONE, |id| id as u32)
 }
 
-/// Rows of few different logits, so that many are equal.
+/// Rows with few distinct logits, so that ties are common.
 pub(super) fn argmax(shim: &Shim, rows: usize, vocab: usize, seed: u64) -> Result<(), String> {
     let mut rng = Rng::with_seed(seed);
     let values = [-3.5, -0.0, 0.0, 1.25, f32::NAN, f32::NEG_INFINITY];

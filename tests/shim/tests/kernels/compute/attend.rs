@@ -1,4 +1,4 @@
-//! Attention over pages against a softmax in f64; a row's bits in calls of every shape.
+//! Attention over pages against a softmax in f64; a row's bits must not depend on the shape of the call.
 
 use half::bf16;
 use semmoe_kernels::{Dtype, Element};
@@ -11,12 +11,12 @@ use semmoe_reference::data::same;
 use super::{close, run};
 use crate::support::{holding, read, shim};
 
-/// Several passes of a block over a row's queries, and several of them over columns of values.
+/// Several passes of a block over a row's queries and over columns of values.
 pub(super) fn case_of_barriers(dim: usize) -> Case {
     Case::new(1, 40, dim, &[(130, 1)])
 }
 
-/// A case in memory.
+/// A case in device memory.
 struct World<T> {
     of: Paged<T>,
     pool: HostBuffer,
@@ -33,7 +33,7 @@ impl<T: Element> World<T> {
         &self.of.case
     }
 
-    /// A call of some rows; more sequences than there are keep a block's rows apart.
+    /// A call on some rows; more sequences than keys put a block's rows apart.
     fn call(&self, rows: std::ops::Range<usize>, memory: &Memory, apart: bool) -> Attend {
         let Case { kv_heads, group, dim, .. } = *self.case();
         let from = |buffer: Buffer, bytes: usize| buffer.from_offset((rows.start * bytes) as u64);
@@ -66,7 +66,7 @@ impl<T: Element> World<T> {
     fn memory(&self) -> Memory {
         let rows = self.case().rows();
         let heads = self.call(0..0, &Memory::default(), false).heads;
-        // A table with rows of nothing: as many as there are rows.
+        // Pads the table with empty sequences to the number of rows.
         let mut table = self.of.table.clone();
         let most_sequences = self.case().sequences.len().max(rows);
         table.resize(most_sequences * self.of.table_width, u32::MAX);
@@ -82,7 +82,7 @@ impl<T: Element> World<T> {
         }
     }
 
-    /// All rows, in calls of some rows each.
+    /// All rows, in calls of `rows_of_call`.
     fn run(&self, shim: &Shim, rows_of_call: usize, apart: bool, seed: u64) -> Result<Vec<T>, String> {
         let memory = self.memory();
         for first in (0..self.case().rows()).step_by(rows_of_call) {
@@ -111,13 +111,13 @@ impl Default for Memory {
     }
 }
 
-/// All rows in one call, which gives them.
+/// All rows in one call; returns them.
 fn at_once<T: Element>(shim: &Shim, world: &World<T>, seed: u64) -> Result<Vec<T>, String> {
     let rows = world.case().rows();
     let found = world.run(shim, rows, false, seed)?;
     let expected: Vec<f64> = (0..rows).flat_map(|row| world.of.row(row)).collect();
     close("attention", &found, &expected)?;
-    // Most are the nearest number of their type: neither scores nor weights were rounded to it on the way.
+    // Most equal the nearest value of their type: neither scores nor weights were rounded to it in between.
     let off = found.iter().zip(&expected).filter(|(found, expected)| **found != T::round(**expected as f32)).count();
     if T::DTYPE == Dtype::Bf16 && off > found.len() / 50 + 1 {
         return Err(format!("{off} of {} values are not the nearest", found.len()));
@@ -129,7 +129,7 @@ pub(super) fn attend<T: Element>(shim: &Shim, case: &Case, seed: u64) -> Result<
     at_once(shim, &World::<T>::new(case, seed), seed).map(drop)
 }
 
-/// The same bits in one call, in calls of a few rows, and with blocks of one row.
+/// One call, calls of a few rows, and blocks of one row must give equal bits.
 fn all_ways<T: Element>(shim: &Shim, case: &Case, rows_of_call: usize, seed: u64) -> Result<(), String> {
     let world = World::<T>::new(case, seed);
     let at_once = at_once(shim, &world, seed)?;
@@ -148,7 +148,7 @@ fn rows_attend_to_their_sequence_the_same_in_every_call() {
         Case::new(1, 8, 64, &[(258, 5), (66, 1)]),
         Case::new(2, 4, 128, &[(65, 3)]),
         Case::new(1, 12, 72, &[(70, 2), (40, 6)]),
-        // More queries of a row than a block takes at once.
+        // More queries in a row than a block takes at once.
         Case::new(1, 40, 8, &[(66, 3)]),
     ];
     for (seed, case) in cases.iter().enumerate() {
@@ -160,7 +160,7 @@ fn rows_attend_to_their_sequence_the_same_in_every_call() {
 #[test]
 fn splits_of_one_block_and_of_several_give_the_same() {
     let Some(shim) = shim() else { return };
-    // All rows: one block folds the splits; a hundred at a time: each split has its own.
+    // All rows: one block reduces the splits; a hundred at a time: each split has its own.
     let case = Case::new(1, 1, 8, &[(127, 127), (600, 3)]);
     all_ways::<bf16>(shim, &case, 100, 1).unwrap();
     all_ways::<f32>(shim, &case, 100, 1).unwrap();
@@ -177,8 +177,8 @@ fn what_the_tables_do_not_have_gives_nan() {
     }
 }
 
-/// Which rows are NaN when the first's second page and the second's sequence are not there, and the last sees more keys
-/// than it may.
+/// Which rows are NaN if the first sequence's second page and the second sequence are missing, and the last sees more
+/// keys than allowed.
 fn lost<T: Element>(shim: &Shim, case: &Case) -> Result<Vec<bool>, String> {
     let mut world = World::<T>::new(case, 3);
     world.of.table[1] = world.of.pages() as u32;
@@ -206,7 +206,7 @@ fn attention_that_does_not_fit_is_refused() {
     let longest = world.of.table_width as u64 * PAGE_TOKENS;
     assert!(matches!(Attend { longest, ..call }.launch(), Err(LaunchError::OutOfRange { .. })));
     assert!(matches!(Attend { rows: 3, ..call }.launch(), Err(LaunchError::TooSmall { .. })));
-    // The scratch memory of many calls is that of the largest.
+    // Many calls share scratch memory, sized by the largest.
     let heads = call.heads;
     let most = heads.scratch_bytes(300, 5000);
     let fits = |rows, longest| heads.scratch_bytes(rows, longest) <= most;

@@ -1,4 +1,4 @@
-//! Queries, keys and values from a projection's rows, against the obvious loops.
+//! Queries, keys and values from a projection's rows, against simple loops.
 
 use fastrand::Rng;
 use half::bf16;
@@ -19,7 +19,7 @@ const LAYER: usize = 1;
 const PAGES: usize = 4;
 /// Positions with angles.
 const ANGLES: usize = 150;
-/// The pages and positions of the rows. The last but one row's page is not there, the last one's position has no angle.
+/// Pages and positions of the rows. The last but one row's page is missing; the last one's position has no angle.
 const ROWS: [(u32, u32); 6] = [(2, 0), (0, 63), (3, 64), (3, 149), (4, 7), (1, 150)];
 
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -34,7 +34,7 @@ pub(super) struct Case {
     kv_heads: usize,
     group: usize,
     dim: usize,
-    /// Heads of keys in the projection, and the first of them that is here.
+    /// Heads of keys in the projection, and the first one on this rank.
     projected: (usize, usize),
     norms: Norms,
     clip: Option<f32>,
@@ -48,7 +48,7 @@ impl Case {
         Self { kv_heads, group, dim, projected: (kv_heads, 0), norms, clip: None, layout, rotated: dim }
     }
 
-    /// Over more heads than are here.
+    /// A norm over more heads than are on this rank.
     pub(super) fn of_whole_norm() -> Self {
         Self { projected: (7, 2), norms: Norms::Whole, ..Self::new(3, 2, 20) }
     }
@@ -66,7 +66,7 @@ impl Case {
     }
 }
 
-/// The data of a case, and what becomes of it.
+/// The data of a case, and the expected results.
 struct Reference<'a> {
     case: &'a Case,
     cos: Vec<f32>,
@@ -75,7 +75,8 @@ struct Reference<'a> {
 }
 
 impl Reference<'_> {
-    /// The heads here of queries (0), keys (1) or values (2) of a projection's row, finished.
+    /// This rank's heads of queries (0), keys (1) or values (2) from a projection's row, with norm and rotation
+    /// applied.
     fn heads(&self, row: &[f64], part: usize, position: usize) -> Vec<Vec<f64>> {
         let Case { kv_heads, group, dim, projected, .. } = *self.case;
         let (queries, keys) = (self.case.queries(), self.case.keys());
@@ -119,7 +120,7 @@ impl Reference<'_> {
         }
     }
 
-    /// The queries of all rows, and the pool. What is not written stays poisoned, which is NaN.
+    /// The queries of all rows, and the pool. Anything not written stays poisoned, which is NaN.
     fn rows<T: Element>(&self, qkv: &[T]) -> (Vec<f64>, Vec<f64>) {
         let Case { kv_heads, dim, .. } = *self.case;
         let mut queries = Vec::new();
@@ -207,7 +208,7 @@ pub(super) fn heads<T: Element>(shim: &Shim, case: &Case, seed: u64) -> Result<(
     close("queries", &read::<T>(&queries), &expected_queries)?;
     let found = read::<T>(&pool);
     close("pages", &found, &expected_pool)?;
-    // Other pages and layers are as they were, bit for bit.
+    // Other pages and layers must be unchanged, bit for bit.
     let others = |of: &[T]| of[..LAYER * kv_heads * case.head_elements()].to_vec();
     same("another layer", &others(&found), &others(&read::<T>(&HostBuffer::poisoned(pool.bytes().len()))))
 }

@@ -15,12 +15,12 @@ use crate::support::{holding, read, shim};
 struct Case {
     inputs: usize,
     outputs: usize,
-    /// Rows of each group; a dense product has one group.
+    /// Rows of each group; a dense product has a single one.
     counts: Vec<u32>,
     grouped: bool,
     /// Elements of x between one row's inputs and the next row's.
     padding: usize,
-    /// Rows of x to choose from; `None`: each row its own.
+    /// Rows of x to choose from; `None`: each row has its own.
     row_of: Option<usize>,
     bias: bool,
     silu: bool,
@@ -63,7 +63,7 @@ impl Case {
     }
 }
 
-/// The operands of a case, the same for the same seed.
+/// The operands of a case; a function of the seed.
 struct Operands<T> {
     x: Vec<T>,
     weights: Vec<T>,
@@ -91,14 +91,14 @@ impl<T: Element> Operands<T> {
         let row_of = row_of.collect();
         let weights = case.counts.len() * case.outputs * case.fold() * case.inputs;
         let values = |rng: &mut Rng, count| (0..count).map(|_| T::round(rng.f32() * 2.0 - 1.0)).collect();
-        // The last row ends where its inputs do.
+        // The last row has no padding.
         let x = (x_rows * case.stride()).saturating_sub(case.padding);
         let (x, weights) = (values(&mut rng, x), values(&mut rng, weights));
         Self { x, weights, bias: (0..case.outputs).map(|_| rng.f32()).collect(), row_of }
     }
 }
 
-/// The bytes of the outputs, and two rows more that are in no tile.
+/// The bytes of the outputs, plus two rows that are in no tile.
 fn compute<T: Element>(
     shim: &Shim,
     case: &Case,
@@ -186,17 +186,17 @@ fn check(case: Case) {
 
 #[test]
 fn a_dense_product_is_that_of_the_reference() {
-    // Inputs and outputs that do not divide, vectors and elements, all sizes of tiles.
+    // Inputs and outputs that do not divide evenly, vectors and elements, all tile sizes.
     for (rows, inputs, outputs) in
         [(1, 12, 12), (3, 32, 12), (8, 264, 33), (9, 40, 16), (17, 296, 20), (33, 72, 5), (64, 32, 16), (70, 100, 40)]
     {
         check(Case::dense(rows, inputs, outputs));
     }
-    // Three turns of all warps, and one that only some have.
+    // Three iterations of all warps, and one that only some have.
     check(Case::dense(2, 3 * 8 * 32 + 72, 17));
 }
 
-/// Blocks of 128 features, and stretches of several chunks, the last of them shorter.
+/// Blocks of 128 features, and splits of several chunks, the last of them shorter.
 #[test]
 fn the_variant_for_many_rows_has_the_same_bits() {
     check(Case::dense(65, 488, 150));
@@ -222,7 +222,7 @@ fn each_group_has_its_own_weights() {
     }
 }
 
-/// The bits of each row as it is computed with others.
+/// The bits of each row when computed with others.
 fn rows_among<T: Element>(shim: &Shim, case: &Case, order: &[u32]) -> Vec<Vec<u8>> {
     let mut operands = Operands::<T>::new(case);
     operands.row_of = order.to_vec();

@@ -1,5 +1,5 @@
 //! The compute kernels against plain references. Sums in another order differ in their last places, so rows are
-//! compared with a tolerance; what a row's bits may depend on is compared exactly.
+//! compared with a tolerance; anything that must not affect a row's bits is compared exactly.
 
 mod argmax;
 mod attend;
@@ -21,12 +21,12 @@ pub(crate) fn run(shim: &Shim, launches: &[Launch], seed: u64) -> Result<(), Str
     if ends == [StreamEnd::Done] { Ok(()) } else { Err("a kernel stopped".to_owned()) }
 }
 
-/// Numbers from -1 to 1.
+/// Random values from -1 to 1.
 fn numbers<T: Element>(rng: &mut Rng, count: usize) -> Vec<T> {
     (0..count).map(|_| T::round(rng.f32() * 2.0 - 1.0)).collect()
 }
 
-/// Compares with a reference in f64: a few of f32's places, or one of bf16's.
+/// Compares with a reference in f64: within a few units in the last place of f32, or one of bf16.
 fn close<T: Element>(what: &str, found: &[T], expected: &[f64]) -> Result<(), String> {
     let tolerance = if T::DTYPE == Dtype::F32 { 2e-6 } else { 1.0 / 256.0 };
     let differ = |(found, expected): (&T, &f64)| {
@@ -40,7 +40,7 @@ fn close<T: Element>(what: &str, found: &[T], expected: &[f64]) -> Result<(), St
     }
 }
 
-/// Small cases of all kernels that have barriers, to be noticed when one is left out.
+/// Small cases of all kernels with barriers, which must notice when one is omitted.
 pub(crate) fn results(shim: &Shim, seed: u64) -> Vec<(&'static str, Result<(), String>)> {
     let mut results = vec![
         ("argmax", argmax::argmax(shim, 3, 1000, seed)),

@@ -1,4 +1,4 @@
-//! Whole rows against the obvious loops.
+//! Row kernels against simple loops.
 
 use fastrand::Rng;
 use half::bf16;
@@ -47,7 +47,7 @@ fn a_row_of_the_table_for_each_token_and_nan_for_none() {
     }
 }
 
-/// A norm of all rows, after a sum or of listed rows.
+/// A norm of all rows, after a sum, or of listed rows.
 #[derive(Clone, Copy)]
 pub(super) struct NormCase {
     rows: usize,
@@ -73,7 +73,7 @@ pub(super) fn norm<T: Element>(shim: &Shim, case: NormCase, seed: u64) -> Result
     let mut rng = Rng::with_seed(seed);
     let (before, more): (Vec<T>, Vec<T>) = (numbers(&mut rng, rows * hidden), numbers(&mut rng, rows * hidden));
     let weight: Vec<f32> = numbers(&mut rng, hidden);
-    // Now and then a row that is not there.
+    // Some rows do not exist.
     let list: Vec<u32> = (0..rows).map(|_| rng.u32(0..rows as u32 + 1)).collect();
     let [residual, added] = [&before, &more].map(|rows| holding(rows));
     let (weight_at, list_at) = (holding(&weight), holding(&list));
@@ -99,7 +99,7 @@ pub(super) fn norm<T: Element>(shim: &Shim, case: NormCase, seed: u64) -> Result
     let expected: Vec<f64> = (0..rows).flat_map(|row| normed(source(row), &weight)).collect();
     let found = read::<T>(&out);
     close("normed rows", &found, &expected)?;
-    // Alone, the last row is the same.
+    // Computed alone, the last row is equal.
     let alone = HostBuffer::poisoned(hidden * size_of::<T>());
     let last = |buffer: Buffer| buffer.from_offset(((rows - 1) * hidden * size_of::<T>()) as u64);
     let row_of = call.row_of.map(|list| list.from_offset((rows as u64 - 1) * 4));
@@ -112,7 +112,7 @@ pub(super) fn norm<T: Element>(shim: &Shim, case: NormCase, seed: u64) -> Result
 #[test]
 fn rows_are_normed_after_their_sum_and_by_a_list() {
     let Some(shim) = shim() else { return };
-    // Rows of whole vectors and not, in one warp and in many, longer than what a block keeps.
+    // Rows of whole vectors and not, in one warp and in many, and longer than a block's registers.
     for (seed, (rows, hidden)) in [(5, 24), (3, 36), (2, 1), (3, 1024), (1, 1031), (1, 8208)].into_iter().enumerate() {
         for (added, listed) in [(false, false), (true, false), (false, true)] {
             let case = NormCase { added, listed, ..NormCase::new(rows, hidden) };
@@ -166,7 +166,7 @@ fn sum_pairs<T: Element>(shim: &Shim, counts: &[usize], hidden: usize) -> Result
         Some(*end)
     });
     let mut first_pair: Vec<u32> = std::iter::once(0).chain(ends).collect();
-    // The last row has more than there are.
+    // The last row is past the end.
     let rows = counts.len() + 1;
     first_pair.push(pairs as u32 + 1);
     let rows_of = [holding(&first_pair), holding(&pair_of), holding(&weights)];
@@ -249,7 +249,7 @@ fn what_does_not_fit_is_refused() {
     let askew = all.from_offset(4);
     let misaligned = |call: Norm| matches!(call.launch(), Err(LaunchError::Misaligned { .. }));
     assert!(misaligned(Norm { weight: askew, ..norm }) && misaligned(Norm { rows: 3, out: askew, ..norm }));
-    // Rows of three elements are read one by one.
+    // Rows of three elements are read element by element.
     assert!(Norm { hidden: 3, out: askew, weight: askew, ..norm }.launch().is_ok());
     let both = Norm { added: Some(all), row_of: Some(all), ..norm };
     assert!(matches!(both.launch(), Err(LaunchError::OutOfRange { .. })));

@@ -1,5 +1,5 @@
-//! The collectives over GPU memory, behind the interface that all carriers have: ranks are threads, GPUs are the shim,
-//! and NCCL is what [`network`] makes of its calls.
+//! The collectives over GPU memory behind the interface of all carriers: ranks are threads, GPUs are the shim, and NCCL
+//! is simulated by [`network`].
 
 mod network;
 mod refused;
@@ -22,7 +22,7 @@ use semmoe_reference::law::{self, Case, Reach};
 
 type End<T> = Box<dyn Collectives<T, Gpu>>;
 
-// HostBuffer is memory of its own; kernels write it only while its rank is inside a call.
+// HostBuffer owns its memory; kernels write it only while its rank is inside a call.
 struct Memory {
     signals: Vec<Arc<HostBuffer>>,
     reports: Vec<Arc<HostBuffer>>,
@@ -45,7 +45,7 @@ impl Memory {
 
 const TIMEOUT: Duration = Duration::from_millis(50);
 
-/// Ranks that have mapped each other's memory, with room for so many rows each.
+/// Ranks that have mapped each other's memory, with `rows` rows of room each.
 fn peers<T: Element>(world: usize, hidden: usize, rows: impl Fn(usize) -> usize) -> Vec<End<T>> {
     let room = |rank| Room { ranks: world, rows: rows(rank), hidden, dtype: T::DTYPE };
     let sizes = (0..world).map(|rank| room(rank).symmetric_bytes());
@@ -63,7 +63,7 @@ fn peers<T: Element>(world: usize, hidden: usize, rows: impl Fn(usize) -> usize)
     LocalTransport::mesh(world).into_iter().enumerate().map(end).collect()
 }
 
-/// Ranks on hosts of their own.
+/// Ranks on separate hosts.
 fn hosts<T: Element>(world: usize, hidden: usize, rows: usize, refused: Option<usize>) -> Vec<End<T>> {
     let room = Room { ranks: world, rows, hidden, dtype: T::DTYPE };
     let memory = Memory::new(world, std::iter::repeat_n(room.hosts_bytes(), world));
@@ -80,7 +80,7 @@ fn hosts<T: Element>(world: usize, hidden: usize, rows: usize, refused: Option<u
 }
 
 fn on_device<'a, T: Element>(rows: &[T]) -> DeviceRows<'a, T> {
-    // SAFETY: device memory is the host's, and the shim's streams have done their work when a call returns.
+    // SAFETY: device memory is host memory, and the shim's streams have finished when a call returns.
     unsafe { DeviceRows::new(rows.as_ptr().addr() as u64, rows.len()) }
 }
 
@@ -88,7 +88,7 @@ fn on_host<'a, T: Element>(rows: DeviceRows<'_, T>) -> &'a mut [T] {
     let Buffer { address, .. } = rows.buffer();
     match rows.is_empty() {
         true => &mut [],
-        // SAFETY: as above; the test uses one slice of it at a time.
+        // SAFETY: see above; the test uses one slice of it at a time.
         false => unsafe { std::slice::from_raw_parts_mut(address as *mut T, rows.len()) },
     }
 }

@@ -1,4 +1,4 @@
-//! NCCL whose ranks are threads: the last one to end a group moves the bytes of all.
+//! A simulated NCCL whose ranks are threads: the last one to end a group moves everyone's bytes.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ pub(super) struct Nccl {
     rank: usize,
     ranks: usize,
     group: Arc<Group<Calls>>,
-    /// Groups until one is refused.
+    /// The group at which calls start to fail.
     refused: Option<usize>,
 }
 
@@ -56,7 +56,7 @@ impl Drop for Nccl {
 }
 
 fn copy(from: u64, to: Span) {
-    // SAFETY: the calls promise that both are memory of the test, of this length; they may be the same.
+    // SAFETY: the calls guarantee that both are the test's memory of this length; they may overlap.
     unsafe { std::ptr::copy(from as *const u8, to.address as *mut u8, to.count as usize * to.dtype.bytes()) };
 }
 

@@ -49,7 +49,7 @@ fn a_rank_that_is_lost_inside_a_call_is_named() {
     if shim().is_none() {
         return;
     }
-    // Rank 1 has no room for what comes: its peer has launched by then, and its kernel stops.
+    // Rank 1 has no room for its rows: by then its peer has launched, and its kernel stops.
     let errors = on_ranks(peers::<f32>(2, 8, |rank| 4 - 2 * rank), |rank, mut end| {
         let (plan, rows) = (everywhere(2, 2), vec![0.0; 16]);
         let dispatched = end.dispatch(on_device(&rows), 8, &plan);
@@ -65,7 +65,7 @@ fn what_nccl_refuses_comes_back_in_its_words() {
     if shim().is_none() {
         return;
     }
-    // The first group is that of the dispatch, the second that of the combine.
+    // The first group belongs to the dispatch, the second to the combine.
     for refused in [1, 2] {
         let errors = on_ranks(hosts::<f32>(2, 8, 8, Some(refused)), |_, mut end| {
             let (plan, rows) = (everywhere(2, 2), vec![0.0; 16]);
@@ -82,7 +82,7 @@ fn what_nccl_refuses_comes_back_in_its_words() {
     }
 }
 
-/// Counts that are not those of the places stop the kernel before it writes past a segment.
+/// Counts that contradict the offsets stop the kernel before it writes past a segment.
 #[test]
 fn counts_of_another_plan_stop_the_kernel() {
     if shim().is_none() {
