@@ -1,4 +1,4 @@
-//! The ranks of a unit as processes: started, watched, and stopped by the process that started them.
+//! The ranks of a unit as processes: started, monitored, and stopped by their parent.
 
 use std::fmt;
 use std::io;
@@ -14,12 +14,12 @@ use crate::rank::WorkerEvent;
 
 /// Limit for ranks to exit after they were asked to.
 const STOP_TIMEOUT: Duration = Duration::from_secs(15);
-/// Time after a first death in which others may still be the cause.
+/// Time after a first death in which another rank may turn out to be the cause.
 const BLAME_WINDOW: Duration = Duration::from_millis(300);
-/// Exit code of a rank that left because a peer was lost.
+/// Exit code of a rank that left because it lost a peer.
 const EXIT_PEER_LOST: i32 = 3;
 
-/// Running ranks. Dropping them closes their standard input, at which they leave; [`Ranks::stop`] also waits for them.
+/// Running ranks. Dropping them closes their standard input, at which they exit; [`Ranks::stop`] also waits for them.
 #[derive(Debug)]
 pub struct Ranks {
     /// Base URL of rank 0's HTTP server.
@@ -31,19 +31,19 @@ pub struct Ranks {
     alive: usize,
 }
 
-/// Why ranks did not start.
+/// Reasons why ranks did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum LaunchError {
-    /// So many take too long.
+    /// The ranks took too long.
     #[error("the {0} ranks were not ready within {1:?}")]
     TooLate(u16, Duration),
-    /// A rank without a process.
+    /// A rank's process could not be started.
     #[error("cannot start rank {0}: {1}")]
     Start(u16, io::Error),
-    /// A rank that printed something else than the event.
+    /// A rank printed something other than the event.
     #[error("rank {0} printed {1:?}, expected the event `{2}`")]
     Output(u16, String, &'static str),
-    /// A process that ended.
+    /// A process ended.
     #[error("{0}")]
     Died(RankDeath),
 }
@@ -51,12 +51,12 @@ pub enum LaunchError {
 type Output = Lines<BufReader<ChildStdout>>;
 
 impl Ranks {
-    /// Starts rank 0, then the others once the address of its rendezvous is known, and waits until all are ready.
-    /// `command` is `semmoe worker` with all that a rank needs but its number, `ranks` and the rendezvous, which rank 0
-    /// binds at `rendezvous`.
+    /// Starts rank 0, then the others once the rendezvous address is known, and waits until all are ready. `command` is
+    /// `semmoe worker` with all of a rank's arguments except its number, `ranks` and the rendezvous, which rank 0 binds
+    /// at `rendezvous`.
     ///
     /// # Errors
-    /// A rank that does not start, or ends, or is not ready within `limit`.
+    /// A rank that does not start, or exits, or is not ready within `limit`.
     pub async fn start(
         ranks: u16,
         rendezvous: &str,
@@ -88,7 +88,7 @@ impl Ranks {
                     WorkerEvent::Ready { .. } if rank > 0 => {}
                     event => return Err(LaunchError::Output(rank, format!("{event:?}"), "ready")),
                 }
-                // A rank prints nothing more; its pipe is drained all the same so that it can never block on it.
+                // A rank prints nothing more; its pipe is drained so that it can never block.
                 tokio::spawn(async move { while let Ok(Some(_)) = output.next_line().await {} });
             }
             Ok(())
@@ -98,7 +98,7 @@ impl Ranks {
     }
 
     fn spawn(&mut self, rank: u16, mut command: Command) -> io::Result<Output> {
-        // A group of its own: Ctrl-C reaches this process alone, which then stops the ranks in order.
+        // A separate process group: Ctrl-C reaches only this process, which then stops the ranks in order.
         command.arg("--exit-on-stdin-eof").process_group(0).kill_on_drop(true);
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
         let (Some(stdin), Some(stdout)) = (child.stdin.take(), child.stdout.take()) else {
@@ -130,12 +130,12 @@ impl Ranks {
         }
     }
 
-    /// The process of each rank.
+    /// The process id of each rank.
     pub fn pids(&self) -> &[u32] {
         &self.pids
     }
 
-    /// Resolves when a rank dies, with the one that is to blame: not one that left because a peer was lost.
+    /// Resolves when a rank dies, with the rank that caused it: not one that left because it lost a peer.
     pub async fn died(&mut self) -> RankDeath {
         let Some(mut blamed) = self.deaths.recv().await else { return std::future::pending().await };
         self.alive -= 1;
@@ -148,8 +148,8 @@ impl Ranks {
         blamed
     }
 
-    /// Asks every rank to leave, waits for those that are alive, and kills those that do not leave. Returns how each
-    /// that left has ended.
+    /// Asks every rank to exit, waits for those that are alive, and kills those that do not. Returns how each rank that
+    /// exited ended.
     pub async fn stop(mut self) -> Vec<RankDeath> {
         self.stdins.clear();
         let mut left = Vec::new();
@@ -179,7 +179,7 @@ pub struct RankDeath {
 }
 
 impl RankDeath {
-    /// None of a process that was killed.
+    /// `None` for a killed process.
     pub fn exit_code(&self) -> Option<i32> {
         self.status.and_then(|status| status.code())
     }
@@ -210,6 +210,6 @@ async fn watch(rank: u16, mut child: Child, report: UnboundedSender<RankDeath>) 
         }
     }
     let status = child.wait().await.ok();
-    // The receiver is gone only when the unit is.
+    // The receiver lives as long as the unit.
     let _ = report.send(RankDeath { rank, pid, status, last_words });
 }

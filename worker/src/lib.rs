@@ -7,11 +7,11 @@
 //! | `engine` | one rank's scheduler: continuous batching, sampling, stop conditions |
 //! | `control` | rendezvous of the rank processes and the link between rank 0 and each other rank |
 //! | `unit` | the whole unit as rank 0 sees it |
-//! | `serve` | rank 0's HTTP face |
+//! | `serve` | rank 0's HTTP server |
 //! | `rank` | a rank's process from its arguments to its end: [`run`] |
 //! | `launch` | the ranks of a unit as processes, for programs that start them |
-//! | `memory` | the memory that this process may still take |
-//! | `threads` | the threads that share a rank's large work |
+//! | `memory` | memory still available to this process |
+//! | `threads` | the threads that share a rank's large computations |
 
 mod control;
 mod engine;

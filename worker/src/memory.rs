@@ -1,16 +1,16 @@
-//! How much memory this process may still take, as far as Linux says.
+//! Memory still available to this process, as far as Linux reports it.
 
 use std::fs;
 use std::path::Path;
 
-/// Available bytes: the lesser of the machine's and the control group's; none where neither is known.
+/// Available bytes: the smaller of the machine's and the control group's; `None` if neither is known.
 pub(crate) fn available_bytes() -> Option<u64> {
     let machine = fs::read_to_string("/proc/meminfo").ok().and_then(|text| machine_bytes(&text));
     let group = group_bytes(Path::new("/sys/fs/cgroup"));
     machine.into_iter().chain(group).min()
 }
 
-/// Why a rank will not begin a move that needs `needed` more bytes; none if it has them, or if that is not known.
+/// Why a rank refuses a move that needs `needed` more bytes; `None` if they are available, or that is unknown.
 pub(crate) fn shortage(needed: u64, available: Option<u64>) -> Option<String> {
     let available = available.filter(|available| *available < needed)?;
     Some(format!("it needs {needed} bytes more while the experts move, and {available} are available"))
@@ -21,8 +21,8 @@ fn machine_bytes(meminfo: &str) -> Option<u64> {
     line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
-/// Bytes left under the limit of a control group (version 2), with those of cached files that are not in use, as the
-/// checkpoint's are once it is read: the kernel reclaims these. None without a limit.
+/// Bytes left under a control group's limit (version 2), including the inactive file cache, which the kernel reclaims;
+/// the checkpoint's files are in it once loaded. `None` without a limit.
 fn group_bytes(folder: &Path) -> Option<u64> {
     let text = |file: &str| fs::read_to_string(folder.join(file)).ok();
     let number = |file: &str| text(file)?.trim().parse::<u64>().ok();

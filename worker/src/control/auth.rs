@@ -1,11 +1,11 @@
-//! The first words on every connection between ranks: both sides prove that they know the unit's secret, and neither
-//! sends it. The side that accepts speaks first.
+//! The handshake on every connection between ranks: both sides prove that they know the unit's secret without sending
+//! it. The accepting side goes first.
 //!
 //! | step | from | what |
 //! |---|---|---|
 //! | greeting | acceptor | a nonce, if it has a secret |
-//! | answer | connector | a nonce of its own, and its proof: HMAC-SHA-256 of the secret over role, purpose and both nonces |
-//! | verdict | acceptor | its own proof, over the other role; or a refusal |
+//! | answer | connector | its own nonce, and its proof: HMAC-SHA-256 of the secret over role, purpose and both nonces |
+//! | verdict | acceptor | its proof, over the other role; or a refusal |
 //!
 //! This authenticates both ends once. Later traffic is neither encrypted nor signed: between hosts it belongs on a
 //! network that strangers cannot reach.
@@ -22,15 +22,15 @@ use super::hello::{MAGIC, PROTOCOL};
 use super::patience::{Impatience, Patience};
 use super::secret::{PROOF_BYTES, Secret};
 
-/// How often a connection that broke is made again, and the pause before: strangers in a crowd may push it out.
+/// Maximum number of connection attempts, and the pause between them: a listener crowded by strangers may drop a rank.
 const ATTEMPTS: u32 = 40;
 const PAUSE: Duration = Duration::from_millis(50);
-/// For a listener that was there a moment ago.
+/// Connect timeout for a listener that was reachable a moment ago.
 const STILL_THERE: Duration = Duration::from_secs(1);
-/// The longest frame of a stranger.
+/// Size limit of handshake frames.
 const MAX_BYTES: usize = 1024;
 
-/// The purpose of a connection: a proof for one purpose is not valid for the other.
+/// The purpose of a connection: a proof for one purpose is invalid for the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Purpose {
     Control,
@@ -67,7 +67,7 @@ enum Verdict {
     Refused,
 }
 
-/// Why a handshake failed.
+/// Reasons for a failed handshake.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum AuthError {
     /// The connection broke, or the bytes are not a handshake.
@@ -86,7 +86,7 @@ pub(super) enum AuthError {
 }
 
 impl AuthError {
-    /// Whether the connection ended before its time.
+    /// Whether the connection ended early.
     fn is_broken(&self) -> bool {
         match self {
             Self::Frame(FrameError::Closed) => true,
@@ -122,7 +122,7 @@ pub(super) fn accept(
         }
         (None, None, None) => None,
         _ => {
-            // Whether or not the other still listens.
+            // Best effort: the connector may have left.
             let _ = frame::write(stream, &Verdict::Refused);
             return Err(AuthError::OtherSecret);
         }
@@ -130,16 +130,16 @@ pub(super) fn accept(
     Ok(frame::write(stream, &Verdict::Known { proof })?)
 }
 
-/// Why there is no proven connection.
+/// Reasons for having no authenticated connection.
 #[derive(Debug)]
 pub(super) enum Unproven {
-    /// No connection at all.
+    /// No connection was made.
     Unreachable(Impatience),
-    /// It broke, or one side does not believe the other.
+    /// The connection broke, or one side refused the other.
     Refused(AuthError),
 }
 
-/// Connects, and proves itself. A connection that ends before the verdict is made again while something listens there.
+/// Connects and authenticates. Retries a connection that ends before the verdict while the listener is reachable.
 pub(super) fn reach(
     address: SocketAddr,
     purpose: Purpose,
@@ -203,7 +203,7 @@ fn parts<'a>(role: &'a [u8], purpose: Purpose, acceptor: &'a Nonce, connector: &
     [MAGIC.as_bytes(), role, purpose.label(), acceptor, connector]
 }
 
-/// From the operating system: a predictable nonce could be answered without the secret.
+/// From the operating system: a predictable nonce would allow an answer without the secret.
 fn nonce() -> io::Result<Nonce> {
     let mut nonce = Nonce::default();
     File::open("/dev/urandom")?.read_exact(&mut nonce)?;

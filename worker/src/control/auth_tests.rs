@@ -1,4 +1,4 @@
-//! Who is let in, and what a hostile side gets.
+//! Who is admitted, and how hostile peers are handled.
 
 use std::io::Write as _;
 use std::net::TcpListener;
@@ -15,7 +15,7 @@ fn patience() -> Patience {
     Patience::new(Duration::from_secs(60), &Shutdown::default())
 }
 
-/// A connection whose accepting side runs `accept`, its connecting side `connect`.
+/// A connection whose accepting side runs `accept` and whose connecting side runs `connect`.
 fn meet<A: Send, C>(accept: impl FnOnce(TcpStream) -> A + Send, connect: impl FnOnce(TcpStream) -> C) -> (A, C) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
@@ -48,7 +48,7 @@ fn only_those_with_the_same_secret_meet() {
     assert!(accepted.is_err() && connected.unwrap_err().contains("started without a secret"));
 }
 
-/// The result of a connector that answers the greeting with `answer`, given the acceptor's nonce.
+/// The result for a connector that answers the greeting with `answer`, given the acceptor's nonce.
 fn answered(answer: impl FnOnce(Nonce) -> Answer) -> Result<(), AuthError> {
     let known = secret("one secret of many");
     let (accepted, ()) = meet(
@@ -56,7 +56,7 @@ fn answered(answer: impl FnOnce(Nonce) -> Answer) -> Result<(), AuthError> {
         |mut stream| {
             let greeting: Greeting = frame::read(&mut stream, MAX_BYTES).unwrap();
             frame::write(&mut stream, &answer(greeting.nonce.unwrap())).unwrap();
-            // Until the other side is done.
+            // Keeps the connection open until the other side is done.
             let _ = stream.read(&mut [0; 64]);
         },
     );
@@ -69,7 +69,7 @@ fn a_proof_counts_for_its_role_purpose_and_nonce_only() {
     let own = [7; 32];
     let with = |proof| Answer { magic: MAGIC.into(), proof: Some((own, proof)) };
     assert!(answered(|nonce| with(known.proof(&parts(b"connector", Purpose::Control, &nonce, &own)))).is_ok());
-    // Replayed from another connection, reflected, taken from a data link, or none at all.
+    // Replayed from another connection, reflected, taken from a data link, or missing.
     assert!(answered(|_| with(known.proof(&parts(b"connector", Purpose::Control, &[1; 32], &own)))).is_err());
     assert!(answered(|nonce| with(known.proof(&parts(b"acceptor", Purpose::Control, &nonce, &own)))).is_err());
     assert!(answered(|nonce| with(known.proof(&parts(b"connector", Purpose::Data, &nonce, &own)))).is_err());

@@ -1,4 +1,4 @@
-//! The carrier of a unit's data: the configured choice, and whether its ranks can share memory.
+//! The carrier of a unit's data: the configured choice, and whether ranks can share memory.
 
 use std::fmt;
 use std::fs;
@@ -16,15 +16,15 @@ use super::frame;
 use super::patience::{Patience, unlimited};
 use crate::ep::{ShmError, ShmMemory};
 
-/// How ranks exchange. All ranks of a unit must be given the same.
+/// How ranks exchange data. All ranks of a unit must be configured alike.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum TransportChoice {
-    /// Shared memory among the ranks of a host, TCP between hosts.
+    /// Shared memory between ranks of a host, TCP between hosts.
     #[default]
     Auto,
     /// Shared memory; ranks that cannot share it are refused.
     Shm,
-    /// TCP, also on one host.
+    /// TCP, even within one host.
     Tcp,
 }
 
@@ -46,15 +46,14 @@ impl fmt::Display for TransportChoice {
     }
 }
 
-/// Where a process is. Two that are in the same place can share memory: one machine since its start, one namespace of
-/// processes (memory is handed over by a path under `/proc`) and of networks (one that was given a network of its own
-/// is meant to use it), one user.
+/// Identifies where a process runs. Processes with equal values can share memory: one boot of one machine, one PID
+/// namespace (memory is passed as a path under `/proc`), one network namespace (a rank in its own is meant to use it),
+/// and one user.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Host(String);
 
 impl Host {
-    /// None where the system does not say. Of two processes that are given different places, neither shares with the
-    /// other.
+    /// `None` if the system does not report it. Processes with different `place`s do not share memory.
     pub(super) fn here(place: Option<&str>) -> Option<Self> {
         let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
         let namespace = |kind: &str| fs::read_link(format!("/proc/self/ns/{kind}")).ok();
@@ -65,13 +64,13 @@ impl Host {
     }
 }
 
-/// Why a rank shares no memory with rank 0, if so.
+/// Why a rank shares no memory with rank 0, if it does not.
 pub(super) fn apart(rank: RankId, own: Option<&Host>, other: Option<&Host>) -> Option<String> {
     let same = own.is_some() && own == other;
     (!same).then(|| format!("rank {rank} shares no host, namespaces and user with rank 0"))
 }
 
-/// With whom each rank may share memory: the lowest rank of its host, itself if none is known to be there.
+/// For each rank, the lowest rank that it may share memory with; itself if none is known.
 pub(super) fn host_leaders(choice: TransportChoice, hosts: &[Option<Host>]) -> Vec<u16> {
     let leader = |rank: usize| match (choice, &hosts[rank]) {
         (TransportChoice::Auto | TransportChoice::Shm, Some(host)) => {
@@ -82,15 +81,15 @@ pub(super) fn host_leaders(choice: TransportChoice, hosts: &[Option<Host>]) -> V
     (0..hosts.len()).map(|rank| leader(rank) as u16).collect()
 }
 
-/// Memory that some ranks of the unit have in common.
+/// Memory shared by some ranks of the unit.
 #[derive(Debug)]
 pub(crate) struct SharedMemory {
     pub(crate) memory: ShmMemory,
-    /// Which ranks they are, ascending.
+    /// The ranks, ascending.
     pub(crate) ranks: Vec<usize>,
 }
 
-/// Terms that the ranks of a host agree on before their leader creates the memory.
+/// What the ranks of a host agree on before their leader creates the memory.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct MemoryTerms {
     pub(super) choice: TransportChoice,
@@ -99,7 +98,7 @@ pub(super) struct MemoryTerms {
     pub(super) elements: usize,
 }
 
-/// A leader's memory, where other processes find it.
+/// How other processes find a leader's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct MemoryAddress {
     pid: u32,
@@ -107,7 +106,7 @@ struct MemoryAddress {
 }
 
 impl MemoryAddress {
-    /// Attaches to it.
+    /// Attaches to the memory.
     fn open(self, world: usize, terms: MemoryTerms) -> Result<ShmMemory, ShmError> {
         let address = BufferAddress { pid: self.pid, fd: self.fd };
         let file = address.open().map_err(ShmError::new)?;
@@ -115,10 +114,10 @@ impl MemoryAddress {
     }
 }
 
-/// The longest message about memory.
+/// Size limit of a message about memory.
 const MAX_ADDRESS_BYTES: usize = 256;
 
-/// A rank about to share memory with the others of its host, to which it has data links.
+/// A rank about to share memory with other ranks of its host, with which it has data links.
 pub(super) struct Sharing<'a> {
     pub(super) rank: RankId,
     pub(super) links: &'a [Option<TcpStream>],
@@ -127,11 +126,11 @@ pub(super) struct Sharing<'a> {
 }
 
 impl Sharing<'_> {
-    /// Makes the memory of a host's ranks, if there are several, and hands it to them over the data links. `leaders` is
-    /// [`host_leaders`], as rank 0 sent it.
+    /// Creates the memory of a host's ranks, if there are several, and announces it over the data links. `leaders` is
+    /// [`host_leaders`], as sent by rank 0.
     ///
     /// # Errors
-    /// Memory that must be shared but cannot be; a rank that breaks off.
+    /// Memory that must be shared but cannot be; a rank that disconnects.
     pub(super) fn share(&self, leaders: &[u16]) -> Result<Option<SharedMemory>, RendezvousError> {
         let leader = leaders[self.rank.index()];
         let ranks: Vec<usize> = (0..leaders.len()).filter(|&other| leaders[other] == leader).collect();
@@ -145,7 +144,7 @@ impl Sharing<'_> {
         Ok(memory.map(|memory| SharedMemory { memory, ranks }))
     }
 
-    /// The leader's part: the file is there until all have attached.
+    /// The leader's part: keeps the file open until all have attached.
     fn lead(&self, ranks: &[usize]) -> Result<Option<ShmMemory>, RendezvousError> {
         let MemoryTerms { choice, session, elements } = self.terms;
         let made = match ShmMemory::create(ranks.len(), elements, session) {
@@ -231,7 +230,7 @@ mod tests {
         assert!(gone.open(2, auto).unwrap_err().to_string().contains("cannot be opened"));
     }
 
-    /// Both ends of a link between ranks 0 and 1, each among the links of its rank.
+    /// Both ends of a link between ranks 0 and 1, each in its rank's list of links.
     fn links() -> [Vec<Option<TcpStream>>; 2] {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let one = TcpStream::connect(listener.local_addr().unwrap()).unwrap();

@@ -1,5 +1,5 @@
-//! Incoming connections: each proves itself and sends its first message on a thread of its own, so that a silent or
-//! slow stranger delays no other. Where too many are silent the oldest makes room: a rank answers at once.
+//! Incoming connections: each authenticates and sends its first message on its own thread, so that a silent or slow
+//! stranger delays no other. If too many are pending, the oldest is dropped: a real rank answers at once.
 
 use std::collections::BTreeMap;
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -16,36 +16,36 @@ use super::frame;
 use super::patience::{Impatience, Patience};
 use super::secret::Secret;
 
-/// How long a connection may take to authenticate and to introduce itself.
+/// Time limit for authentication and the first message.
 const HELLO_LIMIT: Duration = Duration::from_secs(10);
-/// Connections that may be pending at a time: a bound on the resources of strangers.
+/// Maximum number of pending connections, which bounds the resources that strangers can take.
 const MAX_PENDING: usize = 256;
-/// How long one look at the door takes at most.
+/// Maximum duration of one poll.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// A connection that has said its first words, or failed to.
+/// A connection whose first message has arrived or failed.
 struct Arrival<T> {
     number: u64,
     words: Result<T, AuthError>,
     stream: TcpStream,
 }
 
-/// A connection that has not said them yet.
+/// A connection whose first message is pending.
 struct Pending {
     stream: TcpStream,
     proven: Arc<AtomicBool>,
 }
 
-/// See the module. `T` is the first message of a connection.
+/// The acceptor of incoming connections. `T` is a connection's first message.
 pub(super) struct Door<'a, T> {
     listener: &'a TcpListener,
     purpose: Purpose,
     secret: Option<Secret>,
-    /// Bytes of the first words at most.
+    /// Size limit of the first message.
     limit: usize,
     sender: mpsc::Sender<Arrival<T>>,
     arrivals: mpsc::Receiver<Arrival<T>>,
-    /// By number, in the order in which they came.
+    /// By number, in order of arrival.
     pending: BTreeMap<u64, Pending>,
     next: u64,
     other_secrets: usize,
@@ -57,7 +57,7 @@ impl<'a, T: DeserializeOwned + Send + 'static> Door<'a, T> {
         Self { listener, purpose, secret, limit, sender, arrivals, pending: BTreeMap::new(), next: 0, other_secrets: 0 }
     }
 
-    /// Lets connections in, by `take` into `slots`, until all are filled. The first slot belongs to rank `first`.
+    /// Admits connections, by `take` into `slots`, until all are filled. The first slot belongs to rank `first`.
     pub(super) fn gather<S>(
         &mut self,
         slots: &mut [Option<S>],
@@ -74,7 +74,7 @@ impl<'a, T: DeserializeOwned + Send + 'static> Door<'a, T> {
                 Err(_) => {
                     let empty = (first..).zip(&*slots).filter(|(_, slot)| slot.is_none());
                     let missing: Vec<RankId> = empty.map(|(rank, _)| RankId::new(rank)).collect();
-                    // Complete at the last moment: fine.
+                    // The last rank may have arrived just in time.
                     if !missing.is_empty() {
                         let (limit, other_secrets) = (patience.limit, self.other_secrets);
                         return Err(RendezvousError::Missing { missing, limit, other_secrets });
@@ -85,8 +85,8 @@ impl<'a, T: DeserializeOwned + Send + 'static> Door<'a, T> {
         Ok(())
     }
 
-    /// The connections so far, waiting a moment for the next. A listener that fails or a process that is to stop is an
-    /// error.
+    /// The connections that have completed, after waiting a moment for the next. A failing listener or a stopping
+    /// process is an error.
     pub(super) fn look(&mut self, patience: &Patience) -> Result<Vec<(T, TcpStream)>, RendezvousError> {
         match patience.at_most(LOOK).accept(self.listener) {
             Ok(stream) => self.listen_to(stream, patience.at_most(HELLO_LIMIT)),
@@ -132,7 +132,7 @@ impl<'a, T: DeserializeOwned + Send + 'static> Door<'a, T> {
                 proven.store(true, Ordering::Relaxed);
                 Ok(frame::read::<T>(&mut patience.reader(&stream), limit)?)
             });
-            // The door may be gone already.
+            // The receiver may be gone.
             let _ = sender.send(Arrival { number, words, stream });
         });
         if let Err(error) = started {
@@ -141,13 +141,13 @@ impl<'a, T: DeserializeOwned + Send + 'static> Door<'a, T> {
         }
     }
 
-    /// Ends the oldest connection that has not proven itself, or else the oldest; false if there is none. Its thread
-    /// sees the end at once.
+    /// Drops the oldest unauthenticated connection, or else the oldest one; false if there is none. Its thread notices
+    /// at once.
     fn make_room(&mut self) -> bool {
         let stranger = self.pending.iter().find(|(_, pending)| !pending.proven.load(Ordering::Relaxed));
         let number = stranger.or_else(|| self.pending.iter().next()).map(|(number, _)| *number);
         let Some(pending) = number.and_then(|number| self.pending.remove(&number)) else { return false };
-        // One that is gone already makes room, too.
+        // A connection that has already ended also frees a slot.
         let _ = pending.stream.shutdown(Shutdown::Both);
         true
     }

@@ -1,4 +1,4 @@
-//! Why a unit did not come together, each in one sentence.
+//! Reasons why a unit could not form, one sentence each.
 
 use std::io;
 use std::net::SocketAddr;
@@ -8,10 +8,10 @@ use semmoe_tables::RankId;
 
 use crate::ep::ShmError;
 
-/// Why the ranks of a unit did not find each other.
+/// Reasons why the ranks of a unit did not find each other.
 #[derive(Debug, thiserror::Error)]
 pub enum RendezvousError {
-    /// An address is taken or not this machine's.
+    /// An address is in use, or does not belong to this machine.
     #[error("cannot listen on {address}: {source}")]
     Bind {
         /// The address.
@@ -26,23 +26,24 @@ pub enum RendezvousError {
         missing: Vec<RankId>,
         /// How long rank 0 waited.
         limit: Duration,
-        /// Connections that came and did not know the secret.
+        /// Connections with another secret, or none.
         other_secrets: usize,
     },
-    /// Rank 0 was not there.
+    /// Rank 0 is unreachable.
     #[error("rank 0 could not be reached at {address} within {} s: {cause}", limit.as_secs_f32())]
     Unreachable {
-        /// Where it was looked for.
+        /// Its expected address.
         address: SocketAddr,
-        /// How long.
+        /// The time limit.
         limit: Duration,
         /// The last failure.
         cause: String,
     },
-    /// Two ranks were started with different arguments, models, tables or versions: the difference, with the rank.
+    /// Two ranks were started with different arguments, models, tables or versions. The message names the rank and the
+    /// difference.
     #[error("{0}")]
     Mismatch(String),
-    /// A rank broke off while the unit was coming together.
+    /// A rank disconnected while the unit was forming.
     #[error("rank {rank} broke off while the unit was starting: {cause}")]
     BrokenOff {
         /// The rank.
@@ -50,25 +51,25 @@ pub enum RendezvousError {
         /// The cause.
         cause: String,
     },
-    /// There is no memory that the ranks could exchange through.
+    /// No memory for the ranks to exchange data through.
     #[error("{0}; ranks that share none need --transport tcp")]
     Memory(#[from] ShmError),
-    /// The process was asked to stop meanwhile.
+    /// The process was asked to stop.
     #[error("stopped before the unit had come together")]
     Stopped,
-    /// The operating system refused something local.
+    /// A local failure of the operating system.
     #[error("the rendezvous failed: {0}")]
     Io(#[from] io::Error),
 }
 
 impl RendezvousError {
-    /// A rank that broke off, or a handshake with it that failed.
+    /// A rank that disconnected, or whose handshake failed.
     pub(super) fn broken_off(rank: RankId, cause: impl ToString) -> Self {
         Self::BrokenOff { rank, cause: cause.to_string() }
     }
 }
 
-/// A likely reason.
+/// The likely reason.
 fn strangers(other_secrets: usize) -> String {
     match other_secrets {
         0 => String::new(),

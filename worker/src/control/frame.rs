@@ -5,12 +5,12 @@ use std::io::{self, Read, Write};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// The longest frame of a control link: the routes of a long sequence are its largest content.
+/// Size limit of a control frame: the routes of a long sequence are the largest content.
 pub(crate) const MAX_FRAME_BYTES: usize = 64 << 20;
-/// The longest frame of a stranger: a registration with its model information.
+/// Size limit of an unauthenticated frame: a registration with its model information.
 pub(crate) const MAX_HELLO_BYTES: usize = 1 << 20;
 
-/// Why no frame came.
+/// Reasons why no frame was received.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum FrameError {
     /// The other side closed its end between frames.
@@ -19,7 +19,7 @@ pub(crate) enum FrameError {
     /// The connection broke.
     #[error("the connection broke: {0}")]
     Io(#[from] io::Error),
-    /// More than the reader accepts.
+    /// The frame exceeds the reader's limit.
     #[error("a frame of {found} bytes came, at most {limit} are accepted")]
     TooLong { found: usize, limit: usize },
     /// Unexpected content.
@@ -27,7 +27,7 @@ pub(crate) enum FrameError {
     Content(#[from] serde_json::Error),
 }
 
-/// Writes one frame in one call, so that concurrent readers of a capture see whole frames.
+/// Writes one frame in a single call, so that packet captures show whole frames.
 pub(crate) fn write<T: Serialize>(stream: &mut impl Write, message: &T) -> Result<(), FrameError> {
     let mut frame = vec![0; 4];
     serde_json::to_writer(&mut frame, message)?;
@@ -81,7 +81,7 @@ mod tests {
             let outcome = read::<String>(&mut stream, 100).and_then(|_| read::<Vec<u8>>(&mut stream, 100));
             assert!(outcome.is_err(), "cut at {cut}");
         }
-        // An announced gigabyte costs nothing.
+        // An announced gigabyte must not be allocated.
         assert!(read::<String>(&mut &[0, 0, 0, 3, b'x'][..], MAX_FRAME_BYTES).is_err());
     }
 }

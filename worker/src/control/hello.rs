@@ -1,4 +1,4 @@
-//! How a rank introduces itself, and whether two ranks belong to the same unit.
+//! A rank's introduction, and whether two ranks belong to the same unit.
 
 use std::net::SocketAddr;
 
@@ -9,12 +9,12 @@ use super::carrier::{Host, TransportChoice};
 use crate::engine::{KvPages, UnitLimits};
 use crate::ep::{ExpertLayout, WireType};
 
-/// First field of every handshake; a stranger's bytes do not have it.
+/// The first field of every handshake identifies ranks.
 pub(super) const MAGIC: &str = "semmoe-rank";
 /// Version of the frames below and of the control link.
 pub(super) const PROTOCOL: u32 = 8;
 
-/// Settings that all ranks of a unit must have in common.
+/// Settings that all ranks of a unit must share.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Identity {
     /// Version of this program.
@@ -27,46 +27,46 @@ pub(crate) struct Identity {
     pub(crate) checkpoint: String,
     /// Digest of the expert placement.
     pub(crate) placement: String,
-    /// How experts are divided among ranks.
+    /// Layout of the experts.
     pub(crate) experts: ExpertLayout,
-    /// Whole experts of a layer for which each rank has room by its configuration.
+    /// Configured capacity of each rank in whole experts per layer.
     pub(crate) expert_slots: Option<u16>,
     /// The configured transport.
     pub(crate) transport: TransportChoice,
     /// The element type of rows on the wire.
     pub(crate) wire: WireType,
-    /// `dp` or `tp`; both where it may change, the one at the start first.
+    /// `dp` or `tp`; both, the initial one first, if attention may switch.
     pub(crate) attention: String,
-    /// Digest of the tables by which rows are shuffled (attention tp), empty without.
+    /// Digest of the tables that shuffle rows (attention tp); empty without.
     pub(crate) shuffle: String,
 }
 
-/// A rank registers.
+/// A rank's registration.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Hello {
     pub(super) rank: u16,
     /// The address of its data links.
     pub(super) data: SocketAddr,
-    /// Pages of key-value cache that it has room for.
+    /// Its capacity in pages of the key-value cache.
     pub(super) kv_pages: KvPages,
-    /// The machine that it runs on.
+    /// The host that it runs on.
     pub(super) host: Option<Host>,
     pub(super) identity: Identity,
 }
 
-/// Rank 0 answers: all ranks have come, or why the unit will not come together.
+/// Rank 0's answer: the registered unit, or why it cannot form.
 pub(super) type Reply = Result<Welcome, String>;
 
-/// How a unit came together.
+/// Parameters of a unit that has formed.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Welcome {
-    /// Shown by every data link, and by the shared memory.
+    /// Repeated by every data link and by the shared memory.
     pub(super) session: u64,
     /// Data addresses by rank.
     pub(super) data: Vec<SocketAddr>,
     /// The limits of the unit.
     pub(super) limits: UnitLimits,
-    /// By rank: with whom it may share memory, named by the lowest of them.
+    /// For each rank the lowest one that it may share memory with.
     pub(super) leaders: Vec<u16>,
 }
 
@@ -78,25 +78,25 @@ pub(super) struct Link {
     pub(super) to: u16,
 }
 
-/// A setting, and the words that precede it in a message.
+/// A setting, and the words before its value in a message.
 type Setting = (&'static str, String);
 
 impl Identity {
-    /// One sentence on the first difference between rank 0 (self) and another rank; none if they belong together.
+    /// A sentence about the first difference between rank 0 (self) and another rank; `None` if they belong together.
     pub(super) fn difference(&self, rank: RankId, other: &Self) -> Option<String> {
         let settings: Vec<_> = self.settings().into_iter().zip(other.settings()).collect();
         let differ = |settings: &[(Setting, Setting)]| {
             let ((what, ours), (_, theirs)) = settings.iter().find(|(ours, theirs)| ours != theirs)?;
             Some(format!("rank {rank} {what} {theirs}, rank 0 {ours}"))
         };
-        // Another model has another checkpoint, too, which says less.
+        // A different model implies a different checkpoint, so the model is compared first.
         let (before, after) = settings.split_at(2);
         let model = self.model.check_compatible(&other.model).err();
         let model = model.map(|error| format!("rank {rank} runs another model than rank 0: {error}"));
         differ(before).or(model).or_else(|| differ(after))
     }
 
-    /// All but the model, in the order of comparison.
+    /// Everything except the model, in the order of comparison.
     fn settings(&self) -> [Setting; 10] {
         let shuffle = match &self.shuffle[..] {
             "" => "nothing".to_owned(),

@@ -1,4 +1,4 @@
-//! One control link: a thread that reads, a thread that writes.
+//! One control link: a reader and a writer thread.
 
 use std::io;
 use std::net::{Shutdown as Half, TcpStream};
@@ -10,12 +10,12 @@ use serde::de::DeserializeOwned;
 
 use super::frame::{self, FrameError, MAX_FRAME_BYTES};
 
-/// A peer that does not take its frames for so long is lost.
+/// A peer that does not accept frames for this long is lost.
 const WRITE_LIMIT: Duration = Duration::from_secs(30);
 
-/// The sending end of a control link. Frames are written in order by the link's own thread; messages sent after the
-/// peer has gone are dropped, as the reader has reported the end already. Once all clones are dropped the link closes,
-/// after everything that was sent.
+/// The sending end of a control link. The link's thread writes frames in order. Messages sent after the peer has gone
+/// are dropped, because the reader has already reported the end. When all clones are dropped, the link sends what is
+/// queued and closes.
 #[derive(Clone, Debug)]
 pub(crate) struct LinkSender<T> {
     frames: mpsc::Sender<T>,
@@ -27,7 +27,7 @@ impl<T> LinkSender<T> {
     }
 }
 
-/// Starts both threads. `receive` gets every frame and at last, once, why there will be no more.
+/// Starts both threads. `receive` gets every frame and finally, once, why there will be no more.
 pub(crate) fn start<Out, In>(
     name: &str,
     stream: TcpStream,
@@ -48,7 +48,7 @@ where
                 break;
             }
         }
-        // Everything is written: the peer's reader sees the end, and so does our own.
+        // Everything has been written: the peer's reader sees the end, and so does ours.
         let _ = writing.shutdown(Half::Both);
     })?;
     std::thread::Builder::new().name(format!("{name}-read")).spawn(move || {

@@ -1,4 +1,4 @@
-//! The data links: each rank connects to every lower one and is connected to by every higher one.
+//! The data links: each rank connects to every lower one and accepts every higher one.
 
 use std::net::{SocketAddr, TcpListener, TcpStream};
 
@@ -13,11 +13,11 @@ use super::patience::{Patience, unlimited};
 use super::rendezvous::distrust;
 use super::secret::Secret;
 
-/// The longest first frame of a data link.
+/// Size limit of a data link's first frame.
 const MAX_LINK_BYTES: usize = 256;
 
-/// Connects `own.to` to the ranks in `lower` (by rank; none for itself and the higher ones) and waits for the higher
-/// ones. All listeners are bound before any address is known, so the order of connecting cannot lock up.
+/// Connects to the ranks in `lower` (by rank; `None` for this and higher ones) and accepts the higher ones. All
+/// listeners are bound before any address is known, so the order of connecting cannot deadlock.
 pub(super) fn connect(
     listener: &TcpListener,
     own: Link,
@@ -46,7 +46,7 @@ pub(super) fn connect(
     Ok(streams)
 }
 
-/// Takes a data link, unless it is none of this unit; `higher` are the streams of the ranks after this one.
+/// Accepts a data link if it belongs to this unit; `higher` are the streams of the ranks after this one.
 fn take(link: Link, stream: TcpStream, own: Link, higher: &mut [Option<TcpStream>]) -> Result<(), RendezvousError> {
     if link.session != own.session || link.to != own.to || link.from <= own.to {
         tracing::warn!("turned away a connection that is no data link of this unit");

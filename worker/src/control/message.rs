@@ -1,44 +1,43 @@
-//! Messages of a control link once the unit runs.
+//! Messages of a control link while the unit is running.
 
 use serde::{Deserialize, Serialize};
 
 use crate::engine::{RankStats, SequenceEvent, SequenceRequest, SwitchOrder, SwitchReport};
 
-/// Rank 0 to a rank.
+/// From rank 0 to a rank.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) enum ToRank {
     /// Run a sequence.
     Submit(Box<SequenceRequest>),
-    /// Stop a sequence; answered by its last event whatever has become of it.
+    /// Stops a sequence; its last event answers, however it ended.
     Cancel {
         /// The sequence.
         id: u64,
     },
-    /// Report the counts and loads, between two steps.
+    /// Reports counts and loads between two steps.
     Stats {
-        /// Comes back with the answer.
+        /// Repeated in the answer.
         ticket: u64,
     },
-    /// Forget the cached prefixes that no sequence holds.
+    /// Drops the cached prefixes that no sequence uses.
     Flush,
-    /// A part of a switch of layouts; answered by [`FromRank::Switch`], but for aborts.
+    /// A step of a layout switch; answered by [`FromRank::Switch`], except for aborts.
     Switch {
-        /// Comes back with the answers.
+        /// Repeated in the answers.
         ticket: u64,
         /// The step to take.
         order: SwitchOrder,
     },
-    /// No sequence is left in the unit and none will come: leave the step loop, but stay connected until this link
-    /// closes.
+    /// No sequence is left and none will follow: leave the step loop, but stay connected until this link closes.
     Stop,
-    /// The unit is dead.
+    /// The unit has failed.
     Abort {
         /// Why.
         cause: String,
     },
 }
 
-/// A rank to rank 0.
+/// From a rank to rank 0.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) enum FromRank {
     /// The model is loaded.
@@ -47,21 +46,21 @@ pub(crate) enum FromRank {
     Events(Vec<(u64, SequenceEvent)>),
     /// Answer to [`ToRank::Stats`].
     Stats {
-        /// As asked.
+        /// The ticket of the request.
         ticket: u64,
         /// The counts and loads.
         stats: Box<RankStats>,
     },
     /// Answer to [`ToRank::Switch`].
     Switch {
-        /// As asked.
+        /// The ticket of the request.
         ticket: u64,
         /// The rank's answer.
         report: SwitchReport,
     },
     /// Answer to [`ToRank::Stop`].
     Stopped,
-    /// This process was asked to stop: the whole unit should.
+    /// This process was asked to stop, so the whole unit should.
     Leaving,
     /// This rank cannot continue.
     Fatal {

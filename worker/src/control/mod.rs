@@ -1,17 +1,17 @@
-//! How the rank processes of one unit find each other, and the messages of the control link.
+//! How a unit's rank processes find each other, and the messages of the control link.
 //!
 //! | module | what |
 //! |---|---|
 //! | `frame` | length-prefixed, bounded JSON on a byte stream |
-//! | `patience` | blocking reads and accepts that end at a deadline or when the process is to stop |
+//! | `patience` | blocking reads and accepts that end at a deadline or when the process stops |
 //! | `secret`, `auth` | the unit's secret, and how both ends of a connection prove that they know it |
 //! | `door` | incoming connections, handled concurrently |
-//! | `hello` | how a rank introduces itself, and whether two ranks belong together |
+//! | `hello` | a rank's introduction, and whether two ranks belong together |
 //! | `rendezvous` | registration with rank 0 |
 //! | `carrier` | the carrier of data: shared memory where possible, else TCP |
 //! | `mesh` | the data links, one between every two ranks |
-//! | `message` | messages of a control link once the unit runs |
-//! | `link` | a control link: one thread reads, one writes |
+//! | `message` | messages of a control link while the unit is running |
+//! | `link` | a control link: a reader and a writer thread |
 
 mod auth;
 mod carrier;

@@ -1,4 +1,4 @@
-//! Blocking calls that end at a deadline, or when the process is to stop.
+//! Blocking calls that end at a deadline, or when the process stops.
 
 use std::io::{self, Read};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -11,31 +11,31 @@ use super::error::RendezvousError;
 use crate::ep::poll_until;
 use crate::unit::Shutdown;
 
-/// How often a waiting call looks whether it should give up.
+/// How often a waiting call checks whether to give up.
 const SLICE: Duration = Duration::from_millis(100);
-/// Pause between two attempts to reach a rank that does not listen yet.
+/// Pause between two attempts to reach a rank that is not listening yet.
 const RETRY: Duration = Duration::from_millis(50);
 
-/// A silent connection is probed after `KEEPALIVE_IDLE`, and lost after so many probes without an answer.
+/// A silent connection is probed after `KEEPALIVE_IDLE`, and lost after this many unanswered probes.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(10);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
 const KEEPALIVE_PROBES: u32 = 3;
 
-/// A deadline and a reason to give up earlier.
+/// A deadline, and an earlier reason to give up.
 #[derive(Clone)]
 pub(crate) struct Patience {
-    /// As given at first.
+    /// The original limit.
     pub(super) limit: Duration,
     deadline: Instant,
     shutdown: Shutdown,
 }
 
-/// Why a patient call ended without success.
+/// Why a blocking call gave up.
 #[derive(Debug)]
 pub(crate) enum Impatience {
     /// The deadline has passed.
     Deadline,
-    /// The process is to stop.
+    /// The process is stopping.
     Stopped,
     /// The operating system refused.
     Io(io::Error),
@@ -48,7 +48,7 @@ impl From<io::Error> for Impatience {
 }
 
 impl Impatience {
-    /// The error of a rendezvous: `failed` with the cause, which is `late` if the deadline has passed.
+    /// The error of a rendezvous: `failed` with the cause, which is `late` after the deadline.
     pub(super) fn or(self, late: &str, failed: impl FnOnce(String) -> RendezvousError) -> RendezvousError {
         match self {
             Self::Stopped => RendezvousError::Stopped,
@@ -63,12 +63,12 @@ impl Patience {
         Self { limit, deadline: Instant::now() + limit, shutdown: shutdown.clone() }
     }
 
-    /// The same with a nearer deadline.
+    /// A copy with an earlier deadline.
     pub(crate) fn at_most(&self, limit: Duration) -> Self {
         Self { deadline: self.deadline.min(Instant::now() + limit), ..self.clone() }
     }
 
-    /// How long the next slice may last; an error if there is none.
+    /// The length of the next slice; an error if none is left.
     pub(crate) fn slice(&self) -> Result<Duration, Impatience> {
         if self.shutdown.is_requested() {
             return Err(Impatience::Stopped);
@@ -77,7 +77,8 @@ impl Patience {
         if left.is_zero() { Err(Impatience::Deadline) } else { Ok(left.min(SLICE)) }
     }
 
-    /// Accepts one connection. The listener must be non-blocking; the stream comes blocking and without Nagle's delay.
+    /// Accepts one connection. The listener must be non-blocking; the stream is blocking, with Nagle's algorithm
+    /// disabled.
     pub(crate) fn accept(&self, listener: &TcpListener) -> Result<TcpStream, Impatience> {
         loop {
             match listener.accept() {
@@ -93,7 +94,7 @@ impl Patience {
         }
     }
 
-    /// Connects, trying again while no process listens there, or its network is not up yet.
+    /// Connects, retrying while nothing listens there or the network is not up yet.
     pub(crate) fn connect(&self, address: SocketAddr) -> Result<TcpStream, Impatience> {
         loop {
             let slice = self.slice()?;
@@ -110,13 +111,13 @@ impl Patience {
         }
     }
 
-    /// A reader over `stream` that fails with `TimedOut` at the deadline, and when the process is to stop.
+    /// A reader over `stream` that fails with `TimedOut` at the deadline, and when the process stops.
     pub(crate) fn reader<'a>(&'a self, stream: &'a TcpStream) -> PatientReader<'a> {
         PatientReader { patience: self, stream }
     }
 }
 
-/// A listener that does not block.
+/// A non-blocking listener.
 pub(crate) fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     let listener = TcpListener::bind(address)?;
     listener.set_nonblocking(true)?;
@@ -126,7 +127,7 @@ pub(crate) fn listen(address: SocketAddr) -> io::Result<TcpListener> {
 fn prepared(stream: TcpStream) -> io::Result<TcpStream> {
     stream.set_nonblocking(false)?;
     stream.set_nodelay(true)?;
-    // A host that vanished silently is noticed although nothing is being sent.
+    // Detects a host that vanished silently, even when idle.
     sockopt::set_socket_keepalive(&stream, true)?;
     sockopt::set_tcp_keepidle(&stream, KEEPALIVE_IDLE)?;
     sockopt::set_tcp_keepintvl(&stream, KEEPALIVE_INTERVAL)?;
@@ -138,7 +139,7 @@ fn is_wait(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted)
 }
 
-/// See [`Patience::reader`]. Leaves the stream with a read time-out; [`unlimited`] takes it off.
+/// A reader with a deadline; see [`Patience::reader`]. Leaves the stream with a read timeout; [`unlimited`] removes it.
 pub(crate) struct PatientReader<'a> {
     patience: &'a Patience,
     stream: &'a TcpStream,
@@ -161,7 +162,7 @@ impl Read for PatientReader<'_> {
     }
 }
 
-/// Takes read time-outs off a stream that the handshake is done with.
+/// Removes read timeouts after the handshake.
 pub(crate) fn unlimited(stream: &TcpStream) -> io::Result<()> {
     stream.set_read_timeout(None)
 }

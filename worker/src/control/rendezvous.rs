@@ -1,5 +1,5 @@
-//! Registration: every rank connects to rank 0, introduces itself, and learns where the others are. The registering
-//! connection stays as the control link.
+//! Registration: every rank connects to rank 0, introduces itself, and receives the others' addresses. The connection
+//! becomes the control link.
 
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
@@ -17,12 +17,12 @@ use super::patience::{Impatience, Patience, listen, unlimited};
 use super::secret::Secret;
 use crate::engine::{KvPages, UnitLimits};
 
-/// How long rank 0 stays after it has refused a rank, to answer those that come later.
+/// How long rank 0 stays after it has refused a rank, to answer later ones.
 const LINGER: Duration = Duration::from_secs(3);
 
-/// A rank that has met the others.
+/// A rank that has joined the unit.
 pub(crate) struct Joined<C> {
-    /// Control link(s).
+    /// The control link, or rank 0's links.
     pub(crate) control: C,
     pub(crate) ends: Ends,
     /// The limits of the unit.
@@ -31,24 +31,24 @@ pub(crate) struct Joined<C> {
 
 /// A rank's connections to the others.
 pub(crate) struct Ends {
-    /// `[world]`: the data links, none to itself.
+    /// `[world]`: the data links; `None` for this rank.
     pub(crate) data: Vec<Option<TcpStream>>,
-    /// Memory shared with the other ranks of this host, if any; otherwise the data links carry everything.
+    /// Memory shared with other ranks of this host, if any; otherwise the data links carry everything.
     pub(crate) memory: Option<SharedMemory>,
 }
 
-/// Where a rank meets the others.
+/// Addresses for the rendezvous.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Location<'a> {
-    /// Rank 0 listens there (port 0: any).
+    /// Rank 0's address (port 0: any).
     pub(crate) rendezvous: SocketAddr,
-    /// Where this rank takes data links, if not at the address by which it meets rank 0.
+    /// The address for this rank's data links, if it is not the one that reaches rank 0.
     pub(crate) data: Option<IpAddr>,
-    /// Ranks with other places share no memory.
+    /// Ranks with different places share no memory.
     pub(crate) place: Option<&'a str>,
 }
 
-/// Rank 0 before the others have come.
+/// Rank 0 before the other ranks have registered.
 #[derive(Debug)]
 pub(crate) struct Host {
     listener: TcpListener,
@@ -57,7 +57,7 @@ pub(crate) struct Host {
 }
 
 impl Host {
-    /// Listens.
+    /// Binds the listener.
     pub(crate) fn bind(location: Location<'_>) -> Result<Self, RendezvousError> {
         let Location { rendezvous, data, place } = location;
         let listener = bind(rendezvous)?;
@@ -65,13 +65,13 @@ impl Host {
         Ok(Self { listener, data, place: Place::here(place) })
     }
 
-    /// Where the other ranks have to connect to.
+    /// The address that other ranks must connect to.
     pub(crate) fn address(&self) -> Result<SocketAddr, RendezvousError> {
         Ok(self.listener.local_addr()?)
     }
 
-    /// Waits for all other ranks and connects the data links. A rank that does not belong here ends the rendezvous for
-    /// all of them, each with the reason; strangers are turned away.
+    /// Waits for all other ranks and connects the data links. A rank that does not match ends the rendezvous for all of
+    /// them, with the reason; strangers are rejected.
     pub(crate) fn gather(
         self,
         identity: &Identity,
@@ -115,7 +115,7 @@ impl Host {
             let mut come = come.into_iter();
             while let Some((hello, stream)) = come.next() {
                 if let Err(error) = self.admit(identity, hello, stream, members) {
-                    // Connections that came at the same moment get the same answer.
+                    // Connections that arrived at the same moment get the same answer.
                     for (hello, stream) in come {
                         if let Some(slot @ None) = members.get_mut(usize::from(hello.rank).wrapping_sub(1)) {
                             *slot = Some((hello, stream));
@@ -133,7 +133,8 @@ impl Host {
         Ok(members.into_iter().flatten().collect())
     }
 
-    /// Takes a registration, or answers why not. A second process for a rank is turned away alone.
+    /// Accepts a registration, or answers why not. A second process for a rank is rejected without ending the
+    /// rendezvous.
     fn admit(
         &self,
         identity: &Identity,
@@ -154,7 +155,7 @@ impl Host {
         };
         let mismatch = identity.difference(rank, &hello.identity).or_else(misplaced).or_else(apart);
         if let Some(reason) = mismatch {
-            // This side reports it as well, whether or not the other still listens.
+            // Best effort: this side reports the error as well.
             let _ = frame::write(&mut stream, &Reply::Err(reason.clone()));
             return Err(RendezvousError::Mismatch(reason));
         }
@@ -171,18 +172,18 @@ impl Host {
     }
 }
 
-/// The registration of a rank, once it has come.
+/// A rank's registration, once received.
 type Slot = Option<(Hello, TcpStream)>;
 
-/// Sends every rank why there will be no unit: those that have registered, and for a moment those that come later.
+/// Sends every rank why the unit cannot form: those that have registered, and for a moment those that still arrive.
 fn refuse_all(door: &mut Door<'_, Hello>, error: &RendezvousError, patience: &Patience, members: Vec<Slot>) {
     let refuse = |mut stream: TcpStream| {
-        // Rank 0 reports the error itself; a rank that has gone already needs no answer.
+        // Best effort: rank 0 reports the error itself.
         let _ = frame::write(&mut stream, &Reply::Err(error.to_string()));
     };
     let mut absent = members.iter().filter(|slot| slot.is_none()).count();
     members.into_iter().flatten().for_each(|(_, stream)| refuse(stream));
-    // A refused rank is one of the absent.
+    // A refused rank may be among those not registered.
     if let RendezvousError::Mismatch(_) = error {
         absent = absent.saturating_sub(1);
         let lingering = patience.at_most(LINGER);
@@ -239,7 +240,7 @@ pub(crate) fn join(
     Ok(Joined { control, ends: Ends { data, memory }, limits })
 }
 
-/// The error for a failed handshake with a rank.
+/// The error of a failed handshake with a rank.
 pub(super) fn distrust(rank: RankId, error: &AuthError) -> RendezvousError {
     let mismatch = |what: &str| RendezvousError::Mismatch(format!("rank {rank} {what}: {error}"));
     match error {
@@ -249,7 +250,7 @@ pub(super) fn distrust(rank: RankId, error: &AuthError) -> RendezvousError {
     }
 }
 
-/// A rank that listens on every address is reached where rank 0 was.
+/// A rank that listens on every address is reached at rank 0's view of it.
 fn reachable(address: SocketAddr, rank_0: IpAddr) -> SocketAddr {
     if address.ip().is_unspecified() { SocketAddr::new(rank_0, address.port()) } else { address }
 }

@@ -1,4 +1,4 @@
-//! A shared secret: never shown, compared in constant time.
+//! A shared secret, never displayed and compared in constant time.
 
 use std::fmt;
 use std::fs;
@@ -9,9 +9,9 @@ use std::sync::Arc;
 use hmac::{Hmac, Mac as _};
 use sha2::Sha256;
 
-/// A shorter secret can be guessed.
+/// Shorter secrets can be guessed.
 const MIN_BYTES: usize = 16;
-/// A secret's file is small; a larger file is not one.
+/// Size limit of a secret's file.
 const MAX_BYTES: u64 = 4096;
 /// Bytes of a proof.
 pub(super) const PROOF_BYTES: usize = 32;
@@ -20,7 +20,7 @@ pub(super) const PROOF_BYTES: usize = 32;
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(Arc<[u8]>);
 
-/// Why a secret cannot be used. The secret itself is not shown.
+/// Reasons why a secret is unusable. The secret itself is not shown.
 #[derive(Debug, thiserror::Error)]
 pub enum SecretError {
     /// The file cannot be read.
@@ -34,13 +34,13 @@ pub enum SecretError {
     /// Too short or too long.
     #[error("a secret has {found} bytes, expected {MIN_BYTES} to {MAX_BYTES}")]
     Length {
-        /// Its bytes without white space around it.
+        /// Its length without surrounding white space.
         found: usize,
     },
 }
 
 impl Secret {
-    /// The secret in `text`, without white space around it.
+    /// Takes the secret from `text`, without surrounding white space.
     ///
     /// # Errors
     /// Fewer than 16 or more than 4096 bytes.
@@ -52,10 +52,10 @@ impl Secret {
         Ok(Self(bytes.into()))
     }
 
-    /// The secret in a file.
+    /// Reads the secret from a file.
     ///
     /// # Errors
-    /// A file that cannot be read, and as [`Secret::new`].
+    /// An unreadable file; a secret of fewer than 16 or more than 4096 bytes.
     pub fn read(path: &Path) -> Result<Self, SecretError> {
         let mut bytes = Vec::new();
         fs::File::open(path)
@@ -69,12 +69,12 @@ impl Secret {
         self.mac(parts).finalize().into_bytes().into()
     }
 
-    /// Whether `proof` is the one over the parts; takes the same time wherever it differs.
+    /// Checks a proof over the parts in constant time.
     pub(super) fn proves(&self, parts: &[&[u8]], proof: &[u8]) -> bool {
         self.mac(parts).verify_slice(proof).is_ok()
     }
 
-    /// Whether `given` is the secret; takes the same time wherever it differs.
+    /// Checks `given` against the secret in constant time.
     pub(crate) fn is(&self, given: &[u8]) -> bool {
         let own = self.proof(&[&self.0]);
         self.proves(&[given], &own)

@@ -7,15 +7,15 @@ use crate::ep::StepBatch;
 /// The next work of a running sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ready {
-    /// So many prompt tokens are left.
+    /// This many prompt tokens are left.
     Prompt(usize),
     /// One token to decode.
     Decode,
 }
 
-/// How many tokens of each sequence go into the next step: every decoding sequence its one, then prompts, oldest first,
-/// with the rest of `budget`; long ones in chunks. Decoding never waits for prompts, and as the budget exceeds the
-/// number of running sequences prompts never wait for decoding.
+/// The tokens of each sequence in the next step: one for every decoding sequence, then prompts, oldest first, with the
+/// rest of `budget`; long prompts are chunked. Decoding never waits for prompts, and because the budget exceeds the
+/// number of running sequences, prompts never wait for decoding.
 pub(super) fn plan(ready: &[Ready], budget: usize) -> Vec<usize> {
     let mut left = budget;
     let mut counts = vec![0; ready.len()];
@@ -32,7 +32,7 @@ pub(super) fn plan(ready: &[Ready], budget: usize) -> Vec<usize> {
     counts
 }
 
-/// A planned step by its size.
+/// Summarises a planned step by its size.
 pub(super) fn summary(ready: &[Ready], counts: &[usize], attention: Attention) -> StepBatch {
     let of = |decodes: bool| {
         let mine = ready.iter().zip(counts).filter(move |(ready, _)| (**ready == Ready::Decode) == decodes);

@@ -1,4 +1,4 @@
-//! Orders for the engine from other threads.
+//! Orders to the engine from other threads.
 
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
@@ -6,7 +6,7 @@ use crate::control::message::ToRank;
 use crate::ep::Waker;
 use crate::threads::lock;
 
-/// Where other threads leave orders, without blocking on the engine's work. Clones share it.
+/// A queue of orders to which other threads add without blocking on the engine. Clones share it.
 #[derive(Clone, Debug)]
 pub(crate) struct Inbox {
     orders: Arc<Orders>,
@@ -25,24 +25,24 @@ impl Inbox {
         Self { orders: Arc::default(), waker }
     }
 
-    /// All orders since the last call, oldest first.
+    /// Takes all queued orders, oldest first.
     pub(crate) fn take(&self) -> Vec<ToRank> {
         std::mem::take(&mut *lock(&self.orders.waiting))
     }
 
-    /// The same, but waits until there is one.
+    /// Takes all queued orders, oldest first; waits until there is one.
     pub(super) fn wait(&self) -> Vec<ToRank> {
         let empty = |orders: &mut Vec<ToRank>| orders.is_empty();
         let waited = self.orders.came.wait_while(lock(&self.orders.waiting), empty);
         std::mem::take(&mut *waited.unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Whether this order has come and was not taken yet.
+    /// Whether this order is queued.
     pub(super) fn holds(&self, order: &ToRank) -> bool {
         lock(&self.orders.waiting).contains(order)
     }
 
-    /// Hands an order over and wakes the engine if it sleeps.
+    /// Queues an order and wakes the engine if it sleeps.
     pub(crate) fn send(&self, order: ToRank) {
         lock(&self.orders.waiting).push(order);
         self.orders.came.notify_one();

@@ -1,11 +1,11 @@
-//! Limits of an engine: as requested, and as they come out for a model on a machine.
+//! Limits of an engine: as requested, and as fitted to a model and a machine.
 
 use semmoe_tables::Attention;
 use serde::{Deserialize, Serialize};
 
 use crate::model::{HeadShare, ModelConfig, PAGE_TOKENS};
 
-/// Default size of the cache in tokens, if the model's context is not longer and memory suffices.
+/// Default cache size in tokens, unless the model's context is longer or memory is short.
 const DEFAULT_KV_TOKENS: usize = 32_768;
 
 /// Upper limits of an engine.
@@ -13,25 +13,26 @@ const DEFAULT_KV_TOKENS: usize = 32_768;
 pub struct EngineLimits {
     /// Sequences in the running batch of one rank.
     pub running: usize,
-    /// Sequences that may wait behind them on one rank; more are refused.
+    /// Sequences that may wait on one rank; more are refused.
     pub waiting: usize,
     /// Tokens of one step on one rank, prompt chunks and decoded tokens together.
     pub step_tokens: usize,
     /// Key-value cache of one rank: running sequences reserve all that they may need.
     pub kv: KvBudget,
-    /// Whether prompts that begin alike share the keys and values of the beginning.
+    /// Whether prompts with a common prefix share its keys and values.
     pub prefix_reuse: bool,
 }
 
 /// The size of a rank's key-value cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KvBudget {
-    /// 32,768 tokens or one full context, whichever is more; but at most half of the available memory, divided by the
-    /// number of ranks, as all of them may be on this machine. Where attention may change, in either layout.
+    /// 32,768 tokens or one full context, whichever is larger; but at most half of the available memory divided by the
+    /// number of ranks, because all of them may be on this machine. Applies to each layout of attention if it may
+    /// switch.
     Auto,
-    /// So many tokens, rounded up to pages; as many bytes in the other layout of attention, where that may change.
+    /// This many tokens, rounded up to pages; the other layout of attention, if any, gets as many bytes.
     Tokens(usize),
-    /// So many bytes, rounded down to pages.
+    /// This many bytes, rounded down to pages.
     Bytes(u64),
 }
 
@@ -41,24 +42,24 @@ impl Default for EngineLimits {
     }
 }
 
-/// The limits in force: sent by rank 0, so that ranks cannot differ in them.
+/// The limits in force, sent by rank 0 so that all ranks use the same ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct UnitLimits {
-    /// As [`EngineLimits::running`].
+    /// Sequences in the running batch of one rank.
     pub(crate) running: usize,
-    /// As [`EngineLimits::waiting`].
+    /// Sequences that may wait on one rank; more are refused.
     pub(crate) waiting: usize,
-    /// As [`EngineLimits::step_tokens`].
+    /// Tokens of one step on one rank, prompt chunks and decoded tokens together.
     pub(crate) step_tokens: usize,
-    /// Pages of the key-value cache of one rank: the fewest of all ranks.
+    /// Pages of the key-value cache per rank: the minimum over all ranks.
     pub(crate) kv_pages: KvPages,
-    /// As [`EngineLimits::prefix_reuse`].
+    /// Whether prompts with a common prefix share its keys and values.
     pub(crate) prefix_reuse: bool,
-    /// Elements of rows that a rank sends or returns in one collective at most: all ranks' tokens of a step.
+    /// Maximum elements of rows that a rank sends or returns in one collective: all ranks' tokens of a step.
     pub(crate) row_elements: usize,
 }
 
-/// Pages of a cache, by how attention is divided: as many bytes in either layout that the unit may have, 0 in another.
+/// Pages of a cache by layout of attention: equally many bytes in each layout that the unit may have, 0 in others.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct KvPages {
     dp: usize,
@@ -73,13 +74,13 @@ impl KvPages {
         }
     }
 
-    /// The fewest of two ranks.
+    /// The minimum of two ranks, by layout.
     #[must_use]
     pub(crate) fn min(self, other: Self) -> Self {
         Self { dp: self.dp.min(other.dp), tp: self.tp.min(other.tp) }
     }
 
-    /// Whether attention may change.
+    /// Whether attention may switch.
     pub(crate) fn are_both(self) -> bool {
         self.dp > 0 && self.tp > 0
     }
@@ -88,23 +89,23 @@ impl KvPages {
 /// A layout of attention that a unit may have, and a rank's share of the heads in it.
 pub(crate) type AttentionShare = (Attention, HeadShare);
 
-/// The memory that keys and values lie in.
+/// The memory of keys and values.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct KvMemory {
     /// Bytes for all ranks together, if known.
     pub(crate) available: Option<u64>,
-    /// Of a key's or a value's element.
+    /// Bytes of an element of keys or values.
     pub(crate) element_bytes: usize,
 }
 
 impl KvMemory {
-    /// Of the host, which has them in f32.
+    /// Host memory, which stores them in f32.
     pub(crate) fn host(available: Option<u64>) -> Self {
         Self { available, element_bytes: size_of::<f32>() }
     }
 }
 
-/// A budget that holds no page.
+/// A budget smaller than one page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a key-value cache of {bytes} bytes holds no page, which has {page} bytes")]
 pub(crate) struct NoPage {
@@ -113,7 +114,7 @@ pub(crate) struct NoPage {
 }
 
 impl EngineLimits {
-    /// Makes the limits hold together for a model and the layouts that its unit may have, the first at the start:
+    /// Makes the limits consistent with a model and the layouts that its unit may have, the initial one first, so that
     /// progress is always possible.
     pub(crate) fn fitted(
         self,
@@ -123,8 +124,8 @@ impl EngineLimits {
         memory: KvMemory,
     ) -> Result<UnitLimits, NoPage> {
         let running = self.running.max(1);
-        // Every running sequence decodes in every step and something is left for prompts; where attention may become
-        // tp, a rank then runs the sequences of all.
+        // Every running sequence decodes in every step and some budget is left for prompts; if attention may become tp,
+        // a rank then runs the sequences of all.
         let ranks = if shares.len() > 1 { usize::from(world) } else { 1 };
         let step_tokens = self.step_tokens.max(running.saturating_mul(2 * ranks));
         Ok(UnitLimits {
@@ -177,7 +178,7 @@ impl KvBudget {
 }
 
 impl UnitLimits {
-    /// Tokens that a rank's cache holds, in the layout in which it holds the fewest.
+    /// Tokens that a rank's cache holds, in the layout in which it holds fewest.
     pub(crate) fn kv_tokens(&self) -> usize {
         let KvPages { dp, tp } = self.kv_pages;
         [dp, tp].into_iter().filter(|&pages| pages > 0).min().unwrap_or(0).saturating_mul(PAGE_TOKENS)

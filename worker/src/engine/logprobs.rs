@@ -1,13 +1,12 @@
-//! How likely a token and its alternatives were, by the model's logits as they are: before temperature, top-k and
-//! top-p.
+//! Log-probabilities of a token and its alternatives from the model's raw logits: before temperature, top-k and top-p.
 
 use super::request::TokenLogprobs;
 
-/// Instead of minus infinity, which JSON does not have.
+/// Replaces minus infinity, which JSON cannot represent.
 const LEAST: f32 = -9999.0;
 
-/// The natural logarithms of the probabilities of the chosen token and of the `top` likeliest, likeliest first and then
-/// by id; `logits` `[V]`.
+/// Natural log-probabilities of the chosen token and of the `top` likeliest, sorted by probability and then by id;
+/// `logits` is `[V]`.
 pub(super) fn logprobs(logits: &[f32], chosen: u32, top: usize) -> TokenLogprobs {
     let max = logits.iter().copied().filter(|logit| !logit.is_nan()).fold(f32::NEG_INFINITY, f32::max);
     let sum: f64 = logits.iter().map(|logit| f64::from(logit - max).exp()).filter(|part| !part.is_nan()).sum();

@@ -4,14 +4,14 @@
 //! |---|---|
 //! | `limits` | the limits of an engine |
 //! | `request` | the request and the events of a sequence |
-//! | `inbox` | orders for the engine from other threads |
+//! | `inbox` | orders to the engine from other threads |
 //! | `run` | the step loop, and the parts that all loops share |
 //! | `together`, `step_sync` | the loop with attention tp, and the messages between its ranks |
 //! | `switch` | a rank's part in a switch of the unit's layout |
-//! | `relayout` | running sequences continue when attention changes between dp and tp |
+//! | `relayout` | running sequences continue when attention switches between dp and tp |
 //! | `batch` | the batch of one step (pure) |
 //! | `sequence` | one sequence from prompt to end |
-//! | `sampler`, `logprobs` | logits to a token, and how likely it was (pure) |
+//! | `sampler`, `logprobs` | logits to a token, and its probability (pure) |
 //! | `stop`, `text` | decoding and stop texts, also for the streams of rank 0 (pure) |
 
 mod batch;

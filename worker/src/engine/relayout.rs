@@ -1,13 +1,13 @@
-//! A rank's part in a change of attention between dp and tp: its sequences continue in the other form, on this rank or
-//! another.
+//! A rank's part in a switch of attention between dp and tp: its sequences continue in the other layout, on this rank
+//! or another.
 //!
-//! With dp each rank has its own sequences, with tp all ranks have all of them. So every rank sends the others, between
-//! two steps, the state that it alone knows: with dp its running and waiting sequences, with tp those whose tokens it
+//! With dp each rank has its own sequences; with tp all ranks have all of them. So between two steps every rank sends
+//! the others the state that only it has: with dp its running and waiting sequences, with tp those whose tokens it
 //! chooses (and rank 0 the waiting ones). Then all have the same list, and pages move
-//! ([`crate::model::Model::stage_attention`]). Nothing of the engine changes before all ranks have agreed.
+//! ([`crate::model::Model::stage_attention`]). The engine does not change before all ranks have agreed.
 //!
-//! Lazily, pages move after the change: before each step those of the next sequences, which run from then on. One that
-//! is cancelled before goes with its pages, when they have come.
+//! With lazy moves, pages follow after the switch: before each step those of the next sequences, which run from then
+//! on. A sequence that is cancelled earlier is removed together with its pages once they have arrived.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
@@ -28,34 +28,35 @@ struct Known {
     waiting: Vec<SequenceRequest>,
 }
 
-/// The state the engine continues with if all ranks agree.
+/// The state with which the engine continues if all ranks agree.
 pub(super) struct Staged {
     /// Its homes include the waiting sequences.
     pub(super) kv: StagedKv,
-    /// All that run here, by id.
+    /// All sequences that run here, by id.
     carried: HashMap<u64, Carried>,
     step_bytes: u64,
     waiting: VecDeque<SequenceRequest>,
 }
 
-/// Sequences whose pages come after the change.
+/// Sequences whose pages arrive after the switch.
 pub(super) struct Arriving {
     kv: KvArrival,
-    /// Those of this rank that were not cancelled, by id.
+    /// Sequences of this rank that were not cancelled, by id.
     pub(super) carried: HashMap<u64, Carried>,
-    /// A rank gets no more before a step, but for a single sequence.
+    /// Limit on the bytes that a rank receives before a step; a single sequence may exceed it.
     step_bytes: u64,
 }
 
 impl Engine {
-    /// Prepares the change to the other attention, together with all ranks; the inner error is why that cannot be, the
-    /// same on all. With `step_bytes` pages move after it, so many before a step ([`Engine::arrive`]).
+    /// Prepares the switch to the other attention, together with all ranks. The inner error is why it is impossible,
+    /// and is identical on all ranks. With `step_bytes` pages move afterwards, at most that many before each step
+    /// ([`Engine::arrive`]).
     pub(super) fn stage_attention(
         &mut self,
         step_bytes: Option<u64>,
         objection: &dyn Fn(&Inbox) -> Option<String>,
     ) -> Result<Result<Staged, String>, UnitError> {
-        // Sequences of an earlier change that are still to come, come now.
+        // Sequences still arriving from an earlier switch arrive now.
         self.arriving.iter_mut().for_each(|arriving| arriving.step_bytes = u64::MAX);
         self.arrive()?;
         let to = self.model.other_attention().expect("a prepared change of attention");
@@ -100,7 +101,7 @@ impl Engine {
     /// Continues with the staged state.
     pub(super) fn install_attention(&mut self, staged: Staged) {
         self.model.install_attention();
-        // Counts that were requested while orders were waiting are reported now.
+        // Reports counts that were requested while orders were waiting.
         for ticket in std::mem::take(&mut self.together).tickets {
             self.report_stats(ticket);
         }
@@ -114,7 +115,7 @@ impl Engine {
         });
     }
 
-    /// Before a step, together with all ranks: the pages of the next sequences come, which run from now on.
+    /// Runs before a step, together with all ranks: receives the pages of the next sequences, which run from now on.
     pub(super) fn arrive(&mut self) -> Result<(), UnitError> {
         let Some(mut arriving) = self.arriving.take() else { return Ok(()) };
         let came = arriving.kv.advance(arriving.step_bytes, &mut self.ep)?;
@@ -123,7 +124,7 @@ impl Engine {
         Ok(())
     }
 
-    /// The sequences run on; those that were cancelled meanwhile are gone.
+    /// Resumes the sequences, except those that were cancelled meanwhile.
     fn resume(&mut self, came: Vec<(u64, KvCache)>, carried: &mut HashMap<u64, Carried>) {
         for (id, kv) in came {
             let Some(carried) = carried.remove(&id) else { continue };
@@ -143,7 +144,7 @@ impl Engine {
         let own = own.map(|sequence| sequence.carried.clone());
         let waiting = self.waiting.iter().filter(|_| all || me == 0).cloned();
         let known = Known { running: own.collect(), waiting: waiting.collect() };
-        // If it cannot be written the message is empty, which every rank fails to read, including this one: all agree.
+        // If serialisation fails, the message is empty and every rank, including this one, fails to read it: all agree.
         let messages = allgather_messages(&mut self.ep, serde_json::to_vec(&known).unwrap_or_default())?;
         let mut known = Known::default();
         for (rank, message) in messages.iter().enumerate() {
@@ -163,8 +164,7 @@ impl Engine {
         Ok(Ok(known))
     }
 
-    /// How much each rank is preferred for a sequence: the one that it was on or pinned to, or by T; empty where
-    /// neither is known.
+    /// How much each rank is preferred for a sequence: its previous or pinned rank, or by T; empty if neither is known.
     fn shares(&self, request: &SequenceRequest) -> Vec<f32> {
         let world = self.ep.world();
         if let Some(home) = request.home.map(usize::from).filter(|home| *home < world) {
@@ -179,12 +179,12 @@ impl Engine {
     }
 }
 
-/// The preferred one of the ranks that have at most `slack` more than the one that has the least.
+/// The preferred rank among those with at most `slack` more load than the least loaded one.
 fn place(loads: &[usize], shares: &[f32], slack: usize) -> u16 {
     let least = loads.iter().copied().min().unwrap_or(0);
     let near = (0_u16..).zip(loads).filter(|(_, load)| **load <= least + slack);
     let share = |rank: u16| shares.get(usize::from(rank)).copied().unwrap_or_default();
-    // Of equal ones the first.
+    // The first of equal ones.
     let best = near.min_by(|(a, x), (b, y)| share(*b).total_cmp(&share(*a)).then(x.cmp(y)));
     best.map_or(0, |(rank, _)| rank)
 }

@@ -1,4 +1,4 @@
-//! The request and the events of a sequence: plain data, checked by rank 0 before it is sent to a rank.
+//! The request and the events of a sequence: plain data, validated by rank 0 before it is sent to a rank.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,7 +8,7 @@ use crate::model::{DeviceWork, ExpertFetches, KvUsage};
 /// One sequence to run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct SequenceRequest {
-    /// Unique in the unit.
+    /// Unique within the unit.
     pub(crate) id: u64,
     /// The prompt: at least one id, each below the vocabulary size, and room for `max_new_tokens` in the context.
     pub(crate) tokens: Vec<u32>,
@@ -24,7 +24,7 @@ pub(crate) struct SequenceRequest {
     pub(crate) routes_from: Option<u32>,
     /// Report the probability of every new token, and of this many alternatives.
     pub(crate) logprobs: Option<u8>,
-    /// The rank that it was pinned to, or on before all ranks had it: where it goes if attention becomes dp.
+    /// The rank that it was pinned to, or on before attention became tp: where it goes if attention becomes dp.
     pub(crate) home: Option<u16>,
 }
 
@@ -37,7 +37,7 @@ pub(crate) struct Sampling {
     pub(crate) top_p: f32,
     /// Candidates kept; 0 is all.
     pub(crate) top_k: u32,
-    /// Same seed, same tokens.
+    /// Equal seeds give equal tokens.
     pub(crate) seed: u64,
 }
 
@@ -48,7 +48,7 @@ pub(crate) struct StopRules {
     pub(crate) token_ids: Vec<u32>,
     /// Texts that end the sequence.
     pub(crate) texts: Vec<String>,
-    /// Whether special tokens are left out of the text in which stop texts are looked for.
+    /// Whether special tokens are removed from the text that is searched for stop texts.
     pub(crate) skip_special: bool,
 }
 
@@ -59,7 +59,7 @@ pub(crate) enum Finish {
     Token(u32),
     /// A stop text.
     Text(String),
-    /// `max_new_tokens`.
+    /// Reached `max_new_tokens`.
     Length(u32),
     /// Cancelled.
     Abort,
@@ -68,16 +68,16 @@ pub(crate) enum Finish {
 /// An event in the life of a sequence.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) enum SequenceEvent {
-    /// It has joined the batch.
+    /// It joined the batch.
     Begun {
-        /// Prompt tokens that were there already.
+        /// Prompt tokens found in the cache.
         cached_tokens: u32,
     },
     /// The next token.
     Token {
         /// The token.
         id: u32,
-        /// If requested.
+        /// Present if requested.
         logprobs: Option<TokenLogprobs>,
     },
     /// The end.
@@ -87,24 +87,24 @@ pub(crate) enum SequenceEvent {
         /// The experts of every position but the last, if requested, in SGLang's encoding.
         routes: Option<String>,
     },
-    /// The end by an error that concerns only this sequence.
+    /// An error that concerns only this sequence.
     Failed {
         /// One sentence.
         message: String,
     },
 }
 
-/// How likely a token was, as natural logarithms of probabilities.
+/// Natural log-probabilities of a token and its alternatives.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct TokenLogprobs {
-    /// Of the token itself.
+    /// The token's own.
     pub(crate) logprob: f32,
-    /// The likeliest tokens, likeliest first.
+    /// The likeliest tokens, in descending order.
     pub(crate) top: Vec<(u32, f32)>,
 }
 
 impl SequenceEvent {
-    /// Whether nothing comes after it.
+    /// Whether this is the sequence's last event.
     pub(crate) fn is_last(&self) -> bool {
         !matches!(self, Self::Begun { .. } | Self::Token { .. })
     }
@@ -125,11 +125,11 @@ pub(crate) struct RankStats {
     pub(crate) waiting_tokens: u64,
     /// Pages of the key-value cache.
     pub(crate) kv: KvUsage,
-    /// Prompt tokens that needed no computing since the start, as their pages were there already.
+    /// Prompt tokens since the start whose pages were cached.
     pub(crate) cached_tokens: u64,
-    /// Of experts that are streamed.
+    /// Statistics of streamed experts.
     pub(crate) fetches: Option<ExpertFetches>,
-    /// Of its GPU, if it has one.
+    /// Statistics of its GPU, if it has one.
     #[serde(default)]
     pub(crate) device: Option<DeviceWork>,
     /// Prompt and generated tokens of all sequences here, running and waiting.

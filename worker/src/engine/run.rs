@@ -19,10 +19,10 @@ use crate::control::message::{FromRank, ToRank};
 use crate::ep::{ExpertParallel, UnitError, Wake};
 use crate::model::{KvPool, Model, ModelConfig, StepError, StepItem, Wants};
 
-/// Where an engine's messages go.
+/// Receives an engine's messages.
 pub(crate) type Emit = Box<dyn FnMut(FromRank) + Send>;
 
-/// How an engine's loop ended without a failure of its own.
+/// How an engine's loop ended other than by failure.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum EngineEnd {
     /// By [`ToRank::Stop`].
@@ -42,20 +42,20 @@ pub(crate) struct Engine {
     pub(super) inbox: Inbox,
     pub(super) emit: Emit,
     pub(super) running: Vec<Sequence>,
-    /// After a change of attention whose pages move later.
+    /// Set after a switch of attention whose pages move later.
     pub(super) arriving: Option<Arriving>,
     pub(super) waiting: VecDeque<SequenceRequest>,
     /// Sequences that have joined the batch.
     pub(super) admitted: usize,
-    /// Prompt tokens that needed no computing.
+    /// Prompt tokens found in the cache.
     cached_tokens: u64,
-    /// Of the current step, sent in one message.
+    /// Events of the current step, sent in one message.
     pub(super) events: Vec<(u64, SequenceEvent)>,
-    /// Used with attention tp.
+    /// State for attention tp.
     pub(super) together: Together,
-    /// A switch of layouts that was prepared.
+    /// The prepared layout switch.
     pub(super) switch: Option<Prepared>,
-    /// Places the sequences that have no home when attention becomes dp.
+    /// Chooses ranks for sequences without a home when attention becomes dp.
     pub(crate) affinity: Option<Arc<Tables>>,
 }
 
@@ -91,8 +91,8 @@ impl Engine {
         }
     }
 
-    /// Runs until it is stopped or a rank fails. The transport stays open until the engine is dropped: peers may still
-    /// be finishing the last step.
+    /// Runs until it is stopped or a rank fails. The transport stays open until the engine is dropped, because peers
+    /// may still be finishing the last step.
     pub(crate) fn run(&mut self) -> Result<EngineEnd, UnitError> {
         loop {
             let end = match self.model.attention() {
@@ -105,12 +105,13 @@ impl Engine {
         }
     }
 
-    /// With attention dp each rank has its own sequences; none once that has changed.
+    /// The loop with attention dp, in which each rank has its own sequences. Returns `None` once attention has
+    /// switched.
     fn run_apart(&mut self) -> Result<Option<EngineEnd>, UnitError> {
         let mut end = None;
         loop {
             end = self.take_orders()?.or(end);
-            // Others may have begun to move what is left of cancelled sequences, all of it.
+            // Others may have begun to move all remaining pages of cancelled sequences.
             let waits = end == Some(EngineEnd::Stopped) && self.arriving.is_some();
             if self.model.attention() == Attention::Tp || end.is_some() && !waits {
                 return Ok(end);
@@ -121,7 +122,7 @@ impl Engine {
             self.admit();
             self.flush();
             if self.is_idle() || self.holds() {
-                // Rung by an order: look at it. Rung by a peer: take part in its step.
+                // Woken by a local order: process it. Woken by a peer: take part in its step.
                 if self.ep.wait()? == Wake::Local {
                     continue;
                 }
@@ -132,12 +133,12 @@ impl Engine {
         }
     }
 
-    /// Whether no sequence runs here, and none is to come on any rank.
+    /// Whether no sequence runs here, and none will arrive on any rank.
     pub(super) fn is_idle(&self) -> bool {
         self.running.is_empty() && self.arriving.is_none()
     }
 
-    /// Sequences in the batch, those whose pages are to come included.
+    /// Sequences in the batch, including those whose pages are still to arrive.
     fn batched(&self) -> usize {
         self.running.len() + self.arriving.as_ref().map_or(0, |arriving| arriving.carried.len())
     }
@@ -165,7 +166,7 @@ impl Engine {
         Ok(None)
     }
 
-    /// An order about sequences or their pages; others are ignored.
+    /// Executes an order about sequences or their pages; ignores others.
     pub(super) fn take_order(&mut self, order: ToRank) {
         match order {
             ToRank::Submit(request) => self.waiting.push_back(*request),
@@ -177,7 +178,7 @@ impl Engine {
         }
     }
 
-    /// Frees a sequence at once; one that has ended meanwhile has had its last event.
+    /// Frees a sequence at once; if it has already ended, its last event has been sent.
     pub(super) fn cancel(&mut self, id: u64) {
         let held = self.batched() + self.waiting.len();
         self.running.retain(|sequence| sequence.carried.request.id != id);
@@ -188,8 +189,8 @@ impl Engine {
         }
     }
 
-    /// Moves waiting sequences into the batch, oldest first, while there are pages for all that they may come to need.
-    /// A running sequence never waits for a page, so it ends, and a waiting one follows.
+    /// Moves waiting sequences into the batch, oldest first, while there are pages for all that they may need. A
+    /// running sequence never waits for a page, so it ends, and a waiting one follows.
     pub(super) fn admit(&mut self) {
         while self.batched() < self.limits.running {
             let Some(request) = self.waiting.front() else { return };
@@ -197,7 +198,7 @@ impl Engine {
                 if !self.is_idle() {
                     return;
                 }
-                // Rank 0 refuses what does not fit an empty cache; this one would wait forever.
+                // Rank 0 refuses requests that do not fit an empty cache; otherwise this one would wait forever.
                 let message = "the request does not fit the key-value cache".to_owned();
                 self.events.push((request.id, SequenceEvent::Failed { message }));
                 self.waiting.pop_front();
@@ -215,7 +216,7 @@ impl Engine {
         }
     }
 
-    /// One step with the other ranks, and its consequences.
+    /// Runs one step with the other ranks and processes its results.
     pub(super) fn step(&mut self) -> Result<(), UnitError> {
         let (me, attention) = (self.ep.rank().index(), self.model.attention());
         loop {
@@ -263,8 +264,8 @@ impl Engine {
                     return Ok(());
                 }
                 Err(StepError::Transport(error)) => return Err(error),
-                // Nothing was sent: the step begins again without the sequence, as peers may be waiting for it. With
-                // attention tp every rank comes to the same.
+                // Nothing was sent: the step restarts without the sequence, because peers may be waiting. With
+                // attention tp every rank decides alike.
                 Err(StepError::Item { item, detail }) => {
                     drop(items);
                     let sequence = self.running.remove(members[item].index);
@@ -307,16 +308,16 @@ impl Engine {
 
 /// A sequence's part of a step.
 struct StepSequence {
-    /// Its place among those that run.
+    /// Its index among the running sequences.
     index: usize,
     id: u64,
     count: usize,
-    /// Whether the next token comes of it.
+    /// Whether it yields the next token.
     ends: bool,
 }
 
-/// Gives a sequence its next token, `None` if the logits were unusable; true if it was the last. `reports_routes`:
-/// whether this rank reports requested routes.
+/// Gives a sequence its next token, `None` if the logits were unusable; returns true if it was the last.
+/// `reports_routes`: whether this rank reports requested routes.
 pub(super) fn settle(
     sequence: &mut Sequence,
     sampled: Option<Sampled>,

@@ -6,21 +6,21 @@ use serde::{Deserialize, Serialize};
 use super::request::Sampling;
 use crate::model::likeliest;
 
-/// Chooses the tokens of one sequence: same logits, same seed, same tokens, also on another rank from then on.
+/// Chooses the tokens of one sequence. Deterministic in logits and seed, also after a move to another rank.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Sampler {
     sampling: Sampling,
-    /// Determines the next draws.
+    /// State of the random generator.
     state: u64,
     /// Scratch, empty between tokens.
     #[serde(skip)]
     candidates: Vec<Candidate>,
 }
 
-/// A token that may be chosen.
+/// A candidate token.
 #[derive(Clone, Copy, Debug)]
 struct Candidate {
-    /// In proportion to its probability; the likeliest token of all would have 1.
+    /// Proportional to its probability; 1 for the likeliest token.
     weight: f32,
     id: u32,
 }
@@ -30,14 +30,14 @@ impl Sampler {
         Self { sampling, state: Rng::with_seed(sampling.seed).get_seed(), candidates: Vec::new() }
     }
 
-    /// A token for `logits` `[V]`; none if they hold no finite maximum. `allowed` filters ids (none allowed: none).
+    /// Samples a token from `logits` `[V]`; `None` if they have no finite maximum, or `allowed` accepts no id.
     pub(super) fn sample(&mut self, logits: &[f32], allowed: impl Fn(u32) -> bool) -> Option<u32> {
         let ids = || (0_u32..).zip(logits).filter(|(id, _)| allowed(*id));
-        // Nearly always the likeliest of all is allowed.
+        // The likeliest token is nearly always allowed.
         let first = likeliest(logits).filter(|id| allowed(*id));
         let (best, &max) = match first {
             Some(id) => (id, &logits[id as usize]),
-            // Of equal logits the lowest id wins.
+            // Among equal logits the lowest id wins.
             None => ids().filter(|(_, logit)| !logit.is_nan()).reduce(|a, b| if b.1 > a.1 { b } else { a })?,
         };
         if !max.is_finite() {
@@ -64,16 +64,16 @@ impl Sampler {
         }
     }
 
-    /// The fewest likeliest candidates that together reach top-p.
+    /// Keeps the smallest set of likeliest candidates that reaches top-p.
     fn keep_top_p(&mut self) {
         let top_p = f64::from(self.sampling.top_p);
         if top_p >= 1.0 {
-            // A fixed order, whatever the selection above left behind.
+            // A fixed order, independent of the selection above.
             self.candidates.sort_unstable_by_key(|candidate| candidate.id);
             return;
         }
         let total = self.total();
-        // Candidates below this together weigh less than 1 - top_p, so none of them can be needed: sort only the
+        // Candidates below this weigh less than 1 - top_p together, so none of them can be needed: sort only the
         // others.
         let floor = total * (1.0 - top_p) / self.candidates.len().max(1) as f64;
         self.candidates.retain(|candidate| f64::from(candidate.weight) >= floor);
@@ -104,7 +104,7 @@ impl Sampler {
     }
 }
 
-/// Likelier first, then the lower id.
+/// Higher probability first, then lower id.
 fn likelier(a: &Candidate, b: &Candidate) -> std::cmp::Ordering {
     b.weight.total_cmp(&a.weight).then(a.id.cmp(&b.id))
 }
@@ -169,7 +169,7 @@ mod tests {
         };
         assert_eq!(run(3), run(3));
         assert_ne!(run(3), run(4));
-        // A sampler that another rank takes over continues with the same tokens.
+        // After a move to another rank, the sampler continues with the same tokens.
         let mut first = sampler(0.8, 0.95, 50, 3);
         let mut tokens: Vec<_> = (0..20).map(|_| first.sample(&logits, |_| true).unwrap()).collect();
         let mut second: Sampler = serde_json::from_value(serde_json::to_value(&first).unwrap()).unwrap();

@@ -12,7 +12,7 @@ use super::text::SequenceText;
 use crate::ep::StepPhase;
 use crate::model::{KvCache, ModelConfig, Next, StepItem, Wants};
 
-/// In place of an expert in the rows of a dense layer.
+/// Replaces experts in the rows of a dense layer.
 const NO_EXPERT: i32 = -1;
 
 /// A running sequence.
@@ -21,11 +21,11 @@ pub(super) struct Sequence {
     /// With attention tp: the rank that chooses its tokens.
     pub(super) owner: usize,
     pub(super) kv: KvCache,
-    /// Only where there are stop texts to look for.
+    /// Only if there are stop texts.
     text: Option<SequenceText>,
 }
 
-/// The state of a sequence between two steps, without its keys and values, as it goes to another rank.
+/// The state of a sequence between two steps, without its keys and values, as sent to another rank.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Carried {
     pub(super) request: SequenceRequest,
@@ -41,7 +41,7 @@ impl Carried {
         self.request.tokens.len() + self.generated.len()
     }
 
-    /// The sequence as it was, with its keys and values.
+    /// Restores the sequence with its keys and values.
     pub(super) fn resume(self, kv: KvCache, owner: usize, tokenizer: &Tokenizer) -> Result<Sequence, TextError> {
         let mut sequence = Sequence::of(self, kv, owner);
         if let Some(text) = &mut sequence.text {
@@ -54,7 +54,7 @@ impl Carried {
 }
 
 impl Sequence {
-    /// `kv` may hold the first tokens of the prompt.
+    /// Starts a sequence; `kv` may already hold a prefix of the prompt.
     pub(super) fn new(request: SequenceRequest, kv: KvCache, owner: usize) -> Self {
         let sampler = Sampler::new(request.sampling);
         Self::of(Carried { request, fed: kv.len(), generated: Vec::new(), sampler }, kv, owner)
@@ -72,7 +72,7 @@ impl Sequence {
         }
     }
 
-    /// The model's input for the next `count` tokens, with logits if they are the last before a new token.
+    /// The model's input for the next `count` tokens, with logits if they complete the known tokens.
     pub(super) fn step_item(&mut self, count: usize) -> StepItem<'_> {
         let wants = self.wants();
         let prompt = &self.carried.request.tokens[self.carried.fed..];
@@ -83,17 +83,17 @@ impl Sequence {
         StepItem { kv: &mut self.kv, tokens, wants: if ends { wants } else { Wants::Nothing }, phase }
     }
 
-    /// Takes note of a step with `count` tokens.
+    /// Records a step of `count` tokens.
     pub(super) fn advance(&mut self, count: usize) {
         self.carried.fed = (self.carried.fed + count).min(self.carried.request.tokens.len());
     }
 
-    /// Whether tokens that would stop it are not allowed yet.
+    /// Whether stop tokens are still disallowed.
     fn is_early(&self) -> bool {
         self.carried.generated.len() < self.carried.request.min_new_tokens as usize
     }
 
-    /// The least that its next token can be chosen by.
+    /// The cheapest output that suffices to choose its next token.
     fn wants(&self) -> Wants {
         let SequenceRequest { sampling, logprobs, stop, .. } = &self.carried.request;
         let filtered = self.is_early() && !stop.token_ids.is_empty();
@@ -115,7 +115,7 @@ impl Sequence {
         Some(Sampled { token, logprobs })
     }
 
-    /// Takes the next token; why the sequence ends with it, if it does.
+    /// Appends the next token; returns why the sequence ends with it, if it does.
     pub(super) fn push(&mut self, token: u32, tokenizer: &Tokenizer) -> Result<Option<Finish>, TextError> {
         self.carried.generated.push(token);
         let stopped = match &mut self.text {
@@ -146,12 +146,12 @@ pub(super) struct Sampled {
     pub(super) logprobs: Option<TokenLogprobs>,
 }
 
-/// Tokens of cache that a sequence may come to need: the last token never enters it.
+/// Cache tokens that a sequence may need: the last token never enters the cache.
 pub(super) fn reservation(request: &SequenceRequest) -> usize {
     request.tokens.len().saturating_add(request.max_new_tokens as usize).saturating_sub(1)
 }
 
-/// `[n, L, k]` to `[n, all layers, k]`.
+/// Expands `[n, L, k]` to `[n, all layers, k]`.
 fn with_dense_layers(routes: &[u16], model: &ModelConfig) -> Vec<i32> {
     let k = model.top_k;
     let mut rows = Vec::with_capacity(routes.len() / model.num_moe_layers().max(1) * model.num_layers);

@@ -1,19 +1,20 @@
-//! Messages that ranks exchange before a step with attention tp: the last step they did, the tokens they chose in it,
-//! and rank 0's orders. Every length is checked; a rank that sends anything else breaks the protocol.
+//! Messages that ranks exchange before a step with attention tp: their last step, the tokens they chose in it, and rank
+//! 0's orders. Every length is checked; anything else is a protocol error.
 //!
 //! | field | type | what |
 //! |---|---|---|
-//! | steps | u64 | done so far |
-//! | digest | u64 | of the last batch: which sequences, how many tokens of each |
+//! | steps | u64 | completed so far |
+//! | digest | u64 | of the last batch: its sequences, and the tokens of each |
 //! | chosen c | u32 | tokens that this rank chose |
-//! | entries | `[c]` | sequence u64, flags u8 (1 a token, 2 logprobs), token u32, then logprob f32, u16 t, t of (token u32, logprob f32) |
-//! | orders | JSON | rank 0's, in order; nothing from other ranks |
+//! | entries | `[c]` | sequence u64, flags u8 (1 a token, 2 logprobs), token u32, then logprob f32, u16 t, t of (token
+//! u32, logprob f32) |
+//! | orders | JSON | rank 0's, in order; empty from other ranks |
 
 use super::request::TokenLogprobs;
 use super::sequence::Sampled;
 use crate::control::message::ToRank;
 
-/// The most bytes of orders in one message; further orders wait for the next.
+/// Limit on the bytes of orders in one message; further orders wait for the next.
 pub(super) const MAX_ORDER_BYTES: usize = 16 << 20;
 const HAS_TOKEN: u8 = 1;
 const HAS_LOGPROBS: u8 = 2;
@@ -23,16 +24,16 @@ const HAS_LOGPROBS: u8 = 2;
 pub(super) struct StepSync {
     pub(super) steps: u64,
     pub(super) digest: u64,
-    /// In the order of the batch.
+    /// In batch order.
     pub(super) chosen: Vec<Chosen>,
     pub(super) orders: Vec<ToRank>,
 }
 
-/// The token that a rank chose for one of its own sequences.
+/// The token that a rank chose for one of its sequences.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Chosen {
     pub(super) sequence: u64,
-    /// `None`: the logits were unusable.
+    /// `None` if the logits were unusable.
     pub(super) sampled: Option<Sampled>,
 }
 
@@ -41,7 +42,7 @@ impl StepSync {
         out.clear();
         out.extend_from_slice(&self.steps.to_le_bytes());
         out.extend_from_slice(&self.digest.to_le_bytes());
-        // A batch has at most some thousand sequences.
+        // A batch has at most a few thousand sequences.
         out.extend_from_slice(&(self.chosen.len() as u32).to_le_bytes());
         for Chosen { sequence, sampled } in &self.chosen {
             let logprobs = sampled.as_ref().and_then(|sampled| sampled.logprobs.as_ref());
@@ -144,7 +145,7 @@ mod tests {
         message_of_a_rank().encode(&mut message).unwrap();
         let orders = serde_json::to_vec(&message_of_a_rank().orders).unwrap().len();
         for cut in 0..message.len() {
-            // Cut off exactly before the orders it is a whole word without any.
+            // Truncated exactly before the orders, the message is valid without any.
             let whole = cut == message.len() - orders;
             assert_eq!(StepSync::decode(&message[..cut]).is_ok(), whole, "{cut}");
         }

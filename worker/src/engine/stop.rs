@@ -1,6 +1,6 @@
-//! Stop texts: found across token borders, cut off, and never shown half.
+//! Stop texts: found across token boundaries, cut off, and never partially emitted.
 
-/// Watches a text that comes in pieces for stop texts, and releases the text that certainly lies before any of them.
+/// Searches a text for stop texts as its pieces arrive, and releases the part that certainly precedes any of them.
 #[derive(Clone, Debug)]
 pub(crate) struct StopText {
     stops: Vec<String>,
@@ -13,8 +13,8 @@ impl StopText {
         Self { stops: stops.iter().filter(|stop| !stop.is_empty()).cloned().collect(), held: String::new() }
     }
 
-    /// Takes a piece: the text that is decided, and the stop text found, if any. The earliest match counts; of those
-    /// that begin at the same place the first in the list.
+    /// Takes a piece: returns the released text, and the stop text found, if any. The earliest match wins; among
+    /// matches at the same place, the first in the list.
     pub(crate) fn push(&mut self, piece: &str) -> (String, Option<&str>) {
         self.held.push_str(piece);
         let stops = self.stops.iter().enumerate();
@@ -28,13 +28,13 @@ impl StopText {
         (std::mem::replace(&mut self.held, rest), None)
     }
 
-    /// The text held back, when no more will come.
+    /// Releases the remaining text at the end.
     pub(crate) fn finish(&mut self) -> String {
         std::mem::take(&mut self.held)
     }
 }
 
-/// The length of the longest end of `text` with which `stop` begins.
+/// The length of the longest suffix of `text` that is a prefix of `stop`.
 fn open_length(text: &str, stop: &str) -> usize {
     let longest = text.len().min(stop.len() - 1);
     let fits = |length: &usize| stop.is_char_boundary(*length) && text.ends_with(&stop[..*length]);
@@ -80,8 +80,8 @@ mod tests {
             let stops: Vec<&str> = stops.iter().map(String::as_str).collect();
             let (text, stop) = run(&pieces, &stops);
             let whole = pieces.concat();
-            // A stop that ends earlier may be seen before one that begins earlier: both are right, nothing of a stop
-            // shows.
+            // A stop text that ends earlier may be found before one that begins earlier. Either is right: no part of a
+            // stop text is emitted.
             match stop {
                 None => prop_assert_eq!(text, whole),
                 Some(stop) => {

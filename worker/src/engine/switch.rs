@@ -1,10 +1,10 @@
-//! A rank's part in a switch of the unit's layout: it checks the request, begins no more steps, moves experts, keys and
-//! values with the others, and resumes.
+//! A rank's part in a switch of the unit's layout: it checks the request, stops beginning steps, moves experts, keys
+//! and values with the others, and resumes.
 //!
-//! With attention dp a rank that holds begins no step of its own but joins those of others, so that no rank waits for
-//! it. Once all hold, no step is left. Rank 0 then notifies every rank (`Quiet`) before any of them moves: whatever a
+//! With attention dp a holding rank begins no step of its own but joins those of others, so that no rank waits for it.
+//! Once all hold, no step is left. Rank 0 then notifies every rank (`Quiet`) before any of them moves: anything that a
 //! peer begins from then on is the move, and the rank waits for its own order to take part. With attention tp the order
-//! to move comes from rank 0 between the same two steps of all ranks, as all its orders do; there is nothing to hold.
+//! to move arrives from rank 0 between the same two steps on all ranks, as all its orders do; there is nothing to hold.
 
 use semmoe_tables::Attention;
 use serde::{Deserialize, Serialize};
@@ -17,68 +17,68 @@ use crate::ep::{ExpertSpread, UnitError};
 use crate::memory::{available_bytes, shortage};
 use crate::model::{ModelError, SwitchOutcome};
 
-/// An order from rank 0 to a rank. They come in this sequence, except for `Abort`, which may come at any time.
+/// An order from rank 0 to a rank. They arrive in this sequence, except for `Abort`, which may arrive at any time.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) enum SwitchOrder {
-    /// Check that it could be done, and remember it.
+    /// Check that the switch is possible, and remember it.
     Prepare(Box<SwitchTo>),
-    /// Begin no step until the end of the switch.
+    /// Begin no steps until the switch ends.
     Hold,
     /// All ranks hold: join no step either.
     Quiet,
     /// Move, together with all ranks.
     Move,
-    /// Forget it. While ranks move: go back.
+    /// Drop the switch; roll back if ranks are already moving.
     Abort,
 }
 
-/// Where a switch leads.
+/// The target of a switch.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct SwitchTo {
     pub(crate) spread: ExpertSpread,
-    /// Whether attention becomes tp where it is dp, and the other way round.
+    /// Whether attention switches between dp and tp.
     pub(crate) turns_attention: bool,
-    /// Then keys and values move after the switch: before each step those of some sequences, of no more than so many
-    /// bytes on a rank, or of one. Without it they move in the switch.
+    /// If set, keys and values move after the switch: before each step those of some sequences, at most this many bytes
+    /// per rank, but at least one sequence. Otherwise they move during the switch.
     pub(crate) kv_step_bytes: Option<u64>,
 }
 
-/// How a rank answers.
+/// A rank's answer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) enum SwitchReport {
     /// To `Prepare`.
     Prepared,
-    /// To `Prepare`: it cannot be done.
+    /// To `Prepare`: the switch is impossible.
     Refused {
-        /// Why.
+        /// The reason.
         reason: String,
     },
     /// To `Hold`.
     Held,
     /// To `Quiet`.
     Quiet,
-    /// To `Move`, by rank 0 alone: it is about to do this MoE layer.
+    /// To `Move`, from rank 0 only: about to move this MoE layer.
     Layer(u16),
-    /// To `Move`, by rank 0 alone: the rank of each sequence, as they have moved.
+    /// To `Move`, from rank 0 only: the new rank of each sequence.
     Homes(Vec<(u64, u16)>),
-    /// To `Move`, when it is over.
+    /// To `Move`, at the end.
     Ended(SwitchOutcome),
 }
 
-/// A switch that was prepared and has not ended.
+/// A prepared switch that has not ended.
 #[derive(Debug)]
 pub(super) struct Prepared {
     ticket: u64,
     to: SwitchTo,
     steps: Steps,
-    /// It is to be forgotten, or taken back if its order to move has gone out already.
+    /// To be dropped, or rolled back if the order to move has already been sent.
     aborted: bool,
 }
 
 /// The cause reported after an abort.
 pub(super) const ABORTED: &str = "the switch was aborted";
 
-/// Which steps a rank takes part in.
+/// The steps that a rank takes part in.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Steps {
     All,
@@ -93,12 +93,12 @@ impl Engine {
         self.switch.as_ref().is_some_and(|prepared| prepared.steps != Steps::All)
     }
 
-    /// Whether it takes part in no steps at all, so that only an order can make it resume.
+    /// Whether this rank takes part in no steps, so that only an order can make it resume.
     pub(super) fn is_quiet(&self) -> bool {
         self.switch.as_ref().is_some_and(|prepared| prepared.steps == Steps::None)
     }
 
-    /// Follows an order that rank 0 gives every rank directly.
+    /// Executes an order that rank 0 sends every rank directly.
     pub(super) fn take_switch_order(&mut self, ticket: u64, order: SwitchOrder) -> Result<(), UnitError> {
         match order {
             SwitchOrder::Prepare(to) => {
@@ -115,7 +115,7 @@ impl Engine {
             SwitchOrder::Quiet => self.restrict(ticket, Steps::None, SwitchReport::Quiet),
             SwitchOrder::Move => self.switch_now(ticket)?,
             SwitchOrder::Abort => {
-                // With attention tp the order to move may have gone out and not have come.
+                // With attention tp the order to move may have been sent but not received.
                 if let Some(prepared) = self.switch.as_mut().filter(|prepared| prepared.ticket == ticket) {
                     (prepared.steps, prepared.aborted) = (Steps::All, true);
                 }
@@ -127,12 +127,12 @@ impl Engine {
     fn restrict(&mut self, ticket: u64, steps: Steps, report: SwitchReport) {
         let attention = self.model.attention();
         let Some(prepared) = self.switch.as_mut().filter(|prepared| prepared.ticket == ticket) else { return };
-        // With attention tp rank 0's order comes with a step's sync.
+        // With attention tp rank 0's order arrives with a step's sync.
         prepared.steps = if attention == Attention::Tp { Steps::All } else { steps };
         self.report(ticket, report);
     }
 
-    /// Why this rank cannot take part, if it cannot.
+    /// Why this rank cannot take part, if so.
     fn refusal(&self, to: &SwitchTo) -> Option<String> {
         if self.ep.attention_group().len() < self.ep.world() {
             return Some("its attention is in groups of ranks, which are not switched".to_owned());
@@ -146,7 +146,7 @@ impl Engine {
                     ModelError::NotOnGpu("keys and values that move after the switch (kv_step_bytes)").to_string(),
                 );
             }
-            // With tp every rank has the pages that one has now.
+            // With tp every rank has the pages of a single one.
             let (usage, room) = (self.pool.usage(), self.limits.kv_pages.of(attention) as u64);
             let pages = usage.used + usage.promised;
             if pages > room && attention == Attention::Tp {
@@ -164,8 +164,8 @@ impl Engine {
         shortage(self.model.switch_bytes(&self.ep) as u64, available_bytes())
     }
 
-    /// Moves to the new layout: keys and values first, to pages that nothing uses yet, then experts; then both count.
-    /// All ranks come here between the same two steps.
+    /// Moves to the new layout: keys and values first, to unused pages, then experts; then both take effect. All ranks
+    /// call this between the same two steps.
     pub(super) fn switch_now(&mut self, ticket: u64) -> Result<(), UnitError> {
         let Some(Prepared { to, aborted, .. }) = self.switch.take_if(|prepared| prepared.ticket == ticket) else {
             return Err(UnitError::protocol(0, "it ordered a switch that it had not prepared"));
@@ -209,7 +209,7 @@ impl Engine {
         let placed = ep.spread().copies.clone();
         let outcome = model.switch_experts(to, ep, &mut objects)?;
         if outcome == SwitchOutcome::Committed && placed != to.copies {
-            // T belongs to the experts' former places.
+            // T belongs to the previous placement.
             self.affinity = None;
         }
         Ok(outcome)

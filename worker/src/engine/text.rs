@@ -1,18 +1,18 @@
-//! The text of a sequence as its tokens come: decoded, and cut at stop texts. A rank and rank 0 run the same on the
-//! same tokens, so that they agree on where a text ends.
+//! The text of a sequence as its tokens arrive: decoded, and cut at stop texts. A rank and rank 0 run this on the same
+//! tokens, so they agree on where a text ends.
 
 use semmoe_text::{IncrementalDecoder, TextError, Tokenizer};
 
 use super::request::SequenceRequest;
 use super::stop::StopText;
 
-/// See the module.
+/// Decodes a sequence and searches it for stop texts.
 #[derive(Clone, Debug)]
 pub(crate) struct SequenceText {
     decoder: IncrementalDecoder,
     stops: StopText,
     stop_ids: Vec<u32>,
-    /// No stop text counts before this many tokens.
+    /// Stop texts are ignored before this many tokens.
     min_new_tokens: u32,
     tokens: u32,
 }
@@ -28,7 +28,8 @@ impl SequenceText {
         }
     }
 
-    /// Takes the next token: the text that it decides, and the stop text that it completes. A stop token has no text.
+    /// Takes the next token: returns the text that it completes, and the stop text found, if any. A stop token has no
+    /// text.
     pub(crate) fn push(&mut self, tokenizer: &Tokenizer, token: u32) -> Result<(String, Option<String>), TextError> {
         if self.stop_ids.contains(&token) {
             return Ok((String::new(), None));
@@ -42,7 +43,7 @@ impl SequenceText {
         Ok((text, stop.map(str::to_owned)))
     }
 
-    /// The text still held back when no more tokens come.
+    /// The remaining text at the end of the sequence.
     pub(crate) fn finish(&mut self, tokenizer: &Tokenizer) -> Result<String, TextError> {
         let rest = self.decoder.finish(tokenizer)?;
         let (text, stop) = self.stops.push(&rest);

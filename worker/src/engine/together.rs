@@ -1,11 +1,12 @@
-//! The step loop with attention tp. All ranks hold the same sequences and come to the same decisions: they get the same
-//! orders at the same place between two steps (from rank 0, in the sync before a step) and the same tokens (each chosen
-//! by the sequence's own rank, in the next sync). Everything else follows from these: admission, pages, batches, ends.
+//! The step loop with attention tp. All ranks hold the same sequences and decide alike: they get the same orders
+//! between the same two steps (from rank 0, in the sync before a step) and the same tokens (each chosen by the
+//! sequence's own rank, in the next sync). Everything else follows from these: admission, pages, batches, ends.
 //!
-//! Where attention is in groups, that is so in each group, whose first rank takes the place of rank 0. All ranks take
-//! part in each sync and in the step after it, groups without sequences with an empty one: their experts serve all.
+//! If attention is in groups, this applies to each group, whose first rank takes the role of rank 0. All ranks take
+//! part in each sync and in the step after it, groups without sequences with an empty one, because their experts serve
+//! all.
 //!
-//! Agreement is checked: a batch's digest goes with each sync, as do the ids of the tokens' sequences.
+//! Agreement is checked: each sync carries the digest of the last batch and the ids of the tokens' sequences.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -22,14 +23,14 @@ use crate::ep::{UnitError, Wake};
 /// The state that an engine with attention tp keeps between a step and the next sync.
 #[derive(Default)]
 pub(super) struct Together {
-    /// Rank 0: orders that the others have not received, oldest first.
+    /// Rank 0: orders not yet sent to the others, oldest first.
     orders: VecDeque<ToRank>,
-    /// Requests for counts that came while orders were waiting: they are answered after those.
+    /// Requests for counts that arrived while orders were waiting; answered after those.
     pub(super) tickets: Vec<u64>,
     /// Of the last step.
     steps: u64,
     digest: u64,
-    /// The sequences that got a token in it, in the order of the batch, and whose ranks choose it.
+    /// The sequences that got a token in the last step, in batch order, and the ranks that choose it.
     awaited: Vec<(u64, usize)>,
     /// The tokens that this rank chose.
     chosen: Vec<Chosen>,
@@ -37,19 +38,19 @@ pub(super) struct Together {
 }
 
 impl Together {
-    /// Takes note of a batch that has been computed: sequences and how many tokens of each.
+    /// Records a computed batch: its sequences, and the tokens of each.
     pub(super) fn note_batch(&mut self, batch: impl Iterator<Item = (u64, usize)>) {
         self.steps += 1;
         self.digest = batch.fold(self.steps, |hash, (id, count)| mix(mix(hash, id), count as u64));
     }
 
-    /// A sequence has a token to come, which `owner` chooses: `sampled` if that is this rank.
+    /// Records that `owner` chooses a sequence's next token: `sampled` if that is this rank.
     pub(super) fn await_token(&mut self, sequence: u64, owner: usize, sampled: Option<Option<Sampled>>) {
         self.awaited.push((sequence, owner));
         self.chosen.extend(sampled.map(|sampled| Chosen { sequence, sampled }));
     }
 
-    /// The orders that the next sync sends: at least one if there is any, and no more than fit a message.
+    /// The orders in the next sync: at least one if there is any, and no more than fit a message.
     fn next_orders(&mut self) -> Vec<ToRank> {
         let mut bytes = 0;
         let mut orders = Vec::new();
@@ -64,7 +65,7 @@ impl Together {
     }
 }
 
-/// An upper bound on its bytes as JSON.
+/// An upper bound on its size as JSON.
 fn order_bytes(order: &ToRank) -> usize {
     const TOKEN: usize = 11;
     const REST: usize = 1024;
@@ -78,7 +79,7 @@ fn order_bytes(order: &ToRank) -> usize {
 }
 
 impl Engine {
-    /// See the module; none once attention is dp.
+    /// The loop with attention tp; returns `None` once attention is dp.
     pub(super) fn run_together(&mut self) -> Result<Option<EngineEnd>, UnitError> {
         loop {
             if self.receive_orders()? {
@@ -108,26 +109,26 @@ impl Engine {
         }
     }
 
-    /// Takes the orders of rank 0's front; true if the unit is dead.
+    /// Takes the orders of rank 0's front end; true if the unit has failed.
     fn receive_orders(&mut self) -> Result<bool, UnitError> {
         for order in self.inbox.take() {
             match order {
                 ToRank::Abort { .. } => return Ok(true),
                 ToRank::Stats { ticket } if self.together.orders.is_empty() => self.report_stats(ticket),
                 ToRank::Stats { ticket } => self.together.tickets.push(ticket),
-                // Every rank gets the request; but all move between the same two steps, when rank 0 passes that on.
+                // Every rank gets the request, but all move between the same two steps, when rank 0 forwards the order.
                 ToRank::Switch { ticket, order } if order != SwitchOrder::Move => {
                     self.take_switch_order(ticket, order)?;
                 }
                 order if self.is_leader() => self.together.orders.push_back(order),
-                // Only rank 0 gets them, and sends them to the others.
+                // Only rank 0 receives them, and forwards them.
                 order => tracing::warn!("an order that only rank 0 takes: {}", kind(&order)),
             }
         }
         Ok(false)
     }
 
-    /// Exchanges chosen tokens and rank 0's orders, and follows them; true if the loop is to end.
+    /// Exchanges chosen tokens and rank 0's orders, and executes these; true if the loop must end.
     fn sync(&mut self) -> Result<bool, UnitError> {
         let me = self.ep.rank().index();
         let together = &mut self.together;
@@ -140,7 +141,7 @@ impl Engine {
         let received = self.ep.allgather_bytes(&message)?;
         let mut syncs = Vec::with_capacity(received.len());
         for (rank, message) in received.iter().enumerate() {
-            // The own slot is not carried.
+            // This rank's own message is not transported.
             let sync = if rank == me { Ok(StepSync::default()) } else { StepSync::decode(message) };
             syncs.push(sync.map_err(|detail| UnitError::protocol(rank, detail))?);
         }
@@ -196,7 +197,7 @@ impl Engine {
         if let Some(owner) = chosen.iter().position(|chosen| chosen.len() > 0) {
             return Err(UnitError::protocol(owner, "it chose more tokens than sequences wait for"));
         }
-        // The last ones first, as the places of those before them then stay.
+        // In descending order, so that earlier indices stay valid.
         ended.sort_unstable();
         for at in ended.into_iter().rev() {
             self.running.remove(at);

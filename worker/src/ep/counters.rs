@@ -1,15 +1,15 @@
-//! Counts of a rank for its own tokens: activations and bytes, by layer, phase and place.
+//! A rank's counts for its own tokens: activations and bytes, by layer, phase and place.
 
 use semmoe_tables::LayerIdx;
 use serde::{Deserialize, Serialize};
 
-/// Which kind of work a token was.
+/// The kind of work that a token was.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum StepPhase {
-    /// A token of the prompt.
+    /// A prompt token.
     Prefill,
-    /// A token that was generated before.
+    /// A previously generated token.
     Decode,
 }
 
@@ -29,11 +29,11 @@ impl StepPhase {
 /// A collective of attention tp.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Collective {
-    /// Partial sums of the attention's output to the ranks that continue with them, shuffled (SRS) or not.
+    /// Reduces the attention's partial sums to the ranks that continue with the rows, shuffled (SRS) or not.
     ReduceScatter,
-    /// Rows back to all ranks (SAG), with the experts that they went to.
+    /// Gathers rows on all ranks (SAG), with the experts that they went to.
     Allgather,
-    /// Before each step: rank 0's orders, and the tokens that were chosen.
+    /// Before each step: rank 0's orders and the chosen tokens.
     Sync,
 }
 
@@ -51,27 +51,27 @@ impl Collective {
     }
 }
 
-/// How rows (a token in an MoE layer) were split with attention tp, as one rank sees it.
+/// How rows (a token in an MoE layer) were split with attention tp, from one rank's view.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct RowCounts {
-    /// Its rows that are where the tables say.
+    /// Its rows placed by the tables.
     pub by_tables: u64,
-    /// Its rows that were moved here from a full rank.
+    /// Its rows moved here from a full rank.
     pub moved: u64,
-    /// Its rows that the tables do not place, or all where there are no tables.
+    /// Its rows that the tables do not place, or all rows without tables.
     pub evenly: u64,
-    /// Rows of the fullest rank, whichever it was; the same on all ranks.
+    /// Rows of the fullest rank; equal on all ranks.
     pub fullest: u64,
-    /// The same if no row had moved.
+    /// Rows that the fullest rank would have had without moves.
     pub fullest_wanted: u64,
 }
 
-/// Bytes of dispatch and combine, there and back, by how far they go.
+/// Bytes of dispatch and combine by distance.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct LevelBytes {
-    /// Bytes that stay on this rank: the size its own slot would have.
+    /// Bytes that stay on this rank: the size of its own slot.
     pub rank: u64,
-    /// Between ranks of a node. With hybrid experts the rows alone: headers of messages inside a node are not counted.
+    /// Between ranks of a node. With hybrid experts only rows: headers of messages inside a node are not counted.
     pub node: u64,
     /// Between nodes.
     pub other: u64,
@@ -84,7 +84,7 @@ impl LevelBytes {
     }
 }
 
-/// Something counted by place: on the token's own rank, or on another.
+/// A count by place: on the token's own rank, or on another.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct ByPlace {
     /// On this rank.
@@ -96,11 +96,10 @@ pub struct ByPlace {
 /// Activations and bytes of one phase in one layer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Traffic {
-    /// (token, expert) pairs of this rank's tokens, by where the expert lies; they sum to tokens x top-k.
+    /// (token, expert) pairs of this rank's tokens, by the expert's rank; they sum to tokens x top-k.
     pub activations: ByPlace,
-    /// Payload of dispatch and combine for this rank's tokens, there and back: `remote` travelled between ranks,
-    /// `local` is what this rank's own slot would have had. Summed over ranks and phases, `remote` is what the
-    /// transport carried.
+    /// Payload of dispatch and combine for this rank's tokens: `remote` was sent between ranks, `local` is what this
+    /// rank's own slot would have held. Summed over ranks and phases, `remote` is what the transport carried.
     pub bytes: ByPlace,
 }
 
@@ -110,7 +109,7 @@ pub struct LayerTraffic {
     phases: [Traffic; 2],
 }
 
-/// All counters of one rank, which only rise; between steps they are consistent with one another.
+/// All counters of one rank, which are monotonic; between steps they are mutually consistent.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Counters {
     /// `[L]`
@@ -121,19 +120,19 @@ pub struct Counters {
     pub decode_tokens: u64,
     /// Bytes that this rank sent to others in collectives of attention tp, in the order of [`Collective::ALL`].
     pub collective_bytes: [u64; 3],
-    /// Attention tp: added up over steps and MoE layers.
+    /// Attention tp: summed over steps and MoE layers.
     pub rows: RowCounts,
-    /// Of all layers and both phases. Summed over ranks, `node` and `other` are what the ranks sent.
+    /// Over all layers and both phases. Summed over ranks, `node` and `other` are the bytes sent.
     pub levels: LevelBytes,
 }
 
 impl Counters {
-    /// Zeros, for a model of `layers` MoE layers.
+    /// Zeroed counters for a model of `layers` MoE layers.
     pub fn new(layers: usize) -> Self {
         Self { layers: vec![LayerTraffic::default(); layers], ..Self::default() }
     }
 
-    /// Counts one layer of one step; a layer that the counters do not have is not counted.
+    /// Counts one layer of one step; ignores unknown layers.
     pub(crate) fn add(&mut self, layer: LayerIdx, traffic: &LayerTraffic, levels: LevelBytes) {
         self.levels.rank += levels.rank;
         self.levels.node += levels.node;
@@ -164,7 +163,7 @@ impl Counters {
         }
     }
 
-    /// Of all layers and both phases.
+    /// Over all layers and both phases.
     pub fn total(&self) -> Traffic {
         let mut total = Traffic::default();
         self.layers.iter().for_each(|layer| total.add(layer.total()));
@@ -194,7 +193,7 @@ impl ByPlace {
 }
 
 impl LayerTraffic {
-    /// Of one phase.
+    /// Traffic in one phase.
     pub fn of(&self, phase: StepPhase) -> &Traffic {
         &self.phases[phase as usize]
     }
@@ -203,7 +202,7 @@ impl LayerTraffic {
         &mut self.phases[phase as usize]
     }
 
-    /// Of both phases.
+    /// Traffic in both phases.
     pub fn total(&self) -> Traffic {
         let mut total = self.phases[0];
         total.add(self.phases[1]);

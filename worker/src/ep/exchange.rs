@@ -1,4 +1,4 @@
-//! One rank's part in the unit: its MoE layers and attention tp's collectives, counted and timed.
+//! One rank's part of the unit: its MoE layers and attention tp's collectives, counted and timed.
 
 use std::ops::Range;
 use std::time::Instant;
@@ -21,20 +21,20 @@ use super::wire::WireRows;
 
 /// The experts of one layer on this rank, as the model computes them.
 pub trait LocalExperts: Sync {
-    /// The number of threads that share the rows of a layer with this many pairs of row and expert; at least 1.
+    /// The number of threads that share the rows of a layer with this many (row, expert) pairs; at least 1.
     fn threads(&self, pairs: usize) -> usize;
 
-    /// Waits until the experts are here; called once, when the rows have come.
+    /// Waits until the experts are in memory; called once, after the rows have arrived.
     ///
     /// # Errors
-    /// Why they will not come, in a sentence: the rank cannot continue.
+    /// A sentence about why they never will be: the rank cannot continue.
     fn ready(&self) -> Result<(), String> {
         Ok(())
     }
 
-    /// Applies one expert, `slot` counting this rank's experts in ascending id: `x` `[m, H]` to `out`
-    /// `[m, H]` (overwritten, not weighted). Each row's result must not depend on the other rows. `work` is a buffer of
-    /// the thread's, of any length and content.
+    /// Applies one expert, where `slot` numbers this rank's experts in ascending id: `x` `[m, H]` to `out` `[m, H]`
+    /// (overwritten, not weighted). Each row's result must not depend on the other rows. `work` is the thread's scratch
+    /// buffer, of any length and content.
     fn apply(&self, slot: usize, x: &[f32], out: &mut [f32], work: &mut Vec<f32>);
 }
 
@@ -55,8 +55,8 @@ pub struct RoutedBatch<'a> {
     pub hidden: usize,
 }
 
-/// The placement has another number of groups than the unit has ranks, or nodes in a hybrid layout: group g is rank or
-/// node g.
+/// The placement's number of groups differs from the unit's ranks, or nodes in a hybrid layout: group g is rank or node
+/// g.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("the placement has {groups} groups, the unit has {world} ranks and experts {layout}")]
 pub struct WorldMismatch {
@@ -64,28 +64,28 @@ pub struct WorldMismatch {
     pub groups: usize,
     /// Ranks of the unit.
     pub world: usize,
-    /// How experts are divided.
+    /// Layout of the experts.
     pub layout: ExpertLayout,
 }
 
-/// The stage between dispatch and combine.
+/// Name of the stage between dispatch and combine.
 const EXPERTS: &str = "experts";
 
-/// This rank's part in the unit: its collectives, the place of every expert, and its counters.
+/// This rank's part of the unit: its collectives, the place of every expert, and its counters.
 pub struct ExpertParallel {
     pub(super) unit: WireRows,
     pub(super) spread: ExpertSpread,
     layers: Vec<LayerHosts>,
-    /// `[W]`: the ranks of this rank's node, itself among them; with hybrid experts the layout's nodes count instead.
+    /// `[W]`: whether each rank is on this rank's node, itself included; hybrid experts use the layout's nodes instead.
     pub(super) near: Vec<bool>,
     /// The ranks that share attention's rows.
     attention_group: Range<usize>,
-    /// When the parts of each MoE layer begin and end; of hybrid experts those between dispatch and combine alone, as
-    /// the exchange logs its own stages ([`ExpertLayout::join`]).
+    /// Times of the parts of each MoE layer; for hybrid experts only those between dispatch and combine, because the
+    /// exchange logs its own stages ([`ExpertLayout::join`]).
     pub(crate) stages: Option<StageLog>,
-    /// In place of the router's choice, for measurements.
+    /// Overrides the router's choice, for measurements.
     pub(crate) forced: Option<ForcedRate>,
-    /// Of this rank, since the start.
+    /// This rank's counts since the start.
     pub(crate) counters: Counters,
     pub(super) plan: DispatchPlan,
     timings: Timings,
@@ -95,21 +95,21 @@ pub struct ExpertParallel {
 }
 
 impl ExpertParallel {
-    /// Joins a placement to a link, over which rows travel in messages; group g of the placement is rank g. Where it
-    /// has several copies of an expert, this rank's tokens use the one that [`ExpertCopies`] names.
+    /// Joins a placement to a link that carries rows in messages; group g of the placement is rank g. Of several copies
+    /// of an expert, this rank's tokens use the one that [`ExpertCopies`] names.
     ///
     /// # Errors
-    /// A placement with another number of groups than the unit has ranks, or nodes in a hybrid layout.
+    /// A placement whose number of groups is not the number of ranks, or of nodes in a hybrid layout.
     pub fn new(link: Box<dyn Lockstep>, placement: impl Into<ExpertCopies>) -> Result<Self, WorldMismatch> {
         let memory = PrivateMemory::new(link.rank());
         Self::over(WireRows::f32(Box::new(RowCollectives::new(link, memory))), placement, ExpertLayout::Ep)
     }
 
-    /// Joins a placement to the collectives of a unit, which are those of its layout ([`ExpertLayout::join`]); of the
-    /// placement, tensor-parallel experts only use the shape.
+    /// Joins a placement to the collectives of a unit, which must be those of its layout ([`ExpertLayout::join`]).
+    /// Tensor-parallel experts use only the placement's shape.
     ///
     /// # Errors
-    /// As [`ExpertParallel::new`].
+    /// A placement whose number of groups is not the number of ranks, or of nodes in a hybrid layout.
     pub fn over(
         unit: WireRows,
         placement: impl Into<ExpertCopies>,
@@ -137,15 +137,15 @@ impl ExpertParallel {
         })
     }
 
-    /// Counts bytes to these ranks as to its own node; by default each rank is a node. With hybrid experts nodes are
-    /// the layout's.
+    /// Counts bytes to these ranks as to its own node; by default each rank is a node. Hybrid experts use the layout's
+    /// nodes.
     #[must_use]
     pub fn with_neighbours(mut self, ranks: impl IntoIterator<Item = usize>) -> Self {
         ranks.into_iter().for_each(|rank| self.near[rank] = true);
         self
     }
 
-    /// Of a unit with attention tp in so many groups ([`ExpertLayout::join_grouped`]), which divide its ranks.
+    /// Divides attention tp into `groups` groups ([`ExpertLayout::join_grouped`]), which must divide the ranks.
     #[must_use]
     pub fn with_attention_groups(mut self, groups: usize) -> Self {
         let (rank, ranks) = (self.unit.rank(), self.world() / groups);
@@ -169,25 +169,25 @@ impl ExpertParallel {
         self.attention_group.clone()
     }
 
-    /// This rank's place in its attention group.
+    /// This rank's index in its attention group.
     pub(crate) fn attention_place(&self) -> usize {
         self.unit.rank() - self.attention_group.start
     }
 
-    /// Where the experts are.
+    /// The experts' current layout and placement.
     pub fn spread(&self) -> &ExpertSpread {
         &self.spread
     }
 
-    /// From now on the experts are elsewhere: of the same model, on the same ranks.
+    /// Replaces the experts' layout and placement, for the same model and ranks.
     pub(crate) fn set_spread(&mut self, spread: ExpertSpread) {
         debug_assert_eq!(spread.copies.layers(), self.layers.len());
         self.layers = LayerHosts::of_spread(&spread, self.rank());
         self.spread = spread;
     }
 
-    /// Sends each other rank its message and returns theirs, by rank; the own slot has no meaning. Used outside of
-    /// steps, and not counted.
+    /// Sends each other rank its message and returns theirs, by rank; this rank's slot is meaningless. For use outside
+    /// of steps; not counted.
     ///
     /// # Errors
     /// A rank failed.
@@ -197,7 +197,7 @@ impl ExpertParallel {
         Ok(incoming)
     }
 
-    /// This rank's end of the unit, outside of steps; nothing is counted.
+    /// This rank's link to the unit, for use outside of steps; nothing is counted.
     pub(crate) fn link(&mut self) -> &mut dyn Lockstep {
         &mut *self.unit
     }
@@ -207,7 +207,7 @@ impl ExpertParallel {
         &self.counters
     }
 
-    /// How long this rank's parts took.
+    /// Times of this rank's parts.
     pub fn timings(&self) -> &Timings {
         &self.timings
     }
@@ -220,7 +220,7 @@ impl ExpertParallel {
     /// Sleeps until this rank or another has something to do; see [`Lockstep::wait`].
     ///
     /// # Errors
-    /// As [`Lockstep::wait`].
+    /// A rank failed, see [`Lockstep::wait`].
     pub fn wait(&mut self) -> Result<Wake, UnitError> {
         self.unit.wait()
     }
@@ -230,7 +230,7 @@ impl ExpertParallel {
         self.unit.waker()
     }
 
-    /// Sends every other rank the same message, and returns theirs, by rank; the own slot has no meaning.
+    /// Sends every other rank the same message and returns theirs, by rank; this rank's slot is meaningless.
     ///
     /// # Errors
     /// A rank failed.
@@ -244,10 +244,10 @@ impl ExpertParallel {
         Ok(&self.incoming)
     }
 
-    /// Where this rank writes its `[n, H]` partial sums before [`ExpertParallel::reduce_scatter`].
+    /// The buffer for this rank's `[n, H]` partial sums before [`ExpertParallel::reduce_scatter`].
     ///
     /// # Errors
-    /// As [`Collectives::part`](semmoe_kernels::collectives::Collectives::part).
+    /// Those of [`Collectives::part`](semmoe_kernels::collectives::Collectives::part).
     pub(crate) fn part(&mut self, len: usize) -> Result<&mut [f32], UnitError> {
         self.unit.part(len)
     }
@@ -266,7 +266,7 @@ impl ExpertParallel {
     }
 
     /// [`Collectives::reduce_scatter`](semmoe_kernels::collectives::Collectives::reduce_scatter); its time counts for
-    /// `layer`, unless that has no experts.
+    /// `layer` if that has experts.
     pub(crate) fn reduce_scatter(
         &mut self,
         layer: Option<LayerIdx>,
@@ -282,7 +282,8 @@ impl ExpertParallel {
         Ok(())
     }
 
-    /// [`Collectives::allgather`](semmoe_kernels::collectives::Collectives::allgather); its time counts as there.
+    /// [`Collectives::allgather`](semmoe_kernels::collectives::Collectives::allgather); its time counts for `layer` if
+    /// that has experts.
     pub(crate) fn allgather(
         &mut self,
         layer: Option<LayerIdx>,
@@ -297,18 +298,18 @@ impl ExpertParallel {
         Ok(())
     }
 
-    /// The MoE sum of this rank's tokens: `out[t] = sum of weight x expert(x[t])` over the token's experts, wherever
-    /// they are; `out` is `[n, H]`, overwritten. Every rank calls this equally often with the same layer, n = 0
+    /// The MoE output of this rank's tokens: `out[t] = sum of weight x expert(x[t])` over the token's experts, wherever
+    /// they are; `out` is `[n, H]`, overwritten. Every rank must call this equally often with the same layer, n = 0
     /// included.
     ///
-    /// The sum is taken per rank over its experts (or slices of them) in ascending id, then over ranks in order, so
-    /// that it depends on the placement but never on what else is in the batch.
+    /// The sum is taken per rank over its experts (or slices of them) in ascending id, then over ranks in order. It
+    /// depends on the placement but never on the rest of the batch.
     ///
     /// # Errors
     /// A rank failed; `out` is then unspecified and the unit cannot continue.
     ///
     /// # Panics
-    /// If the batch does not fit the placement, which the model's router rules out.
+    /// If the batch does not match the placement, which the model's router rules out.
     pub fn moe(
         &mut self,
         layer: LayerIdx,
@@ -342,18 +343,18 @@ impl ExpertParallel {
         Ok(())
     }
 
-    /// Replaces the experts that the router chose where a local rate is forced; `keys` has a [`ForcedRate::key`] of
-    /// each token.
+    /// Replaces the experts that the router chose if a local rate is forced; `keys` holds a [`ForcedRate::key`] per
+    /// token.
     pub(crate) fn force(&self, layer: LayerIdx, keys: &[u64], experts: &mut [u16]) {
         if let Some(forced) = self.forced {
             forced.redraw(layer, &self.layers[layer.index()], keys, experts);
         }
     }
 
-    /// Plans and counts the dispatch of a layer; of the batch, rows are not read.
+    /// Plans and counts the dispatch of a layer; does not read the batch's rows.
     ///
     /// # Panics
-    /// As [`ExpertParallel::moe`].
+    /// If the batch does not match the placement.
     pub(crate) fn plan_layer(&mut self, layer: LayerIdx, batch: &RoutedBatch<'_>) {
         let RoutedBatch { experts: chosen, weights, top_k, .. } = *batch;
         let planned = match self.spread.layout {
@@ -368,7 +369,7 @@ impl ExpertParallel {
         self.counters.add(layer, &traffic, levels);
     }
 
-    /// The dispatch that was planned last.
+    /// The last planned dispatch.
     #[cfg(feature = "gpu")]
     pub(crate) fn plan(&self) -> &DispatchPlan {
         &self.plan
@@ -400,14 +401,14 @@ impl ExpertParallel {
         }
     }
 
-    /// Adds to the layer's time. A collective without an MoE layer counts only as part of the step.
+    /// Adds to the layer's time. A collective outside of MoE layers counts only as part of the step.
     fn time(&mut self, layer: Option<LayerIdx>, of: TimedCollective, began: Instant) {
         if let Some(layer) = layer {
             self.timings.add(layer, of, began.elapsed());
         }
     }
 
-    /// The places of the other ranks of this rank's attention group.
+    /// Indices of the other ranks in this rank's attention group.
     fn peers(&self) -> impl Iterator<Item = usize> {
         let me = self.attention_place();
         (0..self.attention_group.len()).filter(move |&peer| peer != me)

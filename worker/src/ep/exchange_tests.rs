@@ -1,4 +1,4 @@
-//! Counts and times. The collectives themselves are tested over all carriers, in `tests/carriers.rs`.
+//! Counts and times. `tests/carriers.rs` tests the collectives themselves over all carriers.
 
 use super::*;
 use semmoe_ranks::LocalTransport;
@@ -15,7 +15,7 @@ fn on_two_ranks<T: Send>(work: impl Fn(usize, &mut ExpertParallel) -> T + Sync) 
     })
 }
 
-/// One of each for three tokens of width 2, the first of which is rank 0's.
+/// One of each collective for three tokens of width 2; the first token is rank 0's.
 fn split_once(ep: &mut ExpertParallel, layer: Option<LayerIdx>) -> Timings {
     let offsets = [0, 1, 3];
     let split = RowSplit::contiguous(&offsets).unwrap();
@@ -38,7 +38,7 @@ fn bytes_are_those_of_messages_to_the_other_ranks() {
         split_once(ep, None);
         ep.counters().collective_bytes
     });
-    // A digest with each; rows of 8 bytes, labels of 2.
+    // Each carries a digest; rows of 8 bytes, labels of 2.
     assert_eq!(counted, [[8 + 2 * 8, 8 + 8 + 2, 4], [8 + 8, 8 + 2 * (8 + 2), 4]]);
 }
 
@@ -70,7 +70,7 @@ fn a_row_for_an_expert_of_another_rank_is_refused_by_the_one_that_gets_it() {
         fn apply(&self, _slot: usize, _x: &[f32], _out: &mut [f32], _work: &mut Vec<f32>) {}
     }
     let errors = on_two_ranks(|rank, ep| {
-        // Rank 1 believes expert 1 to be rank 0's.
+        // Rank 1 assumes that expert 1 is on rank 0.
         if rank == 1 {
             ep.layers[0].rank_of = vec![0, 0];
         }

@@ -1,13 +1,12 @@
-//! The instrument behind gamma: activations are sent to the token's own rank at a rate that is given, whatever the
-//! router chose. Rows are really sent and computed, so the time of steps is that of the rate; answers are wrong by
-//! design.
+//! Instrumentation to measure gamma: sends activations to the token's own rank at a given rate, whatever the router
+//! chose. Rows are really sent and computed, so step times are those of that rate; answers are wrong by design.
 
 use semmoe_kernels::mix;
 use semmoe_tables::{LayerIdx, mix64};
 
 use super::hosts::{LayerHosts, NOT_HERE};
 
-/// The share of activations that are sent to the token's own rank.
+/// The share of activations sent to the token's own rank.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct ForcedRate(f64);
 
@@ -22,13 +21,13 @@ impl ForcedRate {
         self.0
     }
 
-    /// The name of a token at its position, by which its experts are drawn: they depend on nothing else in the batch.
+    /// Identifies a token at its position. Its experts are drawn by this key, independently of the rest of the batch.
     pub(crate) fn key(token: u32, position: usize) -> u64 {
         mix(mix(0, token.into()), position as u64)
     }
 
-    /// Replaces the experts of a layer, `[n, k]`, for the tokens of these keys, `[n]`: each expert is drawn among this
-    /// rank's with the probability of the rate, else among the other ranks', and no token has one twice.
+    /// Replaces the experts of a layer, `[n, k]`, for the tokens with these keys, `[n]`: each expert is drawn from this
+    /// rank's with the rate's probability, otherwise from the others', without repetition within a token.
     pub(super) fn redraw(self, layer: LayerIdx, hosts: &LayerHosts, keys: &[u64], experts: &mut [u16]) {
         let top_k = experts.len().checked_div(keys.len()).unwrap_or(0).max(1);
         let count = hosts.slot_of.len();
@@ -42,7 +41,7 @@ impl ForcedRate {
                 let first = mix64(draw) as usize % candidates.max(1);
                 let is_new = |expert: &usize| !chosen[..slot].contains(&(*expert as u16));
                 let found = wanted().skip(first).chain(wanted()).find(is_new);
-                // A rank has at least k experts and so have the others: checked at the start.
+                // This rank and the others each have at least k experts, which startup checks.
                 chosen[slot] = found.unwrap_or(first) as u16;
             }
         }
@@ -57,8 +56,8 @@ mod tests {
     use super::*;
     use crate::ep::ExpertLayout;
 
-    /// The binomial spread of the count stays within 5 standard deviations; experts are used evenly; a token's experts
-    /// differ, and are the same in any batch.
+    /// Counts stay within 5 binomial standard deviations; experts are used evenly; a token's experts are distinct, and
+    /// do not depend on the batch.
     #[test]
     fn the_rate_is_held_and_tokens_keep_their_experts() {
         let copies = ExpertCopies::from(&Placement::contiguous(3, 32, 4).unwrap());

@@ -1,22 +1,22 @@
-//! Where the experts of one layer are, as a rank looks them up.
+//! The places of one layer's experts, in the form that a rank looks up.
 
 use semmoe_tables::{ExpertId, LayerIdx, RankId};
 
 use super::layout::ExpertLayout;
 use super::spread::ExpertSpread;
 
-/// Where the experts of one layer are.
+/// The places of one layer's experts.
 pub(crate) struct LayerHosts {
-    /// `[N]`: the rank, or node, whose copy of each expert this rank's tokens use; empty where every rank has a slice
-    /// of each.
+    /// `[N]`: the rank, or node, whose copy of each expert this rank's tokens use; empty if every rank has a slice of
+    /// each.
     pub(super) rank_of: Vec<u16>,
-    /// `[N]`: this rank's slot of each expert, [`NOT_HERE`] for the others'.
+    /// `[N]`: this rank's slot of each expert; [`NOT_HERE`] for others.
     pub(super) slot_of: Vec<u16>,
     /// How many experts this rank has.
     pub(crate) slots: usize,
 }
 
-/// In place of a slot: the expert is another rank's.
+/// Marks an expert of another rank.
 pub(super) const NOT_HERE: u16 = u16::MAX;
 
 /// A row for an expert that this rank does not have.
@@ -29,10 +29,10 @@ pub(crate) struct NotHere {
 }
 
 impl LayerHosts {
-    /// Fills `slots` with this rank's slot of each expert; `source` is the rank that sent a pair.
+    /// Fills `slots` with this rank's slot of each expert; `source` maps a pair to its sending rank.
     ///
     /// # Errors
-    /// An expert that is not here.
+    /// An expert that is not on this rank.
     pub(crate) fn slots_of(
         &self,
         experts: &[u16],
@@ -49,7 +49,7 @@ impl LayerHosts {
         Ok(())
     }
 
-    /// Of every layer.
+    /// The places for every layer.
     pub(super) fn of_spread(spread: &ExpertSpread, rank: RankId) -> Vec<Self> {
         (0..spread.copies.layers()).map(|layer| Self::new(spread, rank, LayerIdx::new(layer as u16))).collect()
     }

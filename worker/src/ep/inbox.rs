@@ -1,4 +1,4 @@
-//! The rows that a rank was sent in one layer: its experts work through them expert by expert.
+//! The rows that a rank received in one layer; its experts process them one expert at a time.
 
 use std::ops::Range;
 
@@ -15,11 +15,11 @@ pub(super) struct Inbox {
     /// `[pairs]`: this rank's slot of each pair's expert.
     slots: Vec<u16>,
     order: RankOrder,
-    /// One for each thread.
+    /// One per thread.
     batches: Vec<ExpertBatch>,
 }
 
-/// The rows of one expert, or those that a thread has of them.
+/// One expert's rows, or a thread's part of them.
 #[derive(Default)]
 struct ExpertBatch {
     rows: Vec<u32>,
@@ -30,10 +30,10 @@ struct ExpertBatch {
 }
 
 impl Inbox {
-    /// Runs every expert that has rows, in slot order, and sums up per row.
+    /// Runs every expert that has rows, in slot order, and sums by row.
     ///
     /// # Errors
-    /// A row for an expert that is not here.
+    /// A row for an expert that is not on this rank.
     pub(super) fn apply(
         &mut self,
         received: Received<'_, f32>,
@@ -62,7 +62,7 @@ struct RoutedPairs<'a, 'r> {
     experts: &'a dyn LocalExperts,
     hidden: usize,
     x: &'a ReceivedRows<'r, f32>,
-    /// `[pairs]`: rows ascend.
+    /// `[pairs]`: ascending rows.
     rows: &'a [u32],
     weights: &'a [f32],
     /// Pairs by slot.
@@ -70,7 +70,7 @@ struct RoutedPairs<'a, 'r> {
 }
 
 impl RoutedPairs<'_, '_> {
-    /// Adds up `[rows, H]` for some of the rows, shared among as many threads as there are batches.
+    /// Computes `[rows, H]` sums for a range of rows, shared among one thread per batch.
     fn apply(&self, rows: Range<usize>, sums: &mut [f32], batches: &mut [ExpertBatch]) {
         if let [batch] = batches {
             return (0..self.slots).for_each(|slot| self.apply_expert(slot, &rows, sums, batch));
@@ -82,7 +82,7 @@ impl RoutedPairs<'_, '_> {
         both(|| self.apply(rows.start..middle, before, first), || self.apply(middle..rows.end, after, second));
     }
 
-    /// One expert on those of the rows that go to it.
+    /// Applies one expert to its rows within the range.
     fn apply_expert(&self, slot: usize, rows: &Range<usize>, sums: &mut [f32], batch: &mut ExpertBatch) {
         let hidden = self.hidden;
         let row_of = |pair: &u32| self.rows[*pair as usize] as usize;

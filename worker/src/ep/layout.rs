@@ -1,4 +1,4 @@
-//! How the experts of a model are divided among ranks, and the collectives that go with it.
+//! Expert layouts, and their collectives.
 
 use std::fmt;
 use std::str::FromStr;
@@ -12,27 +12,27 @@ use serde::{Deserialize, Serialize};
 
 use super::wire::WireRows;
 
-/// How the experts of a model are divided among ranks. All ranks of a unit must be given the same.
+/// How the experts of a model are divided among ranks. All ranks of a unit must be configured alike.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub enum ExpertLayout {
-    /// Expert parallel: each expert lies whole on the rank that the placement names.
+    /// Expert parallel: each expert is whole, on the rank that the placement names.
     #[default]
     Ep,
-    /// Tensor parallel: every rank has a slice of every expert, an even part of its intermediate width. Tokens are
-    /// gathered by all ranks, and their partial sums scattered back, summed in rank order.
+    /// Tensor parallel: every rank has a slice of every expert, an equal part of its intermediate width. All ranks
+    /// gather the tokens, and their partial sums are scattered back, summed in rank order.
     Tp,
-    /// Both: each expert lies on the node that the placement names, and every rank of the node has a slice of it.
+    /// Both: each expert is on the node that the placement names, and every rank of the node has a slice of it.
     Hybrid(NodeLayout),
 }
 
-/// The nodes of a hybrid layout, none of them without ranks: rank r is on node r / P.
+/// The nodes of a hybrid layout, each with at least one rank: rank r is on node r / P.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct NodeLayout {
-    /// The placement has as many groups.
+    /// Equal to the placement's number of groups.
     pub nodes: u16,
     /// P: ranks of a node.
     pub width: u16,
-    /// In how many both levels exchange at once; none: one level after the other.
+    /// Number of chunks in which the two levels overlap; `None` runs one level after the other.
     chunks: Option<u16>,
 }
 
@@ -80,17 +80,17 @@ impl ExpertLayout {
         }
     }
 
-    /// The number of parts that the placement divides experts among, by the number of ranks.
+    /// The number of placement groups for `world` ranks.
     pub(crate) fn hosts(self, world: usize) -> usize {
         self.nodes().map_or(world, |layout| layout.nodes.into())
     }
 
-    /// Ranks that share a host of experts.
+    /// Ranks per placement group.
     fn width(self) -> usize {
         self.nodes().map_or(1, |layout| layout.width.into())
     }
 
-    /// The ranks of a unit, by the number of groups of its placement.
+    /// The number of ranks for a placement of `groups` groups.
     pub(crate) fn world(self, groups: usize) -> usize {
         groups * self.width()
     }
@@ -100,22 +100,22 @@ impl ExpertLayout {
         rank / self.width()
     }
 
-    /// The rank that handed over rows, by how the collectives of `rank` name it.
+    /// The rank that sent rows, from its index in the collectives of `rank`.
     pub(super) fn source(self, rank: usize, named: usize) -> usize {
         self.nodes().map_or(named, |_| self.host(rank) * self.width() + named)
     }
 
-    /// Messages into which the rows for one host are cut, at most.
+    /// Maximum number of messages into which the rows for one host are cut.
     pub(super) fn messages(self) -> usize {
         self.nodes().and_then(|layout| layout.chunks).map_or(1, usize::from)
     }
 
-    /// The collectives of a rank over its link, with an observer of the stages of a hybrid dispatch and combine.
-    /// Between the ranks of a node, a hybrid dispatch sends rows in messages, also where they share `memory`. All ranks
-    /// call this at the same time.
+    /// The collectives of a rank over its link; `log` observes the stages of a hybrid dispatch and combine. Between
+    /// ranks of a node, a hybrid dispatch sends rows in messages, even if they share `memory`. All ranks must call this
+    /// at the same time.
     ///
     /// # Errors
-    /// Ranks that divide the unit into other nodes, a rank that was lost.
+    /// Ranks with a different division into nodes; a lost rank.
     pub fn join<T: Element>(
         self,
         link: impl Lockstep + 'static,
@@ -134,11 +134,11 @@ impl ExpertLayout {
         })
     }
 
-    /// The same with rows as `wire` has them travel, and with attention in so many groups of neighbouring ranks: a
-    /// group's rows are summed and gathered in messages.
+    /// The collectives of a rank over its link, with rows in the type of `wire`, and with attention in `groups` groups
+    /// of neighbouring ranks: a group's rows are summed and gathered in messages.
     ///
     /// # Errors
-    /// As [`ExpertLayout::join`]; groups that do not divide the ranks.
+    /// Ranks with a different division into nodes; a lost rank; groups that do not divide the ranks.
     pub fn join_grouped<T: Element>(
         self,
         groups: usize,

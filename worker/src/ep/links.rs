@@ -1,8 +1,8 @@
-//! The links of one rank to the others.
+//! A rank's links to the others.
 
 use std::io;
 
-/// A rank needs one link to each other rank, `links[p]` to rank p, and none to itself.
+/// Checks that there is a link to every other rank, `links[p]` to rank p, and none to itself.
 pub(super) fn check_links<T>(rank: usize, links: &[Option<T>]) -> io::Result<()> {
     let invalid = |detail: String| Err(io::Error::new(io::ErrorKind::InvalidInput, detail));
     for (peer, link) in links.iter().enumerate() {

@@ -1,24 +1,24 @@
-//! Expert parallelism: tokens go to the ranks that host their experts, and the experts' sums come back.
+//! Expert parallelism: tokens are sent to the ranks that host their experts, and the experts' sums return.
 //!
 //! | module | what |
 //! |---|---|
 //! | `exchange` | one MoE layer: dispatch, local experts, combine; attention tp's collectives; each counted and timed |
 //! | `spread` | where the experts of a model are |
-//! | `hosts` | the spread of one layer, as a rank looks it up |
-//! | `inbox` | the rows that a rank was sent, expert by expert |
+//! | `hosts` | the places of one layer's experts, as a rank looks them up |
+//! | `inbox` | the rows that a rank received, expert by expert |
 //! | `wire` | the element type of rows on the wire |
 //! | `links` | one link to each other rank |
 //! | `stream` | W ranks as processes: messages and failures over a byte stream between every two of them |
 //! | `tcp` | those streams over TCP |
 //! | `shm` | those streams over memory that the processes of one host share |
 //! | `poll` | waiting for sockets |
-//! | `forced` | activations sent elsewhere than the router says, to measure what sending costs |
+//! | `forced` | overrides the router's choice, to measure the cost of sending |
 //! | `counters` | exact counts of activations, bytes and tokens |
 //! | `traffic` | the counts of one layer |
 //! | `stages` | when the stages of each layer began and ended |
 //! | `timings` | where the time of a step goes |
 //!
-//! The collectives themselves are in `semmoe_kernels::collectives`; here are their carriers and their callers.
+//! The collectives themselves are in `semmoe_kernels::collectives`; this module has their carriers and their callers.
 
 mod counters;
 mod exchange;

@@ -1,10 +1,10 @@
-//! Waiting for sockets until a moment.
+//! Waits for sockets until a deadline.
 
 use std::time::Instant;
 
 use rustix::event::{PollFd, Timespec, poll};
 
-/// False = the time is up and nothing is ready.
+/// False if the deadline has passed and nothing is ready.
 pub(crate) fn poll_until(fds: &mut [PollFd<'_>], deadline: Option<Instant>) -> bool {
     loop {
         let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
@@ -14,10 +14,10 @@ pub(crate) fn poll_until(fds: &mut [PollFd<'_>], deadline: Option<Instant>) -> b
         });
         match poll(fds, timeout.as_ref()) {
             Ok(0) if left.is_some_and(|left| left.is_zero()) => return false,
-            // A timeout can end a little early: look at the clock again. EINTR and EAGAIN: once more.
+            // A timeout can end slightly early, so check the clock. Retry EINTR and EAGAIN.
             Ok(0) | Err(rustix::io::Errno::INTR | rustix::io::Errno::AGAIN) => {}
             Ok(_) => return true,
-            // Nothing was polled: reading and writing will show more, until the time is up.
+            // Nothing was polled: report ready until the deadline, because reading and writing will show any error.
             Err(_) => return left.is_none_or(|left| !left.is_zero()),
         }
     }

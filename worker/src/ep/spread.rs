@@ -5,23 +5,23 @@ use serde::{Deserialize, Serialize};
 
 use super::layout::ExpertLayout;
 
-/// How the experts of every layer are divided among the ranks of a unit.
+/// The layout and placement of every layer's experts in a unit.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ExpertSpread {
     /// Whole experts, or a slice of each on every rank.
     pub layout: ExpertLayout,
-    /// The ranks that hold each expert where experts are whole; of slices only its shape counts.
+    /// The ranks of each expert's copies if experts are whole; for slices only its shape is used.
     pub copies: ExpertCopies,
 }
 
 impl ExpertSpread {
-    /// Whether a rank has this expert, or its slice of it.
+    /// Whether a rank has this expert, or a slice of it.
     pub fn has(&self, rank: RankId, layer: LayerIdx, expert: ExpertId) -> bool {
         let host = GroupId::new(self.layout.host(rank.index()) as u16);
         self.layout == ExpertLayout::Tp || self.copies.holds(host, layer, expert)
     }
 
-    /// The experts of a layer that a rank has, or has slices of, in ascending id.
+    /// The experts of a layer of which a rank has the whole or a slice, in ascending id.
     pub fn experts_of(&self, rank: RankId, layer: LayerIdx) -> impl Iterator<Item = ExpertId> {
         (0..self.copies.experts()).map(ExpertId::new).filter(move |&expert| self.has(rank, layer, expert))
     }

@@ -1,5 +1,4 @@
-//! When the stages of a rank's MoE layers began and ended: for charts and for the times of exchanges without the
-//! waiting for slow ranks.
+//! Times of the stages of a rank's MoE layers: for charts, and to measure exchanges without the wait for slow ranks.
 
 use std::collections::VecDeque;
 use std::io::{self, Write};
@@ -12,24 +11,24 @@ use serde::Serialize;
 
 use crate::threads::lock;
 
-/// Layers that are kept: the last ones.
+/// Only this many of the latest layers are kept.
 const MAX_LAYERS: usize = 4096;
 
 /// One MoE layer of one step on one rank.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 struct LayerStages {
-    /// Which MoE layer of the model.
+    /// Index among the model's MoE layers.
     layer: u16,
     /// Tokens of this rank.
     tokens: usize,
     spans: Vec<StageSpan>,
 }
 
-/// A stage, in nanoseconds of the machine's monotonic clock, which all ranks of a host share.
+/// A stage, in nanoseconds of the monotonic clock, which all ranks of a host share.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 struct StageSpan {
     stage: &'static str,
-    /// Which piece of the rows; 0 where they are not cut.
+    /// Index of the chunk of rows; 0 if rows are not chunked.
     piece: usize,
     began: u64,
     ended: u64,
@@ -71,7 +70,8 @@ impl StageLog {
         }
     }
 
-    /// One JSON object a line and layer: `{"layer", "tokens", "spans": [{"stage", "piece", "began", "ended"}]}`.
+    /// Writes one JSON object per line and layer: `{"layer", "tokens", "spans": [{"stage", "piece", "began",
+    /// "ended"}]}`.
     ///
     /// # Errors
     /// Errors of the writer.

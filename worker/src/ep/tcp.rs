@@ -1,4 +1,4 @@
-//! Streams over TCP: ranks on several hosts.
+//! Streams over TCP, for ranks on several hosts.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -18,11 +18,11 @@ use super::links::check_links;
 pub type TcpTransport = StreamTransport<Sockets>;
 
 impl TcpTransport {
-    /// Takes over streams that are connected already, `peers[p]` to rank p; `limit` bounds one collective, which
-    /// includes the time by which a slower rank arrives later.
+    /// Takes over connected streams, `peers[p]` to rank p. `limit` bounds one collective, including the wait for slower
+    /// ranks.
     ///
     /// # Errors
-    /// A peer without a stream, a stream in the own slot, or a stream whose options cannot be set.
+    /// A peer without a stream, a stream in this rank's slot, or a stream whose options cannot be set.
     pub fn new(rank: usize, peers: Vec<Option<TcpStream>>, limit: Duration) -> io::Result<Self> {
         check_links(rank, &peers)?;
         for stream in peers.iter().flatten() {
@@ -98,7 +98,7 @@ impl Medium for Sockets {
 
     fn waker(&self) -> Waker {
         let ringer = Arc::clone(&self.ringer);
-        // A full socket has rung already; a closed one has no reader to wake.
+        // A full socket has already rung; a closed one has no reader to wake.
         Waker::new(move || drop((&*ringer).write(&[1])))
     }
 }

@@ -1,8 +1,8 @@
 //! Where the time of a rank's steps goes: wall-clock time of whole steps, of MoE layers, and of the collectives in
 //! them.
 //!
-//! A collective takes as long as its slowest rank: its time holds the waiting for ranks that are still computing, as
-//! well as the transfer. What the links cost is the difference to the same work over faster links.
+//! A collective takes as long as its slowest rank, so its time includes the wait for ranks that are still computing.
+//! The cost of the links is the difference to equal work over faster links.
 
 use std::time::Duration;
 
@@ -15,13 +15,13 @@ use super::layout::ExpertLayout;
 /// A collective of one layer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum TimedCollective {
-    /// Tokens go to their experts.
+    /// Sends tokens to their experts.
     Dispatch,
-    /// The experts' sums come back.
+    /// Returns the experts' sums.
     Combine,
-    /// Attention's partial sums are added up, each token on its rank.
+    /// Sums attention's partial results, each token on its rank.
     Scatter,
-    /// Tokens come back to all ranks.
+    /// Gathers tokens on all ranks.
     Gather,
 }
 
@@ -55,20 +55,20 @@ impl LayerTimings {
     }
 }
 
-/// The work of a rank in one step.
+/// A rank's work in one step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct StepBatch {
-    /// How attention is divided.
+    /// Layout of attention.
     pub attention: Attention,
     /// Sequences that decode one token each.
     pub sequences: usize,
-    /// Prompt tokens beside them.
+    /// Prompt tokens in the same step.
     pub prompt_tokens: usize,
 }
 
 impl StepBatch {
-    /// The largest batch of this one's half octave: 0, 1, 2, 4, 5, 8, 11, 16, ... A step with prompt tokens is one of
-    /// prefill, and its batch is these; any other's batch is its sequences.
+    /// The upper end of this batch's half octave: 0, 1, 2, 4, 5, 8, 11, 16, ... The batch of a step with prompt tokens,
+    /// a prefill step, is their number; that of any other is its sequences.
     fn bucket(&self) -> u32 {
         match if self.prompt_tokens > 0 { self.prompt_tokens } else { self.sequences } {
             0 => 0,
@@ -80,21 +80,21 @@ impl StepBatch {
 /// Steps of one layout, phase and half octave of the batch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct StepCount {
-    /// How attention was divided.
+    /// Layout of attention.
     pub attention: Attention,
-    /// How experts were divided.
+    /// Layout of experts.
     pub experts: ExpertLayout,
     /// Prefill if there were prompt tokens.
     pub phase: StepPhase,
-    /// The largest batch that is counted here: prompt tokens of prefill, else sequences, of this rank.
+    /// The largest batch counted here: prompt tokens of a prefill step, otherwise sequences, on this rank.
     pub batch: u32,
-    /// How many there were.
+    /// Number of steps.
     pub steps: u64,
-    /// Their time.
+    /// Total time of the steps.
     pub time: Duration,
 }
 
-/// Times of one rank since the start. A step in which the rank has no tokens of its own is a step, too.
+/// Times of one rank since the start. Steps in which the rank has no tokens count, too.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Timings {
     /// `[L]`
@@ -103,7 +103,7 @@ pub struct Timings {
     pub steps: u64,
     /// Their time, all layers and collectives included.
     pub step: Duration,
-    /// The same steps by layout, phase and batch: kinds that occurred, at most 70 a layout.
+    /// Steps by layout, phase and batch: only kinds that occurred, at most 70 per layout.
     pub by_batch: Vec<StepCount>,
 }
 
@@ -126,14 +126,14 @@ impl Timings {
         }
     }
 
-    /// A layer that there is not is not counted.
+    /// Ignores unknown layers.
     pub(super) fn add_moe(&mut self, layer: LayerIdx, time: Duration) {
         if let Some(timings) = self.layers.get_mut(layer.index()) {
             timings.moe += time;
         }
     }
 
-    /// As [`Timings::add_moe`].
+    /// Adds to a collective's time; ignores unknown layers.
     pub(super) fn add(&mut self, layer: LayerIdx, collective: TimedCollective, time: Duration) {
         if let Some(timings) = self.layers.get_mut(layer.index()) {
             timings.collectives[collective as usize] += time;

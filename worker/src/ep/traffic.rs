@@ -1,4 +1,4 @@
-//! Activations and bytes of a dispatch for the tokens of a rank, there and back, by place and by level.
+//! Activations and bytes of a dispatch and combine for a rank's tokens, by place and by level.
 
 use semmoe_kernels::collectives::{DISPATCH_HEADER_BYTES, dispatch_row_bytes};
 
@@ -7,9 +7,9 @@ use super::exchange::{ExpertParallel, RoutedBatch};
 use super::layout::ExpertLayout;
 
 impl ExpertParallel {
-    /// Counts the layer that is planned, in bytes of messages that carry the rows. Where every rank has a slice of
-    /// every expert, each pair is local, and the bytes are those of gathering rows and scattering sums. In a hybrid
-    /// layout remote is what crosses nodes.
+    /// Counts the planned layer, in bytes of messages that carry rows. If every rank has a slice of every expert, each
+    /// pair is local, and the bytes are those of gathering rows and scattering sums. In a hybrid layout, remote means
+    /// across nodes.
     pub(super) fn traffic(&self, batch: &RoutedBatch<'_>) -> (LayerTraffic, LevelBytes) {
         let (mut traffic, mut levels) = (LayerTraffic::default(), LevelBytes::default());
         let (layout, own_host) = (self.spread.layout, self.spread.layout.host(self.unit.rank()));
@@ -25,7 +25,7 @@ impl ExpertParallel {
                 of.bytes.add(is_local, bytes);
                 row_bytes += bytes;
             }
-            // The headers of messages go with the first row.
+            // The first row accounts for the headers of its message.
             let mut header_bytes = 0;
             if let Some(first) = rows.tokens.first() {
                 header_bytes = (rows.tokens.len().min(layout.messages()) * DISPATCH_HEADER_BYTES) as u64;
@@ -36,8 +36,8 @@ impl ExpertParallel {
         (traffic, levels)
     }
 
-    /// A row for a node is gathered by all its ranks, in messages that hold rows of several ranks: their headers are no
-    /// rank's.
+    /// All ranks of a node gather a row for it, in messages with rows of several ranks, so their headers belong to no
+    /// rank.
     fn count_levels(&self, host: usize, row_bytes: u64, header_bytes: u64, levels: &mut LevelBytes) {
         let (bytes, rank) = (row_bytes + header_bytes, self.unit.rank());
         match self.spread.layout {

@@ -9,11 +9,11 @@ use semmoe_kernels::Dtype;
 use semmoe_kernels::collectives::{CastCollectives, Collectives, HybridCollectives, Lockstep, UnitLink};
 use serde::{Deserialize, Serialize};
 
-/// The element type of rows on the wire; sums over ranks are rounded to it, too. All ranks of a unit must be given the
-/// same.
+/// The element type of rows on the wire; sums over ranks are rounded to it, too. All ranks of a unit must be configured
+/// alike.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum WireType {
-    /// As they were computed.
+    /// Unchanged.
     #[default]
     F32,
     /// Rounded: half the bytes.
@@ -44,7 +44,7 @@ impl fmt::Display for WireType {
     }
 }
 
-/// The collectives of one rank, for rows of f32, that travel as they are or rounded.
+/// The collectives of one rank for rows of f32, which are sent unchanged or rounded.
 pub struct WireRows {
     unit: Box<dyn Collectives<f32>>,
     /// The element type on the wire.
@@ -62,7 +62,7 @@ impl WireRows {
         Self { unit: Box::new(CastCollectives::new(unit)), dtype: Dtype::Bf16 }
     }
 
-    /// Runs reduce-scatter and allgather in `group`, whose rows have the same type on the wire.
+    /// Runs reduce-scatter and allgather in `group`, with the same type on the wire.
     pub(super) fn with_groups(self, link: UnitLink<impl Lockstep + 'static>, group: Self) -> Self {
         Self { unit: Box::new(HybridCollectives::grouped(link, self.unit, group.unit)), ..self }
     }

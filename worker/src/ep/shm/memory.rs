@@ -1,5 +1,5 @@
-//! The memory that the ranks of one host share: a bell for each rank, a ring from each rank to each other, and each
-//! rank's rows.
+//! The memory that the ranks of one host share: a bell per rank, a ring per ordered pair of ranks, and each rank's
+//! rows.
 
 use std::fmt;
 use std::fs::File;
@@ -10,34 +10,34 @@ use memmap2::MmapRaw;
 use semmoe_kernels::Element;
 use semmoe_ranks::{Bell, MAX_WORLD, SharedHalves, attach_memory, create_memory, halves_bytes};
 
-/// The most ranks that share memory.
+/// Maximum number of ranks that can share memory.
 pub const MAX_SHARED_WORLD: usize = MAX_WORLD;
 
-/// First in the memory, so that another file is not taken for it.
+/// Identifies the memory, at its start.
 const MAGIC: u64 = u64::from_le_bytes(*b"semmoeEP");
 const VERSION: u64 = 2;
 /// Magic, version, ranks, bytes of a ring, elements of a half, session.
 const HEADER_WORDS: usize = 6;
 const PAGE: usize = 4096;
-/// A cache line, and the one that a processor fetches along with it.
+/// A cache line, and the adjacent one that processors prefetch.
 const BELL_BYTES: usize = 128;
 
-/// A ring holds so much at least, and so much at most.
+/// Minimum and maximum size of a ring.
 const RING_BYTES: (usize, usize) = (64 << 10, 1 << 20);
-/// All rings together, as far as the least size lets them.
+/// Target for the total size of all rings; the minimum per ring may exceed it.
 const RINGS_BYTES: usize = 64 << 20;
 
-/// The words that the sender of a ring writes.
+/// The words that a ring's sender writes.
 #[derive(Debug)]
 #[repr(C, align(128))]
 pub(super) struct SenderWords {
     /// Bytes written since the beginning.
     pub(super) written: AtomicU64,
-    /// Not 0 if the sender waits for room.
+    /// Nonzero if the sender waits for room.
     pub(super) starved: AtomicU32,
 }
 
-/// The words of one ring; all zeros is an empty one.
+/// The words of one ring; all zeros means empty.
 #[derive(Debug)]
 #[repr(C)]
 pub(super) struct RingWords {
@@ -45,7 +45,7 @@ pub(super) struct RingWords {
     pub(super) receiver: ReceiverWords,
 }
 
-/// The words that the receiver of a ring writes.
+/// The words that a ring's receiver writes.
 #[derive(Debug)]
 #[repr(C, align(128))]
 pub(super) struct ReceiverWords {
@@ -53,14 +53,14 @@ pub(super) struct ReceiverWords {
     pub(super) read: AtomicU64,
 }
 
-/// Memory of one unit, mapped here. Its pages are taken as messages first need them.
+/// One unit's memory, mapped into this process. Pages are allocated on first use.
 #[derive(Debug)]
 pub struct ShmMemory {
     map: MmapRaw,
     pub(super) layout: Layout,
 }
 
-/// Header, bells, words of the rings, rings, rows of each rank; each part begins a page. Rings lie by sender, then by
+/// Header, bells, ring words, rings, rows of each rank; each part is page-aligned. Rings are ordered by sender, then by
 /// receiver.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Layout {
@@ -74,7 +74,7 @@ pub(super) struct Layout {
     total: usize,
 }
 
-/// Why there is no memory to share.
+/// Reasons why memory cannot be shared.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("the memory that the ranks share cannot be used: {0}")]
 pub struct ShmError(String);
@@ -86,24 +86,24 @@ impl ShmError {
 }
 
 impl ShmMemory {
-    /// Makes the memory of a unit, with room for `elements` elements of rows that a rank sends or returns in one
-    /// collective. Nothing of it is left when the last process that has the file or the map ends, however it ends. The
-    /// other ranks attach to the file, by its path under `/proc`.
+    /// Creates the memory of a unit, with room for `elements` elements of rows that a rank sends or returns in one
+    /// collective. It disappears with the last process that has the file or the mapping open, however that ends. The
+    /// other ranks attach to the file by its path under `/proc`.
     ///
     /// # Errors
     /// More ranks than can share memory, or no memory.
     pub fn create(world: usize, elements: usize, session: u64) -> Result<(File, Self), ShmError> {
         let layout = Layout::new(world, elements)?;
         let (file, map) = create_memory("semmoe-worker", layout.total).map_err(ShmError::new)?;
-        // SAFETY: the map is longer than a header and aligned to pages, and no other process has it yet.
+        // SAFETY: the mapping is longer than a header and page-aligned, and no other process has it yet.
         unsafe { map.as_mut_ptr().cast::<[u64; HEADER_WORDS]>().write(layout.header(session)) };
         Ok((file, Self { map, layout }))
     }
 
-    /// Maps the memory that rank 0 has made for the same world and session.
+    /// Maps the memory that rank 0 created for this world and session.
     ///
     /// # Errors
-    /// A file that could be cut short, has another size, or begins otherwise.
+    /// A file that could be truncated, has another size, or another header.
     pub fn attach(file: &File, world: usize, elements: usize, session: u64) -> Result<Self, ShmError> {
         let layout = Layout::new(world, elements)?;
         let map = attach_memory(file, layout.total).map_err(ShmError::new)?;
@@ -111,7 +111,7 @@ impl ShmMemory {
             let (found, expected) = (map.len(), layout.total);
             return Err(ShmError::new(format_args!("the file has {found} bytes, expected {expected}")));
         }
-        // SAFETY: the map is longer than a header and aligned to pages; only its maker writes the header.
+        // SAFETY: the mapping is longer than a header and page-aligned; only its creator writes the header.
         let header = unsafe { map.as_ptr().cast::<[u64; HEADER_WORDS]>().read() };
         if header != layout.header(session) {
             return Err(ShmError::new("the file is not this unit's"));
@@ -122,30 +122,31 @@ impl ShmMemory {
     /// The bell that a rank sleeps on.
     pub(super) fn bell(&self, rank: usize) -> &Bell {
         assert!(rank < self.layout.world, "a rank of this unit");
-        // SAFETY: within the map, aligned to pages and then to more than a bell; any bytes are a bell, which is atomic.
+        // SAFETY: within the mapping, page-aligned plus multiples larger than a bell; a bell is atomic and valid for
+        // any bytes.
         unsafe { &*self.at(PAGE + rank * BELL_BYTES).cast() }
     }
 
-    /// The words of the ring from one rank to another, and where its bytes begin.
+    /// The words of the ring from one rank to another, and the start of its bytes.
     pub(super) fn ring(&self, from: usize, to: usize) -> (&RingWords, *mut u8) {
         assert!(from < self.layout.world && to < self.layout.world, "ranks of this unit");
         let ring = from * self.layout.world + to;
-        // SAFETY: within the map, aligned to pages and then to the words; any bytes are such words, which are atomic.
+        // SAFETY: within the mapping, page-aligned plus multiples of the words; they are atomic and valid for any
+        // bytes.
         let words = unsafe { &*self.at(self.layout.words + ring * size_of::<RingWords>()).cast() };
         (words, self.at(self.layout.rings + ring * self.layout.ring_bytes))
     }
 
-    /// The end of a rank of a unit of `world` for the memory for rows, which `ranks` of the unit share: as many as
-    /// there are here, in ascending order, this one among them. To be called once for each, in the process that is that
-    /// rank.
+    /// A rank's end of the memory for rows, in a unit of `world` ranks of which the ascending `ranks`, this one
+    /// included, share the memory. Call it once per rank, in that rank's process.
     pub(crate) fn rows<T: Element>(self: &Arc<Self>, rank: usize, ranks: &[usize], world: usize) -> SharedHalves<T> {
         const { assert!(size_of::<T>() <= size_of::<f32>(), "the memory has room for f32") };
         let Layout { elements, rows, rows_stride, .. } = self.layout;
         assert_eq!(ranks.len(), self.layout.world, "the memory of so many ranks");
         let mut buffers = vec![std::ptr::null_mut(); world];
         ranks.iter().enumerate().for_each(|(at, &rank)| buffers[rank] = self.at(rows + at * rows_stride));
-        // SAFETY: a part of the map for each rank, at multiples of a page, which the end keeps; a rank joins once, and
-        // its collectives are those of the unit.
+        // SAFETY: each rank has its own page-aligned part of the mapping, which the end keeps alive; a rank joins once,
+        // and its collectives are those of the unit.
         unsafe { SharedHalves::new(rank, &buffers, elements, Box::new(Arc::clone(self))) }
     }
 
@@ -163,7 +164,7 @@ impl Layout {
         }
         let (least, most) = RING_BYTES;
         let share = RINGS_BYTES / (world * world);
-        // A power of two, so that positions wrap as they count up.
+        // A power of two, so that positions wrap around as they count up.
         let ring_bytes = (1 << share.max(1).ilog2()).clamp(least, most);
         let words = PAGE + (world * BELL_BYTES).next_multiple_of(PAGE);
         let rings = words + (world * world * size_of::<RingWords>()).next_multiple_of(PAGE);

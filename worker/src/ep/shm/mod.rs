@@ -1,11 +1,11 @@
-//! Streams through memory that the processes of one host share. A waiting rank spins for a moment, if there is a core
-//! for each rank, and then sleeps on its bell (a futex), which is rung by the rank that writes to it or makes room.
+//! Streams through memory that the processes of one host share. If there is a core per rank, a waiting rank spins for a
+//! moment; then it sleeps on its bell (a futex), which is rung by a rank that writes to it or makes room.
 //!
 //! | module | what |
 //! |---|---|
-//! | `memory` | bells, rings and rows, in a file without a name |
+//! | `memory` | bells, rings and rows, in an unnamed file |
 //! | `ring` | bytes from one rank to another |
-//! | `watch` | noticing that a rank has died |
+//! | `watch` | detects that a rank has died |
 
 mod memory;
 mod ring;
@@ -29,21 +29,21 @@ use semmoe_ranks::SharedHalves;
 
 use super::links::check_links;
 
-/// Looks at the bell before sleeping, if every rank can have a core of its own: a few microseconds, about what sleeping
-/// costs. Longer would take the core from the very rank that is waited for, where others use the machine, too.
+/// Checks of the bell before sleeping, if every rank can have its own core: a few microseconds, about the cost of
+/// sleeping. Spinning longer would take the core from the awaited rank if others use the machine, too.
 const SPINS: u32 = 64;
 
 /// One rank's end over shared memory.
 pub type ShmTransport = StreamTransport<Rings>;
 
 impl ShmTransport {
-    /// Joins as a rank, once: the link, and the memory for rows, of the same type on all ranks. `links[p]` is a
-    /// connection to rank p over which nothing is sent: its end means that the rank is no more. `limit` bounds one
-    /// collective, which includes the time by which a slower rank arrives later.
+    /// Joins as a rank, once: returns the link, and the memory for rows, of the same type on all ranks. `links[p]` is
+    /// an idle connection to rank p whose end means that the rank has died. `limit` bounds one collective, including
+    /// the wait for slower ranks.
     ///
     /// # Errors
-    /// A rank without a link, a link in the own slot, memory for another number of ranks, or a thread that cannot be
-    /// had.
+    /// A rank without a link, a link in this rank's slot, memory for another number of ranks, or a thread that cannot
+    /// be started.
     pub fn new<T: Element>(
         rank: usize,
         memory: ShmMemory,
@@ -90,7 +90,7 @@ impl Read for RingStream {
         let Some(end) = self.life.end() else {
             return Err(io::ErrorKind::WouldBlock.into());
         };
-        // Bytes written before the rank ended still count, as on a wire.
+        // Bytes written before the rank ended still count, as on a socket.
         match self.incoming.read(to)? {
             0 => Err(end),
             count => Ok(count),
@@ -126,21 +126,21 @@ impl ByteStream for RingStream {
     }
 }
 
-/// One rank's means of waiting.
+/// How one rank waits.
 #[derive(Debug)]
 pub struct Rings {
     rank: usize,
     memory: Arc<ShmMemory>,
-    /// Rings of the bell up to which everything has been looked at.
+    /// The bell's count up to which everything has been processed.
     seen: u32,
     spins: u32,
-    /// By a waker of this process.
+    /// Set by a waker of this process.
     rung: Arc<AtomicBool>,
     _watch: Watch,
 }
 
 impl Rings {
-    /// Until the bell rings; false = the deadline has passed.
+    /// Sleeps until the bell rings; false if the deadline has passed.
     fn sleep(&mut self, deadline: Option<Instant>) -> bool {
         let bell = self.memory.bell(self.rank);
         for _ in 0..self.spins {
@@ -150,7 +150,7 @@ impl Rings {
             std::hint::spin_loop();
         }
         loop {
-            // Read before what it announces is looked at, so that no change is slept through.
+            // Read the count before what it announces, so that no change is missed.
             let rings = bell.rings();
             if rings != self.seen {
                 self.seen = rings;
@@ -176,7 +176,7 @@ impl Medium for Rings {
         deadline: Option<Instant>,
     ) -> bool {
         let in_time = self.sleep(deadline);
-        // To look at a ring costs less than to find out which one it was.
+        // Checking every ring costs less than finding out which one rang.
         pending.iter_mut().for_each(|pending| pending.ready = true);
         in_time
     }

@@ -6,10 +6,10 @@ use std::sync::atomic::Ordering::{Acquire, Release, SeqCst};
 
 use super::memory::ShmMemory;
 
-/// As much is moved at once, so that the other side can already work on it.
+/// Bytes moved at a time, so that the other side can start before a long message is complete.
 const PIECE_BYTES: usize = 256 << 10;
 
-/// The writer's end. What it wrote itself it keeps itself: the memory only informs others.
+/// The writer's end. It trusts its own copy of what it wrote: the memory only informs others.
 #[derive(Debug)]
 pub(super) struct RingWriter {
     memory: Arc<ShmMemory>,
@@ -32,14 +32,14 @@ impl RingWriter {
         Self { memory: Arc::clone(memory), from, to, written: 0 }
     }
 
-    /// Writes as much as there is room for, up to a piece, and wakes the reader; 0 = there is none, and the reader will
-    /// wake this rank when there is.
+    /// Writes as much as fits, up to a piece, and wakes the reader. 0 means full: the reader will wake this rank once
+    /// there is room.
     pub(super) fn write<'a>(&mut self, parts: impl Iterator<Item = &'a [u8]>) -> io::Result<usize> {
         let (words, bytes) = self.memory.ring(self.from, self.to);
         let mut room = self.room(words.receiver.read.load(Acquire))?;
         if room == 0 {
             words.sender.starved.store(1, SeqCst);
-            // Room that was made before the reader could see that it is wanted.
+            // Room may have been made before the reader could see that it is wanted.
             room = self.room(words.receiver.read.load(SeqCst))?;
             if room == 0 {
                 return Ok(0);
@@ -51,8 +51,8 @@ impl RingWriter {
             let part = &part[..part.len().min(room - count)];
             let at = (self.written as usize + count) % size;
             let (first, second) = part.split_at(part.len().min(size - at));
-            // SAFETY: both places are in the ring, and of them the reader reads nothing before `written` says so; it is
-            // done with what was there before, as its `read` says.
+            // SAFETY: both places are in the ring. The reader reads nothing there before `written` covers it, and its
+            // `read` says that it is done with the previous content.
             unsafe {
                 bytes.add(at).copy_from_nonoverlapping(first.as_ptr(), first.len());
                 bytes.copy_from_nonoverlapping(second.as_ptr(), second.len());
@@ -76,7 +76,7 @@ impl RingReader {
         Self { memory: Arc::clone(memory), from, to, read: 0 }
     }
 
-    /// Reads the available bytes, up to a piece; 0 = nothing.
+    /// Reads the available bytes, up to a piece; 0 if there are none.
     pub(super) fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
         let (words, bytes) = self.memory.ring(self.from, self.to);
         let size = self.memory.layout.ring_bytes;
@@ -87,7 +87,7 @@ impl RingReader {
         }
         let at = self.read as usize % size;
         let (first, second) = to[..count].split_at_mut(count.min(size - at));
-        // SAFETY: both places are in the ring, and the writer leaves them alone from its `written` on until `read`
+        // SAFETY: both places are in the ring, and the writer does not touch them after its `written` until `read`
         // passes them.
         unsafe {
             bytes.add(at).copy_to_nonoverlapping(first.as_mut_ptr(), first.len());
@@ -95,7 +95,7 @@ impl RingReader {
         }
         self.read += count as u64;
         words.receiver.read.store(self.read, SeqCst);
-        // Not for each byte of room: a writer that is woken should have much to write.
+        // Not for every byte of room: a woken writer should be able to write a lot.
         if there - count <= size / 2 && words.sender.starved.load(SeqCst) != 0 {
             words.sender.starved.store(0, SeqCst);
             self.memory.bell(self.from).ring();
@@ -104,7 +104,7 @@ impl RingReader {
     }
 }
 
-/// The bytes between two positions; an error for words that no rank would write.
+/// The bytes between two positions; an error for impossible positions.
 fn filled(written: u64, read: u64, limit: usize) -> io::Result<usize> {
     match written.checked_sub(read) {
         Some(filled) if filled <= limit as u64 => Ok(filled as usize),

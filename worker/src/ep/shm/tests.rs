@@ -1,4 +1,4 @@
-//! Misbehavior: half a message before a rank dies, and ring words that cannot be right.
+//! Misbehaviour: half a message before a rank dies, and corrupt ring words.
 
 use std::net::TcpListener;
 
@@ -31,7 +31,7 @@ fn a_rank_that_dies_within_a_message_is_lost_and_one_after_it_is_not_missed() {
     let header = |collective, length| crate::ep::stream::data_header(collective, length);
     let first = std::thread::scope(|scope| {
         let rank = scope.spawn(|| collective(&mut transport));
-        // Its own message must be out: to a rank that is no more none goes.
+        // Wait until its own message is out: nothing is sent to a rank that has died.
         while memory.ring(0, 1).0.sender.written.load(Ordering::SeqCst) == 0 && !rank.is_finished() {
             std::thread::yield_now();
         }

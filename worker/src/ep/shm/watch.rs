@@ -1,4 +1,4 @@
-//! Whether the others live: a connection to each, over which nothing is sent, so that its end is the end of its rank.
+//! Detects whether other ranks are alive: an idle connection to each, whose end is the end of its rank.
 
 use std::io::{self, Read as _};
 use std::net::{Shutdown, TcpStream};
@@ -18,7 +18,7 @@ pub(super) struct Life {
     end: OnceLock<End>,
 }
 
-/// The kind and the cause of the error that reading or writing gives from then on.
+/// Kind and cause of the error that reads and writes return from then on.
 type End = (io::ErrorKind, String);
 
 impl Life {
@@ -27,18 +27,18 @@ impl Life {
         Ok(Self { link, end: OnceLock::new() })
     }
 
-    /// The error for reading from or writing to the rank, once it is gone.
+    /// The error for reading from or writing to the rank, once it has died.
     pub(super) fn end(&self) -> Option<io::Error> {
         let (kind, cause) = self.end.get()?;
         Some(io::Error::new(*kind, cause.clone()))
     }
 
-    /// To the other rank, this one ends.
+    /// Makes this rank appear to have ended to the other.
     pub(super) fn finish(&self) {
         let _closed_already = self.link.shutdown(Shutdown::Write);
     }
 
-    /// How the connection has ended, if it has.
+    /// How the connection ended, if it did.
     fn look(&self) -> Option<End> {
         let gone = |cause: String| Some((io::ErrorKind::BrokenPipe, cause));
         match (&self.link).read(&mut [0; 64]) {
@@ -53,7 +53,7 @@ impl Life {
 /// The thread that watches all connections and rings the rank's own bell when one ends. Dropping it ends the thread.
 #[derive(Debug)]
 pub(super) struct Watch {
-    /// None while dropping.
+    /// `None` while dropping.
     stop: Option<UnixStream>,
     thread: Option<JoinHandle<()>>,
 }
@@ -71,7 +71,7 @@ impl Drop for Watch {
     fn drop(&mut self) {
         drop(self.stop.take());
         if let Some(thread) = self.thread.take() {
-            // It only polls; a panic in it has reported itself.
+            // The thread only polls; a panic in it has been reported.
             let _ = thread.join();
         }
     }
@@ -89,7 +89,7 @@ fn watch(mut lives: Vec<Arc<Life>>, stopped: &UnixStream, ring: impl Fn()) {
         lives.retain(|life| match life.look() {
             None => true,
             Some(end) => {
-                // Set by this thread alone, once.
+                // Only this thread sets it, once.
                 let _ = life.end.set(end);
                 ring();
                 false

@@ -1,24 +1,24 @@
-//! The frame that precedes everything a rank writes to another.
+//! The frame before everything that a rank sends another.
 //!
-//! 24 bytes, little-endian: magic u32, kind u32, number u64, length u64. `number` is the count of the collective (data)
-//! or the rank that failed (failure); `length` bytes follow: the message, or why the rank failed (UTF-8).
+//! 24 bytes, little-endian: magic u32, kind u32, number u64, length u64. `number` is the index of the collective (data)
+//! or the failed rank (failure); `length` bytes follow: the message, or why the rank failed (UTF-8).
 
 use semmoe_kernels::collectives::MAX_MESSAGE_BYTES;
 
 pub(super) const HEADER_BYTES: usize = 24;
-/// Longer explanations are cut.
+/// Longer causes are truncated.
 pub(super) const MAX_CAUSE_BYTES: usize = 512;
 
 const MAGIC: u32 = u32::from_le_bytes(*b"smEP");
 const DATA: u32 = 1;
 const FAILURE: u32 = 2;
 
-/// A decoded and checked header.
+/// A decoded and validated header.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Header {
     /// A message of one collective.
     Data { collective: u64, length: usize },
-    /// The sender gives up because of a failure of a rank.
+    /// The sender gives up because a rank failed.
     Failure { rank: u16, length: usize },
 }
 

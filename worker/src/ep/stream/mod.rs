@@ -1,10 +1,9 @@
-//! Ranks as processes: one byte stream between every two of them, read and written at the same time, so that messages
-//! larger than what a stream holds cannot block each other. What carries the streams is a [`Medium`]: sockets, or
-//! shared memory.
+//! Ranks as processes: one byte stream between every two of them, read and written concurrently, so that messages
+//! larger than a stream's buffer cannot deadlock. A [`Medium`] carries the streams: sockets, or shared memory.
 //!
-//! When a rank dies, every other rank sees its stream end; but a rank that only sees the *next* one leave must not
-//! blame that one. So a rank that stops first reports to its peers which rank failed and why, and a rank that finds a
-//! closed or silent peer listens for a moment whether another knows better.
+//! When a rank dies, the other ranks see their streams end; but a rank that only sees the *next* one leave must not
+//! blame that one. So a stopping rank first reports to its peers which rank failed and why, and a rank that finds a
+//! closed or silent peer waits a moment for a better explanation.
 
 mod frame;
 mod peer;
@@ -17,16 +16,16 @@ use semmoe_kernels::collectives::{Exchange, Lockstep, UnitError, Wake, Waker};
 pub(super) use peer::Peer;
 use peer::{Fault, Progress};
 
-/// How long a rank that found a failure listens for an earlier cause, and how long it tries to send its own.
+/// How long a rank that found a failure waits for an earlier cause, and how long it tries to send its own.
 const SETTLE: Duration = Duration::from_millis(150);
 
 /// Bytes to and from one peer. Reads and writes take what they can and never block (`WouldBlock`); a read of 0 bytes is
-/// the end; `InvalidData` is what no rank would send.
+/// the end; `InvalidData` means a protocol violation.
 pub trait ByteStream: Read + Write + Send {
-    /// Whether each read costs so much that more should be read than is needed.
+    /// Whether reads are expensive enough to read more than is needed.
     const READ_AHEAD: bool;
 
-    /// Nothing more will be written.
+    /// Ends the writing side.
     fn finish(&mut self);
 }
 
@@ -35,8 +34,8 @@ pub trait Medium: Send {
     /// A stream to one peer.
     type Stream: ByteStream;
 
-    /// Sleeps until something that is wanted of a peer may be possible, and says so in `ready`; with `bell`, until the
-    /// waker rang as well. False = `deadline` has passed (none: no limit).
+    /// Sleeps until a requested operation on a peer may be possible, and marks it in `ready`; with `bell`, also until
+    /// the waker rings. False if `deadline` has passed (`None`: no limit).
     fn poll(
         &mut self,
         peers: &[Option<Peer<Self::Stream>>],
@@ -45,20 +44,20 @@ pub trait Medium: Send {
         deadline: Option<Instant>,
     ) -> bool;
 
-    /// Whether the waker rang since this was asked last.
+    /// Whether the waker has rung since the last call.
     fn take_ring(&mut self) -> bool;
 
-    /// Rings.
+    /// A handle that rings the bell.
     fn waker(&self) -> Waker;
 }
 
 /// One rank's streams to all others.
 pub struct StreamTransport<M: Medium> {
     rank: usize,
-    /// `[P]`: `None` in the own slot.
+    /// `[P]`: `None` for this rank.
     peers: Vec<Option<Peer<M::Stream>>>,
     medium: M,
-    /// `[P]`: of the current collective.
+    /// `[P]`: work of the current collective.
     pending: Vec<Pending>,
     /// Collectives begun.
     collective: u64,
@@ -66,14 +65,14 @@ pub struct StreamTransport<M: Medium> {
     failed: Option<UnitError>,
 }
 
-/// Which rank is at fault and how it was noticed.
+/// The rank at fault, and how that was noticed.
 struct RankFault {
     rank: usize,
     fault: Fault,
 }
 
 impl<M: Medium> StreamTransport<M> {
-    /// `streams[p]` goes to rank p, none in the own slot.
+    /// Takes `streams[p]` to rank p, with `None` for this rank.
     pub(super) fn over(rank: usize, streams: Vec<Option<M::Stream>>, medium: M, limit: Duration) -> Self {
         let peers: Vec<_> = streams.into_iter().map(|stream| stream.map(Peer::new)).collect();
         let pending = vec![Pending::default(); peers.len()];
@@ -85,7 +84,7 @@ impl<M: Medium> StreamTransport<M> {
         &self.medium
     }
 
-    /// Sends and receives with the peers named until all are done.
+    /// Sends to and receives from the given peers until all are done.
     fn exchange(&mut self, exchange: Exchange<'_>) -> Result<(), RankFault> {
         let Exchange { peers, outgoing, incoming, arrived } = exchange;
         self.collective += 1;
@@ -96,7 +95,7 @@ impl<M: Medium> StreamTransport<M> {
                 peer.begin_send(self.collective, message.len());
             }
         }
-        // A limit too large to add is no limit.
+        // A limit too large to add means no limit.
         let deadline = Instant::now().checked_add(self.limit);
         loop {
             for (i, &rank) in peers.iter().enumerate() {
@@ -135,7 +134,7 @@ impl<M: Medium> StreamTransport<M> {
         }
     }
 
-    /// From now on, whatever any peer sends is wanted.
+    /// From now on, accepts anything that any peer sends.
     fn watch(&mut self) {
         for (pending, peer) in self.pending.iter_mut().zip(&self.peers) {
             *pending = Pending { watching: peer.is_some(), ..Pending::new(false) };
@@ -146,7 +145,7 @@ impl<M: Medium> StreamTransport<M> {
     fn fail(&mut self, at: RankFault, sending: Sending<'_>) -> UnitError {
         let RankFault { rank, fault } = at;
         let kind = match fault {
-            // The rank itself says whose failure it was.
+            // The rank itself reported whose failure it was.
             Fault::Failure { .. } | Fault::Protocol(_) => None,
             Fault::Closed(_) | Fault::Late => self.listen_for_cause(rank),
         };
@@ -161,7 +160,7 @@ impl<M: Medium> StreamTransport<M> {
         error
     }
 
-    /// Listens to the other peers for a failure that one of them knows of, for a bounded moment.
+    /// Waits briefly for another peer to report an earlier failure.
     fn listen_for_cause(&mut self, suspect: usize) -> Option<(u16, String)> {
         let deadline = Instant::now() + SETTLE;
         self.watch();
@@ -174,7 +173,7 @@ impl<M: Medium> StreamTransport<M> {
                     None => {}
                 }
             }
-            // If no peer is left that could know, there is nothing to wait for.
+            // Without a peer left that could know, there is nothing to wait for.
             let others = self.pending.iter().enumerate().any(|(rank, pending)| rank != suspect && pending.watching);
             if !others || !self.medium.poll(&self.peers, &mut self.pending, false, Some(deadline)) {
                 return None;
@@ -182,8 +181,7 @@ impl<M: Medium> StreamTransport<M> {
         }
     }
 
-    /// Sends every peer why this rank gives up: after the message that is on the wire to it, if that can still be
-    /// finished.
+    /// Sends every peer why this rank gives up, after finishing the message that is partly sent to it, if possible.
     fn report_failure(&mut self, error: &UnitError, sending: Sending<'_>) {
         let deadline = Instant::now() + SETTLE;
         let cause = match error {
@@ -201,7 +199,7 @@ impl<M: Medium> StreamTransport<M> {
         }
     }
 
-    /// Sends the rest of a message that is on the wire in part, as far as its receiver takes it in time.
+    /// Sends the rest of a partly sent message, as far as its receiver accepts it in time.
     fn finish_message(&mut self, rank: usize, message: &[u8], deadline: Instant) {
         self.pending.fill(Pending::default());
         self.pending[rank].sending = true;
@@ -234,9 +232,9 @@ impl<'a> Sending<'a> {
 pub struct Pending {
     pub(super) sending: bool,
     pub(super) receiving: bool,
-    /// All was received; the next collective's message may come, or word of a failure elsewhere.
+    /// Everything was received; the next collective's message or a failure report may arrive.
     pub(super) watching: bool,
-    /// Worth trying: nothing was tried yet, or the stream is ready.
+    /// Worth trying: not tried yet, or the stream is ready.
     pub(super) ready: bool,
 }
 
@@ -245,12 +243,12 @@ impl Pending {
         Self { sending: is_peer, receiving: is_peer, watching: false, ready: true }
     }
 
-    /// Whether the collective is not complete without this peer.
+    /// Whether the collective still needs this peer.
     fn is_open(&self) -> bool {
         self.sending || self.receiving
     }
 
-    /// Goes on with one peer in both directions.
+    /// Makes progress with one peer in both directions.
     fn advance(
         &mut self,
         peer: &mut Peer<impl ByteStream>,
@@ -268,7 +266,7 @@ impl Pending {
         } else if self.watching {
             match peer.has_message() {
                 Ok(waits) => self.watching = !waits,
-                // It gave all that this collective needs; the next one will miss it.
+                // It has sent everything for this collective; the next one will report it.
                 Err(Fault::Closed(_)) => self.watching = false,
                 Err(fault) => return Err(fault),
             }

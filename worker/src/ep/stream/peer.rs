@@ -1,22 +1,22 @@
-//! One connected peer: frames in and out over a stream that does not block, a piece at a time.
+//! One connected peer: frames in and out over a non-blocking stream, piece by piece.
 
 use std::io::{self, IoSlice};
 
 use super::ByteStream;
 use super::frame::{HEADER_BYTES, Header, MAX_CAUSE_BYTES};
 
-/// Bytes read at once unless a large message is being received: several small messages cost one system call.
+/// Bytes read at once, unless a large message is being received: several small messages cost one system call.
 const BUFFER_BYTES: usize = 64 << 10;
-/// How far a receiving buffer may grow ahead of the bytes received: a header alone cannot make it allocate.
+/// How far a receiving buffer may grow ahead of the bytes received, so that a header alone cannot make it allocate.
 const GROWTH_BYTES: usize = 1 << 20;
 const _: () = assert!(HEADER_BYTES + MAX_CAUSE_BYTES <= BUFFER_BYTES);
 
-/// Why a peer cannot be used any more.
+/// Why a peer is no longer usable.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Fault {
     /// It closed the connection without a reason, or the connection broke.
     Closed(String),
-    /// It gave up because of a failure of a rank.
+    /// It gave up because a rank failed.
     Failure { rank: u16, cause: String },
     /// It sent something invalid.
     Protocol(String),
@@ -37,13 +37,13 @@ pub(super) enum Progress {
 pub struct Peer<S> {
     pub(crate) stream: S,
     buffer: Box<[u8]>,
-    /// `buffer[start..end]` was read and not used yet.
+    /// `buffer[start..end]` was read but not used yet.
     start: usize,
     end: usize,
-    /// Of the message being received: its length and how much of it is in the caller's buffer.
+    /// Length of the message being received, and how much of it is in the caller's buffer.
     receiving: Option<(usize, usize)>,
     header: [u8; HEADER_BYTES],
-    /// Bytes of header and message that were sent.
+    /// Bytes of header and message sent so far.
     sent: usize,
 }
 
@@ -82,12 +82,12 @@ impl<S: ByteStream> Peer<S> {
         Ok(Progress::Done)
     }
 
-    /// Whether a begun message is on the wire in part, so that nothing else may be sent before its end.
+    /// Whether a message is partly sent, so that nothing else may be sent before its end.
     pub(super) fn is_mid_send(&self, length: usize) -> bool {
         self.sent > 0 && self.sent < HEADER_BYTES + length
     }
 
-    /// Sends a failure frame if the stream takes it at once; there is nothing better to do if not.
+    /// Sends a failure frame if the stream accepts it at once; otherwise gives up.
     pub(super) fn send_failure(&mut self, rank: u16, cause: &str) {
         let cut = cause.floor_char_boundary(MAX_CAUSE_BYTES);
         let mut frame = Header::Failure { rank, length: cut }.encode().to_vec();
@@ -96,7 +96,7 @@ impl<S: ByteStream> Peer<S> {
         self.stream.finish();
     }
 
-    /// Receives more of the message of a collective; `to` is whole, and exactly that message, when this is done.
+    /// Receives more of a collective's message; when done, `to` is exactly that message.
     pub(super) fn receive(&mut self, collective: u64, to: &mut Vec<u8>) -> Result<Progress, Fault> {
         loop {
             let Some((length, have)) = self.receiving else {
@@ -126,19 +126,19 @@ impl<S: ByteStream> Peer<S> {
         }
     }
 
-    /// Whether a message has begun to arrive; a failure frame is an error, as everywhere.
+    /// Whether a message has begun to arrive; as everywhere, a failure frame is an error.
     pub(super) fn has_message(&mut self) -> Result<bool, Fault> {
         if self.receiving.is_none() {
             match self.next_header()? {
                 None => return Ok(false),
-                // Put back as the message that `receive` will find.
+                // Puts the header back for `receive`.
                 Some(_) => self.start -= HEADER_BYTES,
             }
         }
         Ok(true)
     }
 
-    /// Reads and throws away until the peer says why it failed, closes, or has nothing more for now.
+    /// Reads and discards until the peer reports its failure, closes, or has nothing more for now.
     pub(super) fn search_failure(&mut self) -> Option<Fault> {
         let mut scratch = [0; 4096];
         loop {
@@ -159,7 +159,7 @@ impl<S: ByteStream> Peer<S> {
         }
     }
 
-    /// Takes the next data header, `(collective, length)`, if it is there.
+    /// Takes the next data header, `(collective, length)`, if it has arrived.
     fn next_header(&mut self) -> Result<Option<(u64, usize)>, Fault> {
         if !self.fill(HEADER_BYTES)? {
             return Ok(None);
@@ -180,7 +180,7 @@ impl<S: ByteStream> Peer<S> {
         }
     }
 
-    /// Reads until `count` unused bytes lie in the buffer; false = they have not arrived yet.
+    /// Reads until the buffer has `count` unused bytes; false if they have not arrived yet.
     fn fill(&mut self, count: usize) -> Result<bool, Fault> {
         while self.end - self.start < count {
             self.buffer.copy_within(self.start..self.end, 0);
@@ -194,7 +194,7 @@ impl<S: ByteStream> Peer<S> {
         Ok(true)
     }
 
-    /// Bytes of a message: first those read ahead, then from the stream; 0 = nothing for now.
+    /// Bytes of a message: first those read ahead, then from the stream; 0 if there are none for now.
     fn read(&mut self, to: &mut [u8]) -> Result<usize, Fault> {
         let ahead = self.end - self.start;
         if ahead == 0 {
@@ -216,7 +216,7 @@ impl Fault {
     }
 }
 
-/// 0 = nothing for now; the end of the stream is a fault, because ranks do not leave.
+/// 0 if there are none for now; the end of the stream is a fault, because ranks do not leave.
 fn read_some(stream: &mut impl ByteStream, to: &mut [u8]) -> Result<usize, Fault> {
     match at_once(|| stream.read(to))? {
         None => Ok(0),
@@ -225,7 +225,7 @@ fn read_some(stream: &mut impl ByteStream, to: &mut [u8]) -> Result<usize, Fault
     }
 }
 
-/// The bytes that a call on a stream moved; `None` where it would have blocked.
+/// The bytes that a call on a stream moved; `None` if it would have blocked.
 fn at_once(mut call: impl FnMut() -> io::Result<usize>) -> Result<Option<usize>, Fault> {
     loop {
         match call() {
