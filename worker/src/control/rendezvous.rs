@@ -183,7 +183,7 @@ fn refuse_all(door: &mut Door<'_, Hello>, error: &RendezvousError, patience: &Pa
     };
     let mut absent = members.iter().filter(|slot| slot.is_none()).count();
     members.into_iter().flatten().for_each(|(_, stream)| refuse(stream));
-    // A refused rank may be among those not registered.
+    // The refused rank is not registered, but already has its answer.
     if let RendezvousError::Mismatch(_) = error {
         absent = absent.saturating_sub(1);
         let lingering = patience.at_most(LINGER);

@@ -1,8 +1,8 @@
-//! Messages between ranks while they change layouts, between two steps.
+//! Messages between ranks during a switch, between two steps.
 
 use crate::ep::{ExpertParallel, UnitError};
 
-/// Bytes that a rank sends another in one collective of a change.
+/// Bytes that a rank sends another in one collective of a switch.
 pub(super) const ROUND_BYTES: usize = 32 << 20;
 
 const AGREES: u8 = 0;
@@ -12,17 +12,17 @@ const CANNOT: u8 = 2;
 /// Why a rank cannot do its part.
 #[derive(Debug)]
 pub(super) enum Obstacle {
-    /// To be said to the others.
+    /// This rank's own reason, to be reported to the others.
     Own(String),
-    /// A rank did not send its part: it will say why.
+    /// A rank did not send its part and will report why.
     Peer(usize),
 }
 
-/// Whether all ranks can continue and have the same digest of their results. Otherwise the first objection by rank,
-/// which is the same on all ranks.
+/// Whether all ranks can continue, with equal digests of their results. Otherwise the first objection by rank, which is
+/// identical on all ranks.
 ///
 /// # Errors
-/// A rank was lost, or failed without saying why.
+/// A rank was lost, or failed without a reason.
 pub(super) fn vote(ep: &mut ExpertParallel, own: Result<u64, &Obstacle>) -> Result<Option<String>, UnitError> {
     let (vote, detail) = match own {
         Ok(digest) => (AGREES, digest.to_le_bytes().to_vec()),
@@ -52,7 +52,7 @@ pub(crate) fn allgather_messages(ep: &mut ExpertParallel, message: Vec<u8>) -> R
     let mut rest = &message[..];
     loop {
         let (now, later) = rest.split_at(rest.len().min(ROUND_BYTES));
-        // The last byte says whether there is more.
+        // The last byte says whether more follows.
         let piece: Vec<u8> = now.iter().copied().chain([u8::from(!later.is_empty())]).collect();
         let mut more = !later.is_empty();
         for (rank, mut piece) in ep.exchange(vec![piece; received.len()])?.into_iter().enumerate() {

@@ -1,7 +1,7 @@
-//! Causal attention of one item over its cache, whatever made the queries, keys and values.
+//! Causal attention of one item over its cache, independent of how queries, keys and values were computed.
 //!
-//! Scores and weighted values are products with the cache as the right operand; each query row has its own length, so
-//! the result of a token does not depend on how its prompt was cut.
+//! Scores and weighted values are products with the cache as the right operand; each query row has its own length, so a
+//! token's result does not depend on how its prompt was chunked.
 
 use std::ops::Range;
 
@@ -24,7 +24,7 @@ pub(super) enum Attention<L = Linear> {
 
 /// The input of one layer's attention: the normed rows of all items, one item after the other.
 pub(super) struct AttentionStep<'a, 'i> {
-    /// Which of the cache's layers.
+    /// Index of the layer in the cache.
     pub(super) layer: usize,
     pub(super) angles: &'a RotaryTable,
     /// `[rows, H]`
@@ -42,13 +42,13 @@ pub(super) struct AttentionScratch {
     pub(super) projected: Vec<f32>,
     /// `[rows, any]`: values between projections.
     pub(super) between: Vec<f32>,
-    /// Queries as [`Attended`] has them.
+    /// Queries in the layout of [`Attended`].
     pub(super) queries: Vec<f32>,
     /// One token's key, or rows of the queries' bottleneck.
     pub(super) row: Vec<f32>,
     /// `[rows, any]`: sums that are not yet the heads' values.
     pub(super) sums: Vec<f32>,
-    /// One for each thread; at least one.
+    /// One per thread; at least one.
     pub(super) threads: Vec<ThreadScratch>,
 }
 
@@ -65,14 +65,14 @@ pub(super) struct ThreadScratch {
     totals: Vec<f32>,
 }
 
-/// The queries of a step's rows and the caches they attend over, which already hold the rows' own keys and values.
+/// The queries of a step's rows and the caches they attend over, which already include the rows' own keys and values.
 #[derive(Clone, Copy)]
 pub(super) struct Attended<'a, 'i> {
     pub(super) layer: usize,
     pub(super) items: &'a [StepItem<'i>],
     /// First row of each item, and one past the last.
     pub(super) offsets: &'a [usize],
-    /// Of each item `[kv_heads, n, group, key_width]`.
+    /// For each item `[kv_heads, n, group, key_width]`.
     pub(super) queries: &'a [f32],
 }
 
@@ -98,8 +98,8 @@ pub(super) struct Heads {
 }
 
 impl Attention {
-    /// Writes keys and values into the caches (which have room), and the heads' sums `[rows, heads x value width]` to
-    /// `out`.
+    /// Writes keys and values into the caches, which must have room, and the heads' outputs `[rows, heads x value
+    /// width]` to `out`.
     pub(super) fn run(&self, step: &mut AttentionStep<'_, '_>, out: &mut Vec<f32>, scratch: &mut AttentionScratch) {
         match self {
             Self::Grouped(grouped) => grouped.run(step, out, scratch),
@@ -121,7 +121,7 @@ impl Attention {
 }
 
 impl AttentionStep<'_, '_> {
-    /// Keys that the rows attend over, all together.
+    /// Total number of keys that the rows attend over.
     fn keys(&self) -> usize {
         let of = |(item, rows): (&StepItem<'_>, &[usize])| {
             let tokens = rows[1] - rows[0];
@@ -132,7 +132,7 @@ impl AttentionStep<'_, '_> {
 }
 
 impl Attended<'_, '_> {
-    /// The row that leaves `share` of `all` parts of the work on some rows before it.
+    /// The row that splits the work such that `share` of `all` parts precede it.
     fn cut(&self, rows: &Range<usize>, share: usize, all: usize) -> usize {
         let items = self.items.iter().zip(self.offsets.windows(2));
         let keys = items.flat_map(|(item, of)| (of[0]..of[1]).zip(item.kv.len() + 1..));
@@ -148,7 +148,7 @@ impl Attended<'_, '_> {
 }
 
 impl Heads {
-    /// One buffer for each thread that a step's attention is shared among.
+    /// One buffer per thread that shares a step's attention.
     pub(super) fn threads<'t>(
         &self,
         step: &AttentionStep<'_, '_>,
@@ -162,8 +162,8 @@ impl Heads {
         &mut threads[..shares]
     }
 
-    /// Attention of some rows of a step, shared among as many threads as there are buffers; `out` is of these rows
-    /// `[rows, kv_heads, group, value_width]`.
+    /// Attention of some rows of a step, shared among one thread per buffer; `out` is `[rows, kv_heads, group,
+    /// value_width]` for these rows.
     pub(super) fn attend(
         &self,
         over: Attended<'_, '_>,
@@ -215,7 +215,7 @@ impl Heads {
         }
     }
 
-    /// Some positions of all query heads of one key-value head; `out` begins with the first of them.
+    /// Attention of some positions of all query heads of one key-value head; `out` begins with the first of them.
     fn attend_block<'c>(
         &self,
         item: CachedItem<'c>,
@@ -228,7 +228,7 @@ impl Heads {
         let Self { kv_heads, group, key_width, value_width, scale } = *self;
         let ThreadScratch { scores, sums, totals, .. } = scratch;
         let rows = block.len() * group;
-        // The last position of the block sees all of these keys.
+        // The last position of the block attends over all of these keys.
         let keys = cache.len() + block.end;
         let width = keys.next_multiple_of(NR);
         let shape = cache.shape();
@@ -238,7 +238,8 @@ impl Heads {
 
         let queries = &queries[head * (queries.len() / kv_heads) + block.start * group * key_width..];
         let queries = Matrix { data: &queries[..rows * key_width], stride: key_width };
-        // Each product names the data read next, as pages lie anywhere: keys, then values, then the next head's keys.
+        // Each product prefetches the data read next, because pages are scattered: keys, then values, then the next
+        // head's keys.
         let keys_of = |page: &'c Page, head| Matrix { data: page.keys(shape, layer, head), stride: PAGE_TOKENS };
         let values_of = |page: &'c Page| page.values(shape, layer, head);
         let first_page = cache.pages(keys).next().map(|(_, _, page)| page);

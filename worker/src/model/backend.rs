@@ -1,4 +1,4 @@
-//! The interface to whatever computes a step: a backend has the rows, the host decides about them.
+//! The interface of compute backends: a backend owns the rows, the host makes the decisions about them.
 
 use std::ops::Range;
 
@@ -9,27 +9,27 @@ use super::probe::Probe;
 use super::step::{StepItem, StepOutput, Wants};
 use crate::ep::{ExpertParallel, StepPhase, UnitError};
 
-/// One rank's arithmetic, with the rows that it works on wherever they lie: those of the residual stream, of all items
-/// one after the other. Methods are called in this order, those of a layer once for each layer.
+/// One rank's arithmetic, which owns the rows of the residual stream: those of all items, one item after the other.
+/// Methods are called in this order, those of a layer once per layer.
 ///
 /// # Errors
-/// Of all methods: a rank failed, this one included; the rows are then unspecified and the unit cannot continue.
+/// For all methods: a rank failed, possibly this one; the rows are then unspecified and the unit cannot continue.
 pub(super) trait ComputeBackend: Send {
     /// Begins a step of these tokens.
     fn embed(&mut self, tokens: &[u32]) -> Result<(), UnitError>;
 
-    /// Adds a layer's attention to the residual stream, and norms the rows that this rank goes on with: all of them, or
-    /// with a split its part of the sums of all ranks (SRS, section 3.4 of the paper).
+    /// Adds a layer's attention to the residual stream, and norms the rows that this rank continues with: all of them,
+    /// or with a split its part of the sums over all ranks (SRS, section 3.4 of the paper).
     fn attention(&mut self, step: &mut LayerStep<'_, '_>) -> Result<(), UnitError>;
 
     /// Chooses the experts of these rows.
     fn route(&mut self, step: &mut LayerStep<'_, '_>, lists: &mut RowLists) -> Result<(), UnitError>;
 
-    /// Takes the normed rows to their experts and back.
+    /// Sends the normed rows to their experts and back.
     fn experts(&mut self, step: &mut LayerStep<'_, '_>, lists: &RowLists) -> Result<(), UnitError>;
 
-    /// Adds the experts, the shared one too, or a dense layer; with a split it brings back all rows, and the experts
-    /// that they went to (SAG).
+    /// Adds the output of the experts, including the shared one, or of a dense layer; with a split, gathers all rows
+    /// and the experts that they went to (SAG).
     fn feed_forward(&mut self, step: &mut LayerStep<'_, '_>, lists: &mut RowLists) -> Result<(), UnitError>;
 
     /// The logits of some rows.
@@ -39,7 +39,7 @@ pub(super) trait ComputeBackend: Send {
 /// One layer of a step.
 pub(super) struct LayerStep<'a, 'i> {
     pub(super) layer: usize,
-    /// Which of those with experts.
+    /// Index among the MoE layers, if it is one.
     pub(super) moe: Option<LayerIdx>,
     pub(super) items: &'a mut [StepItem<'i>],
     /// First row of each item, and one past the last.
@@ -56,7 +56,7 @@ impl LayerStep<'_, '_> {
         self.offsets.last().copied().unwrap_or(0)
     }
 
-    /// Positions of the split that are this rank's; without one all rows are.
+    /// This rank's positions in the split; without one, all rows.
     pub(super) fn own_positions(&self) -> Range<usize> {
         match &self.split {
             Some(split) => split.positions(self.ep.attention_place()),
@@ -65,41 +65,41 @@ impl LayerStep<'_, '_> {
     }
 }
 
-/// The host's lists of the rows that a rank works on; reused by later steps.
+/// The host's lists for a rank's rows; reused by later steps.
 #[derive(Default)]
 pub(super) struct RowLists {
-    /// `[rows]`: the phase that each is counted in.
+    /// `[rows]`: the phase that each row counts for.
     pub(super) phases: Vec<StepPhase>,
     /// `[rows, k]`
     pub(super) experts: Vec<u16>,
     /// `[rows, k]`
     pub(super) weights: Vec<f32>,
-    /// `[all rows, k]`: the experts of the rows that a split brought back.
+    /// `[all rows, k]`: the experts of the rows that a split gathered.
     pub(super) gathered: Vec<u16>,
 }
 
 impl RowLists {
-    /// Room for the choice of k experts for so many rows.
+    /// Resizes the lists to `rows` choices of k experts.
     pub(super) fn resize(&mut self, rows: usize, top_k: usize) -> (&mut [u16], &mut [f32]) {
         self.experts.resize(rows * top_k, 0);
         self.weights.resize(rows * top_k, 0.0);
         (&mut self.experts, &mut self.weights)
     }
 
-    /// The labels that go with this rank's rows in an allgather of so many, and where those of all rows come: the
-    /// experts of a layer with experts, else none.
+    /// The labels that accompany this rank's rows in an allgather, and room for those of all rows: experts in an MoE
+    /// layer, otherwise none.
     pub(super) fn labels(&mut self, rows: usize, width: usize) -> (&[u16], &mut [u16]) {
         self.gathered.resize(rows * width, 0);
         (if width == 0 { &[] } else { &self.experts }, &mut self.gathered)
     }
 
-    /// From now on the experts are those of all rows.
+    /// Makes the experts of all rows the current ones.
     pub(super) fn keep_gathered(&mut self) {
         std::mem::swap(&mut self.experts, &mut self.gathered);
     }
 }
 
-/// The rows whose logits are needed: of each item that wants something the last.
+/// The rows whose logits are needed: the last one of each item that needs any.
 #[derive(Default)]
 pub(super) struct WantedRows {
     /// Ascending.
@@ -108,10 +108,10 @@ pub(super) struct WantedRows {
     pub(super) items: Vec<WantedItem>,
 }
 
-/// An item that wants something.
+/// An item that needs logits or the likeliest token.
 #[derive(Clone, Copy)]
 pub(super) struct WantedItem {
-    /// Its place in the step.
+    /// Its index in the step.
     pub(super) at: usize,
     #[cfg_attr(not(feature = "gpu"), expect(dead_code, reason = "the CPU has all logits at hand"))]
     pub(super) wants: Wants,

@@ -22,7 +22,7 @@ const SIZE_BYTES: usize = 8;
 
 /// All tensors of a model directory.
 pub(super) struct Checkpoint {
-    /// The file that says which tensors there are.
+    /// The file that lists the tensors.
     path: PathBuf,
     shards: Vec<Shard>,
     /// Only with an index: the shard of each tensor.
@@ -33,7 +33,7 @@ struct Shard {
     path: PathBuf,
     map: Mmap,
     metadata: Metadata,
-    /// Where the data begin in the file.
+    /// Offset of the data in the file.
     data_start: usize,
 }
 
@@ -75,9 +75,9 @@ impl TensorKind {
 /// A tensor in the files of a checkpoint.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct TensorPlace {
-    /// Which file, of [`Checkpoint::files`].
+    /// Index into [`Checkpoint::files`].
     pub(super) file: usize,
-    /// Its first byte there.
+    /// Offset of its first byte.
     pub(super) at: u64,
     pub(super) bytes: usize,
     pub(super) kind: TensorKind,
@@ -89,7 +89,7 @@ impl<'a> TensorData<'a> {
         self.bytes.len() / self.kind.bytes()
     }
 
-    /// Some of the elements.
+    /// A range of the elements.
     pub(super) fn part(&self, range: Range<usize>) -> TensorData<'a> {
         let size = self.kind.bytes();
         self.kind.of(&self.bytes[range.start * size..range.end * size])
@@ -160,7 +160,7 @@ impl Checkpoint {
         place.kind.of(&self.shards[place.file].map[from..from + place.bytes])
     }
 
-    /// Where a tensor of exactly this shape lies.
+    /// The place of a tensor of exactly this shape.
     pub(super) fn place(&self, name: &str, shape: &[usize]) -> Result<TensorPlace, ModelError> {
         let file = match &self.shard_of {
             None => Some(0),
@@ -184,7 +184,7 @@ impl Checkpoint {
         Ok(TensorPlace { file, at: (shard.data_start + from) as u64, bytes: to - from, kind })
     }
 
-    /// Its files, as [`TensorPlace::file`] counts them.
+    /// Its files, in the order of [`TensorPlace::file`].
     pub(super) fn files(&self) -> impl Iterator<Item = &Path> {
         self.shards.iter().map(|shard| &*shard.path)
     }
@@ -193,8 +193,8 @@ impl Checkpoint {
 impl Shard {
     fn open(path: &Path) -> Result<Self, ModelError> {
         let file = open(path, "a checkpoint file")?;
-        // SAFETY: the map is only read, and only while the model is loaded: what it packs it owns afterwards. Another
-        // process that cuts the file in that moment can only end this one.
+        // SAFETY: the map is only read, and only while the model is loaded: packed weights are copies. A process that
+        // truncates the file meanwhile can only crash this one.
         let map = unsafe { Mmap::map(&file) }.map_err(ModelError::io(path))?;
         let (header, metadata) = SafeTensors::read_metadata(&map)
             .map_err(|error| ModelError::Checkpoint { path: path.to_path_buf(), detail: error.to_string() })?;
@@ -215,7 +215,7 @@ fn open(path: &Path, expected: &'static str) -> Result<File, ModelError> {
     })
 }
 
-/// A file of at most `most` bytes.
+/// Reads a file of at most `most` bytes.
 pub(crate) fn read_small_file(path: &Path, most: u64, expected: &'static str) -> Result<Vec<u8>, ModelError> {
     let mut bytes = Vec::new();
     open(path, expected)?.take(most + 1).read_to_end(&mut bytes).map_err(ModelError::io(path))?;

@@ -25,7 +25,7 @@ use crate::ep::{AllRows, ExpertSpread, Norm, OwnRows, RoutedBatch, UnitError};
 pub(super) struct CpuBackend {
     config: Arc<ModelConfig>,
     weights: Weights,
-    /// Heads of the other attention, `[layers]`, if the rank may switch to it.
+    /// Heads in the other layout of attention, `[layers]`, if the rank may switch to it.
     other: Option<Vec<HeadWeights>>,
     pub(super) experts: RankExperts,
     pub(super) peers: Peers,
@@ -36,13 +36,13 @@ pub(super) struct CpuBackend {
 /// Buffers of a step, reused by the next one.
 #[derive(Default)]
 struct Scratch {
-    /// `[rows, H]`: the residual stream; between SRS and SAG this rank's rows of it.
+    /// `[rows, H]`: the residual stream; between SRS and SAG, only this rank's rows.
     residual: Vec<f32>,
-    /// `[rows, H]`, or `[own rows, H]`: the other of the two.
+    /// `[rows, H]`, or `[own rows, H]`: double buffer of the residual stream.
     other_residual: Vec<f32>,
     /// `[rows, H]`
     normed: Vec<f32>,
-    /// `[rows, H]`: the output of a part of a layer, which is added to the residual stream.
+    /// `[rows, H]`: the output of a part of a layer, to be added to the residual stream.
     added: Vec<f32>,
     /// `[rows, heads x value width]`
     attended: Vec<f32>,
@@ -53,7 +53,7 @@ struct Scratch {
     mlp: MlpScratch,
 }
 
-/// The heads that a rank computes at first, and those that it may come to compute instead.
+/// The heads that a rank computes initially, and those after a switch of attention.
 pub(super) struct HeadShares {
     pub(super) start: HeadShare,
     pub(super) other: Option<HeadShare>,
@@ -87,14 +87,14 @@ impl CpuBackend {
         Ok(Self { config: Arc::clone(config), weights, other, experts, peers, angles, scratch })
     }
 
-    /// From now on the heads of the other attention are computed.
+    /// Switches to the heads of the other attention.
     pub(super) fn exchange_heads(&mut self) {
         for (block, weights) in self.weights.blocks.iter_mut().zip(self.other.iter_mut().flatten()) {
             swap(&mut block.heads, weights);
         }
     }
 
-    /// Leaves this rank's rows of the residual stream, with the sums of all ranks added, and their norm.
+    /// Leaves this rank's rows of the residual stream, with the sums over all ranks added, and their norm.
     fn scatter(&mut self, step: &mut LayerStep<'_, '_>) -> Result<(), UnitError> {
         let elements = step.own_positions().len() * self.config.hidden;
         let Scratch { residual, other_residual: own, normed, .. } = &mut self.scratch;

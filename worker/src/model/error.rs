@@ -1,4 +1,5 @@
-//! Why a checkpoint cannot be served, in one sentence, before anything is served; and why a step was refused.
+//! Reasons why a checkpoint cannot be served, one sentence each and before anything is served; and why a step was
+//! refused.
 
 use std::path::{Path, PathBuf};
 
@@ -18,7 +19,7 @@ pub enum ModelError {
         /// The cause.
         source: std::io::Error,
     },
-    /// A file of the directory is not there.
+    /// A file of the directory is missing.
     #[error("{} is missing: expected {expected}", path.display())]
     Missing {
         /// The file.
@@ -26,13 +27,13 @@ pub enum ModelError {
         /// The file that should be there.
         expected: &'static str,
     },
-    /// A GPU that refuses, as it does when memory is short: the driver's own words.
+    /// A GPU error, such as a lack of memory, in the driver's words.
     #[error("the GPU refused: {0}")]
     Gpu(String),
-    /// Something that only the CPU computes.
+    /// Something that is implemented only on the CPU.
     #[error("{0} cannot be had on a GPU: it is not built for --device cuda")]
     NotOnGpu(&'static str),
-    /// Experts that stay where they were at the start.
+    /// Experts that cannot be moved after the start.
     #[error("experts {0} cannot be switched while the unit runs")]
     FixedLayout(ExpertLayout),
     /// A JSON file is not valid.
@@ -43,7 +44,7 @@ pub enum ModelError {
         /// The problem: found and expected.
         detail: String,
     },
-    /// An architecture that this worker does not know.
+    /// An unsupported architecture.
     #[error("{} names the architecture {found}; this worker runs {known}", path.display())]
     Architecture {
         /// The configuration file.
@@ -56,7 +57,7 @@ pub enum ModelError {
     /// A configuration value that is invalid, or that this worker does not support.
     #[error(transparent)]
     Config(ConfigError),
-    /// A safetensors file that is cut short or damaged.
+    /// A safetensors file that is truncated or damaged.
     #[error("{} is not a complete safetensors file: {detail}", path.display())]
     Checkpoint {
         /// The file.
@@ -72,7 +73,7 @@ pub enum ModelError {
         /// The tensor.
         tensor: String,
     },
-    /// A tensor of another shape than the configuration's, or of an unsupported type.
+    /// A tensor whose shape differs from the configuration's, or whose type is unsupported.
     #[error("{}: tensor {tensor} has {problem}", path.display())]
     Tensor {
         /// The checkpoint file.
@@ -82,7 +83,7 @@ pub enum ModelError {
         /// The shape or type: found and expected.
         problem: String,
     },
-    /// Experts that cannot be cut into so many slices.
+    /// Experts that cannot be cut into this many slices.
     #[error("the intermediate width {width} of an expert cannot be cut into {ranks} even slices, one for each rank")]
     ExpertWidth {
         /// `moe_intermediate_size`, or the family's name for it.
@@ -90,16 +91,16 @@ pub enum ModelError {
         /// Ranks of the unit.
         ranks: usize,
     },
-    /// Experts that cannot be laid out.
+    /// Experts that cannot be placed.
     #[error("the experts cannot be laid out: {0}")]
     Experts(ReshardError),
-    /// Experts that cannot be written to their place.
+    /// Experts that cannot be written to their slots.
     #[error(transparent)]
     ExpertFault(MemoryFault),
     /// No memory for experts.
     #[error("no memory for the experts: {0}")]
     ExpertMemory(String),
-    /// A limit on the memory for experts that is too low for streaming.
+    /// A memory limit for experts that is too low for streaming.
     #[error(
         "the experts of this rank take at least {least} bytes of memory with two layers of those that are streamed, \
          --expert-memory is {limit}"
@@ -107,10 +108,10 @@ pub enum ModelError {
     ExpertBudget {
         /// The limit.
         limit: u64,
-        /// The least that would do.
+        /// The minimum required.
         least: u64,
     },
-    /// A file that experts are streamed from is another than at the start.
+    /// A file that experts are streamed from has changed since the start.
     #[error("{} was changed while experts are streamed from it: {detail}", path.display())]
     FileChanged {
         /// The file.
@@ -118,7 +119,7 @@ pub enum ModelError {
         /// The difference.
         detail: String,
     },
-    /// Experts that are read again and again stay where they are.
+    /// Streamed experts cannot be moved.
     #[error("experts that are streamed (--expert-memory) cannot be switched while the unit runs")]
     StreamedExperts,
     /// A placement with more experts on a rank than it has slots.
@@ -126,12 +127,12 @@ pub enum ModelError {
         "the placement has {found} experts on a rank, the ranks were started with {limit} expert slots: expected --expert-slots {found}"
     )]
     ExpertSlots {
-        /// Of the rank with the most.
+        /// The maximum over the ranks.
         found: usize,
-        /// Slots of every rank.
+        /// Slots per rank.
         limit: usize,
     },
-    /// Heads that cannot be split over so many ranks.
+    /// Heads that cannot be split over this many ranks.
     #[error(
         "attention tp cannot split {heads} query heads and {kv_heads} key-value heads over {ranks} ranks, expected one of \
          {possible}"
@@ -143,7 +144,7 @@ pub enum ModelError {
         kv_heads: usize,
         /// Ranks of the unit.
         ranks: usize,
-        /// The numbers of ranks that would do.
+        /// The possible numbers of ranks.
         possible: String,
     },
     /// A placement for another model or another unit.
@@ -161,20 +162,20 @@ pub enum ModelError {
 }
 
 impl ModelError {
-    /// Of a file that cannot be read or mapped.
+    /// A file that cannot be read or mapped.
     pub(crate) fn io(path: &Path) -> impl Fn(std::io::Error) -> Self + '_ {
         move |source| Self::Io { path: path.to_owned(), source }
     }
 }
 
-/// Why a step did not happen.
+/// Reasons why a step was not run.
 #[derive(Debug, thiserror::Error)]
 pub enum StepError {
     /// A rank failed: the unit cannot continue.
     #[error(transparent)]
     Transport(#[from] UnitError),
-    /// An item that cannot be computed. Nothing was sent and no cache has changed: the rank must begin its step again
-    /// without that item, because its peers may be waiting.
+    /// An invalid item. Nothing was sent and no cache has changed: the rank must restart its step without the item,
+    /// because its peers may be waiting.
     #[error("item {item} of the step is refused: {detail}")]
     Item {
         /// Index into the step's items.

@@ -1,15 +1,15 @@
-//! The routed experts of a rank: packed in one buffer, in which a switch moves them ([`semmoe_kernels::reshard`]).
+//! A rank's routed experts, packed in one buffer in which a switch moves them ([`semmoe_kernels::reshard`]).
 //!
-//! An expert has as many *slices* as the unit has ranks, if they divide its intermediate width, and one otherwise. A
-//! slice is packed as a checkpoint's loader packs matrices of its columns:
+//! An expert has one *slice* per rank of the unit if that divides its intermediate width, and a single one otherwise. A
+//! slice is packed like matrices with its columns:
 //!
 //! | array | what | cut by slices |
 //! |---|---|---|
-//! | 0 | gate above up, `[2 x width, H]`, slice by slice | whole slices lie one after the other |
+//! | 0 | gate above up, `[2 x width, H]`, slice by slice | whole slices in sequence |
 //! | 1 | down, `[H, width]`, in groups of columns of the panels | each group has the rows of slice 0, then of slice 1 |
 //!
-//! So an expert is one product with array 0 and one with array 1 in either layout, and a slice leaves it as one copy of
-//! array 0 and one for each group of array 1.
+//! So an expert takes one product with array 0 and one with array 1 in either layout, and moving a slice takes one copy
+//! of array 0 and one for each group of array 1.
 
 use std::ops::Range;
 
@@ -31,7 +31,7 @@ use crate::threads::shares;
 const GATE_UP: usize = 0;
 const DOWN: usize = 1;
 
-/// A rank of a unit.
+/// A rank's position in a unit.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Place {
     pub(super) rank: usize,
@@ -52,7 +52,7 @@ pub(super) struct Packing {
     slices: usize,
     /// Columns of a slice.
     width: usize,
-    /// The first one of slice 0.
+    /// First column of slice 0.
     first: usize,
     types: ExpertTypes,
 }
@@ -60,14 +60,14 @@ pub(super) struct Packing {
 impl Packing {
     fn new(config: &ModelConfig, layout: ExpertLayout, at: Place, types: ExpertTypes) -> Result<Self, ModelError> {
         let part = Self::in_place(config, layout, at, types)?;
-        // With experts ep and tp every slice of the unit lies somewhere.
+        // With experts ep or tp every slice exists somewhere in the unit.
         Ok(match layout.nodes().is_none() && config.expert_width.is_multiple_of(at.world) {
             true => Self { slices: at.world, width: config.expert_width / at.world, first: 0, ..part },
             false => part,
         })
     }
 
-    /// A rank's part of an expert as one slice, which nothing moves.
+    /// A rank's part of an expert as one slice that never moves.
     pub(super) fn in_place(
         config: &ModelConfig,
         layout: ExpertLayout,
@@ -78,7 +78,7 @@ impl Packing {
         Ok(Self { hidden: config.hidden, slices: 1, width: kept.len(), first: kept.start, types })
     }
 
-    /// The columns of a whole expert that are packed.
+    /// The range of a whole expert's columns that is packed.
     pub(super) fn columns(&self) -> Range<usize> {
         self.first..self.first + self.slices * self.width
     }
@@ -91,8 +91,8 @@ impl Packing {
         ]
     }
 
-    /// Packs gate and up, of which there are the rows of [`Packing::columns`] alone, and down of the whole `width`,
-    /// into the arrays of an expert of one slice. Their padding stays as it is.
+    /// Packs gate and up, given only the rows in [`Packing::columns`], and down, given the whole `width`, into the
+    /// arrays of an expert with one slice. Leaves padding unchanged.
     pub(super) fn pack_in_place(
         &self,
         [gate, up, down]: &[TensorData<'_>; 3],
@@ -103,13 +103,14 @@ impl Packing {
         Linear::pack_into(self.types.down, &[*down], width, &self.columns(), packed_down);
     }
 
-    /// As [`LocalExperts::threads`], by the number of experts and of slices of each.
+    /// The number of threads that share a layer's rows (see [`LocalExperts::threads`]), by the number of experts and
+    /// slices.
     pub(super) fn threads(&self, pairs: usize, experts: usize, slices: usize) -> usize {
         let by_rows = pairs / (ROWS_OF_A_THREAD * experts).max(1);
         shares(pairs * 3 * self.hidden * self.width * slices).min(by_rows).max(1)
     }
 
-    /// As [`LocalExperts::apply`], for an expert of `slices` slices.
+    /// Applies an expert of `slices` slices; see [`LocalExperts::apply`].
     pub(super) fn apply(
         &self,
         slices: usize,
@@ -135,12 +136,12 @@ impl Packing {
         );
     }
 
-    /// Gate and up of a slice with the padding to whole panels.
+    /// Outputs of gate and up of a slice, padded to whole panels.
     fn outputs(&self) -> usize {
         (2 * self.width).next_multiple_of(group_of(2 * self.width))
     }
 
-    /// Columns of a slice with the padding to whole words.
+    /// Columns of a slice, padded to whole words.
     fn inputs(&self) -> usize {
         match self.types.down {
             PanelType::Bf16 => self.width.next_multiple_of(2),
@@ -181,22 +182,22 @@ impl Packing {
     }
 }
 
-/// All routed experts that a rank has, or has slices of.
+/// All routed experts, or slices of them, on a rank.
 pub(super) struct Experts {
     packing: Packing,
-    /// Of a whole expert.
+    /// Width of a whole expert.
     width: usize,
     pub(super) pool: Pool,
     pub(super) layout: Layout,
     pub(super) side: Side,
     pub(super) memory: SharedExperts,
-    /// Of what was loaded: of this rank's pieces, once ranks have met of all.
+    /// Checksums of what was loaded: of this rank's pieces, and after the first exchange of all ranks'.
     pub(super) checksums: Checksums,
 }
 
 impl Experts {
-    /// Memory for a rank's experts in a spread, and for any other with at most `slots` whole experts on a rank: as many
-    /// as this spread has, if that is more.
+    /// Allocates memory for a rank's experts in a spread, and for any other with at most `slots` whole experts on a
+    /// rank; at least as many as in this spread.
     pub(super) fn new(
         config: &ModelConfig,
         at: Place,
@@ -215,7 +216,8 @@ impl Experts {
         Ok(Self { packing, width: config.expert_width, pool, layout, side: Side::Low, memory, checksums })
     }
 
-    /// Packs this rank's part of a layer. `tensors` gives gate, up and down of each expert, and is called for all.
+    /// Packs this rank's part of a layer. `tensors` returns gate, up and down of an expert, and is called for all
+    /// experts.
     pub(super) fn load<'a>(
         &mut self,
         layer: LayerIdx,
@@ -243,7 +245,7 @@ impl Experts {
         Ok(())
     }
 
-    /// All is loaded: into huge pages with it.
+    /// Moves the loaded experts into huge pages.
     pub(super) fn settle(&self) {
         let layers = self.pool.layers();
         let first = self.pool.slot(&self.layout, self.side, 0).start;
@@ -255,7 +257,7 @@ impl Experts {
         if self.layout == Layout::Tp { 1 } else { self.packing.slices }
     }
 
-    /// How many experts this rank has in a layer.
+    /// Number of experts on this rank in a layer.
     fn count(&self, layer: LayerIdx) -> usize {
         hosted(&self.pool, &self.layout, layer, self.memory.rank())
     }
@@ -265,7 +267,7 @@ impl Experts {
         bytemuck::cast_slice(&self.memory.own()[self.pool.entry(slot, self.memory.rank(), position, array)])
     }
 
-    /// As if a layer had broken in memory.
+    /// Simulates a layer that was corrupted in memory.
     #[cfg(test)]
     pub(super) fn corrupt(&mut self, layer: usize) {
         let at = self.pool.slot(&self.layout, self.side, layer).start;
@@ -273,24 +275,24 @@ impl Experts {
         self.memory.write(at, &[byte ^ 1]).unwrap();
     }
 
-    /// Where a spread has the experts.
+    /// The places of the experts in a spread.
     pub(super) fn arrange(&self, spread: &ExpertSpread) -> Result<Layout, ReshardError> {
         arrange(&self.pool, spread)
     }
 }
 
-/// The room that a rank has for experts.
+/// A rank's capacity for experts.
 pub(super) struct Home {
     pub(super) layout: Layout,
     world: usize,
     layers: usize,
-    /// Whole experts of a layer.
+    /// Whole experts per layer.
     slots: usize,
 }
 
 impl Home {
-    /// For a spread, and any other with at most `slots` whole experts on a rank: as many as this spread has, if that is
-    /// more.
+    /// The capacity for a spread and any other with at most `slots` whole experts on a rank; at least as many as in
+    /// this spread.
     pub(super) fn new(spread: &ExpertSpread, world: usize, slots: Option<u16>) -> Result<Self, ReshardError> {
         let whole = match spread.layout {
             ExpertLayout::Tp => ExpertSpread { layout: ExpertLayout::Ep, ..spread.clone() },
@@ -302,14 +304,14 @@ impl Home {
         Ok(Self { layout, world, layers, slots })
     }
 
-    /// Slots for experts of this shape; `sliced`: with slices in every layout, where an expert has one for each rank.
+    /// Slots for experts of this shape; `sliced`: in every layout as slices, one per rank.
     pub(super) fn pool(&self, shape: ExpertShape, experts: usize, sliced: bool) -> Result<Pool, ReshardError> {
         let pool = Pool::new(shape, NodeGrid::of_nodes(1, self.world)?, experts, self.layers, self.slots)?;
         Ok(if sliced { pool } else { pool.ep_only() })
     }
 }
 
-/// Where a spread has the experts of a pool.
+/// The places of a pool's experts in a spread.
 pub(super) fn arrange(pool: &Pool, spread: &ExpertSpread) -> Result<Layout, ReshardError> {
     let layout = match spread.layout {
         ExpertLayout::Tp => Layout::Tp,
@@ -318,7 +320,7 @@ pub(super) fn arrange(pool: &Pool, spread: &ExpertSpread) -> Result<Layout, Resh
     pool.check(&layout).map(|()| layout)
 }
 
-/// How many experts a rank has in a layer.
+/// Number of experts on a rank in a layer.
 pub(super) fn hosted(pool: &Pool, layout: &Layout, layer: LayerIdx, rank: usize) -> usize {
     match layout {
         Layout::Tp => pool.experts(),
@@ -326,7 +328,7 @@ pub(super) fn hosted(pool: &Pool, layout: &Layout, layer: LayerIdx, rank: usize)
     }
 }
 
-/// Each rank's experts in ascending id, which is the order of their slots.
+/// Each rank's experts in ascending id, the order of their slots.
 fn hosts(spread: &ExpertSpread, world: usize) -> Result<Hosts, ReshardError> {
     let experts: usize = spread.copies.experts().into();
     let of = |rank: usize, layer: usize| spread.experts_of(RankId::new(rank as u16), LayerIdx::new(layer as u16));
@@ -340,7 +342,7 @@ fn hosts(spread: &ExpertSpread, world: usize) -> Result<Hosts, ReshardError> {
     Hosts::new(experts, world, layers.map(layer).collect())
 }
 
-/// Rows of an expert for which its weights are worth reading once more, by another thread.
+/// Rows of an expert that justify another thread's reading of its weights.
 const ROWS_OF_A_THREAD: usize = 4;
 
 /// One layer's experts on this rank.

@@ -14,7 +14,7 @@ pub(super) struct Scratch {
     tokens: Vec<u32>,
     /// `[rows]`: their phases.
     phases: Vec<StepPhase>,
-    /// `[rows]` where a local rate is forced.
+    /// `[rows]` if a local rate is forced.
     keys: Vec<u64>,
     lists: RowLists,
     wanted: WantedRows,
@@ -27,7 +27,7 @@ pub(super) struct Forward<'a> {
     pub(super) scratch: &'a mut Scratch,
     pub(super) out: &'a mut StepOutput,
     pub(super) ep: &'a mut ExpertParallel,
-    /// The rows that this rank continues with after attention: with attention tp, where all ranks have the same rows.
+    /// With attention tp, the split that determines this rank's rows after attention, where all ranks have all rows.
     pub(super) rows: Option<&'a mut RowPlan>,
     pub(super) probe: &'a mut dyn Probe,
 }
@@ -44,7 +44,7 @@ impl Forward<'_> {
         Ok(self.backend.head(&self.scratch.wanted, self.out, self.probe)?)
     }
 
-    /// The rows of the items, one item after the other.
+    /// Concatenates the rows of the items.
     fn lay_out(&mut self, items: &[StepItem<'_>]) {
         let (Scratch { tokens, phases, keys, .. }, out) = (&mut *self.scratch, &mut *self.out);
         tokens.clear();
@@ -64,8 +64,8 @@ impl Forward<'_> {
         out.routes.resize(tokens.len() * out.route_width, 0);
     }
 
-    /// One layer. With attention tp the rank has only the rows that the plan gives it between attention and the next
-    /// layer, and works as with attention dp.
+    /// Runs one layer. With attention tp the rank has only its rows of the split from attention to the next layer, and
+    /// works as with attention dp.
     fn layer(&mut self, layer: usize, items: &mut [StepItem<'_>]) -> Result<(), StepError> {
         let Scratch { tokens, phases, keys, lists, .. } = &mut *self.scratch;
         let moe = self.config.moe_layer(layer);
@@ -102,7 +102,7 @@ impl Forward<'_> {
         Ok(())
     }
 
-    /// The last row of each item that wants something.
+    /// Collects the last row of each item that needs logits.
     fn want_rows(&mut self, items: &[StepItem<'_>]) {
         let wanted = &mut self.scratch.wanted;
         wanted.rows.clear();

@@ -1,4 +1,4 @@
-//! Grouped-query attention: one projection gives queries, keys and values; norms and a clip where the family has them.
+//! Grouped-query attention: one projection gives queries, keys and values; norms and clipping depend on the family.
 
 use super::attention::{Attended, AttentionScratch, AttentionStep, Heads, ThreadScratch};
 use super::compute::{Linear, clamp, rms_norm};
@@ -11,34 +11,33 @@ use crate::threads::both;
 pub(super) struct Grouped<L = Linear> {
     pub(super) heads: Heads,
     pub(super) projected: Projected,
-    /// Queries, keys and values of one token, one after the other.
+    /// Projects a token's queries, keys and values, in this order.
     pub(super) qkv: L,
     pub(super) norms: Option<HeadNorms>,
     /// The largest magnitude of queries, keys and values.
     pub(super) clip: Option<f32>,
 }
 
-/// The output of the projection for one token. It is wider than the heads here need if a norm spans all heads and
-/// attention is split over ranks.
+/// The output of the projection for one token. If attention is split over ranks and a norm spans all heads, it is wider
+/// than this rank's heads.
 #[derive(Clone, Copy)]
 pub(super) struct Projected {
-    /// Elements of queries, then of keys; values are those of the heads here.
+    /// Elements of queries, then of keys; values only for this rank's heads.
     pub(super) queries: usize,
     pub(super) keys: usize,
-    /// Where the heads here begin among them.
+    /// Offsets of this rank's heads among them.
     pub(super) first_query: usize,
     pub(super) first_key: usize,
 }
 
-/// The norms of queries and keys: as wide as one head, each of which is then normed by itself, or as all of them
-/// together.
+/// The norms of queries and keys: as wide as one head, then applied to each head separately, or as wide as all of them.
 pub(super) struct HeadNorms {
     pub(super) query: Vec<f32>,
     pub(super) key: Vec<f32>,
     pub(super) eps: f32,
 }
 
-/// The projections of some items, and the destination of their queries.
+/// The projections of some items, and room for their queries.
 struct Projection<'a, 'i> {
     layer: usize,
     angles: &'a RotaryTable,
@@ -52,7 +51,8 @@ struct Projection<'a, 'i> {
 }
 
 impl Projection<'_, '_> {
-    /// Two parts of whole items, at least one in each, the first with about `share` of `all` parts of the rows.
+    /// Splits into two sets of whole items, at least one in each, the first with about `share` of `all` parts of the
+    /// rows.
     fn split(self, share: usize, all: usize) -> (Self, Self) {
         let first = self.offsets[0];
         let rows = self.offsets[self.items.len()] - first;
@@ -104,8 +104,8 @@ impl Grouped {
         self.heads.attend(over, 0..rows, out, threads);
     }
 
-    /// Makes queries as [`Attended`] has them, writes keys and values into the caches; items are shared among as many
-    /// threads as there are buffers.
+    /// Writes queries in the layout of [`Attended`], and keys and values into the caches; items are shared among one
+    /// thread per buffer.
     fn prepare(&self, of: Projection<'_, '_>, threads: &mut [ThreadScratch]) {
         if threads.len() > 1 && of.items.len() > 1 {
             let all = threads.len();

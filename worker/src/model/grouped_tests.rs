@@ -1,4 +1,4 @@
-//! Attention against its formula in f64, with widths that fill no vector, and a cache that was begun before.
+//! Attention against its formula in f64, with widths that fill no vector, and a partly filled cache.
 
 use super::*;
 use crate::ep::StepPhase;
@@ -43,7 +43,7 @@ fn turned(head: &[f32], norm: &[f32], position: usize) -> Vec<f64> {
     (0..dim).map(rotated).collect()
 }
 
-/// The sum of one query head at one position over all positions up to it.
+/// The output of one query head at one position, over all positions up to it.
 fn naive(qkv: &[f32], norms: &HeadNorms, position: usize, query_head: usize) -> Vec<f64> {
     let row = |p: usize| &qkv[p * WIDTH..][..WIDTH];
     let keys_at = QUERY_WIDTH + query_head / GROUP * DIM;
@@ -59,7 +59,7 @@ fn naive(qkv: &[f32], norms: &HeadNorms, position: usize, query_head: usize) -> 
     (0..DIM).map(element).collect()
 }
 
-/// The sums of all tokens of some equal sequences, which come in pieces of so many tokens each.
+/// The outputs of all tokens of equal sequences, processed in pieces of `piece` tokens.
 fn attended(layer: &Grouped, angles: &RotaryTable, qkv: &[f32], piece: usize, sequences: usize) -> Vec<f32> {
     let pool = KvPool::new(cache_shape(), usize::MAX, false);
     let mut caches: Vec<KvCache> = (0..sequences).map(|_| pool.alone()).collect();

@@ -1,8 +1,8 @@
-//! Large memory for the data that every step reads: weights and pages of keys and values.
+//! Large allocations for the data that every step reads: weights and pages of keys and values.
 //!
-//! A piece of a few hundred kilobytes from the heap lies in small pages, each of which takes an entry of the
-//! processor's address cache; and pieces that are read one after the other lie anywhere. An arena is one mapping for
-//! which huge pages are asked, and its pieces lie in the order in which they were taken.
+//! A heap allocation of a few hundred kilobytes uses small pages, each of which takes a TLB entry; and allocations that
+//! are read in sequence are scattered. An arena is one mapping with huge pages, whose pieces are contiguous in the
+//! order in which they were taken.
 
 use std::alloc::{Layout, handle_alloc_error};
 use std::marker::PhantomData;
@@ -13,47 +13,47 @@ use std::sync::Arc;
 use bytemuck::Pod;
 use memmap2::MmapMut;
 
-/// Every piece begins at a multiple of this many bytes: a small page's, and so also a cache line's.
+/// Alignment of every piece: a small page, and hence a cache line.
 const GRAIN: usize = 4096;
 
 /// A mapping and how much of it is taken.
 #[derive(Debug)]
 pub(in crate::model) struct Arena {
     map: Arc<MmapMut>,
-    /// The mapping's first byte, taken while it could be written to.
+    /// The mapping's first byte, obtained while the mapping was mutable.
     base: *mut u8,
-    /// Bytes that pieces have; a multiple of [`GRAIN`].
+    /// Bytes in pieces; a multiple of [`GRAIN`].
     used: usize,
 }
 
 // SAFETY: `base` points into the mapping, which any thread may use; only `take` uses it, through `&mut self`.
 unsafe impl Send for Arena {}
-// SAFETY: as above; nothing reads through `base` behind `&self`.
+// SAFETY: see above; nothing reads through `base` with only `&self`.
 unsafe impl Sync for Arena {}
 
-/// A part of an arena that nothing else refers to; all zero at first.
+/// A part of an arena that nothing else refers to; initially zero.
 #[derive(Debug)]
 pub(in crate::model) struct Piece<T> {
     at: NonNull<T>,
     len: usize,
-    /// Keeps the mapping.
+    /// Keeps the mapping alive.
     map: Arc<MmapMut>,
     owned: PhantomData<T>,
 }
 
 // SAFETY: a piece is the only reference to its elements, as a box is.
 unsafe impl<T: Send> Send for Piece<T> {}
-// SAFETY: as above.
+// SAFETY: see above.
 unsafe impl<T: Sync> Sync for Piece<T> {}
 
 impl Arena {
-    /// An arena of at least this many bytes. A failed allocation ends the process, as it does for a `Vec`.
+    /// An arena of at least this many bytes. A failed allocation aborts the process, as for a `Vec`.
     pub(in crate::model) fn new(bytes: usize) -> Self {
         let bytes = bytes.max(1).next_multiple_of(GRAIN);
         let Ok(mut map) = MmapMut::map_anon(bytes) else {
             handle_alloc_error(Layout::from_size_align(bytes, GRAIN).unwrap_or_else(|_| Layout::new::<u8>()));
         };
-        // Advice: where it is not taken everything works, on small pages.
+        // A hint: without huge pages everything still works.
         #[cfg(target_os = "linux")]
         let _ = map.advise(memmap2::Advice::HugePage);
         let base = map.as_mut_ptr();
@@ -65,7 +65,7 @@ impl Arena {
         len.saturating_mul(size_of::<T>()).checked_next_multiple_of(GRAIN).unwrap_or(usize::MAX)
     }
 
-    /// The next piece; none if there is too little left.
+    /// The next piece; `None` if too little is left.
     pub(in crate::model) fn take<T: Pod>(&mut self, len: usize) -> Option<Piece<T>> {
         const { assert!(align_of::<T>() <= GRAIN) };
         let bytes = Self::bytes_of::<T>(len);
@@ -81,13 +81,13 @@ impl Arena {
 }
 
 impl<T: Pod> Piece<T> {
-    /// Makes all elements zero and gives their memory back to the system until they are written again.
+    /// Zeroes all elements and returns their memory to the system until they are written again.
     pub(in crate::model) fn release(&mut self) {
         #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
         {
             let from = self.at.as_ptr() as usize - self.map.as_ptr() as usize;
             let bytes = Arena::bytes_of::<T>(self.len);
-            // SAFETY: the bytes are this piece's alone and whole pages; zero is a value of every Pod type.
+            // SAFETY: the bytes belong only to this piece and are whole pages; zero is valid for every Pod type.
             let done = unsafe { self.map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, from, bytes) };
             if done.is_ok() {
                 return;
@@ -109,7 +109,7 @@ impl<T> Deref for Piece<T> {
 
 impl<T> DerefMut for Piece<T> {
     fn deref_mut(&mut self) -> &mut [T] {
-        // SAFETY: as above, and the piece is borrowed mutably.
+        // SAFETY: see above, and the piece is borrowed mutably.
         unsafe { std::slice::from_raw_parts_mut(self.at.as_ptr(), self.len) }
     }
 }

@@ -1,5 +1,4 @@
-//! 256-bit vectors: a row of a stripe is two of them, half a panel's, so that five rows of sums fit the sixteen
-//! registers.
+//! 256-bit vectors: a row of a stripe is two of them, half a panel's, so five rows of sums fit the sixteen registers.
 
 use std::arch::x86_64::{
     __m256, __m256i, _mm256_and_si256, _mm256_castsi256_ps, _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_loadu_si256,
@@ -17,10 +16,10 @@ pairs_of_vectors! {
 /// The first or second halves of words, as f32.
 ///
 /// # Safety
-/// As [`Load::load`], for one vector.
+/// The machine has the instruction set; one vector can be read.
 #[inline(always)]
 unsafe fn load_halves(at: *const u32, step: usize) -> __m256 {
-    // SAFETY: by the caller.
+    // SAFETY: the caller guarantees it.
     unsafe {
         let words: __m256i = _mm256_loadu_si256(at.cast());
         _mm256_castsi256_ps(match step {

@@ -8,7 +8,7 @@ use std::arch::x86_64::{
 use super::pairs::pairs_of_vectors;
 use super::tile::{Load, Vectors};
 
-/// Of each word the second of its two halves.
+/// Selects the second half of each word.
 const HIGH_HALVES: u32 = 0xaaaa_aaaa;
 
 pairs_of_vectors! {
@@ -19,14 +19,14 @@ pairs_of_vectors! {
 /// The first or second halves of words, as f32.
 ///
 /// # Safety
-/// As [`Load::load`], for one vector.
+/// The machine has the instruction set; one vector can be read.
 #[inline(always)]
 unsafe fn load_halves(at: *const u32, step: usize) -> __m512 {
-    // SAFETY: by the caller.
+    // SAFETY: the caller guarantees it.
     unsafe {
         _mm512_castsi512_ps(match step {
             0 => _mm512_slli_epi32::<16>(_mm512_loadu_si512(at.cast())),
-            // A load of its own, which no register has to keep the words for.
+            // A separate load, so that no register has to hold the words for it.
             _ => _mm512_maskz_loadu_epi16(HIGH_HALVES, at.cast()),
         })
     }

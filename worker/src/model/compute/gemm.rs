@@ -1,11 +1,10 @@
-//! `C = A x B` where B lies in panels of [`NR`] columns, and panels in groups.
+//! `C = A x B`, where B consists of panels of [`NR`] columns, and panels form groups.
 //!
-//! Each sum is taken in registers over all of k, one fused multiply-add per element and step: its order is k ascending,
-//! whatever the shape of the tile. `tile` has the loops.
+//! Each sum is accumulated in registers over all of k, with one fused multiply-add per element and step, so its order
+//! is k ascending for every tile shape. `tile` has the loops.
 //!
-//! **One stream.** A product of few rows costs what reading B costs, and memory is read at its full rate only in order,
-//! in one stream. So the panels that a tile of few rows works on together, up to [`MAX_GROUP`], lie row by row beside
-//! each other.
+//! **One stream.** A product of few rows costs as much as reading B, and memory is read at full rate only in order, in
+//! one stream. So the panels that a tile of few rows uses together, up to [`MAX_GROUP`], are interleaved row by row.
 
 use rayon::iter::{IntoParallelIterator as _, ParallelIterator as _};
 
@@ -16,14 +15,14 @@ use crate::threads::shares;
 /// Columns of a panel.
 pub(in crate::model) const NR: usize = 32;
 
-/// Panels of a group at most.
+/// Maximum panels in a group.
 const MAX_GROUP: usize = 4;
 
-/// How far ahead of their use weights are prefetched, in bytes: some latencies of main memory, and together with the
-/// weights in use no more than the nearest cache holds.
+/// Prefetch distance of weights in bytes: several latencies of main memory, while prefetched and current weights
+/// together fit the L1 cache.
 const AHEAD_BYTES: usize = 16 << 10;
 
-/// Rows of an f32 matrix, `rows x width`, each `stride` elements after the one before.
+/// Rows of an f32 matrix, `rows x width`, `stride` elements apart.
 #[derive(Clone, Copy)]
 pub(in crate::model) struct Matrix<'a> {
     /// The elements.
@@ -40,8 +39,8 @@ pub(in crate::model) struct Sizes {
     pub n: usize,
 }
 
-/// The right operand, `[k, n]`. Packed ones lie in groups of whole panels: of [`group_of`] its columns, or of as many
-/// for several operands that were packed by themselves and lie beside each other.
+/// The right operand, `[k, n]`. Packed operands consist of groups of whole panels: of [`group_of`] its columns, or
+/// narrower if several separately packed operands are adjacent.
 #[derive(Clone, Copy)]
 pub(in crate::model) enum Columns<'a> {
     /// Groups of `[k / 2 rounded up, columns]` words; word j of row i is column j, element 2 i in the low half, 2 i + 1
@@ -68,7 +67,7 @@ pub(in crate::model) enum Columns<'a> {
     },
 }
 
-/// Columns of each group of a packed right operand of n columns: whole panels, and the same for all groups.
+/// Columns per group of a packed right operand with n columns: whole panels, equally many in all groups.
 pub(in crate::model) fn group_of(n: usize) -> usize {
     let panels = n.div_ceil(NR);
     let mut group = MAX_GROUP;
@@ -86,11 +85,11 @@ pub(in crate::model) fn multiply(sizes: Sizes, a: Matrix<'_>, b: Columns<'_>, c:
     multiply_from(Begin::AtZero, sizes, a, b, c, c_stride);
 }
 
-/// As [`multiply`]. With [`Begin::AtC`] it continues the sums in `c`: the k of several products, one after
-/// the other, give the very sums of one product over all of them.
+/// Writes or accumulates `a [m, k] x b [k, n]` to `c [m, n]`, whose rows are `c_stride` elements apart. [`Begin::AtC`]
+/// continues the sums in `c`: consecutive products over parts of k give exactly the sums of one product over all of k.
 ///
 /// # Panics
-/// As [`multiply`].
+/// If a slice is too short for these sizes.
 pub(in crate::model) fn multiply_from(
     begin: Begin,
     sizes: Sizes,
@@ -102,18 +101,18 @@ pub(in crate::model) fn multiply_from(
     multiply_on(Isa::best(), sizes, a, b, c, c_stride, begin);
 }
 
-/// Rows up to which a product waits for B rather than for its operations.
+/// Up to this many rows, a product is bound by reading B rather than by arithmetic.
 const FEW_ROWS: usize = 4;
 
-/// How much of a group such a product works through at a time where a tile is narrower than a group: half of the
-/// nearest cache, whose other half takes what comes next.
+/// Bytes of a group that such a product processes at a time if a tile is narrower than a group: half of the L1 cache,
+/// the other half holds prefetched data.
 const PIECE_BYTES: usize = 16 << 10;
 
 /// The initial value of a sum.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(in crate::model) enum Begin {
     AtZero,
-    /// The value in C.
+    /// Accumulates on C.
     AtC,
 }
 
@@ -133,7 +132,7 @@ pub(super) fn multiply_on(
     assert!((m - 1) * a.stride + k <= a.data.len(), "A is too short");
     assert!((m - 1) * c_stride + n <= c.len(), "C is too short");
     let (a, c, ahead) = ((a.data.as_ptr(), a.stride), (c.as_mut_ptr(), c_stride), Ahead::InStream(AHEAD_BYTES));
-    // The elements of a group of a packed B, once its `len` elements are known to hold all groups.
+    // Elements per group of a packed B, after checking that its `len` elements hold all groups.
     let packed_group = |len: usize, rows: usize, group: usize| {
         assert!(group > 0 && group.is_multiple_of(NR), "groups are whole panels");
         assert!(n.div_ceil(group) * rows * group <= len, "B is too short");
@@ -143,13 +142,13 @@ pub(super) fn multiply_on(
         Columns::Bf16 { words, group } => {
             let b_group = packed_group(words.len(), k.div_ceil(u32::STEPS), group);
             let job = Job { m, k, n, a, c, begin, ahead, b: words.as_ptr(), b_row: group, b_group, group };
-            // SAFETY: all three operands were just checked to be as long as the job says.
+            // SAFETY: all three operands were just checked to have the job's sizes.
             unsafe { launch(isa, &job) }
         }
         Columns::F32 { values, group } => {
             let b_group = packed_group(values.len(), k, group);
             let job = Job { m, k, n, a, c, begin, ahead, b: values.as_ptr(), b_row: group, b_group, group };
-            // SAFETY: as above.
+            // SAFETY: see above.
             unsafe { launch(isa, &job) }
         }
         Columns::Rows { matrix: Matrix { data, stride }, next } => {
@@ -157,28 +156,28 @@ pub(super) fn multiply_on(
             let distance = |next: &[f32]| next.as_ptr().addr().wrapping_sub(data.as_ptr().addr());
             let ahead = Ahead::Elsewhere(next.map_or(0, distance));
             let job = Job { m, k, n, a, c, begin, ahead, b: data.as_ptr(), b_row: stride, b_group: 0, group: stride };
-            // SAFETY: as above.
+            // SAFETY: see above.
             unsafe { launch(isa, &job) }
         }
     }
 }
 
-/// A job that threads share: they read its operands, and each writes columns of its own.
+/// A job shared by threads: they read its operands, and each writes its own columns.
 struct Shared<'a, E>(&'a Job<E>);
 
-// SAFETY: all that is behind the job's pointers is borrowed for as long as the threads run; A and B are only read, and
-// the parts of C that `launch` gives to different threads are different columns.
+// SAFETY: everything behind the job's pointers is borrowed while the threads run; A and B are only read, and `launch`
+// gives different threads different columns of C.
 unsafe impl<E> Sync for Shared<'_, E> {}
 
-/// One group after the other, and of each some rows at a time: so B is read in the order in which it lies.
+/// Processes group after group, and in each a few rows at a time, so that B is read in memory order.
 ///
 /// # Safety
-/// As [`Element::run`].
+/// `isa` is available, and all operands have the job's sizes.
 unsafe fn run_in_pieces<E: Element>(isa: Isa, job: &Job<E>) {
     let step = PIECE_BYTES / (job.b_row * size_of::<E>()) * E::STEPS;
     for column in (0..job.n).step_by(job.group) {
         for k in (0..job.k).step_by(step) {
-            // SAFETY: by the caller; the column is a group's first, and the step is of whole rows.
+            // SAFETY: the caller guarantees it; the column is a group's first, and each step covers whole rows.
             unsafe {
                 let piece = job.piece(column, k..job.k.min(k + step));
                 E::run(isa, &piece, 0..piece.n.div_ceil(NR));
@@ -188,20 +187,20 @@ unsafe fn run_in_pieces<E: Element>(isa: Isa, job: &Job<E>) {
 }
 
 /// # Safety
-/// As [`Element::run`].
+/// `isa` is available, and all operands have the job's sizes.
 unsafe fn launch<E: Element>(isa: Isa, job: &Job<E>) {
     let panels = job.n.div_ceil(NR);
     let parts = shares(job.m.saturating_mul(job.k).saturating_mul(job.n)).min(panels);
     if parts == 1 {
         let in_pieces = job.m <= FEW_ROWS && isa.has_narrow_tiles() && matches!(job.ahead, Ahead::InStream(_));
-        // SAFETY: by the caller.
+        // SAFETY: the caller guarantees it.
         return unsafe { if in_pieces { run_in_pieces(isa, job) } else { E::run(isa, job, 0..panels) } };
     }
     let shared = Shared(job);
     (0..parts).into_par_iter().for_each(|part| {
-        // The whole of it, not its pointers one by one.
+        // Captures the whole of it, not its pointers individually.
         let shared = &shared;
-        // SAFETY: by the caller; the panels are some of the job's, and no other part's.
+        // SAFETY: the caller guarantees it; the panels belong to the job and to no other part.
         unsafe { E::run(isa, shared.0, panels * part / parts..panels * (part + 1) / parts) };
     });
 }

@@ -1,4 +1,4 @@
-//! The product against a naive one, in every instruction set that this machine has.
+//! The product against a naive one, in every instruction set of this machine.
 
 use super::*;
 use crate::model::checkpoint::{TensorData, TensorKind, bf16_to_f32};
@@ -9,7 +9,7 @@ fn numbers(count: usize, seed: u64) -> Vec<f32> {
     (0..count).map(|_| random.f32() * 2.0 - 1.0).collect()
 }
 
-/// Like `b` `[k, n]`, in each of the three layouts.
+/// `b` `[k, n]` in each of the three layouts.
 struct Layouts {
     words: Vec<u32>,
     groups: Vec<f32>,
@@ -73,7 +73,7 @@ fn products_are_right_in_every_shape_layout_and_instruction_set() {
         let expected = naive((m, k, n), &a, &b.plain);
         for isa in Isa::available() {
             for columns in b.all() {
-                // One column more than is written, and one row's stride more than is read, must stay as they are.
+                // The extra column and the padding between rows must stay unchanged.
                 let mut c = vec![7.0; m * (n + 1)];
                 multiply_on(
                     isa,
@@ -191,8 +191,8 @@ fn packing_keeps_every_weight() {
     }
 }
 
-/// Operands that were packed by themselves and lie beside each other have narrower groups than one of all their columns
-/// would have: the same sums, bit for bit.
+/// Separately packed adjacent operands have narrower groups than one operand with all their columns: the sums are equal
+/// bit for bit.
 #[test]
 fn narrower_groups_give_the_same_bits() {
     let (k, n) = (37, 256);

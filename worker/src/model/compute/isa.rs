@@ -1,4 +1,4 @@
-//! Which instruction set to use, found out at run time.
+//! The instruction set to use, detected at run time.
 
 use std::sync::OnceLock;
 
@@ -11,12 +11,12 @@ pub(super) enum Isa {
     /// AVX2 and FMA.
     #[cfg(target_arch = "x86_64")]
     Avx2,
-    /// Whatever the compiler assumes.
+    /// The compiler's baseline.
     Portable,
 }
 
 impl Isa {
-    /// All that this machine can run, best first.
+    /// All that this machine supports, best first.
     #[cfg(target_arch = "x86_64")]
     pub(super) fn available() -> impl Iterator<Item = Self> {
         let avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
@@ -30,13 +30,13 @@ impl Isa {
             .filter_map(|(available, isa)| available.then_some(isa))
     }
 
-    /// All that this machine can run, best first.
+    /// All that this machine supports, best first.
     #[cfg(not(target_arch = "x86_64"))]
     pub(super) fn available() -> impl Iterator<Item = Self> {
         std::iter::once(Self::Portable)
     }
 
-    /// The best that this machine can run.
+    /// The best one that this machine supports.
     pub(super) fn best() -> Self {
         static BEST: OnceLock<Isa> = OnceLock::new();
         *BEST.get_or_init(|| Self::available().next().unwrap_or(Self::Portable))
@@ -65,8 +65,8 @@ impl Isa {
     }
 }
 
-/// Compiles functions for every instruction set and chooses when they are called. The bodies are ordinary safe code
-/// without fused multiply-add, so that all versions give the same bits; only the width of the vectors differs.
+/// Compiles functions for every instruction set and selects one at each call. The bodies are ordinary safe code without
+/// fused multiply-add, so all versions give equal bits; only the vector width differs.
 macro_rules! by_isa {
     ($(
         $(#[$doc:meta])* pub fn $name:ident($($arg:ident: $type:ty),* $(,)?) $(-> $result:ty)? $body:block
@@ -89,10 +89,10 @@ macro_rules! by_isa {
             }
 
             match $crate::model::compute::isa::Isa::best() {
-                // SAFETY: `best` returns only what was detected on this machine.
+                // SAFETY: `best` returns only instruction sets detected on this machine.
                 #[cfg(target_arch = "x86_64")]
                 $crate::model::compute::isa::Isa::Avx512 => unsafe { avx512($($arg),*) },
-                // SAFETY: as above.
+                // SAFETY: see above.
                 #[cfg(target_arch = "x86_64")]
                 $crate::model::compute::isa::Isa::Avx2 => unsafe { avx2($($arg),*) },
                 $crate::model::compute::isa::Isa::Portable => body($($arg),*),

@@ -1,4 +1,4 @@
-//! A weight matrix packed into panels when it is loaded.
+//! A weight matrix, packed into panels at load time.
 
 use std::ops::{Deref, Range};
 
@@ -7,7 +7,7 @@ use super::gemm::{Columns, Matrix, Sizes, group_of, multiply};
 use super::ops::add_row;
 use crate::model::checkpoint::{TensorData, TensorKind};
 
-/// `y = x W^T + b` for a weight `W [n, k]`: n outputs of k inputs each; b where there is one.
+/// `y = x W^T + b` for a weight `W [n, k]`: n outputs of k inputs each; b is optional.
 pub(in crate::model) struct Linear {
     /// Per row.
     pub(in crate::model) outputs: usize,
@@ -18,7 +18,7 @@ pub(in crate::model) struct Linear {
     bias: Option<Vec<f32>>,
 }
 
-/// Packed weights in the layout of [`Columns`]: on the heap while a model is loaded, then in its arena.
+/// Packed weights in the layout of [`Columns`]: on the heap while a model is being loaded, then in its arena.
 enum Words {
     Heap(Vec<u32>),
     Arena(Piece<u32>),
@@ -44,7 +44,7 @@ pub(in crate::model) enum PanelType {
 }
 
 impl PanelType {
-    /// Without loss: bf16 where all parts are.
+    /// The lossless type: bf16 if all parts are.
     pub(in crate::model) fn of(parts: &[TensorData<'_>]) -> Self {
         match parts.iter().all(|part| part.kind == TensorKind::Bf16) {
             true => Self::Bf16,
@@ -52,7 +52,7 @@ impl PanelType {
         }
     }
 
-    /// Packed words as the right operand of a product, in groups of so many columns.
+    /// Packed words as the right operand of a product, in groups of `group` columns.
     pub(in crate::model) fn columns(self, words: &[u32], group: usize) -> Columns<'_> {
         match self {
             Self::Bf16 => Columns::Bf16 { words, group },
@@ -62,12 +62,12 @@ impl PanelType {
 }
 
 impl Linear {
-    /// Packs weights that share their input, one below the other, without loss; each is row-major `[any, inputs]`.
+    /// Packs weights with common inputs, stacked vertically, without loss; each is row-major `[any, inputs]`.
     pub(in crate::model) fn pack(parts: &[TensorData<'_>], inputs: usize) -> Self {
         Self::pack_as(PanelType::Bf16, parts, inputs)
     }
 
-    /// Packs panels of a type; f32 if any part is not bf16.
+    /// Packs panels of `panel_type`; f32 if any part is not bf16.
     pub(in crate::model) fn pack_as(panel_type: PanelType, parts: &[TensorData<'_>], inputs: usize) -> Self {
         Self::pack_columns(panel_type, parts, inputs, 0..inputs)
     }
@@ -77,7 +77,7 @@ impl Linear {
         Self::pack(&[part.kind.of(&transposed(part, inputs))], inputs)
     }
 
-    /// As [`Linear::pack_as`], some of the inputs.
+    /// Packs a range of the inputs into panels of `panel_type`; f32 if any part is not bf16.
     pub(in crate::model) fn pack_columns(
         panel_type: PanelType,
         parts: &[TensorData<'_>],
@@ -91,9 +91,9 @@ impl Linear {
         Self { outputs, inputs: kept.len(), panel_type, panels: Words::Heap(words), bias: None }
     }
 
-    /// Packs some of the inputs of weights that share them, each row-major `[any, inputs]`, into
-    /// [`Linear::packed_bytes`] bytes, without taking memory. Padding stays as it is. Panels of bf16 have parts of bf16
-    /// alone.
+    /// Packs a range of the inputs of weights that share them, each row-major `[any, inputs]`, into
+    /// [`Linear::packed_bytes`] bytes without allocating. Leaves padding unchanged. Panels of bf16 require parts of
+    /// bf16.
     pub(in crate::model) fn pack_into(
         panel_type: PanelType,
         parts: &[TensorData<'_>],
@@ -134,7 +134,8 @@ impl Linear {
         self
     }
 
-    /// Moves the packed weights into the arena, if it has room, so that they lie in the order in which they are read.
+    /// Moves the packed weights into the arena if it has room, so that weights are contiguous in the order in which
+    /// they are read.
     pub(in crate::model) fn settle(&mut self, arena: &mut Arena) {
         if let Some(mut piece) = arena.take::<u32>(self.panels.len()) {
             piece.copy_from_slice(&self.panels);
@@ -156,8 +157,7 @@ impl Linear {
         }
     }
 
-    /// As [`Linear::apply`] without the bias, for rows that are parts of wider ones: those of `out` are `out_stride`
-    /// apart.
+    /// `x` to `out` without the bias, for rows within wider ones: those of `out` are `out_stride` apart.
     pub(in crate::model) fn apply_rows(&self, rows: usize, x: Matrix<'_>, out: &mut [f32], out_stride: usize) {
         let columns = self.panel_type.columns(&self.panels, group_of(self.outputs));
         multiply(Sizes { m: rows, k: self.inputs, n: self.outputs }, x, columns, out, out_stride);
@@ -171,7 +171,7 @@ fn transposed(part: TensorData<'_>, rows: usize) -> Vec<u8> {
     order.flat_map(|at| &part.bytes[at * size..][..size]).copied().collect()
 }
 
-/// Where a part is packed.
+/// The place of a packed part.
 #[derive(Clone, Copy)]
 struct Target {
     /// Its first output.
@@ -180,10 +180,10 @@ struct Target {
     columns: usize,
 }
 
-/// Words of a row that are packed before the next row is: a group's panels stay in the fastest cache meanwhile.
+/// Words of a row that are packed before the next row: the group's panels stay in the L1 cache meanwhile.
 const ROW_WORDS: usize = 16;
 
-/// Packs some columns of one part, row-major `[any, inputs]`.
+/// Packs a range of columns of one bf16 part, row-major `[any, inputs]`.
 fn fill_bf16(part: &[[u8; 2]], inputs: usize, kept: &Range<usize>, to: Target, words: &mut [u32]) {
     let Target { first, columns } = to;
     let row_words = kept.len().div_ceil(2);
@@ -209,7 +209,7 @@ fn fill_bf16(part: &[[u8; 2]], inputs: usize, kept: &Range<usize>, to: Target, w
     }
 }
 
-/// As [`fill_bf16`], of any type.
+/// Packs a range of columns of one part of any type, row-major `[any, inputs]`.
 fn fill_f32(part: &TensorData<'_>, inputs: usize, kept: &Range<usize>, to: Target, values: &mut [f32]) {
     let Target { first, columns } = to;
     let group_values = kept.len() * columns;
@@ -230,7 +230,7 @@ mod tests {
         TensorKind::Bf16.of(values.as_flattened())
     }
 
-    /// Slots of experts are sized by this, also for widths that do not fill a panel.
+    /// Expert slots are sized by this, also for widths that do not fill a panel.
     #[test]
     fn packed_weights_have_as_many_bytes_as_said() {
         for (outputs, inputs) in [(1, 1), (5, 3), (32, 8), (33, 7), (96, 17), (128, 64), (200, 31)] {
@@ -246,7 +246,7 @@ mod tests {
         }
     }
 
-    /// One by one in the places that [`Columns`] gives them.
+    /// Checks each word in the place that [`Columns`] defines.
     fn word(row: &[u16], pair: usize) -> u32 {
         u32::from(row[2 * pair]) | u32::from(row.get(2 * pair + 1).copied().unwrap_or(0)) << 16
     }

@@ -1,15 +1,16 @@
-//! The numbers: matrix products with packed weights, and the element-wise functions of a transformer.
+//! Numerics: matrix products with packed weights, and the element-wise functions of a transformer.
 //!
-//! **Batch invariance.** Every sum has one fixed order that depends on absolute positions only, never on how many rows
-//! are computed together: a token's result is bitwise the same alone, in a batch, and whichever way its prompt was cut.
+//! **Batch invariance.** Every sum has one fixed order that depends only on absolute positions, never on how many rows
+//! are computed together: a token's result is bitwise equal alone, in a batch, and for any chunking of its prompt.
 //!
 //! | module | what |
 //! |---|---|
 //! | `arena` | large memory in huge pages, handed out in pieces |
-//! | `isa` | the instruction sets and the choice at run time |
-//! | `gemm`, `tile` | `A x B` over panels of 32 columns, and its loops; `avx512`, `avx2` (by `pairs`), `portable` are the innermost |
+//! | `isa` | the instruction sets and their selection at run time |
+//! | `gemm`, `tile` | `A x B` over panels of 32 columns, and its loops; `avx512`, `avx2` (by `pairs`), `portable` are
+//! the innermost |
 //! | `linear` | a weight matrix packed into panels |
-//! | `ops` | norms, rotary embedding, softmax, SiLU, the largest of many |
+//! | `ops` | norms, rotary embedding, softmax, SiLU, argmax |
 
 mod arena;
 #[cfg(target_arch = "x86_64")]

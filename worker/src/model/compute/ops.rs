@@ -2,7 +2,7 @@
 
 use super::isa::by_isa;
 
-/// Lanes of every reduction: element i is summed in lane i % LANES, then the lanes in order.
+/// Lanes of every reduction: element i is summed in lane i % LANES, then the lanes are summed in order.
 const LANES: usize = 16;
 
 /// Sum of lanes in a fixed order.
@@ -27,14 +27,14 @@ fn sum_of_squares(row: &[f32]) -> f32 {
     sum_lanes(lanes)
 }
 
-/// e^x within 2 units in the last place; 0 below -87, where the result is of no weight. Cephes' polynomial.
+/// e^x within 2 units in the last place; 0 below -87, where the result is negligible. Cephes' polynomial.
 #[inline(always)]
 fn exp(x: f32) -> f32 {
     const LOG2_E: f32 = std::f32::consts::LOG2_E;
-    // ln 2 in two parts, so that x - n ln 2 keeps its bits.
+    // ln 2 in two parts, to keep the bits of x - n ln 2.
     const LN2_HIGH: f32 = 0.693_359_4;
     const LN2_LOW: f32 = -2.121_944_4e-4;
-    // Adding it rounds to an integer, which then lies in the low bits.
+    // Adding it rounds to an integer, which is then in the low bits.
     const ROUND: f32 = 12_582_912.0;
     let clamped = x.clamp(-87.0, 88.0);
     let shifted = clamped * LOG2_E + ROUND;
@@ -90,7 +90,7 @@ by_isa! {
         }
     }
 
-    /// Cuts all elements to a magnitude of at most `most`.
+    /// Limits the magnitude of all elements to `most`.
     pub fn clamp(x: &mut [f32], most: f32) {
         for x in x {
             *x = x.clamp(-most, most);
@@ -114,7 +114,7 @@ by_isa! {
         }
     }
 
-    /// Rotates one head in place: the first half against the second, by the angles of one position.
+    /// Rotates one head in place: the first half with the second, by the angles of one position.
     pub fn rotate(head: &mut [f32], cos: &[f32], sin: &[f32]) {
         let (first, second) = head.split_at_mut(cos.len());
         for (((a, b), cos), sin) in first.iter_mut().zip(second).zip(cos).zip(sin) {
@@ -122,7 +122,7 @@ by_isa! {
         }
     }
 
-    /// As [`rotate`], of neighbours: each even element against the one after it.
+    /// Rotates one head in place: each even element with the following one, by the angles of one position.
     pub fn rotate_pairs(head: &mut [f32], cos: &[f32], sin: &[f32]) {
         let (pairs, _) = head.as_chunks_mut::<2>();
         for (([a, b], cos), sin) in pairs.iter_mut().zip(cos).zip(sin) {
@@ -152,9 +152,9 @@ by_isa! {
         sum_lanes(lanes)
     }
 
-    /// The index of the largest element, the first of equal ones; none if all are NaN.
+    /// The index of the largest element, the first among equal ones; `None` if all are NaN.
     pub fn first_largest(values: &[f32]) -> Option<usize> {
-        // Comparisons with a NaN are false: it is never taken.
+        // Comparisons with NaN are false, so it is never selected.
         let larger = |most: f32, value: f32| if value > most { value } else { most };
         let (chunks, rest) = values.as_chunks::<LANES>();
         let mut lanes = [f32::NEG_INFINITY; LANES];

@@ -1,5 +1,5 @@
-//! The loops of a product: blocks of rows, tiles of rows and panels, and what an instruction set does with one row of a
-//! panel.
+//! The loops of a product: blocks of rows, tiles of rows and panels, and an instruction set's operations on one row of
+//! a panel.
 
 use std::ops::Range;
 
@@ -11,7 +11,7 @@ use super::{avx2::Avx2, avx512::Avx512};
 #[cfg(not(target_arch = "x86_64"))]
 use {Portable as Avx2, Portable as Avx512};
 
-/// Rows whose part of A stays in the caches while the panels of B pass by.
+/// Rows whose part of A stays in the caches while the panels of B stream by.
 const ROW_BLOCK: usize = 64;
 
 const CACHE_LINE: usize = 64;
@@ -33,17 +33,17 @@ pub(super) struct Job<E> {
     pub(super) begin: Begin,
 }
 
-/// The data to prefetch while B is used, as an offset in bytes from the data in use; wraps.
+/// The data to prefetch while B is used, as a wrapping byte offset from the data in use.
 #[derive(Clone, Copy)]
 pub(super) enum Ahead {
-    /// B itself, and what lies behind it.
+    /// B itself, and the data after it.
     InStream(usize),
-    /// Something else that is as long.
+    /// Other data of equal length.
     Elsewhere(usize),
 }
 
 impl<E> Job<E> {
-    /// Where a column begins, or would begin if B had it.
+    /// Where a column begins, or would begin past the end of B.
     #[inline(always)]
     fn at(&self, column: usize) -> *const E {
         self.b.wrapping_add(column / self.group * self.b_group + column % self.group)
@@ -57,13 +57,13 @@ impl<E> Job<E> {
 }
 
 impl<E: Element> Job<E> {
-    /// The part of one group that begins at `column`, over some of k; what lies behind it comes next.
+    /// The part of one group that begins at `column`, over a range of k; prefetches the data after it.
     ///
     /// # Safety
-    /// The operands are as long as the job says, and k begins with a row of B.
+    /// The operands have the job's sizes, and k begins with a row of B.
     pub(super) unsafe fn piece(&self, column: usize, k: Range<usize>) -> Self {
         let bytes = k.len().div_ceil(E::STEPS) * self.b_row * size_of::<E>();
-        // SAFETY: all three are within the operands, by the caller.
+        // SAFETY: the caller guarantees that all three are within the operands.
         let (a, b, c) = unsafe {
             (self.a.0.add(k.start), self.at(column).add(k.start / E::STEPS * self.b_row), self.c.0.add(column))
         };
@@ -80,9 +80,9 @@ impl<E: Element> Job<E> {
     }
 }
 
-/// The operations of an instruction set on one row of a stripe: a whole panel, or a part of it where registers are few.
+/// An instruction set's operations on one row of a stripe: a whole panel, or a part of it if registers are few.
 pub(super) trait Vectors {
-    /// Columns of a stripe, which divide those of a panel.
+    /// Columns of a stripe; divides a panel's.
     const WIDTH: usize;
     /// WIDTH sums, or WIDTH columns of B.
     type Row: Copy;
@@ -90,8 +90,7 @@ pub(super) trait Vectors {
     type Splat: Copy;
     /// Rows of the largest tile that fits the registers.
     const MAX_ROWS: usize;
-    /// Stripes that tiles of so many rows work on together: more when there are few rows, so that sums need not wait
-    /// for themselves.
+    /// Stripes that tiles of this many rows process together: more for few rows, to hide the latency of additions.
     fn stripes_for(rows: usize) -> usize;
 
     /// # Safety
@@ -126,7 +125,7 @@ pub(super) trait Element: Copy {
     /// Computes some panels of a product.
     ///
     /// # Safety
-    /// `isa` is available, all operands are as long as the job says, and the panels are some of its.
+    /// `isa` is available, all operands have the job's sizes, and the panels belong to the job.
     unsafe fn run(isa: Isa, job: &Job<Self>, panels: Range<usize>);
 }
 
@@ -145,7 +144,7 @@ where
         where
             Avx512: Load<E>,
         {
-            // SAFETY: by the caller.
+            // SAFETY: the caller guarantees it.
             unsafe { begin::<Avx512, E>(job, panels) }
         }
 
@@ -155,57 +154,57 @@ where
         where
             Avx2: Load<E>,
         {
-            // SAFETY: by the caller.
+            // SAFETY: the caller guarantees it.
             unsafe { begin::<Avx2, E>(job, panels) }
         }
 
         match isa {
-            // SAFETY: by the caller.
+            // SAFETY: the caller guarantees it.
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 => unsafe { on_avx512(job, panels) },
-            // SAFETY: by the caller.
+            // SAFETY: the caller guarantees it.
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => unsafe { on_avx2(job, panels) },
-            // SAFETY: by the caller.
+            // SAFETY: the caller guarantees it.
             Isa::Portable => unsafe { begin::<Portable, E>(job, panels) },
         }
     }
 }
 
-/// Two copies of all that follows, so that sums which begin at zero pay nothing for the others.
+/// Instantiates everything below twice, so that sums beginning at zero pay nothing for accumulation.
 ///
 /// # Safety
-/// As [`Element::run`].
+/// The machine has the instruction set, all operands have the job's sizes, and the panels belong to the job.
 #[inline(always)]
 unsafe fn begin<V: Load<E> + Load<f32>, E>(job: &Job<E>, panels: Range<usize>) {
     match job.begin {
-        // SAFETY: by the caller.
+        // SAFETY: the caller guarantees it.
         Begin::AtZero => unsafe { blocks::<V, E, false>(job, panels) },
-        // SAFETY: by the caller.
+        // SAFETY: the caller guarantees it.
         Begin::AtC => unsafe { blocks::<V, E, true>(job, panels) },
     }
 }
 
 /// # Safety
-/// As [`Element::run`].
+/// The machine has the instruction set, all operands have the job's sizes, and the panels belong to the job.
 #[inline(always)]
 unsafe fn blocks<V: Load<E> + Load<f32>, E, const ON_TOP: bool>(job: &Job<E>, panels: Range<usize>) {
     let mut first = 0;
     while first < job.m {
-        // The last block includes what would otherwise be a small rest.
+        // The last block includes what would otherwise be a small remainder.
         let left = job.m - first;
         let rows = if left < 2 * ROW_BLOCK { left } else { ROW_BLOCK };
-        // SAFETY: by the caller; the rows are some of the job's.
+        // SAFETY: the caller guarantees it; the rows belong to the job.
         unsafe { block::<V, E, ON_TOP>(job, first..first + rows, panels.clone()) };
         first += rows;
     }
 }
 
 /// # Safety
-/// As [`Element::run`], and the rows are some of the job's.
+/// The machine has the instruction set, all operands have the job's sizes, and rows and panels belong to the job.
 #[inline(always)]
 unsafe fn block<V: Load<E> + Load<f32>, E, const ON_TOP: bool>(job: &Job<E>, rows: Range<usize>, panels: Range<usize>) {
-    // Tiles of equal height: a last tile of one row would wait for its own sums.
+    // Tiles of equal height: a last tile of one row would be bound by the latency of its additions.
     let tiles = rows.len().div_ceil(V::MAX_ROWS);
     let (height, higher) = (rows.len() / tiles, rows.len() % tiles);
     let together = V::stripes_for(height + usize::from(higher > 0));
@@ -225,7 +224,7 @@ unsafe fn block<V: Load<E> + Load<f32>, E, const ON_TOP: bool>(job: &Job<E>, row
         let mut row = rows.start;
         for tile in 0..tiles {
             let height = height + usize::from(tile < higher);
-            // SAFETY: by the caller; the stripes are some of the job's.
+            // SAFETY: the caller guarantees it; the stripes belong to the job.
             unsafe { any_tile::<V, E, ON_TOP>(job, row, height, stripe, count, Turn { tile, tiles, opens }) };
             row += height;
         }
@@ -234,7 +233,7 @@ unsafe fn block<V: Load<E> + Load<f32>, E, const ON_TOP: bool>(job: &Job<E>, row
 }
 
 /// # Safety
-/// As [`block`], and the stripes are some of the job's.
+/// The machine has the instruction set, all operands have the job's sizes, and rows and stripes belong to the job.
 #[inline(always)]
 unsafe fn any_tile<V: Load<E> + Load<f32>, E, const ON_TOP: bool>(
     job: &Job<E>,
@@ -247,7 +246,7 @@ unsafe fn any_tile<V: Load<E> + Load<f32>, E, const ON_TOP: bool>(
     macro_rules! tiles {
         ($($height:literal x $stripes:literal),*) => {
             match (height, stripes) {
-                // SAFETY: by the caller.
+                // SAFETY: the caller guarantees it.
                 $(($height, $stripes) if $height <= V::MAX_ROWS && $stripes <= V::stripes_for($height) => unsafe { tile::<V, E, $height, $stripes, ON_TOP>(job, row, stripe, turn) },)*
                 _ => unreachable!("no tile is {height} rows by {stripes} stripes"),
             }
@@ -257,7 +256,8 @@ unsafe fn any_tile<V: Load<E> + Load<f32>, E, const ON_TOP: bool>(
 }
 
 /// # Safety
-/// As [`block`], for the tile's rows and stripes.
+/// The machine has the instruction set, all operands have the job's sizes, and the tile's rows and stripes belong to
+/// the job.
 #[inline(always)]
 unsafe fn tile<V: Load<E> + Load<f32>, E, const M: usize, const P: usize, const ON_TOP: bool>(
     job: &Job<E>,
@@ -265,11 +265,11 @@ unsafe fn tile<V: Load<E> + Load<f32>, E, const M: usize, const P: usize, const 
     stripe: usize,
     turn: Turn,
 ) {
-    // SAFETY: rows `row..row + M` and stripes `stripe..stripe + P` are the job's, whose operands hold them whole; of
-    // the last stripe only the job's columns are read and written.
+    // SAFETY: rows `row..row + M` and stripes `stripe..stripe + P` are the job's, whose operands contain them; of the
+    // last stripe only the job's columns are read and written.
     unsafe {
         let a: [*const f32; M] = std::array::from_fn(|r| job.a.0.add((row + r) * job.a.1));
-        // Several stripes begin with a panel, whose stripes lie beside each other.
+        // Several stripes begin with a panel, whose stripes are adjacent.
         let b: [*const E; P] = std::array::from_fn(|p| {
             let in_panel = p * V::WIDTH % NR;
             job.at((stripe + p) * V::WIDTH - in_panel).add(in_panel)
@@ -315,13 +315,12 @@ unsafe fn add_step<V: Load<E>, E, const M: usize, const P: usize>(
     b: [*const E; P],
     step: usize,
 ) {
-    // SAFETY: by the caller.
+    // SAFETY: the caller guarantees it.
     unsafe {
         let a = a.map(|a| a.add(k));
-        // Of the two operands the one with fewer rows is kept in registers, the other passes by.
+        // The operand with fewer rows is kept in registers, the other streams by.
         if M <= P {
-            // Not by `map`: instructions of a set are calls where a closure stays one, as it does in development
-            // builds.
+            // Not by `map`: in development builds, intrinsics inside a closure are not inlined.
             let mut elements = [V::splat(a[0]); M];
             for (element, a) in elements.iter_mut().zip(&a) {
                 *element = V::splat(*a);
@@ -347,7 +346,7 @@ unsafe fn add_step<V: Load<E>, E, const M: usize, const P: usize>(
     }
 }
 
-/// Which of the tiles one is that work on the same stripes, one after the other.
+/// A tile's position among those that process the same stripes in sequence.
 #[derive(Clone, Copy)]
 struct Turn {
     tile: usize,
@@ -356,13 +355,13 @@ struct Turn {
     opens: bool,
 }
 
-/// The prefetches of a tile while it computes: the stripes that are worked on next, some rows by each of the tiles. If
-/// the first one requested everything, memory would be idle while the others compute.
+/// A tile's prefetches while it computes: the next stripes, a few rows by each of the tiles. If the first tile
+/// requested everything, memory would be idle while the others compute.
 struct Prefetch {
     at: *const i8,
-    /// Bytes from one time to the next.
+    /// Bytes between two prefetches.
     step: usize,
-    /// Rows of the tile for each prefetched row, and how many of them are left.
+    /// Rows of the tile per prefetched row, and how many of them are left.
     every: usize,
     left: usize,
 }
@@ -372,7 +371,7 @@ impl Prefetch {
     fn new<E>(job: &Job<E>, turn: Turn, column: usize, columns: usize, rows: usize) -> Self {
         let Turn { tile, tiles, opens } = turn;
         let (next, step, tile, tiles) = match job.ahead {
-            // In the order in which it lies, whatever the order here: memory gives it faster.
+            // In memory order, whatever the order here, because that is faster.
             Ahead::Elsewhere(bytes) => {
                 (job.b.wrapping_add(column * rows).wrapping_byte_add(bytes), columns, tile, tiles)
             }
@@ -390,7 +389,7 @@ impl Prefetch {
         Self { at, step, every: tiles, left: 1 }
     }
 
-    /// Called in each row of the tile, of P stripes.
+    /// Called for each row of the tile, which has P stripes.
     #[inline(always)]
     fn row<V: Vectors, E, const P: usize>(&mut self) {
         self.left -= 1;
@@ -401,7 +400,7 @@ impl Prefetch {
         #[cfg(target_arch = "x86_64")]
         for line in 0..P * V::WIDTH * size_of::<E>() / CACHE_LINE {
             use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-            // SAFETY: a prefetch reads nothing and does not fault, whatever the address.
+            // SAFETY: a prefetch reads nothing and never faults.
             unsafe { _mm_prefetch::<_MM_HINT_T0>(self.at.wrapping_add(line * CACHE_LINE)) };
         }
         #[cfg(not(target_arch = "x86_64"))]
@@ -410,13 +409,13 @@ impl Prefetch {
     }
 }
 
-/// WIDTH sums from `column` on of a row of C that has n.
+/// Loads WIDTH sums from `column` on, of a row of C with n columns.
 ///
 /// # Safety
 /// The machine has the instruction set, and the row can be read.
 #[inline(always)]
 unsafe fn load_sums<V: Load<f32>>(row: *const f32, column: usize, n: usize) -> V::Row {
-    // SAFETY: by the caller; no column past the row's end is read.
+    // SAFETY: the caller guarantees it; no column past the row's end is read.
     unsafe {
         if column + V::WIDTH <= n {
             return V::load(row.add(column), 0);
@@ -427,13 +426,13 @@ unsafe fn load_sums<V: Load<f32>>(row: *const f32, column: usize, n: usize) -> V
     }
 }
 
-/// As [`load_sums`], the other way.
+/// Stores WIDTH sums from `column` on, to a row of C with n columns.
 ///
 /// # Safety
 /// The machine has the instruction set, and the row can be written.
 #[inline(always)]
 unsafe fn store_sums<V: Vectors>(sums: V::Row, row: *mut f32, column: usize, n: usize) {
-    // SAFETY: by the caller; no column past the row's end is written.
+    // SAFETY: the caller guarantees it; no column past the row's end is written.
     unsafe {
         if column + V::WIDTH <= n {
             return V::store(sums, row.add(column));

@@ -1,10 +1,10 @@
-//! The architectures that this worker runs: their names, and the keys and tensors that they name differently.
+//! The supported architectures: their names, and the keys and tensors that they name differently.
 
 use semmoe_tables::CheckpointConfig;
 
 use crate::model::ModelError;
 
-/// A model family, as `architectures` of `config.json` names it.
+/// A model family, by its name in `architectures` of `config.json`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Architecture {
     /// `Qwen3MoeForCausalLM`
@@ -35,7 +35,7 @@ pub(in crate::model) struct MoeNames {
 pub(in crate::model) const GATED: [&str; 3] = ["gate_proj", "up_proj", "down_proj"];
 
 impl Architecture {
-    /// All that this worker runs.
+    /// All supported architectures.
     pub const ALL: [Self; 6] =
         [Self::Qwen3Moe, Self::Qwen2Moe, Self::Mixtral, Self::Olmoe, Self::DeepseekV2, Self::DeepseekV3];
 
@@ -51,7 +51,7 @@ impl Architecture {
         }
     }
 
-    /// The first known one of a configuration's list.
+    /// The first supported one in a configuration's list.
     pub(super) fn of(config: &CheckpointConfig) -> Result<Self, ModelError> {
         let listed = config.architectures();
         let known = listed.iter().find_map(|name| Self::ALL.into_iter().find(|known| known.name() == *name));
@@ -62,7 +62,7 @@ impl Architecture {
         })
     }
 
-    /// The key of N.
+    /// The key of N, the number of experts.
     pub(super) fn experts_key(self) -> &'static str {
         match self {
             Self::Qwen3Moe | Self::Qwen2Moe | Self::Olmoe => "num_experts",
@@ -71,7 +71,7 @@ impl Architecture {
         }
     }
 
-    /// The key of I. Where all layers have experts, the width of a dense layer is that of an expert.
+    /// The key of I, the width of an expert. If all layers have experts, it is also the width of a dense layer.
     pub(super) fn expert_width_key(self) -> &'static str {
         match self {
             Self::Mixtral | Self::Olmoe => "intermediate_size",

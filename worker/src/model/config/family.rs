@@ -10,7 +10,7 @@ use super::parts::{
     Scoring, SharedExpert,
 };
 
-/// One configuration of a known architecture.
+/// A configuration of a supported architecture.
 #[derive(Clone, Copy)]
 pub(super) struct Family<'a> {
     pub(super) architecture: Architecture,
@@ -18,7 +18,7 @@ pub(super) struct Family<'a> {
 }
 
 impl Family<'_> {
-    /// Refuses settings that this worker would silently compute differently than the checkpoint means.
+    /// Refuses settings that this worker would silently compute differently from the checkpoint's intent.
     pub(super) fn check_unsupported(&self, max_positions: usize) -> Result<(), ConfigError> {
         let fields = self.fields;
         for key in ["quantization_config", "compression_config"] {
@@ -30,7 +30,7 @@ impl Family<'_> {
             only(fields, key, false)?;
         }
         match self.architecture {
-            // Every token sees its whole past only if no window is shorter.
+            // Every token attends over its whole past only if no window is shorter.
             Architecture::Mixtral => {
                 let window = fields.get("sliding_window").map(|window| window.as_u64().unwrap_or(0));
                 let fits = window.is_none_or(|window| window >= max_positions as u64);
@@ -39,7 +39,7 @@ impl Family<'_> {
             Architecture::DeepseekV2 => {
                 only(fields, "scoring_func", "softmax")?;
                 only(fields, "moe_layer_freq", 1)?;
-                // Implementations disagree whether such weights are scaled too.
+                // Implementations disagree on whether such weights are also scaled.
                 only(fields, "norm_topk_prob", false)
             }
             Architecture::DeepseekV3 => {
@@ -96,7 +96,7 @@ impl Family<'_> {
         }))
     }
 
-    /// Which elements turn together.
+    /// Which elements are rotated together.
     pub(super) fn rope_layout(&self) -> Result<RopeLayout, ConfigError> {
         let pairs = match self.architecture {
             Architecture::DeepseekV2 => true,

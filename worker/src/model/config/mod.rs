@@ -29,7 +29,7 @@ pub use parts::{
 use super::{CacheShape, ModelError};
 use family::Family;
 
-/// A configuration is small; a larger file is not one.
+/// Size limit of a configuration.
 const MAX_CONFIG_BYTES: u64 = 1 << 20;
 const MAX_LAYERS: u64 = 4096;
 const MAX_POSITIONS: u64 = 1 << 24;
@@ -44,17 +44,17 @@ pub struct ModelConfig {
     pub vocab_size: usize,
     /// H: width of the residual stream.
     pub hidden: usize,
-    /// All layers.
+    /// Number of layers.
     pub num_layers: usize,
     /// Query heads.
     pub heads: usize,
-    /// How every layer attends.
+    /// The kind of attention in every layer.
     pub attention: AttentionKind,
     /// The rotary embedding.
     pub rope: Rope,
     /// The longest sequence, in tokens.
     pub max_positions: usize,
-    /// Epsilon of every RMS norm, but those inside latent attention.
+    /// Epsilon of every RMS norm, except those inside latent attention.
     pub rms_norm_eps: f32,
     /// Whether the output matrix is the embedding.
     pub tied_embeddings: bool,
@@ -72,7 +72,7 @@ pub struct ModelConfig {
     pub shared: Option<SharedExpert>,
     /// The layer number of each MoE layer, ascending; its length is L.
     pub moe_layers: Vec<u16>,
-    /// Tokens that end a text, by `config.json`.
+    /// End-of-text tokens in `config.json`.
     pub eos_token_ids: Vec<u32>,
 }
 
@@ -91,10 +91,11 @@ impl ModelConfig {
     /// Checks the bytes of a configuration; `path` is only for messages.
     ///
     /// # Errors
-    /// As [`ModelConfig::load`].
+    /// One sentence that names the file, the key, the value found and the value expected; an unknown architecture by
+    /// name.
     pub fn parse(json: &[u8], path: &Path) -> Result<Self, ModelError> {
         let fields = &CheckpointConfig::parse(path, json).map_err(ModelError::Config)?;
-        // The architecture first: another family's configuration should be reported as that, not as a missing key.
+        // Checked first, so that another family's configuration is reported as such and not as a missing key.
         let architecture = Architecture::of(fields)?;
         read(Family { architecture, fields }).map_err(ModelError::Config)
     }
@@ -104,7 +105,7 @@ impl ModelConfig {
         self.moe_layers.len()
     }
 
-    /// Which of the layers with experts a layer is, if it is one.
+    /// The layer's index among the MoE layers, if it is one.
     pub(super) fn moe_layer(&self, layer: usize) -> Option<LayerIdx> {
         let index = self.moe_layers.binary_search(&u16::try_from(layer).ok()?).ok()?;
         Some(LayerIdx::new(index as u16))
@@ -127,9 +128,9 @@ impl ModelConfig {
         }
     }
 
-    /// The description of the model in tables and traces. `model` is the name that clients use.
+    /// The description of the model for tables and traces. `model` is the name that clients use.
     pub fn model_info(&self, model: &str, tokenizer_sha256: Option<String>) -> ModelInfo {
-        // Lossless: reading bounds these by their types.
+        // Lossless: parsing bounds these by their types.
         ModelInfo {
             model: model.to_owned(),
             tokenizer_sha256,
@@ -184,7 +185,7 @@ fn eos(fields: &CheckpointConfig) -> Result<Vec<u32>, ConfigError> {
     token_ids(fields.get(KEY)).ok_or_else(|| fields.unexpected(KEY, "a token id, a list of token ids, or null"))
 }
 
-/// A token id or a list of them; an empty one for null. None if it is anything else.
+/// A token id or a list of them; null is an empty list, anything else `None`.
 pub(crate) fn token_ids(value: Option<&Value>) -> Option<Vec<u32>> {
     let id = |id: &Value| id.as_u64().and_then(|id| u32::try_from(id).ok());
     match value {

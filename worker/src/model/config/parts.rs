@@ -1,6 +1,6 @@
-//! The switches of the one transformer block: what kind of attention, router and shared expert a model has.
+//! The variants of the single transformer block: the kinds of attention, router and shared expert of a model.
 
-/// How a layer attends.
+/// The kind of a layer's attention.
 #[derive(Clone, PartialEq, Debug)]
 pub enum AttentionKind {
     /// Heads of keys and values, each shared by a group of query heads.
@@ -20,7 +20,7 @@ pub struct GroupedAttention {
     pub norms: HeadNormKind,
     /// Whether the projections of queries, keys and values have a bias.
     pub qkv_bias: bool,
-    /// Queries, keys and values are cut to at most this magnitude, after their norms.
+    /// Queries, keys and values are clipped to this magnitude after their norms.
     pub clip: Option<f32>,
 }
 
@@ -57,16 +57,16 @@ impl LatentAttention {
     }
 }
 
-/// How the router's logits become experts and weights.
+/// How the router's logits determine experts and weights.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Router {
     /// How a logit becomes a score.
     pub scoring: Scoring,
-    /// Only experts of the best groups are chosen from.
+    /// Limits the choice to experts of the best groups.
     pub groups: Option<GroupLimit>,
     /// Whether the k weights are scaled to sum to 1.
     pub normalise: bool,
-    /// Factor of every weight, after that.
+    /// Factor of every weight, applied afterwards.
     pub scale: f32,
 }
 
@@ -75,16 +75,16 @@ pub struct Router {
 pub enum Scoring {
     /// The softmax over all experts.
     Softmax,
-    /// The sigmoid; a correction by expert is added for the choice alone (DeepSeek-V3 section 2.1.2).
+    /// The sigmoid; a correction per expert is added only for the choice (DeepSeek-V3 section 2.1.2).
     CorrectedSigmoid,
 }
 
-/// Group-limited choice (DeepSeek-V2 section 2.2.2): experts lie in groups of equal size, by id.
+/// Group-limited choice (DeepSeek-V2 section 2.2.2): groups of equally many experts with consecutive ids.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct GroupLimit {
     /// Groups; divides N.
     pub groups: usize,
-    /// Groups that are chosen from; together they have at least k experts.
+    /// Groups to choose from; together they have at least k experts.
     pub kept: usize,
     /// How groups are scored.
     pub by: GroupScore,
@@ -102,9 +102,9 @@ pub enum GroupScore {
 /// An expert that every token takes, computed by the token's own rank.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SharedExpert {
-    /// Its width; several shared experts are one.
+    /// Its width; several shared experts count as one.
     pub width: usize,
-    /// Whether its result is weighted by a sigmoid of the token.
+    /// Whether its result is weighted by a sigmoid gate.
     pub gated: bool,
 }
 
@@ -113,13 +113,13 @@ pub struct SharedExpert {
 pub struct Rope {
     /// Base of the angles.
     pub theta: f64,
-    /// Which elements turn together.
+    /// Which elements are rotated together.
     pub layout: RopeLayout,
-    /// Stretched to longer contexts.
+    /// The extension to longer contexts.
     pub yarn: Option<Yarn>,
 }
 
-/// Which elements of a head turn together.
+/// Which elements of a head are rotated together.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RopeLayout {
     /// Element i with element i + d/2.
@@ -128,18 +128,19 @@ pub enum RopeLayout {
     Pairs,
 }
 
-/// YaRN (Peng et al. 2023, section 3): slow angles are divided by a factor, fast ones stay, those between by a ramp.
+/// YaRN (Peng et al. 2023, section 3): low frequencies are divided by a factor, high ones are kept, and a ramp
+/// interpolates between them.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Yarn {
-    /// How much longer the context is than in training; at least 1.
+    /// Ratio of the context to that in training; at least 1.
     pub factor: f64,
-    /// Positions in training.
+    /// Context length in training.
     pub original_positions: f64,
-    /// Turns over the original positions above which an angle stays.
+    /// Frequencies with more turns than this over the original context are kept.
     pub beta_fast: f64,
-    /// Turns below which an angle is divided.
+    /// Frequencies with fewer turns than this are divided.
     pub beta_slow: f64,
-    /// Whether the ends of the ramp are whole numbers.
+    /// Whether the ends of the ramp are rounded to integers.
     pub truncate: bool,
     /// Factor of cosines and sines.
     pub attention_factor: f64,

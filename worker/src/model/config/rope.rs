@@ -9,7 +9,7 @@ const DEFAULT_THETA: f64 = 10_000.0;
 const DEFAULT_BETA_FAST: f64 = 32.0;
 const DEFAULT_BETA_SLOW: f64 = 1.0;
 
-/// Reads and checks it; kinds of scaling other than YaRN are refused by name.
+/// Reads and checks the embedding; scaling other than YaRN is refused by name.
 pub(super) fn read(fields: &CheckpointConfig, layout: RopeLayout, max_positions: usize) -> Result<Rope, ConfigError> {
     only(fields, "partial_rotary_factor", 1.0)?;
     let key = if fields.get("rope_scaling").is_some() { "rope_scaling" } else { "rope_parameters" };
@@ -45,14 +45,14 @@ fn yarn(fields: &CheckpointConfig, max_positions: usize) -> Result<Yarn, ConfigE
         _ => return Err(fields.unexpected("factor", "a number of at least 1 in rope_scaling of type \"yarn\"")),
     };
     let original_positions = fields.positive("original_max_position_embeddings")?.unwrap_or(max_positions as f64);
-    // As Transformers reads them: 0 means absent.
+    // Transformers treats 0 as absent.
     let given = |value: Option<f64>| value.filter(|value| *value != 0.0);
     let (mscale, all_dim) = (given(fields.real("mscale")?), given(fields.real("mscale_all_dim")?));
     let magnitude = |scale: f64| 0.1 * scale * factor.ln() + 1.0;
     let inferred = match (mscale, all_dim) {
         (Some(mscale), Some(all_dim)) => magnitude(mscale) / magnitude(all_dim),
         (None, None) => magnitude(1.0),
-        // Implementations disagree about one without the other.
+        // Implementations disagree on one without the other.
         _ => return Err(fields.unexpected("mscale_all_dim", "mscale and mscale_all_dim together, or neither")),
     };
     let (beta_fast, beta_slow) = (
