@@ -1,19 +1,18 @@
-//! Keys and values of sequences: pages of a bounded pool, laid out as the attention kernel reads them.
+//! Keys and values of sequences: pages of a bounded pool, in the layout that the attention kernel reads.
 //!
 //! | module | what |
 //! |---|---|
-//! | `pages` | how many pages there are, which of them hold a known prefix, which goes first: ids alone |
+//! | `pages` | the number of pages, which of them hold a known prefix, and the order of eviction: ids only |
 //! | `page` | keys, values and routes of up to [`PAGE_TOKENS`] tokens in every layer |
 //! | `store` | the memory of pages |
 //! | `pool` | both together, behind a lock |
 //! | `cache` | one sequence's pages |
-//! | `change` | the change of a pool when attention changes |
-//! | `describe` | a pool as moves are planned |
-//! | `arrival`, `transfer` | the new pool while its pages come, and pages on their way |
+//! | `change` | replaces a pool when attention switches |
+//! | `describe` | a pool as the planner of moves sees it |
+//! | `arrival`, `transfer` | the new pool while its pages arrive, and pages in transit |
 //!
-//! A full page never changes, so sequences with the same tokens before and in it share it. What a page holds depends on
-//! its tokens alone, never on the batch in which it was computed: results are bitwise the same with and without
-//! sharing.
+//! A full page never changes, so sequences with equal tokens up to its end share it. A page's content depends only on
+//! its tokens, never on the batch in which it was computed: results are bitwise equal with and without sharing.
 
 mod arrival;
 mod cache;
@@ -38,10 +37,10 @@ pub use transfer::{KvObjection, KvPhase};
 
 use super::compute::NR;
 
-/// The layout of a cache's content for every token. Keys and values differ in width where attention is latent.
+/// The dimensions of a cache. Keys and values differ in width if attention is latent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CacheShape {
-    /// All layers.
+    /// Number of layers.
     pub layers: usize,
     /// Heads of keys and values.
     pub kv_heads: usize,
@@ -59,7 +58,7 @@ impl CacheShape {
         page::elements(self) * size_of::<f32>()
     }
 
-    /// Of pages whose keys and values lie elsewhere, under the same ids.
+    /// For pages whose keys and values are stored elsewhere, under the same ids.
     #[cfg(feature = "gpu")]
     pub(super) fn elsewhere(self) -> Self {
         Self { layers: 0, ..self }

@@ -1,29 +1,29 @@
-//! Multi-head latent attention (DeepSeek-V2, section 2.1), absorbed: a query is taken into the latent space, where all
-//! heads share one key (the latent vector and a rotated part) and one value (the latent vector), and their sums are
-//! taken out again. So the cache keeps `kv_rank + rope_dim` and `kv_rank` elements of a token, however many heads there
-//! are.
+//! Multi-head latent attention (DeepSeek-V2, section 2.1), absorbed: queries are projected into the latent space, where
+//! all heads share one key (the latent vector and a rotated part) and one value (the latent vector), and the outputs
+//! are projected back. So the cache keeps `kv_rank + rope_dim` and `kv_rank` elements per token, independent of the
+//! number of heads.
 
 use super::attention::{Attended, AttentionScratch, AttentionStep, Heads};
 use super::compute::{Linear, Matrix, rms_norm};
 use super::config::LatentAttention;
 
-/// Epsilon of the norms inside, which no configuration names.
+/// Epsilon of the inner norms, which no configuration specifies.
 const EPS: f32 = 1e-6;
 
 /// One layer's latent attention.
 pub(super) struct Latent<L = Linear> {
-    /// One key-value head, all heads in its group.
+    /// One key-value head, with all heads in its group.
     pub(super) heads: Heads,
     pub(super) shape: LatentAttention,
-    /// Queries or their bottleneck, then the latent vector, then the key's rotated part.
+    /// Projects to queries or their bottleneck, then the latent vector, then the key's rotated part.
     pub(super) down: L,
-    /// With a bottleneck of queries: its norm, and the queries from it.
+    /// With a bottleneck of queries: its norm, and the projection to queries.
     pub(super) query_up: Option<(Vec<f32>, L)>,
     /// `[kv_rank]`
     pub(super) kv_norm: Vec<f32>,
-    /// Of each head: `nope_dim` elements of a query to `kv_rank`.
+    /// For each head: projects `nope_dim` elements of a query to `kv_rank`.
     pub(super) absorb: Vec<L>,
-    /// Of each head: `kv_rank` elements of a sum to `value_dim`.
+    /// For each head: projects `kv_rank` elements of an output to `value_dim`.
     pub(super) expand: Vec<L>,
 }
 
@@ -94,7 +94,7 @@ impl Latent {
         }
     }
 
-    /// Sums `[rows, heads, kv_rank]` to the heads' values `[rows, heads, value_dim]`.
+    /// Projects outputs `[rows, heads, kv_rank]` to the heads' values `[rows, heads, value_dim]`.
     fn expand_sums(&self, rows: usize, sums: &[f32], out: &mut Vec<f32>) {
         let (rank, value) = (self.shape.kv_rank, self.shape.value_dim);
         out.resize(rows * self.heads.group * value, 0.0);

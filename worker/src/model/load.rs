@@ -43,7 +43,7 @@ impl<'a, P: Packer> Loader<'a, P> {
         })
     }
 
-    /// `[layers]`: attention alone.
+    /// `[layers]`: attention only.
     pub(super) fn load_heads(&self) -> Result<Vec<HeadWeights<P::Matrix>>, ModelError> {
         (0..self.config.num_layers).map(|layer| self.heads(layer)).collect()
     }
@@ -78,7 +78,7 @@ impl<'a, P: Packer> Loader<'a, P> {
         let (query, key) = (heads * head_dim, kv_heads * head_dim);
         let elements = |heads: Range<usize>| heads.start * head_dim..heads.end * head_dim;
         let (own, own_kv) = (elements(self.share.heads(heads)), elements(self.share.kv_heads(kv_heads)));
-        // A norm over all heads needs all of them, whichever the rank continues with.
+        // A norm over all heads needs all of them, whichever the rank keeps.
         let (queries, keys) = match shape.norms {
             HeadNormKind::Whole => (0..query, 0..key),
             HeadNormKind::None | HeadNormKind::PerHead => (own.clone(), own_kv.clone()),
@@ -158,13 +158,13 @@ impl<'a, P: Packer> Loader<'a, P> {
         }
     }
 
-    /// The element types of all experts, of which every one is checked.
+    /// The element types of all experts; checks every one.
     pub(super) fn expert_types(&self) -> Result<ExpertTypes, ModelError> {
         let mut types = ExpertTypes { gate_up: PanelType::Bf16, down: PanelType::Bf16 };
         for layer in self.moe_layers() {
             for expert in (0..self.config.num_experts as u16).map(ExpertId::new) {
                 let [gate, up, down] = self.expert_tensors(layer, expert)?;
-                // One that is not bf16 makes all f32: experts of one size can take each other's place.
+                // A single expert that is not bf16 makes all of them f32: experts of equal size can replace each other.
                 if PanelType::of(&[gate, up]) == PanelType::F32 {
                     types.gate_up = PanelType::F32;
                 }
@@ -176,7 +176,7 @@ impl<'a, P: Packer> Loader<'a, P> {
         Ok(types)
     }
 
-    /// The experts of all layers: the rank keeps those, or the slices of those, that the spread gives it.
+    /// The experts of all layers: keeps those, or the slices of those, that the spread assigns to this rank.
     pub(super) fn experts(&self, at: Place, spread: &ExpertSpread, slots: Option<u16>) -> Result<Experts, ModelError> {
         let mut experts = Experts::new(self.config, at, spread, self.expert_types()?, slots)?;
         for layer in self.moe_layers() {

@@ -1,4 +1,4 @@
-//! A gated feed-forward network: the whole of a dense layer, or the expert that every token takes.
+//! A gated feed-forward network: a dense layer, or the shared expert.
 
 use super::compute::{Linear, add, add_scaled, silu_product};
 
@@ -10,7 +10,7 @@ pub(super) struct Mlp<L = Linear> {
     pub(super) down: L,
 }
 
-/// An expert that every token takes, weighted by a sigmoid of the token where it has a gate `[1, H]`.
+/// A shared expert, weighted by a sigmoid gate `[1, H]` if it has one.
 pub(super) struct Shared<L = Linear> {
     pub(super) mlp: Mlp<L>,
     pub(super) gate: Option<L>,
@@ -33,7 +33,7 @@ impl Mlp {
         [&mut self.gate_up, &mut self.down]
     }
 
-    /// `x [m, H]` to `out [m, H]`, overwritten; `work` is a buffer of any length and content.
+    /// `x [m, H]` to `out [m, H]`, overwritten; `work` is scratch of any length and content.
     pub(super) fn apply(&self, x: &[f32], out: &mut [f32], work: &mut Vec<f32>) {
         let rows = x.len() / self.down.outputs;
         let width = self.gate_up.outputs / 2;

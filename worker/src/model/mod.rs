@@ -1,4 +1,4 @@
-//! A Hugging Face MoE checkpoint on one rank: all of attention (or this rank's heads of it), this rank's experts.
+//! A Hugging Face MoE checkpoint on one rank: all of attention (or this rank's heads of it), and this rank's experts.
 //!
 //! | module | what |
 //! |---|---|
@@ -8,18 +8,18 @@
 //! | `weights` | the weights that a rank keeps: one block for all families |
 //! | `step` | the input and the output of a step |
 //! | `forward` | a step through all layers |
-//! | `backend` | the interface to whatever computes a step: `cpu` on the host, `gpu` on a GPU |
-//! | `share` | the heads of a rank with attention tp, and its part of every expert with experts tp |
+//! | `backend` | the interface of compute backends: `cpu` on the host, `gpu` on a GPU |
+//! | `share` | a rank's heads with attention tp, and its part of every expert with experts tp |
 //! | `rows` | attention tp: which rows go to which rank |
 //! | `attention`, `kv`, `rope` | causal attention over one sequence's cache |
-//! | `grouped`, `latent` | the two kinds of attention: how queries, keys and values are made |
+//! | `grouped`, `latent` | the two kinds of attention: how queries, keys and values are computed |
 //! | `router`, `mlp` | the choice of experts; a dense layer, a shared expert |
 //! | `expert` | the routed experts of a rank, in one buffer |
 //! | `streamed` | experts that are read from the checkpoint ahead of their layer |
 //! | `switch` | experts move to another spread |
-//! | `relayout`, `agree` | attention changes between dp and tp; the messages between ranks meanwhile |
+//! | `relayout`, `agree` | attention switches between dp and tp; the messages between ranks meanwhile |
 //! | `compute` | matrix products and element-wise functions |
-//! | `probe` | a look inside, for tests |
+//! | `probe` | intermediate results, for tests |
 
 mod agree;
 mod attention;
@@ -89,23 +89,24 @@ use forward::{Forward, Scratch};
 use rows::RowPlan;
 use streamed::RankExperts;
 
-/// How experts are divided, and how many of them a rank has room for.
+/// The experts' layout, and a rank's capacity for them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ExpertRoom {
-    /// How they are divided at first.
+    /// The initial layout.
     pub layout: ExpertLayout,
-    /// Whole experts of a layer that any rank may have after a switch; as many as with the placement at the start if
-    /// that is more, or this is none.
+    /// Maximum whole experts of a layer that any rank may have after a switch; at least as many as in the initial
+    /// placement, which is also the default.
     pub slots: Option<u16>,
-    /// How many lie in memory at once: the rank reads the others from the checkpoint, ahead of their layer. Without it
-    /// all lie there, and can be switched.
+    /// Limit on experts in memory: the rank reads the others from the checkpoint, ahead of their layer. Without it all
+    /// are in memory, and can be moved.
     pub memory: Option<ExpertMemory>,
 }
 
-/// A limit on the experts that lie in a rank's memory.
+/// A limit on the experts in a rank's memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ExpertMemory {
-    /// As many as fit into this many bytes, with two layers of streamed experts and the room to read one expert.
+    /// As many as fit into this many bytes, together with two layers of streamed experts and a buffer to read one
+    /// expert.
     Bytes(u64),
     /// This many of each layer.
     Resident(usize),
@@ -121,22 +122,22 @@ impl From<ExpertLayout> for ExpertRoom {
 pub struct Model {
     config: Arc<ModelConfig>,
     division: Division,
-    /// The division of the other attention, if the rank may switch to it.
+    /// The layout of the other attention, if the rank may switch to it.
     other: Option<Division>,
     backend: Backend,
-    /// For sequences that share nothing.
+    /// Pool of sequences that share nothing.
     pool: KvPool,
     scratch: Scratch,
     out: StepOutput,
 }
 
-/// The attention that no GPU computes.
+/// The kind of attention that GPUs do not support.
 pub(crate) const LATENT: &str = "latent attention (MLA)";
-/// No GPU can read experts ahead of their layer.
+/// GPUs do not support reading experts ahead of their layer.
 #[cfg(feature = "gpu")]
 const STREAMED: &str = "experts streamed from the checkpoint";
 
-/// The backends.
+/// The compute backend.
 enum Backend {
     Cpu(Box<CpuBackend>),
     #[cfg(feature = "gpu")]
@@ -152,7 +153,7 @@ impl Backend {
         }
     }
 
-    /// That of the host.
+    /// The CPU backend, if it is one.
     fn cpu(&self) -> Option<&CpuBackend> {
         match self {
             Self::Cpu(cpu) => Some(cpu),
@@ -170,25 +171,26 @@ impl Backend {
     }
 }
 
-/// How attention is divided among ranks.
+/// Layout of attention over the ranks.
 struct Division {
     share: HeadShare,
     /// With attention tp: which rows go to which rank.
     rows: Option<RowPlan>,
 }
 
-/// How a rank's model is to divide attention; made of [`Attention`] alone it has no tables, and does not change.
+/// A rank's layout of attention; converted from [`Attention`] it has no tables, and cannot switch.
 pub struct AttentionPlan {
-    /// In force at first. With dp every rank has all heads. With tp it has its share of every layer's heads, all ranks
-    /// of a group run the same steps, and between attention and the next layer each continues with some of the rows.
+    /// The initial layout. With dp every rank has all heads. With tp it has its share of every layer's heads, all ranks
+    /// of a group run the same steps, and from attention to the next layer each continues with some of the rows.
     pub start: Attention,
-    /// Whether the rank can change to the other one: it then has the weights of both, which take the memory of
+    /// Whether the rank can switch to the other one: it then has the weights of both, which takes the memory of
     /// attention once more, divided by the ranks.
     pub both: bool,
-    /// With tp: ranks of a group of neighbours that has sequences of its own; none where all ranks are one group.
+    /// With tp: size of the groups of neighbouring ranks that have their own sequences; `None` if all ranks form one
+    /// group.
     pub group: Option<usize>,
-    /// With tp: the tables that place rows on ranks, which are checked to be the model's and the placement's; without
-    /// them rows are divided into even parts.
+    /// With tp: the tables that place rows on ranks, which must match the model and the placement; without them rows
+    /// are split evenly.
     pub tables: Option<Arc<Tables>>,
 }
 
@@ -199,7 +201,7 @@ impl From<Attention> for AttentionPlan {
 }
 
 impl Division {
-    /// This rank's part of attention by a plan.
+    /// This rank's part of attention under a plan.
     fn new(config: &ModelConfig, at: Place, plan: &AttentionPlan, attention: Attention) -> Result<Self, ModelError> {
         match attention {
             Attention::Dp => Ok(Self { share: HeadShare::ALL, rows: None }),
@@ -211,7 +213,7 @@ impl Division {
         }
     }
 
-    /// That at the start, the other one if it may change, and the heads of both.
+    /// The initial layout, the other one if attention may switch, and the heads of both.
     fn both(
         config: &ModelConfig,
         at: Place,
@@ -229,24 +231,24 @@ impl Division {
 }
 
 impl Model {
-    /// Loads `config.json` and the safetensors files of a model directory, and keeps the experts that `placement` gives
-    /// this rank (group g is rank g), its own copies of replicated ones among them. Every tensor is checked, also those
-    /// that other ranks keep.
+    /// Loads `config.json` and the safetensors files of a model directory, and keeps the experts that `placement`
+    /// assigns to this rank (group g is rank g), including its copies of replicated ones. Every tensor is checked, also
+    /// those that other ranks keep.
     ///
     /// # Errors
-    /// One sentence: a file that is missing, cut short or not valid; an architecture or a setting that is not
-    /// supported; a tensor that is missing or has another shape or type; a placement for another model.
+    /// One sentence: a file that is missing, truncated or invalid; an unsupported architecture or setting; a tensor
+    /// that is missing or has another shape or type; a placement for another model.
     pub fn load(model_dir: &Path, rank: RankId, placement: impl Into<ExpertCopies>) -> Result<Self, ModelError> {
         Self::load_divided(model_dir, rank, placement, ExpertLayout::Ep, Attention::Dp)
     }
 
-    /// The same with experts in any layout and attention divided by any plan: with [`ExpertLayout::Tp`] the rank keeps
-    /// its slice of every expert, and of the placement only the shape counts; with [`ExpertLayout::Hybrid`] its slice
-    /// of its node's experts, and group g is node g.
+    /// Loads a model directory with experts in any layout and attention under any plan. With [`ExpertLayout::Tp`] the
+    /// rank keeps its slice of every expert, and only the placement's shape is used; with [`ExpertLayout::Hybrid`] it
+    /// keeps its slice of its node's experts, and group g is node g.
     ///
     /// # Errors
-    /// As [`Model::load`]; experts that cannot be cut into so many slices; heads that cannot be split over so many
-    /// ranks.
+    /// Those of [`Model::load`]; experts that cannot be cut into this many slices; heads that cannot be split over this
+    /// many ranks.
     pub fn load_divided(
         model_dir: &Path,
         rank: RankId,
@@ -279,11 +281,12 @@ impl Model {
         Self { config, division, other, backend, pool, scratch, out }
     }
 
-    /// The same on a GPU, for a unit of such ranks: whole experts or slices of them, attention dp or tp. It has
-    /// `settings.pages` pages, which one pool uses at a time: its own ([`Model::new_sequence`]), or another of as many.
+    /// Loads a model directory on a GPU, for a unit of such ranks: whole experts or slices of them, attention dp or tp.
+    /// It has `settings.pages` pages, used by one pool at a time: its own ([`Model::new_sequence`]), or another of
+    /// equal size.
     ///
     /// # Errors
-    /// As [`Model::load_divided`]; what only the CPU computes; memory of the GPU that is short.
+    /// Those of [`Model::load_divided`]; features that only the CPU supports; too little GPU memory.
     #[cfg(feature = "gpu")]
     pub fn load_on(
         model_dir: &Path,
@@ -326,7 +329,7 @@ impl Model {
         &self.config
     }
 
-    /// The costs of streaming experts since the start; none where all of them stay in memory.
+    /// Cost of streaming experts since the start; `None` if all stay in memory.
     pub fn expert_fetches(&self) -> Option<ExpertFetches> {
         match &self.backend.cpu()?.experts {
             RankExperts::Resident(_) => None,
@@ -339,37 +342,37 @@ impl Model {
         self.backend.cpu().is_some()
     }
 
-    /// The work of its GPU since the start; none on the CPU.
+    /// The GPU's work since the start; `None` on the CPU.
     pub fn device_work(&self) -> Option<DeviceWork> {
         self.out.device
     }
 
-    /// The shape of a sequence's cache on this rank, as far as it lies in memory of the host.
+    /// The shape of a sequence's cache on this rank, as far as it is in host memory.
     pub fn cache_shape(&self) -> CacheShape {
         *self.pool.shape()
     }
 
-    /// The cache of a sequence that has no tokens yet and shares nothing, without a limit; see [`KvPool`] for others.
+    /// An empty cache for a sequence that shares nothing, without a limit; see [`KvPool`] for others.
     pub fn new_sequence(&self) -> KvCache {
         self.pool.alone()
     }
 
-    /// Takes some tokens of any number of sequences through all layers, in lockstep with the other ranks: two
+    /// Runs some tokens of any number of sequences through all layers, in lockstep with the other ranks: two
     /// collectives per MoE layer, also for an empty step. With attention tp every rank has the same tokens of the same
-    /// sequences, and each layer has two collectives more; which items want logits may differ. A token's logits and
-    /// routes do not depend on what else is in the step, nor on how its sequence was cut into steps (bitwise).
+    /// sequences, and each layer has two more collectives; which items want logits may differ. A token's logits and
+    /// routes do not depend on the rest of the step, nor on how its sequence was chunked (bitwise).
     ///
     /// # Errors
     /// [`StepError::Item`] before anything happened; [`StepError::Transport`] when a rank failed, after which the
-    /// caches of these items are as they were.
+    /// caches of these items are unchanged.
     pub fn step(&mut self, items: &mut [StepItem<'_>], ep: &mut ExpertParallel) -> Result<&StepOutput, StepError> {
         self.step_probed(items, ep, &mut ())
     }
 
-    /// As [`Model::step`], with a look inside.
+    /// Runs [`Model::step`] and passes intermediate results to `probe`.
     ///
     /// # Errors
-    /// As [`Model::step`].
+    /// Those of [`Model::step`].
     pub fn step_probed(
         &mut self,
         items: &mut [StepItem<'_>],
@@ -395,7 +398,7 @@ impl Model {
             probe,
         };
         forward.run(items)?;
-        // With attention tp the ranks of a group have the same tokens: they are counted once.
+        // With attention tp the ranks of a group have the same tokens, which count once.
         let counts = self.division.rows.is_none() || ep.attention_place() == 0;
         for (item, rows) in items.iter_mut().zip(self.out.offsets.windows(2)) {
             let width = self.out.route_width;

@@ -1,10 +1,10 @@
-//! A look inside a step, for golden tests and recordings.
+//! Access to a step's intermediate results, for golden tests and recordings.
 
 use semmoe_tables::LayerIdx;
 
-/// Called with intermediate results of a step, all rows of all items; by default nothing is looked at.
+/// Called with intermediate results of a step, all rows of all items; ignores them by default.
 pub trait Probe {
-    /// The residual stream `[rows, H]` after the embedding (`layers` = 0) and after so many layers.
+    /// The residual stream `[rows, H]` after the embedding (`layers` = 0) or after `layers` layers.
     fn residual(&mut self, _layers: usize, _rows: &[f32]) {}
 
     /// The router's logits `[rows, N]` of one MoE layer.
@@ -17,5 +17,5 @@ pub trait Probe {
     fn final_norm(&mut self, _rows: &[f32]) {}
 }
 
-/// Looks at nothing.
+/// Ignores everything.
 impl Probe for () {}

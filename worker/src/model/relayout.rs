@@ -1,5 +1,5 @@
-//! Attention changes between dp and tp while sequences run: a rank that may do that has the weights of both, all heads
-//! and its share of them, and its sequences' pages move to the other form ([`KvPool`](super::KvPool)).
+//! Switches attention between dp and tp while sequences run: a rank that may do that has the weights of both, all heads
+//! and its share of them, and its sequences' pages move to the other layout ([`KvPool`](super::KvPool)).
 
 use semmoe_kernels::reshard::kv::{KvError, KvShape};
 use semmoe_tables::Attention;
@@ -10,12 +10,12 @@ use super::{Backend, Division, Model, ModelConfig};
 use crate::ep::{ExpertParallel, UnitError};
 
 impl Model {
-    /// How attention is divided now.
+    /// The current layout of attention.
     pub fn attention(&self) -> Attention {
         self.division.attention()
     }
 
-    /// How else it can be divided, if it can.
+    /// The other layout of attention, if it may switch.
     pub fn other_attention(&self) -> Option<Attention> {
         self.other.as_ref().map(Division::attention)
     }
@@ -62,7 +62,7 @@ impl Model {
         Ok(staged)
     }
 
-    /// Of the pages in memory of the host.
+    /// The shape of pages in host memory.
     fn shape_of(&self, division: &Division) -> CacheShape {
         let shape = division.share.cache_shape(&self.config);
         match &self.backend {
@@ -72,7 +72,7 @@ impl Model {
         }
     }
 
-    /// Bytes of one head of a page in one layer, wherever it lies.
+    /// Bytes of one head of a page in one layer, wherever it is stored.
     fn head_bytes(&self) -> usize {
         match &self.backend {
             Backend::Cpu(_) => self.config.cache_shape().head_bytes(),
@@ -81,10 +81,10 @@ impl Model {
         }
     }
 
-    /// From now on attention is the other one.
+    /// Switches to the other attention.
     ///
     /// # Panics
-    /// As [`Model::stage_attention`].
+    /// If the model does not have the other attention.
     pub fn install_attention(&mut self) {
         let other = self.other.as_mut().expect("a model with both attentions");
         std::mem::swap(&mut self.division, other);

@@ -1,8 +1,7 @@
-//! Attention changes while sequences run: every step gives bit for bit what an oracle gives that replays the same
-//! schedule. The oracle knows no pages: at each change it loads nothing but a model of the one layout, and copies keys
-//! and values token by token and head by head, out of what all ranks have laid open. It proves that pages, prefixes,
-//! partial pages and routes arrive where and as they should; it takes from the run under test which rank a sequence
-//! goes to.
+//! Attention switches while sequences run: every step equals, bit for bit, that of an oracle that replays the schedule.
+//! The oracle has no pages: at each switch it loads a model with only the new layout, and copies keys and values token
+//! by token and head by head from all ranks' published caches. This proves that pages, prefixes, partial pages and
+//! routes arrive correctly. Which rank a sequence moves to is taken from the run under test.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -22,7 +21,7 @@ use crate::model::step::{StepItem, Wants};
 const FIXTURES: [&str; 7] =
     ["qwen3-moe", "qwen2-moe", "mixtral", "olmoe", "deepseek-v2-lite", "deepseek-v2", "deepseek-v3"];
 
-/// A fixture for sequences of several pages: its own context is a single one.
+/// A fixture for sequences of several pages: its own context fits one page.
 fn fixture(name: &str) -> TempDir {
     let from = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures")).join(name);
     let dir = tempfile::tempdir().unwrap();
@@ -42,7 +41,7 @@ fn fixture(name: &str) -> TempDir {
     dir
 }
 
-/// Keys and values of a sequence by layer and head of the model, each one token after the other.
+/// Keys and values of a sequence by layer and head of the model, token by token.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Content {
     tokens: Vec<u32>,
@@ -75,7 +74,7 @@ fn content(cache: &KvCache, first: usize) -> Content {
     content
 }
 
-/// A cache of its own with that content.
+/// A separate cache with that content.
 fn rebuilt(model: &Model, content: &Content, first: usize) -> KvCache {
     let mut cache = model.new_sequence();
     let shape = *cache.shape();
@@ -107,7 +106,7 @@ struct Shared {
     texts: Mutex<BTreeMap<u64, Text>>,
     contents: Mutex<BTreeMap<u64, Content>>,
     logits: Mutex<BTreeMap<(usize, u64), Vec<u32>>>,
-    /// Of each change to dp.
+    /// Homes after each switch to dp.
     homes: Mutex<Vec<BTreeMap<u64, u16>>>,
     digests: Mutex<Vec<u64>>,
     /// For the oracle: the sequences of each step.
@@ -117,11 +116,11 @@ struct Shared {
 const CHUNK: usize = 45;
 /// Steps in each layout, beginning with dp.
 const SCHEDULE: [usize; 5] = [3, 3, 2, 3, 3];
-/// Before which change a sequence is cancelled, and which.
+/// A cancelled sequence, and the switch before which that happens.
 const CANCELLED: (usize, u64) = (1, 4);
 
-/// Two families of prompts that share their first pages, within a rank and between ranks, and some of their own, longer
-/// and shorter.
+/// Two families of prompts that share their first pages, within a rank and between ranks, and some others, longer and
+/// shorter.
 fn texts(config: &ModelConfig, world: usize) -> BTreeMap<u64, Text> {
     let longest = config.max_positions - 24;
     let text = |id: u64| {
@@ -156,7 +155,7 @@ impl Shared {
         texts.into_iter().filter(|(_, text)| attention == Attention::Tp || text.home == rank).collect()
     }
 
-    /// One step of all sequences of a rank that are here, and scheduled: a chunk of the prompt, or a token.
+    /// One step of all present and scheduled sequences of a rank: a chunk of the prompt, or a token.
     fn step(&self, at: usize, model: &mut Model, ep: &mut ExpertParallel, caches: &mut BTreeMap<u64, KvCache>) {
         let mut texts = self.own(ep.rank().index(), model.attention());
         let scheduled = |id: u64| self.schedule.as_ref().is_none_or(|schedule| schedule.contains(&(at, id)));
@@ -230,12 +229,12 @@ fn on_ranks<T: Send>(world: usize, work: impl Fn(usize, LocalTransport) -> T + S
     })
 }
 
-/// Sequences of a rank, each promised all that it may need.
+/// A rank's sequences, each with a promise of all that it may need.
 fn admitted(pool: &KvPool, texts: BTreeMap<u64, Text>) -> BTreeMap<u64, KvCache> {
     texts.into_iter().map(|(id, text)| (id, pool.admit(&text.prompt, text.prompt.len() + 20).unwrap())).collect()
 }
 
-/// Asks the model for a change of attention; the pool is large enough for all.
+/// Stages a switch of attention, with a pool large enough for all.
 fn stage(
     model: &mut Model,
     ep: &mut ExpertParallel,
@@ -249,7 +248,7 @@ fn stage(
     model.stage_attention(&change, ep, objection).unwrap()
 }
 
-/// Lazily, one sequence comes before each step, and what is left before the next change.
+/// Lazily, one sequence arrives before each step, and the remaining ones before the next switch.
 fn run_switched(
     dir: &Path,
     (shared, lazily): (&Shared, bool),
@@ -303,7 +302,7 @@ fn run_switched(
     }
 }
 
-/// See the module.
+/// Runs the oracle.
 fn run_naively(
     dir: &Path,
     shared: &Shared,
@@ -397,13 +396,13 @@ fn every_family_steps_as_the_oracle_through_four_changes() {
     }
 }
 
-/// Everything that a rank's sequences hold, and its pool's counts.
+/// The content of a rank's sequences, and its pool's counts.
 fn state(pool: &KvPool, caches: &BTreeMap<u64, KvCache>, first: usize) -> (Vec<Content>, KvUsage) {
     (caches.values().map(|cache| content(cache, first)).collect(), pool.usage())
 }
 
-/// There and back without a step between: keys, values and routes are the same bytes, wherever they are now, and
-/// prefixes are known.
+/// Switching back and forth without a step in between keeps all bytes of keys, values and routes, wherever they are,
+/// and prefixes stay known.
 #[test]
 fn there_and_back_every_byte_is_the_same() {
     for (name, world) in [("qwen3-moe", 2), ("qwen3-moe", 4), ("deepseek-v2-lite", 2)] {
@@ -419,7 +418,7 @@ fn there_and_back_every_byte_is_the_same() {
             let mut caches = admitted(&pool, shared.own(rank, Attention::Dp));
             (0..3).for_each(|at| shared.step(at, &mut model, &mut ep, &mut caches));
             let texts = shared.texts.lock().unwrap().clone();
-            // One sequence ends: its pages stay known, and follow.
+            // One sequence ends: its pages stay known, and move along.
             caches.pop_first();
             shared.publish(&caches, 0);
             let before = shared.contents.lock().unwrap().clone();
@@ -432,7 +431,7 @@ fn there_and_back_every_byte_is_the_same() {
             for (id, cache) in &caches {
                 assert!(content(cache, 0) == before[id], "{name}: sequence {id}");
             }
-            // Wherever they have gone: the first sequence of each rank has ended.
+            // The first sequence of each rank has ended; its pages may be on any rank.
             let prompts = (0..world as u64).map(|ended| texts[&ended].prompt.clone());
             (caches.len(), prompts.map(|prompt| pool.admit(&prompt, prompt.len()).map_or(0, |cache| cache.len())).sum())
         });
@@ -441,7 +440,7 @@ fn there_and_back_every_byte_is_the_same() {
     }
 }
 
-/// An objection in any phase, of any rank, in both directions, and too little room: nothing has changed, and the next
+/// An objection in any phase, by any rank, in both directions, and too little room: nothing changes, and the next
 /// attempt succeeds.
 #[test]
 fn an_objection_changes_nothing_on_any_rank() {

@@ -1,4 +1,4 @@
-//! The angles of the rotary embedding, as far as sequences have reached.
+//! The angles of the rotary embedding, for the positions reached so far.
 
 use std::f64::consts::TAU;
 
@@ -20,7 +20,7 @@ pub(super) struct RotaryTable {
 }
 
 impl RotaryTable {
-    /// For heads of which `dim` elements are rotated.
+    /// A table for heads in which `dim` elements are rotated.
     pub(super) fn new(dim: usize, rope: &Rope) -> Self {
         let plain = (0..dim / 2).map(|i| rope.theta.powf(-(2.0 * i as f64) / dim as f64));
         let (frequencies, magnitude) = match &rope.yarn {
@@ -34,7 +34,7 @@ impl RotaryTable {
         Self { layout: rope.layout, frequencies, magnitude, cos: Vec::new(), sin: Vec::new() }
     }
 
-    /// Makes the angles of all positions below `positions` available.
+    /// Extends the table to all positions below `positions`.
     pub(super) fn grow(&mut self, positions: usize) {
         let half = self.frequencies.len();
         let have = self.cos.len() / half;
@@ -43,7 +43,7 @@ impl RotaryTable {
         }
         for position in have..positions.next_multiple_of(CHUNK_POSITIONS) {
             for frequency in &self.frequencies {
-                // The product is rounded to f32, as the checkpoints were trained.
+                // The product is rounded to f32, as in the checkpoints' training.
                 let angle = f64::from(position as f32 * frequency);
                 self.cos.push((angle.cos() * self.magnitude) as f32);
                 self.sin.push((angle.sin() * self.magnitude) as f32);
@@ -57,7 +57,7 @@ impl RotaryTable {
         [&self.cos, &self.sin]
     }
 
-    /// Rotates one head, all of whose elements turn, to a position that the table reaches.
+    /// Rotates one whole head to a position within the table.
     pub(super) fn turn(&self, position: usize, head: &mut [f32]) {
         let half = self.frequencies.len();
         let (cos, sin) = (&self.cos[position * half..][..half], &self.sin[position * half..][..half]);
@@ -68,9 +68,9 @@ impl RotaryTable {
     }
 }
 
-/// By frequency, how much of it YaRN divides: none (0) up to `low`, all (1) from `high` on.
+/// By frequency, the weight of YaRN's division: none (0) up to `low`, full (1) from `high` on.
 fn ramp(dim: usize, theta: f64, yarn: &Yarn) -> impl Fn(usize) -> f64 + use<> {
-    // The index of the frequency that makes `turns` turns over the original positions.
+    // The index of the frequency with `turns` turns over the original positions.
     let index = |turns: f64| dim as f64 * (yarn.original_positions / (turns * TAU)).ln() / (2.0 * theta.ln());
     let (mut low, mut high) = (index(yarn.beta_fast), index(yarn.beta_slow));
     if yarn.truncate {

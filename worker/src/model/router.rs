@@ -1,18 +1,18 @@
-//! The choice of experts: scores from the router's logits, the k best of them (or of the best groups), their weights.
+//! The choice of experts: scores from the router's logits, the best k of them (or of the best groups), their weights.
 
 use super::config::{GroupLimit, GroupScore, Router, Scoring};
 
-/// Keeps the sum of weights that are all 0 from dividing by it, as DeepSeek-V3 does.
+/// Prevents division by zero if all weights are 0, as DeepSeek-V3 does.
 const LEAST_TOTAL: f32 = 1e-20;
 
 /// Buffers that are reused between calls.
 #[derive(Default)]
 pub(super) struct RouterScratch {
-    /// `[N]`: the scores that decide the choice.
+    /// `[N]`: the scores used for the choice.
     scores: Vec<f32>,
     /// `[groups]`
     worth: Vec<f32>,
-    /// The groups that are chosen from.
+    /// The groups to choose from.
     kept: Vec<u16>,
 }
 
@@ -23,13 +23,13 @@ pub(super) struct Choice<'a> {
     pub(super) num_experts: usize,
     /// k
     pub(super) top_k: usize,
-    /// `[N]`: added to the scores for the choice alone.
+    /// `[N]`: added to the scores only for the choice.
     pub(super) correction: Option<&'a [f32]>,
 }
 
 impl Choice<'_> {
     /// - `logits` `[n, N]`
-    /// - `experts`, `weights` `[n, k]`: filled, strongest choice first, equal ones by ascending id
+    /// - `experts`, `weights` `[n, k]`: filled, strongest choice first, ties by ascending id
     pub(super) fn route(&self, logits: &[f32], experts: &mut [u16], weights: &mut [f32], scratch: &mut RouterScratch) {
         let tokens = logits.chunks_exact(self.num_experts);
         let chosen = experts.chunks_exact_mut(self.top_k).zip(weights.chunks_exact_mut(self.top_k));
@@ -40,7 +40,7 @@ impl Choice<'_> {
     }
 
     fn choose(&self, logits: &[f32], experts: &mut [u16], scratch: &mut RouterScratch) {
-        // A softmax does not change the order: the logits serve.
+        // Softmax preserves order, so the logits suffice.
         if self.router.scoring == Scoring::Softmax && self.router.groups.is_none() {
             return strongest(logits, experts);
         }
@@ -86,7 +86,7 @@ fn sigmoid(x: f32) -> f32 {
     1.0 / (1.0 + (-x).exp())
 }
 
-/// Leaves nothing of the groups that are not among the best.
+/// Excludes the groups that are not among the best.
 fn keep_groups(limit: &GroupLimit, scratch: &mut RouterScratch) {
     let RouterScratch { scores, worth, kept } = scratch;
     let size = scores.len() / limit.groups;
@@ -117,7 +117,7 @@ fn worth_of(group: &[f32], by: GroupScore) -> f32 {
     }
 }
 
-/// The `chosen.len()` largest, by insertion: k is small. Ids are distinct whatever the scores are.
+/// The `chosen.len()` largest, by insertion, because k is small. Ids are distinct for any scores.
 fn strongest(scores: &[f32], chosen: &mut [u16]) {
     let mut count = 0;
     for (expert, &score) in scores.iter().enumerate() {

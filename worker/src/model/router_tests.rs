@@ -1,4 +1,4 @@
-//! Choices and weights, against what each rule says.
+//! Choices and weights, against the definition of each rule.
 
 use super::*;
 
@@ -46,7 +46,7 @@ fn only_the_best_groups_are_chosen_from() {
     assert_eq!(route(&limited(2, GroupScore::Best), None, &logits, 3).0, [0, 2, 3]);
     assert_eq!(route(&limited(1, GroupScore::TwoBest), None, &logits, 2).0, [2, 3]);
     assert_eq!(route(&limited(2, GroupScore::TwoBest), None, &logits, 3).0, [2, 3, 4]);
-    // Experts that are left out still count in a softmax over all.
+    // Excluded experts still count in a softmax over all.
     let router = Router { normalise: false, ..limited(1, GroupScore::TwoBest) };
     let total: f32 = logits.iter().map(|logit| (logit - 4.0f32).exp()).sum();
     assert!((route(&router, None, &logits, 1).1[0] - 1.0 / total).abs() < 1e-6);
@@ -63,7 +63,7 @@ fn a_correction_counts_for_the_choice_alone() {
 
 #[test]
 fn groups_hold_whatever_the_correction() {
-    // A correction may make every score of a kept group negative: those left out are still not chosen.
+    // A correction may make every score of a kept group negative: excluded experts are still not chosen.
     let groups = Some(GroupLimit { groups: 2, kept: 1, by: GroupScore::TwoBest });
     let router = Router { scoring: Scoring::CorrectedSigmoid, groups, ..SOFTMAX };
     let (mut experts, _) = route(&router, Some(&[-2.0, -2.0, -3.0, -3.0]), &[0.0; 4], 2);

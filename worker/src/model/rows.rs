@@ -1,9 +1,9 @@
 //! Which rows of a step go to which rank in a layer, with attention tp: Algorithm 3 of the paper, lines 2 to 6.
 //!
-//! Every rank has the same tokens and the same routes of the layers before, so that all of them come to the same split
-//! without a word. Line 2 is the tables' own rule ([`Tables::group_shares`]: T of the token, A of the groups of its two
-//! layers before), and so is line 5, `align` ([`EvenGroups`]: no rank gets more rows than its part, as collectives wait
-//! for the fullest).
+//! Every rank has the same tokens and the same routes of the previous layers, so all of them compute the same split
+//! without communication. Line 2 is the tables' own rule ([`Tables::group_shares`]: T of the token, A of the groups of
+//! its previous two layers), and so is line 5, `align` ([`EvenGroups`]: no rank gets more rows than its part, because
+//! collectives wait for the fullest).
 
 use std::sync::Arc;
 
@@ -12,13 +12,13 @@ use semmoe_tables::{EvenGroups, ExpertId, GroupId, LayerIdx, PlacedBy, Tables, T
 
 use crate::ep::RowCounts;
 
-/// The split of the layer that is being computed; reused between layers.
+/// The split of the current layer; reused between layers.
 pub(super) struct RowPlan {
     ranks: usize,
-    /// The tables that rows are shuffled by; without them they stay in their order, in even parts.
+    /// The tables that shuffle rows; without them rows keep their order and are split evenly.
     tables: Option<Arc<Tables>>,
     shuffled: bool,
-    /// Of even parts: `[ranks + 1]`.
+    /// Offsets of even parts: `[ranks + 1]`.
     offsets: Vec<u32>,
     order: RankOrder,
     even: EvenGroups,
@@ -26,12 +26,12 @@ pub(super) struct RowPlan {
     activations: Vec<u32>,
 }
 
-/// The tokens of a step, as a plan needs them.
+/// The tokens of a step, as the split needs them.
 #[derive(Clone, Copy)]
 pub(super) struct PlanInput<'a> {
     /// `[rows]`
     pub(super) tokens: &'a [u32],
-    /// `[rows, L, k]`, of the layers before.
+    /// `[rows, L, k]`: routes of the previous layers.
     pub(super) routes: &'a [u16],
     pub(super) top_k: usize,
 }
@@ -49,7 +49,7 @@ impl RowPlan {
         }
     }
 
-    /// Splits the rows of a layer; `layer` is `None` where it has no experts.
+    /// Splits the rows of a layer; `layer` is `None` if it has no experts.
     pub(super) fn split(&mut self, layer: Option<LayerIdx>, input: PlanInput<'_>) {
         self.shuffled = false;
         match (self.tables.clone(), layer) {
@@ -61,7 +61,7 @@ impl RowPlan {
         }
     }
 
-    /// The split that was made last.
+    /// The last split.
     pub(super) fn current(&self) -> RowSplit<'_> {
         match self.shuffled {
             true => RowSplit::from(&self.order),
@@ -103,7 +103,7 @@ impl RowPlan {
         self.shuffled = true;
     }
 
-    /// A token's groups in the two MoE layers before, older first; `routes` is `[L, k]`.
+    /// A token's groups in the previous two MoE layers, older first; `routes` is `[L, k]`.
     fn groups_before(
         &mut self,
         tables: &Tables,

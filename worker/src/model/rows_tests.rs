@@ -1,4 +1,4 @@
-//! Splits against the rule written out, on tables that say something of some tokens.
+//! Splits against a plain implementation of the rule, with tables that cover some tokens.
 
 use half::f16;
 use proptest::prelude::*;
@@ -47,7 +47,7 @@ fn tables(seed: u64) -> Tables {
     TablesBuilder::tp(info, provenance, placement, parts, vec![0.0; 4]).finish().unwrap()
 }
 
-/// The group with most of a token's experts, the lowest of equals.
+/// The group with most of a token's experts, the lowest one on ties.
 fn main_group(tables: &Tables, layer: usize, routes: &[u16]) -> GroupId {
     let groups = tables.placement().layer(LayerIdx::new(layer as u16));
     let held =
@@ -70,7 +70,7 @@ proptest! {
         }).collect();
         let mut plan = RowPlan::new(usize::from(GROUPS), Some(Arc::clone(&tables)));
         let id = LayerIdx::new(layer as u16);
-        // State left behind by another layer does not matter.
+        // State of another layer must not matter.
         plan.split(Some(LayerIdx::new(0)), PlanInput { tokens: &tokens, routes: &routes, top_k: TOP_K });
         plan.split(Some(id), PlanInput { tokens: &tokens, routes: &routes, top_k: TOP_K });
 

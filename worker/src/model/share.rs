@@ -1,9 +1,9 @@
-//! Which heads of every layer, and which columns of every expert, a rank computes.
+//! A rank's heads in every layer, and its columns of every expert.
 //!
-//! With attention tp heads are split evenly over the ranks; where there are fewer heads of keys and values than ranks,
-//! neighbouring ranks have the same one. With experts tp and hybrid an expert's intermediate width is split: a rank has
-//! these columns of gate and up (rows of the checkpoint's tensors) and these rows of down (their columns), so that the
-//! ranks' results sum up to the expert's.
+//! With attention tp heads are split evenly over the ranks; if there are fewer heads of keys and values than ranks,
+//! neighbouring ranks share one. With experts tp and hybrid an expert's intermediate width is split: a rank has these
+//! columns of gate and up (rows of the checkpoint's tensors) and these rows of down (their columns), so that the ranks'
+//! results sum to the expert's.
 
 use std::ops::Range;
 
@@ -25,10 +25,10 @@ impl HeadShare {
     /// Part `part` of `parts`.
     ///
     /// # Errors
-    /// Heads that cannot be split into so many parts, with the numbers that would do.
+    /// Heads that cannot be split into this many parts, with the possible numbers.
     ///
     /// # Panics
-    /// If there is no such part.
+    /// If `part` is not below `parts`.
     pub fn new(config: &ModelConfig, part: usize, parts: usize) -> Result<Self, ModelError> {
         assert!(part < parts, "part {part} of {parts}");
         if splits(config, parts) {
@@ -61,16 +61,16 @@ impl HeadShare {
         let shape = config.cache_shape();
         match config.attention {
             AttentionKind::Grouped(_) => CacheShape { kv_heads: self.kv_heads(shape.kv_heads).len(), ..shape },
-            // All heads read the one latent vector.
+            // All heads read the only latent vector.
             AttentionKind::Latent(_) => shape,
         }
     }
 }
 
-/// The columns that a rank of `world` keeps of each of its experts: an even part for each rank with the same experts.
+/// The columns that a rank of `world` keeps of each of its experts: equal parts for the ranks that share experts.
 ///
 /// # Errors
-/// A width that so many ranks do not divide.
+/// A width that this many ranks do not divide.
 pub(crate) fn expert_columns(
     config: &ModelConfig,
     layout: ExpertLayout,
@@ -90,7 +90,7 @@ pub(crate) fn expert_columns(
 }
 
 fn splits(config: &ModelConfig, parts: usize) -> bool {
-    // Latent attention has one that all heads share.
+    // Latent attention has a single one for all heads.
     let kv_heads = config.cache_shape().kv_heads;
     config.heads.is_multiple_of(parts) && (kv_heads.is_multiple_of(parts) || parts.is_multiple_of(kv_heads))
 }

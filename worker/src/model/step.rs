@@ -6,39 +6,39 @@ use super::KvCache;
 use super::compute::first_largest;
 use crate::ep::StepPhase;
 
-/// Some tokens of one sequence: a whole prompt, a chunk of one, or the one token that was generated last.
+/// Some tokens of one sequence: a whole prompt, a chunk of one, or the token generated last.
 pub struct StepItem<'a> {
     /// The sequence so far; the tokens are appended to it when the step succeeds.
     pub kv: &'a mut KvCache,
     /// At least one token id.
     pub tokens: &'a [u32],
-    /// Wanted after the last of these tokens.
+    /// Output required after the last of these tokens.
     pub wants: Wants,
-    /// The phase that the tokens are counted in.
+    /// The phase that the tokens count for.
     pub phase: StepPhase,
 }
 
-/// The wish for the token after an item's last one.
+/// The output required after an item's last token.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Wants {
-    /// Nothing: more tokens follow.
+    /// None: more tokens follow.
     Nothing,
-    /// The id of the largest of the logits: they may stay where they were computed.
+    /// The id of the largest logit: the logits may stay where they were computed.
     Likeliest,
     /// The logits.
     Logits,
 }
 
-/// The result after an item's last token.
+/// The logits, `[V]`.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Next<'a> {
     /// `[V]`
     Logits(&'a [f32]),
-    /// The id of the largest, the lowest of equal ones; none if no finite one is.
+    /// The id of the largest logit, the lowest id on ties; `None` if no logit is finite.
     Likeliest(Option<u32>),
 }
 
-/// The id of the largest of the logits `[V]`, the lowest of equal ones; none if all are NaN.
+/// The id of the largest of the logits `[V]`, the lowest id on ties; `None` if all are NaN.
 pub fn likeliest(logits: &[f32]) -> Option<u32> {
     first_largest(logits).and_then(|id| u32::try_from(id).ok())
 }
@@ -46,13 +46,13 @@ pub fn likeliest(logits: &[f32]) -> Option<u32> {
 /// Work of a GPU since the start.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, serde::Serialize, serde::Deserialize)]
 pub struct DeviceWork {
-    /// Kernels, without those of collectives.
+    /// Kernels, except those of collectives.
     pub launches: u64,
     /// Reads that waited for the GPU.
     pub synchronisations: u64,
-    /// How long they waited.
+    /// Total time of these waits.
     pub waited: Duration,
-    /// Bytes from the host, without those of collectives.
+    /// Bytes from the host, except those of collectives.
     pub written: u64,
     /// Bytes to the host.
     pub read: u64,
@@ -63,34 +63,34 @@ pub struct DeviceWork {
 pub struct StepOutput {
     /// First row of each item in the step's batch, and one past the last.
     pub(super) offsets: Vec<usize>,
-    /// Where the result of each item is.
+    /// The place of each item's result.
     pub(super) results: Vec<ItemResult>,
     /// `[items with logits, V]`
     pub(super) logits: Vec<f32>,
-    /// `[items with their likeliest alone]`
+    /// `[items that want only the likeliest token]`
     pub(super) likeliest: Vec<Option<u32>>,
     pub(super) vocab_size: usize,
     /// `[rows, L, k]`
     pub(super) routes: Vec<u16>,
     /// L x k
     pub(super) route_width: usize,
-    /// Of a GPU.
+    /// Work of the GPU.
     pub(super) device: Option<DeviceWork>,
 }
 
-/// Where the result of an item is.
+/// The place of an item's result.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum ItemResult {
     None,
     /// A row of the logits.
     Logits(usize),
-    /// One of the likeliest.
+    /// An index into the likeliest tokens.
     #[cfg_attr(not(feature = "gpu"), expect(dead_code, reason = "the CPU has all logits at hand"))]
     Likeliest(usize),
 }
 
 impl StepOutput {
-    /// `[V]`: the logits after the item's last token, if they were wanted. Panics if there is no such item.
+    /// `[V]`: the logits after the item's last token, if they were required. Panics if there is no such item.
     pub fn logits(&self, item: usize) -> Option<&[f32]> {
         match self.next(item)? {
             Next::Logits(logits) => Some(logits),
@@ -98,8 +98,8 @@ impl StepOutput {
         }
     }
 
-    /// The result after the item's last token, if one was wanted; a backend that has the logits at hand gives them
-    /// also where the likeliest would do. Panics if there is no such item.
+    /// The result after the item's last token, if one was required; a backend that has the logits at hand may return
+    /// them also if the likeliest token suffices. Panics if there is no such item.
     pub fn next(&self, item: usize) -> Option<Next<'_>> {
         match self.results[item] {
             ItemResult::None => None,

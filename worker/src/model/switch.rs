@@ -1,9 +1,9 @@
-//! Experts move between ranks: from one spread to another, or back, by the plan of [`semmoe_kernels::reshard`].
+//! Moves experts between ranks: from one spread to another, or back, by the plan of [`semmoe_kernels::reshard`].
 //!
-//! All ranks do it together, between two steps. Each rank copies what it needs into its own buffer: from the memory of
-//! ranks that share it, from messages of the others. It checks each piece against the checksum from when it was loaded,
-//! and after each layer all vote. If a rank objects, the layers that were moved go back in inverse order. A rank needs
-//! one slot beyond its experts, and with ranks that share no memory messages of [`CHUNK_BYTES`].
+//! All ranks take part, between two steps. Each rank copies what it needs into its own buffer: from the memory of ranks
+//! that share it, from messages of the others. It verifies each piece against its checksum from load time, and all vote
+//! after each layer. If a rank objects, the moved layers are moved back in inverse order. A rank needs one slot beyond
+//! its experts, and for ranks without shared memory messages of [`CHUNK_BYTES`].
 
 use std::time::Instant;
 
@@ -22,43 +22,43 @@ use crate::ep::{ExpertParallel, ExpertSpread, UnitError};
 /// Bytes of experts in a message.
 const CHUNK_BYTES: usize = 8 << 20;
 
-/// How a change of spread ended: on all ranks alike.
+/// How a switch of experts ended; identical on all ranks.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum SwitchOutcome {
-    /// The experts are where they should be.
+    /// The experts are at their new places.
     Committed,
-    /// They are where they were.
+    /// The experts are back at their old places.
     RolledBack {
         /// The rank that objected, and why.
         cause: String,
     },
 }
 
-/// Why a rank refuses to continue a switch, asked before each layer; none if it continues.
+/// Asked before each layer: why a rank refuses to continue a switch; `None` if it continues.
 pub type Objection<'a> = &'a mut dyn FnMut(LayerIdx) -> Option<String>;
 
-/// With which ranks experts are exchanged through memory.
+/// The ranks whose memory is used to exchange experts.
 #[derive(Debug)]
 pub(super) enum Peers {
-    /// Ranks on this host, whose buffers will be mapped at the first switch.
+    /// Ranks on this host, whose buffers are mapped at the first switch.
     Near(Vec<usize>),
     /// The buffers are mapped, and the checksums of all experts known.
     Met,
 }
 
 impl Model {
-    /// Names the ranks that run on this host, this one among them or not: experts that move between them are copied
-    /// from memory to memory. Every one of them is given the same. By default experts travel in messages.
+    /// Sets the ranks of one host, with or without this one: experts that move between them are copied from memory to
+    /// memory. All of them must be given the same ranks. By default experts are sent in messages.
     pub fn share_experts(&mut self, ranks: &[usize]) {
         if let Some(cpu) = self.backend.cpu_mut() {
             cpu.peers = Peers::Near(ranks.to_vec());
         }
     }
 
-    /// Whether a spread fits this model, its unit, and the memory that was made for experts when they were loaded.
+    /// Whether a spread matches this model, its unit, and the memory allocated for experts at load time.
     ///
     /// # Errors
-    /// As [`Model::load_divided`]; more experts on a rank than there are slots.
+    /// Those of [`Model::load_divided`]; more experts on a rank than slots.
     pub fn check_spread(&self, to: &ExpertSpread, ep: &ExpertParallel) -> Result<(), ModelError> {
         if let Some(fixed) = [ep.spread().layout, to.layout].into_iter().find(|layout| layout.nodes().is_some()) {
             return Err(ModelError::FixedLayout(fixed));
@@ -83,13 +83,13 @@ impl Model {
         }
     }
 
-    /// The experts in memory of the host, if they can be switched.
+    /// The experts in host memory, if they can be moved.
     fn resident(&self) -> Option<&Experts> {
         self.backend.cpu()?.experts.resident().ok()
     }
 
-    /// Bytes that this rank needs beyond those that it has while the experts move: what it has not used yet of the
-    /// memory for experts, and the messages of ranks that share no memory with it.
+    /// Additional bytes that this rank needs while experts move: unused memory for experts, and the messages of ranks
+    /// without shared memory.
     pub(crate) fn switch_bytes(&self, ep: &ExpertParallel) -> usize {
         let (Some(experts), Some(cpu)) = (self.resident(), self.backend.cpu()) else { return 0 };
         let Experts { pool, layout, .. } = experts;
@@ -106,11 +106,11 @@ impl Model {
         unused + 2 * far * CHUNK_BYTES.min(slot)
     }
 
-    /// Moves the experts to another spread, which every rank was given alike and has checked, and makes it the unit's.
-    /// All ranks call this between the same two steps.
+    /// Moves the experts to another spread, which every rank must have been given and have checked, and makes it the
+    /// unit's. All ranks must call this between the same two steps.
     ///
     /// # Errors
-    /// A rank was lost, or the way back failed: the unit cannot continue.
+    /// A rank was lost, or the rollback failed: the unit cannot continue.
     pub fn switch_experts(
         &mut self,
         to: &ExpertSpread,
@@ -160,18 +160,18 @@ fn switch_on_host(
     Ok(outcome)
 }
 
-/// Whether a change moves nothing.
+/// Whether a switch moves nothing.
 pub(super) fn stays(from: &Layout, to: &Layout) -> bool {
     (from, to) == (&Layout::Tp, &Layout::Tp)
 }
 
-/// A spread that the rank has checked does not fit after all.
+/// The error of a checked spread that does not fit after all.
 pub(super) fn unfit(rank: usize) -> impl Fn(ReshardError) -> UnitError + Copy {
     move |error| UnitError::Operands { rank, detail: error.to_string() }
 }
 
-/// Maps the buffers of ranks on this host, and learns the checksums of all experts. A buffer that one of two ranks
-/// cannot map is used by neither.
+/// Maps the buffers of ranks on this host, and collects the checksums of all experts. If one of two ranks cannot map
+/// the other's buffer, neither does.
 fn meet(experts: &mut Experts, near: &[usize], ep: &mut ExpertParallel) -> Result<(), UnitError> {
     let (me, world) = (ep.rank().index(), ep.world());
     let BufferAddress { pid, fd } = experts.memory.address();
@@ -184,8 +184,7 @@ fn meet(experts: &mut Experts, near: &[usize], ep: &mut ExpertParallel) -> Resul
             return Err(UnitError::protocol(peer, format!("{} bytes as an address, expected 8", address.len())));
         };
         let address = BufferAddress { pid: u32::from_le_bytes([p0, p1, p2, p3]), fd: i32::from_le_bytes(fd) };
-        // SAFETY: the rank's own words, and each has one buffer; all of them are written by `Resharder` alone once
-        // ranks have met.
+        // SAFETY: the rank's own words, with one buffer each; only `Resharder` writes them once they are mapped.
         if let Err(error) = unsafe { experts.memory.reach(peer, address) } {
             tracing::info!(rank = me, "the experts of rank {peer} will come in messages: {error}");
         }

@@ -1,4 +1,4 @@
-//! Weights that broke in memory are found before anything is replaced.
+//! Weights corrupted in memory are detected before anything is replaced.
 
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
@@ -49,7 +49,7 @@ fn broken_weights_take_the_switch_back_on_every_rank() {
     }
 }
 
-/// K + 1 slots for K layers, times (N + R) / N for R redundant ones; what is taken of it is the experts at first, and
+/// K + 1 slots for K layers, times (N + R) / N for R redundant ones; at first only the experts' part of it is used, and
 /// never more than all.
 #[test]
 fn experts_take_one_slot_more_than_they_are() {

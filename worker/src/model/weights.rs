@@ -11,7 +11,7 @@ use super::checkpoint::{TensorData, TensorKind, bf16_to_f32};
 use super::compute::{Arena, Linear, PanelType};
 use super::mlp::{Mlp, Shared};
 
-/// All weights that one rank keeps but its routed experts; E is the table of the vocabulary.
+/// All weights of a rank except its routed experts; E is the embedding table.
 pub(super) struct Weights<L = Linear, E = Embedding> {
     pub(super) embedding: E,
     pub(super) blocks: Vec<Block<L>>,
@@ -44,23 +44,23 @@ pub(super) fn settle(linears: Vec<&mut Linear>) {
     linears.into_iter().for_each(|linear| linear.settle(&mut arena));
 }
 
-/// Brings a checkpoint's weight matrices to where a backend has them, in its form.
+/// Brings a checkpoint's weight matrices into a backend's memory and format.
 pub(super) trait Packer {
     type Matrix;
-    /// The rows of the vocabulary.
+    /// The embedding table.
     type Table;
 
-    /// The table, `[V, H]`.
+    /// The embedding table, `[V, H]`.
     ///
     /// # Errors
-    /// As [`Packer::pack`].
+    /// Too little memory.
     fn table(&self, data: TensorData<'_>, hidden: usize) -> Result<Self::Table, ModelError>;
 
-    /// Some of the inputs of weights that share them, one below the other; each is row-major `[any, inputs]`. With a
-    /// bias `[outputs]`, or none.
+    /// A range of the inputs of weights that share them, stacked vertically; each is row-major `[any, inputs]`.
+    /// Optionally with a bias `[outputs]`.
     ///
     /// # Errors
-    /// Memory that is short.
+    /// Too little memory.
     fn pack(
         &self,
         parts: &[TensorData<'_>],
@@ -72,19 +72,19 @@ pub(super) trait Packer {
     /// The transpose of one weight, which is row-major `[inputs, any]`.
     ///
     /// # Errors
-    /// As [`Packer::pack`].
+    /// Too little memory.
     fn pack_transposed(&self, part: TensorData<'_>, inputs: usize) -> Result<Self::Matrix, ModelError>;
 
     /// All of the inputs.
     ///
     /// # Errors
-    /// As [`Packer::pack`].
+    /// Too little memory.
     fn pack_whole(&self, parts: &[TensorData<'_>], inputs: usize) -> Result<Self::Matrix, ModelError> {
         self.pack(parts, inputs, 0..inputs, None)
     }
 }
 
-/// Into panels for the CPU.
+/// Packs into panels for the CPU.
 pub(super) struct Panels;
 
 impl Packer for Panels {
@@ -140,7 +140,7 @@ impl Block {
     }
 }
 
-/// The attention of a layer, of all heads or of some.
+/// The attention of a layer, with all heads or some.
 pub(super) struct HeadWeights<L = Linear> {
     pub(super) attention: Attention<L>,
     /// The projection of the heads' output.
@@ -167,13 +167,13 @@ pub(super) struct Moe<L = Linear> {
     pub(super) layer: LayerIdx,
     /// `[N, H]`
     pub(super) router: L,
-    /// `[N]`: added to the router's scores for the choice alone.
+    /// `[N]`: added to the router's scores only for the choice.
     pub(super) correction: Option<Vec<f32>>,
     /// Every rank has it, for its own tokens.
     pub(super) shared: Option<Shared<L>>,
 }
 
-/// The rows of the vocabulary.
+/// The embedding table.
 pub(super) enum Embedding {
     Bf16(Vec<u16>),
     F32(Vec<f32>),

@@ -1,9 +1,9 @@
-//! The new pool of a change of attention while its pages come: all bookkeeping is done, so that each sequence has its
-//! room, and a page is known to others from when it is there.
+//! The new pool of a switch of attention while its pages arrive: all bookkeeping is complete, so each sequence has its
+//! room, and a page can be shared once it has arrived.
 //!
-//! Pages come all at once, before the change counts, or after it (lazily), some sequences' at a time. Then the old
-//! pages of all sequences are kept until the last ones have come. All ranks have the same queue and take from it
-//! between the same two steps, so that they need not agree on anything.
+//! Pages arrive all at once, before the switch takes effect, or afterwards (lazily), those of a few sequences at a
+//! time. Lazily, the old pages of all sequences are kept until the last ones have arrived. All ranks have the same
+//! queue and take from it between the same two steps, so they need no further agreement.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
@@ -19,22 +19,22 @@ use super::transfer::{KvObjection, PlannedMoves, Transfer};
 use crate::ep::{ExpertParallel, UnitError};
 use crate::model::agree::vote;
 
-/// See the module.
+/// A new pool whose pages are arriving.
 #[derive(Debug)]
 pub struct KvArrival {
     planned: PlannedMoves,
     pub(super) pool: KvPool,
-    /// This rank's sequences whose pages have not come.
+    /// This rank's sequences whose pages have not arrived.
     chains: HashMap<u64, Chain>,
-    /// Those of all ranks, in the order in which their pages come.
+    /// Sequences of all ranks, in the order in which their pages arrive.
     queue: VecDeque<Next>,
-    /// By receiving rank and page: moves that have not been made.
+    /// Outstanding moves by receiving rank and page.
     moves: Vec<BTreeMap<u32, Vec<KvMove>>>,
-    /// Pages that have come for a sequence of this rank alone.
+    /// Pages that have arrived and belong to one sequence of this rank.
     own: HashMap<PageId, Page>,
-    /// `[pages of the old pool]`, as it was described.
+    /// `[pages of the old pool]`, in the order of its description.
     ids: Vec<PageId>,
-    /// This rank's sequences as they were before the change, from which [`KvArrival::advance`] reads.
+    /// This rank's sequences before the switch, from which [`KvArrival::advance`] reads.
     pub old: Vec<KvCache>,
     digest: PieceHash,
 }
@@ -43,14 +43,14 @@ pub struct KvArrival {
 #[derive(Debug)]
 struct Next {
     id: u64,
-    /// Where it runs; 0 where all ranks have it.
+    /// Its rank; 0 if all ranks have it.
     rank: usize,
-    /// In the new pool.
+    /// Its pages in the new pool.
     pages: Vec<u32>,
 }
 
 impl KvArrival {
-    /// `pool` and `chains` as planned for this rank; `ids` are the described pages of the old pool.
+    /// Takes `pool` and `chains` as planned for this rank; `ids` are the described pages of the old pool.
     pub(super) fn new(planned: PlannedMoves, pool: KvPool, chains: Vec<Chain>, ids: Vec<PageId>, world: usize) -> Self {
         let PlannedMoves { plan, to, me, .. } = &planned;
         let own = &plan.pool(*me).pool.sequences;
@@ -77,21 +77,21 @@ impl KvArrival {
         Self { planned, pool, chains, queue, moves, own, ids, old, digest }
     }
 
-    /// By sequence that has not come: the rank that has it, 0 where all have.
+    /// The rank of each sequence that has not arrived; 0 if all ranks have it.
     pub fn homes(&self) -> Vec<(u64, u16)> {
         self.queue.iter().map(|next| (next.id, next.rank as u16)).collect()
     }
 
-    /// Whether all sequences have come.
+    /// Whether all sequences have arrived.
     pub fn is_over(&self) -> bool {
         self.queue.is_empty()
     }
 
-    /// Moves the pages of the oldest sequences that have not come, together with all ranks and between two steps: of
-    /// one at least, of more while no rank gets more than `bytes`. Returns those of this rank.
+    /// Moves the pages of the oldest sequences that have not arrived, together with all ranks and between two steps: of
+    /// at least one, and of more while no rank receives more than `bytes`. Returns this rank's sequences.
     ///
     /// # Errors
-    /// A rank was lost, or sent other pages than were planned.
+    /// A rank was lost, or sent unplanned pages.
     pub fn advance(&mut self, bytes: u64, ep: &mut ExpertParallel) -> Result<Vec<(u64, KvCache)>, UnitError> {
         let (next, moves) = self.next(bytes);
         let old = std::mem::take(&mut self.old);
@@ -102,7 +102,7 @@ impl KvArrival {
     }
 
     /// Moves all pages at once, together with all ranks; `held` are those of the old pool. The inner error is the first
-    /// rank's objection; otherwise there is a digest of everything that is the same on all ranks.
+    /// rank's objection; otherwise returns a digest of everything that is equal on all ranks.
     pub(super) fn move_all<'a>(
         &mut self,
         held: impl Iterator<Item = (PageId, &'a Page)>,
@@ -114,13 +114,13 @@ impl KvArrival {
         self.fetch(moves, held, ep, objection)
     }
 
-    /// All sequences of this rank, whose pages have come.
+    /// All sequences of this rank, whose pages have arrived.
     pub(super) fn into_sequences(mut self) -> Vec<(u64, KvCache)> {
         let all = std::mem::take(&mut self.queue).into_iter().map(|next| next.id).collect();
         self.arrived(all)
     }
 
-    /// Takes the sequences that come next from the queue, and their moves by receiving rank.
+    /// Takes the next sequences from the queue, and their moves by receiving rank.
     fn next(&mut self, bytes: u64) -> (Vec<u64>, Vec<Vec<KvMove>>) {
         let world = self.moves.len();
         let limit = usize::try_from(bytes / self.pool.shape().page_bytes() as u64).unwrap_or(usize::MAX);
@@ -143,7 +143,7 @@ impl KvArrival {
         (ids, moves)
     }
 
-    /// Makes moves, and has all ranks agree on what has come; the digest is of everything so far.
+    /// Performs moves, and has all ranks agree on the result; the digest covers everything so far.
     fn fetch<'a>(
         &mut self,
         moves: Vec<Vec<KvMove>>,
@@ -184,7 +184,7 @@ impl KvArrival {
         Ok(Ok(digest))
     }
 
-    /// The sequences whose pages have come: those of this rank.
+    /// Returns this rank's sequences among those that have arrived.
     fn arrived(&mut self, ids: Vec<u64>) -> Vec<(u64, KvCache)> {
         let cache = |id| {
             let chain = self.chains.remove(&id)?;

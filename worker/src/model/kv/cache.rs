@@ -12,15 +12,15 @@ use super::pool::{KvPool, State};
 pub struct KvCache {
     pool: KvPool,
     chain: Chain,
-    /// Of the chain's pages.
+    /// Memory of the chain's pages.
     memory: Vec<Memory>,
 }
 
 #[derive(Debug)]
 pub(super) enum Memory {
-    /// This sequence's alone: being filled, or never to be shared.
+    /// Only this sequence's: being filled, or never shared.
     Own(Page),
-    /// Full, and known to the pool.
+    /// Full, and registered in the pool.
     Shared(Arc<Page>),
 }
 
@@ -34,7 +34,7 @@ impl Memory {
 }
 
 impl KvCache {
-    /// All pages of the chain are shared ones, but for those that `own` gives.
+    /// All pages of the chain are shared, except for those that `own` returns.
     pub(super) fn new(pool: KvPool, chain: Chain, mut own: impl FnMut(PageId) -> Option<Page>) -> Self {
         let state = pool.state();
         let memory = |id| own(id).map_or_else(|| Memory::Shared(state.store.shared(id)), Memory::Own);
@@ -63,7 +63,7 @@ impl KvCache {
         self.shape().max_positions - self.len()
     }
 
-    /// Forgets all tokens after the first `len`; what remains is as if they had never been taken.
+    /// Drops all tokens after the first `len`, as if they had never been added.
     ///
     /// # Panics
     /// If the sequence shares pages, which must not change.
@@ -81,7 +81,7 @@ impl KvCache {
     }
 
     /// Makes room for `tokens` more, which count only after [`KvCache::commit`]; false if there are too few pages,
-    /// which cannot happen to a sequence that was promised them.
+    /// which cannot happen to a sequence with promised pages.
     pub(in crate::model) fn reserve(&mut self, tokens: usize) -> bool {
         let pages = (self.len() + tokens).div_ceil(PAGE_TOKENS);
         while self.memory.len() < pages {
@@ -98,7 +98,7 @@ impl KvCache {
         true
     }
 
-    /// The tokens that were written last count; `routes` is `[tokens, L, k]`.
+    /// Counts the tokens written last; `routes` is `[tokens, L, k]`.
     pub(in crate::model) fn commit(&mut self, tokens: &[u32], routes: &[u16]) {
         let width = routes.len() / tokens.len().max(1);
         let (mut tokens, mut routes) = (tokens, routes);
@@ -118,13 +118,13 @@ impl KvCache {
         }
     }
 
-    /// Lets others share the page, which is full.
+    /// Makes a full page shareable.
     fn seal(&mut self, index: usize) {
         let mut state = self.pool.state();
         let State { pages, store } = &mut *state;
         let id = self.chain.pages[index];
         let seal = pages.seal(&mut self.chain, index);
-        // Pages are taken out of the middle: those of this very step may lie behind it.
+        // Removes a page from the middle: pages of the current step may follow it.
         if seal != Seal::Own
             && let Memory::Own(page) = self.memory.remove(index)
         {
@@ -143,13 +143,13 @@ impl KvCache {
         self.pool.shape()
     }
 
-    /// The pages of the first `tokens` tokens, each with its first position and how many of the tokens it holds.
+    /// The pages of the first `tokens` tokens, each with its first position and its number of these tokens.
     pub(in crate::model) fn pages(&self, tokens: usize) -> impl Iterator<Item = (usize, usize, &Page)> {
         let starts = (0..tokens).step_by(PAGE_TOKENS);
         starts.zip(&self.memory).map(move |(first, memory)| (first, (tokens - first).min(PAGE_TOKENS), memory.page()))
     }
 
-    /// As [`KvCache::pages`], each with the page after it.
+    /// The pages of the first `tokens` tokens, as in [`KvCache::pages`], each with the page after it.
     pub(in crate::model) fn pages_ahead(
         &self,
         tokens: usize,
@@ -158,7 +158,7 @@ impl KvCache {
         self.pages(tokens).zip(after).map(|((first, held, page), after)| (first, held, page, after))
     }
 
-    /// Writes one head's key and value at a position that was reserved.
+    /// Writes one head's key and value at a reserved position.
     pub(in crate::model) fn write(&mut self, layer: usize, head: usize, position: usize, key: &[f32], value: &[f32]) {
         match &mut self.memory[position / PAGE_TOKENS] {
             Memory::Own(page) => {
@@ -168,7 +168,7 @@ impl KvCache {
         }
     }
 
-    /// `[tokens from `first` on, L, k]`: the experts of the sequence's tokens, those of reused ones included.
+    /// `[tokens from `first` on, L, k]`: the experts of the sequence's tokens, including reused ones.
     pub fn routes(&self, first: usize) -> Vec<u16> {
         let mut routes = Vec::new();
         for (start, held, page) in self.pages(self.len()) {
@@ -194,14 +194,14 @@ impl KvCache {
         self.chain.pages.iter().copied().zip(self.memory.iter().map(Memory::page))
     }
 
-    /// Releases all pages but the first `count`, the last one first: see [`super::pages`] on eviction.
+    /// Releases all pages after the first `count`, in descending order: see [`super::pages`] on eviction.
     fn keep_pages(&mut self, count: usize) {
         let mut state = self.pool.state();
         let State { pages, store } = &mut *state;
         for memory in self.memory.drain(count..).rev() {
             match memory {
                 Memory::Own(page) => store.free.push(page),
-                // The store's own reference is the last one from here on: eviction takes the page out of it.
+                // The store's reference is now the last one: eviction removes the page from it.
                 Memory::Shared(page) => drop(page),
             }
             pages.release_last(&mut self.chain);

@@ -1,9 +1,10 @@
-//! Pages move when attention changes between dp and tp, as [`semmoe_kernels::reshard::kv`] plans it: to pages that
-//! nothing uses yet, beside the old ones, which are kept until all ranks have agreed.
+//! Moves pages when attention switches between dp and tp, as planned by [`semmoe_kernels::reshard::kv`]: to unused
+//! pages, beside the old ones, which are kept until all ranks have agreed.
 //!
-//! 1. dp to tp: ranks send each other what their pools hold, without bytes. With tp they hold the same.
-//! 2. Each plans all moves, checks its own room, and all vote on the plan's digest. Nothing has moved.
-//! 3. Bytes travel, and all vote on the result: before the change counts or, lazily, after it ([`KvArrival`]).
+//! 1. dp to tp: ranks exchange descriptions of their pools, without bytes. With tp all have the same.
+//! 2. Each rank plans all moves and checks its own room, and all vote on the plan's digest. Nothing has moved.
+//! 3. Bytes are sent, and all vote on the result: before the switch takes effect or, lazily, afterwards
+//!    ([`KvArrival`]).
 
 use semmoe_kernels::reshard::kv::{Balance, KvMove, KvPlan, KvPool as PlanPool, KvShape};
 use semmoe_tables::Attention;
@@ -23,11 +24,11 @@ use crate::model::agree::{Obstacle, ROUND_BYTES, allgather_messages, vote};
 /// A sequence whose pages move.
 #[derive(Debug)]
 pub struct MovingSequence<'a> {
-    /// Unique in the unit.
+    /// Unique within the unit.
     pub id: u64,
     /// Its pages.
     pub kv: &'a KvCache,
-    /// `[ranks]`: how much each rank is preferred for it where attention becomes dp; empty where none is.
+    /// `[ranks]`: each rank's preference for the sequence if attention becomes dp; empty without any.
     pub shares: Vec<f32>,
 }
 
@@ -36,63 +37,63 @@ pub struct MovingSequence<'a> {
 pub struct AttentionChange<'a> {
     /// The pool in use.
     pub pool: &'a KvPool,
-    /// All sequences that hold pages of it.
+    /// All sequences that hold its pages.
     pub sequences: &'a [MovingSequence<'a>],
     /// Pages of the new pool.
     pub capacity: usize,
-    /// Whether pages move after the change ([`KvArrival`]): those that sequences hold. The others are dropped, as they
-    /// would keep the old pool's memory until a request needed them.
+    /// Whether pages move after the switch ([`KvArrival`]): only those that sequences hold. The others are dropped,
+    /// because they would keep the old pool's memory until a request needed them.
     pub lazily: bool,
 }
 
-/// The change of a rank's pool.
+/// The switch of a rank's pool.
 pub(in crate::model) struct KvChange<'a> {
     pub(in crate::model) change: &'a AttentionChange<'a>,
-    /// Of whole pages, for all ranks.
+    /// Shape of whole pages, for all ranks.
     pub(in crate::model) whole: KvShape,
     pub(in crate::model) to: Attention,
-    /// Of this rank's new pages.
+    /// Shape of this rank's new pages.
     pub(in crate::model) shape: CacheShape,
-    /// Experts of a token, in all layers.
+    /// Experts of a token, over all layers.
     pub(in crate::model) route_width: usize,
-    /// Whether keys and values lie elsewhere, and the pages here have none.
+    /// Whether keys and values are stored elsewhere, and pages here have none.
     pub(in crate::model) elsewhere: bool,
 }
 
-/// Moves of pages whose keys and values lie elsewhere.
+/// Moves of pages whose keys and values are stored elsewhere.
 #[derive(Debug)]
 #[cfg_attr(not(feature = "gpu"), expect(dead_code, reason = "the host has all keys and values"))]
 pub(in crate::model) struct PageMoves {
-    /// Of the old pages, as moves number them.
+    /// Ids of the old pages, as numbered in the moves.
     pub(in crate::model) ids: Vec<u32>,
     /// By receiving rank.
     pub(in crate::model) by_rank: Vec<Vec<KvMove>>,
-    /// Of this rank.
+    /// Number of this rank's new pages.
     pub(in crate::model) new_pages: usize,
-    /// Of the plan.
+    /// Digest of the plan.
     pub(in crate::model) digest: u64,
 }
 
-/// A pool that is filled, or will be, and not used yet.
+/// A pool that is filled, or will be, and is not used yet.
 #[derive(Debug)]
 pub struct StagedKv {
     /// The pool.
     pub pool: KvPool,
     /// This rank's sequences whose pages have moved, by ascending id.
     pub sequences: Vec<(u64, KvCache)>,
-    /// If pages move later: all that there are.
+    /// All pages, if they move later.
     pub arrival: Option<KvArrival>,
-    /// By sequence: the rank that has it, 0 where all have.
+    /// The rank of each sequence; 0 if all ranks have it.
     pub homes: Vec<(u64, u16)>,
-    /// The digest of everything that is the same on all ranks.
+    /// The digest of everything that is equal on all ranks.
     pub digest: u64,
-    /// Of keys and values that lie elsewhere, and have not moved.
+    /// Outstanding moves of keys and values stored elsewhere.
     #[cfg_attr(not(feature = "gpu"), expect(dead_code, reason = "the host has all keys and values"))]
     pub(in crate::model) moves: Option<PageMoves>,
 }
 
 impl KvChange<'_> {
-    /// Moves the pages, together with all ranks; the inner error is the first rank's objection, after which nothing has
+    /// Moves the pages, together with all ranks. The inner error is the first rank's objection, after which nothing has
     /// changed.
     pub(in crate::model) fn stage(
         &self,
@@ -136,7 +137,7 @@ impl KvChange<'_> {
         Ok(moved.map(staged))
     }
 
-    /// The plan of the new pools, the same on all ranks.
+    /// The plan of the new pools, identical on all ranks.
     fn plan(
         &self,
         described: &Described,
@@ -172,8 +173,8 @@ impl KvChange<'_> {
                 let even = (pool.pages.len() - pool.idle.len() + promised) / ep.world();
                 let longest = pool.sequences.iter().map(|sequence| sequence.pages.len() + sequence.promised).max();
                 let full = even + even.div_ceil(4) + longest.unwrap_or_default();
-                // Where a sequence was, or where T has it, counts until a rank has a quarter more than an even part and
-                // one sequence. Only where that leaves no room are ranks kept close to each other.
+                // A sequence's previous rank, or T's preference, wins until that rank has a quarter plus one sequence
+                // more than an even share. Only if that leaves too little room are ranks kept closer to each other.
                 let capacity = self.change.capacity;
                 let at_home = Balance { capacity, full, slack: usize::MAX };
                 let close = Balance { capacity, full: capacity, slack: even.div_ceil(4) };
@@ -184,7 +185,7 @@ impl KvChange<'_> {
         }
     }
 
-    /// Whether this machine has memory for the new pages, beside the old ones.
+    /// Checks that this machine has memory for the new pages beside the old ones.
     fn check_room(&self, plan: &KvPlan, rank: usize) -> Result<(), Obstacle> {
         let pages = plan.pool(rank).sources.len();
         let needed = (pages * self.shape.page_bytes()
@@ -197,7 +198,7 @@ impl KvChange<'_> {
         }
     }
 
-    /// The new pool, to which nothing has come.
+    /// The new pool, before any page arrives.
     fn arrival(&self, plan: KvPlan, described: Described, before: &Pages, ep: &ExpertParallel) -> KvArrival {
         let me = ep.rank().index();
         let (pages, chains) = Pages::planned(&plan.pool(me).pool, self.change.capacity, before);

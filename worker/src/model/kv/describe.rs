@@ -1,5 +1,5 @@
-//! A pool as the planner of moves sees it ([`semmoe_kernels::reshard::kv`]), and a pool as it was planned: ids are the
-//! plan's indices then.
+//! A pool in the form that the planner of moves uses ([`semmoe_kernels::reshard::kv`]), and a planned pool, whose ids
+//! are the plan's indices.
 
 use std::collections::HashMap;
 
@@ -8,7 +8,7 @@ use semmoe_kernels::reshard::kv::{KvPage, KvPool as PlanPool, KvSequence};
 use super::page::PAGE_TOKENS;
 use super::pages::{Chain, Content, PageId, Pages, Sealed};
 
-/// A pool, and where its pages are.
+/// A described pool, and the ids of its pages.
 #[derive(Debug, Default)]
 pub(super) struct Described {
     pub(super) pool: PlanPool,
@@ -27,8 +27,8 @@ pub(super) struct Named<'a> {
 }
 
 impl Pages {
-    /// The pages that `sequences` hold, which are all that hold any, and `with_idle` those that none holds. Equal on
-    /// ranks whose pools went through the same.
+    /// Describes the pages that `sequences` hold, which must be all that are held, and with `with_idle` those that none
+    /// holds. Equal on ranks whose pools have equal histories.
     pub(super) fn describe<'a>(&self, sequences: impl Iterator<Item = Named<'a>>, with_idle: bool) -> Described {
         let mut described = Described::default();
         let idle: Vec<PageId> = self.idle.values().copied().filter(|_| with_idle).collect();
@@ -55,7 +55,7 @@ impl Pages {
         described
     }
 
-    /// Numbers a known page, those before it first.
+    /// Numbers a known page, after its predecessors.
     fn number(&self, id: PageId, described: &mut Described) -> u32 {
         let mut unnumbered = Vec::new();
         let mut at = Some(id);
@@ -73,7 +73,7 @@ impl Pages {
         described.numbers[&id]
     }
 
-    /// The pages of a pool as it was planned, in the plan's numbers, and its sequences; the rest is as `before`. No
+    /// Builds the pages of a planned pool, with the plan's numbers, and its sequences; the rest equals `before`. No
     /// page can be found until [`Pages::make_known`].
     pub(super) fn planned(plan: &PlanPool, capacity: usize, before: &Self) -> (Self, Vec<Chain>) {
         let mut pages = Self::new(capacity, before.reuse);
@@ -119,14 +119,14 @@ impl Described {
     }
 }
 
-/// [`PlanPool`] as ranks send it: pages, sequences, idle pages.
+/// [`PlanPool`] on the wire: pages, sequences, idle pages.
 type WirePool = (Vec<WirePage>, Vec<WireSequence>, Vec<u32>);
-/// The page before, tokens, whether it is sealed.
+/// The preceding page, tokens, whether it is sealed.
 type WirePage = (Option<u32>, Vec<u32>, bool);
-/// Id, pages, promised pages; shares stay behind, as only the way back needs them.
+/// Id, pages, promised pages; shares are omitted, because only a switch to dp needs them.
 type WireSequence = (u64, Vec<u32>, usize);
 
-/// A pool as a message.
+/// Serialises a pool.
 pub(super) fn encode(pool: &PlanPool) -> Result<Vec<u8>, String> {
     let page = |page: &KvPage| (page.before, page.tokens.clone(), page.sealed);
     let sequence = |of: &KvSequence| (of.id, of.pages.clone(), of.promised);

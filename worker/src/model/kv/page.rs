@@ -3,21 +3,20 @@
 use super::CacheShape;
 use crate::model::compute::{Arena, NR, Piece};
 
-/// Tokens of a page: the unit in which prefixes are shared. Two panels, so that a product with one page keeps the
-/// vector units busy.
+/// Tokens of a page: the granularity of prefix sharing. Two panels, so that a product with one page keeps the vector
+/// units busy.
 pub const PAGE_TOKENS: usize = 64;
 const _: () = assert!(PAGE_TOKENS.is_multiple_of(NR));
 
-/// Pages are allocated by so much: two huge pages of most machines.
+/// Pages are allocated in arenas of this size: two huge pages on most machines.
 const ARENA_BYTES: usize = 4 << 20;
 
-/// Keys and values of [`PAGE_TOKENS`] tokens in every layer, and the experts that the tokens went to. What lies past
-/// the sequence's end is finite or masked, and never counts.
+/// Keys and values of [`PAGE_TOKENS`] tokens in every layer, and the tokens' experts. Content past the sequence's end
+/// is finite or masked, and never affects results.
 #[derive(Debug)]
 pub(in crate::model) struct Page {
     /// `[layers, kv_heads]` of keys `[key_width, PAGE_TOKENS]` (the right operand of queries x keys), then values
-    /// `[PAGE_TOKENS, value_stride]` (the right operand of scores x values): both are read in the order in which they
-    /// lie.
+    /// `[PAGE_TOKENS, value_stride]` (the right operand of scores x values): both are read in memory order.
     data: Piece<f32>,
     /// `[tokens so far, L, k]`
     pub(super) routes: Vec<u16>,
@@ -33,19 +32,19 @@ pub(super) fn elements(shape: &CacheShape) -> usize {
     shape.layers * shape.kv_heads * head_elements(shape)
 }
 
-/// Room for some pages: as many as lie in [`ARENA_BYTES`], at least one.
+/// An arena for as many pages as fit into [`ARENA_BYTES`], at least one.
 pub(super) fn arena(shape: &CacheShape) -> Arena {
     let page = Arena::bytes_of::<f32>(elements(shape));
     Arena::new(page.saturating_mul((ARENA_BYTES / page.max(1)).max(1)))
 }
 
 impl Page {
-    /// The next page of an arena, if it has one left.
+    /// The next page of an arena, if one is left.
     pub(super) fn take(shape: &CacheShape, arena: &mut Arena) -> Option<Self> {
         Some(Self { data: arena.take(elements(shape))?, routes: Vec::new() })
     }
 
-    /// Gives the memory of keys and values back to the system, until they are written again.
+    /// Returns the memory of keys and values to the system until they are written again.
     pub(super) fn release(&mut self) {
         self.data.release();
     }
@@ -82,8 +81,7 @@ impl Page {
         values[at * shape.value_stride()..][..shape.value_width].copy_from_slice(value);
     }
 
-    /// Adds the routes of the tokens that were written last, each of which has `width`; a page's first take room for
-    /// all.
+    /// Appends the routes of the tokens written last, `width` for each; the first call allocates for the whole page.
     pub(super) fn push_routes(&mut self, routes: &[u16], width: usize) {
         if self.routes.is_empty() {
             self.routes.reserve_exact(PAGE_TOKENS * width);
@@ -91,18 +89,18 @@ impl Page {
         self.routes.extend_from_slice(routes);
     }
 
-    /// Forgets the routes of all but the first tokens, each of which has `width`.
+    /// Drops the routes of all but the first `tokens` tokens, `width` for each.
     pub(super) fn truncate_routes(&mut self, tokens: usize, held: usize) {
         let width = self.routes.len() / held.max(1);
         self.routes.truncate(tokens * width);
     }
 
-    /// Keys and values as they lie.
+    /// The bytes of keys and values.
     pub(super) fn bytes(&self) -> &[u8] {
         bytemuck::cast_slice(&self.data)
     }
 
-    /// The same, to be filled.
+    /// The bytes of keys and values, to be filled.
     pub(super) fn bytes_mut(&mut self) -> &mut [u8] {
         bytemuck::cast_slice_mut(&mut self.data)
     }

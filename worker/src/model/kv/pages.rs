@@ -1,14 +1,13 @@
-//! Which pages a rank has: a bounded number of ids, what sequences were promised, those that hold a known prefix, and
-//! which of those goes first. It knows nothing of bytes; [`super::store`] keeps them under the same ids.
+//! A rank's page table: a bounded number of ids, the pages promised to sequences, those that hold a known prefix, and
+//! the order of eviction. It manages ids only; [`super::store`] keeps the memory under the same ids.
 //!
 //! **No deadlock.** A sequence is admitted only when all pages that it may ever need are either free or held by no
-//! sequence (`promised`); what was admitted therefore never waits for a page, and ends. What was not admitted waits for
-//! those.
+//! sequence (`promised`), so an admitted sequence never waits for a page, and ends. Other sequences wait for those.
 //!
-//! **Exact prefixes.** A page is known by the page before it and by its own tokens, compared whole: no hash is trusted.
-//! Of the pages that no sequence holds, the one that was released first is evicted first. A sequence releases its last
-//! page first, and a sequence that holds a page holds all before it; so a page is never evicted before those that
-//! follow it, and an id in the place of the page before never means another page than it did.
+//! **Exact prefixes.** A page is identified by its predecessor and its own tokens, compared in full: no hash is
+//! trusted. Of the pages that no sequence holds, the one released first is evicted first. A sequence releases its last
+//! page first, and a sequence that holds a page holds all its predecessors; so a page is never evicted before its
+//! successors, and the id of a predecessor never refers to another page than it did.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -16,34 +15,34 @@ use std::sync::Arc;
 use super::page::PAGE_TOKENS;
 use super::pool::KvUsage;
 
-/// Names a page as long as it is used; then it may name another.
+/// Identifies a page while it is used; may be reused afterwards.
 pub(super) type PageId = u32;
 
-/// See the module.
+/// A rank's page table.
 #[derive(Debug, Default)]
 pub(super) struct Pages {
-    /// Pages at most.
+    /// Maximum number of pages.
     pub(super) capacity: usize,
-    /// Whether full pages are kept and found again.
+    /// Whether full pages are kept for reuse.
     pub(super) reuse: bool,
     /// Distinct pages that sequences hold.
     pub(super) used: usize,
     /// Pages that admitted sequences may still take.
     pub(super) promised: usize,
-    /// Ids that were used and are not.
+    /// Ids no longer used.
     pub(super) free: Vec<PageId>,
-    /// `[ids so far]`: those of full pages that are known.
+    /// `[ids so far]`: the known full pages.
     pub(super) sealed: Vec<Option<Sealed>>,
-    /// Known pages by their content.
+    /// Known pages by content.
     pub(super) index: HashMap<Content, PageId>,
-    /// Known pages that no sequence holds, by when they were released.
+    /// Known pages that no sequence holds, by time of release.
     pub(super) idle: BTreeMap<u64, PageId>,
     pub(super) clock: u64,
-    /// Pages that gave way to others, since the start.
+    /// Pages evicted since the start.
     pub(super) evicted: u64,
 }
 
-/// The content of a full page: its tokens, and the page before it.
+/// The content of a full page: its tokens, and its predecessor.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub(super) struct Content {
     pub(super) before: Option<PageId>,
@@ -64,30 +63,30 @@ pub(super) struct Sealed {
 #[derive(Debug, Default)]
 pub(super) struct Chain {
     pub(super) pages: Vec<PageId>,
-    /// All that were taken so far.
+    /// Ids taken so far.
     pub(super) tokens: Vec<u32>,
-    /// None: it shares nothing and was promised nothing. Otherwise pages that it may still take.
+    /// The pages that it may still take; `None` if it shares nothing and has no promise.
     pub(super) promised: Option<usize>,
 }
 
 /// The result of sealing a full page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Seal {
-    /// It stays the sequence's own: nothing is shared.
+    /// The page stays the sequence's own, and is not shared.
     Own,
-    /// Others can share it from now on.
+    /// Others can share the page from now on.
     Known,
-    /// The same content is known already: the sequence continues with that page, and its own is free.
+    /// Another page has this content: the sequence continues with that one, and its own is freed.
     Duplicate { known: PageId },
 }
 
 impl Pages {
-    /// At most `capacity` pages; `reuse`: whether prefixes are shared.
+    /// A table of at most `capacity` pages; `reuse`: whether prefixes are shared.
     pub(super) fn new(capacity: usize, reuse: bool) -> Self {
         Self { capacity, reuse, ..Self::default() }
     }
 
-    /// The pages at this moment.
+    /// The current usage.
     pub(super) fn usage(&self) -> KvUsage {
         let count = |pages: usize| pages as u64;
         KvUsage {
@@ -99,8 +98,8 @@ impl Pages {
         }
     }
 
-    /// A sequence that may come to hold `tokens` tokens, of which `prompt` are known; none while there are too few
-    /// pages for that. It begins with the longest known prefix of the prompt that leaves at least one token to compute.
+    /// Admits a sequence that may grow to `tokens` tokens and begins with `prompt`; `None` while there are too few
+    /// pages. It starts with the longest known prefix of the prompt that leaves at least one token to compute.
     pub(super) fn admit(&mut self, prompt: &[u32], tokens: usize) -> Option<Chain> {
         let prefix = self.find(prompt);
         let idle = prefix.iter().filter(|&&id| self.known(id).holders == 0).count();
@@ -115,10 +114,10 @@ impl Pages {
         Some(Chain { pages: prefix, tokens, promised: Some(new) })
     }
 
-    /// Gives the sequence one page more, to write to; none when all are held, or promised to others.
+    /// Gives the sequence another page to write to; `None` if all are held, or promised to others.
     pub(super) fn take(&mut self, chain: &mut Chain) -> Option<PageId> {
         let promised = chain.promised.is_some_and(|left| left > 0);
-        // Unpromised pages may not use up what others were promised.
+        // Taking an unpromised page must not use up others' promises.
         if !promised && self.used + self.promised >= self.capacity {
             return None;
         }
@@ -139,8 +138,8 @@ impl Pages {
         Some(id)
     }
 
-    /// Makes a page of the sequence known, all of whose tokens have come, so that others can share it. Without reuse,
-    /// or behind a page that is not known, it stays the sequence's own.
+    /// Makes a sequence's complete page known, so that others can share it. Without reuse, or after an unknown page, it
+    /// stays the sequence's own.
     pub(super) fn seal(&mut self, chain: &mut Chain, index: usize) -> Seal {
         let before = index.checked_sub(1).map(|before| chain.pages[before]);
         let follows = before.is_none_or(|before| self.sealed[before as usize].is_some());
@@ -162,15 +161,15 @@ impl Pages {
         Seal::Known
     }
 
-    /// A sealed page of a planned pool can be found from now on, unless another with its content has become known
-    /// meanwhile: then it goes with the sequences that hold it.
+    /// Lets a sealed page of a planned pool be found from now on, unless another page with its content has become known
+    /// meanwhile; then it is dropped with the sequences that hold it.
     pub(super) fn make_known(&mut self, id: PageId) {
         if let Some(page) = &self.sealed[id as usize] {
             self.index.entry(page.content.clone()).or_insert(id);
         }
     }
 
-    /// The sequence releases its last page.
+    /// Releases the sequence's last page.
     pub(super) fn release_last(&mut self, chain: &mut Chain) {
         let Some(id) = chain.pages.pop() else { return };
         let Some(page) = &mut self.sealed[id as usize] else {
@@ -186,12 +185,12 @@ impl Pages {
         }
     }
 
-    /// The sequence will take no more pages.
+    /// Cancels the sequence's promise of further pages.
     pub(super) fn renounce(&mut self, chain: &mut Chain) {
         self.promised -= chain.promised.replace(0).unwrap_or(0);
     }
 
-    /// Forgets all pages that no sequence holds, and gives how many they were.
+    /// Drops all pages that no sequence holds; returns their number.
     pub(super) fn flush(&mut self) -> usize {
         let idle = self.idle.len();
         while let Some(id) = self.evict() {
@@ -201,7 +200,7 @@ impl Pages {
         idle
     }
 
-    /// The known pages with which a prompt begins, without its last token.
+    /// The known pages that match the beginning of a prompt, excluding its last token.
     fn find(&self, prompt: &[u32]) -> Vec<PageId> {
         let mut found = Vec::new();
         let known = prompt.len().saturating_sub(1) / PAGE_TOKENS;
@@ -226,7 +225,7 @@ impl Pages {
         page.holders += 1;
     }
 
-    /// Removes the page that was released first from the known pages.
+    /// Removes the known page that was released first.
     fn evict(&mut self) -> Option<PageId> {
         let (_, id) = self.idle.pop_first()?;
         let page = self.sealed[id as usize].take()?;

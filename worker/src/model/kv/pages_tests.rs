@@ -1,5 +1,5 @@
-//! Laws of the bookkeeping, without a byte: after anything that sequences do, pages add up, and a prefix is found if
-//! and only if it is known.
+//! Laws of the bookkeeping, without memory: after any actions of sequences, pages add up, and a prefix is found if and
+//! only if it is known.
 
 use std::collections::BTreeSet;
 
@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// The tokens of a page and of all before it.
+/// The tokens of a page and of its predecessors.
 fn path(pages: &Pages, id: PageId) -> Vec<u32> {
     let content = &pages.sealed[id as usize].as_ref().expect("a page before a known one is known").content;
     let mut tokens = content.before.map_or_else(Vec::new, |before| path(pages, before));
@@ -20,7 +20,7 @@ fn laws(pages: &Pages, chains: &[(Chain, Vec<u32>)]) {
     let promised: usize = chains.iter().filter_map(|(chain, _)| chain.promised).sum();
     assert_eq!((pages.used, pages.promised), (held.len(), promised));
     assert!(pages.used + pages.idle.len() <= pages.capacity && pages.used + pages.promised <= pages.capacity);
-    // Every id is in exactly one state, and what is known is found under its own content.
+    // Every id is in exactly one state, and known pages are found by their own content.
     let idle: BTreeSet<PageId> = pages.idle.values().copied().collect();
     let free: BTreeSet<PageId> = pages.free.iter().copied().collect();
     assert_eq!(held.len() + idle.len() + free.len(), pages.sealed.len());
@@ -32,7 +32,7 @@ fn laws(pages: &Pages, chains: &[(Chain, Vec<u32>)]) {
         assert_eq!(pages.known(id).holders, holders);
         path(pages, id);
     }
-    // A sequence's known pages hold its own tokens; all others are its alone.
+    // A sequence's known pages hold its own tokens; all its other pages belong only to it.
     for (chain, _) in chains {
         for (at, &id) in chain.pages.iter().enumerate() {
             match &pages.sealed[id as usize] {
@@ -48,7 +48,7 @@ fn laws(pages: &Pages, chains: &[(Chain, Vec<u32>)]) {
     }
 }
 
-/// Takes the sequence to `until` tokens.
+/// Grows the sequence to `until` tokens.
 fn grow(pages: &mut Pages, (chain, tokens): &mut (Chain, Vec<u32>), until: usize) {
     while chain.pages.len() < until.div_ceil(PAGE_TOKENS) {
         pages.take(chain).expect("a promised page is there");
@@ -73,7 +73,7 @@ fn drop_all(pages: &mut Pages, mut chain: Chain) {
     pages.renounce(&mut chain);
 }
 
-/// Families part at different pages.
+/// Families diverge at different pages.
 fn text(family: u32, length: usize) -> Vec<u32> {
     (0..length as u32).map(|at| at % 5 + if at < 64 * (family % 4) { 0 } else { family }).collect()
 }

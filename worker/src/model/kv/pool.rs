@@ -8,7 +8,7 @@ use super::pages::{Chain, Pages};
 use super::store::Store;
 use crate::threads::lock;
 
-/// See the module. Clones share the pool.
+/// A rank's pool of pages. Clones share the pool.
 #[derive(Clone, Debug)]
 pub struct KvPool(Arc<Shared>);
 
@@ -29,19 +29,18 @@ pub(super) struct State {
 pub struct KvUsage {
     /// Distinct pages that sequences hold.
     pub used: u64,
-    /// Pages that no sequence holds, kept for prompts that begin as theirs did.
+    /// Pages that no sequence holds, kept for prompts with the same prefix.
     pub cached: u64,
-    /// Pages at most.
+    /// Maximum number of pages.
     pub capacity: u64,
     /// Pages that admitted sequences may still take.
     pub promised: u64,
-    /// Cached pages that gave way to others, since the start.
+    /// Cached pages evicted since the start.
     pub evicted: u64,
 }
 
 impl KvPool {
-    /// A pool of at most `capacity` pages, which are allocated as they are needed; `reuse`: whether prefixes are
-    /// shared.
+    /// A pool of at most `capacity` pages, allocated on demand; `reuse`: whether prefixes are shared.
     pub fn new(shape: CacheShape, capacity: usize, reuse: bool) -> Self {
         Self::of(shape, Pages::new(capacity, reuse), Store::default())
     }
@@ -54,25 +53,24 @@ impl KvPool {
         &self.0.shape
     }
 
-    /// The pages at this moment.
+    /// The current usage.
     pub fn usage(&self) -> KvUsage {
         self.state().pages.usage()
     }
 
-    /// A sequence that may come to hold `tokens` tokens, of which `prompt` are known; none while there are too few
-    /// pages for that. It begins with the longest known prefix of the prompt that leaves at least one token to compute,
-    /// which are the tokens that it has at first.
+    /// Admits a sequence that may grow to `tokens` tokens and begins with `prompt`; `None` while there are too few
+    /// pages. It starts with the longest known prefix of the prompt that leaves at least one token to compute.
     pub fn admit(&self, prompt: &[u32], tokens: usize) -> Option<KvCache> {
         let chain = self.state().pages.admit(prompt, tokens)?;
         Some(KvCache::new(self.clone(), chain, |_| None))
     }
 
-    /// A sequence of its own, which shares nothing and takes its pages as it comes to need them.
+    /// A sequence that shares nothing and takes its pages on demand.
     pub fn alone(&self) -> KvCache {
         KvCache::new(self.clone(), Chain::default(), |_| None)
     }
 
-    /// Forgets all pages that no sequence holds, and gives how many they were; their memory goes back to the system.
+    /// Drops all pages that no sequence holds and returns their memory to the system; returns their number.
     pub fn flush(&self) -> usize {
         let mut state = self.state();
         let State { pages, store } = &mut *state;
@@ -81,7 +79,7 @@ impl KvPool {
         forgotten
     }
 
-    /// A thread that panicked while it held the lock left a page too many behind at worst.
+    /// A thread that panicked while it held the lock leaves at most one surplus page.
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
         lock(&self.0.state)
     }

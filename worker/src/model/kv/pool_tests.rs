@@ -1,4 +1,4 @@
-//! Laws of the pool: pages add up after anything, and what is found again is what was stored.
+//! Laws of the pool: pages always add up, and what is found again is what was stored.
 
 use proptest::prelude::*;
 
@@ -10,12 +10,12 @@ const SHAPE: CacheShape =
     CacheShape { layers: 2, kv_heads: 1, key_width: 3, value_width: 2, max_positions: 64 * PAGE_TOKENS };
 const LAYERS: usize = SHAPE.layers;
 
-/// A number that says which token at which position, after which others.
+/// A number that identifies a token, its position, and the tokens before it.
 fn mark(tokens: &[u32], position: usize) -> f32 {
     tokens[..=position].iter().fold(17_u32, |hash, token| hash.wrapping_mul(31).wrapping_add(*token) % 1_000_003) as f32
 }
 
-/// Takes the sequence to `until` tokens as a model would.
+/// Grows the sequence to `until` tokens as a model would.
 fn compute(cache: &mut KvCache, tokens: &[u32], until: usize) {
     let from = cache.len();
     if until <= from {
@@ -33,7 +33,7 @@ fn compute(cache: &mut KvCache, tokens: &[u32], until: usize) {
     cache.commit(&tokens[from..until], &routes);
 }
 
-/// Everything in the cache is what this sequence's tokens make it.
+/// The cache contains exactly what this sequence's tokens determine.
 fn check(cache: &KvCache, tokens: &[u32]) {
     let mut seen = 0;
     for (first, held, page) in cache.pages(cache.len()) {
@@ -57,7 +57,7 @@ fn check(cache: &KvCache, tokens: &[u32]) {
 }
 
 fn tokens(family: u32, length: usize) -> Vec<u32> {
-    // Families part after some pages: prefixes are shared in part.
+    // Families diverge after some pages, so prefixes are partly shared.
     (0..length as u32).map(|i| if i < 100 * (family % 3) { i % 7 } else { i % 7 + family }).collect()
 }
 
@@ -83,7 +83,7 @@ struct Running {
     tokens: Vec<u32>,
 }
 
-/// Pages in use are exactly those that sequences hold, promises are kept, and nothing is beyond the capacity.
+/// Used pages are exactly those that sequences hold, promises are kept, and the capacity is not exceeded.
 fn laws(pool: &KvPool, running: &[Running]) {
     let usage = pool.usage();
     let mut held: Vec<PageId> = Vec::new();
@@ -138,7 +138,7 @@ proptest! {
             }
             laws(&pool, &running);
         }
-        // An admitted sequence can always finish, whatever else runs.
+        // An admitted sequence can always finish, whatever else is running.
         for Running { cache, tokens } in &mut running {
             compute(cache, tokens, tokens.len());
             check(cache, tokens);
@@ -158,13 +158,13 @@ fn the_longest_known_prefix_is_shared_and_the_oldest_page_goes_first() {
     let long = tokens(0, 3 * PAGE_TOKENS);
     let mut first = pool.admit(&long, long.len()).unwrap();
     compute(&mut first, &long, long.len());
-    // While it runs, another shares what is full, but computes at least one token of its prompt.
+    // While it runs, another shares its full pages, but computes at least one token of its prompt.
     let second = pool.admit(&long, long.len()).unwrap();
     assert_eq!((second.len(), pool.usage().used), (2 * PAGE_TOKENS, 3));
     drop((first, second));
     assert_eq!((pool.usage().used, pool.usage().cached), (0, 3));
 
-    // Another prompt needs four pages: the last page of the first one goes, its beginning stays.
+    // Another prompt needs four pages: the first one's last page is evicted, its beginning stays.
     let other: Vec<u32> = long.iter().map(|token| token + 50).chain(0..64).collect();
     let mut cache = pool.admit(&other, other.len()).unwrap();
     compute(&mut cache, &other, other.len());

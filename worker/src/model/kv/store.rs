@@ -1,6 +1,6 @@
-//! The memory of a pool's pages. It knows nothing of which page holds what: [`super::pages`] does, by the same ids.
+//! The memory of a pool's pages. [`super::pages`] knows the content of each, by the same ids.
 //!
-//! A page that a sequence writes to is the sequence's; one that may be shared is here, under its id.
+//! A page that a sequence writes to belongs to the sequence; one that may be shared is here, under its id.
 
 use std::sync::Arc;
 
@@ -9,24 +9,23 @@ use super::page::{self, Page};
 use super::pages::PageId;
 use crate::model::compute::Arena;
 
-/// See the module.
+/// The memory of a pool's pages.
 #[derive(Debug, Default)]
 pub(super) struct Store {
-    /// Memory of pages that hold nothing: that no sequence needs any more.
+    /// Memory of unused pages.
     pub(super) free: Vec<Page>,
-    /// Memory that no page has yet.
+    /// Memory not yet used for pages.
     arena: Option<Arena>,
-    /// By id: pages that others may hold. The store's own reference is the last one once all sequences have released
-    /// it.
+    /// Shareable pages by id. The store's reference is the last one once all sequences have released the page.
     shared: Vec<Option<Arc<Page>>>,
 }
 
 impl Store {
-    /// Memory for the page that an id names from now on: that of the page it named before, if it was evicted, or any.
+    /// Memory for a newly assigned page id: that of the id's previous page, if it was evicted, or any.
     pub(super) fn page(&mut self, shape: &CacheShape, id: PageId) -> Option<Page> {
         let evicted = self.shared.get_mut(id as usize).and_then(Option::take).and_then(Arc::into_inner);
         if let Some(mut page) = evicted.or_else(|| self.free.pop()) {
-            // Keys and values are left: nothing reads what was not written.
+            // Keys and values are not cleared: nothing reads them before they are written.
             page.routes.clear();
             return Some(page);
         }
@@ -34,7 +33,7 @@ impl Store {
         left.or_else(|| Page::take(shape, self.arena.insert(page::arena(shape))))
     }
 
-    /// Others may hold the page from now on.
+    /// Makes the page shareable.
     pub(super) fn share(&mut self, id: PageId, page: Page) -> Arc<Page> {
         let at = id as usize;
         if self.shared.len() <= at {
@@ -43,12 +42,12 @@ impl Store {
         Arc::clone(self.shared[at].insert(Arc::new(page)))
     }
 
-    /// A page that others may hold. Panics if there is none by this id.
+    /// A shareable page. Panics if the id has none.
     pub(super) fn shared(&self, id: PageId) -> Arc<Page> {
         Arc::clone(self.shared[id as usize].as_ref().expect("a sealed page is shared"))
     }
 
-    /// Gives the memory of all pages that hold nothing back to the system; `free` are their ids.
+    /// Returns the memory of all unused pages to the system; `free` are their ids.
     pub(super) fn release(&mut self, free: &[PageId]) {
         for &id in free {
             self.free.extend(self.shared.get_mut(id as usize).and_then(Option::take).and_then(Arc::into_inner));

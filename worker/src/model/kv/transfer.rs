@@ -1,5 +1,5 @@
-//! Pages on their way between ranks: bytes travel in rounds of bounded size, each piece with its checksum. A page's
-//! routes travel with it; with tp every rank has them.
+//! Pages in transit between ranks: bytes are sent in rounds of bounded size, each piece with its checksum. A page's
+//! routes go with it; with tp every rank gets them.
 
 use std::collections::BTreeMap;
 
@@ -11,41 +11,41 @@ use super::page::Page;
 use crate::ep::{ExpertParallel, UnitError};
 use crate::model::agree::{Obstacle, ROUND_BYTES};
 
-/// The phase of a change of attention in which a rank may object.
+/// The phase of a switch of attention in which a rank may object.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum KvPhase {
     /// Before anything is sent.
     Planning,
     /// Before a round of pages.
     Moving {
-        /// Rounds before it.
+        /// Number of previous rounds.
         round: usize,
     },
-    /// All pages are there.
+    /// All pages have arrived.
     Checking,
 }
 
 /// Why a rank refuses to continue, if it does.
 pub type KvObjection<'a> = &'a mut dyn FnMut(KvPhase) -> Option<String>;
 
-/// A plan as one rank carries it out.
+/// A plan as executed by one rank.
 #[derive(Debug)]
 pub(super) struct PlannedMoves {
     pub(super) plan: KvPlan,
     pub(super) to: Attention,
-    /// Experts of a token, in all layers.
+    /// Experts of a token, over all layers.
     pub(super) route_width: usize,
-    /// Whether all ranks have the same bytes with tp.
+    /// Whether all ranks have equal bytes with tp.
     pub(super) alike: bool,
     /// This rank.
     pub(super) me: usize,
-    /// Whether keys and values lie elsewhere, so that routes alone travel.
+    /// Whether keys and values are stored elsewhere, so that only routes are sent.
     pub(super) elsewhere: bool,
 }
 
 impl PlannedMoves {
-    /// Adds what is the same on all ranks in a page that has come, if they are to have the same pool: routes, and
-    /// latent vectors.
+    /// Adds the parts of an arrived page that must be equal on all ranks if they share one pool: routes, and latent
+    /// vectors.
     pub(super) fn add_to(&self, digest: &mut PieceHash, page: &Page) {
         if self.to == Attention::Tp {
             digest.update(bytemuck::cast_slice(&page.routes));
@@ -56,14 +56,14 @@ impl PlannedMoves {
     }
 }
 
-/// One rank's part in some moves of a plan.
+/// One rank's part of some moves of a plan.
 pub(super) struct Transfer<'a> {
     pub(super) planned: &'a PlannedMoves,
-    /// Pages of the old pool, as it was described.
+    /// Pages of the old pool, in the order of its description.
     pub(super) sources: Vec<&'a Page>,
     /// By receiving rank.
     pub(super) moves: Vec<Vec<KvMove>>,
-    /// The new pages that the moves of this rank fill.
+    /// The new pages that this rank's moves fill.
     pub(super) memory: BTreeMap<u32, Page>,
 }
 
@@ -99,7 +99,7 @@ impl Transfer<'_> {
         Ok(state)
     }
 
-    /// Rounds of so many pieces that the two ranks with the most between them need.
+    /// Number of rounds of `size` pieces for the pair of ranks with the most pieces.
     fn rounds(&self, size: usize) -> usize {
         let ranks = self.moves.len();
         let mut between = vec![0_usize; ranks * ranks];
@@ -112,7 +112,7 @@ impl Transfer<'_> {
         between.into_iter().max().unwrap_or(0).div_ceil(size)
     }
 
-    /// Fills the new pages from the old ones on this rank.
+    /// Fills new pages from old ones of this rank.
     fn copy_own(&mut self) {
         let PlannedMoves { plan, to, route_width, me, .. } = self.planned;
         for (&id, page) in &mut self.memory {

@@ -1,5 +1,5 @@
-//! How many experts of a layer stay in memory: the same number in all layers, so that each layer's fetch is as long as
-//! the others' and hides behind one of them.
+//! The number of experts per layer that stay in memory: equal in all layers, so that each layer's fetch takes equally
+//! long and is hidden behind another layer.
 
 use semmoe_tables::ExpertId;
 
@@ -8,16 +8,16 @@ use crate::model::expert::Packing;
 use crate::model::load::Loader;
 use crate::model::{ExpertMemory, ModelError};
 
-/// Layers of streamed experts that are in memory at once: one in use, one that is read.
+/// Layers of streamed experts in memory at once: one in use, one being read.
 const BUFFERS: u64 = 2;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Budget {
-    /// Experts of a layer that stay, its first ones.
+    /// Resident experts of each layer, its first ones.
     pub(super) resident: usize,
-    /// The most of a layer that are streamed.
+    /// Maximum number of streamed experts in a layer.
     pub(super) streamed: usize,
-    /// Memory for all that.
+    /// Total memory.
     pub(super) bytes: u64,
 }
 
@@ -34,8 +34,8 @@ impl Budget {
         Self::new(&counts, expert, staging, limit)
     }
 
-    /// As many as fit into `limit` bytes, where layers have so many experts, an expert takes `expert` bytes in memory,
-    /// and reading one takes `staging` bytes once.
+    /// As many resident experts as fit into `limit`, where layers have `counts` experts, an expert takes `expert` bytes
+    /// in memory, and reading needs `staging` bytes.
     ///
     /// # Errors
     /// [`ModelError::ExpertBudget`] if not even two layers of streamed experts fit.
@@ -74,11 +74,11 @@ mod tests {
         let error = of(&four, 165).unwrap_err();
         assert!(matches!(error, ModelError::ExpertBudget { limit: 165, least: 166 }), "{error}");
         assert_eq!(of(&four, 319).unwrap().resident, 7, "reading takes memory, too");
-        // Uneven layers: those with fewer experts have more of them in memory.
+        // Uneven layers: those with fewer experts keep a larger part of them in memory.
         let uneven = [2, 8, 4, 8, 8];
         assert_eq!(of(&uneven, 246).unwrap(), Budget { resident: 3, streamed: 5, bytes: 246 });
         assert_eq!(of(&uneven, 245).unwrap(), Budget { resident: 2, streamed: 6, bytes: 226 });
-        // Of one or two layers all stay where two buffers fit.
+        // With one or two layers all experts are resident if two buffers fit.
         assert_eq!(of(&[8, 8], 160).unwrap(), Budget { resident: 8, streamed: 0, bytes: 160 });
         let fixed = |resident| Budget::new(&[8, 8], 10, 6, ExpertMemory::Resident(resident)).unwrap();
         assert_eq!(fixed(3), Budget { resident: 3, streamed: 5, bytes: 166 });

@@ -13,21 +13,21 @@ use crate::model::checkpoint::TensorPlace;
 use crate::model::compute::Piece;
 use crate::threads::lock;
 
-/// The costs of streaming experts to a rank since the start.
+/// Cost of streaming experts to a rank since the start.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct ExpertFetches {
-    /// Bytes of memory for experts: those that stay, two layers of those that do not, and one to read into.
+    /// Bytes of memory for experts: the resident ones, two layers of streamed ones, and one to read into.
     pub memory_bytes: u64,
-    /// Bytes that were read.
+    /// Bytes read.
     pub bytes: u64,
-    /// Time of reading and packing.
+    /// Time spent on reading and packing.
     pub fetching: Duration,
-    /// Time that steps have waited for it.
+    /// Time that steps waited for it.
     pub waited: Duration,
 }
 
 impl ExpertFetches {
-    /// The share of the reading that no step waited for; 1 if nothing was read.
+    /// The share of reading time that no step waited for; 1 if nothing was read.
     pub fn hidden(&self) -> f64 {
         match self.fetching.as_secs_f64() {
             0.0 => 1.0,
@@ -51,16 +51,16 @@ struct Queue {
 
 struct State {
     empty: Vec<Piece<u32>>,
-    /// In the order of layers.
+    /// In layer order.
     fetched: VecDeque<Fetched>,
     totals: ExpertFetches,
-    /// Why no more will come.
+    /// Why no more will arrive.
     failed: Option<String>,
     stop: bool,
 }
 
 impl Queue {
-    /// A buffer to read into; none once there is nothing more to do.
+    /// A buffer to read into; `None` once there is nothing left to do.
     fn take_empty(&self) -> Option<Piece<u32>> {
         let waits = |state: &mut State| !state.stop && state.empty.is_empty();
         let mut state = self.changed.wait_while(lock(&self.state), waits).unwrap_or_else(PoisonError::into_inner);
@@ -68,14 +68,14 @@ impl Queue {
     }
 }
 
-/// Reads `[L]` lists of experts again and again.
+/// Reads `[L]` lists of experts cyclically.
 pub(super) struct Fetcher {
     queue: Arc<Queue>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Fetcher {
-    /// Each buffer holds the longest list.
+    /// Starts the thread. Each buffer holds the longest list.
     pub(super) fn start(
         source: ExpertSource,
         layers: Vec<Vec<[TensorPlace; 3]>>,
@@ -100,14 +100,14 @@ impl Fetcher {
     /// Waits for the experts of a layer.
     ///
     /// # Errors
-    /// Why they will not come.
+    /// Why they will not arrive.
     pub(super) fn wait(&self, layer: usize) -> Result<Fetched, String> {
         let mut state = lock(&self.queue.state);
         let mut began = None;
         let came = loop {
             match state.fetched.pop_front() {
                 Some(fetched) if fetched.layer == layer => break Ok(fetched),
-                // Of a step that ended early.
+                // Left over from a step that ended early.
                 Some(other) => {
                     state.empty.push(other.words);
                     self.queue.changed.notify_all();
@@ -125,7 +125,7 @@ impl Fetcher {
         came
     }
 
-    /// Its buffer is free.
+    /// Returns the buffer.
     pub(super) fn give_back(&self, fetched: Fetched) {
         lock(&self.queue.state).empty.push(fetched.words);
         self.queue.changed.notify_all();
@@ -141,13 +141,13 @@ impl Drop for Fetcher {
         lock(&self.queue.state).stop = true;
         self.queue.changed.notify_all();
         if let Some(thread) = self.thread.take() {
-            // Of a panic the queue says that nothing comes any more.
+            // After a panic the queue reports the failure.
             drop(thread.join());
         }
     }
 }
 
-/// However the thread ends, no step waits for it.
+/// Marks the queue as failed however the thread ends, so that no step waits for it.
 struct Ends<'a>(&'a Queue);
 
 impl Drop for Ends<'_> {

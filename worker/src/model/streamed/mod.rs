@@ -1,16 +1,16 @@
-//! Experts that do not fit in memory (HybridEP's streamed mode, section IV, with the checkpoint as the peer that holds
-//! them): some of each layer stay, the others are read from the checkpoint again in every step.
+//! Experts that do not fit in memory (HybridEP's streamed mode, section IV, with the checkpoint in the role of the peer
+//! that holds them): some of each layer are resident, the others are read from the checkpoint again in every step.
 //!
 //! | module | what |
 //! |---|---|
-//! | `budget` | how many stay |
+//! | `budget` | the number of resident experts |
 //! | `source` | the tensors of an expert in the checkpoint's files |
 //! | `fetch` | the thread that reads ahead |
 //!
-//! The layers are read in the order in which steps need them, the first follows on the last, into two buffers of a
-//! layer each: while one layer's experts are in use those of the next are read and packed, whatever the rank does
-//! meanwhile (experts, collectives, attention). In steady state `max(PE, fetch)` is the time of a layer, with all that
-//! it computes as PE (equation 10 with p = 0). Weights are packed as in memory: results are the same bits.
+//! Layers are read cyclically, in the order in which steps need them, into two buffers of one layer each: while one
+//! layer's experts are in use, those of the next are read and packed, whatever the rank does meanwhile (experts,
+//! collectives, attention). In steady state a layer takes `max(PE, fetch)`, where PE is all of its computation
+//! (equation 10 with p = 0). Weights are packed as in memory, so results are bitwise equal.
 
 mod budget;
 mod fetch;
@@ -36,7 +36,7 @@ use crate::ep::{ExpertSpread, LocalExperts};
 
 /// The routed experts of a rank.
 pub(super) enum RankExperts {
-    /// All in memory; a switch moves them.
+    /// All in memory; can be moved by a switch.
     Resident(Experts),
     /// Some in memory.
     Streamed(StreamedExperts),
@@ -51,7 +51,7 @@ impl RankExperts {
         }
     }
 
-    /// The experts, if they can be switched.
+    /// The experts, if they can be moved.
     pub(super) fn resident(&self) -> Result<&Experts, ModelError> {
         match self {
             Self::Resident(experts) => Ok(experts),
@@ -68,29 +68,29 @@ impl RankExperts {
     }
 }
 
-/// Experts of which only a bounded number is in memory.
+/// Experts with only a bounded number in memory.
 pub(super) struct StreamedExperts {
     packing: Packing,
     /// `[L]`
     layers: Vec<Layer>,
-    /// The experts that stay, layer by layer.
+    /// The resident experts, layer by layer.
     resident: Piece<u32>,
-    /// None if all stay.
+    /// `None` if all are resident.
     fetcher: Option<Fetcher>,
     memory_bytes: u64,
 }
 
-/// How many experts this rank has in a layer, and which of those that stay are its first ones.
+/// Number of experts on this rank in a layer, of which the first ones are resident.
 struct Layer {
     experts: usize,
     resident: Range<usize>,
 }
 
 impl StreamedExperts {
-    /// Reads the experts that stay in memory, and begins to read the first layers of the others.
+    /// Reads the resident experts, and begins to read the first layers of the others.
     ///
     /// # Errors
-    /// As [`Budget::new`]; a file that cannot be read.
+    /// [`ModelError::ExpertBudget`] if the limit is too low; a file that cannot be read.
     pub(super) fn new(
         loader: &Loader<'_>,
         at: Place,
@@ -132,17 +132,17 @@ impl StreamedExperts {
     }
 }
 
-/// `[L]`: the experts that this rank has, in ascending id; and how they are packed.
+/// `[L]`: the experts on this rank, in ascending id; and their packing.
 fn plan(loader: &Loader<'_>, at: Place, spread: &ExpertSpread) -> Result<(Vec<Vec<ExpertId>>, Packing), ModelError> {
     let packing = Packing::in_place(loader.config, spread.layout, at, loader.expert_types()?)?;
     let rank = RankId::new(at.rank as u16);
     Ok((loader.moe_layers().map(|layer| spread.experts_of(rank, layer).collect()).collect(), packing))
 }
 
-/// Whether a rank can stream the experts that a spread gives it within `limit` bytes, before anything is loaded.
+/// Checks, before anything is loaded, whether a rank can stream the experts of a spread within `limit` bytes.
 ///
 /// # Errors
-/// [`ModelError::ExpertBudget`]; a checkpoint that is not valid.
+/// [`ModelError::ExpertBudget`]; an invalid checkpoint.
 pub(crate) fn check_expert_memory(
     model_dir: &Path,
     config: &ModelConfig,
@@ -157,8 +157,8 @@ pub(crate) fn check_expert_memory(
     Budget::of(&loader, &held, &packing, ExpertMemory::Bytes(limit)).map(drop)
 }
 
-/// One layer's experts on this rank; when it goes, the next but one is read into its buffer. Layers are requested in
-/// their order, again and again; one that is left out costs its time alone.
+/// One layer's experts on this rank; when dropped, the layer after next is read into its buffer. Layers are requested
+/// in cyclic order; skipping one only costs time.
 struct StreamedLayer<'a> {
     experts: &'a StreamedExperts,
     layer: LayerIdx,

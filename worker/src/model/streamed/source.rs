@@ -1,5 +1,5 @@
-//! The tensors of an expert in the checkpoint's files, read with positioned reads: a file that was cut short under a
-//! map would end the process without an error.
+//! The tensors of an expert in the checkpoint's files, by positioned reads: truncating a mapped file would kill the
+//! process without an error.
 
 use std::fs::File;
 use std::io;
@@ -12,7 +12,7 @@ use crate::model::checkpoint::TensorPlace;
 use crate::model::expert::Packing;
 use crate::model::load::Loader;
 
-/// A file of the checkpoint, kept open: removed or replaced by another it is still there.
+/// A checkpoint file, kept open so that it survives removal or replacement.
 struct WeightFile {
     path: PathBuf,
     file: File,
@@ -56,11 +56,11 @@ pub(super) struct ExpertSource {
     packing: Packing,
     hidden: usize,
     width: usize,
-    /// Gate, up, down of one expert as they are in the files.
+    /// Gate, up and down of one expert as stored in the files.
     staging: [Vec<u8>; 3],
 }
 
-/// The bytes that are read of the tensors of an expert: the rows of gate and up that are packed, and all of down.
+/// The bytes read of an expert's tensors: the packed rows of gate and up, and all of down.
 fn read_bytes(packing: &Packing, hidden: usize, width: usize, [gate, up, down]: &[TensorPlace; 3]) -> [usize; 3] {
     let rows = packing.columns().len() * hidden;
     [rows * gate.kind.bytes(), rows * up.kind.bytes(), width * hidden * down.kind.bytes()]
@@ -92,7 +92,7 @@ impl ExpertSource {
         self.packing.array_bytes().iter().sum::<usize>() / size_of::<u32>()
     }
 
-    /// Reads an expert and packs it; gives the bytes that were read. No memory is taken.
+    /// Reads and packs an expert without allocating; returns the bytes read.
     pub(super) fn read(&mut self, places: &[TensorPlace; 3], words: &mut [u32]) -> Result<u64, ModelError> {
         let bytes = read_bytes(&self.packing, self.hidden, self.width, places);
         let first_row = self.packing.columns().start * self.hidden;
