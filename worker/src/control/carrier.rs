@@ -89,7 +89,7 @@ pub(crate) struct SharedMemory {
     pub(crate) ranks: Vec<usize>,
 }
 
-/// What the ranks of a host agree on before their leader creates the memory.
+/// Parameters that the ranks of a host agree on before their leader creates the memory.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct MemoryTerms {
     pub(super) choice: TransportChoice,
