@@ -32,8 +32,7 @@ enum Kind {
 /// and those registered directly, `registry.register("name", "help", self.field.clone())`.
 fn registered() -> BTreeMap<String, Kind> {
     let mut files = Vec::new();
-    sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join("gateway/src/metrics"), &mut files);
-    files.push(Path::new(env!("CARGO_MANIFEST_DIR")).join("gateway/src/metrics.rs"));
+    sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join("gateway/src/observe/metrics"), &mut files);
     let mut found = BTreeMap::new();
     for file in files {
         let text = std::fs::read_to_string(&file).expect("a source");

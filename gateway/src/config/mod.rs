@@ -16,7 +16,7 @@ macro_rules! section {
             }
         }
     };
-    // The same with `$checked`, the section as the rest of the crate has it. Behind `=>` stand a field's name and type
+    // With `$checked`, the section as the rest of the crate has it. Behind `=>` stand a field's name and type
     // there, and what makes it of the raw value: `fn(key: &str, raw) -> Result<field>`.
     ($name:ident => $(#[$meta:meta])* $checked:ident, $section:literal, $about:literal;
      $($(#[$doc:meta])* $key:ident: $kind:ty = $default:expr => $field:ident: $type:ty = $check:expr,)*) => {
@@ -127,7 +127,7 @@ impl Config {
         Self::load_with(path, Vec::new())
     }
 
-    /// The same with values that replace those of the file, also when the file is read again.
+    /// [`Config::load`] with values that replace those of the file, also when the file is read again.
     ///
     /// # Errors
     /// As `Self::load`.
@@ -148,7 +148,7 @@ impl Config {
         Self::from_toml_with(text, base, Vec::new())
     }
 
-    /// The same with values that replace those of the text.
+    /// [`Config::from_toml`] with values that replace those of the text.
     ///
     /// # Errors
     /// As `Self::from_toml`.

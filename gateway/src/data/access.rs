@@ -7,40 +7,16 @@ use std::sync::Arc;
 
 use semmoe_engines::Route;
 
+use crate::backends::{Model, RequestId};
 use crate::config::Access;
-use crate::metrics::{Done, NONE, OutputTokens};
-use crate::request_id::RequestId;
-use crate::snapshot::Model;
-use crate::trust::Caller;
+use crate::data::trust::Caller;
+use crate::observe::{Done, NONE, OutputTokens};
 
 /// Paths of SGLang, vLLM and OpenAI that reach no engine: asked for by probes and by tools that are set up for an
 /// engine.
-const ENGINE_PATHS: [&str; 24] = [
-    "/",
-    "/health",
-    "/ping",
-    "/version",
-    "/metrics",
-    "/load",
-    "/v1/loads",
-    "/get_load",
-    "/health_generate",
-    "/server_info",
-    "/get_server_info",
-    "/model_info",
-    "/get_model_info",
-    "/v1/score",
-    "/v1/rerank",
-    "/rerank",
-    "/classify",
-    "/pooling",
-    "/encode",
-    "/invocations",
-    "/flush_cache",
-    "/v1/audio/transcriptions",
-    "/v1/images/generations",
-    "/v1/batches",
-];
+const ENGINE_PATHS: &str = "/ /health /ping /version /metrics /load /v1/loads /get_load /health_generate \
+    /server_info /get_server_info /model_info /get_model_info /v1/score /v1/rerank /rerank /classify /pooling \
+    /encode /invocations /flush_cache /v1/audio/transcriptions /v1/images/generations /v1/batches";
 
 /// Facts about a request besides the labels of its metrics.
 pub(crate) struct Record {
@@ -72,7 +48,7 @@ impl Record {
 
     /// Of a request to a path that is none of the gateway's. Any path may hold a secret, so only known ones are logged.
     pub(super) fn refused(id: RequestId, path: &str) -> Self {
-        let refused_path = ENGINE_PATHS.into_iter().find(|known| *known == path);
+        let refused_path = ENGINE_PATHS.split(' ').find(|known| *known == path);
         Self { refused_path, ..Self::new(id, None) }
     }
 

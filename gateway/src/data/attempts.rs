@@ -4,15 +4,11 @@
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use crate::error::RequestError;
-use crate::otlp::Stage;
-use crate::state::Core;
-
 use super::find::{Found, Patience, find};
-use super::place::Placed;
-use super::read::Job;
-use super::retry::{Cause, Pending, Tries};
-use super::ticket::Ticket;
+use super::retry::{Pending, Tries};
+use super::{Cause, DataPlane, Job, Placed, Ticket};
+use crate::backends::RequestError;
+use crate::observe::Stage;
 
 /// The step that follows.
 pub(super) enum Next<A> {
@@ -26,8 +22,6 @@ pub(super) enum Next<A> {
 
 /// The attempts of one request; `A` is an engine's answer.
 pub(super) struct Attempts<'a, A> {
-    core: &'a Arc<Core>,
-    job: &'a Job,
     pub(super) tries: Tries<'a>,
     pending: Option<Pending<'a, A>>,
     /// Attempts whose pins were refused.
@@ -35,8 +29,8 @@ pub(super) struct Attempts<'a, A> {
 }
 
 impl<'a, A> Attempts<'a, A> {
-    pub(super) fn new(core: &'a Arc<Core>, job: &'a Job) -> Self {
-        Self { core, job, tries: Tries::new(core, job), pending: None, refused_pins: 0 }
+    pub(super) fn new(plane: &'a Arc<DataPlane>, job: &'a Job) -> Self {
+        Self { tries: Tries::new(plane, job), pending: None, refused_pins: 0 }
     }
 
     /// Finds a place for the next attempt.
@@ -46,7 +40,7 @@ impl<'a, A> Attempts<'a, A> {
     pub(super) async fn next(&mut self, ticket: &mut Ticket) -> Result<Next<A>, RequestError> {
         ticket.enter(Stage::Route);
         let patience = if self.pending.is_none() { Patience::ForAll } else { Patience::ForRoom };
-        match (find(self.core, self.job, &self.tries.tried, patience).await, self.pending.take()) {
+        match (find(self.tries.plane, self.tries.job, &self.tries.tried, patience).await, self.pending.take()) {
             (Ok(Found::Placed(placed)), None) => Ok(Next::Attempt(placed)),
             (Ok(Found::Placed(placed)), Some(pending)) => {
                 self.tries.again(pending);
@@ -66,8 +60,8 @@ impl<'a, A> Attempts<'a, A> {
     /// `error`, where pins were refused more often than there are backends.
     pub(super) fn without_pin(&mut self, error: RequestError) -> Result<(), RequestError> {
         self.refused_pins += 1;
-        let outcome = if self.refused_pins > self.job.model.members.len() { "no_attempts" } else { "again" };
-        self.core.metrics.retry(Cause::NoSuchRank.label(), outcome);
+        let outcome = if self.refused_pins > self.tries.job.model.members.len() { "no_attempts" } else { "again" };
+        self.tries.plane.metrics.retry(Cause::NoSuchRank.label(), outcome);
         if outcome == "again" { Ok(()) } else { Err(error) }
     }
 

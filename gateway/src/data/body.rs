@@ -8,10 +8,8 @@ use http_body::Body;
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
 
-use crate::error::RequestError;
-use crate::state::Core;
-
-use super::ticket::Ticket;
+use super::{DataPlane, Ticket};
+use crate::backends::RequestError;
 
 /// Limit on the bytes read from a rejected request.
 const DISCARDED_BYTES: usize = 64 << 10;
@@ -19,13 +17,13 @@ const DISCARD_TIME: Duration = Duration::from_millis(500);
 
 /// A whole body. The ticket holds its part of the memory for bodies.
 pub(crate) async fn read(
-    core: &Core,
+    plane: &DataPlane,
     headers: &HeaderMap,
     body: Incoming,
     ticket: &mut Ticket,
 ) -> Result<Bytes, RequestError> {
     let (limit_bytes, limit) = {
-        let config = &core.current.load().config;
+        let config = &plane.backends.current.load().config;
         (config.limits.body_bytes, config.timeouts.body)
     };
     let announced = headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<usize>().ok());

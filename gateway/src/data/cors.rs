@@ -7,8 +7,8 @@
 use axum::response::{IntoResponse, Response};
 use http::{HeaderMap, HeaderValue, StatusCode, header};
 
+use super::DataPlane;
 use crate::config::ANY_ORIGIN;
-use crate::state::Core;
 
 /// Headers that scripts may read besides those that every answer shows.
 const EXPOSED: HeaderValue = HeaderValue::from_static(
@@ -33,8 +33,8 @@ pub(super) struct Cors {
 
 impl Cors {
     /// By the origins of the current snapshot; `None` where none are configured.
-    pub(super) fn of(core: &Core, headers: &HeaderMap) -> Option<Self> {
-        Self::judge(&core.current.load().config.server.cors_origins, headers)
+    pub(super) fn of(plane: &DataPlane, headers: &HeaderMap) -> Option<Self> {
+        Self::judge(&plane.backends.current.load().config.server.cors_origins, headers)
     }
 
     fn judge(origins: &[String], headers: &HeaderMap) -> Option<Self> {

@@ -14,10 +14,8 @@ use ruzstd::decoding::{FrameDecoder, StreamingDecoder};
 use semmoe_engines::Route;
 use semmoe_engines::json::{Encoding, begins_object};
 
-use crate::error::RequestError;
-use crate::state::Core;
-
-use super::ticket::Ticket;
+use super::{DataPlane, Ticket};
+use crate::backends::RequestError;
 
 /// Zstandard's window in content codings (RFC 9659).
 const MAX_WINDOW_BYTES: u64 = 8 << 20;
@@ -90,14 +88,14 @@ pub(super) fn is_plain(route: Route, body: &[u8]) -> bool {
 /// # Errors
 /// [`RequestError::BodyCoding`], [`RequestError::BodyJson`] where it is not what it says, and limits on its size.
 pub(super) async fn plain(
-    core: &Arc<Core>,
+    plane: &Arc<DataPlane>,
     coding: Option<Coding>,
     route: Route,
     body: Bytes,
     ticket: &mut Ticket,
 ) -> Result<Bytes, RequestError> {
-    let permit = Arc::clone(&core.skimming).acquire_owned().await;
-    let mut account = Account::new(Arc::clone(core));
+    let permit = Arc::clone(&plane.skimming).acquire_owned().await;
+    let mut account = Account::new(Arc::clone(plane));
     let made = tokio::task::spawn_blocking(move || {
         let _permit = permit;
         let body = match coding {
@@ -116,23 +114,23 @@ pub(super) async fn plain(
 
 /// Memory for bodies that one body takes on its way, given back when this is dropped.
 struct Account {
-    core: Arc<Core>,
+    plane: Arc<DataPlane>,
     bytes: usize,
     limit_bytes: usize,
     memory_bytes: usize,
 }
 
 impl Account {
-    fn new(core: Arc<Core>) -> Self {
+    fn new(plane: Arc<DataPlane>) -> Self {
         let (limit_bytes, memory_bytes) = {
-            let limits = &core.current.load().config.limits;
+            let limits = &plane.backends.current.load().config.limits;
             (limits.body_bytes, limits.body_memory_bytes)
         };
-        Self { core, bytes: 0, limit_bytes, memory_bytes }
+        Self { plane, bytes: 0, limit_bytes, memory_bytes }
     }
 
     fn take(&mut self, bytes: usize) -> Result<(), RequestError> {
-        self.core.body_memory.take(bytes, self.memory_bytes)?;
+        self.plane.body_memory.take(bytes, self.memory_bytes)?;
         self.bytes += bytes;
         Ok(())
     }
@@ -156,16 +154,16 @@ impl Account {
             self.take(wanted_bytes.saturating_sub(windows_bytes))?;
             windows_bytes = windows_bytes.max(wanted_bytes);
             let read = match coding {
-                Coding::Gzip => self.fill(&mut plain, GzDecoder::new(&mut rest)),
-                Coding::Deflate if has_zlib_head(rest) => self.fill(&mut plain, ZlibDecoder::new(&mut rest)),
-                Coding::Deflate => self.fill(&mut plain, DeflateDecoder::new(&mut rest)),
-                Coding::Brotli => self.fill(&mut plain, Decompressor::new(std::mem::take(&mut rest), INPUT_BYTES)),
+                Coding::Gzip => self.fill(&mut plain, GzDecoder::new(&mut rest), bad),
+                Coding::Deflate if has_zlib_head(rest) => self.fill(&mut plain, ZlibDecoder::new(&mut rest), bad),
+                Coding::Deflate => self.fill(&mut plain, DeflateDecoder::new(&mut rest), bad),
+                Coding::Brotli => self.fill(&mut plain, Decompressor::new(std::mem::take(&mut rest), INPUT_BYTES), bad),
                 Coding::Zstd => {
                     let frame = StreamingDecoder::new_with_decoder(&mut rest, &mut frames);
-                    self.fill(&mut plain, frame.map_err(|error| bad(error.to_string()))?)
+                    self.fill(&mut plain, frame.map_err(|error| bad(error.to_string()))?, bad)
                 }
             };
-            read?.map_err(|error| bad(error.to_string()))?;
+            read?;
             let sums = [frames.get_checksum_from_data(), frames.get_calculated_checksum()];
             if matches!(sums, [Some(written), Some(found)] if written != found) {
                 return Err(bad("its checksum is wrong".to_owned()));
@@ -183,8 +181,13 @@ impl Account {
         Err(bad(format!("it has more than {MAX_MEMBERS} members")))
     }
 
-    /// Reads to the end of one member. The inner error is the decoder's.
-    fn fill(&mut self, plain: &mut Vec<u8>, mut member: impl Read) -> Result<std::io::Result<()>, RequestError> {
+    /// Reads to the end of one member. `bad`: what the decoder's error becomes.
+    fn fill(
+        &mut self,
+        plain: &mut Vec<u8>,
+        mut member: impl Read,
+        bad: impl Fn(String) -> RequestError,
+    ) -> Result<(), RequestError> {
         loop {
             let length = plain.len();
             if length == plain.capacity() {
@@ -200,10 +203,10 @@ impl Account {
                 return Err(RequestError::BodyTooLong { limit_bytes: self.limit_bytes });
             }
             match read {
-                Ok(0) => return Ok(Ok(())),
+                Ok(0) => return Ok(()),
                 Ok(_) => {}
                 Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-                Err(error) => return Ok(Err(error)),
+                Err(error) => return Err(bad(error.to_string())),
             }
         }
     }
@@ -232,7 +235,7 @@ impl Account {
 
 impl Drop for Account {
     fn drop(&mut self) {
-        self.core.body_memory.give_back(self.bytes);
+        self.plane.body_memory.give_back(self.bytes);
     }
 }
 

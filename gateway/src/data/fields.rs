@@ -10,8 +10,7 @@ use semmoe_engines::Route;
 use semmoe_engines::fields::{Fault, Field, Rules, Treatment};
 use semmoe_engines::json::Member;
 
-use crate::error::RequestError;
-use crate::snapshot::{self, Model};
+use crate::backends::{Model, RequestError, snapshot};
 
 /// Where members stand that are looked at once the model is known; usually there is none.
 #[derive(Default)]

@@ -3,12 +3,9 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::error::RequestError;
-use crate::queue::{Nowhere, Refused, Room};
-use crate::state::Core;
-
-use super::place::{Placed, place};
-use super::read::Job;
+use super::place::place;
+use super::{DataPlane, Job, Placed};
+use crate::backends::{Nowhere, Refused, RequestError, Room};
 
 /// The conditions that a request may wait for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,7 +25,7 @@ pub(crate) enum Found {
 
 /// Places a request on a backend that is not among `except`.
 pub(crate) async fn find(
-    core: &Arc<Core>,
+    plane: &Arc<DataPlane>,
     job: &Job,
     except: &[usize],
     patience: Patience,
@@ -38,27 +35,27 @@ pub(crate) async fn find(
         rules.wait_for_backend = Duration::ZERO;
     }
     if rules.max_in_flight.is_none() {
-        match place(core, job, except) {
+        match place(plane, job, except) {
             Err(RequestError::NoBackend { .. }) if !rules.wait_for_backend.is_zero() => {}
             found => return found.map(Found::Placed),
         }
     }
     let began = Instant::now();
     let mut none = None;
-    let found = queue.enter(&rules, || match place(core, job, except) {
+    let found = queue.enter(&rules, || match place(plane, job, except) {
         Ok(mut placed) => {
             placed.lease.room = rules.max_in_flight.map(|_| Room::new(queue));
             placed.waited = began.elapsed();
             Ok(Ok(Found::Placed(placed)))
         }
         // Waiting requests are woken when backends come and go.
-        Err(RequestError::NoBackend { .. }) if patience == Patience::ForAll && job.has_moved(core) => {
+        Err(RequestError::NoBackend { .. }) if patience == Patience::ForAll && job.has_moved(plane) => {
             Ok(Ok(Found::Moved))
         }
         Err(error @ RequestError::NoBackend { .. }) => {
             none = Some(error);
             // A retry stays in the pool of its first attempt, whose ranks may never open again where it was replaced.
-            let may_wait = rules.max_in_flight.is_some() && job.has_other(except) && !job.has_moved(core);
+            let may_wait = rules.max_in_flight.is_some() && job.has_other(except) && !job.has_moved(plane);
             Err(if may_wait { Nowhere::Full } else { Nowhere::Gone })
         }
         // Waiting would not help.
@@ -70,7 +67,7 @@ pub(crate) async fn find(
     };
     let model = &job.model.name;
     if patience == Patience::ForAll {
-        core.metrics.faults.shed(model, refused.reason());
+        plane.metrics.faults.shed(model, refused.reason());
     }
     Err(match (refused, none) {
         (Refused::Gone, Some(error)) => error,

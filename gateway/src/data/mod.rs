@@ -1,39 +1,46 @@
 //! The data plane: one way for every route.
 //!
-//! body ([`body`]) -> model, evidence, pins stripped ([`read`], [`score`]) -> backend and rank ([`find`], [`place`]) ->
-//! engine and back ([`relay`], [`opening`], [`stream`]), or to another backend ([`retry`]), where its pieces are looked
-//! at ([`watch`]). A [`ticket::Ticket`] goes with the request from its first byte to its last and counts it, however it
-//! ends.
+//! A request to an engine, in order: admit ([`trust`]), read ([`body`], [`decode`]), score ([`read`], [`score`]),
+//! attempts ([`relay`]: where to, [`find`] and [`place`]; one attempt, [`attempt`] and [`opening`]; whether there is
+//! another, [`attempts`] and [`retry`]), relay ([`relay`], [`stream`]), while its pieces are looked at ([`watch`]). A
+//! [`ticket::Ticket`] goes with it from its first byte to its last and counts it, however it ends.
 
 mod access;
+mod attempt;
 mod attempts;
 mod body;
+pub(crate) mod body_memory;
 mod cors;
 mod decode;
 mod fields;
 mod find;
 mod models;
 mod opening;
+pub(crate) mod outflow;
 mod place;
+mod plane;
 mod progress;
 mod read;
 mod relay;
 mod reports;
 mod retry;
+mod sampling;
 #[cfg(test)]
 mod schedule_tests;
 mod score;
 mod served;
+pub(crate) mod stall;
 mod stream;
 mod ticket;
 mod trace;
+pub(crate) mod trust;
 mod watch;
 
 use std::convert::Infallible;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use axum::response::{IntoResponse, Response as OwnResponse};
 use bytes::Bytes;
@@ -42,42 +49,32 @@ use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Versio
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::Either;
 use hyper::body::Incoming;
-use hyper::service::service_fn;
 use semmoe_engines::Route;
 
+use crate::backends::{Form, Model, REQUEST_ID, RequestError, RequestId};
 use crate::config::HEALTH;
-use crate::error::{Form, RequestError};
-use crate::metrics::{Done, Generated, NONE, Place};
-use crate::otlp::Stage;
-use crate::request_id::{REQUEST_ID, RequestId};
-use crate::server::Serves;
-use crate::snapshot::Model;
-use crate::state::Core;
+use crate::observe::{Done, Generated, NONE, Place};
+pub(crate) use plane::DataPlane;
+
 use access::Record;
+use cors::Cors;
 use decode::Coding;
+use place::Placed;
+use read::Job;
+use retry::Cause;
 use stream::RelayBody;
 use ticket::Ticket;
-
-use cors::Cors;
-
-/// The data plane as a service.
-pub(crate) fn service(core: &Arc<Core>) -> impl Serves + use<> {
-    let core = Arc::clone(core);
-    service_fn(move |request: Request<Incoming>| {
-        let stream = (request.version() == Version::HTTP_2).then(|| OpenStream::begin(&core)).transpose();
-        serve(Arc::clone(&core), request, stream)
-    })
-}
+use watch::Watch;
 
 /// A request over HTTP/2, from its head to the end of its answer. Connections are bounded, and each has its streams;
 /// this bounds the streams of all of them.
-struct OpenStream(Arc<Core>);
+struct OpenStream(Arc<DataPlane>);
 
 impl OpenStream {
-    fn begin(core: &Arc<Core>) -> Result<Self, RequestError> {
-        let limit = core.current.load().config.limits.open_streams;
-        if core.metrics.trust.stream_begins(limit) {
-            Ok(Self(Arc::clone(core)))
+    fn begin(plane: &Arc<DataPlane>) -> Result<Self, RequestError> {
+        let limit = plane.backends.current.load().config.limits.open_streams;
+        if plane.metrics.trust.stream_begins(limit) {
+            Ok(Self(Arc::clone(plane)))
         } else {
             Err(RequestError::TooManyStreams { limit })
         }
@@ -91,20 +88,22 @@ impl Drop for OpenStream {
 }
 
 /// Answers one request. There is no router in between: it would allocate for each request and again for each body.
-async fn serve(
-    core: Arc<Core>,
+pub(crate) async fn serve(
+    plane: Arc<DataPlane>,
     mut request: Request<Incoming>,
-    stream: Result<Option<OpenStream>, RequestError>,
 ) -> Result<Response<Answered>, Infallible> {
+    let stream = (request.version() == Version::HTTP_2).then(|| OpenStream::begin(&plane)).transpose();
     let id = RequestId::of(request.headers_mut());
-    let cors = Cors::of(&core, request.headers());
-    let head = || check_head(&core, request.version(), request.headers());
+    let cors = Cors::of(&plane, request.headers());
+    let head = || check_head(&plane, request.version(), request.headers());
     let mut answer = match stream.and_then(|stream| head().map(|()| stream)) {
         // Its body is not waited for: that would hold what is refused here.
-        Err(refusal) => refuse(&core, &id, request.uri().path(), &refusal).map(|body| Answered::here(body, None)),
-        Ok(stream) => match route_of(&core, &request) {
-            Some(route) => engine_route(&core, route, request, id, stream).await,
-            None => own_route(&core, request, &id).await.map(|body| Answered::here(body, stream)),
+        Err(refusal) => refuse(&plane, &id, request.uri().path(), &refusal).map(|body| Answered::here(body, None)),
+        Ok(stream) => match route_of(&plane, &request) {
+            Some(route) => {
+                engine_route(&plane, route, request, id).await.map(|body| Answered { body, _stream: stream })
+            }
+            None => own_route(&plane, request, &id).await.map(|body| Answered::here(body, stream)),
         },
     };
     cors::strip(answer.headers_mut());
@@ -115,45 +114,45 @@ async fn serve(
 }
 
 /// The route of a request that goes to an engine.
-fn route_of(core: &Core, request: &Request<Incoming>) -> Option<Route> {
+fn route_of(plane: &DataPlane, request: &Request<Incoming>) -> Option<Route> {
     let path = request.uri().path();
     match Route::ALL.into_iter().find(|route| route.path() == path) {
         Some(route) => (request.method() == Method::POST).then_some(route),
-        None => (core.passes(path) && preflight(core, request).is_none()).then_some(Route::Extra),
+        None => (plane.passes(path) && preflight(plane, request).is_none()).then_some(Route::Extra),
     }
 }
 
 /// Answers what goes to no engine; every path that is not known is 404, as engines have routes that replace weights.
-async fn own_route(core: &Core, request: Request<Incoming>, id: &RequestId) -> OwnResponse {
+async fn own_route(plane: &DataPlane, request: Request<Incoming>, id: &RequestId) -> OwnResponse {
     let path = request.uri().path();
-    if let Some(preflight) = preflight(core, &request) {
+    if let Some(preflight) = preflight(plane, &request) {
         preflight
     } else if Route::ALL.into_iter().any(|route| route.path() == path) {
-        wrong_method(core, &request, "POST", id)
+        wrong_method(plane, &request, "POST", id)
     } else if path == HEALTH {
-        health(core, &request, id)
+        health(plane, &request, id)
     } else if path != models::LIST && models::entry_of(path).is_none() {
-        no_route(core, request, id).await
+        no_route(plane, request, id).await
     } else if [Method::GET, Method::HEAD].contains(request.method()) {
-        list_models(core, request, id)
+        list_models(plane, request, id)
     } else {
-        wrong_method(core, &request, models::METHODS, id)
+        wrong_method(plane, &request, models::METHODS, id)
     }
 }
 
 /// The answer to a browser's CORS preflight; `None` for everything else.
-fn preflight(core: &Core, request: &Request<Incoming>) -> Option<OwnResponse> {
+fn preflight(plane: &DataPlane, request: &Request<Incoming>) -> Option<OwnResponse> {
     // Looked at first: no other request pays for this.
     (request.method() == Method::OPTIONS)
-        .then(|| Cors::of(core, request.headers())?.preflight(request.headers()))
+        .then(|| Cors::of(plane, request.headers())?.preflight(request.headers()))
         .flatten()
 }
 
 /// Checks that hyper leaves to its users: readers behind this one might see another host, or wait for bytes that never
 /// come.
-fn check_head(core: &Core, version: Version, headers: &HeaderMap) -> Result<(), RequestError> {
+fn check_head(plane: &DataPlane, version: Version, headers: &HeaderMap) -> Result<(), RequestError> {
     // HTTP/1.1 has this limit while it is read.
-    let limit = core.current.load().config.limits.headers;
+    let limit = plane.backends.current.load().config.limits.headers;
     if version == Version::HTTP_2 && headers.len() > limit {
         return Err(RequestError::TooManyHeaders { found: headers.len(), limit });
     }
@@ -168,133 +167,133 @@ fn check_head(core: &Core, version: Version, headers: &HeaderMap) -> Result<(), 
     }
 }
 
+/// Answers a request. Its ticket goes with it to the last byte of the answer, and counts it however it ends.
 async fn engine_route(
-    core: &Arc<Core>,
+    plane: &Arc<DataPlane>,
     route: Route,
     request: Request<Incoming>,
     id: RequestId,
-    stream: Option<OpenStream>,
-) -> Response<Answered> {
-    let mut ticket = Ticket::new(Arc::clone(core), Record::new(id.clone(), Some(route)));
-    if let Some(tracer) = &core.tracer {
+) -> Response<Either<Box<RelayBody>, axum::body::Body>> {
+    let mut ticket = Ticket::new(Arc::clone(plane), Record::new(id.clone(), Some(route)));
+    if let Some(tracer) = &plane.tracer {
         ticket.trace = trace::begin(tracer, request.headers(), route, &id);
     }
-    let answer = unless_closing(core, std::pin::pin!(exchange(core, route, request, &mut ticket))).await;
+    let answer = unless_closing(plane, std::pin::pin!(answer(plane, route, request, &mut ticket))).await;
     ticket.release_body();
     match answer {
-        Ok(answer) => relay::respond(answer, ticket).map(|body| Answered { body: Either::Left(body), _stream: stream }),
+        Ok(answer) => relay::respond(answer, ticket).map(Either::Left),
         Err(error) => {
             ticket.finish(error.status().as_u16());
-            error.respond(&id, Form::of(Some(route))).map(|body| Answered::here(body, stream))
+            error.respond(&id, Form::of(Some(route))).map(Either::Right)
         }
     }
 }
 
-/// Work that ends with an error where it still waits when the gateway closes. Every connection is polled once more
-/// then, so that no request has to be registered for it.
-async fn unless_closing<T>(
-    core: &Core,
-    mut work: Pin<&mut impl Future<Output = Result<T, RequestError>>>,
-) -> Result<T, RequestError> {
-    std::future::poll_fn(|cx| match work.as_mut().poll(cx) {
-        Poll::Pending if core.is_closing() => Poll::Ready(Err(RequestError::Closing)),
-        polled => polled,
-    })
-    .await
-}
-
-async fn exchange(
-    core: &Arc<Core>,
+/// The flow up to the head of the engine's answer.
+async fn answer(
+    plane: &Arc<DataPlane>,
     route: Route,
     request: Request<Incoming>,
     ticket: &mut Ticket,
 ) -> Result<relay::Answer, RequestError> {
-    let (mut head, body) = request.into_parts();
-    let admitted = core.let_in(&mut head.headers).and_then(|caller| {
-        ticket.record.caller = caller;
-        Coding::take(&mut head.headers)
-    });
-    let coding = match admitted {
+    let (mut head, incoming) = request.into_parts();
+    let coding = match admit(plane, &mut head.headers, ticket) {
         Ok(coding) => coding,
         Err(refusal) => {
-            body::discard(body).await;
+            body::discard(incoming).await;
             return Err(refusal);
         }
     };
-    let mut body = body::read(core, &head.headers, body, ticket).await?;
+    let mut body = body::read(plane, &head.headers, incoming, ticket).await?;
     let is_coded = coding.is_some() && !body.is_empty();
     if is_coded || !decode::is_plain(route, &body) {
-        body = Box::pin(decode::plain(core, coding, route, body, ticket)).await?;
+        body = Box::pin(decode::plain(plane, coding, route, body, ticket)).await?;
     }
     // Most of what a request holds, and nothing of it before its body is there: clients may open streams and send none.
-    Box::pin(answer(core, route, head, body, ticket)).await
+    Box::pin(score_and_send(plane, route, &head, body, ticket)).await
 }
 
-/// Answers a request whose body has arrived.
-async fn answer(
-    core: &Arc<Core>,
+/// Whether the client may send the request, and how its body is compressed.
+fn admit(plane: &DataPlane, headers: &mut HeaderMap, ticket: &mut Ticket) -> Result<Option<Coding>, RequestError> {
+    ticket.record.caller = plane.admit(headers)?;
+    Coding::take(headers)
+}
+
+/// Reads the request with its score, and sends it; again, if its model has other backends by then.
+async fn score_and_send(
+    plane: &Arc<DataPlane>,
     route: Route,
-    head: Parts,
+    head: &Parts,
     body: Bytes,
     ticket: &mut Ticket,
 ) -> Result<relay::Answer, RequestError> {
     let mut before = None;
     loop {
-        let arrived = Instant::now();
-        ticket.enter(Stage::Score);
+        ticket.arrive();
         let caller = ticket.record.caller.clone();
-        let job = read::read(core, route, &head.headers, caller, body.clone(), before.as_ref()).await?;
+        let job = read::read(plane, route, &head.headers, caller, body.clone(), before.as_ref()).await?;
         if before.is_none() {
-            job.model.budget.request(arrived);
+            job.model.budget.request(ticket.arrived);
             if job.body.bytes().as_ptr() != body.as_ptr() {
                 ticket.hold(job.body.bytes().len())?;
             }
         }
-        ticket.record.read(&job.model, job.scored.tokens, job.streams);
-        trace::scored(ticket, &job);
-        ticket.policy = job.policy.acting_name();
-        if let Some(answer) = relay::relay(core, &head, &job, ticket, arrived).await? {
+        ticket.read(&job);
+        if let Some(answer) = relay::attempts(plane, head, &job, ticket).await? {
             return Ok(answer);
         }
         before = Some(job);
     }
 }
 
+/// Work that ends with an error where it still waits when the gateway closes. Every connection is polled once more
+/// then, so that no request has to be registered for it.
+async fn unless_closing<T>(
+    plane: &DataPlane,
+    mut work: Pin<&mut impl Future<Output = Result<T, RequestError>>>,
+) -> Result<T, RequestError> {
+    std::future::poll_fn(|cx| match work.as_mut().poll(cx) {
+        Poll::Pending if plane.is_closing() => Poll::Ready(Err(RequestError::Closing)),
+        polled => polled,
+    })
+    .await
+}
+
 /// The list of models, or the one that the path names.
-fn list_models(core: &Core, mut request: Request<Incoming>, id: &RequestId) -> OwnResponse {
-    let answer = core.let_in(request.headers_mut()).and_then(|caller| match models::entry_of(request.uri().path()) {
-        None => Ok(models::list(core, &caller)),
-        Some(model) => models::entry(core, &caller, model),
+fn list_models(plane: &DataPlane, mut request: Request<Incoming>, id: &RequestId) -> OwnResponse {
+    let answer = plane.admit(request.headers_mut()).and_then(|caller| match models::entry_of(request.uri().path()) {
+        None => Ok(models::list(plane, &caller)),
+        Some(model) => models::entry(plane, &caller, model),
     });
-    answer.map_or_else(|error| refuse(core, id, models::LIST, &error), IntoResponse::into_response)
+    answer.map_or_else(|error| refuse(plane, id, models::LIST, &error), IntoResponse::into_response)
 }
 
 /// Whether requests can be served, for load balancers and clients that are made for an engine. Needs no key, says no
 /// more than engines do, and is logged only where it fails.
-fn health(core: &Core, request: &Request<Incoming>, id: &RequestId) -> OwnResponse {
+fn health(plane: &DataPlane, request: &Request<Incoming>, id: &RequestId) -> OwnResponse {
     if ![Method::GET, Method::HEAD].contains(request.method()) {
-        return wrong_method(core, request, models::METHODS, id);
+        return wrong_method(plane, request, models::METHODS, id);
     }
     let serves = |model: &Arc<Model>| model.members.iter().any(|member| member.backend.takes_requests());
-    if core.is_draining() {
-        refuse(core, id, HEALTH, &RequestError::Closing)
-    } else if core.snapshot().models.iter().any(serves) {
+    if plane.is_draining() {
+        refuse(plane, id, HEALTH, &RequestError::Closing)
+    } else if plane.backends.snapshot().models.iter().any(serves) {
         let mut ready = StatusCode::OK.into_response();
         ready.headers_mut().insert(REQUEST_ID, id.header().clone());
         ready
     } else {
-        refuse(core, id, HEALTH, &RequestError::NotReady)
+        refuse(plane, id, HEALTH, &RequestError::NotReady)
     }
 }
 
-async fn no_route(core: &Core, request: Request<Incoming>, id: &RequestId) -> OwnResponse {
+async fn no_route(plane: &DataPlane, request: Request<Incoming>, id: &RequestId) -> OwnResponse {
     let (method, path) = method_and_path(&request);
     body::discard(request.into_body()).await;
-    refuse(core, id, &path, &RequestError::NoRoute { method, path: path.clone() })
+    refuse(plane, id, &path, &RequestError::NoRoute { method, path: path.clone() })
 }
 
 /// Answers what reaches no engine.
-fn refuse(core: &Core, id: &RequestId, path: &str, error: &RequestError) -> OwnResponse {
+fn refuse(plane: &DataPlane, id: &RequestId, path: &str, error: &RequestError) -> OwnResponse {
     let status = error.status().as_u16();
     let done = Done {
         backend: NONE,
@@ -307,10 +306,10 @@ fn refuse(core: &Core, id: &RequestId, path: &str, error: &RequestError) -> OwnR
         trace: None,
         generated: Generated::default(),
     };
-    Record::refused(id.clone(), path).log(core.current.load().config.log.access, &done);
+    Record::refused(id.clone(), path).log(plane.backends.current.load().config.log.access, &done);
     // Load balancers ask for it, and it is no request.
     if path != HEALTH {
-        core.metrics.requests.done(&done);
+        plane.metrics.requests.done(&done);
     }
     error.respond(id, Form::of_path(path))
 }
@@ -320,9 +319,9 @@ pub(crate) fn method_and_path<B>(request: &Request<B>) -> (String, String) {
     (request.method().to_string(), request.uri().path().to_owned())
 }
 
-fn wrong_method(core: &Core, request: &Request<Incoming>, allowed: &'static str, id: &RequestId) -> OwnResponse {
+fn wrong_method(plane: &DataPlane, request: &Request<Incoming>, allowed: &'static str, id: &RequestId) -> OwnResponse {
     let (method, path) = method_and_path(request);
-    let mut response = refuse(core, id, request.uri().path(), &RequestError::Method { method, path });
+    let mut response = refuse(plane, id, request.uri().path(), &RequestError::Method { method, path });
     response.headers_mut().insert(header::ALLOW, HeaderValue::from_static(allowed));
     response
 }
@@ -361,7 +360,7 @@ mod tests {
     use super::*;
 
     /// Bytes of the future that a function returns, without calling it.
-    fn future_bytes<A, B, C, F>(_: impl Fn(A, B, C) -> F) -> usize {
+    fn future_bytes<A, B, F>(_: impl Fn(A, B) -> F) -> usize {
         size_of::<F>()
     }
 

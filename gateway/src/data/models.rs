@@ -5,10 +5,9 @@ use std::sync::Arc;
 use axum::Json;
 use serde_json::{Value, json};
 
-use crate::error::RequestError;
-use crate::snapshot::{Model, Snapshot};
-use crate::state::Core;
-use crate::trust::Caller;
+use super::DataPlane;
+use crate::backends::{Model, RequestError, Snapshot};
+use crate::data::trust::Caller;
 
 /// The route of the list.
 pub(super) const LIST: &str = "/v1/models";
@@ -21,17 +20,17 @@ pub(super) fn entry_of(path: &str) -> Option<&str> {
 }
 
 /// Every name, alias and configured adapter of the models that the caller may use and that have a healthy backend.
-pub(super) fn list(core: &Core, caller: &Caller) -> Json<Value> {
-    Json(json!({ "object": "list", "data": served(&core.snapshot(), core, caller).collect::<Vec<Value>>() }))
+pub(super) fn list(plane: &DataPlane, caller: &Caller) -> Json<Value> {
+    Json(json!({ "object": "list", "data": served(&plane.backends.snapshot(), plane, caller).collect::<Vec<Value>>() }))
 }
 
 /// The entry of the list with this id, as it stands in a path.
 ///
 /// # Errors
 /// Nothing of this name is in the list.
-pub(super) fn entry(core: &Core, caller: &Caller, id: &str) -> Result<Json<Value>, RequestError> {
-    let (snapshot, id) = (core.snapshot(), decoded(id));
-    match served(&snapshot, core, caller).find(|entry| entry["id"].as_str().map(str::as_bytes) == Some(&id)) {
+pub(super) fn entry(plane: &DataPlane, caller: &Caller, id: &str) -> Result<Json<Value>, RequestError> {
+    let (snapshot, id) = (plane.backends.snapshot(), decoded(id));
+    match served(&snapshot, plane, caller).find(|entry| entry["id"].as_str().map(str::as_bytes) == Some(&id)) {
         Some(entry) => Ok(Json(entry)),
         None => {
             let names: Vec<&str> = able(&snapshot, caller).map(|model| model.name.as_str()).collect();
@@ -45,8 +44,8 @@ fn able<'a>(snapshot: &'a Snapshot, caller: &Caller) -> impl Iterator<Item = &'a
     models.filter(|model| model.members.iter().any(|member| member.backend.takes_requests()))
 }
 
-fn served(snapshot: &Snapshot, core: &Core, caller: &Caller) -> impl Iterator<Item = Value> {
-    let created = core.started_unix_seconds;
+fn served(snapshot: &Snapshot, plane: &DataPlane, caller: &Caller) -> impl Iterator<Item = Value> {
+    let created = plane.started_unix_seconds;
     able(snapshot, caller).flat_map(move |model| entries(model, created))
 }
 

@@ -12,19 +12,17 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{Request, Response, StatusCode, header};
+use http::{Response, StatusCode};
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::BodyExt;
 use semmoe_engines::failures::{self, Failure};
-use semmoe_engines::http::{AnswerBody, AnswerLimits, HttpError, RequestBody};
+use semmoe_engines::http::{AnswerBody, AnswerLimits, HttpError};
+use semmoe_engines::probe;
 use semmoe_engines::refusal::{self, RankRefusal};
-use semmoe_engines::{Route, probe};
 
-use crate::error::RequestError;
-use crate::live::Sample;
-
+use super::attempt::{Attempt, Failed, LOOK_EVERY};
 use super::reports::{Kind, Reports};
-use super::retry::{ALIVE_WITHIN, LOOK_EVERY, SendError, Wait};
+use super::retry::ALIVE_WITHIN;
 
 /// The first event of a chat names the role, and says nothing; the next one follows in the same step of the engine.
 const SAME_STEP: Duration = Duration::from_millis(5);
@@ -85,37 +83,32 @@ impl Upstream {
     }
 }
 
-/// An answer that may begin to go to the client.
-pub(crate) struct Opened {
-    /// Boxed, as its body is large and is moved often.
-    pub(crate) response: Response<Box<Upstream>>,
-    /// The engine failed before its answer had any content.
-    pub(crate) failure: Option<Failure>,
+/// The head of an answer, and perhaps its first piece.
+pub(crate) enum Opened {
+    /// It may begin to go to the client. Boxed, as its body is large and is moved often. With the failure that the
+    /// engine reported before its answer had any content.
+    Answer(Response<Box<Upstream>>, Option<Failure>),
     /// The engine has no such rank, and did nothing.
-    pub(crate) refusal: Option<RankRefusal>,
+    Refused(RankRefusal),
 }
 
-/// Waits for the first piece of an answer and looks at it. `streams`: the client asked for a stream. `pinned`: the rank
-/// that it was pinned to, as the engine counts.
+/// Waits for the first piece of an answer and looks at it.
 ///
 /// # Errors
 /// The body broke off before its first piece, or the backend's probes failed while it was awaited.
-pub(crate) async fn open(
-    wait: &Wait<'_>,
-    response: Response<AnswerBody>,
-    route: Route,
-    streams: bool,
-    pinned: Option<u32>,
-) -> Result<Opened, SendError> {
+pub(crate) async fn open(attempt: &Attempt<'_>, response: Response<AnswerBody>) -> Result<Opened, Failed> {
+    let (route, streams) = (attempt.job.route, attempt.job.streams);
+    // As the engine counts.
+    let pinned = attempt.expected.as_ref().map(|expected| expected.wire_rank);
     let mut response = response.map(|body| Box::new(Upstream { body, ahead: [None, None] }));
     let status = response.status();
     // The engine is dead, or only full: its health route shows which.
-    if probe::is_dead(wait.backend.engine, Some(status.as_u16())) {
-        wait.backend.suspect();
+    if probe::is_dead(attempt.backend.engine, Some(status.as_u16())) {
+        attempt.backend.suspect();
     }
     if status == StatusCode::INTERNAL_SERVER_ERROR && route.runs_model() {
-        let failure = is_core_dead(wait).await.then_some(Failure::Dead);
-        return Ok(Opened { response, failure, refusal: None });
+        let failure = is_core_dead(attempt).await.then_some(Failure::Dead);
+        return Ok(Opened::Answer(response, failure));
     }
     let may_refuse = pinned.is_some() && refusal::may_refuse(status, streams);
     let is_looked_at = may_refuse || status == StatusCode::OK && route.generates();
@@ -123,7 +116,7 @@ pub(crate) async fn open(
     // Streams that the client asked for, and JSON documents, which come in one piece.
     let is_held = kind == Kind::Json || streams && kind == Kind::Events;
     if !is_looked_at || !is_held || response.body().is_end_stream() {
-        return Ok(Opened { response, failure: None, refusal: None });
+        return Ok(Opened::Answer(response, None));
     }
     let look = |response: &Response<Box<Upstream>>| {
         let ahead = response.body().ahead_bytes();
@@ -132,11 +125,13 @@ pub(crate) async fn open(
         let is_empty = (streams || failure.is_some()) && failures::is_empty(&ahead);
         (failure, is_empty)
     };
-    first_piece(wait, response.body_mut()).await?;
+    first_piece(attempt, response.body_mut()).await?;
     let refusal = if may_refuse { refusal::of_rank(&response.body().ahead_bytes()) } else { None };
     let refusal = refusal.filter(|refusal| Some(refusal.rank) == pinned);
-    if refusal.is_some() || status != StatusCode::OK {
-        return Ok(Opened { response, failure: None, refusal });
+    if let Some(refusal) = refusal {
+        return Ok(Opened::Refused(refusal));
+    } else if status != StatusCode::OK {
+        return Ok(Opened::Answer(response, None));
     }
     let mut seen = look(&response);
     if streams && seen == (None, true) {
@@ -147,22 +142,22 @@ pub(crate) async fn open(
         seen = look(&response);
     }
     let failure = match seen {
-        (Some(Failure::Error), true) if is_core_dead(wait).await => Some(Failure::Dead),
+        (Some(Failure::Error), true) if is_core_dead(attempt).await => Some(Failure::Dead),
         (failure, true) => failure,
         _ => None,
     };
-    Ok(Opened { response, failure, refusal: None })
+    Ok(Opened::Answer(response, failure))
 }
 
 /// Whether the engine's error is about every request: its health route says that the core behind the server is dead. An
 /// engine whose health route cannot know is probed.
-async fn is_core_dead(wait: &Wait<'_>) -> bool {
-    let backend = wait.backend;
+async fn is_core_dead(attempt: &Attempt<'_>) -> bool {
+    let backend = attempt.backend;
     if !probe::health_knows_core(backend.engine) {
         backend.suspect();
         return false;
     }
-    let limits = AnswerLimits { timeout: ALIVE_WITHIN, ..wait.core.probe_limits() };
+    let limits = AnswerLimits { timeout: ALIVE_WITHIN, ..attempt.plane.backends.probe_limits() };
     let target = backend.target();
     // Boxed: it is rare, and every request would reserve memory for it.
     let asked = Box::pin(probe::health(&backend.client, &target, &limits));
@@ -172,14 +167,14 @@ async fn is_core_dead(wait: &Wait<'_>) -> bool {
 }
 
 /// Returns when there is a first piece, at the end of the body, or after the limit.
-async fn first_piece(wait: &Wait<'_>, upstream: &mut Upstream) -> Result<(), SendError> {
-    let mut left = wait.hold;
+async fn first_piece(attempt: &Attempt<'_>, upstream: &mut Upstream) -> Result<(), Failed> {
+    let mut left = Duration::from_secs_f64(attempt.job.snapshot.config.retry.hold_seconds);
     while !left.is_zero() {
         let look = LOOK_EVERY.min(left);
         match tokio::time::timeout(look, upstream.body.frame()).await {
             Ok(Some(Err(error))) => {
-                let (url, cause) = (format!("backend '{}'", wait.backend.name), error.to_string());
-                return Err(SendError::Http(HttpError::Body { url, cause }));
+                let (url, cause) = (format!("backend '{}'", attempt.backend.name), error.to_string());
+                return Err(attempt.no_answer(HttpError::Body { url, cause }));
             }
             Ok(first) => {
                 upstream.ahead[0] = first;
@@ -187,38 +182,7 @@ async fn first_piece(wait: &Wait<'_>, upstream: &mut Upstream) -> Result<(), Sen
             }
             Err(_) => left = left.saturating_sub(look),
         }
-        wait.check_health()?;
+        attempt.check_health()?;
     }
     Ok(())
-}
-
-/// Sends a request that asks and waits for the head of its answer; one that is refused is sent again without the
-/// question, as nothing has gone to the client. An engine that takes it then is not asked any more until it is probed
-/// again.
-pub(super) async fn send_sampled(
-    wait: &Wait<'_>,
-    mut request: Request<RequestBody>,
-    sample: Sample,
-    plain: impl FnOnce() -> Result<Request<RequestBody>, RequestError>,
-) -> Result<(Result<Response<AnswerBody>, SendError>, Option<Sample>), RequestError> {
-    // Compressed answers cannot be cut.
-    request.headers_mut().remove(header::ACCEPT_ENCODING);
-    let answer = wait.send(request).await;
-    if !answer.as_ref().is_ok_and(|answer| may_be_refusal(answer.status())) {
-        return Ok((answer, Some(sample)));
-    }
-    let answer = wait.send(plain()?).await;
-    let is_refusal = answer.as_ref().is_ok_and(|answer| answer.status().is_success());
-    // Refused either way, it was the client's fault.
-    if is_refusal {
-        sample.refuse()
-    } else {
-        sample.give_up("failed")
-    }
-    Ok((answer, None))
-}
-
-/// Status codes of engines for a body they reject. Other codes are not about a field.
-fn may_be_refusal(status: StatusCode) -> bool {
-    matches!(status, StatusCode::BAD_REQUEST | StatusCode::UNPROCESSABLE_ENTITY)
 }

@@ -7,14 +7,8 @@ use std::time::{Duration, Instant};
 use semmoe_engines::Route;
 use semmoe_routing::{Needs, Policy, Prompt};
 
-use crate::availability::Trial;
-use crate::backend::Health;
-use crate::error::RequestError;
-use crate::pool::{Lease, Run, Slot};
-use crate::snapshot::{Member, Model};
-use crate::state::Core;
-
-use super::read::Job;
+use super::{DataPlane, Job};
+use crate::backends::{Health, Lease, Member, Model, RequestError, Run, Slot, Trial};
 
 /// A place, and who chose it.
 pub(crate) struct Placed {
@@ -28,27 +22,28 @@ pub(crate) struct Placed {
 }
 
 /// Places a request on a backend that is not among `except`.
-pub(crate) fn place(core: &Arc<Core>, job: &Job, except: &[usize]) -> Result<Placed, RequestError> {
+pub(crate) fn place(plane: &Arc<DataPlane>, job: &Job, except: &[usize]) -> Result<Placed, RequestError> {
     let members = &job.model.members;
     if !members.iter().any(|member| member.backend.gate.asks_for_care()) {
-        return place_among(core, job, except);
+        return place_among(plane, job, except);
     }
     let now = Instant::now();
     let is_spared = |at: &usize| members[*at].backend.gate.is_spared(now);
     let mut spared: Vec<usize> = except.iter().copied().chain((0..members.len()).filter(is_spared)).collect();
     // Rather a backend that rests or is silent than none, and rather more trials than are allowed than an error.
-    let placed = place_with_care(core, job, &mut spared).or_else(|_| place_with_care(core, job, &mut except.to_vec()));
+    let placed =
+        place_with_care(plane, job, &mut spared).or_else(|_| place_with_care(plane, job, &mut except.to_vec()));
     placed.or_else(|error| {
         let as_usual = |at: usize, member: &Member| {
             !except.contains(&at) && !member.backend.gate.is_on_trial() && member.backend.takes_requests()
         };
         let busy = members.iter().enumerate().any(|(at, member)| as_usual(at, member));
-        if busy { Err(error) } else { place_among(core, job, except) }
+        if busy { Err(error) } else { place_among(plane, job, except) }
     })
 }
 
 /// Places a request, on a backend whose breaker is half open only as a trial.
-fn place_with_care(core: &Arc<Core>, job: &Job, except: &mut Vec<usize>) -> Result<Placed, RequestError> {
+fn place_with_care(plane: &Arc<DataPlane>, job: &Job, except: &mut Vec<usize>) -> Result<Placed, RequestError> {
     let rules = &job.snapshot.config.breaker;
     for (at, member) in job.model.members.iter().enumerate() {
         let gate = &member.backend.gate;
@@ -57,13 +52,13 @@ fn place_with_care(core: &Arc<Core>, job: &Job, except: &mut Vec<usize>) -> Resu
         }
     }
     loop {
-        let mut placed = place_among(core, job, except)?;
+        let mut placed = place_among(plane, job, except)?;
         let at = placed.lease.backend;
         let backend = &job.model.members[at].backend;
         if !backend.gate.is_on_trial() {
             return Ok(placed);
         }
-        placed.trial = Trial::begin(core, backend, rules);
+        placed.trial = Trial::begin(&plane.backends, backend, rules);
         if placed.trial.is_some() {
             return Ok(placed);
         }
@@ -72,14 +67,14 @@ fn place_with_care(core: &Arc<Core>, job: &Job, except: &mut Vec<usize>) -> Resu
     }
 }
 
-fn place_among(core: &Core, job: &Job, except: &[usize]) -> Result<Placed, RequestError> {
+fn place_among(plane: &DataPlane, job: &Job, except: &[usize]) -> Result<Placed, RequestError> {
     let model = &job.model;
     if let Some(pin) = job.client_pin.filter(|pin| !model.pool.slots().iter().any(|slot| slot.rank == *pin)) {
         return Err(RequestError::PinRange { pin: pin.get(), model: model.name.clone() });
     }
     let limit = job.snapshot.config.queue.max_in_flight.map(|limit| Limit::new(model, i64::from(limit), job.route));
     // The pool of an earlier snapshot no longer learns which backends are closed.
-    let is_stale = core.snapshot().generation != job.snapshot.generation;
+    let is_stale = plane.backends.snapshot().generation != job.snapshot.generation;
     let admit = |slot: &Slot| {
         !except.contains(&slot.backend)
             && (!is_stale || model.members[slot.backend].backend.takes_requests())
@@ -105,13 +100,13 @@ fn place_among(core: &Core, job: &Job, except: &[usize]) -> Result<Placed, Reque
         .pool
         .choose(policy, &prompt, admit, run, remember)
         .ok_or_else(|| RequestError::NoBackend { model: model.name.clone(), causes: causes(&model.members) })?;
-    count_misread(core, job, &model.members[lease.backend]);
+    count_misread(plane, job, &model.members[lease.backend]);
     if let Some(share) = choice.expected_share.filter(|_| lease.rank.is_some())
         && let Some(loaded) = &model.members[lease.backend].tables
     {
         let info = loaded.tables.model();
         let of_token = info.layers() as u64 * u64::from(info.top_k);
-        core.metrics.predicted_lar(policy.acting_name(), share, job.scored.tokens.saturating_mul(of_token));
+        plane.metrics.predicted_lar(policy.acting_name(), share, job.scored.tokens.saturating_mul(of_token));
     }
     // The policy gave every rank of this backend the same share, and the engine chooses the rank: only load decided.
     let by_load = lease.rank.is_none() && policy.needs() != Needs::default();
@@ -120,9 +115,9 @@ fn place_among(core: &Core, job: &Job, except: &[usize]) -> Result<Placed, Reque
 }
 
 /// Counts a chat that goes to an engine which reads it otherwise than it was read here.
-fn count_misread(core: &Core, job: &Job, member: &Member) {
+fn count_misread(plane: &DataPlane, job: &Job, member: &Member) {
     if let Some(shape) = member.misread(job.scored.shapes).names().next() {
-        core.metrics.prompts.misread(&member.backend.name, shape);
+        plane.metrics.prompts.misread(&member.backend.name, shape);
     }
 }
 

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use semmoe_engines::Route;
 use semmoe_engines::pieces::output_tokens;
 
-use crate::metrics::{Generated, OutputTokens};
+use crate::observe::{Generated, OutputTokens};
 
 /// Observations of one answer. Small, as every open stream has one: times end after 71 minutes, counts at 4 billion.
 #[derive(Default)]

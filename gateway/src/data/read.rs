@@ -16,14 +16,11 @@ use semmoe_tables::RankId;
 use serde::Deserialize;
 use tokio_util::sync::CancellationToken;
 
-use crate::error::RequestError;
-use crate::snapshot::{Model, Snapshot};
-use crate::state::Core;
-use crate::trust::Caller;
-
 use super::fields::Marked;
 use super::score::{Effort, Scored, Unscored, Whole, score};
-use super::served;
+use super::{DataPlane, served};
+use crate::backends::{Model, RequestError, Snapshot};
+use crate::data::trust::Caller;
 
 /// Names the model where the body cannot.
 const MODEL_HEADER: &str = "x-semmoe-model";
@@ -99,8 +96,8 @@ impl Job {
     }
 
     /// Whether the model has other backends or ranks by now, among which this may be placed if it is read again.
-    pub(super) fn has_moved(&self, core: &Core) -> bool {
-        let now = core.snapshot();
+    pub(super) fn has_moved(&self, plane: &DataPlane) -> bool {
+        let now = plane.backends.snapshot();
         let model = || now.models.iter().find(|model| model.name == self.model.name);
         now.generation != self.snapshot.generation
             && self.moves < MAX_MOVES
@@ -110,20 +107,20 @@ impl Job {
 
 /// Reads a request; `before`: as it was read by an earlier state.
 pub(crate) async fn read(
-    core: &Arc<Core>,
+    plane: &Arc<DataPlane>,
     route: Route,
     headers: &HeaderMap,
     caller: Caller,
     body: Bytes,
     before: Option<&Job>,
 ) -> Result<Job, RequestError> {
-    let snapshot = core.snapshot();
+    let snapshot = plane.backends.snapshot();
     let short = body.len() < snapshot.config.routing.offload_bytes;
-    let here = short.then(|| read_now(core, Arc::clone(&snapshot), route, headers, &caller, &body, Effort::Here));
+    let here = short.then(|| read_now(plane, Arc::clone(&snapshot), route, headers, &caller, &body, Effort::Here));
     let mut job = match here {
         Some(Ok(job)) => job,
         Some(Err(Unread::Refused(error))) => return Err(error),
-        Some(Err(Unread::NotHere)) | None => read_long(core, snapshot, route, headers.clone(), caller, body).await?,
+        Some(Err(Unread::NotHere)) | None => read_long(plane, snapshot, route, headers.clone(), caller, body).await?,
     };
     // A canary counts each request once, however often it was read.
     job.policy = match before.filter(|before| Arc::ptr_eq(&before.model.plan, &job.model.plan)) {
@@ -137,7 +134,7 @@ pub(crate) async fn read(
 /// Off the network threads, and with an end to the wait for the score. When the request has it, waits no longer, or its
 /// client goes away, what still works for it stops at the next slice.
 async fn read_long(
-    core: &Arc<Core>,
+    plane: &Arc<DataPlane>,
     snapshot: Arc<Snapshot>,
     route: Route,
     headers: HeaderMap,
@@ -145,10 +142,10 @@ async fn read_long(
     body: Bytes,
 ) -> Result<Job, RequestError> {
     let limit = snapshot.config.routing.score_limit;
-    let lane = if body.len() >= HUGE_BYTES { &core.scoring_huge } else { &core.scoring };
-    let core_too = Arc::clone(core);
+    let lane = if body.len() >= HUGE_BYTES { &plane.scoring_huge } else { &plane.scoring };
+    let plane_too = Arc::clone(plane);
     let work = Arc::new(move |effort: Effort<'_>| {
-        let read = read_now(&core_too, Arc::clone(&snapshot), route, &headers, &caller, &body, effort);
+        let read = read_now(&plane_too, Arc::clone(&snapshot), route, &headers, &caller, &body, effort);
         read.map_err(|unread| match unread {
             Unread::Refused(error) => error,
             Unread::NotHere => RequestError::Internal { cause: "read off the network threads in vain".to_owned() },
@@ -171,7 +168,7 @@ async fn read_long(
         Ok(job) => job,
         // It waits for no lane in which prompts are scored.
         Err(_) => {
-            let permit = Arc::clone(&core.skimming).acquire_owned().await;
+            let permit = Arc::clone(&plane.skimming).acquire_owned().await;
             let done = tokio::task::spawn_blocking(move || {
                 let _permit = permit;
                 work(Effort::Skip { limit })
@@ -233,7 +230,7 @@ impl Members {
 }
 
 fn read_now(
-    core: &Core,
+    plane: &DataPlane,
     snapshot: Arc<Snapshot>,
     route: Route,
     headers: &HeaderMap,
@@ -242,7 +239,7 @@ fn read_now(
     effort: Effort<'_>,
 ) -> Result<Job, Unread> {
     if route == Route::Extra {
-        return read_extra(core, snapshot, headers, caller, body).map_err(Unread::Refused);
+        return read_extra(plane, snapshot, headers, caller, body).map_err(Unread::Refused);
     }
     let (mut members, mut marked) = (Members::default(), Marked::default());
     let whole = Whole::new(route, body, &effort);
@@ -252,24 +249,24 @@ fn read_now(
     })?;
     let routing = &snapshot.config.routing;
     let name = named(route, headers, members.model.map(|value| &body[value]))?;
-    let model = permitted(core, &snapshot, name.as_deref(), caller)?;
+    let model = permitted(plane, &snapshot, name.as_deref(), caller)?;
     marked.check(route, body, model)?;
     let client_pin = if routing.trust_client_pins { trusted_pin(model, route, headers, body)? } else { None };
     let block_tokens = routing.prefix.block_tokens;
-    let mut scored = match score(core, model, route, &whole, block_tokens, effort) {
+    let mut scored = match score(plane, model, route, &whole, block_tokens, effort) {
         Ok(scored) => scored,
         Err(Unscored::Client(error)) => return Err(Unread::Refused(error)),
         Err(Unscored::OracleAway | Unscored::TemplateBudget { .. }) => return Err(Unread::NotHere),
         Err(Unscored::GivenUp) => return Err(RequestError::Internal { cause: "given up".to_owned() }.into()),
         Err(Unscored::Open { reason, cause }) => {
-            core.metrics.score_failure(reason);
+            plane.metrics.score_failure(reason);
             tracing::warn!(model = model.name, %route, reason, cause, "prompt not scored, routed by load");
             Scored::unseen(body)
         }
     };
     if route == Route::Messages && model.scoring_text().is_some() {
         // Engines turn this form into a chat in ways of their own.
-        core.metrics.score_failure("messages");
+        plane.metrics.score_failure("messages");
     }
     let adapter = name.as_deref().filter(|name| !model.is_named(name));
     if let Some(adapter) = adapter {
@@ -309,7 +306,7 @@ fn session<'a>(headers: &'a HeaderMap, configured: &http::HeaderName) -> Option<
 /// Of a route whose bodies are the engine's matter: there may be none. In one that is a JSON object the model is looked
 /// for, and client pins are removed as everywhere.
 fn read_extra(
-    core: &Core,
+    plane: &DataPlane,
     snapshot: Arc<Snapshot>,
     headers: &HeaderMap,
     caller: &Caller,
@@ -331,7 +328,7 @@ fn read_extra(
         RequestError::BodyScan { .. } => model_name(Route::Generate, headers, &[]),
         other => Err(other),
     })?;
-    let model = permitted(core, &snapshot, named.as_deref(), caller)?;
+    let model = permitted(plane, &snapshot, named.as_deref(), caller)?;
     marked.check(Route::Extra, body, model)?;
     let adapter = named.as_deref().filter(|name| !model.is_named(name)).and_then(|name| served::adapter(model, name));
     let model = Arc::clone(model);
@@ -348,7 +345,7 @@ fn is_form(headers: &HeaderMap) -> bool {
 /// The model, if there is one of that name and the caller may use it. To a caller that may not use all models, those
 /// that it may not use are as if they were not there.
 fn permitted<'a>(
-    core: &Core,
+    plane: &DataPlane,
     snapshot: &'a Snapshot,
     name: Option<&str>,
     caller: &Caller,
@@ -358,7 +355,7 @@ fn permitted<'a>(
     match (found, name) {
         (Ok(model), _) if caller.may_use(&model.name) => Ok(model),
         (_, Some(name)) => {
-            core.metrics.trust.auth_failure("model");
+            plane.metrics.trust.auth_failure("model");
             Err(RequestError::unknown_model(name, allowed.join(", ")))
         }
         (_, None) => Err(RequestError::NoModel { known: allowed.join(", ") }),

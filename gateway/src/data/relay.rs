@@ -5,36 +5,25 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use http::request::Parts;
-use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, header};
+use http::{HeaderName, HeaderValue, Request, Response, StatusCode, header};
 use http_body::Body;
-use http_body_util::Full;
 use semmoe_engines::failures::Failure;
 use semmoe_engines::http::RequestBody;
 use semmoe_engines::pin::Stripped;
 use semmoe_engines::refusal::RankRefusal;
-use semmoe_engines::{Dialect, Engine, Route, json, pin, routed, verify};
-use semmoe_tables::RankId;
+use semmoe_engines::{Engine, Route, json, routed, verify};
 
-use crate::backend::Backend;
-use crate::config::RawRetry;
-use crate::error::RequestError;
-use crate::flow::FlowPart;
-use crate::heads::WaitingStream;
-use crate::live::{self, Edit, Sample};
-use crate::request_id::REQUEST_ID;
-use crate::state::Core;
-
+use super::attempt::{Attempt, Failed, strip_hop_by_hop};
 use super::attempts::{Attempts, Next};
-use super::opening::{Opened, Upstream, open, send_sampled};
-use super::place::Placed;
-use super::read::Job;
+use super::opening::{Opened, Upstream, open};
 use super::reports::{Kind, Reports};
-use super::retry::{self, Cause, SendError, Tries, Wait};
-use super::served;
+use super::retry::{self, Tries};
 use super::stream::RelayBody;
-use super::ticket::Ticket;
-use super::trace;
-use super::watch::{self, Expected, Watch};
+use super::watch::{self, Expected};
+use super::{Cause, DataPlane, Job, Placed, Ticket, Watch, sampling, trace};
+use crate::backends::{Backend, FlowPart, REQUEST_ID, RequestError, WaitingStream};
+use crate::config::RawRetry;
+use crate::observe::{Edit, Sample};
 
 const BACKEND: HeaderName = HeaderName::from_static("x-semmoe-backend");
 const RANK: HeaderName = HeaderName::from_static("x-semmoe-rank");
@@ -43,21 +32,6 @@ const GENERATION: HeaderName = HeaderName::from_static("x-semmoe-generation");
 /// Backends that were asked, where it was not one.
 const ATTEMPTS: HeaderName = HeaderName::from_static("x-semmoe-attempts");
 
-/// Headers that are about one connection, not about the message (RFC 9110, 7.6.1).
-const HOP_BY_HOP: [HeaderName; 9] = [
-    header::CONNECTION,
-    HeaderName::from_static("keep-alive"),
-    HeaderName::from_static("proxy-connection"),
-    header::PROXY_AUTHENTICATE,
-    header::PROXY_AUTHORIZATION,
-    header::TE,
-    header::TRAILER,
-    header::TRANSFER_ENCODING,
-    header::UPGRADE,
-];
-
-/// Of clients' requests: cookies of whatever site the gateway is a part of are none of the engine's business.
-const CLIENTS_OWN: [HeaderName; 2] = [header::COOKIE, HeaderName::from_static("cookie2")];
 /// Of engines' answers: they contain addresses of engines, or speak to browsers in the gateway's name.
 const ENGINES_OWN: [HeaderName; 6] = [
     header::LOCATION,
@@ -74,19 +48,12 @@ pub(crate) struct Answer {
     kind: Kind,
     /// The expected content of its body, and its sender.
     watch: Watch,
-    /// `None` where the engine chose it, or is known to have ignored the pin.
-    rank: Option<RankId>,
-    policy: &'static str,
-    /// Of the tables and everything else that it was placed by.
-    generation: u64,
     /// The request was sampled.
     sample: Option<Sample>,
     /// The longest answer that is held back to cut out routed experts that nothing asked for, where it may have some.
     unasked: Option<usize>,
     /// Longest silence between two pieces of its body.
     idle_limit: Duration,
-    /// Backends that were asked.
-    attempts: usize,
 }
 
 impl Answer {
@@ -97,15 +64,14 @@ impl Answer {
     }
 }
 
-/// `None` if nothing was sent, and the model has other backends by now.
-pub(crate) async fn relay(
-    core: &Arc<Core>,
+/// Attempts, until one brings an answer to relay. `None` if nothing was sent, and the model has other backends by now.
+pub(crate) async fn attempts(
+    plane: &Arc<DataPlane>,
     head: &Parts,
     job: &Job,
     ticket: &mut Ticket,
-    arrived: Instant,
 ) -> Result<Option<Answer>, RequestError> {
-    let mut attempts = Attempts::new(core, job);
+    let mut attempts = Attempts::new(plane, job);
     loop {
         let placed = match attempts.next(ticket).await? {
             Next::Attempt(placed) => placed,
@@ -113,7 +79,7 @@ pub(crate) async fn relay(
             Next::Answer(answer) => return Ok(Some(answer)),
         };
         let member = placed.lease.backend;
-        let (cause, last) = match attempt(core, head, job, ticket, arrived, placed, &attempts.tries).await? {
+        let (cause, last) = match attempt(head, &attempts.tries, ticket, placed).await {
             Ok(answer) => match answer.failed(&job.snapshot.config.retry) {
                 Some(cause) => (cause, Ok(answer)),
                 None => {
@@ -121,12 +87,13 @@ pub(crate) async fn relay(
                     return Ok(Some(answer));
                 }
             },
+            Err(Failed { cause: Cause::Unsent, error }) => return Err(error),
             // The engine is asked again, without a pin.
-            Err((Cause::NoSuchRank, error)) => {
+            Err(Failed { cause: Cause::NoSuchRank, error }) => {
                 attempts.without_pin(error)?;
                 continue;
             }
-            Err((cause, error)) => (cause, Err(error)),
+            Err(Failed { cause, error }) => (cause, Err(error)),
         };
         if let Some(answer) = attempts.failed(ticket, member, cause, last).await? {
             return Ok(Some(answer));
@@ -135,126 +102,128 @@ pub(crate) async fn relay(
 }
 
 /// Sends the request to the backend where it was placed, and waits for the head of the answer.
-async fn attempt(
-    core: &Arc<Core>,
-    head: &Parts,
-    job: &Job,
-    ticket: &mut Ticket,
-    arrived: Instant,
-    placed: Placed,
-    tries: &Tries<'_>,
-) -> Result<Result<Answer, (Cause, RequestError)>, RequestError> {
-    let (config, route) = (&job.snapshot.config, job.route);
-    let (policy, waited, lease) = (placed.policy, placed.waited, &placed.lease);
-    let (at, member) = (lease.backend, &job.model.members[lease.backend]);
-    let (backend, dialect) = (&member.backend, &member.fit.dialect);
-    let pinned = Some(lease.chosen).filter(|_| member.sends_pin(route));
-    // A pin may have been refused since it was placed.
-    let shown = lease.rank.filter(|_| pinned.is_some() || member.fit.ranks <= 1);
-    let prompt_tokens = u32::try_from(job.scored.tokens).unwrap_or(u32::MAX);
-    let waiting = WaitingStream { since: arrived, priority: job.priority, prompt_tokens };
-    let flow = route.runs_model().then(|| FlowPart::begin(&backend.flow, waiting, job.streams));
-    ticket.place(backend, shown, placed, flow);
-    trace::placed(ticket, &backend.name, shown, policy);
+async fn attempt(head: &Parts, tries: &Tries<'_>, ticket: &mut Ticket, placed: Placed) -> Result<Answer, Failed> {
+    let (attempt, job, waited) = (Attempt::new(tries, &placed), tries.job, placed.waited);
+    begin(&attempt, ticket, placed);
     let traced = ticket.trace.as_ref().map(|trace| trace.here());
-    let write = |body: &Stripped| {
-        let body = served::body(backend, route, job.adapter.as_deref(), body);
-        let mut request = outbound(backend, dialect, route, head, &body, pinned)?;
+    let write = |body: &Stripped| -> Result<_, RequestError> {
+        let mut request = attempt.request(head, body)?;
         if let Some(here) = traced {
             here.pass_on(request.headers_mut());
         }
         Ok(request)
     };
-    let sample = Sample::choose(core, &config.sampling, &job.model, &job.body, route, at, shown);
-    let request = write(sample.as_ref().map_or(&job.body, |sample| &sample.asking.body))?;
+    let mut sample = sampling::choose(attempt.plane, job, attempt.member, attempt.shown);
+    let mut request = write(sample.as_ref().map_or(&job.body, |sample| &sample.asking.body))?;
+    if sample.is_some() {
+        // Compressed answers cannot be cut.
+        request.headers_mut().remove(header::ACCEPT_ENCODING);
+    }
     ticket.hold_copy(copied_bytes(&request, &job.body))?;
-    let expected = pinned.and_then(|rank| Expected::new(dialect, route, rank));
-    if expected.as_ref().is_none_or(|expected| !expected.in_meta) {
-        backend.pins.count_request(route);
+    if attempt.expected.as_ref().is_none_or(|expected| !expected.in_meta) {
+        attempt.backend.pins.count_request(job.route);
     }
-    let attempts = tries.tried.len() + 1;
-    if attempts == 1 {
-        core.metrics.overhead(arrived.elapsed().saturating_sub(waited));
+    if tries.tried.is_empty() {
+        attempt.plane.metrics.overhead(ticket.arrived.elapsed().saturating_sub(waited));
     }
-    let (limit, hold) = (config.timeouts.first_byte, Duration::from_secs_f64(config.retry.hold_seconds));
-    let wait = Wait { core, backend, member: at, limit, hold, tries };
-    let (answer, sample) = match sample {
-        None => (wait.send(request).await, None),
+    let mut answer = attempt.send(request).await;
+    // An engine may refuse the question of a sample. As nothing has gone to the client, it is sent again without.
+    if let Some(refused) = sample.take_if(|_| answer.as_ref().is_ok_and(|answer| may_be_refusal(answer.status()))) {
         // Boxed: few requests are sampled, and all would reserve memory for it.
-        Some(sample) => Box::pin(send_sampled(&wait, request, sample, || write(&job.body))).await?,
-    };
-    let wire_rank = expected.as_ref().map(|expected| expected.wire_rank);
+        answer = Box::pin(attempt.send(write(&job.body)?)).await;
+        refused.sent_without(answer.as_ref().is_ok_and(|answer| answer.status().is_success()));
+    }
     let opened = match answer {
-        Ok(response) => open(&wait, response, route, job.streams, wire_rank).await,
-        Err(cause) => Err(cause),
+        Ok(response) => open(&attempt, response).await,
+        Err(failed) => Err(failed),
     };
-    let sent = Sent { core, job, backend, shown, policy, expected, sample, attempts };
-    Ok(match opened {
-        Ok(Opened { refusal: Some(refusal), .. }) => Err(sent.refused(ticket, &refusal)),
-        Ok(Opened { response, failure, .. }) => Ok(sent.answered(ticket, response, failure)),
-        Err(cause) => Err(sent.failed(ticket, cause)),
-    })
+    match opened {
+        Ok(Opened::Answer(response, failure)) => Ok(answered(attempt, ticket, response, failure, sample)),
+        Ok(Opened::Refused(refusal)) => Err(refused(&attempt, ticket, &refusal)),
+        Err(error) => Err(failed(&attempt, ticket, error)),
+    }
 }
 
-/// A request that was sent to a backend.
-struct Sent<'a> {
-    core: &'a Arc<Core>,
-    job: &'a Job,
-    backend: &'a Arc<Backend>,
-    /// The rank that the client is shown.
-    shown: Option<RankId>,
-    policy: &'static str,
-    expected: Option<Expected>,
-    sample: Option<Sample>,
-    /// Backends that were asked.
-    attempts: usize,
+/// The request counts as in flight on its rank from now on.
+fn begin(Attempt { job, backend, shown, policy, .. }: &Attempt<'_>, ticket: &mut Ticket, placed: Placed) {
+    let prompt_tokens = u32::try_from(job.scored.tokens).unwrap_or(u32::MAX);
+    let waiting = WaitingStream { since: ticket.arrived, priority: job.priority, prompt_tokens };
+    let flow = job.route.runs_model().then(|| FlowPart::begin(&backend.flow, waiting, job.streams));
+    ticket.place(backend, *shown, placed, flow);
+    trace::placed(ticket, &backend.name, *shown, policy);
 }
 
-impl Sent<'_> {
-    /// The engine has no such rank, and did nothing.
-    fn refused(&self, ticket: &mut Ticket, refusal: &RankRefusal) -> (Cause, RequestError) {
-        self.core.note_refusal(self.backend, refusal);
-        trace::failed(ticket, Cause::NoSuchRank.label());
-        ticket.refused(&self.job.scored.blocks);
-        ticket.unplace();
-        let cause = format!("it has no rank {}, to which the request was pinned", refusal.rank);
-        (Cause::NoSuchRank, RequestError::Broken { backend: self.backend.name.clone(), cause })
-    }
+/// Status codes of engines for a body they reject. Other codes are not about a field.
+fn may_be_refusal(status: StatusCode) -> bool {
+    matches!(status, StatusCode::BAD_REQUEST | StatusCode::UNPROCESSABLE_ENTITY)
+}
 
-    /// The head of an answer came, and perhaps its first piece.
-    fn answered(self, ticket: &mut Ticket, response: Response<Box<Upstream>>, failure: Option<Failure>) -> Answer {
-        let Self { core, job, backend, shown, policy, expected, sample, attempts } = self;
-        let (config, route) = (&job.snapshot.config, job.route);
-        trace::answered(ticket, response.status());
-        note_head(ticket, backend, job, &response, failure);
-        let rank = echo(core, backend, route, &response, expected);
-        // Other routes have no such count of their own, but may repeat a client's object that has one.
-        let has_count = matches!(route, Route::Chat | Route::Completions | Route::Generate);
-        let counted = job.scored.counted.filter(|_| has_count && response.status().is_success());
-        let kind = Kind::of(response.headers());
-        let (reports, shapes) = (Reports::of(route, kind), job.scored.shapes);
-        let watch = Watch { backend: Arc::clone(backend), rank, counted, shapes, reports, failure };
-        let unasked = unasked_experts(core, backend, job, &response).then_some(config.sampling.max_answer_bytes);
-        let (idle_limit, generation) = (config.timeouts.idle, job.snapshot.generation);
-        Answer { response, kind, watch, rank: shown, policy, generation, sample, unasked, idle_limit, attempts }
-    }
+/// The engine has no such rank, and did nothing.
+fn refused(attempt: &Attempt<'_>, ticket: &mut Ticket, refusal: &RankRefusal) -> Failed {
+    attempt.plane.backends.note_refusal(attempt.backend, refusal);
+    trace::failed(ticket, Cause::NoSuchRank.label());
+    ticket.refused(&attempt.job.scored.blocks);
+    ticket.unplace();
+    let cause = format!("it has no rank {}, to which the request was pinned", refusal.rank);
+    let error = RequestError::Broken { backend: attempt.backend.name.clone(), cause };
+    Failed { cause: Cause::NoSuchRank, error }
+}
 
-    /// No answer came.
-    fn failed(&self, ticket: &mut Ticket, error: SendError) -> (Cause, RequestError) {
-        let (cause, error) = error.judge(self.backend);
-        trace::failed(ticket, cause.label());
-        match cause {
-            // Probes report unhealthy backends, and what the gateway lacks is no backend's fault.
-            Cause::Unhealthy | Cause::Exhausted => {}
-            Cause::Connect | Cause::Broke => ticket.failed(self.backend),
-            _ => {
-                ticket.recognise(self.job.body.bytes());
-                ticket.erred(self.backend);
-            }
+/// No answer came.
+fn failed(attempt: &Attempt<'_>, ticket: &mut Ticket, failed: Failed) -> Failed {
+    trace::failed(ticket, failed.cause.label());
+    match failed.cause {
+        // Probes report unhealthy backends, and what the gateway lacks is no backend's fault.
+        Cause::Unhealthy | Cause::Exhausted => {}
+        Cause::Connect | Cause::Broke => ticket.failed(attempt.backend),
+        _ => {
+            ticket.recognise(attempt.job.body.bytes());
+            ticket.erred(attempt.backend);
         }
-        ticket.unplace();
-        (cause, error)
     }
+    ticket.unplace();
+    failed
+}
+
+/// The head of an answer came, and perhaps its first piece. Our headers take the place of the engine's own.
+fn answered(
+    attempt: Attempt<'_>,
+    ticket: &mut Ticket,
+    mut response: Response<Box<Upstream>>,
+    failure: Option<Failure>,
+    sample: Option<Sample>,
+) -> Answer {
+    let Attempt { plane, job, tries, backend, shown, policy, expected, .. } = attempt;
+    let (config, route) = (&job.snapshot.config, job.route);
+    trace::answered(ticket, response.status());
+    note_head(ticket, backend, job, &response, failure);
+    let rank = echo(plane, backend, route, &response, expected);
+    // Other routes have no such count of their own, but may repeat a client's object that has one.
+    let has_count = matches!(route, Route::Chat | Route::Completions | Route::Generate);
+    let counted = job.scored.counted.filter(|_| has_count && response.status().is_success());
+    let kind = Kind::of(response.headers());
+    let (reports, shapes) = (Reports::of(route, kind), job.scored.shapes);
+    let watch = Watch { backend: Arc::clone(backend), rank, counted, shapes, reports, failure };
+    let unasked = unasked_experts(plane, backend, job, &response).then_some(config.sampling.max_answer_bytes);
+    let headers = response.headers_mut();
+    strip_hop_by_hop(headers);
+    // Our other headers are always set below.
+    for name in ENGINES_OWN.iter().chain(&[BACKEND, RANK, ATTEMPTS]) {
+        headers.remove(name);
+    }
+    // The name was checked with the configuration; one that is no header value is left out.
+    if let Ok(name) = HeaderValue::from_str(&backend.name) {
+        headers.insert(BACKEND, name);
+    }
+    if let Some(rank) = shown {
+        headers.insert(RANK, HeaderValue::from(rank.get()));
+    }
+    headers.insert(POLICY, HeaderValue::from_static(policy));
+    headers.insert(GENERATION, HeaderValue::from(job.snapshot.generation));
+    if !tries.tried.is_empty() {
+        headers.insert(ATTEMPTS, HeaderValue::from(tries.tried.len() + 1));
+    }
+    Answer { response, kind, watch, sample, unasked, idle_limit: config.timeouts.idle }
 }
 
 /// Bytes of a request's body that are its own, as something was put into it or cut out.
@@ -296,7 +265,7 @@ fn note_head(
 
 /// Whether an answer may have routed experts that nothing asked for. vLLM sends them to every client when it is started
 /// with its flag, in every answer that is no stream; one answer shows that for the backend.
-fn unasked_experts(core: &Core, backend: &Backend, job: &Job, response: &Response<Box<Upstream>>) -> bool {
+fn unasked_experts(plane: &DataPlane, backend: &Backend, job: &Job, response: &Response<Box<Upstream>>) -> bool {
     if backend.engine != Engine::Vllm || !matches!(job.route, Route::Chat | Route::Completions) {
         return false;
     }
@@ -308,14 +277,14 @@ fn unasked_experts(core: &Core, backend: &Backend, job: &Job, response: &Respons
         if !routed::has_routed_experts(&response.body().ahead_bytes()) {
             return false;
         }
-        live::note_unasked(core, backend);
+        plane.live.note_unasked(&backend.live);
     }
     !matches!(json::top_level(job.body.bytes(), routed::PROMPT_START_FIELD), Ok(Some(_)))
 }
 
 /// Compares the rank that the head of an answer names with the pin; returns what is still to be seen in its body.
 fn echo(
-    core: &Core,
+    plane: &DataPlane,
     backend: &Backend,
     route: Route,
     response: &Response<Box<Upstream>>,
@@ -324,72 +293,18 @@ fn echo(
     let expected = expected.filter(|_| response.status().is_success())?;
     match verify::echoed_rank(response.headers()) {
         Some(rank) => {
-            core.note_pin(backend, route, expected.wire_rank, rank);
+            plane.backends.note_pin(backend, route, expected.wire_rank, rank);
             None
         }
         None => Some(expected).filter(|expected| expected.in_meta),
     }
 }
 
-/// The request as the engine gets it: the client's, less what is about the connection, with the pin.
-fn outbound(
-    backend: &Backend,
-    dialect: &Dialect,
-    route: Route,
-    head: &Parts,
-    body: &Stripped,
-    pinned: Option<RankId>,
-) -> Result<Request<RequestBody>, RequestError> {
-    let mut headers = head.headers.clone();
-    strip_hop_by_hop(&mut headers);
-    // The HTTP client writes its own; the body is complete here, so no `Expect` remains.
-    for name in CLIENTS_OWN.iter().chain(&[header::HOST, header::CONTENT_LENGTH, header::EXPECT]) {
-        headers.remove(name);
-    }
-    pin::strip_headers(&mut headers);
-    let body = match pinned {
-        None => body.bytes().clone(),
-        Some(rank) => pin::apply(dialect, route, rank, &mut headers, body)?,
-    };
-    let uri = backend.url(dialect, pinned).join(&path(route, head));
-    let uri = uri.map_err(|_| RequestError::Field { cause: "the query cannot be sent to an engine".to_owned() })?;
-    let mut request = Request::new(Full::new(body));
-    *request.method_mut() = head.method.clone();
-    *request.uri_mut() = uri;
-    *request.headers_mut() = headers;
-    Ok(request)
-}
-
-fn path(route: Route, head: &Parts) -> String {
-    let path = if route == Route::Extra { head.uri.path() } else { route.path() };
-    match head.uri.query() {
-        None => path.to_owned(),
-        Some(query) => format!("{path}?{query}"),
-    }
-}
-
-/// The engine's answer with our four headers; the ticket goes with the body.
+/// The engine's answer; the ticket goes with the body.
 pub(crate) fn respond(answer: Answer, ticket: Ticket) -> Response<Box<RelayBody>> {
-    let Answer { response, kind, watch, rank, policy, generation, sample, unasked, idle_limit, attempts } = answer;
+    let Answer { response, kind, watch, sample, unasked, idle_limit } = answer;
     let (mut head, body) = response.into_parts();
-    strip_hop_by_hop(&mut head.headers);
-    // Our other headers are always set below.
-    for name in ENGINES_OWN.iter().chain(&[BACKEND, RANK, ATTEMPTS]) {
-        head.headers.remove(name);
-    }
     head.headers.insert(REQUEST_ID, ticket.record.id.header().clone());
-    // The name was checked with the configuration; one that is no header value is left out.
-    if let Ok(name) = HeaderValue::from_str(&watch.backend.name) {
-        head.headers.insert(BACKEND, name);
-    }
-    if let Some(rank) = rank {
-        head.headers.insert(RANK, HeaderValue::from(rank.get()));
-    }
-    head.headers.insert(POLICY, HeaderValue::from_static(policy));
-    head.headers.insert(GENERATION, HeaderValue::from(generation));
-    if attempts > 1 {
-        head.headers.insert(ATTEMPTS, HeaderValue::from(attempts));
-    }
     let events = kind == Kind::Events;
     let edit = match sample {
         Some(sample) => Edit::begin(sample, &head, events),
@@ -404,45 +319,4 @@ pub(crate) fn respond(answer: Answer, ticket: Ticket) -> Response<Box<RelayBody>
     *response.status_mut() = head.status;
     *response.headers_mut() = head.headers;
     response
-}
-
-/// Removes the headers of the connection, also those that `Connection` names.
-fn strip_hop_by_hop(headers: &mut HeaderMap) {
-    let named: Vec<HeaderName> = headers
-        .get_all(header::CONNECTION)
-        .iter()
-        .filter_map(|value| value.to_str().ok())
-        .flat_map(|value| value.split(','))
-        .filter_map(|name| name.trim().parse().ok())
-        .collect();
-    for name in HOP_BY_HOP.iter().chain(&named) {
-        headers.remove(name);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn connection_headers_stay_behind() {
-        let mut headers = HeaderMap::new();
-        for (name, value) in [
-            ("connection", "close, x-private"),
-            ("connection", "Keep-Alive"),
-            ("x-private", "1"),
-            ("keep-alive", "timeout=5"),
-            ("transfer-encoding", "chunked"),
-            ("te", "trailers"),
-            ("upgrade", "h2c"),
-            ("authorization", "Bearer x"),
-            ("accept", "text/event-stream"),
-        ] {
-            headers.append(name, HeaderValue::from_static(value));
-        }
-        strip_hop_by_hop(&mut headers);
-        let mut left: Vec<&str> = headers.keys().map(HeaderName::as_str).collect();
-        left.sort_unstable();
-        assert_eq!(left, ["accept", "authorization"]);
-    }
 }

@@ -10,23 +10,17 @@
 //! things and take many requests with them; one with which a second engine died goes nowhere else.
 
 use std::ops::ControlFlow;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use http::{HeaderValue, Request, Response, StatusCode, header};
+use http::{HeaderValue, Response, StatusCode, header};
 use semmoe_engines::failures::Failure;
-use semmoe_engines::http::{AnswerBody, AnswerLimits, HttpError, RequestBody};
+use semmoe_engines::http::{AnswerLimits, HttpError};
 use semmoe_engines::probe;
 
-use crate::backend::Backend;
-use crate::budget::Paid;
+use super::{DataPlane, Job};
+use crate::backends::{Backend, Paid, RequestError};
 use crate::config::RawRetry;
-use crate::error::RequestError;
-use crate::state::Core;
-
-use super::read::Job;
-
-/// While the head of an answer is awaited its backend's health is looked at this often.
-pub(super) const LOOK_EVERY: Duration = Duration::from_millis(500);
 
 /// Engines that may die while they run one request.
 const MAX_DEATHS: usize = 2;
@@ -36,6 +30,8 @@ pub(super) const ALIVE_WITHIN: Duration = Duration::from_secs(1);
 /// The failure of one attempt, as far as it concerns the next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Cause {
+    /// It could not be sent, to whatever backend.
+    Unsent,
     /// No connection: the engine saw nothing.
     Connect,
     /// No connection, as the gateway has no file or port left.
@@ -59,7 +55,7 @@ pub(crate) enum Cause {
 }
 
 impl Cause {
-    fn of(error: &HttpError) -> Self {
+    pub(super) fn of(error: &HttpError) -> Self {
         match error {
             HttpError::Timeout { .. } => Self::Slow,
             HttpError::Exhausted { .. } => Self::Exhausted,
@@ -81,7 +77,7 @@ impl Cause {
             Self::Connect | Self::NotTaken | Self::NoSuchRank => true,
             Self::Broke | Self::BrokeOff | Self::Unhealthy | Self::Engine(_) => config.after_send,
             // Another backend would need a connection, too.
-            Self::Slow | Self::Exhausted => false,
+            Self::Slow | Self::Exhausted | Self::Unsent => false,
             Self::Status(status) => config.statuses.contains(&status),
         }
     }
@@ -89,6 +85,7 @@ impl Cause {
     /// In metrics.
     pub(crate) fn label(self) -> &'static str {
         match self {
+            Self::Unsent => "unsent",
             Self::Connect => "connect",
             Self::Exhausted => "exhausted",
             Self::NotTaken => "not_taken",
@@ -123,86 +120,6 @@ pub(crate) fn is_not_the_engines<B>(response: &Response<B>) -> bool {
     matches!(response.status().as_u16(), 502 | 503) && !kind().starts_with(b"application/json")
 }
 
-/// Why there was no answer.
-#[derive(Debug)]
-pub(crate) enum SendError {
-    Http(HttpError),
-    /// The backend's probes failed, and another one can serve.
-    Unhealthy {
-        cause: String,
-    },
-}
-
-impl SendError {
-    /// Its consequence for the next attempt and the client; the prober is notified.
-    pub(crate) fn judge(self, backend: &Backend) -> (Cause, RequestError) {
-        if let Self::Http(HttpError::Exhausted { cause }) = self {
-            return (Cause::Exhausted, RequestError::Exhausted { cause });
-        }
-        backend.suspect();
-        let name = backend.name.clone();
-        match self {
-            Self::Http(cause) => {
-                tracing::warn!(backend = name, %cause, "no answer");
-                let kind = Cause::of(&cause);
-                let error = match kind {
-                    Cause::Slow => RequestError::Slow { backend: name, cause },
-                    Cause::Connect | Cause::NotTaken => RequestError::Unreachable { backend: name, cause },
-                    _ => RequestError::Broken { backend: name, cause: cause.reason() },
-                };
-                (kind, error)
-            }
-            Self::Unhealthy { cause } => {
-                tracing::warn!(backend = name, cause, "gave up waiting for an answer");
-                (Cause::Unhealthy, RequestError::Unhealthy { backend: name, cause })
-            }
-        }
-    }
-}
-
-/// How the head of one answer is awaited.
-pub(crate) struct Wait<'a> {
-    pub(crate) core: &'a Core,
-    pub(crate) backend: &'a Backend,
-    /// Index of the backend in its model.
-    pub(crate) member: usize,
-    /// To the head of the answer.
-    pub(crate) limit: Duration,
-    /// From the head of the answer to its first piece; then the head goes to the client without it.
-    pub(crate) hold: Duration,
-    pub(crate) tries: &'a Tries<'a>,
-}
-
-impl Wait<'_> {
-    /// Sends a request and waits for the head of its answer: until the limit, or until the backend is found unhealthy
-    /// and there is another one to ask.
-    pub(crate) async fn send(&self, request: Request<RequestBody>) -> Result<Response<AnswerBody>, SendError> {
-        let uri = request.uri().clone();
-        let mut sent = std::pin::pin!(self.backend.client.send(request));
-        let mut left = self.limit;
-        loop {
-            let look = LOOK_EVERY.min(left);
-            if let Ok(answer) = tokio::time::timeout(look, &mut sent).await {
-                return answer.map_err(SendError::Http);
-            }
-            left = left.saturating_sub(look);
-            if left.is_zero() {
-                let late = HttpError::timeout(&uri, "the head of the answer", self.limit);
-                return Err(SendError::Http(late));
-            }
-            self.check_health()?;
-        }
-    }
-
-    /// The error, where the backend is unhealthy now and another one can be asked.
-    pub(super) fn check_health(&self) -> Result<(), SendError> {
-        match self.backend.cause_of_unhealthy() {
-            Some(cause) if self.tries.may_move_from(self.member) => Err(SendError::Unhealthy { cause }),
-            _ => Ok(()),
-        }
-    }
-}
-
 /// A failed attempt that is followed by another one, if there is a place for it.
 pub(crate) struct Pending<'a, A> {
     cause: Cause,
@@ -215,8 +132,8 @@ pub(crate) struct Pending<'a, A> {
 /// The attempts of one request. Every retry is counted once: by its outcome, or as unfinished when this is dropped
 /// before.
 pub(crate) struct Tries<'a> {
-    core: &'a Core,
-    job: &'a Job,
+    pub(super) plane: &'a Arc<DataPlane>,
+    pub(super) job: &'a Job,
     /// Backends that failed, as indices in the model.
     pub(super) tried: Vec<usize>,
     /// Those of them that broke off before they answered.
@@ -230,8 +147,8 @@ pub(crate) struct Tries<'a> {
 }
 
 impl<'a> Tries<'a> {
-    pub(crate) fn new(core: &'a Core, job: &'a Job) -> Self {
-        Self { core, job, tried: Vec::new(), broke: Vec::new(), dead: 0, not_taken: 0, running: None }
+    pub(crate) fn new(plane: &'a Arc<DataPlane>, job: &'a Job) -> Self {
+        Self { plane, job, tried: Vec::new(), broke: Vec::new(), dead: 0, not_taken: 0, running: None }
     }
 
     /// The attempt on `member` failed, which leaves `failed` for the client. `Break` is the final outcome, where no
@@ -253,11 +170,11 @@ impl<'a> Tries<'a> {
             return ControlFlow::Continue(Pending { cause, failed, paid: None });
         }
         if self.tried.len() - self.not_taken >= config.attempts as usize {
-            self.core.metrics.retry(cause.label(), "no_attempts");
+            self.plane.metrics.retry(cause.label(), "no_attempts");
             return ControlFlow::Break(self.last_word(failed, "no attempts are left"));
         }
         let Some(paid) = self.job.model.budget.take(Instant::now(), config) else {
-            self.core.metrics.retry(cause.label(), "no_budget");
+            self.plane.metrics.retry(cause.label(), "no_budget");
             return ControlFlow::Break(self.last_word(failed, "the retry budget is spent"));
         };
         ControlFlow::Continue(Pending { cause, failed, paid: Some(paid) })
@@ -280,7 +197,7 @@ impl<'a> Tries<'a> {
     }
 
     async fn is_gone(&self, backend: &Backend) -> bool {
-        let limits = AnswerLimits { timeout: ALIVE_WITHIN, ..self.core.probe_limits() };
+        let limits = AnswerLimits { timeout: ALIVE_WITHIN, ..self.plane.backends.probe_limits() };
         let found = probe::alive(&backend.client, &backend.target(), &limits, ALIVE_WITHIN).await;
         matches!(found, Err(HttpError::Connect { .. } | HttpError::Exchange { .. }))
     }
@@ -288,7 +205,7 @@ impl<'a> Tries<'a> {
     /// The request is not sent anywhere else: engines died with it.
     pub(crate) fn refuse(&mut self, cause: Cause) -> RequestError {
         self.count_running("failed");
-        self.core.metrics.retry(cause.label(), "suspect");
+        self.plane.metrics.retry(cause.label(), "suspect");
         tracing::warn!(
             model = self.job.model.name,
             engines = self.tried.len() + 1,
@@ -299,7 +216,7 @@ impl<'a> Tries<'a> {
 
     /// There is no place for another attempt.
     pub(crate) fn nowhere<A>(&self, Pending { cause, failed, .. }: Pending<'_, A>) -> Result<A, RequestError> {
-        self.core.metrics.retry(cause.label(), "no_backend");
+        self.plane.metrics.retry(cause.label(), "no_backend");
         self.last_word(failed, "no other backend can serve")
     }
 
@@ -317,7 +234,7 @@ impl<'a> Tries<'a> {
     }
 
     /// Whether another attempt may follow one on `member` that still waits.
-    fn may_move_from(&self, member: usize) -> bool {
+    pub(super) fn may_move_from(&self, member: usize) -> bool {
         let config = self.config();
         let mut tried = self.tried.clone();
         tried.push(member);
@@ -335,7 +252,7 @@ impl<'a> Tries<'a> {
 
     fn count_running(&mut self, outcome: &'static str) {
         if let Some(cause) = self.running.take() {
-            self.core.metrics.retry(cause.label(), outcome);
+            self.plane.metrics.retry(cause.label(), outcome);
         }
     }
 }

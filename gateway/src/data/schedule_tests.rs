@@ -23,22 +23,13 @@ use semmoe_engines::failures::Failure;
 use semmoe_engines::probe::Probe;
 use semmoe_engines::{Dialect, Engine, Route, pin};
 
-use super::access::Record;
 use super::attempts::{Attempts, Next};
-use super::place::Placed;
-use super::read::{self, Job};
-use super::retry::Cause;
-use super::ticket::Ticket;
-use crate::backend::{Backend, Health};
-use crate::breaker::State;
+use super::{Cause, DataPlane, Job, Placed, Record, Ticket, read};
+use crate::backends::breaker::State;
+use crate::backends::{Aside, Backend, Health, Model, RequestError, RequestId};
 use crate::config::Config;
-use crate::error::RequestError;
-use crate::gate::Aside;
-use crate::metrics::Metrics;
-use crate::request_id::RequestId;
-use crate::snapshot::Model;
-use crate::state::Core;
-use crate::trust::Caller;
+use crate::data::trust::Caller;
+use crate::observe::Metrics;
 
 const LIMIT: u32 = 2;
 const MAX_REQUESTS: usize = 12;
@@ -133,7 +124,7 @@ struct Task {
 }
 
 struct World {
-    core: Arc<Core>,
+    plane: Arc<DataPlane>,
     random: RefCell<Rng>,
     fault: Option<Fault>,
     /// Requests that came.
@@ -177,11 +168,11 @@ fn probe(ranks: u16) -> Probe {
 impl World {
     fn new(seed: u64, fault: Option<Fault>) -> Rc<Self> {
         let metrics = Metrics::new();
-        let snapshot = crate::load::snapshot(&Arc::new(config()), &metrics).unwrap();
-        let core = Arc::new(Core::new(snapshot, metrics, None));
+        let snapshot = crate::shell::load::snapshot(&Arc::new(config()), &metrics).unwrap();
+        let plane = crate::shell::control::Control::new(snapshot, metrics, None).data;
         let random = RefCell::new(Rng::with_seed(seed));
         let (arrived, sick, errors) = Default::default();
-        Rc::new(Self { core, random, fault, arrived, sick, errors, tasks: RefCell::default() })
+        Rc::new(Self { plane, random, fault, arrived, sick, errors, tasks: RefCell::default() })
     }
 
     fn below(&self, most: usize) -> usize {
@@ -193,7 +184,7 @@ impl World {
     }
 
     fn model(&self) -> Arc<Model> {
-        Arc::clone(&self.core.snapshot().models[0])
+        Arc::clone(&self.plane.backends.snapshot().models[0])
     }
 
     fn backend(&self) -> Arc<Backend> {
@@ -213,13 +204,13 @@ impl World {
     /// A request from its arrival to its last byte.
     async fn serve(self: Rc<Self>, pin: Option<u16>, body: Bytes, progress: Rc<Progress>) -> Result<(), RequestError> {
         self.arrived.set(self.arrived.get() + 1);
-        let (core, route) = (&self.core, Route::Completions);
+        let (plane, route) = (&self.plane, Route::Completions);
         let mut headers = HeaderMap::new();
         let record = Record::new(RequestId::of(&mut headers), Some(route));
         headers.extend(pin.map(|pin| (pin::HEADER, HeaderValue::from(pin))));
-        let (mut ticket, mut before) = (Ticket::new(Arc::clone(core), record), None);
+        let (mut ticket, mut before) = (Ticket::new(Arc::clone(plane), record), None);
         let answering = loop {
-            let job = read::read(core, route, &headers, Caller::default(), body.clone(), before.as_ref()).await?;
+            let job = read::read(plane, route, &headers, Caller::default(), body.clone(), before.as_ref()).await?;
             if before.is_none() {
                 job.model.budget.request(Instant::now());
             }
@@ -256,7 +247,7 @@ impl World {
         ticket: &mut Ticket,
         progress: &Progress,
     ) -> Result<Option<Answering>, RequestError> {
-        let mut attempts = Attempts::new(&self.core, job);
+        let mut attempts = Attempts::new(&self.plane, job);
         loop {
             let placed = match attempts.next(ticket).await? {
                 Next::Attempt(placed) => placed,
@@ -307,7 +298,7 @@ impl World {
     fn place(&self, backend: &Arc<Backend>, ticket: &mut Ticket, mut placed: Placed) {
         assert!(backend.takes_requests(), "a request was placed on a closed backend");
         let rank = placed.lease.rank.map(|rank| rank.get());
-        let in_flight = self.core.metrics.inflight(&backend.name, rank).get();
+        let in_flight = self.plane.metrics.inflight(&backend.name, rank).get();
         assert!(in_flight <= i64::from(LIMIT), "rank {rank:?} of '{}' has more than its limit", backend.name);
         if self.has(Fault::NoRoom) {
             std::mem::forget(placed.lease.room.take());
@@ -379,7 +370,7 @@ impl World {
 
     /// A half-open breaker of a backend without requests lets a trial begin.
     fn check_trials(&self) {
-        let (model, config) = (self.model(), self.core.config());
+        let (model, config) = (self.model(), self.plane.backends.config());
         for (at, member) in model.members.iter().enumerate() {
             let runs =
                 |task: &Task| matches!(*task.progress.stage.borrow(), Stage::Running { member, .. } if member == at);
@@ -427,7 +418,7 @@ impl World {
         if self.has(Fault::SilentUndrain) {
             backend.gate.set_draining(false);
         } else {
-            self.core.set_draining(&backend.name, false);
+            self.plane.backends.set_draining(&backend.name, false);
         }
     }
 
@@ -435,15 +426,15 @@ impl World {
         if self.has(Fault::SilentFailure) {
             backend.set_health(Health::Unhealthy { cause: "simulated".to_owned() });
         } else {
-            self.core.mark_unhealthy(backend, "simulated".to_owned());
+            self.plane.backends.mark_unhealthy(backend, "simulated".to_owned());
         }
     }
 
     /// The time of a backend's breaker is over.
     fn half_open(&self, backend: &Arc<Backend>) {
-        let _changing = self.core.changing();
+        let _changing = self.plane.backends.changing();
         backend.gate.change(|breaker| breaker.look(Instant::now() + BREAKER_TIME));
-        self.core.refresh(backend);
+        self.plane.backends.refresh(backend);
     }
 
     fn step(self: &Rc<Self>, switches: &mut usize) {
@@ -457,14 +448,14 @@ impl World {
             14..18 => self.decide(false),
             18..21 => self.decide(true),
             21 => self.leave(),
-            22 => _ = self.core.set_draining(&self.backend().name, true),
+            22 => _ = self.plane.backends.set_draining(&self.backend().name, true),
             23 => self.undrain(&self.backend()),
             24 => self.fail_probe(&self.backend()),
             25 => {
                 let backend = self.backend();
                 let ranks = if *switches < MAX_SWITCHES { 1 + self.below(3) as u16 } else { 2 };
                 *switches += 1;
-                self.core.admit(&backend, &probe(ranks)).unwrap();
+                self.plane.backends.admit(&backend, &probe(ranks)).unwrap();
             }
             26..28 => self.half_open(&self.backend()),
             28 => self.backend().gate.set_aside(Aside::Silent, self.below(2) == 0),
@@ -496,10 +487,10 @@ impl World {
     }
 
     fn close_breakers(&self) {
-        let _changing = self.core.changing();
+        let _changing = self.plane.backends.changing();
         for member in &self.model().members {
             member.backend.gate.renew();
-            self.core.refresh(&member.backend);
+            self.plane.backends.refresh(&member.backend);
         }
     }
 
@@ -508,7 +499,7 @@ impl World {
         for member in &self.model().members {
             self.undrain(&member.backend);
             member.backend.gate.set_aside(Aside::Silent, false);
-            self.core.admit(&member.backend, &probe(2)).unwrap();
+            self.plane.backends.admit(&member.backend, &probe(2)).unwrap();
         }
         for _ in 0..10 * MAX_REQUESTS {
             self.settle();
@@ -517,20 +508,20 @@ impl World {
         assert!(self.tasks.borrow().is_empty(), "a request never ended");
         let model = self.model();
         assert!(model.queue.is_at_rest(), "the queue holds something");
-        assert_eq!(self.core.body_memory.held_bytes(), 0, "bytes of bodies");
+        assert_eq!(self.plane.body_memory.held_bytes(), 0, "bytes of bodies");
         for load in model.pool.look() {
             let left = (load.in_flight_requests, load.in_flight_tokens, load.pending_tokens);
             assert_eq!(left, (0, 0, 0), "a rank's load");
         }
         for name in ["a", "b", "c"] {
-            let gauges = [None, Some(0), Some(1), Some(2)].map(|rank| self.core.metrics.inflight(name, rank).get());
+            let gauges = [None, Some(0), Some(1), Some(2)].map(|rank| self.plane.metrics.inflight(name, rank).get());
             assert_eq!(gauges, [0; 4], "requests in flight on '{name}'");
         }
     }
 
     fn run(self: &Rc<Self>, schedules: u64) {
         for member in &self.model().members {
-            self.core.admit(&member.backend, &probe(2)).unwrap();
+            self.plane.backends.admit(&member.backend, &probe(2)).unwrap();
         }
         for number in 0..schedules {
             let mut switches = 0;
@@ -543,7 +534,7 @@ impl World {
                 self.end();
             }
         }
-        let text = self.core.metrics.encode(crate::metrics::TextFormat::OpenMetrics);
+        let text = self.plane.metrics.encode(crate::observe::metrics::TextFormat::OpenMetrics);
         let counts = text.lines().filter(|line| line.starts_with("semmoe_requests_total{"));
         let counted: u64 = counts.filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok()).sum();
         assert_eq!(counted, self.arrived.get(), "outcomes of requests");

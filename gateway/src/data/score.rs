@@ -14,10 +14,9 @@ use semmoe_text::{Budget, Limits, PlainChat, Prompt, Shapes, TextError};
 use serde::de::IgnoredAny;
 use serde_json::Value;
 
-use crate::body_memory::{Held, tree_bytes};
-use crate::error::RequestError;
-use crate::snapshot::{Member, Model, Text, text_route};
-use crate::state::Core;
+use super::DataPlane;
+use crate::backends::{Member, Model, RequestError, Text, text_route};
+use crate::data::body_memory::{Held, tree_bytes};
 
 /// Tokens of a prompt that was not tokenized, as a share of its bytes.
 const BYTES_PER_TOKEN: u64 = 4;
@@ -99,7 +98,7 @@ pub(super) enum Effort<'a> {
 
 /// Tokens, the expected share per slot, and blocks. A body that no policy wants read is only checked to be JSON.
 pub(super) fn score(
-    core: &Core,
+    plane: &DataPlane,
     model: &Model,
     route: Route,
     whole: &Whole<'_>,
@@ -126,7 +125,7 @@ pub(super) fn score(
             let chat = whole.chat.as_ref().map(|(chat, _)| chat);
             let read = match chat {
                 Some(chat) => plain_ids(model, text, chat, limits, keep_on)?,
-                None => prompt_ids(model, text, route, Body { text: body, core, limits }, keep_on)?,
+                None => prompt_ids(model, text, route, Body { text: body, plane, limits }, keep_on)?,
             };
             Ok(of_ids(model, &read, block_tokens))
         }))
@@ -182,7 +181,7 @@ fn plain_ids(
 /// A body to be read whole.
 struct Body<'a> {
     text: &'a str,
-    core: &'a Core,
+    plane: &'a DataPlane,
     limits: Limits,
 }
 
@@ -191,14 +190,14 @@ fn prompt_ids(
     model: &Model,
     text: &Text,
     route: semmoe_text::Route,
-    Body { text: body, core, limits }: Body<'_>,
+    Body { text: body, plane, limits }: Body<'_>,
     keep_on: &mut dyn FnMut() -> bool,
 ) -> Result<Read, Unscored> {
     let not_json = |error: serde_json::Error| Unscored::Client(RequestError::BodyJson { cause: error.to_string() });
     let (tokenizer, template) = (&text.tokenizer, text.template.as_deref());
     // A hundred times the body, where that is all commas. One that is no JSON is refused whether or not there is room.
-    let limit_bytes = core.current.load().config.limits.body_memory_bytes;
-    let _held = Held::take(&core.body_memory, tree_bytes(body.as_bytes()), limit_bytes).map_err(|error| {
+    let limit_bytes = plane.backends.current.load().config.limits.body_memory_bytes;
+    let _held = Held::take(&plane.body_memory, tree_bytes(body.as_bytes()), limit_bytes).map_err(|error| {
         let open = |_| Unscored::Open { reason: "too_large", cause: error.to_string() };
         serde_json::from_str::<IgnoredAny>(body).map_or_else(not_json, open)
     })?;

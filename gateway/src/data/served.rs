@@ -5,8 +5,7 @@ use std::borrow::Cow;
 use semmoe_engines::pin::Stripped;
 use semmoe_engines::{Engine, Route, json};
 
-use crate::backend::Backend;
-use crate::snapshot::Model;
+use crate::backends::{Backend, Model};
 
 /// The adapter that a request names, without its model's name.
 pub(super) fn adapter(model: &Model, name: &str) -> Option<String> {

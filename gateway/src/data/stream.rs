@@ -9,12 +9,11 @@ use http_body::{Body, Frame, SizeHint};
 use semmoe_engines::sse::Events;
 use tokio::time::{Instant, Sleep, sleep_until};
 
-use crate::error::{Form, RequestError};
-use crate::live::Edit;
+use crate::backends::{Form, RequestError};
+use crate::observe::Edit;
 
 use super::opening::Upstream;
-use super::ticket::Ticket;
-use super::watch::Watch;
+use super::{Ticket, Watch};
 
 /// Events are gathered into one frame until it has so many bytes: what engines write at once, and little enough to
 /// copy.
@@ -83,7 +82,7 @@ impl RelayBody {
         }
         self.ticket.piece();
         self.ticket.record.sent(data.len());
-        self.watch.look(&self.ticket.core, &data);
+        self.watch.look(&self.ticket.plane, &data);
         let now = match &mut self.events {
             None => data,
             Some(events) => events.push(data),
@@ -138,7 +137,7 @@ impl RelayBody {
             let next = match self.upstream.poll_frame(cx) {
                 Poll::Pending if !gathered.is_empty() => break,
                 // Asked at the end of a drain, when every connection is polled once more.
-                Poll::Pending if self.ticket.core.is_closing() => {
+                Poll::Pending if self.ticket.plane.is_closing() => {
                     return Poll::Ready(Some(self.break_off(RequestError::Closing)));
                 }
                 Poll::Pending => {

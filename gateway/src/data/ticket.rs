@@ -7,27 +7,21 @@ use std::time::Instant;
 use semmoe_engines::Route;
 use semmoe_tables::RankId;
 
-use crate::backend::Backend;
-use crate::breaker::Outcome;
-use crate::error::RequestError;
-use crate::flow::FlowPart;
-use crate::metrics::{CLIENT_CLOSED, Done, Generated, NONE, Place};
-use crate::otlp::{RequestTrace, Stage};
-use crate::state::Core;
-
-use super::access::Record;
-use super::place::Placed;
 use super::progress::Progress;
-use super::trace;
+use super::{DataPlane, Job, Placed, Record, trace};
+use crate::backends::breaker::Outcome;
+use crate::backends::{Backend, FlowPart, RequestError};
+use crate::observe::{CLIENT_CLOSED, Done, Generated, NONE, Place, RequestTrace, Stage};
 
 /// Counts its request exactly once: by [`Ticket::finish`], or as closed by the client when it is dropped before.
 pub(crate) struct Ticket {
-    pub(super) core: Arc<Core>,
+    pub(super) plane: Arc<DataPlane>,
     /// Where it was placed last.
     backend: Option<Arc<Backend>>,
     place: Place,
-    pub(super) policy: &'static str,
+    policy: &'static str,
     started: Instant,
+    pub(super) arrived: Instant,
     /// For the access log.
     pub(super) record: Record,
     progress: Progress,
@@ -47,15 +41,17 @@ pub(crate) struct Ticket {
 }
 
 impl Ticket {
-    pub(crate) fn new(core: Arc<Core>, record: Record) -> Self {
+    pub(crate) fn new(plane: Arc<DataPlane>, record: Record) -> Self {
+        let started = Instant::now();
         Self {
             held_bytes: 0,
             copy_bytes: 0,
-            core,
+            plane,
             backend: None,
             place: Place::Nowhere,
             policy: NONE,
-            started: Instant::now(),
+            started,
+            arrived: started,
             record,
             progress: Progress::default(),
             placed: None,
@@ -72,6 +68,19 @@ impl Ticket {
         if let Some(trace) = &mut self.trace {
             trace.enter(stage);
         }
+    }
+
+    /// The body of the request is there, or its model has other backends by now: it is scored.
+    pub(super) fn arrive(&mut self) {
+        self.arrived = Instant::now();
+        self.enter(Stage::Score);
+    }
+
+    /// The request was read.
+    pub(super) fn read(&mut self, job: &Job) {
+        self.record.read(&job.model, job.scored.tokens, job.streams);
+        trace::scored(self, job);
+        self.policy = job.policy.acting_name();
     }
 
     /// The request was placed, on `rank` as far as is known; a lease that it held before is given back.
@@ -163,7 +172,7 @@ impl Ticket {
 
     fn judge(&mut self, backend: &Arc<Backend>, outcome: Outcome) {
         let Some(placed) = self.placed.as_mut().filter(|_| !self.judged) else { return };
-        self.core.judge(backend, placed.trial.take(), outcome);
+        self.plane.backends.judge(backend, placed.trial.take(), outcome);
         self.judged = true;
         if outcome == Outcome::Well {
             self.record.model().into_iter().for_each(|model| model.answered_well(backend, self.digest));
@@ -175,8 +184,8 @@ impl Ticket {
     /// # Errors
     /// [`RequestError::BodyMemory`] where all requests together hold too many.
     pub(crate) fn hold(&mut self, bytes: usize) -> Result<(), RequestError> {
-        let limit_bytes = self.core.current.load().config.limits.body_memory_bytes;
-        self.core.body_memory.take(bytes, limit_bytes)?;
+        let limit_bytes = self.plane.backends.current.load().config.limits.body_memory_bytes;
+        self.plane.body_memory.take(bytes, limit_bytes)?;
         self.held_bytes += bytes;
         Ok(())
     }
@@ -189,7 +198,7 @@ impl Ticket {
     /// An attempt sends a copy of the body, of so many bytes; that of the attempt before is gone.
     ///
     /// # Errors
-    /// As [`Ticket::hold`].
+    /// [`RequestError::BodyMemory`] where all requests together hold too many bytes.
     pub(crate) fn hold_copy(&mut self, bytes: usize) -> Result<(), RequestError> {
         self.hold(bytes.saturating_sub(self.copy_bytes))?;
         self.copy_bytes = self.copy_bytes.max(bytes);
@@ -198,7 +207,7 @@ impl Ticket {
 
     /// The body is gone: it was sent, or will not be.
     pub(crate) fn release_body(&mut self) {
-        self.core.body_memory.give_back(std::mem::take(&mut self.held_bytes));
+        self.plane.body_memory.give_back(std::mem::take(&mut self.held_bytes));
     }
 
     /// The last byte is out, or will never be.
@@ -227,8 +236,8 @@ impl Ticket {
             trace: self.trace.as_ref().map(|trace| trace.id()),
             generated,
         };
-        record.log(self.core.current.load().config.log.access, &done);
-        self.core.metrics.requests.done(&done);
+        record.log(self.plane.backends.current.load().config.log.access, &done);
+        self.plane.metrics.requests.done(&done);
         let generated = done.generated;
         if let Some(mut trace) = self.trace.take() {
             trace::generated(&mut trace, &generated);

@@ -7,12 +7,11 @@ use http::{HeaderMap, StatusCode};
 use semmoe_engines::Route;
 use semmoe_tables::RankId;
 
-use crate::metrics::{Generated, OutputTokens};
-use crate::otlp::{RequestTrace, Stage, Tracer, Value};
-use crate::request_id::RequestId;
+use crate::backends::RequestId;
+use crate::observe::otlp::Value;
+use crate::observe::{Generated, OutputTokens, RequestTrace, Stage, Tracer};
 
-use super::read::Job;
-use super::ticket::Ticket;
+use super::{Job, Ticket};
 
 /// A trace of this request, if it is traced.
 pub(super) fn begin(

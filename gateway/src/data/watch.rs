@@ -9,11 +9,9 @@ use semmoe_engines::{Carrier, Dialect, Route};
 use semmoe_tables::RankId;
 use semmoe_text::Shapes;
 
-use crate::backend::Backend;
-use crate::state::Core;
-
 use super::reports::Reports;
-use super::ticket::Ticket;
+use super::{DataPlane, Ticket};
+use crate::backends::Backend;
 
 /// Why a backend whose health route says so gets no requests.
 pub(super) const CORE_IS_DEAD: &str = "its health route says that the engine core is dead";
@@ -59,11 +57,11 @@ pub(crate) struct Watch {
 }
 
 impl Watch {
-    pub(crate) fn look(&mut self, core: &Core, piece: &[u8]) {
-        self.look_for_rank(core, piece);
+    pub(crate) fn look(&mut self, plane: &DataPlane, piece: &[u8]) {
+        self.look_for_rank(plane, piece);
         let Some(counted) = self.counted else { return };
         if let Some(reported) = prompt_tokens(piece) {
-            core.note_count(&self.backend, self.shapes, counted, reported);
+            plane.backends.note_count(&self.backend, self.shapes, counted, reported);
             self.counted = None;
         }
     }
@@ -79,13 +77,13 @@ impl Watch {
         }
     }
 
-    fn look_for_rank(&mut self, core: &Core, piece: &[u8]) {
+    fn look_for_rank(&mut self, plane: &DataPlane, piece: &[u8]) {
         let Some(expected) = &mut self.rank else { return };
         let found = rank_in_meta(piece);
         expected.looks_left -= 1;
         let (route, wire_rank, done) = (expected.route, expected.wire_rank, expected.looks_left == 0);
         if let Some(found) = found {
-            core.note_pin(&self.backend, route, wire_rank, found);
+            plane.backends.note_pin(&self.backend, route, wire_rank, found);
         }
         if done || found.is_some() {
             self.rank = None;
@@ -95,10 +93,10 @@ impl Watch {
 
 /// An engine said that it failed this request, which is compared with what others do; a dead one gets no more requests.
 pub(crate) fn note_failure(ticket: &mut Ticket, backend: &Arc<Backend>, failure: Failure) {
-    ticket.core.metrics.faults.engine_failed(&backend.name, failure.label());
+    ticket.plane.metrics.faults.engine_failed(&backend.name, failure.label());
     if failure == Failure::Dead {
         ticket.failed(backend);
-        ticket.core.mark_unhealthy(backend, CORE_IS_DEAD.to_owned());
+        ticket.plane.backends.mark_unhealthy(backend, CORE_IS_DEAD.to_owned());
         return;
     }
     ticket.erred(backend);

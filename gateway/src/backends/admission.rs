@@ -1,0 +1,145 @@
+//! Admission of a backend that was probed, and the reports about it in log and metrics.
+
+use std::sync::Arc;
+
+use semmoe_engines::probe::Probe;
+use semmoe_engines::sglang::ServerInfo;
+use semmoe_engines::{Dialect, Route};
+use semmoe_text::Shapes;
+
+use crate::backends::parity::counts::Change;
+use crate::backends::verdict::Closed;
+use crate::backends::{Backend, Backends, Fit, Health, Member, Model, compat};
+
+impl Backends {
+    /// Judges a backend by its report and what is loaded for it now, takes over its number of ranks, and opens it.
+    pub(crate) fn admit(&self, backend: &Arc<Backend>, probe: &Probe) -> Result<(), Closed> {
+        self.judge_by(backend, probe, true)
+    }
+
+    /// Judges a backend that serves already, and goes on as it does.
+    pub(crate) fn judge_again(&self, backend: &Arc<Backend>, probe: &Probe) -> Result<(), Closed> {
+        self.judge_by(backend, probe, false)
+    }
+
+    fn judge_by(&self, backend: &Arc<Backend>, probe: &Probe, admits: bool) -> Result<(), Closed> {
+        let changing = self.changing();
+        let snapshot = self.snapshot();
+        let Some(at) = snapshot.position(backend) else { return Ok(()) };
+        // Kept whatever the verdict is: tables that fit it may be loaded next.
+        backend.set_probe(probe.clone());
+        let (model, member) = snapshot.at(at);
+        let fit = model.judge(at.member, Some(probe), snapshot.config.limits.ranks)?;
+        if admits {
+            self.note_admission(model, member, probe, &fit);
+        } else {
+            self.note_fit(backend, &fit);
+        }
+        if member.fit != fit {
+            if fit.ranks < member.fit.ranks {
+                self.retire_ranks([(backend.name.clone(), member.fit.ranks)]);
+            }
+            self.swap(&changing, Arc::new(snapshot.with_backend(at, fit, &self.metrics)));
+        }
+        self.refresh(backend);
+        drop(changing);
+        self.sweep();
+        Ok(())
+    }
+
+    /// A backend can serve: it is healthy, and its circuit breaker is closed.
+    pub(crate) fn note_admission(&self, model: &Model, member: &Member, probe: &Probe, fit: &Fit) {
+        let (backend, tables) = (&member.backend, member.tables.as_ref().map(|loaded| loaded.tables.as_ref()));
+        let ranks = fit.ranks;
+        backend.live.probed(backend.engine, probe);
+        self.metrics.live.refused(&backend.name, false);
+        tracing::info!(
+            model = model.name,
+            backend = backend.name,
+            version = probe.version.as_deref().unwrap_or("unknown"),
+            ranks,
+            placement_by = compat::placement_source(probe, &backend.config, tables),
+            "backend probed"
+        );
+        self.note_fit(backend, fit);
+        warn_of_launch(&backend.name, probe, tables.is_some());
+        warn_of_routes_without_pins(backend, &fit.dialect, ranks);
+        self.note_health(backend, Health::Healthy);
+        // The failure before it went away may have been another process's.
+        backend.gate.renew();
+    }
+
+    /// Reports why a backend's requests are not pinned, if they are not.
+    pub(crate) fn note_fit(&self, backend: &Backend, fit: &Fit) {
+        self.show_pins(backend, fit);
+        if !fit.parity.differs.is_empty() {
+            let (backend, shapes) = (backend.name.as_str(), fit.parity.differs);
+            let how = fit.parity.detail.as_deref().unwrap_or_default();
+            tracing::warn!(backend, %shapes, how, "the engine reads such chats otherwise, so they are routed by load");
+        }
+        if let Some(why) = &fit.unpinned {
+            let (backend, reason) = (backend.name.as_str(), why.reason());
+            tracing::warn!(backend, reason, %why, "requests are not pinned, but routed by load");
+        }
+    }
+
+    /// Compares the prompt's tokens as counted here with the engine's count. Where they differ the engine has another
+    /// tokenizer or chat template than the gateway, and scores are not of what it runs.
+    pub(crate) fn note_count(&self, backend: &Backend, shapes: Shapes, counted: u64, reported: u64) {
+        let differ = self.metrics.prompts.counted(&backend.name, counted == reported);
+        if !shapes.is_empty() {
+            note_shapes(backend, shapes, counted == reported);
+        }
+        // The first one, and ever fewer of those that follow.
+        if differ.is_power_of_two() && counted != reported {
+            tracing::warn!(
+                backend = backend.name,
+                counted,
+                reported,
+                differ,
+                "the engine counts prompt tokens differently: does it have another tokenizer or chat template?"
+            );
+        }
+    }
+}
+
+/// Several chats of the same shapes whose counts differ are no accident.
+fn note_shapes(backend: &Backend, shapes: Shapes, agree: bool) {
+    let name = backend.name.as_str();
+    match backend.counts.note(shapes, agree) {
+        None => {}
+        Some(Change::Distrusted(shapes)) => tracing::warn!(
+            backend = name,
+            %shapes,
+            "the engine counts the tokens of such chats otherwise: they are routed by load until the counts agree"
+        ),
+        Some(Change::Trusted(shapes)) => {
+            tracing::info!(backend = name, %shapes, "the counts of such chats agree again")
+        }
+    }
+}
+
+/// Locality saves bytes only where tokens travel to the experts that they need.
+fn warn_of_launch(backend: &str, probe: &Probe, has_tables: bool) {
+    if has_tables && probe.server.as_ref().is_some_and(ServerInfo::exchanges_nothing) {
+        tracing::warn!(
+            backend,
+            moe_a2a_backend = "none",
+            "every EP rank of this engine computes over the same gathered tokens, so affinity saves no bytes; start it with \
+             --moe-a2a-backend deepep or another all-to-all backend"
+        );
+    }
+}
+
+/// An engine of this kind and version may read pins on some routes only: the operator must know which requests run
+/// where the engine likes.
+fn warn_of_routes_without_pins(backend: &Backend, dialect: &Dialect, ranks: u16) {
+    let chosen = [Route::Chat, Route::Completions, Route::Responses, Route::Generate];
+    let has = |route: &Route| *route != Route::Generate || backend.engine.speaks_sglang();
+    let unpinned = chosen.into_iter().filter(|route| has(route) && dialect.reads(*route).is_none());
+    let unpinned: Vec<String> = unpinned.map(|route| route.to_string()).collect();
+    if ranks > 1 && !unpinned.is_empty() {
+        let (backend, routes) = (backend.name.as_str(), unpinned.join(" "));
+        tracing::warn!(backend, routes, "this engine version reads no pin on these routes: it chooses the rank itself");
+    }
+}

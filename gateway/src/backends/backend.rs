@@ -1,0 +1,250 @@
+//! One engine behind the gateway: who it is and how it is. Lives as long as the gateway, through every reload.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use semmoe_engines::http::{BaseUrl, HttpClient};
+use semmoe_engines::probe::{Probe, Target};
+use semmoe_engines::sglang::ServerInfo;
+use semmoe_engines::tls::ClientTls;
+use semmoe_engines::{Dialect, Engine, Version};
+use semmoe_tables::RankId;
+use semmoe_text::Preparation;
+use tokio::sync::{Notify, watch};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::backends::flow::Flow;
+use crate::backends::gate::Gate;
+use crate::backends::outgoing::Client;
+use crate::backends::parity::counts::Counts;
+use crate::backends::pins::record::PinRecord;
+use crate::backends::stamp::Seen;
+use crate::backends::tables::Trouble;
+use crate::config::BackendConfig;
+use crate::observe::live::backend::BackendLive;
+
+/// Whether a backend gets requests.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Health {
+    /// Not probed yet.
+    Unknown,
+    /// It answered, and can serve; whether it fits its tables is another question.
+    Healthy,
+    /// It does not answer, or cannot serve.
+    Unhealthy {
+        /// One sentence.
+        cause: String,
+    },
+}
+
+impl Health {
+    /// Whether it gets requests.
+    pub fn is_healthy(&self) -> bool {
+        *self == Self::Healthy
+    }
+}
+
+/// One backend.
+pub(crate) struct Backend {
+    /// As configured.
+    pub(crate) config: BackendConfig,
+    pub(crate) name: String,
+    pub(crate) engine: Engine,
+    /// The way to it: connections, and its key.
+    pub(crate) client: HttpClient,
+    /// Its certificates, where it is spoken to over TLS.
+    pub(crate) tls: Option<Arc<ClientTls>>,
+    /// Its key's and certificates' files.
+    pub(crate) files_seen: Seen,
+    /// Whether its pins take effect.
+    pub(crate) pins: PinRecord,
+    /// Its counts of prompts' tokens against ours.
+    pub(crate) counts: Counts,
+    /// The engine said that it keeps no prefixes, for the path of requests.
+    keeps_no_prefixes: AtomicBool,
+    /// Figures of sampled requests.
+    pub(crate) live: Arc<BackendLive>,
+    /// The outcome of the last successful probe.
+    probe: Mutex<Option<Arc<Probe>>>,
+    /// Why its tables were not changed at the last try.
+    tables_trouble: Mutex<Option<Trouble>>,
+    health: watch::Sender<Health>,
+    /// The other inputs of routing.
+    pub(crate) gate: Gate,
+    /// Its requests that wait for a first piece, and its streams.
+    pub(crate) flow: Arc<Flow>,
+    /// Wakes the prober before its interval is over.
+    suspicion: Notify,
+    /// The longest prompt and answer together, in tokens, as the engine's list of models says; 0: it does not.
+    max_model_len: AtomicU64,
+    /// How its engine prepares chats for its template: the row of a table.
+    preparation: AtomicUsize,
+    /// Whether bytes of an answer came since the prober looked.
+    heard: AtomicBool,
+    /// When the prober last found that there were some.
+    last_heard: Mutex<Instant>,
+}
+
+/// A backend, and the end of the tasks that watch it.
+#[derive(Clone)]
+pub(crate) struct Watched {
+    pub(crate) backend: Arc<Backend>,
+    pub(crate) stop: CancellationToken,
+}
+
+/// All backends that are watched, and the tasks that watch them.
+#[derive(Default)]
+pub(crate) struct WatchedBackends {
+    pub(crate) tasks: TaskTracker,
+    /// Ends all of them.
+    pub(crate) stop: CancellationToken,
+    pub(crate) backends: Mutex<Vec<Watched>>,
+}
+
+/// How an engine of the version that it reports prepares chats for its template: the row of a table.
+pub(crate) fn preparation_row(engine: Engine, probe: &Probe) -> usize {
+    let version = probe.version.as_deref().and_then(Version::parse).map(Version::numbers);
+    Preparation::row_of(engine.name(), version)
+}
+
+impl Backend {
+    pub(crate) fn new(config: &BackendConfig, client: Client) -> Self {
+        Self {
+            config: config.clone(),
+            name: config.name.clone(),
+            engine: config.engine,
+            client: client.http,
+            tls: client.tls,
+            files_seen: client.seen,
+            pins: PinRecord::default(),
+            counts: Counts::default(),
+            keeps_no_prefixes: AtomicBool::new(false),
+            live: Arc::new(BackendLive::new(&config.name)),
+            probe: Mutex::new(None),
+            tables_trouble: Mutex::new(None),
+            health: watch::Sender::new(Health::Unknown),
+            gate: Gate::default(),
+            flow: Arc::default(),
+            suspicion: Notify::new(),
+            max_model_len: AtomicU64::new(0),
+            preparation: AtomicUsize::new(Preparation::row_of(config.engine.name(), None)),
+            heard: AtomicBool::new(false),
+            last_heard: Mutex::new(Instant::now()),
+        }
+    }
+
+    /// The input of a probe that does not ask for models.
+    pub(crate) fn target(&self) -> Target<'_> {
+        Target { engine: self.engine, urls: &self.config.urls, rank_base: self.config.rank_base, names: &[] }
+    }
+
+    /// Where a request to this rank goes; without one, to the first URL.
+    pub(crate) fn url(&self, dialect: &Dialect, rank: Option<RankId>) -> &BaseUrl {
+        let of_rank = rank.and_then(|rank| self.config.urls.get(dialect.url_index(rank)));
+        of_rank.unwrap_or(self.config.first_url())
+    }
+
+    /// Whether a rank can be believed to hold the prompts that were sent to it. An engine that does not report it has
+    /// such a cache, as it is every engine's default.
+    pub(crate) fn keeps_prefixes(&self) -> bool {
+        !self.keeps_no_prefixes.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn health(&self) -> Health {
+        self.health.borrow().clone()
+    }
+
+    /// Whether requests may be placed on it: it is healthy, not drained, and its breaker is not open.
+    pub(crate) fn takes_requests(&self) -> bool {
+        self.health().is_healthy() && self.gate.is_passable()
+    }
+
+    /// Why it gets no requests.
+    pub(crate) fn cause_of_unhealthy(&self) -> Option<String> {
+        match &*self.health.borrow() {
+            Health::Unhealthy { cause } => Some(cause.clone()),
+            Health::Healthy | Health::Unknown => None,
+        }
+    }
+
+    /// Sees every change of health from now on.
+    pub(crate) fn watch_health(&self) -> watch::Receiver<Health> {
+        self.health.subscribe()
+    }
+
+    /// Returns whether anything changed.
+    pub(crate) fn set_health(&self, health: Health) -> bool {
+        self.health.send_if_modified(|current| {
+            let changed = *current != health;
+            *current = health;
+            changed
+        })
+    }
+
+    /// A request could not reach it: probe it now.
+    pub(crate) fn suspect(&self) {
+        self.suspicion.notify_one();
+    }
+
+    /// Returns when somebody suspects it.
+    pub(crate) async fn suspected(&self) {
+        self.suspicion.notified().await;
+    }
+
+    /// The longest prompt and answer together, in tokens, where the engine says so.
+    pub(crate) fn max_model_len(&self) -> Option<u64> {
+        Some(self.max_model_len.load(Ordering::Relaxed)).filter(|tokens| *tokens > 0)
+    }
+
+    /// Bytes of a good answer came from it. Nearly every call changes nothing, and then leaves the cache line where it
+    /// is.
+    pub(crate) fn hear(&self) {
+        if !self.heard.load(Ordering::Relaxed) {
+            self.heard.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// When bytes of a good answer last came, as exactly as this is called.
+    pub(crate) fn last_heard(&self) -> Instant {
+        let mut last = self.last_heard.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.heard.swap(false, Ordering::Relaxed) {
+            *last = Instant::now();
+        }
+        *last
+    }
+
+    pub(crate) fn tables_trouble(&self) -> Option<Trouble> {
+        self.tables_trouble.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Returns whether this is another trouble than before.
+    pub(crate) fn set_tables_trouble(&self, trouble: Option<Trouble>) -> bool {
+        let mut known = self.tables_trouble.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = std::mem::replace(&mut *known, trouble);
+        before.map(|before| before.cause) != known.as_ref().map(|now| now.cause.clone())
+    }
+
+    pub(crate) fn last_probe(&self) -> Option<Arc<Probe>> {
+        self.probe.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Whether its number of ranks may change while it serves.
+    pub(crate) fn can_switch(&self) -> bool {
+        self.last_probe().is_some_and(|probe| probe.server.as_ref().is_some_and(ServerInfo::switches))
+    }
+
+    /// How its engine prepares chats for its template, by the version that it last reported.
+    pub(crate) fn preparation(&self) -> &'static Preparation {
+        Preparation::row(self.preparation.load(Ordering::Relaxed))
+    }
+
+    pub(crate) fn set_probe(&self, probe: Probe) {
+        let disabled = probe.server.as_ref().is_some_and(|server| server.disable_radix_cache == Some(true));
+        self.keeps_no_prefixes.store(disabled, Ordering::Relaxed);
+        self.max_model_len.store(probe.max_model_len.unwrap_or(0), Ordering::Relaxed);
+        self.preparation.store(preparation_row(self.engine, &probe), Ordering::Relaxed);
+        *self.probe.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(probe));
+    }
+}

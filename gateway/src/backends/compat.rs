@@ -1,0 +1,229 @@
+//! Whether tables fit the model they are for, and the backend that they will steer: single checks. What follows for a
+//! backend is in [`verdict`](crate::backends::verdict).
+
+use semmoe_engines::probe::Probe;
+use semmoe_engines::sglang::{PlacementDifference, ServerInfo};
+use semmoe_tables::{Attention, ModelInfo, Tables};
+use semmoe_text::PromptEncoder;
+
+use crate::config::BackendConfig;
+
+/// Why tables, model and backend do not belong together.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Incompatible {
+    /// Requests can be placed only by tables for data-parallel attention.
+    #[error("the tables are for attention {found}, expected dp")]
+    Attention {
+        /// The tables'.
+        found: String,
+    },
+    /// Another tokenizer.
+    #[error("the {what} tokenizer has SHA-256 {found}, but the model's tokenizer has {expected}")]
+    Tokenizer {
+        /// Whose.
+        what: &'static str,
+        /// The tables' or the backend's.
+        found: String,
+        /// The configured tokenizer's.
+        expected: String,
+    },
+    /// A vocabulary too small for the tokenizer.
+    #[error("the tables cover {found} tokens, but the tokenizer has {expected}")]
+    Vocabulary {
+        /// The tables'.
+        found: u32,
+        /// The tokenizer's.
+        expected: u32,
+    },
+    /// Another model than the other tables' or than the backend's.
+    #[error("the tables do not fit {what}: {cause}")]
+    Model {
+        /// The value they were compared with.
+        what: &'static str,
+        /// The field that differs.
+        cause: String,
+    },
+    /// Another number of ranks.
+    #[error("{found_in} {found} attention-DP ranks, but {expected_in} {expected}")]
+    Ranks {
+        /// Who has `found`.
+        found_in: &'static str,
+        /// A number of ranks.
+        found: u16,
+        /// Who has `expected`.
+        expected_in: &'static str,
+        /// Another one.
+        expected: u16,
+    },
+    /// Another placement of experts.
+    #[error("the tables are for placement {found}, but the backend runs placement {expected}")]
+    Placement {
+        /// The tables'.
+        found: String,
+        /// The backend's.
+        expected: String,
+    },
+    /// Another placement than the configuration says that the backend runs.
+    #[error("the tables are for placement {found}, but `placement_digest` says that the backend runs {expected}")]
+    Declared {
+        /// The tables'.
+        found: String,
+        /// The configured one.
+        expected: String,
+    },
+    /// Another placement than the backend's server information shows.
+    #[error("the tables are for placement {found}, but the backend runs another (init_expert_location): {cause}")]
+    Shown {
+        /// The tables'.
+        found: String,
+        /// The first difference.
+        cause: PlacementDifference,
+    },
+    /// Another number of expert groups.
+    #[error("the tables have {found} expert groups, but the backend's ep_size is {expected}")]
+    Groups {
+        /// The tables'.
+        found: u16,
+        /// The backend's.
+        expected: u16,
+    },
+    /// More ranks than the configuration allows.
+    #[error("{ranks} attention-DP ranks, but other backends leave room for {room} (limits.ranks)")]
+    TooManyRanks {
+        /// The backend's.
+        ranks: u16,
+        /// The remaining limit.
+        room: usize,
+    },
+    /// The engine moves experts by itself.
+    #[error("the backend has EPLB enabled (enable_eplb), which moves experts away from the tables' placement")]
+    Moving,
+    /// It is unknown how the engine counts its ranks.
+    #[error(
+        "the ranks behind the backend's URL do not start at 0, and it does not report how pins number them; set `rank_base`"
+    )]
+    UnknownRankBase,
+}
+
+impl Incompatible {
+    /// The part that does not fit, in a word or two: a label of metrics.
+    pub(crate) fn reason(&self) -> &'static str {
+        match self {
+            Self::Attention { .. } | Self::Model { .. } => "tables",
+            Self::Tokenizer { .. } | Self::Vocabulary { .. } => "tokenizer",
+            Self::Ranks { .. } | Self::TooManyRanks { .. } | Self::UnknownRankBase => "ranks",
+            Self::Placement { .. }
+            | Self::Declared { .. }
+            | Self::Shown { .. }
+            | Self::Groups { .. }
+            | Self::Moving => "placement",
+        }
+    }
+}
+
+/// Tables against the model's tokenizer.
+pub(crate) fn with_tokenizer(tables: &Tables, tokenizer: Option<&PromptEncoder>) -> Result<(), Incompatible> {
+    if tables.attention() != Attention::Dp {
+        return Err(Incompatible::Attention { found: tables.attention().to_string() });
+    }
+    let Some(tokenizer) = tokenizer else { return Ok(()) };
+    if let Some(found) = &tables.model().tokenizer_sha256 {
+        same_tokenizer("tables'", found, tokenizer.sha256())?;
+    }
+    let (found, expected) = (tables.model().vocab_size, tokenizer.vocab_size());
+    if found < expected { Err(Incompatible::Vocabulary { found, expected }) } else { Ok(()) }
+}
+
+/// Tables against others of the same model: loaded before, or another backend's.
+pub(crate) fn with_model(tables: &Tables, what: &'static str, other: &ModelInfo) -> Result<(), Incompatible> {
+    tables.model().check_compatible(other).map_err(|error| Incompatible::Model { what, cause: error.to_string() })
+}
+
+/// Who knows which placement a backend runs.
+pub(crate) fn placement_source(probe: &Probe, backend: &BackendConfig, tables: Option<&Tables>) -> &'static str {
+    let reports = probe.server.as_ref().is_some_and(|server| server.placement_digest.is_some());
+    if reports || probe.placement.is_ok() {
+        "engine"
+    } else if backend.placement_digest.is_some() {
+        "configuration"
+    } else if tables.is_some() && !backend.engine.speaks_sglang() {
+        "tables"
+    } else {
+        "unknown"
+    }
+}
+
+/// Tables against the placement that an engine shows. Returns why nothing proves that it is theirs, where that is so.
+/// Only engines of SGLang's dialect can be given a placement: with others it is that of their checkpoint.
+pub(crate) fn unproven(
+    tables: &Tables,
+    probe: &Probe,
+    backend: &BackendConfig,
+) -> Result<Option<String>, Incompatible> {
+    let reports = probe.server.as_ref().is_some_and(|server| server.placement_digest.is_some());
+    let cause = match probe.placement.as_ref().map(|shown| shown.check(tables)) {
+        Ok(Ok(())) => return Ok(None),
+        Ok(Err(cause @ PlacementDifference::Incomparable { .. })) => cause.to_string(),
+        Ok(Err(cause)) => return Err(Incompatible::Shown { found: tables.placement_digest().to_owned(), cause }),
+        Err(unseen) => unseen.to_string(),
+    };
+    let proven = reports || backend.placement_digest.is_some() || !backend.engine.speaks_sglang();
+    Ok((!proven).then_some(cause))
+}
+
+/// Tables against the placement that the configuration declares.
+pub(crate) fn with_declared(tables: &Tables, declared: Option<&str>) -> Result<(), Incompatible> {
+    let found = tables.placement_digest();
+    match declared {
+        Some(expected) if expected != found => {
+            Err(Incompatible::Declared { found: found.to_owned(), expected: expected.to_owned() })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Ranks as far as configuration and tables say.
+pub(crate) fn expected_ranks(tables: Option<&Tables>, configured: Option<u16>) -> Result<Option<u16>, Incompatible> {
+    if let (Some(tables), Some(expected)) = (tables, configured) {
+        same_ranks("the tables have", tables.dp_ranks(), expected_name(configured), expected)?;
+    }
+    Ok(configured.or(tables.map(Tables::dp_ranks)))
+}
+
+pub(crate) fn expected_name(configured: Option<u16>) -> &'static str {
+    if configured.is_some() { "`ranks` is" } else { "the tables have" }
+}
+
+pub(crate) fn with_server(tables: &Tables, server: &ServerInfo) -> Result<(), Incompatible> {
+    if server.enable_eplb == Some(true) {
+        return Err(Incompatible::Moving);
+    }
+    if let Some(model) = server.model_info() {
+        with_model(tables, "the backend", &model)?;
+    }
+    if let Some(expected) = server.ep_size.filter(|ep_size| *ep_size != tables.groups()) {
+        return Err(Incompatible::Groups { found: tables.groups(), expected });
+    }
+    match &server.placement_digest {
+        Some(expected) if expected != tables.placement_digest() => {
+            Err(Incompatible::Placement { found: tables.placement_digest().to_owned(), expected: expected.clone() })
+        }
+        _ => Ok(()),
+    }
+}
+
+pub(crate) fn same_tokenizer(what: &'static str, found: &str, expected: &str) -> Result<(), Incompatible> {
+    if found == expected {
+        return Ok(());
+    }
+    Err(Incompatible::Tokenizer { what, found: found.to_owned(), expected: expected.to_owned() })
+}
+
+pub(crate) fn same_ranks(
+    found_in: &'static str,
+    found: u16,
+    expected_in: &'static str,
+    expected: u16,
+) -> Result<(), Incompatible> {
+    if found == expected { Ok(()) } else { Err(Incompatible::Ranks { found_in, found, expected_in, expected }) }
+}

@@ -1,0 +1,177 @@
+//! Which requests a backend gets, besides its health: whether it is drained, its circuit breaker, a rest that it asked
+//! for.
+
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::backends::breaker::{Breaker, BreakerRules, Outcome, State, TrialId};
+
+/// An engine may ask for longer, but it is asked again after this time.
+const MAX_REST: Duration = Duration::from_secs(60);
+
+/// The breaker is not closed, or it has seen failures.
+const NEWS: u8 = 1;
+/// The breaker is half open: trials only.
+const TRIALS: u8 = 2;
+/// It asked not to be asked for a while.
+const RESTS: u8 = 4;
+
+/// Errors in a row: what other backends answer is compared with them.
+const ERRORS: u8 = 64;
+
+/// Why requests should rather go to another backend.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Aside {
+    /// Its streams fell silent, and its scheduler answers no probe.
+    Silent = 8,
+    /// It is of the pool whose layout is not in use.
+    Pool = 16,
+    /// It switches its layout.
+    Switching = 32,
+}
+
+const ASIDE: u8 = Aside::Silent as u8 | Aside::Pool as u8 | Aside::Switching as u8;
+
+/// The gate of one backend.
+#[derive(Default)]
+pub(crate) struct Gate {
+    breaker: Mutex<Breaker>,
+    draining: AtomicBool,
+    rest_until: Mutex<Option<Instant>>,
+    /// The exceptions: requests read this, and take a lock only where it is not 0.
+    marks: AtomicU8,
+}
+
+impl Gate {
+    pub(crate) fn is_draining(&self) -> bool {
+        self.draining.load(Ordering::Relaxed)
+    }
+
+    /// A copy, to be shown.
+    pub(crate) fn breaker(&self) -> Breaker {
+        self.lock().clone()
+    }
+
+    pub(crate) fn state(&self) -> State {
+        self.lock().state()
+    }
+
+    /// Whether requests may be placed on it, all of them or trials.
+    pub(crate) fn is_passable(&self) -> bool {
+        !self.is_draining() && (self.marks() & NEWS == 0 || self.state() != State::Open)
+    }
+
+    /// Whether a request must ask before it is placed: for a trial, or as the backend rests or is silent.
+    pub(crate) fn asks_for_care(&self) -> bool {
+        self.marks() & (TRIALS | RESTS | ASIDE) != 0
+    }
+
+    /// A place for a trial; `None` where enough of them run.
+    pub(crate) fn begin_trial(&self, rules: &BreakerRules) -> Option<TrialId> {
+        self.lock().begin_trial(rules)
+    }
+
+    /// Whether the outcome of a request that was no trial can change the breaker.
+    pub(crate) fn is_news(&self, outcome: Outcome) -> bool {
+        match outcome {
+            Outcome::Well => self.marks() & (NEWS | ERRORS) != 0,
+            Outcome::Answered => self.marks() & NEWS != 0,
+            Outcome::Erred { .. } | Outcome::Failed => true,
+        }
+    }
+
+    /// Whether its last requests ended in errors.
+    pub(crate) fn has_errors(&self) -> bool {
+        self.marks() & ERRORS != 0
+    }
+
+    pub(crate) fn set_draining(&self, draining: bool) {
+        self.draining.store(draining, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_on_trial(&self) -> bool {
+        self.marks() & TRIALS != 0
+    }
+
+    pub(crate) fn has_room(&self, rules: &BreakerRules) -> bool {
+        self.lock().has_room(rules)
+    }
+
+    /// Sends requests elsewhere for a while, where there is an elsewhere.
+    pub(crate) fn rest(&self, now: Instant, time: Duration) {
+        let mut until = self.rest_until.lock().unwrap_or_else(PoisonError::into_inner);
+        *until = Some(now + time.min(MAX_REST)).max(*until);
+        self.marks.fetch_or(RESTS, Ordering::Relaxed);
+    }
+
+    /// Sends requests elsewhere from now on, where there is an elsewhere, or no longer.
+    pub(crate) fn set_aside(&self, why: Aside, aside: bool) {
+        if aside {
+            self.marks.fetch_or(why as u8, Ordering::Relaxed);
+        } else {
+            self.marks.fetch_and(!(why as u8), Ordering::Relaxed);
+        }
+    }
+
+    /// Whether requests go elsewhere for this.
+    pub(crate) fn is_aside(&self, why: Aside) -> bool {
+        self.marks() & why as u8 != 0
+    }
+
+    /// Whether requests should rather go to another backend.
+    pub(crate) fn is_spared(&self, now: Instant) -> bool {
+        self.marks() & ASIDE != 0 || self.is_resting(now)
+    }
+
+    fn is_resting(&self, now: Instant) -> bool {
+        if self.marks() & RESTS == 0 {
+            return false;
+        }
+        let mut until = self.rest_until.lock().unwrap_or_else(PoisonError::into_inner);
+        let rests = until.is_some_and(|until| now < until);
+        if !rests {
+            *until = None;
+            self.marks.fetch_and(!RESTS, Ordering::Relaxed);
+        }
+        rests
+    }
+
+    /// Returns when an open breaker's time is over.
+    pub(crate) async fn wait_for_trials(&self) {
+        let until = self.lock().open_until();
+        match until {
+            Some(until) => tokio::time::sleep_until(until.into()).await,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Another process may be there now: its breaker is closed.
+    pub(crate) fn renew(&self) {
+        self.change(|breaker| breaker.close(Instant::now()));
+    }
+
+    fn marks(&self) -> u8 {
+        self.marks.load(Ordering::Relaxed)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Breaker> {
+        self.breaker.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Changes the breaker and keeps the marks true.
+    pub(crate) fn change<T>(&self, change: impl FnOnce(&mut Breaker) -> T) -> T {
+        let mut breaker = self.lock();
+        let result = change(&mut breaker);
+        let set = match (breaker.state(), breaker.failures()) {
+            (State::Closed, 0) => 0,
+            (State::Closed, _) | (State::Open, _) => NEWS,
+            (State::HalfOpen, _) => NEWS | TRIALS,
+        };
+        let set = set | if breaker.errors() > 0 { ERRORS } else { 0 };
+        self.marks.fetch_or(set, Ordering::Relaxed);
+        self.marks.fetch_and(set | !(NEWS | TRIALS | ERRORS), Ordering::Relaxed);
+        result
+    }
+}

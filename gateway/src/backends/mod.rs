@@ -1,0 +1,66 @@
+//! The engines behind the gateway: how each is, what requests may ask of it, and the tables that fit it.
+//!
+//! | module | what |
+//! |---|---|
+//! | `state` | all backends of one gateway, and their current snapshot |
+//! | `snapshot`, `current` | everything reloadable, swapped at once; read without a lock |
+//! | `backend`, `health`, `admission`, `compat`, `verdict` | one engine; probing it; what a probe leads to; whether its tables fit it |
+//! | `gate`, `breaker`, `drains`, `availability` | whether a healthy backend gets requests: drained (also once it comes back), circuit breaker; and so its ranks |
+//! | `pins` | whether pins take effect: probes before a backend gets requests, and now and then after |
+//! | `pool` | the ranks of a model, their accounts, leases |
+//! | `plan` | which policy places a request: the model's, or the baseline of its canary |
+//! | `budget` | how many retries a model's requests pay for |
+//! | `queue` | requests that wait for a rank, or for a backend |
+//! | `flow`, `heads`, `silence` | what is in flight on a backend; whether its silent streams mean that its scheduler is dead |
+//! | `tables` | tables loaded while the gateway runs: copied, checked, swapped in, watched, kept to go back to |
+//! | `parity`, `vocabulary`, `names` | whether an engine reads chats as the gateway does; its token ids; the names of models |
+//! | `outgoing`, `stamp` | what a backend is spoken to with: its key, certificates; states of files |
+//! | `error`, `request_id` | the one table from errors to HTTP statuses; the name of one request in logs, answers and at the engine |
+
+pub(crate) mod admission;
+pub(crate) mod availability;
+pub(crate) mod backend;
+pub(crate) mod breaker;
+pub(crate) mod budget;
+pub(crate) mod compat;
+pub(crate) mod current;
+pub(crate) mod drains;
+pub(crate) mod error;
+pub(crate) mod flow;
+pub(crate) mod gate;
+pub(crate) mod heads;
+pub(crate) mod health;
+pub(crate) mod names;
+pub(crate) mod outgoing;
+pub(crate) mod parity;
+pub(crate) mod pins;
+pub(crate) mod plan;
+pub(crate) mod pool;
+pub(crate) mod queue;
+pub(crate) mod request_id;
+pub(crate) mod silence;
+pub(crate) mod snapshot;
+pub(crate) mod stamp;
+pub(crate) mod state;
+pub(crate) mod tables;
+pub(crate) mod verdict;
+pub(crate) mod vocabulary;
+
+pub(crate) use availability::Trial;
+pub(crate) use backend::{Backend, Health, Watched, WatchedBackends};
+pub(crate) use budget::Paid;
+pub(crate) use error::{Form, RequestError, StartError};
+pub(crate) use flow::FlowPart;
+pub(crate) use gate::Aside;
+pub(crate) use heads::WaitingStream;
+pub(crate) use pins::record::{Belief, PinState, RouteState};
+pub(crate) use plan::Plan;
+pub(crate) use pool::{Lease, Run, Slot};
+pub(crate) use queue::{Nowhere, Queue, Refused, Room};
+pub(crate) use request_id::{REQUEST_ID, RequestId};
+pub(crate) use snapshot::{Member, Model, Snapshot, Text, TextSource, UnreadText, next_pool, text_route};
+pub(crate) use stamp::FileState;
+pub(crate) use state::Backends;
+pub(crate) use tables::{EarlierTables, LoadedTables, Origin};
+pub(crate) use verdict::Fit;
+pub(crate) use vocabulary::Vocabulary;

@@ -1,0 +1,65 @@
+//! A backend's connection: a client of its own, with the engine's key and certificates. Blocking: it reads files.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::HeaderValue;
+use semmoe_engines::http::{ClientSettings, EngineKey, HttpClient, KeyError};
+use semmoe_engines::tls::{ClientTls, TlsError};
+
+use crate::backends::StartError;
+use crate::backends::stamp::Seen;
+use crate::config::BackendConfig;
+
+/// The client that a backend keeps, through every reload, and its certificates.
+pub(crate) fn client(config: &BackendConfig, connect_timeout: Duration) -> Result<Client, StartError> {
+    let seen = Seen::of(files(config));
+    let tls = config.tls.clone().map(|files| ClientTls::load(files, config.http2)).transpose();
+    let tls = tls.map_err(|source| fail(config, source))?.map(Arc::new);
+    let http2 = config.http2;
+    let settings = ClientSettings { connect_timeout, tls: tls.clone(), http2, ..ClientSettings::default() };
+    let http = HttpClient::new(&settings);
+    http.set_authorization(key(config)?);
+    Ok(Client { http, tls, seen })
+}
+
+/// A backend's client and what can be read again of it.
+pub(crate) struct Client {
+    pub(crate) http: HttpClient,
+    pub(crate) tls: Option<Arc<ClientTls>>,
+    /// The files as they were when they were read.
+    pub(crate) seen: Seen,
+}
+
+/// The engine's key as its file has it now.
+pub(crate) fn key(config: &BackendConfig) -> Result<Option<HeaderValue>, StartError> {
+    config.api_key_file.as_deref().map(|path| bearer(&config.name, path)).transpose()
+}
+
+/// The files that [`refresh`] reads.
+pub(crate) fn files(config: &BackendConfig) -> impl Iterator<Item = &Path> {
+    let tls = config.tls.iter().flat_map(|files| [&files.ca, &files.cert, &files.key]);
+    std::iter::once(&config.api_key_file).chain(tls).filter_map(|path| path.as_deref())
+}
+
+/// Reads a backend's files again, for requests and connections from now on. What cannot be used stays as it was.
+pub(crate) fn refresh(config: &BackendConfig, client: &HttpClient, tls: Option<&ClientTls>) -> Result<(), StartError> {
+    client.set_authorization(key(config)?);
+    tls.map_or(Ok(()), ClientTls::reload).map_err(|source| fail(config, source))
+}
+
+fn fail(config: &BackendConfig, source: TlsError) -> StartError {
+    StartError::Tls { place: format!("backend '{}'", config.name), source }
+}
+
+/// The key in a file. That others may read it is said, and no error.
+fn bearer(backend: &str, path: &Path) -> Result<HeaderValue, StartError> {
+    let fail = |source: KeyError| StartError::KeyFile { backend: backend.to_owned(), path: path.to_owned(), source };
+    let key = EngineKey::read(path).map_err(fail)?;
+    if let Some(mode) = key.open_mode {
+        let (path, mode) = (path.display(), format!("{mode:03o}"));
+        tracing::warn!(backend, %path, mode, "users other than its owner can read the engine's key: chmod 600");
+    }
+    Ok(key.authorization)
+}

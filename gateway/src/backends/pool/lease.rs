@@ -1,0 +1,132 @@
+//! The resources that a request holds while it runs.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use prometheus_client::metrics::gauge::Gauge;
+use semmoe_routing::{Router, Work};
+use semmoe_tables::RankId;
+
+use super::{Pool, Slot};
+use crate::backends::Room;
+
+/// Requests in a row that a rank may refuse before they stay in its recent load: one that refuses all would look idle,
+/// and attract all.
+const REFUSALS_FORGIVEN: u32 = 8;
+
+/// A request that is counted in; dropping it counts it out, exactly once, however the request ends.
+pub(crate) struct Lease {
+    /// Index of the backend in its model.
+    pub(crate) backend: usize,
+    /// The rank that the policy chose, whether or not the request will run there.
+    pub(crate) chosen: RankId,
+    /// The rank where it will run; `None` where the engine chooses.
+    pub(crate) rank: Option<RankId>,
+    inflight: Gauge,
+    refusals: Arc<AtomicU32>,
+    counted: Option<Counted>,
+    /// Offered to waiting requests once this is counted out: fields are dropped after [`Drop::drop`].
+    pub(crate) room: Option<Room>,
+}
+
+pub(super) struct Counted {
+    pub(super) pool: Arc<Pool>,
+    pub(super) real: Charge,
+    /// Where a watched policy would have it.
+    pub(super) ghost: Option<Charge>,
+}
+
+/// A request's work in one router.
+pub(super) enum Charge {
+    /// On one slot.
+    Rank {
+        slot: u16,
+        work: Work,
+        /// Blocks of the prompt that the rank is believed to hold only since this request.
+        new_blocks: usize,
+    },
+    /// On any of several: a part of its tokens on each.
+    Among { slots: Range<u16>, part: u64 },
+}
+
+impl Lease {
+    pub(super) fn new(slot: &Slot, rank: Option<RankId>, inflight: Gauge, counted: Option<Counted>) -> Self {
+        inflight.inc();
+        let (backend, chosen, refusals) = (slot.backend, slot.rank, Arc::clone(&slot.refusals));
+        Self { backend, chosen, rank, inflight, refusals, counted, room: None }
+    }
+
+    /// The rank answered: its counts are reliable from now on.
+    pub(crate) fn answered(&self) {
+        for (router, charge) in self.charges() {
+            if let Charge::Rank { slot, .. } = charge {
+                router.accounts().answered(*slot);
+            }
+        }
+        // Nearly every call changes nothing, and then leaves the cache line where it is.
+        if self.refusals.load(Ordering::Relaxed) > 0 {
+            self.refusals.store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// The first piece of an answer is there, so the prompt has been computed.
+    pub(crate) fn computed(&mut self) {
+        self.update(|router, slot, work| router.accounts().computed(slot, work));
+    }
+
+    fn update(&mut self, change: impl Fn(&Router, u16, &mut Work) -> bool) {
+        let Some(Counted { pool, real, ghost }) = &mut self.counted else { return };
+        if let Charge::Rank { slot, work, .. } = real {
+            change(&pool.router, *slot, work);
+        }
+        if let Some((shadow, Charge::Rank { slot, work, .. })) = pool.shadow.as_ref().zip(ghost.as_mut()) {
+            change(&shadow.router, *slot, work);
+        }
+    }
+
+    /// So many tokens of the answer have come.
+    pub(crate) fn generates(&mut self, tokens: u64) {
+        self.update(|router, slot, work| router.accounts().generates(slot, work, tokens));
+    }
+
+    /// The answer is complete, with so many tokens.
+    pub(crate) fn generated(&self, tokens: u64) {
+        self.charges().for_each(|(router, _)| router.accounts().generated(tokens));
+    }
+
+    /// The engine refused the request: its rank neither computed nor holds the prompt with these blocks.
+    pub(crate) fn refused(&self, blocks: &[u64]) {
+        let forgiven = self.refusals.fetch_add(1, Ordering::Relaxed) < REFUSALS_FORGIVEN;
+        for (router, charge) in self.charges() {
+            let Charge::Rank { slot, work, new_blocks } = charge else { continue };
+            if forgiven {
+                router.take_back(*slot, *work, blocks, *new_blocks);
+            } else if let Some(prefixes) = router.prefixes().filter(|_| *new_blocks > 0) {
+                prefixes.take_back(*slot, blocks, *new_blocks);
+            }
+        }
+    }
+
+    /// Where this request is charged: with the router that placed it, and with a watched policy's.
+    fn charges(&self) -> impl Iterator<Item = (&Router, &Charge)> {
+        self.counted.iter().flat_map(|Counted { pool, real, ghost }| {
+            let shadow = pool.shadow.as_ref().zip(ghost.as_ref()).map(|(shadow, ghost)| (&shadow.router, ghost));
+            [(&pool.router, real)].into_iter().chain(shadow)
+        })
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        for (router, charge) in self.charges() {
+            match charge {
+                Charge::Rank { slot, work, .. } => {
+                    router.accounts().release(*slot, *work);
+                }
+                Charge::Among { slots, part } => router.accounts().release_among(slots.clone(), *part),
+            }
+        }
+        self.inflight.dec();
+    }
+}

@@ -1,0 +1,174 @@
+//! Distinguishes a dead scheduler from a long prefill, by the streams that run on a backend.
+//!
+//! A dead scheduler stops all of its streams at once, and probes that need it hang. A long prefill looks the same, but
+//! its prompt is nearly always one of ours that waited for its first token when the streams fell silent; a prompt that
+//! comes later is computed in a later step, before which the streams would move. So a backend is suspected when its
+//! streams have been silent for longer than these prompts can take at the rate at which it computed prompts so far, and
+//! a probe hangs, too. Another client's prompt can still be the reason, hence a suspected backend loses no request: new
+//! ones go elsewhere while there is an elsewhere. The first piece or answered probe clears it, and each false alarm
+//! doubles the patience.
+
+use std::time::Duration;
+
+use crate::backends::flow::FlowReading;
+
+/// How much slower than on average the waiting prompts may be computed.
+const SLOWER: f64 = 2.0;
+/// False alarms that count; each one doubles the patience.
+const MAX_ALARMS: u32 = 4;
+/// So long without a false alarm takes one off.
+const CALM: Duration = Duration::from_secs(600);
+/// Seconds of computing after which older ones count half.
+const RATE_SECONDS: f64 = 60.0;
+/// Computing time that is added to what was seen, so that the first few prompts do not look faster than they were.
+const RATE_PRIOR_SECONDS: f64 = 0.5;
+
+/// How patient to be.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SilenceRules {
+    /// Silence of streams that nothing explains.
+    pub(crate) stall: Duration,
+    /// The longest patience after false alarms.
+    pub(crate) most: Duration,
+}
+
+impl SilenceRules {
+    /// Time between two looks.
+    pub(crate) fn tick(&self) -> Duration {
+        self.stall / 20
+    }
+}
+
+/// The changes of one look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Change {
+    /// Its scheduler looks dead.
+    Suspected,
+    /// It lives after all.
+    Recovered,
+}
+
+/// Prompt tokens per second while prompts of streams wait.
+#[derive(Debug, Default)]
+struct Rate {
+    tokens: f64,
+    seconds: f64,
+    /// Seconds with waiting prompts since the last piece: they count once a piece shows that the engine was at work.
+    open_seconds: f64,
+    /// As last read.
+    known_tokens: Option<u64>,
+}
+
+impl Rate {
+    fn look(&mut self, elapsed: Duration, seen: &FlowReading) {
+        if seen.waiting_streams > 0 {
+            self.open_seconds += elapsed.as_secs_f64();
+        }
+        let known = self.known_tokens.replace(seen.computed_tokens).unwrap_or(seen.computed_tokens);
+        self.tokens += seen.computed_tokens.saturating_sub(known) as f64;
+        if seen.moved {
+            self.seconds += std::mem::take(&mut self.open_seconds);
+        }
+        if self.seconds > RATE_SECONDS {
+            self.seconds /= 2.0;
+            self.tokens /= 2.0;
+        }
+    }
+
+    /// Longest time that these prompts should take; without end where no prompt was computed yet.
+    fn time_of(&self, tokens: u64) -> Duration {
+        if tokens == 0 {
+            return Duration::ZERO;
+        }
+        let seconds = SLOWER * tokens as f64 * (self.seconds + RATE_PRIOR_SECONDS) / self.tokens;
+        Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)
+    }
+}
+
+/// The streams of one backend over time.
+#[derive(Debug, Default)]
+pub(crate) struct Silence {
+    rate: Rate,
+    /// How long streams have been running without a piece of any answer.
+    pub(crate) silent: Duration,
+    /// Tokens of the prompts that waited when the streams fell silent.
+    explaining_tokens: u64,
+    /// How long an answer of the scheduler has been wanted.
+    asked: Option<Duration>,
+    suspected: bool,
+    false_alarms: u32,
+    calm: Duration,
+}
+
+impl Silence {
+    /// One look, `elapsed` after the one before. A gateway that was itself held up counts little of that time.
+    pub(crate) fn look(&mut self, rules: &SilenceRules, elapsed: Duration, seen: &FlowReading) -> Option<Change> {
+        let elapsed = elapsed.min(rules.stall / 4);
+        self.rate.look(elapsed, seen);
+        self.calm_down(elapsed);
+        if seen.moved {
+            return self.alive();
+        }
+        if self.suspected {
+            return None;
+        }
+        if seen.running_streams == 0 {
+            self.forget();
+            return None;
+        }
+        let patience = (rules.stall * (1 << self.false_alarms)).min(rules.most.max(rules.stall));
+        let at_first = self.silent <= patience / 8;
+        let most = if at_first { u64::MAX } else { self.explaining_tokens };
+        self.explaining_tokens = seen.waiting_tokens.min(most);
+        self.silent += elapsed;
+        if let Some(asked) = &mut self.asked {
+            *asked += elapsed;
+        }
+        if self.silent >= patience / 3 {
+            self.asked.get_or_insert(Duration::ZERO);
+        }
+        let unexplained = self.silent >= patience.saturating_add(self.rate.time_of(self.explaining_tokens));
+        if unexplained && self.asked.is_some_and(|asked| asked >= patience / 2) {
+            self.suspected = true;
+            return Some(Change::Suspected);
+        }
+        None
+    }
+
+    /// Whether the scheduler should be asked for a sign of life now.
+    pub(crate) fn wants_answer(&self) -> bool {
+        self.asked.is_some()
+    }
+
+    /// The scheduler answered a probe, or a piece came.
+    pub(crate) fn alive(&mut self) -> Option<Change> {
+        self.forget();
+        if !std::mem::take(&mut self.suspected) {
+            return None;
+        }
+        self.false_alarms = (self.false_alarms + 1).min(MAX_ALARMS);
+        self.calm = Duration::ZERO;
+        Some(Change::Recovered)
+    }
+
+    /// The longest part of its silence which waiting prompts explain.
+    pub(crate) fn explained(&self) -> Duration {
+        self.rate.time_of(self.explaining_tokens)
+    }
+
+    fn forget(&mut self) {
+        self.silent = Duration::ZERO;
+        self.asked = None;
+    }
+
+    fn calm_down(&mut self, elapsed: Duration) {
+        self.calm += elapsed;
+        if self.calm >= CALM {
+            self.calm = Duration::ZERO;
+            self.false_alarms = self.false_alarms.saturating_sub(1);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

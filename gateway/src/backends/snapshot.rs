@@ -1,0 +1,443 @@
+//! Everything that can be reloaded, in one value that is swapped at once.
+//!
+//! A request takes the current snapshot when it arrives and keeps it to its end, so that it never sees half a reload.
+//! A new snapshot is a cheap copy (everything large is shared) with one part replaced.
+
+use std::sync::Arc;
+
+use semmoe_engines::probe::Probe;
+use semmoe_engines::{Carrier, Route};
+use semmoe_routing::{Needs, TablePrice};
+use semmoe_tables::Tables;
+use semmoe_text::{ChatOptions, ChatTemplate, Preparation, PromptEncoder, Shapes};
+
+use crate::backends::backend::preparation_row;
+use crate::backends::budget::Budget;
+use crate::backends::compat::{self, Incompatible};
+use crate::backends::names::Names;
+use crate::backends::parity::Reader;
+use crate::backends::pool::{Pool, PoolBackend, PoolSettings};
+use crate::backends::tables::Trouble;
+use crate::backends::verdict::{self, Closed, Subject, Unpinned};
+use crate::backends::{
+    Backend, Belief, EarlierTables, FileState, Fit, LoadedTables, Plan, Queue, RequestError, Run, Vocabulary,
+};
+use crate::config::{Config, OtherNames};
+use crate::observe::Metrics;
+
+/// All models, and which swap made this state.
+#[derive(Clone)]
+pub(crate) struct Snapshot {
+    /// 1 at start, one more with every swap.
+    pub(crate) generation: u64,
+    /// The settings that these models were made with.
+    pub(crate) config: Arc<Config>,
+    pub(crate) models: Vec<Arc<Model>>,
+    names: Arc<Names>,
+}
+
+/// One model.
+#[derive(Clone)]
+pub(crate) struct Model {
+    pub(crate) name: String,
+    pub(crate) other_names: OtherNames,
+    pub(crate) plan: Arc<Plan>,
+    pub(crate) budget: Arc<Budget>,
+    pub(crate) queue: Arc<Queue>,
+    pub(crate) text: Option<Arc<Text>>,
+    /// Why its tokenizer could not be read when that was last tried.
+    pub(crate) unread: Option<UnreadText>,
+    pub(crate) members: Vec<Member>,
+    pub(crate) pool: Arc<Pool>,
+}
+
+impl Model {
+    /// The encoder of its prompts, where it has one.
+    pub(crate) fn encoder(&self) -> Option<&PromptEncoder> {
+        self.text.as_deref().map(|text| text.tokenizer.as_ref())
+    }
+
+    /// How its engine prepares chats for its template. Where its backends run several engines or versions, that of
+    /// the first one.
+    pub(crate) fn preparation(&self) -> &'static Preparation {
+        self.members.first().map_or(Preparation::OWN, |member| member.backend.preparation())
+    }
+
+    /// Its tokenizer and template, where a policy wants prompts read.
+    pub(crate) fn scoring_text(&self) -> Option<&Text> {
+        let Needs { share, cached, .. } = self.plan.needs;
+        self.text.as_deref().filter(|_| share || cached)
+    }
+
+    /// The reader of its prompts, where it has one.
+    pub(crate) fn reader(&self) -> Option<Reader<'_>> {
+        self.text.as_deref().map(|text| text.reader(self.preparation()))
+    }
+
+    /// Tables against its tokenizer and the tables of all its backends, which `what` names in errors.
+    pub(crate) fn check_tables(&self, tables: &Tables, what: &'static str) -> Result<(), Incompatible> {
+        compat::with_tokenizer(tables, self.encoder())?;
+        let others = self.members.iter().filter_map(|member| member.tables.as_ref());
+        others.map(|other| other.tables.model()).try_for_each(|other| compat::with_model(tables, what, other))
+    }
+
+    /// The verdict about the backend at a place. Without a probe, as far as files and configuration say.
+    pub(crate) fn judge(&self, at: usize, probe: Option<&Probe>, max_ranks: u16) -> Result<Fit, Closed> {
+        let (member, files) = (&self.members[at], self.check_files(at).err());
+        let (config, room) = (&member.backend.config, self.room(at, max_ranks));
+        let tables = member.tables.as_ref().map(|loaded| loaded.tables.as_ref());
+        // The first backend's version may be known only by this probe.
+        let found = probe.filter(|_| at == 0).map(|probe| Preparation::row(preparation_row(config.engine, probe)));
+        let reader = self.text.as_deref().map(|text| text.reader(found.unwrap_or(self.preparation())));
+        let subject = Subject { config, tables, reader, files: files.as_ref(), room };
+        verdict::judge(probe, &subject)
+    }
+
+    /// Judges the backend at a place again by its last report, as its tables or tokenizer may be others. One for which
+    /// there is no room gets no requests until a probe finds that there is.
+    pub(crate) fn judge_again(&mut self, at: usize, max_ranks: u16) {
+        let backend = Arc::clone(&self.members[at].backend);
+        let fit = self.judge(at, backend.last_probe().as_deref(), max_ranks);
+        self.members[at].fit = fit.unwrap_or_else(|_| Fit::unprobed(&backend.config, 0));
+    }
+
+    /// Online prices start again from the tables' prices.
+    pub(crate) fn reset_prices(&self) {
+        self.pool.reset_prices(&pool_members(&self.members));
+    }
+
+    /// Whether the files of the backend at a place fit, whatever its engine reports.
+    fn check_files(&self, at: usize) -> Result<(), Unpinned> {
+        if let Some(unread) = self.unread.as_ref().filter(|unread| !unread.earlier_in_use) {
+            return Err(Unpinned::File { cause: unread.cause.clone() });
+        }
+        let member = &self.members[at];
+        let Some(loaded) = &member.tables else {
+            let cause = member.unread.as_ref().map(|unread| format!("tables: {}", unread.cause));
+            return cause.map_or(Ok(()), |cause| Err(Unpinned::File { cause }));
+        };
+        let tables = loaded.tables.as_ref();
+        compat::with_declared(tables, member.backend.config.placement_digest.as_deref())?;
+        compat::with_tokenizer(tables, self.encoder())?;
+        // Those before it in the configuration are right.
+        let mut others = self.members[..at].iter().filter(|other| other.fit.unpinned.is_none());
+        let others = others.find_map(|other| other.tables.as_ref());
+        others.map_or(Ok(()), |other| Ok(compat::with_model(tables, "another backend's tables", other.tables.model())?))
+    }
+
+    /// Ranks that are left for the backend at a place, where each other one has its own, or may yet be probed.
+    fn room(&self, at: usize, max_ranks: u16) -> usize {
+        let others = self.members.iter().enumerate().filter(|(other, _)| *other != at);
+        let taken = others.map(|(_, other)| usize::from(other.fit.ranks).max(other.backend.config.urls.len()));
+        usize::from(max_ranks).saturating_sub(taken.sum())
+    }
+
+    /// The names of the model in requests to a backend.
+    pub(crate) fn names_asked(&self, backend: &Backend) -> Vec<String> {
+        backend.config.served_name.as_ref().map_or_else(|| self.names().cloned().collect(), |name| vec![name.clone()])
+    }
+
+    /// Whether the last requests of any of its backends ended in errors.
+    pub(crate) fn has_errors(&self) -> bool {
+        self.members.iter().any(|member| member.backend.gate.has_errors())
+    }
+
+    /// A request with the digest `request` went well on `backend`: the errors of others are compared with it.
+    pub(crate) fn answered_well(&self, backend: &Arc<Backend>, request: Option<u64>) {
+        let others = self.members.iter().map(|member| &member.backend);
+        for other in others.filter(|other| other.gate.has_errors() && !Arc::ptr_eq(other, backend)) {
+            other.gate.change(|breaker| breaker.answered_elsewhere(request));
+        }
+    }
+
+    /// Its own name, then its aliases.
+    pub(crate) fn names(&self) -> impl Iterator<Item = &String> {
+        std::iter::once(&self.name).chain(&self.other_names.aliases)
+    }
+
+    /// Whether this is its name or an alias, and not that of one of its adapters.
+    pub(crate) fn is_named(&self, name: &str) -> bool {
+        self.names().any(|own| own == name)
+    }
+}
+
+/// Routes whose prompts can be read.
+pub(crate) fn text_route(route: Route) -> Option<semmoe_text::Route> {
+    match route {
+        Route::Chat => Some(semmoe_text::Route::Chat),
+        Route::Completions => Some(semmoe_text::Route::Completions),
+        Route::Generate => Some(semmoe_text::Route::Generate),
+        Route::Responses | Route::Embeddings | Route::Tokenize | Route::Messages => None,
+        Route::Detokenize | Route::CountTokens | Route::Extra => None,
+    }
+}
+
+/// A tokenizer that could not be read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct UnreadText {
+    /// One sentence that names the file.
+    pub(crate) cause: String,
+    /// Whether those that were read before are in use.
+    pub(crate) earlier_in_use: bool,
+}
+
+/// The encoder of a model's prompts.
+pub(crate) struct Text {
+    pub(crate) tokenizer: Arc<PromptEncoder>,
+    pub(crate) template: Option<Arc<ChatTemplate>>,
+    /// Why the template that should be in use is not: an earlier one is, or none.
+    pub(crate) template_error: Option<String>,
+    pub(crate) vocabulary: Vocabulary,
+    /// Whether the template writes the date, so that a chat read on another day is another one.
+    pub(crate) writes_date: bool,
+    /// The files and settings that it was made of.
+    pub(crate) made_of: TextSource,
+}
+
+impl Text {
+    fn reader(&self, preparation: &'static Preparation) -> Reader<'_> {
+        let (template, zone_seconds) = (self.template.as_deref(), self.made_of.zone_seconds);
+        Reader { tokenizer: &self.tokenizer, template, preparation, writes_date: self.writes_date, zone_seconds }
+    }
+}
+
+/// The sources of a [`Text`]: with equal ones it need not be made again.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct TextSource {
+    pub(crate) files: Vec<FileState>,
+    pub(crate) chat_options: ChatOptions,
+    pub(crate) segment_cache_bytes: usize,
+    /// Of the engines' clocks.
+    pub(crate) zone_seconds: i32,
+}
+
+/// The place of a backend in a snapshot.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Position {
+    /// Index of its model.
+    pub(crate) model: usize,
+    /// Index among the model's members.
+    pub(crate) member: usize,
+}
+
+/// A backend of a model, with what is loaded for it.
+#[derive(Clone)]
+pub(crate) struct Member {
+    pub(crate) backend: Arc<Backend>,
+    pub(crate) tables: Option<Arc<LoadedTables>>,
+    /// Those that were in use before, latest first, at most as many as the configuration wants kept.
+    pub(crate) earlier: Vec<EarlierTables>,
+    /// The configured file of tables as it was when it was last read; what is in use may have come later, and from
+    /// elsewhere.
+    pub(crate) tables_file: Option<FileState>,
+    /// Why the configured tables could not be read; those in use, if any, are earlier ones.
+    pub(crate) unread: Option<Trouble>,
+    /// Its ranks, and how they are pinned. Until a probe reports them there are 0 ranks, pinned in the newest version's
+    /// way.
+    pub(crate) fit: Fit,
+}
+
+impl Member {
+    /// Where a request on `route` runs.
+    pub(crate) fn run(&self, route: Route) -> Run {
+        let (fit, pins) = (&self.fit, &self.backend.pins);
+        let where_chosen = |chosen: bool| if chosen { Run::Chosen } else { Run::Anywhere };
+        match fit.dialect.carrier(route) {
+            _ if !route.runs_model() => Run::Nowhere,
+            _ if fit.unpinned.is_some() => Run::Behind,
+            _ if fit.ranks <= 1 => Run::Chosen,
+            Ok(Carrier::Url) => Run::Chosen,
+            Ok(_) if pins.are_refused() => Run::Anywhere,
+            Ok(_) => where_chosen(match pins.belief(route) {
+                Belief::Proven => true,
+                Belief::Unproven => fit.dialect.reads(route).is_some(),
+                Belief::Ignored => false,
+            }),
+            Err(_) => Run::Anywhere,
+        }
+    }
+
+    /// Whether a request on `route` is sent with a pin: also with one that is ignored, where the engine should read it
+    /// and its answer can show that it is not ignored any more.
+    pub(crate) fn sends_pin(&self, route: Route) -> bool {
+        let (dialect, pins) = (&self.fit.dialect, &self.backend.pins);
+        let is_tried = || {
+            let may_recover = dialect.reads(route).is_some() && dialect.names_rank(route);
+            self.fit.unpinned.is_none() && !pins.are_refused() && pins.belief(route) == Belief::Ignored && may_recover
+        };
+        self.fit.ranks > 1
+            && match dialect.carrier(route) {
+                Ok(Carrier::Url) => true,
+                Ok(_) => self.run(route) == Run::Chosen || is_tried(),
+                Err(_) => false,
+            }
+    }
+
+    /// Shapes of a chat, of those in `shapes`, that its engine reads otherwise than the gateway.
+    pub(crate) fn misread(&self, shapes: Shapes) -> Shapes {
+        (self.fit.parity.differs | self.backend.counts.differs()).both(shapes)
+    }
+
+    /// The ranks that it is pinned by, as far as they are known.
+    pub(crate) fn known_ranks(&self) -> Option<u16> {
+        Some(self.fit.ranks).filter(|ranks| *ranks > 0 && self.fit.unpinned.is_none())
+    }
+
+    /// The generation of its tables; 0 without any.
+    pub(crate) fn tables_generation(&self) -> u64 {
+        self.tables.as_ref().map_or(0, |tables| tables.generation)
+    }
+
+    /// Takes other tables into use, and keeps those that it has among the earlier ones, of which it keeps `history`.
+    pub(crate) fn replace_tables(&mut self, loaded: Arc<LoadedTables>, history: usize) {
+        self.unread = None;
+        // After a rollback the restored tables leave the history.
+        self.earlier.retain(|earlier| !Arc::ptr_eq(&earlier.tables, &loaded.tables));
+        if let Some(before) = self.tables.replace(loaded) {
+            let LoadedTables { tables, origin, generation, .. } = before.as_ref();
+            let before = EarlierTables { tables: Arc::clone(tables), origin: origin.clone(), generation: *generation };
+            self.earlier.insert(0, before);
+        }
+        self.earlier.truncate(history);
+    }
+}
+
+impl Snapshot {
+    /// The first snapshot.
+    pub(crate) fn new(config: Arc<Config>, models: Vec<Model>) -> Self {
+        Self::of(1, config, models.into_iter().map(Arc::new).collect())
+    }
+
+    /// The next snapshot, with other settings and models.
+    pub(crate) fn with_models(&self, config: Arc<Config>, models: Vec<Arc<Model>>) -> Self {
+        Self::of(self.generation + 1, config, models)
+    }
+
+    fn of(generation: u64, config: Arc<Config>, models: Vec<Arc<Model>>) -> Self {
+        let names = Arc::new(Names::new(models.iter().map(|model| (&model.name, &model.other_names))));
+        Self { generation, config, models, names }
+    }
+
+    /// The model of that name, alias or adapter; without a name, the only one.
+    pub(crate) fn model(&self, name: Option<&str>) -> Result<&Arc<Model>, RequestError> {
+        let known = || self.models.iter().map(|model| model.name.as_str()).collect::<Vec<_>>().join(", ");
+        match (name, self.models.as_slice()) {
+            (Some(name), _) => {
+                let found = self.names.find(name).map(|index| &self.models[index]);
+                found.ok_or_else(|| RequestError::unknown_model(name, known()))
+            }
+            (None, [only]) => Ok(only),
+            (None, _) => Err(RequestError::NoModel { known: known() }),
+        }
+    }
+
+    /// Where the backend of this name is.
+    pub(crate) fn find(&self, backend: &str) -> Option<Position> {
+        self.models.iter().enumerate().find_map(|(model, it)| {
+            let member = it.members.iter().position(|member| member.backend.name == backend)?;
+            Some(Position { model, member })
+        })
+    }
+
+    /// Where this very backend is; there may be another one of its name by now.
+    pub(crate) fn position(&self, backend: &Arc<Backend>) -> Option<Position> {
+        self.find(&backend.name).filter(|at| Arc::ptr_eq(&self.at(*at).1.backend, backend))
+    }
+
+    /// The backend of this name.
+    pub(crate) fn backend(&self, name: &str) -> Option<&Arc<Backend>> {
+        self.members().map(|(_, member)| &member.backend).find(|backend| backend.name == name)
+    }
+
+    /// The model and backend at a position that [`Snapshot::find`] or [`Snapshot::position`] returned.
+    pub(crate) fn at(&self, Position { model, member }: Position) -> (&Model, &Member) {
+        let model: &Model = &self.models[model];
+        (model, &model.members[member])
+    }
+
+    /// All backends with their models.
+    pub(crate) fn members(&self) -> impl Iterator<Item = (&Arc<Model>, &Member)> {
+        self.models.iter().flat_map(|model| model.members.iter().map(move |member| (model, member)))
+    }
+
+    /// The next snapshot, with other tables for one backend, and those that it has now among its earlier ones. Once it
+    /// is the current one, [`Model::reset_prices`].
+    pub(crate) fn with_tables(&self, at: Position, fresh: LoadedTables, metrics: &Metrics) -> Self {
+        let loaded = Arc::new(LoadedTables { generation: self.generation + 1, ..fresh });
+        self.with_model(at, metrics, |model| {
+            model.members[at.member].replace_tables(loaded, self.config.tables.history);
+            model.judge_again(at.member, self.config.limits.ranks);
+        })
+    }
+
+    /// The next snapshot, with what a probe found of a backend.
+    pub(crate) fn with_backend(&self, at: Position, fit: Fit, metrics: &Metrics) -> Self {
+        self.with_model(at, metrics, |model| model.members[at.member].fit = fit)
+    }
+
+    /// The next snapshot, with a change of one backend. With another number of ranks the backend is another engine: its
+    /// ranks' accounts start afresh.
+    fn with_model(&self, at: Position, metrics: &Metrics, change: impl FnOnce(&mut Model)) -> Self {
+        let mut next = Self { generation: self.generation + 1, ..self.clone() };
+        let (old, was) = self.at(at);
+        let model = Arc::make_mut(&mut next.models[at.model]);
+        change(model);
+        if model.members[at.member].fit.ranks != was.fit.ranks {
+            model.pool = next_pool(Some(old), &self.config, &model.members, &model.plan, &self.config, metrics);
+        }
+        next
+    }
+}
+
+/// The pool of all ranks of these backends. With `old`, the model as it runs by `old_config`, it goes on from the pool
+/// of that one, and is that pool itself where nothing about it changes. Ranks stay with their engine: one of the same
+/// name, with the same ways to reach it and as many ranks.
+pub(crate) fn next_pool(
+    old: Option<&Model>,
+    old_config: &Config,
+    members: &[Member],
+    plan: &Plan,
+    config: &Config,
+    metrics: &Metrics,
+) -> Arc<Pool> {
+    let (routing, shadow) = (&config.routing, plan.policy.watched().is_some());
+    let settings = PoolSettings { routing: &routing.settings, prefix: &routing.prefix, shadow };
+    let Some(old) = old else { return Arc::new(Pool::new(&pool_members(members), &settings, metrics)) };
+    let before = |member: &Member| {
+        let same = |old: &Member| {
+            old.fit.ranks == member.fit.ranks && old.backend.config.is_same_ranks(&member.backend.config)
+        };
+        old.members.iter().position(same)
+    };
+    let mut from = Vec::new();
+    for member in members {
+        let at = before(member);
+        let first = old.pool.slots().iter().position(|slot| Some(slot.backend) == at);
+        from.extend((0..usize::from(member.fit.ranks)).map(|rank| u16::try_from(first? + rank).ok()));
+    }
+    let (was, same_slots) =
+        (&old_config.routing, from.iter().copied().eq((0..old.pool.slots().len() as u16).map(Some)));
+    if same_slots && routing.settings == was.settings && routing.prefix == was.prefix && shadow == old.pool.has_shadow()
+    {
+        return Arc::clone(&old.pool);
+    }
+    Arc::new(old.pool.succeed(&from, &pool_members(members), &settings, metrics))
+}
+
+fn pool_members(members: &[Member]) -> Vec<PoolBackend<'_>> {
+    members.iter().map(pool_member).collect()
+}
+
+fn pool_member(member: &Member) -> PoolBackend<'_> {
+    PoolBackend {
+        name: &member.backend.name,
+        ranks: member.fit.ranks,
+        prices: match &member.tables {
+            Some(loaded) if member.fit.unpinned.is_none() => {
+                TablePrice::of_ranks(member.fit.ranks, loaded.tables.price(), loaded.tables.sequence_price())
+            }
+            _ => Vec::new(),
+        },
+        available: member.backend.takes_requests(),
+    }
+}

@@ -1,0 +1,143 @@
+//! The backends of one gateway and the current snapshot. Tables, probes and reloads change it; requests read it.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use semmoe_engines::http::AnswerLimits;
+
+use crate::backends::current::Current;
+use crate::backends::drains::Drains;
+use crate::backends::tables::Lanes;
+use crate::backends::{Backend, Health, Member, Snapshot};
+use crate::config::Config;
+use crate::observe::Metrics;
+
+/// Longest health or information answer of an engine; SGLang's server information holds all of its arguments.
+const PROBE_ANSWER_BYTES: usize = 4 << 20;
+
+/// All backends.
+pub(crate) struct Backends {
+    pub(crate) current: Current,
+    /// Held while the next snapshot is made from the current one, and while availability changes: both are short.
+    changing: Mutex<()>,
+    pub(crate) metrics: Arc<Metrics>,
+    /// Backends that are gone or have fewer ranks, with the ranks that they had: requests may still be in flight there.
+    retired: Mutex<Vec<(String, u16)>>,
+    /// Backends that are drained, also when they come back.
+    pub(crate) drains: Drains,
+    /// Loads of tables.
+    pub(crate) lanes: Lanes,
+}
+
+impl Backends {
+    pub(crate) fn new(snapshot: Snapshot, metrics: Arc<Metrics>) -> Self {
+        metrics.generation(snapshot.generation);
+        snapshot.members().for_each(|(_, member)| member.backend.live.follow(member.tables_generation()));
+        Self {
+            current: Current::new(snapshot, metrics.tables.waits()),
+            changing: Mutex::new(()),
+            metrics,
+            retired: Mutex::default(),
+            drains: Drains::default(),
+            lanes: Lanes::new(),
+        }
+    }
+
+    /// The current state; keep it for one request, not longer.
+    pub(crate) fn snapshot(&self) -> Arc<Snapshot> {
+        self.current.load_full()
+    }
+
+    /// The settings as they are now, for work that is no request's. A request reads its own snapshot's.
+    pub(crate) fn config(&self) -> Arc<Config> {
+        Arc::clone(&self.current.load().config)
+    }
+
+    /// To be held while the next snapshot is made from the current one, and while availability changes.
+    pub(crate) fn changing(&self) -> MutexGuard<'_, ()> {
+        self.changing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes a snapshot the current one. `_changing`: it was made from the current one under the lock. Returns how long
+    /// it took until readers get it.
+    pub(crate) fn swap(&self, _changing: &MutexGuard<'_, ()>, next: Arc<Snapshot>) -> Duration {
+        self.metrics.generation(next.generation);
+        self.current.store(next)
+    }
+
+    /// Takes the backends that are in one snapshot and not in the next out of the metrics.
+    pub(crate) fn retire(&self, before: &Snapshot, next: &Snapshot) {
+        let gone = before.members().filter(|(_, member)| next.find(&member.backend.name).is_none());
+        self.retire_ranks(gone.map(|(_, member)| (member.backend.name.clone(), member.fit.ranks)));
+        let gone = before.members().filter(|(_, member)| next.position(&member.backend).is_none());
+        gone.for_each(|(_, member)| member.backend.live.follow(0));
+        self.sweep();
+    }
+
+    /// These backends have fewer ranks than these, or none.
+    pub(crate) fn retire_ranks(&self, had: impl IntoIterator<Item = (String, u16)>) {
+        self.retired.lock().unwrap_or_else(PoisonError::into_inner).extend(had);
+    }
+
+    /// Forgets the backends that are gone and whose requests have ended.
+    pub(crate) fn sweep(&self) {
+        let snapshot = self.snapshot();
+        for backend in self.drains.follow(|name| snapshot.find(name).is_some(), Instant::now()) {
+            tracing::warn!(backend, "backend has been gone for too long: its drain is forgotten");
+        }
+        let mut retired = self.retired.lock().unwrap_or_else(PoisonError::into_inner);
+        retired.retain(|(name, ranks)| match snapshot.find(name) {
+            None => !self.metrics.forget_backend(name, *ranks),
+            Some(at) => !self.metrics.forget_ranks(name, snapshot.at(at).1.fit.ranks..*ranks),
+        });
+    }
+
+    pub(crate) fn probe_limits(&self) -> AnswerLimits {
+        AnswerLimits { timeout: self.config().health.timeout, max_bytes: PROBE_ANSWER_BYTES }
+    }
+
+    /// For routes that wait for the engine's scheduler, which answers between two steps.
+    pub(crate) fn patient_limits(&self) -> AnswerLimits {
+        let health = &self.config().health;
+        AnswerLimits { timeout: health.timeout.max(health.busy), max_bytes: PROBE_ANSWER_BYTES }
+    }
+
+    /// The backend of this name.
+    pub(crate) fn backend(&self, name: &str) -> Option<Arc<Backend>> {
+        self.snapshot().backend(name).cloned()
+    }
+
+    /// The names of a backend's model in requests to it; none once it is gone.
+    pub(crate) fn names_asked(&self, backend: &Arc<Backend>) -> Vec<String> {
+        let snapshot = self.snapshot();
+        snapshot.position(backend).map_or_else(Vec::new, |at| snapshot.at(at).0.names_asked(backend))
+    }
+
+    /// A backend as it is now; `None` once it is gone.
+    pub(crate) fn member(&self, backend: &Arc<Backend>) -> Option<Member> {
+        let snapshot = self.snapshot();
+        let (_, member) = snapshot.at(snapshot.position(backend)?);
+        Some(member.clone())
+    }
+
+    /// Closes a backend.
+    pub(crate) fn mark_unhealthy(&self, backend: &Arc<Backend>, cause: String) {
+        let _changing = self.changing();
+        // Nothing is reported about a backend that left in this moment.
+        if self.snapshot().position(backend).is_some() {
+            self.note_health(backend, Health::Unhealthy { cause });
+            self.refresh(backend);
+        }
+    }
+
+    pub(crate) fn note_health(&self, backend: &Backend, health: Health) {
+        let name = backend.name.as_str();
+        self.metrics.backend_healthy(name, health.is_healthy());
+        if backend.set_health(health.clone()) {
+            match health {
+                Health::Unhealthy { cause } => tracing::warn!(backend = name, cause, "backend gets no requests"),
+                _ => tracing::info!(backend = name, "backend is healthy"),
+            }
+        }
+    }
+}

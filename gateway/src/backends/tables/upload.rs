@@ -1,0 +1,82 @@
+//! Tables in the body of a request: to the disk piece by piece, so that no upload is held in memory.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::Body;
+use bytes::{Bytes, BytesMut};
+use http_body::Body as _;
+use http_body_util::{BodyExt, Limited};
+
+use crate::backends::{Backends, RequestError};
+
+use super::change::{blocking, note, permit, refusal};
+use super::file::Copy;
+use super::spool;
+
+/// Received before it is written.
+const PIECE_BYTES: usize = 1 << 20;
+/// An upload is long, and may take so many times `timeouts.body_seconds`.
+const PATIENCE: u32 = 10;
+
+/// Receives an upload of tables for a backend.
+pub(crate) async fn receive(backends: &Arc<Backends>, backend: &str, body: Body) -> Result<Copy, RequestError> {
+    let received = spooled(backends, body).await;
+    if let Err(error) = &received {
+        note(backends, backend, "upload", Err(error));
+    }
+    received
+}
+
+async fn spooled(backends: &Arc<Backends>, body: Body) -> Result<Copy, RequestError> {
+    let config = backends.config();
+    let limit_bytes = config.limits.table_bytes;
+    // A body announced as too long need not be read.
+    if body.size_hint().lower() > limit_bytes as u64 {
+        return Err(RequestError::BodyTooLong { limit_bytes });
+    }
+    let _permit = permit(&backends.lanes.uploads).await?;
+    let spool = spool(&config);
+    let copy = blocking(move || Copy::begin(&spool).map_err(|error| refusal(&error))).await?;
+    let within = config.timeouts.body * PATIENCE;
+    let received = tokio::time::timeout(within, pieces(copy, body, limit_bytes)).await;
+    received.unwrap_or(Err(RequestError::BodyTimeout { seconds: within.as_secs_f64() }))
+}
+
+async fn pieces(mut copy: Copy, mut body: Body, limit_bytes: usize) -> Result<Copy, RequestError> {
+    let mut piece = BytesMut::new();
+    loop {
+        let frame =
+            body.frame().await.transpose().map_err(|error| RequestError::BodyRead { cause: error.to_string() })?;
+        let ended = frame.is_none();
+        if let Some(data) = frame.and_then(|frame| frame.into_data().ok()) {
+            piece.extend_from_slice(&data);
+        }
+        if piece.len() < PIECE_BYTES && !ended {
+            continue;
+        }
+        let full = piece.split().freeze();
+        copy = blocking(move || match copy.push(&full) {
+            Ok(true) => Ok(copy),
+            Ok(false) => Err(RequestError::BodyTooLong { limit_bytes }),
+            Err(error) => Err(refusal(&error)),
+        })
+        .await?;
+        if ended {
+            return Ok(copy);
+        }
+    }
+}
+
+/// Reads a short body.
+pub(crate) async fn read(body: Body, limit_bytes: usize, within: Duration) -> Result<Bytes, RequestError> {
+    let whole = tokio::time::timeout(within, Limited::new(body, limit_bytes).collect()).await;
+    match whole {
+        Err(_) => Err(RequestError::BodyTimeout { seconds: within.as_secs_f64() }),
+        Ok(Ok(whole)) => Ok(whole.to_bytes()),
+        Ok(Err(error)) if error.is::<http_body_util::LengthLimitError>() => {
+            Err(RequestError::BodyTooLong { limit_bytes })
+        }
+        Ok(Err(error)) => Err(RequestError::BodyRead { cause: error.to_string() }),
+    }
+}

@@ -1,0 +1,182 @@
+//! Files of tables that change while the gateway runs; and what was replaced is freed in the same rhythm.
+//!
+//! They are looked at every few seconds. Notifications of the kernel do not come from network file systems, nor for a
+//! ConfigMap, whose files change behind two links, and would still need the same wait until a writer is done.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use semmoe_engines::probe::Probe;
+use tokio_util::sync::CancellationToken;
+
+use crate::backends::{Backends, RequestError, Snapshot};
+
+use super::change::{Source, Swapped, change};
+use super::file::Stamp;
+
+/// Between two looks at the configuration while it wants no files watched.
+const ASLEEP: Duration = Duration::from_secs(5);
+
+/// Looks at the files until `stop`.
+pub(crate) async fn watch(backends: Arc<Backends>, stop: CancellationToken) {
+    let mut files = HashMap::new();
+    loop {
+        let interval = backends.config().tables.watch;
+        if stop.run_until_cancelled(tokio::time::sleep(interval.unwrap_or(ASLEEP))).await.is_none() {
+            return;
+        }
+        free_replaced(&backends).await;
+        if interval.is_none() {
+            files.clear();
+            continue;
+        }
+        stop.run_until_cancelled(look(&backends, &mut files)).await;
+    }
+}
+
+/// Tables and tokenizers that the last request gave back since the last look.
+async fn free_replaced(backends: &Arc<Backends>) {
+    if backends.current.holds_replaced() {
+        let backends = Arc::clone(backends);
+        // The runtime would report a panic in it.
+        let _ = tokio::task::spawn_blocking(move || backends.current.sweep()).await;
+    }
+}
+
+/// One look at every file.
+async fn look(backends: &Arc<Backends>, files: &mut HashMap<String, Watched>) {
+    let snapshot = backends.snapshot();
+    let paths: Vec<(String, PathBuf)> = configured(&snapshot).collect();
+    files.retain(|name, _| paths.iter().any(|(known, _)| known == name));
+    for (backend, path) in paths {
+        // A network file system may take its time.
+        let looked_at = path.clone();
+        let Ok(stamp) = tokio::task::spawn_blocking(move || Stamp::of(&looked_at)).await else { continue };
+        let probe = snapshot.backend(&backend).and_then(|backend| backend.last_probe());
+        let watched = files.entry(backend.clone()).or_insert_with(|| Watched::new(&snapshot, &backend, &path, stamp));
+        if watched.path != path {
+            *watched = Watched { path: path.clone(), ..Watched::default() };
+        }
+        if watched.look(stamp, probe.as_deref()) {
+            let done = change(backends, backend, Source::Watched(path)).await;
+            watched.judged(stamp, probe, &done);
+        }
+    }
+}
+
+/// Names of the backends with their files.
+fn configured(snapshot: &Snapshot) -> impl Iterator<Item = (String, PathBuf)> {
+    let backends = snapshot.config.models.iter().flat_map(|model| &model.backends);
+    backends.filter_map(|backend| Some((backend.name.clone(), backend.tables.clone()?)))
+}
+
+/// The state of one file.
+#[derive(Debug, Default)]
+struct Watched {
+    path: PathBuf,
+    /// As it was when it was loaded or refused.
+    judged: Option<Stamp>,
+    /// As it was at the last look.
+    seen: Option<Stamp>,
+    /// The backend's report when the file was rejected for it: another engine may fit.
+    refused: Option<Option<Arc<Probe>>>,
+}
+
+impl Watched {
+    /// The file was loaded when the gateway started, or is not what is in use: then a change of it counts from now on.
+    fn new(snapshot: &Snapshot, backend: &str, path: &Path, now: Option<Stamp>) -> Self {
+        let loaded = snapshot.members().find(|(_, member)| member.backend.name == backend);
+        let origin = loaded.and_then(|(_, member)| member.tables.as_ref()).map(|loaded| &loaded.origin);
+        let same = origin.filter(|origin| origin.path.as_deref() == Some(path));
+        let was_read = loaded.is_some_and(|(_, member)| member.unread.is_none());
+        let judged = same.map_or(now.filter(|_| was_read), |origin| origin.stamp);
+        Self { path: path.to_owned(), judged, seen: None, refused: None }
+    }
+
+    /// Whether to load it now.
+    fn look(&mut self, now: Option<Stamp>, probe: Option<&Probe>) -> bool {
+        let before = std::mem::replace(&mut self.seen, now);
+        match now {
+            None => false,
+            Some(_) if now == self.judged => self.refused.as_ref().is_some_and(|then| then.as_deref() != probe),
+            // Its writer may not be done.
+            Some(_) => now == before,
+        }
+    }
+
+    fn judged(&mut self, stamp: Option<Stamp>, probe: Option<Arc<Probe>>, done: &Result<Swapped, RequestError>) {
+        self.refused = None;
+        self.judged = stamp;
+        match done {
+            Err(RequestError::TablesRefused { .. }) => self.refused = Some(probe),
+            Ok(_) | Err(RequestError::TablesInvalid { .. }) => {}
+            // Not the file's fault: the next look tries again.
+            Err(_) => self.judged = None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn stamp(name: &str) -> Option<Stamp> {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("t");
+        std::fs::write(&path, name).unwrap();
+        Stamp::of(&path)
+    }
+
+    fn probe(version: &str) -> Arc<Probe> {
+        let dialect = semmoe_engines::Dialect::of(semmoe_engines::Engine::Semmoe, None);
+        let version = Some(version.to_owned());
+        let placement = Err(semmoe_engines::sglang::Unseen::Unreported);
+        Arc::new(Probe {
+            server: None,
+            version,
+            dp_size: None,
+            doubt: None,
+            dialect,
+            unknown_rank_base: false,
+            placement,
+            max_model_len: None,
+            other_model: None,
+            rendering: None,
+        })
+    }
+
+    #[test]
+    fn a_file_is_loaded_once_it_rests() {
+        let (old, half, whole) = (stamp("old"), stamp("ha"), stamp("whole"));
+        let mut watched = Watched { judged: old, ..Watched::default() };
+        assert!(!watched.look(old, None) && !watched.look(old, None));
+        assert!(!watched.look(half, None) && !watched.look(whole, None) && !watched.look(None, None));
+        assert!(!watched.look(whole, None) && watched.look(whole, None));
+        watched.judged(whole, None, &Err(RequestError::TablesInvalid { cause: String::new() }));
+        assert!(!watched.look(whole, None), "what is damaged stays so until it changes");
+        assert!(!watched.look(old, None) && watched.look(old, None));
+        watched.judged(old, None, &Err(RequestError::TablesBusy { seconds: 1 }));
+        assert!(watched.look(old, None), "what was not the file's fault is tried again");
+    }
+
+    #[test]
+    fn a_refused_file_is_tried_again_for_another_engine() {
+        let (now, first, second) = (stamp("now"), probe("1"), probe("2"));
+        let mut watched = Watched { judged: None, seen: now, ..Watched::default() };
+        assert!(watched.look(now, Some(&first)));
+        let refused = RequestError::TablesRefused {
+            backend: String::new(),
+            cause: crate::backends::compat::Incompatible::Moving,
+        };
+        watched.judged(now, Some(Arc::clone(&first)), &Err(refused));
+        assert!(!watched.look(now, Some(&probe("1"))));
+        assert!(watched.look(now, Some(&second)));
+        let none = String::new;
+        let swapped =
+            Swapped { backend: none(), generation: 2, digest: none(), placement_digest: none(), changed: true };
+        watched.judged(now, Some(second), &Ok(swapped));
+        assert!(!watched.look(now, Some(&first)));
+    }
+}

@@ -1,0 +1,221 @@
+//! The one verdict about a backend: at start, on a reload, after a probe, and when its tables change.
+//!
+//! A backend that can answer serves. Where its ranks, placement, tokenizer or tables do not fit, or a file of its model
+//! cannot be read, its requests are not pinned and are placed by load, for a reason ([`Unpinned`]). It is closed only
+//! where it cannot answer: it is unreachable, refuses the key, or serves another model ([`Closed`]).
+
+use semmoe_engines::Dialect;
+use semmoe_engines::probe::{Probe, RankDoubt};
+use semmoe_engines::sglang::ServerInfo;
+use semmoe_tables::Tables;
+use semmoe_text::PromptEncoder;
+
+use crate::backends::compat::{self, Incompatible};
+use crate::backends::parity::{self, Parity, Reader};
+use crate::config::BackendConfig;
+
+/// Why requests to a backend cannot be pinned.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Unpinned {
+    /// The engine reports no number of ranks.
+    #[error("the backend does not report its number of attention-DP ranks; set `ranks` if it has several")]
+    Unknown,
+    /// Its report cannot be right.
+    #[error("{0}")]
+    Doubt(#[from] RankDoubt),
+    /// It runs a layout that the tables are not for.
+    #[error("the tables are not for layout '{layout}', which the backend runs until it is switched")]
+    Layout {
+        /// Its name.
+        layout: String,
+    },
+    /// The engine does not show which placement it runs, and the configuration does not say it.
+    #[error("placement unproven: {cause}; set `placement_digest` to that of the placement which the backend runs")]
+    Unproven {
+        /// One sentence.
+        cause: String,
+    },
+    /// It does not fit its tables, its model's tokenizer or the configuration.
+    #[error("{0}")]
+    Misfit(Box<Incompatible>),
+    /// A file of its own or of its model cannot be read.
+    #[error("{cause}")]
+    File {
+        /// One sentence that names it.
+        cause: String,
+    },
+}
+
+impl Unpinned {
+    /// In a word or two: a label of metrics, one of those in `metrics/pins.rs`.
+    pub(crate) fn reason(&self) -> &'static str {
+        match self {
+            Self::Unknown | Self::Doubt(_) => "ranks unknown",
+            Self::Layout { .. } => "layout",
+            Self::Unproven { .. } => "placement unproven",
+            Self::Misfit(cause) => cause.reason(),
+            Self::File { .. } => "file",
+        }
+    }
+}
+
+impl From<Incompatible> for Unpinned {
+    fn from(cause: Incompatible) -> Self {
+        Self::Misfit(Box::new(cause))
+    }
+}
+
+/// Why a backend that answers probes gets no requests.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Closed {
+    /// It knows the model by no name that requests have.
+    #[error("it serves another model, '{found}', and none by the name that requests have; set `served_name`")]
+    OtherModel {
+        /// The first that it lists.
+        found: String,
+    },
+    /// It was started for a measurement, and its answers are wrong.
+    #[error(
+        "it runs with --force-local-rate {rate}, to measure what communication costs: its answers are wrong by design"
+    )]
+    ForcedRate {
+        /// The rate.
+        rate: String,
+    },
+    /// Other backends use up `limits.ranks`.
+    #[error("{0}")]
+    NoRoom(Incompatible),
+}
+
+/// A backend that serves: what requests are placed and pinned by.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Fit {
+    /// Ranks to choose between; where they are unknown, one for each URL.
+    pub(crate) ranks: u16,
+    /// How requests are pinned.
+    pub(crate) dialect: Dialect,
+    /// Why they are not, though there may be several ranks.
+    pub(crate) unpinned: Option<Unpinned>,
+    /// Which chats the engine reads as the gateway does.
+    pub(crate) parity: Parity,
+}
+
+impl Fit {
+    /// A backend whose engine chooses the ranks.
+    pub(crate) fn unpinned(backend: &BackendConfig, why: Unpinned) -> Self {
+        let (engine, urls) = (backend.engine, backend.urls.len());
+        let dialect = if urls > 1 { Dialect::by_url(engine) } else { Dialect::unpinned(engine) };
+        Self::of(u16::try_from(urls).unwrap_or(u16::MAX).max(1), dialect, Some(why))
+    }
+
+    /// A backend that was not probed yet: `ranks` as far as configuration and tables say, or 0.
+    pub(crate) fn unprobed(backend: &BackendConfig, ranks: u16) -> Self {
+        let engine = backend.engine;
+        let dialect = if backend.urls.len() > 1 { Dialect::by_url(engine) } else { Dialect::of(engine, None) };
+        Self::of(ranks, dialect, None)
+    }
+
+    /// Of which nothing is known about chats.
+    fn of(ranks: u16, dialect: Dialect, unpinned: Option<Unpinned>) -> Self {
+        Self { ranks, dialect, unpinned, parity: Parity::default() }
+    }
+}
+
+/// A backend, and all that its report is compared with.
+pub(crate) struct Subject<'a> {
+    pub(crate) config: &'a BackendConfig,
+    pub(crate) tables: Option<&'a Tables>,
+    /// The reader of its prompts.
+    pub(crate) reader: Option<Reader<'a>>,
+    /// Why its own files or its model's do not fit, as far as that is known already.
+    pub(crate) files: Option<&'a Unpinned>,
+    /// Ranks that `limits.ranks` leaves for it.
+    pub(crate) room: usize,
+}
+
+/// The verdict about a backend by its report, or, while there is none, by files and configuration.
+pub(crate) fn judge(probe: Option<&Probe>, subject: &Subject<'_>) -> Result<Fit, Closed> {
+    let Subject { config, tables, reader, files, room } = *subject;
+    let encoder = reader.map(|reader| reader.tokenizer);
+    if let Some(found) = probe.and_then(|probe| probe.other_model.clone()) {
+        return Err(Closed::OtherModel { found });
+    }
+    if let Some(rate) = probe.and_then(|probe| probe.server.as_ref()?.force_local_rate) {
+        return Err(Closed::ForcedRate { rate: rate.to_string() });
+    }
+    let fit = match (files, probe) {
+        (Some(why), _) => Ok(Fit::unpinned(config, why.clone())),
+        (None, Some(probe)) => with_backend(probe, tables, encoder, config, None),
+        (None, None) => {
+            compat::expected_ranks(tables, config.ranks).map(|ranks| Fit::unprobed(config, ranks.unwrap_or(0)))
+        }
+    };
+    let fit = within(fit.unwrap_or_else(|misfit| Fit::unpinned(config, misfit.into())), config, room)?;
+    let rendering = probe.and_then(|probe| probe.rendering.as_deref());
+    Ok(Fit { parity: parity::compare(rendering, reader.as_ref()), ..fit })
+}
+
+/// Its ranks, or fewer where `limits.ranks` leaves no room for them.
+fn within(fit: Fit, config: &BackendConfig, room: usize) -> Result<Fit, Closed> {
+    let too_many = Incompatible::TooManyRanks { ranks: fit.ranks, room };
+    let fits = |fit: &Fit| usize::from(fit.ranks) <= room;
+    if fits(&fit) {
+        return Ok(fit);
+    }
+    Some(Fit::unpinned(config, too_many.clone().into())).filter(fits).ok_or(Closed::NoRoom(too_many))
+}
+
+/// A backend's report about itself, checked against tables, tokenizer and configuration.
+///
+/// # Errors
+/// The first thing that does not fit: tables that are about to be loaded are refused for it.
+pub(crate) fn with_backend(
+    probe: &Probe,
+    tables: Option<&Tables>,
+    tokenizer: Option<&PromptEncoder>,
+    backend: &BackendConfig,
+    known: Option<u16>,
+) -> Result<Fit, Incompatible> {
+    if probe.unknown_rank_base {
+        return Err(Incompatible::UnknownRankBase);
+    }
+    let server = probe.server.as_ref();
+    // One that can be switched has as many ranks as it reports.
+    let switches = server.is_some_and(ServerInfo::switches) && probe.dp_size.is_some();
+    let configured = backend.ranks.filter(|_| !switches).or(known);
+    if let (Some(server), Some(tables)) = (server, tables)
+        && let Some(layout) = server.layout_without_tables()
+    {
+        if let Some(model) = server.model_info() {
+            compat::with_model(tables, "the backend", &model)?;
+        }
+        let layout = layout.to_owned();
+        return Ok(Fit::unpinned(backend, Unpinned::Layout { layout }));
+    }
+    let expected = compat::expected_ranks(tables, configured)?;
+    if let (Some(found), Some(expected)) = (probe.dp_size, expected)
+        && let Err(misfit) = compat::same_ranks("the backend has", found, compat::expected_name(configured), expected)
+    {
+        // Nothing is pinned beyond what the engine reports, whatever the configuration says.
+        let by_configuration = configured.is_some() && backend.urls.len() == 1;
+        return if by_configuration { Ok(Fit::unpinned(backend, misfit.into())) } else { Err(misfit) };
+    }
+    if let Some(server) = server {
+        if let (Some(found), Some(tokenizer)) = (&server.tokenizer_sha256, tokenizer) {
+            compat::same_tokenizer("backend's", found, tokenizer.sha256())?;
+        }
+        if let Some(tables) = tables {
+            compat::with_server(tables, server)?;
+        }
+    }
+    let unproven = tables.map(|tables| compat::unproven(tables, probe, backend)).transpose()?.flatten();
+    let unpinned = |why| Fit::unpinned(backend, why);
+    Ok(match (configured.or(probe.dp_size).or(expected), &probe.doubt, unproven) {
+        (_, Some(doubt), _) if configured.is_none() || backend.urls.len() > 1 => unpinned(doubt.clone().into()),
+        (Some(_), _, Some(cause)) => unpinned(Unpinned::Unproven { cause }),
+        // The engine itself reports none: its pins have to be proved first.
+        (Some(ranks), _, None) if probe.dp_size.is_none() => Fit::of(ranks, probe.dialect.unproven(), None),
+        (Some(ranks), _, None) => Fit::of(ranks, probe.dialect, None),
+        (None, ..) => unpinned(Unpinned::Unknown),
+    })
+}

@@ -1,0 +1,197 @@
+//! One attempt: a request to the backend where it was placed, until there is the head of an answer.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::request::Parts;
+use http::{HeaderMap, HeaderName, Request, Response, header};
+use http_body_util::Full;
+use semmoe_engines::Route;
+use semmoe_engines::http::{AnswerBody, HttpError, RequestBody};
+use semmoe_engines::pin::{self, Stripped};
+use semmoe_tables::RankId;
+
+use super::retry::Tries;
+use super::watch::Expected;
+use super::{Cause, DataPlane, Job, Placed, served};
+use crate::backends::{Backend, Member, RequestError};
+
+/// While the head of an answer is awaited its backend's health is looked at this often.
+pub(super) const LOOK_EVERY: Duration = Duration::from_millis(500);
+
+/// Headers that are about one connection, not about the message (RFC 9110, 7.6.1).
+const HOP_BY_HOP: [HeaderName; 9] = [
+    header::CONNECTION,
+    HeaderName::from_static("keep-alive"),
+    HeaderName::from_static("proxy-connection"),
+    header::PROXY_AUTHENTICATE,
+    header::PROXY_AUTHORIZATION,
+    header::TE,
+    header::TRAILER,
+    header::TRANSFER_ENCODING,
+    header::UPGRADE,
+];
+
+/// Of clients' requests: cookies of whatever site the gateway is a part of are none of the engine's business.
+const CLIENTS_OWN: [HeaderName; 2] = [header::COOKIE, HeaderName::from_static("cookie2")];
+
+/// Why an attempt brought no answer: what it means for the next one, and the client's answer if there is none.
+pub(super) struct Failed {
+    pub(super) cause: Cause,
+    pub(super) error: RequestError,
+}
+
+impl From<RequestError> for Failed {
+    fn from(error: RequestError) -> Self {
+        Self { cause: Cause::Unsent, error }
+    }
+}
+
+/// A request and the backend where it was placed.
+pub(crate) struct Attempt<'a> {
+    pub(super) plane: &'a DataPlane,
+    pub(super) job: &'a Job,
+    pub(super) tries: &'a Tries<'a>,
+    /// Index of the backend in its model.
+    at: usize,
+    pub(super) member: &'a Member,
+    pub(super) backend: &'a Arc<Backend>,
+    pinned: Option<RankId>,
+    /// The rank that the client is shown.
+    pub(super) shown: Option<RankId>,
+    pub(super) policy: &'static str,
+    pub(super) expected: Option<Expected>,
+}
+
+impl<'a> Attempt<'a> {
+    pub(super) fn new(tries: &'a Tries<'a>, placed: &Placed) -> Self {
+        let (plane, job, lease) = (tries.plane, tries.job, &placed.lease);
+        let member = &job.model.members[lease.backend];
+        let pinned = Some(lease.chosen).filter(|_| member.sends_pin(job.route));
+        // A pin may have been refused since it was placed.
+        let shown = lease.rank.filter(|_| pinned.is_some() || member.fit.ranks <= 1);
+        let expected = pinned.and_then(|rank| Expected::new(&member.fit.dialect, job.route, rank));
+        let (at, backend, policy) = (lease.backend, &member.backend, placed.policy);
+        Self { plane, job, tries, at, member, backend, pinned, shown, policy, expected }
+    }
+
+    /// The request as the engine gets it: the client's, less what is about the connection, with the pin.
+    pub(super) fn request(&self, head: &Parts, body: &Stripped) -> Result<Request<RequestBody>, RequestError> {
+        let (route, dialect) = (self.job.route, &self.member.fit.dialect);
+        let body = served::body(self.backend, route, self.job.adapter.as_deref(), body);
+        let mut headers = head.headers.clone();
+        strip_hop_by_hop(&mut headers);
+        // The HTTP client writes its own; the body is complete here, so no `Expect` remains.
+        for name in CLIENTS_OWN.iter().chain(&[header::HOST, header::CONTENT_LENGTH, header::EXPECT]) {
+            headers.remove(name);
+        }
+        pin::strip_headers(&mut headers);
+        let body = match self.pinned {
+            None => body.bytes().clone(),
+            Some(rank) => pin::apply(dialect, route, rank, &mut headers, &body)?,
+        };
+        let uri = self.backend.url(dialect, self.pinned).join(&path(route, head));
+        let uri = uri.map_err(|_| RequestError::Field { cause: "the query cannot be sent to an engine".to_owned() })?;
+        let mut request = Request::new(Full::new(body));
+        *request.method_mut() = head.method.clone();
+        *request.uri_mut() = uri;
+        *request.headers_mut() = headers;
+        Ok(request)
+    }
+
+    /// Sends a request and waits for the head of its answer: until the limit, or until the backend is found unhealthy
+    /// and there is another one to ask.
+    pub(super) async fn send(&self, request: Request<RequestBody>) -> Result<Response<AnswerBody>, Failed> {
+        let uri = request.uri().clone();
+        let mut sent = std::pin::pin!(self.backend.client.send(request));
+        let limit = self.job.snapshot.config.timeouts.first_byte;
+        let mut left = limit;
+        loop {
+            let look = LOOK_EVERY.min(left);
+            if let Ok(answer) = tokio::time::timeout(look, &mut sent).await {
+                return answer.map_err(|error| self.no_answer(error));
+            }
+            left = left.saturating_sub(look);
+            if left.is_zero() {
+                return Err(self.no_answer(HttpError::timeout(&uri, "the head of the answer", limit)));
+            }
+            self.check_health()?;
+        }
+    }
+
+    /// Why no answer came; the prober is notified.
+    pub(super) fn no_answer(&self, cause: HttpError) -> Failed {
+        if let HttpError::Exhausted { cause } = cause {
+            return Failed { cause: Cause::Exhausted, error: RequestError::Exhausted { cause } };
+        }
+        self.backend.suspect();
+        let (kind, backend) = (Cause::of(&cause), self.backend.name.clone());
+        tracing::warn!(backend, %cause, "no answer");
+        let error = match kind {
+            Cause::Slow => RequestError::Slow { backend, cause },
+            Cause::Connect | Cause::NotTaken => RequestError::Unreachable { backend, cause },
+            _ => RequestError::Broken { backend, cause: cause.reason() },
+        };
+        Failed { cause: kind, error }
+    }
+
+    /// The error, where the backend is unhealthy now and another one can be asked.
+    pub(super) fn check_health(&self) -> Result<(), Failed> {
+        let cause = self.backend.cause_of_unhealthy().filter(|_| self.tries.may_move_from(self.at));
+        let Some(cause) = cause else { return Ok(()) };
+        self.backend.suspect();
+        let backend = self.backend.name.clone();
+        tracing::warn!(backend, cause, "gave up waiting for an answer");
+        Err(Failed { cause: Cause::Unhealthy, error: RequestError::Unhealthy { backend, cause } })
+    }
+}
+
+fn path(route: Route, head: &Parts) -> String {
+    let path = if route == Route::Extra { head.uri.path() } else { route.path() };
+    match head.uri.query() {
+        None => path.to_owned(),
+        Some(query) => format!("{path}?{query}"),
+    }
+}
+
+/// Removes the headers of the connection, also those that `Connection` names.
+pub(super) fn strip_hop_by_hop(headers: &mut HeaderMap) {
+    let named: Vec<HeaderName> = headers
+        .get_all(header::CONNECTION)
+        .iter()
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split(','))
+        .filter_map(|name| name.trim().parse().ok())
+        .collect();
+    for name in HOP_BY_HOP.iter().chain(&named) {
+        headers.remove(name);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use http::HeaderValue;
+
+    #[test]
+    fn connection_headers_stay_behind() {
+        let mut headers = HeaderMap::new();
+        for (name, value) in [
+            ("connection", "close, x-private"),
+            ("connection", "Keep-Alive"),
+            ("x-private", "1"),
+            ("keep-alive", "timeout=5"),
+            ("transfer-encoding", "chunked"),
+            ("te", "trailers"),
+            ("upgrade", "h2c"),
+            ("authorization", "Bearer x"),
+            ("accept", "text/event-stream"),
+        ] {
+            headers.append(name, HeaderValue::from_static(value));
+        }
+        strip_hop_by_hop(&mut headers);
+        let mut left: Vec<&str> = headers.keys().map(HeaderName::as_str).collect();
+        left.sort_unstable();
+        assert_eq!(left, ["accept", "authorization"]);
+    }
+}

@@ -1,0 +1,83 @@
+//! The state that all requests share.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use http::HeaderMap;
+use tokio::sync::Semaphore;
+
+use crate::backends::{Backends, RequestError};
+use crate::data::body_memory::BodyMemory;
+use crate::data::stall::AnswerMemory;
+use crate::data::trust::{self, Caller};
+use crate::observe::{Live, Metrics, Tracer, unix_seconds};
+
+/// Requests to engines: where they go, and what they may take.
+pub(crate) struct DataPlane {
+    pub(crate) backends: Arc<Backends>,
+    pub(crate) metrics: Arc<Metrics>,
+    pub(super) live: Arc<Live>,
+    /// Where requests are traced.
+    pub(super) tracer: Option<Arc<Tracer>>,
+    /// Prompts scored off the network threads at a time: as many as there are cores, the others wait.
+    pub(super) scoring: Arc<Semaphore>,
+    /// Those that may take seconds, as megabytes of one word do: one at a time and in a lane of their own, so that
+    /// other long prompts do not wait behind them.
+    pub(super) scoring_huge: Arc<Semaphore>,
+    /// Long bodies that are looked through at a time, as their prompts took too long to score.
+    pub(super) skimming: Arc<Semaphore>,
+    pub(crate) body_memory: BodyMemory,
+    pub(crate) answer_memory: Arc<AnswerMemory>,
+    draining: AtomicBool,
+    closing: AtomicBool,
+    pub(crate) started_unix_seconds: u64,
+}
+
+impl DataPlane {
+    pub(crate) fn new(backends: Arc<Backends>, live: Arc<Live>, tracer: Option<Arc<Tracer>>) -> Self {
+        let metrics = Arc::clone(&backends.metrics);
+        let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        let answers = AnswerMemory::new(backends.config().limits.answer_memory_bytes, metrics.memory.clone());
+        Self {
+            backends,
+            metrics,
+            live,
+            tracer,
+            scoring: Arc::new(Semaphore::new(cores)),
+            scoring_huge: Arc::new(Semaphore::new(1)),
+            skimming: Arc::new(Semaphore::new(cores)),
+            body_memory: BodyMemory::default(),
+            answer_memory: Arc::new(answers),
+            draining: AtomicBool::new(false),
+            closing: AtomicBool::new(false),
+            started_unix_seconds: unix_seconds(),
+        }
+    }
+
+    /// Whether a path that is not the gateway's own goes to engines.
+    pub(super) fn passes(&self, path: &str) -> bool {
+        self.backends.current.load().config.server.extra_routes.iter().any(|route| route == path)
+    }
+
+    /// Admits a request, and takes its key out of its headers where the engine is not to see it.
+    pub(super) fn admit(&self, headers: &mut HeaderMap) -> Result<Caller, RequestError> {
+        trust::admit(&self.backends.current.load().config.auth, headers, &self.metrics)
+    }
+
+    pub(crate) fn drain(&self) {
+        self.draining.store(true, Ordering::Relaxed);
+    }
+
+    /// The time to finish is over: what still runs ends with an error.
+    pub(crate) fn close(&self) {
+        self.closing.store(true, Ordering::SeqCst);
+    }
+
+    pub(super) fn is_closing(&self) -> bool {
+        self.closing.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn is_draining(&self) -> bool {
+        self.draining.load(Ordering::Relaxed)
+    }
+}

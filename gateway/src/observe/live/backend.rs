@@ -1,0 +1,196 @@
+//! Sampling state of one backend.
+
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use semmoe_engines::probe::Probe;
+use semmoe_engines::{Engine, Route, Version, routed};
+
+use super::drift::Drift;
+use crate::config::DriftRules;
+
+/// Lives as long as the backend.
+#[derive(Default)]
+pub(crate) struct BackendLive {
+    pub(crate) name: String,
+    /// Requests that could have been sampled so far.
+    sequence: AtomicU64,
+    /// Of those that were due: some that could not be asked, as streamed ones of vLLM.
+    unfit: AtomicU64,
+    /// According to the last probe, routed experts can be asked for: on each of [`Route::ALL`].
+    can_ask: [AtomicBool; Route::ALL.len()],
+    /// The engine refused requests that ask and took them when they did not, or answered without routed experts.
+    refused: AtomicBool,
+    /// All of its answers have routed experts, as vLLM's do with its flag.
+    tells_unasked: AtomicBool,
+    /// Layers of the model, dense ones too, as the engine reports them; 0: it does not.
+    hidden_layers: AtomicU16,
+    figures: Mutex<Figures>,
+}
+
+/// Figures of the samples since the tables were loaded.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Figures {
+    /// Of the tables; 0: there are none.
+    generation: u64,
+    /// Local and all activations of the samples' tokens.
+    pub(crate) local: u64,
+    pub(crate) activations: u64,
+    /// Samples with a prediction.
+    pub(crate) compared: u64,
+    /// Of their activations: how many there are, how many should be local, and how many were.
+    pub(crate) compared_activations: u64,
+    pub(crate) predicted_local: f64,
+    pub(crate) observed_local: u64,
+    pub(crate) drift: Drift,
+}
+
+/// The activations of one sample.
+pub(crate) struct Activations {
+    pub(crate) local: u64,
+    pub(crate) all: u64,
+    /// The share of them that should be local.
+    pub(crate) predicted: Option<f64>,
+}
+
+impl Figures {
+    /// The rates of all activations with a prediction: predicted and observed.
+    pub(crate) fn rates(&self) -> Option<(f64, f64)> {
+        let all = self.compared_activations as f64;
+        (all > 0.0).then(|| (self.predicted_local / all, self.observed_local as f64 / all))
+    }
+}
+
+impl BackendLive {
+    pub(crate) fn new(name: &str) -> Self {
+        Self { name: name.to_owned(), ..Self::default() }
+    }
+
+    /// An engine was probed, perhaps another one than before.
+    pub(crate) fn probed(&self, engine: Engine, probe: &Probe) {
+        let version = probe.version.as_deref().and_then(Version::parse);
+        let server = probe.server.as_ref();
+        let denied = server.is_some_and(|server| server.enable_return_routed_experts == Some(false));
+        let layers = server.and_then(|server| server.num_hidden_layers).unwrap_or(0);
+        for (can_ask, route) in self.can_ask.iter().zip(Route::ALL) {
+            can_ask.store(!denied && routed::can_ask(engine, version, route), Ordering::Relaxed);
+        }
+        self.hidden_layers.store(layers, Ordering::Relaxed);
+        self.refused.store(false, Ordering::Relaxed);
+        self.tells_unasked.store(false, Ordering::Relaxed);
+    }
+
+    /// Whether its answers have routed experts without being asked for them.
+    pub(crate) fn tells_unasked(&self) -> bool {
+        self.tells_unasked.load(Ordering::Relaxed)
+    }
+
+    /// An answer of vLLM had them; true the first time.
+    pub(crate) fn note_unasked(&self) -> bool {
+        let is_first = !self.tells_unasked.swap(true, Ordering::Relaxed);
+        if is_first {
+            self.refused.store(false, Ordering::Relaxed);
+        }
+        is_first
+    }
+
+    pub(crate) fn can_ask(&self, route: Route) -> bool {
+        let can_ask = self.can_ask.iter().zip(Route::ALL).find(|(_, known)| *known == route);
+        can_ask.is_some_and(|(can_ask, _)| can_ask.load(Ordering::Relaxed))
+    }
+
+    /// Whether there is a route on which routed experts can be asked for.
+    pub(crate) fn can_be_asked(&self) -> bool {
+        self.can_ask.iter().any(|can_ask| can_ask.load(Ordering::Relaxed))
+    }
+
+    pub(crate) fn hidden_layers(&self) -> u16 {
+        self.hidden_layers.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn has_refused(&self) -> bool {
+        self.refused.load(Ordering::Relaxed)
+    }
+
+    /// The engine refuses to be asked; true the first time.
+    pub(crate) fn refuse(&self) -> bool {
+        !self.refused.swap(true, Ordering::Relaxed)
+    }
+
+    /// Whether the next request is sampled: of n in a row, as even as can be, `share` x n.
+    pub(crate) fn take(&self, share: f64) -> bool {
+        takes(self.sequence.fetch_add(1, Ordering::Relaxed), share)
+    }
+
+    /// A due request could not be asked.
+    pub(crate) fn note_unfit(&self) {
+        self.unfit.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Due requests that could not be asked.
+    pub(crate) fn unfit(&self) -> u64 {
+        self.unfit.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn figures(&self) -> Figures {
+        *self.lock()
+    }
+
+    /// The tables of this generation predict now; figures of others are dropped.
+    pub(crate) fn follow(&self, generation: u64) {
+        let mut figures = self.lock();
+        if figures.generation != generation {
+            *figures = Figures { generation, ..Figures::default() };
+        }
+    }
+
+    /// Adds a sample that was predicted by the tables of this generation, unless others are in use by now. Returns the
+    /// alarm's state if it changed.
+    pub(crate) fn add(&self, generation: u64, sample: &Activations, rules: &DriftRules) -> Option<bool> {
+        let Activations { local, all, predicted } = *sample;
+        let mut figures = self.lock();
+        if figures.generation != generation {
+            return None;
+        }
+        figures.local += local;
+        figures.activations += all;
+        let predicted = predicted?;
+        let predicted_local = predicted * all as f64;
+        figures.compared += 1;
+        figures.compared_activations += all;
+        figures.predicted_local += predicted_local;
+        figures.observed_local += local;
+        figures.drift.observe(predicted_local - local as f64, all, rules)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Figures> {
+        self.figures.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn takes(sequence: u64, share: f64) -> bool {
+    let up_to = |n: u64| (n as f64 * share).floor();
+    up_to(sequence + 1) > up_to(sequence)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn shares_are_spread_evenly() {
+        let taken = |share, of: u64| (0..of).filter(|n| takes(*n, share)).collect::<Vec<_>>();
+        assert!(taken(0.0, 1000).is_empty());
+        assert_eq!(taken(1.0, 4), [0, 1, 2, 3]);
+        assert_eq!(taken(0.25, 12), [3, 7, 11]);
+    }
+
+    proptest! {
+        #[test]
+        fn every_stretch_has_its_share(share in 0.0f64..=1.0, from in 0u64..1 << 40, length in 1u64..500) {
+            let taken = (from..from + length).filter(|n| takes(*n, share)).count() as f64;
+            prop_assert!((taken - length as f64 * share).abs() <= 1.01);
+        }
+    }
+}

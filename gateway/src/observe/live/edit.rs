@@ -1,0 +1,64 @@
+//! The answer of a sampled request: cut, then handed to those who look at it, or counted by why it is not.
+
+use bytes::Bytes;
+use http::header;
+use http::response::Parts;
+use semmoe_engines::routed::Place;
+
+use super::Sample;
+use super::cutter::Cutter;
+
+/// Follows one answer.
+pub(crate) struct Edit {
+    /// `None` once the answer was counted, and where it is only cut.
+    sample: Option<Sample>,
+    cutter: Cutter,
+}
+
+impl Edit {
+    /// `None` for an answer that has nothing to cut out. `events`: the answer is a stream of events.
+    pub(crate) fn begin(sample: Sample, head: &Parts, events: bool) -> Option<Self> {
+        if !head.status.is_success() {
+            sample.give_up("failed");
+            return None;
+        }
+        if head.headers.get(header::CONTENT_ENCODING).is_some_and(|encoding| encoding != "identity") {
+            sample.give_up("encoded");
+            return None;
+        }
+        let cutter = Cutter::new(sample.asking.place, sample.limit_bytes, events);
+        Some(Self { sample: Some(sample), cutter })
+    }
+
+    /// For a JSON answer of vLLM with routed experts that neither the client nor the gateway asked for.
+    pub(crate) fn unasked(limit_bytes: usize) -> Self {
+        Self { sample: None, cutter: Cutter::new(Place::Choices { ids: false }, limit_bytes, false) }
+    }
+
+    /// The longest event that is held back.
+    pub(crate) fn limit_bytes(&self) -> usize {
+        self.cutter.limit_bytes
+    }
+
+    /// Takes the next piece and returns what the client gets now. `whole`: of a stream, it is made of whole events.
+    pub(crate) fn push(&mut self, piece: Bytes, whole: bool) -> Bytes {
+        let now = self.cutter.push(piece, whole);
+        if let Some(outcome) = self.cutter.over
+            && let Some(sample) = self.sample.take()
+        {
+            sample.give_up(outcome);
+        }
+        now
+    }
+
+    /// The answer is complete; returns what is still to be relayed.
+    pub(crate) fn end(&mut self, rest: Bytes) -> Bytes {
+        let (rest, newest) = self.cutter.end(rest);
+        match (self.sample.take(), newest) {
+            (Some(sample), Ok(answer)) => sample.submit(answer),
+            (Some(sample), Err(outcome)) => sample.give_up(outcome),
+            (None, _) => {}
+        }
+        rest
+    }
+}

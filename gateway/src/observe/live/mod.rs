@@ -1,0 +1,109 @@
+//! Live local activation rate: for a share of the requests the engine is asked which experts its tokens took.
+//!
+//! | part | what |
+//! |---|---|
+//! | `sample` | a request that asks, and what happens when an engine refuses |
+//! | `cutter`, `edit` | the routed experts cut out of the answer, frame by frame |
+//! | `observe`, `local` | an answer checked; which of its activations were local |
+//! | `drift` | the alarm |
+//! | `rolling`, `files` | the rolling profile |
+//! | `traces` | whole requests, only where that is asked for |
+//! | `seen`, `kept` | a request until its answer is looked at; entries by model, and their times |
+//! | `task` | the thread of work behind the data plane: all but the cutting happens there |
+//!
+//! Counts alone are kept, and never a request unless `trace_dir` asks for it. See `docs/profile-and-solve.md`.
+
+pub(crate) mod backend;
+mod cutter;
+mod drift;
+mod edit;
+mod files;
+mod kept;
+mod local;
+mod observe;
+mod rolling;
+mod sample;
+mod seen;
+mod task;
+mod traces;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::mpsc;
+
+use crate::observe::metrics::LiveMetrics;
+use backend::BackendLive;
+use rolling::Rolling;
+use seen::Observation;
+use traces::Traces;
+
+pub(crate) use backend::Figures;
+pub(crate) use edit::Edit;
+pub(crate) use kept::now as unix_seconds;
+pub(crate) use sample::Sample;
+pub(crate) use seen::Seen;
+pub(crate) use task::{Task, write_profiles};
+
+/// Answers that wait to be looked at; each may be as long as the configuration allows.
+const WAITING: usize = 16;
+
+/// Shared by the data plane, the task and the admin plane.
+pub(crate) struct Live {
+    /// Full where too many wait already.
+    queue: mpsc::Sender<Observation>,
+    /// Until the task takes it.
+    waiting: Mutex<Option<mpsc::Receiver<Observation>>>,
+    profiles: Mutex<BTreeMap<String, ModelProfile>>,
+    traces: Mutex<Traces>,
+    metrics: LiveMetrics,
+}
+
+/// The rolling profile of one model, and its file.
+pub(crate) struct ModelProfile {
+    pub(crate) rolling: Rolling,
+    pub(crate) file: PathBuf,
+    /// Unix time in seconds and what came of the last write.
+    pub(crate) written: Option<(u64, Result<(), String>)>,
+}
+
+impl Live {
+    pub(crate) fn new(metrics: LiveMetrics) -> Self {
+        let (queue, waiting) = mpsc::channel(WAITING);
+        let waiting = Mutex::new(Some(waiting));
+        Self { queue, waiting, profiles: Mutex::default(), traces: Mutex::default(), metrics }
+    }
+
+    /// An engine does not send routed experts: it is not asked any more until it is probed again.
+    fn note_refusal(&self, backend: &BackendLive, what: &'static str) {
+        if backend.refuse() {
+            self.metrics.refused(&backend.name, true);
+            tracing::warn!(
+                backend = backend.name,
+                "the engine {what}, so it is no longer asked: was it started with --enable-return-routed-experts?"
+            );
+        }
+    }
+
+    /// An answer of vLLM has routed experts, so it is started with its flag, even if an earlier answer lacked them.
+    pub(crate) fn note_unasked(&self, backend: &BackendLive) {
+        if backend.note_unasked() {
+            self.metrics.refused(&backend.name, false);
+        }
+    }
+
+    /// A request that is due could not be asked.
+    pub(crate) fn note_unfit(&self, backend: &BackendLive) {
+        backend.note_unfit();
+        self.metrics.sampled(&backend.name, "unfit");
+    }
+
+    pub(crate) fn profiles(&self) -> MutexGuard<'_, BTreeMap<String, ModelProfile>> {
+        self.profiles.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn traces(&self) -> MutexGuard<'_, Traces> {
+        self.traces.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

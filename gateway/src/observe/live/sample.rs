@@ -1,0 +1,70 @@
+//! A request that asks its engine for routed experts.
+
+use std::sync::Arc;
+
+use semmoe_engines::routed::{Asking, Place};
+
+use super::Live;
+use super::seen::{MISSING, Observation, Seen};
+
+/// A request whose engine is asked for routed experts. It is counted exactly once: by its outcome, or as
+/// `unfinished` when it is dropped before.
+pub(crate) struct Sample {
+    live: Arc<Live>,
+    seen: Option<Seen>,
+    pub(crate) asking: Asking,
+    /// The longest answer that is held back.
+    pub(super) limit_bytes: usize,
+}
+
+impl Sample {
+    pub(crate) fn new(live: &Arc<Live>, seen: Seen, asking: Asking, limit_bytes: usize) -> Self {
+        Self { live: Arc::clone(live), seen: Some(seen), asking, limit_bytes }
+    }
+
+    /// The answer is not looked at, and this is why.
+    pub(crate) fn give_up(mut self, outcome: &'static str) {
+        // vLLM does not refuse the question when it is started without its flag: its answers just lack what was asked
+        // for.
+        if outcome == MISSING
+            && matches!(self.asking.place, Place::Choices { .. })
+            && let Some(seen) = self.seen.as_ref().filter(|seen| !seen.backend.tells_unasked())
+        {
+            self.live.note_refusal(&seen.backend, "answers without the routed experts that a request asks for");
+        }
+        self.count(outcome);
+    }
+
+    /// The engine refused the question, and was sent the request without it. Where it takes that, it is not asked any
+    /// more until it is probed again; refused either way, it was the client's fault.
+    pub(crate) fn sent_without(self, taken: bool) {
+        if let Some(seen) = self.seen.as_ref().filter(|_| taken) {
+            self.live.note_refusal(&seen.backend, "refuses requests that ask for routed experts");
+        }
+        self.give_up(if taken { "refused" } else { "failed" });
+    }
+
+    /// The answer, or the event of it, that holds the routed experts.
+    pub(super) fn submit(mut self, answer: bytes::Bytes) {
+        let Some(seen) = self.seen.take() else { return };
+        let backend = Arc::clone(&seen.backend);
+        if matches!(self.asking.place, Place::Choices { .. }) {
+            self.live.note_unasked(&backend);
+        }
+        if self.live.queue.try_send(Observation { seen, answer }).is_err() {
+            self.live.metrics.sampled(&backend.name, "queue_full");
+        }
+    }
+
+    fn count(&mut self, outcome: &'static str) {
+        if let Some(seen) = self.seen.take() {
+            self.live.metrics.sampled(&seen.backend.name, outcome);
+        }
+    }
+}
+
+impl Drop for Sample {
+    fn drop(&mut self) {
+        self.count("unfinished");
+    }
+}

@@ -1,0 +1,93 @@
+//! Counters of sampled requests.
+
+use super::labels::{
+    BackendLabels, Counter, Family, Gauge, Histograms, ModelLabels, OutcomeLabels, RealCounter, of_backend, shares,
+};
+
+labels!(SampleLabels { backend: String, outcome: &'static str });
+
+// `phase`: `prompt` or `decode`.
+// `place`: `local` or `remote`.
+labels!(PlaceLabels { backend: String, phase: &'static str, place: &'static str });
+
+metrics! {
+    /// Live LAR and rolling profiles.
+    #[derive(Clone)]
+    pub(crate) struct LiveMetrics {
+        sampled: Family<SampleLabels, Counter>,
+            "sampled_requests", "Requests whose engine was asked for routed experts, by outcome";
+        observed: Histograms<BackendLabels> = Family::new_with_constructor(shares),
+            "observed_lar",
+            "Local share of each sampled request's activations, each request counted once however long it is";
+        predicted: Histograms<BackendLabels> = Family::new_with_constructor(shares),
+            "sampled_predicted_lar",
+            "Local share that T predicts for the same tokens of the same requests, each counted once";
+        predicted_local: Family<BackendLabels, RealCounter>,
+            "sampled_predicted_local_activations",
+            "Activations of sampled requests that T predicts to be local; over all of those with a prediction, their rate";
+        predicted_all: Family<BackendLabels, Counter>,
+            "sampled_predicted_activations", "All activations of the sampled requests with a prediction";
+        activations: Family<PlaceLabels, Counter>, "sampled_activations", "Activations of sampled requests";
+        drift: Family<BackendLabels, Gauge>,
+            "lar_drift", "1 if the predicted local share has exceeded the observed one for long enough";
+        refused: Family<BackendLabels, Gauge>,
+            "sampling_refused", "1 if the engine rejects requests for routed experts, so that it is no longer asked";
+        tokens: Family<ModelLabels, Gauge>, "rolling_profile_tokens", "Tokens in the rolling profile";
+        entries: Family<ModelLabels, Gauge>, "rolling_profile_entries", "Entries of the rolling profile";
+        dropped: Family<ModelLabels, Counter>,
+            "rolling_profile_dropped_tokens",
+            "Tokens dropped from the rolling profile because it was full or they were too old";
+        traces: Family<OutcomeLabels, Counter>,
+            "sampled_trace_writes", "Writes of traces of sampled requests, by outcome";
+        writes: Family<OutcomeLabels, Counter>,
+            "rolling_profile_writes", "Writes of rolling profiles, by outcome";
+    }
+}
+
+impl LiveMetrics {
+    pub(crate) fn sampled(&self, backend: &str, outcome: &'static str) {
+        self.sampled.get_or_create(&SampleLabels { backend: backend.to_owned(), outcome }).inc();
+    }
+
+    /// Rates of one request with so many activations.
+    pub(crate) fn rates(&self, backend: &str, activations: u64, observed: f64, predicted: Option<f64>) {
+        let labels = of_backend(backend);
+        self.observed.get_or_create(&labels).observe(observed);
+        if let Some(predicted) = predicted {
+            self.predicted.get_or_create(&labels).observe(predicted);
+            self.predicted_local.get_or_create(&labels).inc_by(predicted * activations as f64);
+            self.predicted_all.get_or_create(&labels).inc_by(activations);
+        }
+    }
+
+    /// Activations of one request in a phase.
+    pub(crate) fn activations(&self, backend: &str, phase: &'static str, local: u64, remote: u64) {
+        for (place, count) in [("local", local), ("remote", remote)] {
+            self.activations.get_or_create(&PlaceLabels { backend: backend.to_owned(), phase, place }).inc_by(count);
+        }
+    }
+
+    pub(crate) fn drift(&self, backend: &str, raised: bool) {
+        self.drift.get_or_create(&of_backend(backend)).set(i64::from(raised));
+    }
+
+    pub(crate) fn refused(&self, backend: &str, refused: bool) {
+        self.refused.get_or_create(&of_backend(backend)).set(i64::from(refused));
+    }
+
+    /// The size of a model's rolling profile, and what was dropped from it since the last call.
+    pub(crate) fn profile(&self, model: &str, tokens: u64, entries: usize, dropped: u64) {
+        let labels = ModelLabels { model: model.to_owned() };
+        self.tokens.get_or_create(&labels).set(i64::try_from(tokens).unwrap_or(i64::MAX));
+        self.entries.get_or_create(&labels).set(i64::try_from(entries).unwrap_or(i64::MAX));
+        self.dropped.get_or_create(&labels).inc_by(dropped);
+    }
+
+    pub(crate) fn trace_written(&self, outcome: &'static str) {
+        self.traces.get_or_create(&OutcomeLabels { outcome }).inc();
+    }
+
+    pub(crate) fn profile_written(&self, outcome: &'static str) {
+        self.writes.get_or_create(&OutcomeLabels { outcome }).inc();
+    }
+}

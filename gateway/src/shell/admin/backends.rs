@@ -1,0 +1,305 @@
+//! `GET /admin/backends`, `POST /admin/backends/{name}/drain` and `/undrain`.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use axum::Json;
+use axum::extract::{Path, State};
+use schemars::JsonSchema;
+use semmoe_engines::verify::Evidence;
+use semmoe_engines::{Dialect, Route};
+use semmoe_text::Shapes;
+use serde::Serialize;
+
+use crate::backends::compat::placement_source;
+use crate::backends::health::SILENT;
+use crate::backends::parity::known::Known;
+use crate::backends::{Aside, Fit, Health, Member, Model, PinState, RequestError, RouteState, Run};
+use crate::shell::control::Control;
+
+#[derive(Serialize, JsonSchema)]
+pub(super) struct Backends {
+    generation: u64,
+    backends: Vec<Backend>,
+    /// Backends that are not there, and will be drained when they come back.
+    drained_absent: Vec<Absent>,
+}
+
+#[derive(Serialize, JsonSchema)]
+struct Absent {
+    name: String,
+    /// Since it left; its drain is forgotten after a day.
+    seconds: f64,
+}
+
+#[derive(Serialize, JsonSchema)]
+struct Backend {
+    model: String,
+    policy: &'static str,
+    name: String,
+    engine: &'static str,
+    /// The first one.
+    url: String,
+    /// All of them, where each rank has its own.
+    urls: Vec<String>,
+    /// As the engine reports it.
+    version: Option<String>,
+    /// Who says which placement runs: `engine`, `configuration`, `tables`, which are believed, or `unknown`.
+    placement_by: &'static str,
+    pins: Pins,
+    chats: Chats,
+    healthy: bool,
+    /// Why its requests are routed by load and not pinned, though it serves.
+    by_load: Option<ByLoad>,
+    /// Why it gets no requests, or only where there is no other backend.
+    cause: Option<String>,
+    /// It finishes its requests and gets no new ones.
+    draining: bool,
+    /// Requests that it still works on.
+    in_flight_requests: u64,
+    breaker: Breaker,
+    ranks: Vec<Rank>,
+}
+
+#[derive(Serialize, JsonSchema)]
+struct ByLoad {
+    /// The part that is unknown or does not fit: `ranks`, `ranks unknown`, `layout`, `placement`,
+    /// `placement unproven`, `tokenizer`, `tables`, `file`.
+    reason: &'static str,
+    /// One sentence.
+    detail: String,
+}
+
+#[derive(Serialize, JsonSchema)]
+struct Breaker {
+    /// `closed`, `half open`, or `open`: it gets no requests.
+    state: &'static str,
+    /// Requests that failed in a row.
+    failures: u32,
+    /// Errors in a row, of which equal requests count once unless another backend answered such a one well.
+    errors: u32,
+    /// Times that it opened lately.
+    openings: u32,
+    /// Until it is tried again.
+    open_seconds: Option<f64>,
+}
+
+/// The answer of `drain` and `undrain`.
+#[derive(Serialize, JsonSchema)]
+pub(super) struct Drained {
+    name: String,
+    draining: bool,
+    in_flight_requests: u64,
+}
+
+/// Of all routes: one on which pins are ignored stands for all, or else that of the last evidence.
+#[derive(Serialize, JsonSchema)]
+struct Pins {
+    /// `unverified`, `honoured`, `pin ignored` or `not pinned` (requests are routed by load), `by url`, or `one rank`.
+    state: &'static str,
+    /// Requests and probes that were seen on the rank that they were pinned to.
+    agreed: u64,
+    /// Those that were seen on another rank.
+    contradicted: u64,
+    /// The evidence: `answers`, `probes` or `counters`.
+    evidence: Option<&'static str>,
+    /// The outcome of the last contradiction, or else of the last round of probes; or why nothing is known.
+    detail: Option<String>,
+    /// Those with pins, where the engine has several ranks.
+    routes: Vec<PinnedRoute>,
+}
+
+/// Whether the engine reads chats as the gateway does: chats of shapes that it reads otherwise are routed by load.
+#[derive(Serialize, JsonSchema)]
+struct Chats {
+    /// `equal`, `differs`, or `unproven`: the engine does not show its token ids of chats, which keep their affinity.
+    state: &'static str,
+    /// The engine's route that showed it.
+    route: Option<&'static str>,
+    /// Shapes of chats that it reads alike.
+    equal: Vec<&'static str>,
+    /// Those that it reads, or counts, otherwise.
+    differs: Vec<&'static str>,
+    unproven: Vec<&'static str>,
+    /// Those whose tokens it counted alike in answers.
+    counted_alike: Vec<&'static str>,
+    /// The first difference, or why something is unproven.
+    detail: Option<String>,
+}
+
+#[derive(Serialize, JsonSchema)]
+struct PinnedRoute {
+    route: &'static str,
+    /// Requests are sent with the rank that was chosen, and believed to run there; otherwise the engine chooses.
+    pinned: bool,
+    /// `unverified`, `honoured` or `pin ignored`: what was seen.
+    state: &'static str,
+    agreed: u64,
+    contradicted: u64,
+    /// As of the backend.
+    detail: Option<String>,
+}
+
+#[derive(Serialize, JsonSchema)]
+struct Rank {
+    rank: u16,
+    available: bool,
+    in_flight_requests: u32,
+    /// Of prompts, and of answers as far as they came or are expected.
+    in_flight_tokens: u64,
+    /// Prompt tokens of streaming requests that sent nothing yet, less what is believed to be cached.
+    pending_tokens: u64,
+    /// Whether the rank answered since it was opened; until then it counts as loaded as the others.
+    known: bool,
+    recent_tokens: f64,
+    /// In units of share.
+    price: f64,
+}
+
+pub(super) fn collect(control: &Control) -> Backends {
+    let snapshot = control.backends.snapshot();
+    let backends = snapshot.models.iter().flat_map(|model| describe(model)).collect();
+    control.backends.sweep();
+    let absent = control.backends.drains.absent(Instant::now()).into_iter();
+    let drained_absent = absent.map(|(name, time)| Absent { name, seconds: time.as_secs_f64() }).collect();
+    Backends { generation: snapshot.generation, backends, drained_absent }
+}
+
+pub(super) async fn drain(
+    State(control): State<Arc<Control>>,
+    Path(name): Path<String>,
+) -> Result<Json<Drained>, RequestError> {
+    set_draining(&control, name, true)
+}
+
+pub(super) async fn undrain(
+    State(control): State<Arc<Control>>,
+    Path(name): Path<String>,
+) -> Result<Json<Drained>, RequestError> {
+    // It may have been restarted in the meantime, with another placement.
+    if let Some(backend) = control.backends.backend(&name) {
+        crate::backends::health::look_again(&control.backends, &backend, &control.backends.patient_limits()).await;
+    }
+    set_draining(&control, name, false)
+}
+
+fn set_draining(control: &Control, name: String, draining: bool) -> Result<Json<Drained>, RequestError> {
+    if !control.backends.set_draining(&name, draining) {
+        return Err(RequestError::UnknownBackend { name });
+    }
+    tracing::info!(backend = name, draining, "drain requested");
+    let snapshot = control.backends.snapshot();
+    let in_flight = snapshot.find(&name).map(|at| in_flight(&snapshot.models[at.model], at.member));
+    Ok(Json(Drained { in_flight_requests: in_flight.unwrap_or(0), name, draining }))
+}
+
+/// Requests on a backend, on chosen ranks and on those that its engine chose.
+fn in_flight(model: &Model, member: usize) -> u64 {
+    u64::try_from(model.pool.in_flight_of(member)).unwrap_or(0)
+}
+
+fn breaker(backend: &crate::backends::backend::Backend) -> Breaker {
+    let breaker = backend.gate.breaker();
+    let left = |until: Instant| until.saturating_duration_since(Instant::now()).as_secs_f64();
+    Breaker {
+        state: breaker.state().name(),
+        failures: breaker.failures(),
+        errors: breaker.errors(),
+        openings: breaker.openings,
+        open_seconds: breaker.open_until().map(left),
+    }
+}
+
+fn describe(model: &Model) -> Vec<Backend> {
+    let loads = model.pool.look();
+    let ranks = |member: usize| {
+        let slots = model.pool.slots().iter().zip(&loads);
+        slots
+            .filter(|(slot, _)| slot.backend == member)
+            .map(|(slot, load)| Rank {
+                rank: slot.rank.get(),
+                available: load.available,
+                in_flight_requests: load.in_flight_requests,
+                in_flight_tokens: load.in_flight_tokens,
+                recent_tokens: load.recent_tokens,
+                pending_tokens: load.pending_tokens,
+                known: load.known,
+                price: load.price,
+            })
+            .collect()
+    };
+    let describe = |(index, member): (usize, &Member)| {
+        let backend = &member.backend;
+        let health = backend.health();
+        let probe = backend.last_probe();
+        let unpinned = member.fit.unpinned.as_ref();
+        Backend {
+            model: model.name.clone(),
+            policy: model.plan.policy.name(),
+            name: backend.name.clone(),
+            engine: backend.engine.name(),
+            url: backend.config.first_url().to_string(),
+            urls: backend.config.urls.iter().map(ToString::to_string).collect(),
+            version: probe.as_ref().and_then(|probe| probe.version.clone()),
+            placement_by: probe.as_ref().map_or("unknown", |probe| {
+                let tables = member.tables.as_ref().map(|loaded| loaded.tables.as_ref());
+                placement_source(probe, &backend.config, tables)
+            }),
+            pins: pins(member),
+            chats: chats(member),
+            by_load: unpinned.map(|why| ByLoad { reason: why.reason(), detail: why.to_string() }),
+            healthy: health.is_healthy() && !backend.gate.is_aside(Aside::Silent),
+            cause: match health {
+                Health::Healthy => backend.gate.is_aside(Aside::Silent).then(|| SILENT.to_owned()),
+                Health::Unknown => Some("not probed yet".to_owned()),
+                Health::Unhealthy { cause } => Some(cause),
+            },
+            draining: backend.gate.is_draining(),
+            in_flight_requests: in_flight(model, index),
+            breaker: breaker(backend),
+            ranks: ranks(index),
+        }
+    };
+    model.members.iter().enumerate().map(describe).collect()
+}
+
+fn chats(member: &Member) -> Chats {
+    let known = Known::of(member);
+    let names = |shapes: Shapes| shapes.names().collect();
+    Chats {
+        state: known.state(),
+        route: member.backend.last_probe().and_then(|probe| probe.rendering.as_ref()?.route),
+        equal: names(known.equal),
+        differs: names(known.differs),
+        unproven: names(known.unproven()),
+        counted_alike: names(member.backend.counts.agreed()),
+        detail: known.detail(member),
+    }
+}
+
+fn pins(member: &Member) -> Pins {
+    let known = member.backend.pins.state();
+    let RouteState { watch, detail, .. } = known.summary(|route| member.fit.dialect.reads(route).is_some());
+    let state = match &member.fit {
+        Fit { unpinned: Some(_), .. } => "not pinned",
+        Fit { ranks: 0 | 1, .. } => "one rank",
+        fit if fit.dialect == Dialect::by_url(member.backend.engine) => "by url",
+        _ if known.refusal.is_some() => "not pinned",
+        _ => watch.pins.name(),
+    };
+    let evidence = watch.evidence.map(Evidence::name);
+    let detail = member.fit.unpinned.as_ref().map(ToString::to_string).or(known.refusal.clone()).or(detail);
+    let (agreed, contradicted) = (watch.agreed, watch.contradicted);
+    Pins { state, agreed, contradicted, evidence, detail, routes: routes(member, &known) }
+}
+
+fn routes(member: &Member, known: &PinState) -> Vec<PinnedRoute> {
+    let can_carry = |route: &Route| member.fit.ranks > 1 && member.fit.dialect.carrier(*route).is_ok();
+    let describe = |route: Route| {
+        let RouteState { watch, detail, .. } = known.route(route);
+        let pinned = member.run(route) == Run::Chosen;
+        let (state, agreed, contradicted) = (watch.pins.name(), watch.agreed, watch.contradicted);
+        PinnedRoute { route: route.name(), pinned, state, agreed, contradicted, detail }
+    };
+    Route::ALL.into_iter().filter(can_carry).map(describe).collect()
+}

@@ -1,0 +1,49 @@
+//! `GET /admin/config` and `POST /admin/reload`: which configuration runs, and the next one.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::State;
+use schemars::JsonSchema;
+use serde::Serialize;
+use serde_json::Value;
+
+use crate::backends::RequestError;
+use crate::shell::control::Control;
+use crate::shell::reload::{Last, Reloaded, reload};
+
+#[derive(Serialize, JsonSchema)]
+pub(super) struct Running {
+    /// Null for a configuration that came from no file.
+    file: Option<PathBuf>,
+    /// Of the state; tables that are swapped raise it, too.
+    generation: u64,
+    started_unix_seconds: u64,
+    /// Null before the first one.
+    last_reload: Option<Last>,
+    /// The file's content when it was last read with success, without defaults; secrets stand as `(set)`.
+    settings: Value,
+}
+
+pub(super) fn collect(control: &Control) -> Running {
+    let snapshot = control.backends.snapshot();
+    let source = &snapshot.config.source;
+    Running {
+        file: source.file.clone(),
+        generation: snapshot.generation,
+        started_unix_seconds: control.data.started_unix_seconds,
+        last_reload: control.reloads.last(),
+        settings: source.document.clone(),
+    }
+}
+
+pub(super) async fn load(State(control): State<Arc<Control>>) -> Result<Json<Reloaded>, RequestError> {
+    // A client that goes away in the middle must not leave half a reload.
+    let done = tokio::spawn(async move { reload(&control).await }).await;
+    match done {
+        Ok(Ok(reloaded)) => Ok(Json(reloaded)),
+        Ok(Err(error)) => Err(RequestError::ConfigRefused { outcome: error.outcome(), cause: error.to_string() }),
+        Err(error) => Err(error.into()),
+    }
+}

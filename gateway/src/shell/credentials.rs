@@ -1,0 +1,47 @@
+//! Files with certificates and keys are read again when they change, as renewals and rotations come without a restart.
+//!
+//! A file that cannot be used changes nothing: what was read before stays in force, and a warning and
+//! `semmoe_credential_reloads_total{outcome="failed"}` report it. Connections that are there stay as they are.
+
+use std::sync::Arc;
+
+use tokio_util::sync::CancellationToken;
+
+use crate::backends::{Backends, outgoing};
+use crate::shell::server::ListenerTls;
+
+/// Looks at all files in an interval, until `stop`.
+pub(crate) async fn watch(backends: Arc<Backends>, listeners: ListenerTls, stop: CancellationToken) {
+    let pause = || tokio::time::sleep(backends.config().server.credentials_interval);
+    while stop.run_until_cancelled(pause()).await.is_some() {
+        let (backends, listeners) = (Arc::clone(&backends), listeners.clone());
+        // A panic in it was logged by its thread; the next look is another try.
+        let _ = tokio::task::spawn_blocking(move || refresh(&backends, &listeners)).await;
+    }
+}
+
+/// Reads again what has changed since it was read. Blocking.
+fn refresh(backends: &Backends, listeners: &ListenerTls) {
+    for (place, tls) in listeners.all() {
+        if tls.seen.changed(tls.files()) {
+            log_outcome(backends, place, tls.reload());
+        }
+    }
+    for (_, member) in backends.snapshot().members() {
+        let backend = &member.backend;
+        if backend.files_seen.changed(outgoing::files(&backend.config)) {
+            let outcome = outgoing::refresh(&backend.config, &backend.client, backend.tls.as_deref());
+            log_outcome(backends, &format!("backend '{}'", backend.name), outcome);
+        }
+    }
+}
+
+fn log_outcome<E: std::fmt::Display>(backends: &Backends, place: &str, outcome: Result<(), E>) {
+    backends.metrics.trust.credential_reload(if outcome.is_ok() { "ok" } else { "failed" });
+    match outcome {
+        Ok(()) => tracing::info!(place, "certificates and keys reloaded"),
+        Err(cause) => {
+            tracing::warn!(place, %cause, "changed certificates or keys cannot be used, the old ones stay in use")
+        }
+    }
+}

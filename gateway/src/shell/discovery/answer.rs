@@ -1,0 +1,127 @@
+//! A source's answer: addresses now, and engines that are about to end.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::Notify;
+
+use super::srv;
+use crate::config::Place;
+
+/// Longest wait for an answer of the resolver.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Most backends of one source: what a resolver answers comes from outside.
+pub(super) const MAX_FOUND: usize = 1024;
+
+/// How names become addresses.
+pub trait Resolve: Send + Sync {
+    /// All addresses of `host:port`.
+    fn resolve(&self, name: String) -> Resolved<'_>;
+
+    /// Who is asked for SRV records.
+    ///
+    /// # Errors
+    /// The operating system's, where it is unknown.
+    fn nameservers(&self) -> io::Result<Vec<SocketAddr>> {
+        srv::configured_nameservers()
+    }
+}
+
+/// Addresses, or why there are none.
+pub type Resolved<'a> = Pin<Box<dyn Future<Output = io::Result<Vec<SocketAddr>>> + Send + 'a>>;
+
+/// The operating system's resolver: A and AAAA records, and `/etc/hosts`.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct SystemResolver;
+
+impl Resolve for SystemResolver {
+    fn resolve(&self, name: String) -> Resolved<'_> {
+        Box::pin(async move { Ok(tokio::net::lookup_host(name).await?.collect()) })
+    }
+}
+
+/// Where engines are.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Answer {
+    pub(super) addresses: BTreeSet<SocketAddr>,
+    /// Those that are not to be used any more, as it is known that they end.
+    pub(super) leaving: BTreeSet<SocketAddr>,
+    /// Why addresses may be missing from this answer, so that no backend leaves for it.
+    pub(super) gaps: Option<String>,
+    /// The entries left out on purpose.
+    pub(super) note: Option<String>,
+}
+
+/// Why a source has no answer.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum LookupError {
+    #[error(transparent)]
+    Resolver(#[from] io::Error),
+    #[error(transparent)]
+    Srv(#[from] srv::SrvError),
+    #[error("no answer within {ANSWER_TIMEOUT:?}")]
+    Late,
+    #[cfg(feature = "kube")]
+    #[error(transparent)]
+    Kubernetes(#[from] Arc<super::kubernetes::ApiError>),
+}
+
+/// How a source comes to its answers.
+pub(super) enum Lookup {
+    /// It is asked at every look.
+    EachTime,
+    /// A task follows it.
+    #[cfg(feature = "kube")]
+    Followed(super::kubernetes::Followed),
+}
+
+impl Lookup {
+    /// `wake`: called when the answer changed by itself.
+    #[cfg_attr(not(feature = "kube"), allow(unused_variables, reason = "nothing changes by itself then"))]
+    pub(super) fn new(place: &Place, wake: &Arc<Notify>) -> Self {
+        match place {
+            Place::Dns(_) | Place::Srv(_) => Self::EachTime,
+            #[cfg(feature = "kube")]
+            Place::Kubernetes(config) => {
+                Self::Followed(super::kubernetes::Followed::start(config.clone(), Arc::clone(wake)))
+            }
+        }
+    }
+
+    /// Whether the answer changed by itself since this was asked.
+    pub(super) fn changed(&self) -> bool {
+        match self {
+            Self::EachTime => false,
+            #[cfg(feature = "kube")]
+            Self::Followed(followed) => followed.changed(),
+        }
+    }
+
+    /// `None` while the first answer is awaited.
+    pub(super) async fn answer(&self, resolver: &dyn Resolve, place: &Place) -> Option<Result<Answer, LookupError>> {
+        match (self, place) {
+            (Self::EachTime, Place::Dns(dns)) => {
+                let answer = tokio::time::timeout(ANSWER_TIMEOUT, resolver.resolve(dns.clone())).await;
+                let addresses = answer.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
+                let answer = |addresses: Vec<SocketAddr>| Answer {
+                    addresses: addresses.into_iter().collect(),
+                    ..Answer::default()
+                };
+                Some(addresses.map(answer).map_err(LookupError::from))
+            }
+            (Self::EachTime, Place::Srv(name)) => {
+                let answer = tokio::time::timeout(ANSWER_TIMEOUT, srv::query(resolver, name)).await;
+                Some(answer.map_or(Err(LookupError::Late), |answer| answer.map_err(LookupError::from)))
+            }
+            #[cfg(feature = "kube")]
+            (Self::Followed(followed), _) => Some(followed.answer()?.map_err(LookupError::from)),
+            #[cfg(feature = "kube")]
+            (Self::EachTime, Place::Kubernetes(_)) => None,
+        }
+    }
+}

@@ -1,0 +1,177 @@
+//! Backends by SRV records: which hosts and ports there are is asked of the nameservers of `/etc/resolv.conf`, over
+//! TCP; the addresses of the hosts are the resolver's, as everywhere.
+//!
+//! Over TCP an answer is whole (never cut, as over UDP) and cannot be forged by guessing its id.
+
+mod message;
+
+use std::collections::BTreeSet;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use futures_util::{StreamExt, stream};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use super::answer::{Answer, MAX_FOUND, Resolve};
+use message::{MessageError, Service, question, records};
+
+/// Longest wait for one nameserver; there are at most three.
+const SERVER_TIMEOUT: Duration = Duration::from_millis(1500);
+/// As in the system's resolver.
+const MAX_SERVERS: usize = 3;
+const DNS_PORT: u16 = 53;
+/// Hosts whose addresses are asked for at a time.
+const LOOKUPS: usize = 16;
+/// Longest `/etc/resolv.conf` that is read.
+const CONFIG_BYTES: u64 = 64 << 10;
+
+/// Why there is no answer.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum SrvError {
+    /// No nameserver.
+    #[error("cannot read the nameservers of /etc/resolv.conf: {0}")]
+    Servers(io::Error),
+    /// It has only lines that are no addresses.
+    #[error("/etc/resolv.conf has no nameserver with an address that can be used")]
+    NoServers,
+    /// Not reached, or it broke off.
+    #[error("nameserver {server} (TCP): {source}")]
+    Server {
+        /// Who was asked.
+        server: SocketAddr,
+        /// The operating system's reason.
+        source: io::Error,
+    },
+    /// It says nothing to go by.
+    #[error("nameserver {server}: {source}")]
+    Message {
+        /// Who was asked.
+        server: SocketAddr,
+        /// The problem.
+        source: MessageError,
+    },
+    /// No target has an address.
+    #[error("target {target}: {source}")]
+    Target {
+        /// The first of them.
+        target: String,
+        /// The resolver's reason.
+        source: io::Error,
+    },
+}
+
+/// Where the instances of a service are: those of the lowest priority number, as the records want it. Weights are not
+/// looked at, as requests go by load.
+pub(super) async fn query(resolver: &dyn Resolve, name: &str) -> Result<Answer, SrvError> {
+    let mut services = services(resolver, name).await?;
+    let first = services.iter().map(|service| service.priority).min();
+    let all = services.len();
+    services.retain(|service| Some(service.priority) == first);
+    let spare = all - services.len();
+    let note =
+        first.filter(|_| spare > 0).map(|first| format!("{spare} records of priorities after {first} are not used"));
+    let targets: BTreeSet<(String, u16)> = services.into_iter().map(|service| (service.target, service.port)).collect();
+    let answer = addresses(resolver, targets).await?;
+    Ok(Answer { note, ..answer })
+}
+
+/// Asks one nameserver after the other, until one knows.
+async fn services(resolver: &dyn Resolve, name: &str) -> Result<Vec<Service>, SrvError> {
+    let servers = resolver.nameservers().map_err(SrvError::Servers)?;
+    let mut last = SrvError::NoServers;
+    for server in servers.into_iter().take(MAX_SERVERS) {
+        let timed = tokio::time::timeout(SERVER_TIMEOUT, exchange(server, name)).await;
+        let done = timed.unwrap_or_else(|_| Err(SrvError::Server { server, source: io::ErrorKind::TimedOut.into() }));
+        match done {
+            Ok(services) => return Ok(services),
+            Err(error @ SrvError::Message { source: MessageError::NoSuchName, .. }) => return Err(error),
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
+}
+
+async fn exchange(server: SocketAddr, name: &str) -> Result<Vec<Service>, SrvError> {
+    let id = fastrand::u16(..);
+    let unreadable = |source| SrvError::Message { server, source };
+    let asked = question(id, name).map_err(unreadable)?;
+    let message = send(server, &asked).await.map_err(|source| SrvError::Server { server, source })?;
+    records(&message, id, name).map_err(unreadable)
+}
+
+/// A message and its answer, each with its length before it. The answer has at most 65,535 bytes.
+async fn send(server: SocketAddr, message: &[u8]) -> io::Result<Vec<u8>> {
+    let mut stream = TcpStream::connect(server).await?;
+    let length = u16::try_from(message.len()).map_err(io::Error::other)?;
+    stream.write_all(&[&length.to_be_bytes()[..], message].concat()).await?;
+    let mut answer = vec![0; usize::from(stream.read_u16().await?)];
+    stream.read_exact(&mut answer).await?;
+    Ok(answer)
+}
+
+/// The addresses of all targets. Where the resolver does not know one of them, the others are taken, and it is
+/// reported.
+async fn addresses(resolver: &dyn Resolve, targets: BTreeSet<(String, u16)>) -> Result<Answer, SrvError> {
+    let too_many = targets.len().saturating_sub(MAX_FOUND);
+    let lookup = |(target, port): (String, u16)| async move {
+        // With a dot behind it no search list is tried.
+        let found = resolver.resolve(format!("{target}.:{port}")).await;
+        (target, found)
+    };
+    let mut lookups = stream::iter(targets.into_iter().take(MAX_FOUND)).map(lookup).buffered(LOOKUPS);
+    let (mut answer, mut missing, mut first) = (Answer::default(), 0, None);
+    while let Some((target, found)) = lookups.next().await {
+        match found {
+            Ok(found) => answer.addresses.extend(found),
+            Err(source) => {
+                missing += 1;
+                first.get_or_insert(SrvError::Target { target, source });
+            }
+        }
+    }
+    match first {
+        Some(error) if answer.addresses.is_empty() => return Err(error),
+        Some(error) => answer.gaps = Some(format!("{missing} targets have no address, the first is {error}")),
+        None if too_many > 0 => answer.gaps = Some(format!("{too_many} more targets than {MAX_FOUND} are left out")),
+        None => {}
+    }
+    Ok(answer)
+}
+
+/// The nameservers of `/etc/resolv.conf`; without a line of them this machine, as resolv.conf(5) has it.
+pub(super) fn configured_nameservers() -> io::Result<Vec<SocketAddr>> {
+    let mut text = String::new();
+    io::Read::read_to_string(&mut io::Read::take(std::fs::File::open("/etc/resolv.conf")?, CONFIG_BYTES), &mut text)?;
+    Ok(nameservers(&text))
+}
+
+fn nameservers(text: &str) -> Vec<SocketAddr> {
+    let lines = text.lines().filter_map(|line| {
+        let mut words = line.split_whitespace();
+        if words.next() == Some("nameserver") { words.next() } else { None }
+    });
+    let lines: Vec<&str> = lines.collect();
+    if lines.is_empty() {
+        return vec![SocketAddr::from(([127, 0, 0, 1], DNS_PORT))];
+    }
+    // Addresses with a zone (`fe80::1%eth0`) are none that the standard library reads.
+    let addresses = lines.iter().filter_map(|line| line.parse::<IpAddr>().ok());
+    addresses.map(|address| SocketAddr::new(address, DNS_PORT)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nameservers_are_read_as_the_system_reads_them() {
+        let text =
+            "# nameserver 9.9.9.9\nsearch a b\nnameserver 10.0.0.10\n nameserver\t::1 # x\nnameserver fe80::1%eth0\n";
+        let found: Vec<String> = nameservers(text).iter().map(ToString::to_string).collect();
+        assert_eq!(found, ["10.0.0.10:53", "[::1]:53"]);
+        assert_eq!(nameservers("options ndots:5\n")[0].to_string(), "127.0.0.1:53");
+        assert!(nameservers("nameserver fe80::1%eth0\n").is_empty());
+    }
+}
