@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
-"""House rules that no compiler checks: `house.py [lines | check | update]`.
+"""House rules that no compiler checks: `house.py [lines | callers | check | update]`.
 
 lines    counts lines of Rust that are neither blank nor comments, outside tests, benchmarks and examples, by crate;
          fails if they are more than the last number in .ci/budget.txt
+callers  lists public items of shipped crates that no shipped code names, and the benchmarks and tests that do. It goes by names: an
+         item that shares its name with something in use is not found
 check    compares what it counts by crate with .ci/house.json: repeated code, words that CONTRIBUTING.md replaces, long comment
          lines, paths in ARCHITECTURE.md and the READMEs that lead to no file, links of documents, pages of docs/ that are too
          many or too large, commands on pages that CI does not run and that do not say why, wide traits,
-         parameters without a name, comments that need their neighbours
+         parameters without a name, comments that need their neighbours, the items of `callers`
 update   lowers the allowances in .ci/house.json to what is counted; none is ever raised
 
 Repeated code is a run of 30 or more equal tokens, outside tests, that stands elsewhere already. Signatures, attributes, imports and
@@ -39,6 +41,10 @@ FN = r"\bfn (\w+)"
 TRAIT = re.compile(r"^( *)(?:pub(?:\([^)]*\))? )?(?:unsafe )?trait (\w+)[^{;]*\{\n(.*?)^\1\}", re.M | re.S)
 # A parameter's pattern and its type, which is a tuple, borrowed or optional.
 TUPLE = re.compile(r"[(,]\s*(?:mut )?(?:\w+|\([\w, ]*\)): (?:Option<)?&?(?:'\w+ )?(?:mut )?\(([^()]+,[^()]+)\)>?\s*[,)]")
+# A public item. Of C's the callers are elsewhere.
+ITEM = re.compile(r"^ *pub (?:const |unsafe |async )*(?:fn|struct|enum|trait|type|const|static|union) (\w+)", re.M)
+# Definitions, imports and comments name an item without a use of it.
+NO_USE = re.compile(r"//[^\n]*|\b(?:pub(?:\([^)]*\))? )?use [^;]*;|\b(?:fn|struct|enum|trait|type|const|static|union) \w+")
 # What the table in CONTRIBUTING.md replaces. In comments and documents; names are changed as code is.
 WORDS = [
     r"\bnobody\b",
@@ -265,6 +271,21 @@ def forms(name):
                 yield "tuples", f"{line(opening)}: {function[1]} takes ({parameter[1]})"
 
 
+def callers():
+    """Public items that no shipped code names: the file, the name, and the files apart that name it."""
+    items, shipped, apart = [], set(), collections.defaultdict(list)
+    for name in tracked("*.rs"):
+        text = (ROOT / name).read_text()
+        if APART.search(name):
+            for word in set(re.findall(r"\w+", text)):
+                apart[word].append(name)
+        else:
+            text = without_tests(text)
+            items += [(name, item) for item in ITEM.findall(text)]
+            shipped.update(re.findall(r"\w+", NO_USE.sub("", text)))
+    return [(name, item, apart[item]) for name, item in items if item not in shipped and item in apart]
+
+
 def counts():
     """By rule and crate: the places."""
     places = {rule: collections.defaultdict(list) for rule in json.loads(ALLOWED.read_text())}
@@ -278,6 +299,8 @@ def counts():
         if not APART.search(name):
             for rule, place in forms(name):
                 places[rule][crate_of(name)].append(place)
+    for name, item, by in callers():
+        places["callers"][crate_of(name)].append(f"{name}: {item} is named by {', '.join(by)} alone")
     for name in tracked("*.rs", "*.md"):
         begins = True
         for number, line in enumerate((ROOT / name).read_text().split("\n"), 1):
@@ -314,6 +337,10 @@ def main():
     command = sys.argv[1] if len(sys.argv) == 2 else "check"
     if command == "lines":
         return over_budget()
+    if command == "callers":
+        for name, item, by in callers():
+            print(f"{name}: {item}: {', '.join(by)}")
+        return 0
     places, allowed = counts(), json.loads(ALLOWED.read_text())
     if command == "update":
         for rule, crates in allowed.items():
