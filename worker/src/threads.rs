@@ -1,22 +1,22 @@
-//! Large work on several threads. Each thread has results of its own (columns of a product, rows of attention or of
-//! experts), so that every sum has the order it has on one.
+//! Large computations on several threads. Each thread computes separate results (columns of a product, rows of
+//! attention or of experts), so every sum has the order that it has on one thread.
 
 use std::cell::Cell;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Multiply-adds that are worth waking a thread for: some tens of microseconds.
+/// Multiply-adds that justify waking a thread: a few tens of microseconds.
 const WORK_OF_A_THREAD: usize = 1 << 20;
 
 thread_local! {
-    /// Threads that work of this thread may use, itself among them.
+    /// Threads that this thread's work may use, including itself.
     static THREADS: Cell<usize> = const { Cell::new(1) };
 }
 
-/// Runs `work` on a pool of `threads` threads, which share its large work; on this thread if it is only one. Threads
-/// begin with this one's processor affinity.
+/// Runs `work` on a pool of `threads` threads, which share its large computations; on this thread if there is only one.
+/// Threads inherit this one's CPU affinity.
 ///
 /// # Errors
-/// The operating system gives no more threads.
+/// The operating system refuses more threads.
 pub fn with_threads<R: Send>(
     threads: usize,
     work: impl FnOnce() -> R + Send,
@@ -31,7 +31,7 @@ pub fn with_threads<R: Send>(
     }))
 }
 
-/// The number of threads that share this much work.
+/// The number of threads to share this much work.
 pub(crate) fn shares(multiply_adds: usize) -> usize {
     match THREADS.get() {
         1 => 1,
@@ -39,7 +39,7 @@ pub(crate) fn shares(multiply_adds: usize) -> usize {
     }
 }
 
-/// Does both, at once where a thread is free. Products within them are shared no further.
+/// Runs both, concurrently if a thread is free. Products within them are not shared further.
 pub(crate) fn both(first: impl FnOnce() + Send, second: impl FnOnce() + Send) {
     let threads = THREADS.replace(1);
     rayon::join(first, second);

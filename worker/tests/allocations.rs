@@ -1,4 +1,4 @@
-//! A step takes no memory from the heap, once its buffers have their size.
+//! A step allocates nothing once its buffers have grown.
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 mod common;
@@ -14,7 +14,7 @@ use semmoe_worker::model::{
     AttentionPlan, ExpertMemory, ExpertRoom, KvCache, Model, ModelConfig, PAGE_TOKENS, StepItem, Wants,
 };
 
-/// The system's allocator, which counts for each thread.
+/// The system's allocator with a counter per thread.
 struct Counting;
 
 thread_local! {
@@ -22,26 +22,26 @@ thread_local! {
 }
 
 fn count() {
-    // A thread that ends has no counter any more.
+    // An exiting thread has no counter any more.
     let _ = ALLOCATIONS.try_with(|allocations| allocations.set(allocations.get() + 1));
 }
 
-// SAFETY: everything is the system allocator's; counting allocates nothing.
+// SAFETY: forwards everything to the system allocator; counting does not allocate.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count();
-        // SAFETY: by the caller.
+        // SAFETY: the caller guarantees it.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        // SAFETY: by the caller.
+        // SAFETY: the caller guarantees it.
         unsafe { System.dealloc(at, layout) }
     }
 
     unsafe fn realloc(&self, at: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         count();
-        // SAFETY: by the caller.
+        // SAFETY: the caller guarantees it.
         unsafe { System.realloc(at, layout, size) }
     }
 }
@@ -49,7 +49,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Decodes one token of every sequence, and gives how often memory was taken.
+/// Decodes one token of every sequence; returns the number of allocations.
 fn decode(model: &mut Model, ep: &mut ExpertParallel, caches: &mut [KvCache], tokens: &[u32]) -> usize {
     let item = |(kv, tokens)| StepItem { kv, tokens, wants: Wants::Logits, phase: StepPhase::Decode };
     let mut items: Vec<StepItem<'_>> = caches.iter_mut().zip(tokens.chunks(1)).map(item).collect();
@@ -72,7 +72,7 @@ fn assert_decoding_allocates_nothing(mut model: Model, placement: &Placement) {
         model.step(items, &mut ep).unwrap();
     }
     let tokens: Vec<u32> = (0..16).map(|sequence| 17 * sequence + 1).collect();
-    // All tokens alike: the largest batch that one expert can have.
+    // Equal tokens give the largest batch that one expert can have.
     assert!(decode(&mut model, &mut ep, &mut caches, &[5; 16]) > 0, "buffers grow, so this counts something");
     decode(&mut model, &mut ep, &mut caches, &tokens);
     while caches[0].len() < PAGE_TOKENS {

@@ -1,5 +1,5 @@
-//! Ranks that die or hang: the unit says so, ends what runs, and nothing hangs. Real processes: this test's own
-//! executable, started again as a rank.
+//! Ranks that die or hang: the unit reports it, ends running requests, and nothing hangs. Real processes: this test's
+//! own executable, started again as a rank.
 #![allow(clippy::unwrap_used)]
 
 mod support;
@@ -19,10 +19,10 @@ use serde_json::{Value, json};
 use support::{greedy, model_dir};
 
 const RANK: &str = "SEMMOE_TEST_RANK";
-/// How long anything may take that must not hang.
+/// A timeout for everything that must not hang.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Not a test of its own: one rank, when the tests below start this executable as one.
+/// Not a test: runs one rank when the tests below start this executable as one.
 #[test]
 fn rank_process() {
     let Ok(arguments) = std::env::var(RANK) else { return };
@@ -49,17 +49,17 @@ fn rank_process() {
     std::process::exit(i32::from(code));
 }
 
-/// The options that all ranks of a unit are started with.
+/// The options for all ranks of a unit.
 #[derive(Clone, Copy)]
 struct Started {
     world: u16,
     collective_ms: u32,
     transport: TransportChoice,
     attention: Attention,
-    /// After a loss; never if absent.
+    /// Time to exit after a loss; never if absent.
     exit_ms: Option<u64>,
     experts: &'static str,
-    /// So that attention can change.
+    /// Allows attention to switch.
     both_attentions: bool,
 }
 
@@ -75,7 +75,7 @@ impl Started {
 
 struct Rank {
     child: Child,
-    /// Held apart from the child, whose `wait` would close it.
+    /// Separate from the child, whose `wait` would close it.
     stdin: Option<ChildStdin>,
     said: BufReader<ChildStderr>,
 }
@@ -96,7 +96,7 @@ impl Rank {
         Self { stdin: child.stdin.take(), child, said }
     }
 
-    /// The next line that begins with this word.
+    /// The next line that begins with `word`.
     fn says(&mut self, word: &str) -> String {
         loop {
             let mut line = String::new();
@@ -115,13 +115,13 @@ impl Rank {
         kill_process(Pid::from_child(&self.child), signal).unwrap();
     }
 
-    /// The exit code, none if a signal killed it.
+    /// The exit code, `None` if a signal killed it.
     fn ends(&mut self) -> Option<i32> {
         self.child.wait().unwrap().code()
     }
 }
 
-/// Kills what a failed test leaves behind.
+/// Kills processes left behind by a failed test.
 impl Drop for Rank {
     fn drop(&mut self) {
         let _ = self.child.kill();
@@ -175,10 +175,11 @@ fn long(rank: usize, stream: bool) -> Value {
     body
 }
 
-/// Four ranks under load; `strike` makes rank 2 fail. Everything running ends with an error that holds all of `causes`.
+/// Four ranks under load; `strike` makes rank 2 fail. Everything running must end with an error that contains all of
+/// `causes`.
 async fn under_load(unit: Started, strike: Signal, causes: &[&str]) -> Processes {
     let reported = |text: &str| causes.iter().all(|cause| text.contains(cause));
-    // With attention tp there is one rank to ask.
+    // With attention tp there is only one rank to address.
     let long = |rank, stream| long(if unit.attention == Attention::Dp { rank } else { 0 }, stream);
     let unit = Processes::start(unit);
     let (plain, streams) = {
@@ -188,7 +189,7 @@ async fn under_load(unit: Started, strike: Signal, causes: &[&str]) -> Processes
             while unit.in_flight().await < 4 {
                 tokio::task::yield_now().await;
             }
-            // Until streams have begun: their last event has the cause, not their status.
+            // Wait until streams have begun: then their last event has the cause, not their status.
             while unit.get("/v1/loads").await.1.matches("\"num_used_tokens\":0").count() > 0 {
                 tokio::task::yield_now().await;
             }
@@ -200,7 +201,7 @@ async fn under_load(unit: Started, strike: Signal, causes: &[&str]) -> Processes
     };
     assert!(plain.0 == 503 && reported(&plain.1), "{plain:?}");
     for (status, text) in streams {
-        // A stream whose first token had not come has the status instead.
+        // A stream without a first token gets the status instead.
         let last = if status == 200 { support::events(&text).pop().unwrap() } else { text };
         let last: Value = serde_json::from_str(&last).unwrap();
         assert!(reported(last["error"]["message"].as_str().unwrap()), "{last}");
@@ -227,7 +228,7 @@ async fn a_killed_rank_ends_every_request_with_its_name() {
         assert_eq!(unit.ranks[2].ends(), None);
         assert!(unit.ranks[1].says("error ").contains("rank 2 was lost"));
         assert_eq!(unit.ranks[1].ends(), Some(3));
-        // Started to stay, rank 0 answers until it is asked to stop.
+        // Configured to stay, rank 0 answers until it is asked to stop.
         drop(unit.ranks[0].stdin.take());
         assert_eq!(unit.ranks[0].ends(), Some(3));
     }
@@ -235,8 +236,8 @@ async fn a_killed_rank_ends_every_request_with_its_name() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_rank_that_hangs_is_lost_after_the_time_limit() {
-    // A rank that is one collective ahead may find another one late that waits for rank 2 itself: the name is not
-    // certain. Longer than a busy machine keeps a rank waiting.
+    // A rank that is one collective ahead may time out on another one that itself waits for rank 2, so the name is
+    // uncertain. The time limit exceeds any delay of a busy machine.
     for (transport, experts) in
         [(TransportChoice::Shm, "ep"), (TransportChoice::Tcp, "ep"), (TransportChoice::Tcp, "hybrid:2x2:2")]
     {
@@ -265,7 +266,7 @@ async fn a_rank_killed_in_silence_is_noticed_without_a_request() {
     }
 }
 
-/// Switches from whole experts and attention dp to another layout and back without a pause, until the unit is lost.
+/// Switches from whole experts and attention dp to another layout and back, without a pause, until the unit fails.
 async fn switch_to_and_fro(unit: &Processes, there: &str) -> String {
     for at in 0.. {
         let body = json!({"to": if at % 2 == 0 { there } else { "ep" }}).to_string();
@@ -281,8 +282,8 @@ async fn switch_to_and_fro(unit: &Processes, there: &str) -> String {
     unreachable!("it goes on until it fails")
 }
 
-/// At whatever moment of a switch, each by a kill and by a stall, in turns over both transports: the unit ends, names
-/// the rank, and nothing hangs. Every third unit has four ranks.
+/// A kill and a stall at various moments of a switch, alternating over both transports: the unit ends, names the rank,
+/// and nothing hangs. Every third unit has four ranks.
 async fn lost_while_switching(there: &str, moments_ms: &[u64]) {
     let strikes = [(Signal::KILL, "rank 1 was lost"), (Signal::STOP, "did not answer within 2")];
     for case in 0..2 * moments_ms.len() {
@@ -328,7 +329,7 @@ async fn a_rank_lost_while_keys_and_values_move_ends_the_unit_with_its_name() {
     lost_while_switching("tp-ep", &[0, 2, 5, 9, 14, 24]).await;
 }
 
-/// So that a supervisor restarts it. What was in flight is answered first, and the exit has its cause.
+/// Exits so that a supervisor restarts it. Requests in flight are answered first, and the exit reports its cause.
 #[tokio::test(flavor = "multi_thread")]
 async fn rank_0_exits_after_a_loss_by_itself() {
     let started = Started { exit_ms: Some(3000), ..Started::patient(2, TransportChoice::Auto) };
@@ -377,7 +378,7 @@ async fn all_ways_to_ask_for_an_end_are_graceful() {
         |unit| unit.ranks.iter().for_each(|rank| rank.signal(Signal::INT)),
     ];
     for (index, ask) in asks.iter().enumerate() {
-        // Each way, over both transports.
+        // In both directions, over both transports.
         let attention = if index < 2 { Attention::Tp } else { Attention::Dp };
         let mut unit = Processes::start(Started { attention, ..Started::patient(4, TRANSPORTS[index % 2]) });
         ask(&mut unit);
@@ -387,7 +388,7 @@ async fn all_ways_to_ask_for_an_end_are_graceful() {
     }
 }
 
-/// The files that a process maps which have no name, and are shared memory of ranks.
+/// The unnamed shared-memory files that a process maps.
 fn shared_maps(pid: u32) -> Vec<String> {
     let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
     maps.lines().filter(|line| line.contains("/memfd:semmoe-worker")).map(str::to_owned).collect()
@@ -400,8 +401,8 @@ async fn shared_memory_has_no_name_that_could_stay_behind() {
         let maps = shared_maps(rank.child.id());
         assert_eq!(maps.len(), 1);
         assert!(maps[0].contains(" rw-s "), "{maps:?}");
-        // Its file is closed: only those who have it mapped reach it. (That of the experts stays open: peers map it at
-        // the first switch.)
+        // Its file is closed: only processes that mapped it can reach it. (That of the experts stays open, because
+        // peers map it at the first switch.)
         let open = std::fs::read_dir(format!("/proc/{}/fd", rank.child.id())).unwrap();
         let targets = open.filter_map(|fd| std::fs::read_link(fd.unwrap().path()).ok());
         assert_eq!(targets.filter(|target| target.to_string_lossy().contains("memfd:semmoe-worker")).count(), 0);

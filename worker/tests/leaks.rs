@@ -1,5 +1,5 @@
-//! A storm of requests of all kinds, many of whose clients leave at any time, by counts and not by the clock:
-//! afterwards nothing is left, and the counters add up. bench/worker/soak is the same for minutes, with processes and a
+//! A storm of requests of all kinds, many of whose clients leave at any time, bounded by counts and not by a clock:
+//! afterwards nothing is left, and the counters add up. bench/worker/soak runs this for minutes, with processes and a
 //! gateway.
 #![allow(clippy::unwrap_used)]
 
@@ -17,7 +17,7 @@ const REQUESTS: u32 = 160;
 const CLIENTS: usize = 8;
 const PAGES: u64 = 24;
 
-/// How a client ends.
+/// How a client leaves.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Leave {
     AtOnce,
@@ -54,7 +54,7 @@ fn request(random: &mut fastrand::Rng) -> (&'static str, Value) {
     }
 }
 
-/// One request over a socket of its own; gives the status unless the client left before it came.
+/// One request over its own socket; returns the status unless the client left before it arrived.
 fn ask(address: &str, (path, body): &(&str, Value), leave: Leave) -> Option<u16> {
     let body = body.to_string();
     let mut client = TcpStream::connect(address).unwrap();
@@ -89,7 +89,7 @@ async fn a_storm_leaves_nothing_behind() {
             scope.spawn(move || {
                 let mut random = fastrand::Rng::with_seed(client as u64);
                 for index in 0..REQUESTS / CLIENTS as u32 {
-                    // The first of each is answered whole.
+                    // The first of each kind is read completely.
                     let leave = match random.u8(0..10) {
                         _ if index == 0 => Leave::Never,
                         0..2 => Leave::AtOnce,

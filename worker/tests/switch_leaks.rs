@@ -1,4 +1,4 @@
-//! Many switches leave nothing behind: memory, mappings, descriptors, counts. Alone in its process, which it measures.
+//! Many switches leak nothing: memory, mappings, descriptors, counts. Runs alone in its process, which it measures.
 #![allow(clippy::unwrap_used)]
 
 mod support;
@@ -45,7 +45,7 @@ async fn two_hundred_switches_leave_memory_and_counts_flat() {
         }
     }
     let (before, after) = (before.unwrap(), Held::now());
-    // Threads and connections come and go: a leak would be one of each switch.
+    // Threads and connections vary slightly; a leak would add one per switch.
     assert!(after.mappings < before.mappings + 50, "{before:?} {after:?}");
     assert!(after.descriptors < before.descriptors + 20, "{before:?} {after:?}");
     assert!(after.resident_kb < before.resident_kb + 16_384, "{before:?} {after:?}");

@@ -19,19 +19,19 @@ use crate::engine::EngineLimits;
 use crate::ep::{ExpertLayout, ForcedRate, WireType};
 use crate::unit::Shutdown;
 
-/// Takes the events of a rank while it starts; each is meant to be printed as one line of JSON.
+/// Receives the events of a starting rank; each is meant to be printed as one line of JSON.
 pub type Announce = Arc<dyn Fn(&WorkerEvent) + Send + Sync>;
 
 /// Events that a rank announces, in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "lowercase")]
 pub enum WorkerEvent {
-    /// Rank 0 takes registrations.
+    /// Rank 0 accepts registrations.
     Bound {
-        /// Where the other ranks have to connect to.
+        /// The address for the other ranks to connect to.
         rendezvous: SocketAddr,
     },
-    /// The rank takes part; for rank 0, the whole unit is ready and requests are served.
+    /// The rank has joined; for rank 0, the whole unit is ready and requests are served.
     Ready {
         /// The rank.
         rank: u16,
@@ -43,88 +43,89 @@ pub enum WorkerEvent {
     },
 }
 
-/// How to run one rank of a unit, or several on one GPU. All ranks must be given the same model, world, tables and
-/// attention.
+/// The configuration of one rank of a unit, or of several on one GPU. All ranks must be given the same model, world,
+/// tables and attention.
 #[derive(Clone)]
 pub struct WorkerConfig {
-    /// A Hugging Face checkpoint; its last part is the model's name.
+    /// A Hugging Face checkpoint; the directory's name is the model's name.
     pub model_dir: PathBuf,
     /// This rank, below `world`.
     pub rank: u16,
-    /// Ranks in the unit.
+    /// Number of ranks in the unit.
     pub world: u16,
-    /// Rank 0 listens here (port 0: any), the others connect to it.
+    /// Rank 0 listens on this address (port 0: any), the others connect to it.
     pub rendezvous: SocketAddr,
-    /// The processor that computes, and how many ranks this process runs.
+    /// The compute device, and how many ranks this process runs.
     pub device: DeviceChoice,
-    /// The GPU of [`DeviceChoice::Cuda`]; without one the driver's first is opened.
+    /// The GPU for [`DeviceChoice::Cuda`]; by default the driver's first.
     #[cfg(feature = "gpu")]
     pub gpu: Option<Arc<dyn GpuProvider>>,
-    /// Folder that caches kernels compiled for the machine's GPU where this build holds none; without it none are
+    /// Folder that caches kernels compiled for the machine's GPU if this build has none for it; without it none are
     /// compiled.
     pub kernels: Option<PathBuf>,
-    /// How experts are divided among ranks.
+    /// Layout of experts.
     pub experts: ExpertLayout,
     /// Expert domains: with whole experts and without tables, each rank holds the experts of all ranks of its domain.
     pub domains: Domains,
-    /// Nodes of the unit, neighbouring ranks on each, for counts by level; without it a node is the ranks that share
-    /// memory. Hybrid experts have their own.
+    /// Nodes of the unit, of neighbouring ranks, for counts by level; by default a node is the ranks that share memory.
+    /// Hybrid experts define their own.
     pub nodes: Option<u16>,
-    /// Where this rank writes, when it leaves, when the stages of its last MoE layers began and ended.
+    /// On exit, this rank writes the times of the stages of its last MoE layers to this file.
     pub stages: Option<PathBuf>,
-    /// Whole experts of a layer for which every rank has room, so that it can be switched to placements with more of
-    /// them than the first one has.
+    /// Capacity of every rank in whole experts per layer, so that it can switch to placements with more of them than
+    /// the initial one.
     pub expert_slots: Option<u16>,
-    /// The most bytes of experts in this rank's memory; the others are streamed from the checkpoint.
+    /// Limit on the bytes of experts in this rank's memory; the others are streamed from the checkpoint.
     pub expert_memory: Option<u64>,
     /// The share of activations that is sent to the token's own rank, whatever the router chose: answers are wrong, and
-    /// only the time of steps means something.
+    /// only step times are meaningful.
     pub force_local_rate: Option<ForcedRate>,
-    /// How the ranks exchange.
+    /// How ranks exchange data.
     pub transport: TransportChoice,
-    /// The element type of the rows that they send each other.
+    /// The element type of rows between ranks.
     pub wire: WireType,
-    /// This rank's own address for data links, where they have a network of their own; without it rank 0 takes them
-    /// where the rendezvous is, and the others at the address from which they reach it.
+    /// This rank's address for data links, if they use a separate network; by default rank 0 uses the rendezvous
+    /// address, and the others the address from which they reach it.
     pub data_address: Option<IpAddr>,
-    /// Ranks that are given different places share no memory, as if they were on several hosts.
+    /// Ranks with different places share no memory, as if they were on several hosts.
     pub place: Option<String>,
-    /// The secret that ranks prove to each other; required if the rendezvous or the data is not on a loopback address.
+    /// The secret by which ranks authenticate; required if the rendezvous or the data is not on a loopback address.
     pub secret: Option<Secret>,
     /// The token for admin routes; without one they are open if HTTP is served on a loopback address, and closed
     /// otherwise.
     pub admin_token: Option<Secret>,
-    /// Rank 0 serves HTTP here (port 0: any); the others ignore it.
+    /// Rank 0's HTTP address (port 0: any); the others ignore it.
     pub listen: Option<SocketAddr>,
-    /// Tables whose placement is to be run; contiguous placement without.
+    /// Tables whose placement is used; contiguous placement without.
     pub tables: Option<PathBuf>,
-    /// The folder below which `/switch` may name tables; that of `tables` without. Without either it takes none.
+    /// The folder that contains the tables for `/switch`; by default that of `tables`. Without either, no tables are
+    /// accepted.
     pub tables_root: Option<PathBuf>,
-    /// How attention is parallel: each rank its own sequences, or every rank some heads of all of them.
+    /// Layout of attention: each rank its own sequences, or every rank some heads of all of them.
     pub attention: Attention,
-    /// With attention tp: groups of neighbouring ranks, each of which has sequences of its own.
+    /// With attention tp: groups of neighbouring ranks, each with its own sequences.
     pub attention_groups: u16,
-    /// Whether attention may change while the unit serves: ranks then keep the weights of both.
+    /// Whether attention may switch while the unit serves: ranks then keep the weights of both layouts.
     pub both_attentions: bool,
-    /// With attention tp: whether rows are shuffled to the ranks that the tables name, if there are tables.
+    /// With attention tp: whether tables, if there are any, shuffle rows to ranks.
     pub shuffle: bool,
-    /// Whether to stop when standard input ends: the parent process is gone or wants this one to stop.
+    /// Whether to stop at the end of standard input, when the parent process has exited or wants this one to stop.
     pub exit_on_stdin_eof: bool,
     /// Whether to stop at SIGTERM and SIGINT.
     pub handle_signals: bool,
-    /// Another way to make it stop, for programs that embed a rank.
+    /// Another way to stop it, for programs that embed a rank.
     pub shutdown: Shutdown,
     /// Called when the rank is bound and ready.
     pub announce: Announce,
-    /// Threads that compute large steps together; ranks may differ, results do not.
+    /// Threads that share large computations; ranks may differ, results do not depend on it.
     pub threads: usize,
-    /// Processors that they are kept on.
+    /// CPUs to pin the threads to.
     pub cpus: Option<CpuList>,
     /// Limits of the engine.
     pub limits: EngineLimits,
-    /// How long the ranks wait for each other at the start.
+    /// How long the ranks wait for each other at startup.
     pub rendezvous_timeout: Duration,
-    /// How long one collective may take before the rank that is late counts as lost.
+    /// How long one collective may take before a late rank counts as lost.
     pub collective_timeout: Duration,
     /// How long a prepared switch waits for its commit.
     pub prepared_timeout: Duration,
@@ -136,7 +137,7 @@ pub struct WorkerConfig {
 }
 
 impl WorkerConfig {
-    /// A rank with defaults for everything that can have one. Rank 0 needs `listen` as well.
+    /// A rank with defaults for everything that has one. Rank 0 also needs `listen`.
     pub fn new(model_dir: PathBuf, rank: u16, world: u16, rendezvous: SocketAddr) -> Self {
         Self {
             model_dir,
@@ -186,7 +187,7 @@ impl WorkerConfig {
         Location { rendezvous: self.rendezvous, data: self.data_address, place: self.place.as_deref() }
     }
 
-    /// How attention may be divided, as at the start first.
+    /// The possible layouts of attention, the initial one first.
     pub(super) fn attentions(&self) -> Vec<Attention> {
         let all = match self.attention {
             Attention::Dp => [Attention::Dp, Attention::Tp],
@@ -218,7 +219,7 @@ impl WorkerConfig {
     }
 }
 
-/// Without the secret, and without what can be called.
+/// Omits the secret, and callbacks.
 impl fmt::Debug for WorkerConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("WorkerConfig")

@@ -1,23 +1,23 @@
-//! Processors that a rank's computing threads are kept on.
+//! CPUs to which a rank's computing threads are pinned.
 
 use std::str::FromStr;
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-/// A set of processors: `0-3,8`.
+/// A set of CPUs: `0-3,8`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CpuList(Vec<usize>);
 
-/// Why processors cannot be used.
+/// Reasons why CPUs are unusable.
 #[derive(Debug, thiserror::Error)]
 pub enum CpuError {
-    /// Not a list of processors.
+    /// Not a list of CPUs.
     #[error("'{found}' is no list of processors below {}: expected numbers and ranges such as 0-3,8", CpuSet::MAX_CPU)]
     Syntax {
         /// The text.
         found: String,
     },
-    /// A processor that this process may not use.
+    /// A CPU that this process may not use.
     #[error("processor {cpu} is not there, or not this process's to use")]
     NotAllowed {
         /// The processor.
@@ -53,7 +53,7 @@ impl FromStr for CpuList {
 }
 
 impl CpuList {
-    /// Whether this process may use all of them.
+    /// Checks that this process may use all of them.
     pub(super) fn check(&self) -> Result<(), CpuError> {
         let allowed = sched_getaffinity(None).map_err(|error| CpuError::System { source: error.into() })?;
         match self.0.iter().find(|cpu| !allowed.is_set(**cpu)) {
@@ -62,7 +62,7 @@ impl CpuList {
         }
     }
 
-    /// Keeps the calling thread, and those that it starts from now on, on these processors.
+    /// Pins the calling thread, and those that it starts later, to these CPUs.
     pub(super) fn pin(&self) -> Result<(), CpuError> {
         let mut set = CpuSet::new();
         self.0.iter().for_each(|cpu| set.set(*cpu));

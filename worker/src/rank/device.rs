@@ -1,4 +1,4 @@
-//! Where a rank computes: on CPUs, or on a GPU that it shares with other ranks of its process.
+//! Where a rank computes: on CPUs, or on a GPU shared with other ranks of its process.
 
 use semmoe_kernels::Dtype;
 use semmoe_tables::Domains;
@@ -10,10 +10,10 @@ use crate::model::{AttentionKind, LATENT, ModelConfig, ModelError};
 
 pub(super) const NO_GPU: &str = "this build has no GPU support: --device cuda needs one with the feature cuda";
 
-/// Ranks that the kernels can run on one GPU.
+/// Maximum number of ranks that the kernels support on one GPU.
 const MAX_RANKS_HERE: u16 = 8;
 
-/// The processor that a rank computes on.
+/// The device that a rank computes on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum DeviceChoice {
     /// The machine's CPUs, in f32.
@@ -21,15 +21,15 @@ pub enum DeviceChoice {
     Cpu,
     /// A GPU.
     Cuda {
-        /// Of weights, rows, keys and values: f32 or bf16. Sums are f32.
+        /// Element type of weights, rows, keys and values: f32 or bf16. Sums are in f32.
         dtype: Dtype,
-        /// Ranks of this process, from its own rank on, each in a thread. They share the GPU.
+        /// Consecutive ranks of this process, each on a thread. They share the GPU.
         ranks_here: u16,
     },
 }
 
 impl DeviceChoice {
-    /// Ranks of this process.
+    /// Number of ranks in this process.
     pub(super) fn ranks_here(self) -> u16 {
         match self {
             Self::Cpu => 1,
@@ -38,7 +38,7 @@ impl DeviceChoice {
     }
 }
 
-/// The GPUs that this build has kernels for, as NVRTC names them; none without the feature `cuda`.
+/// The GPU architectures that this build has kernels for, as NVRTC names them; empty without the feature `cuda`.
 pub fn gpu_kernels() -> Vec<&'static str> {
     #[cfg(feature = "cuda")]
     {
@@ -49,7 +49,7 @@ pub fn gpu_kernels() -> Vec<&'static str> {
     Vec::new()
 }
 
-/// Refuses layouts that are not built for GPUs, before anything is read.
+/// Refuses layouts that are not implemented on GPUs, before anything is read.
 pub(super) fn check(config: &WorkerConfig) -> Result<(), WorkerError> {
     let DeviceChoice::Cuda { dtype, ranks_here } = config.device else { return Ok(()) };
     let refused = |detail: String| Err(WorkerError::Arguments(detail));
@@ -60,7 +60,7 @@ pub(super) fn check(config: &WorkerConfig) -> Result<(), WorkerError> {
     if !(1..=MAX_RANKS_HERE).contains(&ranks_here) {
         return refused(format!("{ranks_here} ranks on a GPU, expected 1 to {MAX_RANKS_HERE}"));
     }
-    // Memory of other processes is not mapped yet.
+    // Mapping memory of other processes is not implemented.
     if ranks_here != world {
         return refused(format!(
             "{ranks_here} of {world} ranks are in this process, and ranks of a GPU only reach ranks of the same \
@@ -83,7 +83,7 @@ pub(super) fn check(config: &WorkerConfig) -> Result<(), WorkerError> {
     }
 }
 
-/// Refuses models that are not built for GPUs.
+/// Refuses models that are not implemented on GPUs.
 pub(super) fn check_model(config: &WorkerConfig, model: &ModelConfig) -> Result<(), WorkerError> {
     match (config.device, &model.attention) {
         (DeviceChoice::Cuda { .. }, AttentionKind::Latent(_)) => Err(ModelError::NotOnGpu(LATENT).into()),

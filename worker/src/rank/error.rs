@@ -1,4 +1,4 @@
-//! Why a rank ended, in one sentence, and the exit code that says so.
+//! Reasons why a rank ended, one sentence each, and the exit codes.
 
 use std::io;
 use std::net::SocketAddr;
@@ -9,7 +9,7 @@ use semmoe_tables::FormatError;
 use crate::control::RendezvousError;
 use crate::model::ModelError;
 
-/// Why a rank did not start, or ended.
+/// Reasons why a rank did not start, or ended.
 #[derive(Debug, thiserror::Error)]
 pub enum WorkerError {
     /// Invalid arguments.
@@ -18,7 +18,7 @@ pub enum WorkerError {
     /// A checkpoint that cannot be served.
     #[error(transparent)]
     Model(#[from] ModelError),
-    /// A file of the model directory that cannot be used, or that contradicts another.
+    /// A file of the model directory that is unusable, or contradicts another.
     #[error("{}: {detail}", path.display())]
     Inconsistent {
         /// The file.
@@ -26,10 +26,10 @@ pub enum WorkerError {
         /// The problem: found and expected.
         detail: String,
     },
-    /// Tables that cannot be read or are another model's.
+    /// Tables that cannot be read or belong to another model.
     #[error("the tables cannot be used: {0}")]
     Tables(#[source] FormatError),
-    /// Tables that are for another unit, or that this one cannot use.
+    /// Tables for another unit, or that this one cannot use.
     #[error("the tables in {} {reason}", path.display())]
     TablesMismatch {
         /// The file.
@@ -37,10 +37,10 @@ pub enum WorkerError {
         /// The difference: found and expected.
         reason: String,
     },
-    /// Without tables, the experts cannot be divided among the ranks.
+    /// The experts cannot be divided evenly among the ranks, without tables.
     #[error("the experts cannot be divided among the ranks: {0}")]
     Placement(#[source] FormatError),
-    /// The HTTP address is taken or not this machine's.
+    /// The HTTP address is in use, or does not belong to this machine.
     #[error("cannot serve HTTP on {address}: {source}")]
     Listen {
         /// The address.
@@ -48,16 +48,16 @@ pub enum WorkerError {
         /// The cause.
         source: io::Error,
     },
-    /// The ranks did not come together.
+    /// The unit could not form.
     #[error(transparent)]
     Rendezvous(#[from] RendezvousError),
-    /// The HTTP server ended by itself.
+    /// The HTTP server stopped on its own.
     #[error("the HTTP server failed: {0}")]
     Http(#[source] io::Error),
     /// The operating system refused threads, sockets or a runtime.
     #[error("the process cannot be set up: {0}")]
     Runtime(#[source] io::Error),
-    /// A rank of the unit was lost: one sentence that names it.
+    /// A rank of the unit was lost; the sentence names it.
     #[error("{0}")]
     Lost(String),
 }

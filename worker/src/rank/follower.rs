@@ -1,4 +1,4 @@
-//! Every rank but the first: follows rank 0.
+//! Ranks other than rank 0: execute its orders.
 
 use std::time::Duration;
 
@@ -17,16 +17,16 @@ use crate::control::{Patience, join};
 use crate::engine::EngineEnd;
 use crate::unit::{Lost, Shutdown};
 
-/// How long rank 0 may take to say which rank was lost first, after this one has reported its loss.
+/// How long rank 0 may take to report which rank was lost first, after this one has reported its loss.
 const VERDICT_LIMIT: Duration = Duration::from_secs(2);
-/// How long rank 0 may take to release this rank after it has left its loop, on top of the grace.
+/// How long rank 0 may take to release this rank after it has left its loop, on top of the grace period.
 const RELEASE_LIMIT: Duration = Duration::from_secs(5);
 
 /// An event that a follower reacts to.
 enum Notice {
     /// The engine's thread has ended.
     Engine(Result<EngineEnd, Lost>),
-    /// Rank 0 has declared the unit dead.
+    /// Rank 0 has declared the unit failed.
     Aborted(String),
     /// The control link has ended.
     Closed(String),
@@ -44,7 +44,7 @@ pub(super) fn run(config: WorkerConfig, runtime: &Handle) -> Result<(), WorkerEr
     let (inbox, notice) = (connected.inbox.clone(), notify.clone());
     let link = link::start::<FromRank, ToRank>("control", joined.control, move |order| match order {
         Ok(order) => {
-            // Not left to the engine alone: it may be waiting for a rank that is gone.
+            // Not left to the engine: it may be waiting for a lost rank.
             if let ToRank::Abort { cause } = &order {
                 drop(notice.send(Notice::Aborted(cause.clone())));
             }
@@ -56,7 +56,7 @@ pub(super) fn run(config: WorkerConfig, runtime: &Handle) -> Result<(), WorkerEr
 
     let mut state =
         Follower { rank, link, notices, shutdown: config.shutdown.clone(), grace: config.grace, leaving: false };
-    // Held to the end of this function: peers may still be finishing a step.
+    // Kept alive to the end of this function: peers may still be finishing a step.
     let (sink, ended) = (state.link.clone(), move |end| drop(notify.send(Notice::Engine(end))));
     let emit = Box::new(move |message| sink.send(message));
     let _engine = match connected.start(&config, &prepared, joined.limits, emit, ended) {
@@ -78,7 +78,7 @@ struct Follower {
     notices: mpsc::UnboundedReceiver<Notice>,
     shutdown: Shutdown,
     grace: Duration,
-    /// This process is to stop: whatever ends from now on, ends as wished.
+    /// This process is stopping, so any end from now on is a success.
     leaving: bool,
 }
 
@@ -94,7 +94,7 @@ impl Follower {
                         self.link.send(FromRank::Stopped);
                     }
                     Some(_) if self.leaving => return Ok(()),
-                    // Whatever aborted it has sent its own notice.
+                    // The cause of the abort has its own notice.
                     Some(Notice::Engine(Ok(EngineEnd::Aborted))) => {}
                     Some(Notice::Aborted(cause)) => return Err(WorkerError::Lost(cause)),
                     Some(Notice::Engine(Err(lost))) => {
@@ -116,7 +116,7 @@ impl Follower {
     }
 
     /// Reports a loss to rank 0 and waits for its verdict on which rank was lost first: after a loss all ranks leave,
-    /// and those that leave later must not be blamed for it.
+    /// and later ones must not be blamed.
     async fn verdict(&mut self, lost: Lost) -> String {
         self.link.send(FromRank::Fatal { lost: lost.rank.get(), cause: lost.cause.clone() });
         let heard = async {

@@ -1,4 +1,4 @@
-//! Rank 0: brings the unit together, serves HTTP for it, and ends it.
+//! Rank 0: forms the unit, serves HTTP for it, and stops it.
 
 use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
@@ -22,15 +22,15 @@ use crate::ep::{ExpertSpread, ForcedRate};
 use crate::serve::{self, App, Gate};
 use crate::unit::{Lost, Port, Shutdown, Timeouts, Unit, UnitLayout, UnitStatus};
 
-/// How long cancelled sequences, then open connections, then the ranks and their links may take to end, after the
-/// grace.
+/// Separate limits for cancelled sequences, then open connections, then the ranks and their links, after the grace
+/// period.
 const CANCEL_LIMIT: Duration = Duration::from_millis(1500);
 const CONNECTIONS_LIMIT: Duration = Duration::from_millis(1000);
 const STOP_LIMIT: Duration = Duration::from_millis(1500);
 const CLOSE_LIMIT: Duration = Duration::from_millis(500);
 
 pub(super) fn run(config: WorkerConfig, runtime: &Handle) -> Result<(), WorkerError> {
-    // The port first: taken, it is the likeliest mistake.
+    // The port first: its being in use is the likeliest mistake.
     let address = config.listen.unwrap_or(config.rendezvous);
     let bound = listen(address).and_then(|http| Ok((http.local_addr()?, http)));
     let (http_address, http) = bound.map_err(|source| WorkerError::Listen { address, source })?;
@@ -59,7 +59,7 @@ pub(super) fn run(config: WorkerConfig, runtime: &Handle) -> Result<(), WorkerEr
         Timeouts { step: config.collective_timeout, prepared: config.prepared_timeout },
     );
     unit.connect(ports(&unit, &connected, joined.control)?);
-    // Held to the end of this function: peers may still be finishing a step.
+    // Kept alive to the end of this function: peers may still be finishing a step.
     let _engine = start_engine(&config, &unit, connected, &prepared, limits)?;
 
     let app = Arc::new(App {
@@ -90,7 +90,7 @@ pub(super) fn run(config: WorkerConfig, runtime: &Handle) -> Result<(), WorkerEr
     })
 }
 
-/// How to reach each rank, in rank order.
+/// The connection to each rank, in rank order.
 fn ports(unit: &Unit, connected: &Connected, links: Vec<(RankId, TcpStream)>) -> Result<Vec<Port>, WorkerError> {
     let mut ports = vec![Port::Local(connected.inbox.clone())];
     for (rank, stream) in links {
@@ -117,7 +117,7 @@ fn start_engine(
     let emit = Box::new(move |message| sink.deliver(own, message));
     let ended = move |ended| match ended {
         Ok(EngineEnd::Stopped) => end.deliver(own, FromRank::Stopped),
-        // The unit is dead already, by whatever made it abort.
+        // The unit has already failed, which caused the abort.
         Ok(EngineEnd::Aborted) => {}
         Err(lost) => end.fail(lost),
     };
@@ -132,9 +132,9 @@ struct Front {
     config: WorkerConfig,
 }
 
-/// Resolves `after` the first failure of the unit; never without a limit.
+/// Resolves `after` the unit's first failure; never without a limit.
 async fn given_up(mut status: watch::Receiver<UnitStatus>, after: Option<Duration>) {
-    // The sender lives in the unit.
+    // The unit owns the sender, so this cannot fail.
     let _ = status.wait_for(|status| status.lost.is_some()).await;
     let Some(after) = after else {
         tracing::warn!("requests get 503 until this process is asked to stop");
@@ -145,13 +145,13 @@ async fn given_up(mut status: watch::Receiver<UnitStatus>, after: Option<Duratio
 }
 
 impl Front {
-    /// Waits until every rank has its model; false if the process is to stop first.
+    /// Waits until every rank has loaded its model; false if the process must stop first.
     async fn come_up(&mut self) -> Result<bool, WorkerError> {
         let world = usize::from(self.unit.world);
         let up = |status: &UnitStatus| status.ready == world || status.lost.is_some() || status.leaving;
         tokio::select! {
             () = self.config.shutdown.requested() => return Ok(false),
-            // The sender lives in the unit.
+            // The unit owns the sender, so this cannot fail.
             _ = self.status.wait_for(up) => {}
         }
         match self.unit.lost() {
@@ -160,8 +160,8 @@ impl Front {
         }
     }
 
-    /// Serves until the process or the unit is to stop; then lets running requests end within the grace. A unit that
-    /// lost a rank answers with the cause for a while, so that gateways and clients see it.
+    /// Serves until the process or the unit stops; then lets running requests finish within the grace period. A unit
+    /// that lost a rank answers with the cause for a while, so that gateways and clients see it.
     async fn serve(&mut self, http: TcpListener, app: Arc<App>) -> Result<(), WorkerError> {
         let listener = tokio::net::TcpListener::from_std(http).map_err(WorkerError::Http)?;
         let closing = Shutdown::default();
@@ -195,7 +195,7 @@ impl Front {
         Ok(())
     }
 
-    /// Lets the ranks leave their loops together, then releases them. Those of a dead unit have their order already.
+    /// Lets the ranks leave their loops together, then releases them. Ranks of a failed unit already have their order.
     async fn release(&mut self) -> Result<(), WorkerError> {
         let world = usize::from(self.unit.world);
         if self.unit.lost().is_none() {
@@ -208,7 +208,7 @@ impl Front {
         let outcome = self.unit.lost().map_or(Ok(()), |Lost { cause, .. }| Err(WorkerError::Lost(cause)));
         self.unit.close();
         let closed = |status: &UnitStatus| status.closed == world - 1;
-        // The last messages must be written before this process ends; a rank that hangs does not take them anyway.
+        // The last messages must be written before this process exits; a rank that hangs does not read them anyway.
         let _ = timeout(CLOSE_LIMIT, self.status.wait_for(closed)).await;
         outcome
     }

@@ -26,22 +26,22 @@ use crate::model::{AttentionPlan, ExpertRoom, Model, ModelError};
 #[cfg(feature = "cuda")]
 use crate::threads::lock;
 
-/// Gives the ranks of a process their parts of a GPU.
+/// Allots parts of a GPU to the ranks of a process.
 pub trait GpuProvider: Send + Sync {
     /// Free bytes, before anything is loaded.
     ///
     /// # Errors
-    /// In the driver's own words.
+    /// The driver's message.
     fn free_bytes(&self) -> Result<u64, String>;
 
-    /// The part of a rank; all ranks ask once, for collectives of the same room.
+    /// A rank's part; all ranks ask once, with equal `room` for collectives.
     ///
     /// # Errors
-    /// In the driver's own words: memory that is short.
+    /// The driver's message, for example for a lack of memory.
     fn rank(&self, rank: usize, room: Room) -> Result<UnitRank, String>;
 }
 
-/// The memory of the GPU that keys and values may have: half of what weights leave, by the checkpoint's files.
+/// GPU memory for keys and values: half of what the weights leave, estimated from the checkpoint's files.
 pub(super) fn kv_memory(config: &WorkerConfig, model_dir: &Path) -> Result<Option<KvMemory>, WorkerError> {
     let (DeviceChoice::Cuda { dtype, ranks_here }, Some(gpu)) = (config.device, &config.gpu) else { return Ok(None) };
     let free = gpu.free_bytes().map_err(|error| WorkerError::Model(ModelError::Gpu(error)))?;
@@ -51,18 +51,18 @@ pub(super) fn kv_memory(config: &WorkerConfig, model_dir: &Path) -> Result<Optio
             weights += entry.metadata().map_err(ModelError::io(&entry.path()))?.len();
         }
     }
-    // Checkpoints are in types of two bytes nearly always; more are converted.
+    // Checkpoints nearly always use two-byte types; larger ones are converted.
     let weights = weights.saturating_mul(dtype.bytes() as u64) / 2;
     let available = Some(free.saturating_sub(weights) / u64::from(ranks_here) * u64::from(config.world));
     Ok(Some(KvMemory { available, element_bytes: dtype.bytes() }))
 }
 
-/// The link over which the ranks agree, and what the host counts of their rows.
+/// The link over which the ranks agree, and the host's counts of their rows.
 pub(super) fn join(config: &WorkerConfig, dtype: Dtype, ends: Ends) -> Result<(GpuLink, WireRows), WorkerError> {
     let link = ends.link(config).map_err(WorkerError::Runtime)?;
     let link = UnitLink::join(link, 1).map_err(|error| WorkerError::Lost(error.to_string()))?;
     let rank = link.rank();
-    // Rows move between GPUs: these collectives carry none, but messages and their counts.
+    // Rows move between GPUs: these collectives carry only messages and row counts.
     let rows = match dtype {
         Dtype::Bf16 => WireRows::bf16(Box::new(RowCollectives::new(link.clone(), PrivateMemory::<bf16>::new(rank)))),
         Dtype::F32 | Dtype::F16 => {
@@ -84,7 +84,7 @@ pub(super) fn load(
         return Err(WorkerError::arguments("this rank has no GPU"));
     };
     let start = config.attention;
-    // After a change of attention a rank has the sequences of all.
+    // After a switch of attention a rank has the sequences of all ranks.
     let ranks = if config.both_attentions { link.world() } else { 1 };
     let settings = GpuSettings {
         dtype,
@@ -99,7 +99,7 @@ pub(super) fn load(
     Ok(Model::load_on(&prepared.served.dir, &prepared.placement, experts, attention, settings, rank, link)?)
 }
 
-/// The configuration with the GPU that it asks for, unless it has one.
+/// Opens the GPU that the configuration requests, unless it has one.
 pub(super) fn with_gpu(mut config: WorkerConfig) -> Result<WorkerConfig, WorkerError> {
     if matches!(config.device, DeviceChoice::Cuda { .. }) && config.gpu.is_none() {
         config.gpu = Some(open(&config)?);
@@ -107,10 +107,10 @@ pub(super) fn with_gpu(mut config: WorkerConfig) -> Result<WorkerConfig, WorkerE
     Ok(config)
 }
 
-/// The GPU of [`DeviceChoice::Cuda`] by the driver.
+/// Opens the GPU for [`DeviceChoice::Cuda`].
 ///
 /// # Errors
-/// One sentence: no driver or an old one, no kernels for the GPU, a build without CUDA.
+/// One sentence: no driver or an outdated one, no kernels for the GPU, a build without CUDA.
 fn open(config: &WorkerConfig) -> Result<Arc<dyn GpuProvider>, WorkerError> {
     #[cfg(feature = "cuda")]
     {
@@ -131,7 +131,7 @@ struct CudaGpu {
     unit: DeviceUnit,
     /// How long a kernel waits for another rank's.
     timeout: Duration,
-    /// By rank, once the first has asked.
+    /// By rank, once the first one has asked.
     parts: Mutex<Option<Vec<Option<UnitRank>>>>,
 }
 

@@ -3,11 +3,11 @@
 //! | module | what |
 //! |---|---|
 //! | `config` | the configuration of a rank, and the events that it announces |
-//! | `cpus` | processors that its computing threads are kept on |
-//! | `device` | what computes, and the GPU that ranks of a process share |
-//! | `error` | why it ended, and the exit code that says so |
+//! | `cpus` | CPUs to which its computing threads are pinned |
+//! | `device` | the compute device, and the GPU that ranks of a process share |
+//! | `error` | why it ended, and the exit codes |
 //! | `prepare` | everything that can be refused before anything is bound or loaded |
-//! | `start` | transport, model and engine once the unit has come together |
+//! | `start` | transport, model and engine once the unit has formed |
 //! | `front` | rank 0: rendezvous, HTTP, and the whole unit's end |
 //! | `follower` | every other rank |
 //! | `several` | several ranks of one process, on one GPU |
@@ -35,12 +35,13 @@ pub use gpu::GpuProvider;
 
 use crate::control::RendezvousError;
 
-/// Runs one rank, or those of one GPU, until it is asked to stop or the unit fails. Blocks; brings its own runtime.
+/// Runs one rank, or those of one GPU, until it is asked to stop or the unit fails. Blocks, with its own runtime.
 ///
 /// After another rank was lost, rank 0 keeps answering with the cause, until it is asked to stop.
 ///
 /// # Errors
-/// One sentence: arguments, files or peers that do not fit, before anything is served; or the rank that was lost.
+/// One sentence: invalid or inconsistent arguments, files or peers, before anything is served; or the rank that was
+/// lost.
 pub fn run(config: WorkerConfig) -> Result<(), WorkerError> {
     config.check()?;
     #[cfg(feature = "gpu")]
@@ -59,7 +60,7 @@ pub fn run(config: WorkerConfig) -> Result<(), WorkerError> {
     };
     runtime.shutdown_background();
     match outcome {
-        // Asked to stop while it was starting: that is what it did.
+        // Asked to stop during startup, which succeeded.
         Err(WorkerError::Rendezvous(RendezvousError::Stopped)) => Ok(()),
         outcome => outcome,
     }

@@ -1,5 +1,5 @@
-//! Everything that can be refused before anything is bound or loaded: model, tokenizer, template and tables fit
-//! together.
+//! Everything that can be refused before anything is bound or loaded: model, tokenizer, template and tables must be
+//! consistent.
 
 use std::fs::{self, File};
 use std::io::{Read as _, Seek as _, SeekFrom};
@@ -27,7 +27,7 @@ use crate::model::{
 };
 use crate::serve::{Defaults, ServedModel};
 
-/// `generation_config.json` is small; a larger file is not one.
+/// Size limit of `generation_config.json`.
 const MAX_GENERATION_BYTES: u64 = 1 << 20;
 
 /// Why a unit cannot use tables.
@@ -43,21 +43,21 @@ const REPLICAS_WITH_TP: &str = "replicate experts, which does not go with attent
 pub(super) struct Prepared {
     pub(super) served: ServedModel,
     pub(super) placement: ExpertCopies,
-    /// The tables that rows are shuffled by, with attention tp.
+    /// The tables that shuffle rows, with attention tp.
     pub(super) shuffle: Option<Arc<Tables>>,
-    /// The tables that sequences are placed by when attention becomes dp.
+    /// The tables that place sequences when attention becomes dp.
     pub(super) affinity: Option<Arc<Tables>>,
     pub(super) identity: Identity,
-    /// The ranks of this rank's node, where the configuration says.
+    /// The ranks of this rank's node, if configured.
     pub(super) node: Option<Range<usize>>,
     pub(super) stages: Option<StageFile>,
-    /// Where `/switch` may read tables.
+    /// The folder of tables for `/switch`.
     pub(super) tables_root: Option<PathBuf>,
-    /// As this rank alone would have them.
+    /// The limits that this rank alone would have.
     pub(super) limits: UnitLimits,
 }
 
-/// Stages are logged, and written there in the end.
+/// The log of stages, and the file to write it to at the end.
 #[derive(Clone)]
 pub(super) struct StageFile {
     pub(super) path: PathBuf,
@@ -144,7 +144,7 @@ pub(super) fn prepare(config: &WorkerConfig) -> Result<Prepared, WorkerError> {
     })
 }
 
-/// The memory that keys and values may take: of a GPU what the weights leave of it.
+/// Memory for keys and values: on a GPU, from what the weights leave.
 fn kv_memory(config: &WorkerConfig, model_dir: &Path) -> Result<KvMemory, WorkerError> {
     #[cfg(feature = "gpu")]
     if let Some(memory) = super::gpu::kv_memory(config, model_dir)? {
@@ -154,7 +154,7 @@ fn kv_memory(config: &WorkerConfig, model_dir: &Path) -> Result<KvMemory, Worker
     Ok(KvMemory::host(available_bytes()))
 }
 
-/// The folder of the tables that the unit may be switched to, without links.
+/// The folder of tables that the unit may switch to, with links resolved.
 fn tables_root(config: &WorkerConfig) -> Result<Option<PathBuf>, WorkerError> {
     let of_tables = config.tables.as_deref().map(semmoe_tables::directory_of);
     let Some(root) = config.tables_root.as_deref().or(of_tables) else { return Ok(None) };
@@ -165,7 +165,7 @@ fn tables_root(config: &WorkerConfig) -> Result<Option<PathBuf>, WorkerError> {
     }
 }
 
-/// The tables, if there are any, of this model and for this unit.
+/// Reads the tables, if there are any, and checks that they are for this model and unit.
 fn tables(config: &WorkerConfig, info: &ModelInfo) -> Result<Option<Tables>, WorkerError> {
     let Some(path) = &config.tables else { return Ok(None) };
     let tables = Tables::open(path).map_err(WorkerError::Tables)?;
@@ -186,7 +186,7 @@ fn tables(config: &WorkerConfig, info: &ModelInfo) -> Result<Option<Tables>, Wor
     }
 }
 
-/// Where the experts are, and the digest of that: as the tables say, or in order.
+/// The experts' placement and its digest: as in the tables, or contiguous.
 fn placement(
     config: &WorkerConfig,
     tables: Option<&Tables>,
@@ -213,7 +213,7 @@ fn placement(
     }
 }
 
-/// How attention is divided, for the ranks to compare.
+/// The layout of attention as text, for the ranks to compare.
 fn attention_name(config: &WorkerConfig) -> String {
     let names = config.attentions().iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
     match config.attention_groups {
@@ -226,7 +226,7 @@ fn refused<T>(detail: String) -> Result<T, WorkerError> {
     Err(WorkerError::Arguments(detail))
 }
 
-/// Whether attention can be in as many groups.
+/// Checks that attention can be divided into this many groups.
 fn check_attention_groups(config: &WorkerConfig) -> Result<(), WorkerError> {
     let (groups, world) = (config.attention_groups, config.world);
     let refused = |detail: &str| refused(format!("{groups} attention groups {detail}"));
@@ -245,8 +245,8 @@ fn check_attention_groups(config: &WorkerConfig) -> Result<(), WorkerError> {
     }
 }
 
-/// Whether a local rate can be forced: nothing else may say where experts are, and both this rank and the others need
-/// enough of them for a token.
+/// Checks that a local rate can be forced: nothing else may determine where experts are, and both this rank and the
+/// others need enough of them for a token.
 fn check_forced_rate(config: &WorkerConfig, model: &ModelConfig) -> Result<(), WorkerError> {
     let Some(rate) = config.force_local_rate else { return Ok(()) };
     let here = model.num_experts / usize::from(config.world);
@@ -267,7 +267,7 @@ fn check_forced_rate(config: &WorkerConfig, model: &ModelConfig) -> Result<(), W
     Ok(())
 }
 
-/// Whether this rank has room for the experts of its domain.
+/// Checks that this rank has memory for the experts of its domain.
 fn check_domain(config: &WorkerConfig, model: &ModelConfig, available: Option<u64>) -> Result<(), WorkerError> {
     let (domains, size) = (config.domains, config.domains.size());
     if domains == Domains::NONE {
@@ -285,7 +285,7 @@ fn check_domain(config: &WorkerConfig, model: &ModelConfig, available: Option<u6
     if !domains.divide(config.world) {
         return refused(format!("expert domains of {domains} ranks do not divide the world of {}", config.world));
     }
-    // Two bytes of a weight are the least that a checkpoint has.
+    // No checkpoint uses fewer than two bytes per weight.
     let expert_bytes = 2 * 3 * model.hidden as u64 * model.expert_width as u64;
     let experts = model.num_moe_layers() as u64 * model.num_experts as u64 * size / u64::from(config.world);
     let bytes = experts.saturating_mul(expert_bytes);
@@ -297,7 +297,7 @@ fn check_domain(config: &WorkerConfig, model: &ModelConfig, available: Option<u6
     }
 }
 
-/// Whether experts fit the memory for them, if that is limited, and are not to be moved.
+/// Checks that experts fit their memory limit, if there is one, and will not be moved.
 fn check_expert_budget(
     config: &WorkerConfig,
     model_dir: &Path,
@@ -314,7 +314,7 @@ fn check_expert_budget(
     Ok(check_expert_memory(model_dir, model, RankId::new(config.rank), &spread, limit)?)
 }
 
-/// The ranks of this rank's node, if nodes are given.
+/// The ranks of this rank's node, if nodes are configured.
 fn node(config: &WorkerConfig) -> Result<Option<Range<usize>>, WorkerError> {
     let Some(nodes) = config.nodes else { return Ok(None) };
     let (rank, world) = (usize::from(config.rank), usize::from(config.world));
@@ -333,7 +333,7 @@ fn stage_file(path: &Path) -> Result<StageFile, WorkerError> {
     Ok(StageFile { path: path.to_owned(), file: Arc::new(file), log: StageLog::default() })
 }
 
-/// Whether experts can be cut as the layout has it, and that no tables are given that it cannot use.
+/// Checks that experts can be divided in the layout, and that it can use the tables, if any.
 fn check_experts(config: &WorkerConfig, model: &ModelConfig) -> Result<(), WorkerError> {
     let (layout, world) = (config.experts, usize::from(config.world));
     let unfit = match layout {
@@ -352,7 +352,7 @@ fn check_experts(config: &WorkerConfig, model: &ModelConfig) -> Result<(), Worke
         let experts = model.num_experts;
         return refused(format!("{slots} expert slots on each rank, the model has {experts} experts"));
     }
-    // Experts that are streamed have a limit of their own.
+    // Streamed experts have their own limit.
     check_domain(config, model, available_bytes().filter(|_| config.expert_memory.is_none()))
 }
 
@@ -367,7 +367,7 @@ fn tokenizer(model_dir: &Path, model: &ModelConfig) -> Result<Tokenizer, WorkerE
     Ok(tokenizer)
 }
 
-/// A model without a chat template takes no chat requests; a template that does not parse is an error.
+/// A model without a chat template accepts no chat requests; a template that does not parse is an error.
 fn template(model_dir: &Path) -> Result<Option<ChatTemplate>, WorkerError> {
     let path = model_dir.join("tokenizer_config.json");
     match ChatTemplate::beside(&path, semmoe_engines::unix_seconds) {
@@ -377,7 +377,7 @@ fn template(model_dir: &Path) -> Result<Option<ChatTemplate>, WorkerError> {
     }
 }
 
-/// Errors of reading name the file themselves.
+/// I/O errors already name the file.
 fn text_error(path: &Path, source: TextError) -> WorkerError {
     match source {
         TextError::Read { path, source } => ModelError::Io { path, source }.into(),
@@ -394,8 +394,8 @@ fn generation(model_dir: &Path) -> Result<Generation, WorkerError> {
     serde_json::from_slice(&bytes).map_err(|error| ModelError::Json { path, detail: error.to_string() }.into())
 }
 
-/// The tokens that end a text: those of `generation_config.json` and of `config.json`. Each must be the tokenizer's
-/// too.
+/// End-of-text tokens: those of `generation_config.json` and of `config.json`. Each must also be one of the
+/// tokenizer's.
 fn eos(
     model_dir: &Path,
     model: &ModelConfig,
@@ -419,8 +419,8 @@ fn eos(
     }
 }
 
-/// SHA-256 over the configuration and, of every weight file, its name, its size, its header and samples of its content:
-/// cheap, and different for checkpoints that are likely to be mixed up, such as the same model after more training.
+/// SHA-256 over the configuration and, for every weight file, its name, size, header and samples of its content: cheap,
+/// and different for checkpoints that are easily confused, such as a model before and after further training.
 fn checkpoint_digest(model_dir: &Path) -> Result<String, WorkerError> {
     let mut files = Vec::new();
     for entry in fs::read_dir(model_dir).map_err(ModelError::io(model_dir))? {
@@ -447,7 +447,7 @@ fn checkpoint_digest(model_dir: &Path) -> Result<String, WorkerError> {
     Ok(format!("{:x}", hash.finalize()))
 }
 
-/// Pieces of a file that lie evenly in it, its beginning and its end among them; the whole of a small one.
+/// Hashes evenly spaced pieces of a file, including its beginning and end; all of a small one.
 fn sample(path: &Path, size: u64, hash: &mut Sha256) -> std::io::Result<()> {
     const PIECES: u64 = 64;
     const PIECE_BYTES: u64 = 4096;

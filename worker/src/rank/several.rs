@@ -1,5 +1,5 @@
-//! Several ranks in one process: each runs as it does alone, in a thread; signals, standard input and runtime are the
-//! process's.
+//! Several ranks in one process, each on a thread as if alone; signals, standard input and runtime belong to the
+//! process.
 
 use std::sync::{Arc, mpsc};
 use std::thread::{Builder, JoinHandle};
@@ -12,14 +12,14 @@ use super::{follower, front};
 
 type Outcome = Result<(), WorkerError>;
 
-/// Runs the configuration's rank and those behind it, `count` in all, until all have ended.
+/// Runs the configuration's rank and the following ones, `count` in all, until all have ended.
 pub(super) fn run(config: &WorkerConfig, count: u16, runtime: &Handle) -> Outcome {
     let (mut running, mut rendezvous) = (Vec::new(), config.rendezvous);
     let mut ranks = config.rank..config.rank + count;
     if config.rank == 0 {
         let (front, bound) = with_address(config.clone());
         running.extend(ranks.next().map(|_| start(front, runtime)));
-        // Where it cannot be bound, rank 0 has ended, and with its reason.
+        // If binding failed, rank 0 has ended and reports why.
         match bound.recv() {
             Ok(address) => rendezvous = address,
             Err(_) => ranks = 0..0,
@@ -30,14 +30,14 @@ pub(super) fn run(config: &WorkerConfig, count: u16, runtime: &Handle) -> Outcom
     outcome(outcomes)
 }
 
-/// Rank 0's configuration, and where it says at which address it is bound.
+/// Rank 0's configuration, and a receiver for the address that it binds.
 fn with_address(mut config: WorkerConfig) -> (WorkerConfig, mpsc::Receiver<std::net::SocketAddr>) {
     let (sender, bound) = mpsc::channel();
     let announce = Arc::clone(&config.announce);
     config.announce = Arc::new(move |event| {
         announce(event);
         if let WorkerEvent::Bound { rendezvous } = event {
-            // Nothing waits for it where the process has been asked to stop.
+            // If the process was asked to stop, nothing waits for it.
             let _ = sender.send(*rendezvous);
         }
     });
@@ -50,7 +50,7 @@ fn start(config: WorkerConfig, runtime: &Handle) -> Result<JoinHandle<Outcome>, 
     let work = move || {
         let front = config.rank == 0;
         let outcome = if front { front::run(config, &runtime) } else { follower::run(config, &runtime) };
-        // No rank goes on without rank 0, nor waits for one that cannot start.
+        // No rank continues without rank 0, or waits for one that cannot start.
         if front || outcome.as_ref().is_err_and(is_own) {
             shutdown.request();
         }
@@ -66,12 +66,12 @@ fn ended(rank: JoinHandle<Outcome>) -> Outcome {
     rank.join().unwrap_or_else(|_| Err(WorkerError::Lost("a rank of this process panicked".to_owned())))
 }
 
-/// Whether a rank ended for a reason of its own, and not because of another one.
+/// Whether a rank ended for its own reason rather than because of another rank.
 fn is_own(error: &WorkerError) -> bool {
     !matches!(error, WorkerError::Lost(_) | WorkerError::Rendezvous(_))
 }
 
-/// That of the rank which failed by itself; else that of the first one.
+/// The outcome of the rank that failed on its own, otherwise the first rank's.
 fn outcome(mut outcomes: Vec<Outcome>) -> Outcome {
     let own = outcomes.iter().position(|outcome| outcome.as_ref().is_err_and(is_own));
     outcomes.swap_remove(own.unwrap_or(0))
@@ -85,7 +85,7 @@ mod tests {
     use super::*;
     use crate::unit::Shutdown;
 
-    /// Runs two ranks of the bundled model on CPUs, which several ranks of a process need no GPU for.
+    /// Runs two ranks of the bundled model on CPUs, because several ranks in a process do not need a GPU.
     fn two(listen: SocketAddr) -> (mpsc::Receiver<WorkerEvent>, Shutdown, JoinHandle<Outcome>) {
         let model = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../assets/tiny-qwen3moe-15m"));
         let (sender, events) = mpsc::channel();

@@ -1,4 +1,4 @@
-//! Collectives, model and engine, once the unit has come together.
+//! Collectives, model and engine, once the unit has formed.
 
 use std::io::{self, BufWriter};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -27,21 +27,21 @@ use crate::model::gpu::GpuLink;
 use crate::model::{AttentionPlan, ExpertMemory, ExpertRoom, Model, instructions, with_threads};
 use crate::unit::Lost;
 
-/// A rank that is connected but has no model yet. Orders can be sent already.
+/// A rank that is connected but has no model yet. Orders can already be sent.
 pub(super) struct Connected {
     ep: ExpertParallel,
-    /// The ranks that it shares memory with.
+    /// The ranks that share memory with it.
     near: Vec<usize>,
     pub(super) inbox: Inbox,
     /// The carrier of data between the ranks.
     pub(super) transport: &'static str,
     stages: Option<StageFile>,
-    /// Of ranks on GPUs.
+    /// Only for ranks on GPUs.
     #[cfg(feature = "gpu")]
     link: Option<GpuLink>,
 }
 
-/// Takes over the data links and, where the ranks exchange through it, the memory.
+/// Takes over the data links and, if the ranks use it, the shared memory.
 pub(super) fn connect(config: &WorkerConfig, prepared: &Prepared, ends: Ends) -> Result<Connected, WorkerError> {
     let (transport, wire) = (ends.transport(), config.wire);
     let stages = prepared.stages.clone();
@@ -89,7 +89,7 @@ impl Ends {
         }
     }
 
-    /// The link alone, without rows.
+    /// Only the link, without rows.
     #[cfg(feature = "gpu")]
     pub(super) fn link(self, config: &WorkerConfig) -> io::Result<Box<dyn Lockstep>> {
         let (rank, limit) = (usize::from(config.rank), config.collective_timeout);
@@ -123,7 +123,7 @@ impl Ends {
                 let (link, rows) = ShmTransport::new(rank, shared.memory, self.data, limit)?;
                 experts.join_grouped(groups, wire, link, rows, observer)
             }
-            // A rank that also waits for ranks of other hosts waits for sockets.
+            // A rank that also waits for ranks of other hosts has to poll sockets.
             Some(shared) => {
                 let rows = Arc::new(shared.memory).rows(rank, &shared.ranks, self.data.len());
                 experts.join_grouped(groups, wire, TcpTransport::new(rank, self.data, limit)?, rows, observer)
@@ -134,7 +134,7 @@ impl Ends {
     }
 }
 
-/// The rank's model on the host.
+/// Loads the rank's model on the host.
 fn load(config: &WorkerConfig, prepared: &Prepared) -> Result<Model, WorkerError> {
     let rank = RankId::new(config.rank);
     let memory = config.expert_memory.map(ExpertMemory::Bytes);
@@ -143,16 +143,16 @@ fn load(config: &WorkerConfig, prepared: &Prepared) -> Result<Model, WorkerError
     Ok(Model::load_divided(&prepared.served.dir, rank, &prepared.placement, experts, attention)?)
 }
 
-/// How the rank divides attention.
+/// The rank's layout of attention.
 fn attention_plan(config: &WorkerConfig, prepared: &Prepared) -> AttentionPlan {
     let (group, tables) = (Some((config.world / config.attention_groups).into()), prepared.shuffle.clone());
     AttentionPlan { start: config.attention, both: config.both_attentions, group, tables }
 }
 
 impl Connected {
-    /// Loads the model and starts the engine on its own thread; `ended` gets its end, or the rank that failed: another,
-    /// or this one by a panic. The returned handle keeps the transport open: peers may
-    /// still be finishing a step when this rank has left its loop.
+    /// Loads the model and starts the engine on its own thread; `ended` gets its end, or the failed rank: another, or
+    /// this one by a panic. The returned handle keeps the transport open, because peers may still be finishing a step
+    /// when this rank has left its loop.
     pub(super) fn start(
         self,
         config: &WorkerConfig,
@@ -177,10 +177,10 @@ impl Connected {
         engine.affinity = prepared.affinity.clone();
         let work = move || {
             if let Some(Err(error)) = cpus.as_ref().map(CpuList::pin) {
-                // They were this process's when it started.
+                // They were available to this process at startup.
                 tracing::warn!(%error, "the rank runs wherever it is put");
             }
-            // A panic is a bug; the unit should still learn which rank it was.
+            // A panic is a bug, but the unit must still learn which rank failed.
             let lost = |cause: String| Lost { rank, cause: format!("rank {rank} was lost: {cause}") };
             let end = match catch_unwind(AssertUnwindSafe(|| with_threads(threads, || engine.run()))) {
                 Ok(Ok(Ok(end))) => Ok(end),
@@ -188,7 +188,7 @@ impl Connected {
                 Ok(Ok(Err(error))) => Err(Lost { rank: RankId::new(error.rank() as u16), cause: error.to_string() }),
                 Err(_) => Err(lost("its engine panicked".to_owned())),
             };
-            // Before the end is known: the process may leave then.
+            // Written before the end is reported, because the process may then exit.
             if let Some(StageFile { path, file, log }) = stages
                 && let Err(error) = log.write(BufWriter::new(&*file))
             {

@@ -1,4 +1,4 @@
-//! Routes that change how the unit works, and who may use them.
+//! Routes that change how the unit works, and access to them.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use super::error::ApiError;
 use crate::control::Secret;
 use crate::control::message::ToRank;
 
-/// Access to admin routes: clients with the token or, without one, clients on a loopback address.
+/// Access to admin routes: clients with the token or, without a token, clients on a loopback address.
 #[derive(Debug)]
 pub(crate) struct Gate {
     token: Option<Secret>,
@@ -24,15 +24,15 @@ pub(crate) struct Gate {
 }
 
 impl Gate {
-    /// `address`: where HTTP is served.
+    /// `address` is the HTTP server's.
     pub(crate) fn new(token: Option<Secret>, address: SocketAddr) -> Self {
         Self { token, loopback: address.ip().is_loopback() }
     }
 
     fn check(&self, headers: &HeaderMap, uri: &Uri) -> Result<(), ApiError> {
         let Some(token) = &self.token else {
-            // A web page that a browser on this machine shows may not speak for its user: neither under a name of its
-            // own (Host, by DNS rebinding) nor across sites (Origin).
+            // A web page in a browser on this machine must not act for its user, neither under its own name (Host, by
+            // DNS rebinding) nor across sites (Origin).
             let here = is_for_loopback(headers, uri) && comes_from_loopback(headers);
             let refusal = "admin routes need a token here, and this worker was given none";
             return match self.loopback && here {
@@ -50,14 +50,14 @@ impl Gate {
     }
 }
 
-/// Whether the request names its host as a loopback one, everywhere where it names it.
+/// Whether every host name in the request is a loopback one.
 fn is_for_loopback(headers: &HeaderMap, uri: &Uri) -> bool {
     let hosts = headers.get_all(header::HOST).iter().map(|host| host.to_str().ok());
     let mut named = hosts.chain(uri.authority().map(|authority| Some(authority.as_str()))).peekable();
     named.peek().is_some() && named.all(|host| host.is_some_and(names_loopback))
 }
 
-/// Whether a page that sends it, if any does, is of a loopback host.
+/// Whether the page that sends the request, if any, comes from a loopback host.
 fn comes_from_loopback(headers: &HeaderMap) -> bool {
     headers.get_all(header::ORIGIN).iter().all(|origin| {
         let host = origin.to_str().ok().and_then(|origin| origin.split_once("://"));
@@ -71,17 +71,17 @@ pub(super) async fn guard(State(app): State<Arc<App>>, request: Request, next: N
     Ok(next.run(request).await)
 }
 
-/// `POST /drain`: no new sequences from now on, and `/health` says so; running ones finish.
+/// `POST /drain`: accepts no new sequences from now on, which `/health` reports; running ones finish.
 pub(super) async fn drain(State(app): State<Arc<App>>) -> Json<Value> {
     app.unit.drain();
     Json(json!({"status": "draining", "in_flight": app.unit.in_flight().iter().sum::<usize>()}))
 }
 
-/// `POST /flush_cache`: forgets the cached prefixes that no sequence holds, on every rank.
+/// `POST /flush_cache`: drops the cached prefixes that no sequence uses, on every rank.
 pub(super) async fn flush_cache(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
     app.check_alive()?;
     app.unit.broadcast(&ToRank::Flush);
-    // Orders are taken in turn: a rank that reports its counts has flushed.
+    // Orders are processed in sequence, so a rank that reports its counts has flushed.
     let left: u64 = app.unit.by_replica(app.unit.stats().await).map(|stats| stats.kv.cached).sum();
     Ok(Json(json!({"status": "ok", "cached_pages": left})))
 }

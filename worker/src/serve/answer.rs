@@ -1,4 +1,4 @@
-//! The tokens of a request's sequences as they come.
+//! The tokens of a request's sequences as they arrive.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -18,29 +18,29 @@ pub(super) struct Answer {
     decoder: SequenceText,
     pub(super) prompt: Vec<u32>,
     pub(super) output: Vec<u32>,
-    /// Of each token in `output`, if requested.
+    /// One for each token in `output`, if requested.
     pub(super) logprobs: Vec<TokenLogprobs>,
-    /// Prompt tokens that needed no computing.
+    /// Prompt tokens found in the cache.
     pub(super) cached: u32,
     pub(super) text: String,
     pub(super) finish: Option<Finish>,
-    /// In SGLang's encoding, with the end.
+    /// In SGLang's encoding; arrives with the last event.
     pub(super) routes: Option<String>,
-    /// When the request was taken.
+    /// When the request was accepted.
     pub(super) begun: Instant,
 }
 
-/// The news of one sequence since the last call.
+/// The progress of one sequence since the last call.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Delta {
-    /// Which sequence of the request.
+    /// Index of the sequence in the request.
     pub(super) index: usize,
     pub(super) text: String,
     pub(super) tokens: usize,
 }
 
 impl Answer {
-    /// Everything that has come since the last call.
+    /// Everything that has arrived since the last call.
     fn poll(&mut self, app: &App, context: &mut Context<'_>) -> Poll<Result<Delta, ApiError>> {
         let mut delta = Delta::default();
         let mut news = false;
@@ -72,7 +72,7 @@ impl Answer {
                 delta.text += &self.decoder.push(&app.served.tokenizer, token)?.0;
             }
             SequenceEvent::Finished { finish, routes } => {
-                // After a stop text nothing is shown; the text held back before it has been sent.
+                // Text held back before a stop text has been sent; nothing follows it.
                 if !matches!(finish, Finish::Text(_)) {
                     delta.text += &self.decoder.finish(&app.served.tokenizer)?;
                 }
@@ -85,7 +85,7 @@ impl Answer {
     }
 }
 
-/// The sequences of one request. Dropping it cancels those that still run.
+/// The sequences of one request. Dropping it cancels those still running.
 #[derive(Debug)]
 pub(super) struct Answers {
     app: Arc<App>,
@@ -93,7 +93,7 @@ pub(super) struct Answers {
 }
 
 impl Answers {
-    /// Submits all sequences of a request; if one is not taken, none runs.
+    /// Submits all sequences of a request; if one is refused, none runs.
     pub(super) fn begin(app: &Arc<App>, request: ValidatedRequest) -> Result<Self, ApiError> {
         let begun = Instant::now();
         let mut list = Vec::with_capacity(request.sequences.len());
@@ -116,7 +116,7 @@ impl Answers {
         Ok(Self { app: Arc::clone(app), list })
     }
 
-    /// The next news of any sequence; none once all have ended.
+    /// The next progress of any sequence; `None` once all have ended.
     pub(super) async fn next(&mut self) -> Option<Result<Delta, ApiError>> {
         poll_fn(|context| {
             let mut open = false;
@@ -131,7 +131,7 @@ impl Answers {
         .await
     }
 
-    /// Waits for the end of all.
+    /// Waits for the end of all sequences.
     pub(super) async fn complete(&mut self) -> Result<(), ApiError> {
         while let Some(news) = self.next().await {
             news?;

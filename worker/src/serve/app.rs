@@ -14,22 +14,22 @@ use crate::ep::ExpertLayout;
 use crate::model::{ModelConfig, instructions};
 use crate::unit::{LayoutName, Unit};
 
-/// Shared by all requests, never changed.
+/// Immutable state shared by all requests.
 #[derive(Debug)]
 pub(crate) struct App {
     pub(crate) unit: Unit,
     pub(crate) served: ServedModel,
     /// The carrier of data between the ranks: `shm`, `tcp`, `mixed`, or `local` if there is only one rank.
     pub(crate) transport: &'static str,
-    /// Whether rows are shuffled by tables, with attention tp.
+    /// Whether tables shuffle rows, with attention tp.
     pub(crate) shuffles: bool,
-    /// The folder below which `/switch` may name tables.
+    /// The folder that contains the tables for `/switch`.
     pub(crate) tables_root: Option<PathBuf>,
-    /// Whether rank 0 has all experts in memory, where a switch can move them.
+    /// Whether rank 0 has all experts in memory, so that a switch can move them.
     pub(crate) moves_experts: bool,
-    /// Experts are drawn so that this share of activations is local.
+    /// The forced share of local activations.
     pub(crate) force_local_rate: Option<f64>,
-    /// Who may use admin routes.
+    /// Access to admin routes.
     pub(crate) gate: Gate,
 }
 
@@ -38,18 +38,18 @@ pub(crate) struct App {
 pub(crate) struct ServedModel {
     /// The name that clients use.
     pub(crate) name: String,
-    /// Absolute.
+    /// An absolute path.
     pub(crate) dir: PathBuf,
     pub(crate) config: ModelConfig,
     pub(crate) tokenizer: Arc<Tokenizer>,
-    /// Models without one take no chat requests.
+    /// Models without one accept no chat requests.
     pub(crate) template: Option<ChatTemplate>,
     /// Tokens that end an answer.
     pub(crate) eos: Vec<u32>,
     pub(crate) defaults: Defaults,
 }
 
-/// Sampling where a request to the OpenAI routes says nothing: `generation_config.json`, as SGLang does it.
+/// Default sampling on the OpenAI routes: `generation_config.json`, as in SGLang.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Defaults {
     pub(crate) temperature: f64,
@@ -63,31 +63,31 @@ pub(crate) struct Defaults {
 pub(crate) struct WorkerInfo {
     #[serde(flatten)]
     engine: ServerInfo,
-    /// Switches of layouts since the start.
+    /// Layout switches since the start.
     epoch: u64,
     /// `dp` or `tp`.
     attention: String,
     /// With attention tp: `tables`, or `off`.
     #[serde(skip_serializing_if = "Option::is_none")]
     shuffle: Option<&'static str>,
-    /// Slots of a layer beyond one for each expert, of all ranks together; SGLang's word.
+    /// Slots of a layer beyond one per expert, over all ranks; SGLang's name.
     ep_num_redundant_experts: usize,
-    /// The instruction set that products use.
+    /// The instruction set used by matrix products.
     compute_instructions: &'static str,
 }
 
 impl Defaults {
-    /// Where nothing says anything, and on `/generate`.
+    /// The defaults of `/generate`, and without a configuration file.
     pub(crate) const NEUTRAL: Self = Self { temperature: 1.0, top_p: 1.0, top_k: 0 };
 }
 
 impl App {
-    /// The error that names the lost rank, once there is one.
+    /// An error that names the lost rank, once there is one.
     pub(super) fn check_alive(&self) -> Result<(), ApiError> {
         self.unit.lost().map_or(Ok(()), |lost| Err(ApiError::unavailable(lost.cause)))
     }
 
-    /// The longest sequence, prompt and answer, in tokens, that both the model and a rank's cache can take.
+    /// The longest sequence, prompt and answer in tokens, that both the model and a rank's cache support.
     pub(crate) fn context_tokens(&self) -> usize {
         self.served.config.max_positions.min(self.unit.limits.kv_tokens())
     }
@@ -139,8 +139,8 @@ impl App {
         }
     }
 
-    /// The layouts that the unit can be switched to, its own among them: attention changes where ranks have the weights
-    /// of both, and slices must be even. Experts that are streamed stay.
+    /// The layouts that the unit can switch to, including its own: attention switches if ranks have the weights of
+    /// both, and slices must be even. Streamed experts cannot move.
     pub(crate) fn layouts(&self) -> Vec<LayoutName> {
         let current = self.unit.layout().name();
         let even = self.served.config.expert_width.is_multiple_of(self.unit.world.into());

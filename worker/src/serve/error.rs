@@ -1,4 +1,4 @@
-//! Errors to status and JSON: the one table.
+//! The only mapping of errors to status and JSON.
 
 use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
@@ -13,15 +13,15 @@ use crate::unit::{SubmitError, SwitchError};
 pub(super) struct ApiError {
     status: StatusCode,
     message: String,
-    /// The parameter that is wrong.
+    /// The invalid parameter.
     param: Option<String>,
-    /// In place of the status as `code`, where the OpenAI API has a name for it.
+    /// Replaces the status as `code` if the OpenAI API has a name for it.
     named: Option<&'static str>,
-    /// Whether the same request may be taken a moment later.
+    /// Whether retrying shortly may succeed.
     passing: bool,
 }
 
-/// How long a client should wait before it asks again, in seconds.
+/// Seconds that a client should wait before it retries.
 const RETRY_AFTER: HeaderValue = HeaderValue::from_static("1");
 
 impl ApiError {
@@ -29,24 +29,24 @@ impl ApiError {
         Self { status, message: message.into(), param: None, named: None, passing: false }
     }
 
-    /// Names the parameter that is wrong.
+    /// Names the invalid parameter.
     fn about(mut self, param: &str) -> Self {
-        // A client's own word: bounded.
+        // Supplied by the client, so bounded.
         self.param = Some(param.chars().take(64).collect());
         self
     }
 
-    /// A parameter of the request is wrong.
+    /// A parameter of the request is invalid.
     pub(super) fn param(param: &str, message: impl Into<String>) -> Self {
         Self::bad(message).about(param)
     }
 
-    /// The request is wrong.
+    /// The request is invalid.
     pub(super) fn bad(message: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, message)
     }
 
-    /// This side is wrong.
+    /// The server failed.
     pub(super) fn internal(message: impl Into<String>) -> Self {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, message)
     }
@@ -56,15 +56,15 @@ impl ApiError {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, message)
     }
 
-    /// No model of this name is served here, but another.
+    /// The model of this name is not served, but another is.
     pub(super) fn no_model(name: &str, served: &str) -> Self {
-        // A client's own word: bounded.
+        // Supplied by the client, so bounded.
         let name: String = name.chars().take(100).collect();
         let message = format!("there is no model '{name}' (there is: {served})");
         Self { named: Some("model_not_found"), ..Self::new(StatusCode::NOT_FOUND, message) }.about("model")
     }
 
-    /// `{"error": {"message", "type", "param", "code"}}`, as the OpenAI API has it.
+    /// `{"error": {"message", "type", "param", "code"}}`, as in the OpenAI API.
     pub(super) fn json(&self) -> Value {
         let kind = match self.status {
             StatusCode::NOT_FOUND => "not_found_error",
@@ -119,12 +119,12 @@ impl From<SwitchError> for ApiError {
     }
 }
 
-/// A path that nothing answers.
+/// An unknown path.
 pub(super) async fn not_found(uri: axum::http::Uri) -> ApiError {
     ApiError::new(StatusCode::NOT_FOUND, format!("there is no route {}", uri.path()))
 }
 
-/// A route that has other methods.
+/// A route that supports only other methods.
 pub(super) async fn method_not_allowed(method: axum::http::Method, uri: axum::http::Uri) -> ApiError {
     ApiError::new(StatusCode::METHOD_NOT_ALLOWED, format!("{} does not take {method}", uri.path()))
 }

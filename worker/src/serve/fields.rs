@@ -1,6 +1,6 @@
-//! Every field of every route's requests: done as asked, without effect by its nature, or refused by name unless it has
-//! the one value that means the same as none. A name that is not in the table is refused, too, so that nothing is
-//! ignored in silence. worker/FIELDS.md shows the table.
+//! Every request field of every route: honoured, inherently without effect, or refused by name unless it has the one
+//! value that is equivalent to its absence. Unknown fields are refused, too, so that nothing is ignored silently.
+//! worker/FIELDS.md shows the table.
 
 mod table;
 
@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::error::ApiError;
 
-/// Where a field may stand; sums are several places.
+/// The places where a field may occur; sums are several places.
 pub(super) const CHAT: u8 = 1;
 pub(super) const COMPLETIONS: u8 = 2;
 pub(super) const GENERATE: u8 = 4;
@@ -24,13 +24,13 @@ const OPENAI: u8 = CHAT | COMPLETIONS;
 #[derive(Clone, Copy)]
 enum Use {
     Honoured,
-    /// It changes nothing in this worker.
+    /// Changes nothing in this worker.
     NoEffect,
-    /// Refused, unless it has a value that asks for nothing.
+    /// Refused, unless its value has no effect.
     Unless(Harmless),
 }
 
-/// A value that asks for nothing. Null always does.
+/// A value without effect. Null always is one.
 #[derive(Clone, Copy)]
 enum Harmless {
     NullOnly,
@@ -85,7 +85,7 @@ impl fmt::Display for Harmless {
     }
 }
 
-/// Refuses members of `body` that a place does not have, or that ask for what this worker does not do. Null is absent.
+/// Refuses members of `body` that are unknown in a place, or that request unsupported features. Null counts as absent.
 pub(super) fn check(body: &Value, place: u8) -> Result<(), ApiError> {
     let members = body.as_object().into_iter().flatten().filter(|(_, value)| !value.is_null());
     for (name, value) in members {
@@ -107,8 +107,8 @@ pub(super) fn check(body: &Value, place: u8) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// Refuses messages with content that is no text: this worker's models read nothing else, and a chat template would
-/// leave it out in silence.
+/// Refuses messages with content other than text: this worker's models read nothing else, and a chat template would
+/// silently drop it.
 pub(super) fn check_contents(body: &Value) -> Result<(), ApiError> {
     let messages = body["messages"].as_array().into_iter().flatten().enumerate();
     let parts = messages.flat_map(|(message, value)| {
@@ -130,7 +130,7 @@ pub(super) fn check_contents(body: &Value) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// A part of a request, short enough for a message.
+/// Part of a request, short enough for a message.
 fn shortened(text: &str) -> String {
     match text.char_indices().nth(60) {
         Some((at, _)) => format!("{}...", &text[..at]),

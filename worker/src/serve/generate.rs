@@ -23,7 +23,7 @@ use super::reply::{Dialect, serve};
 use super::validated::{self, ParsedRequest, ValidatedRequest};
 use crate::engine::Finish;
 
-/// SGLang's limit where a request names none.
+/// SGLang's limit if a request sets none.
 const DEFAULT_NEW_TOKENS: u32 = 128;
 
 #[derive(Debug, Default, Deserialize)]
@@ -93,7 +93,7 @@ struct Generate {
 }
 
 impl Generate {
-    /// SGLang sends the whole answer so far in every event.
+    /// SGLang repeats the whole answer so far in every event.
     fn so_far(&self, index: usize, answer: &Answer) -> Value {
         let response = GenerateResponse {
             text: answer.text.clone(),

@@ -72,7 +72,7 @@ fn model_entry(app: &App) -> Value {
     })
 }
 
-/// `GET /v1/loads`: of every rank, between two of its steps; with attention tp all ranks of a group are one.
+/// `GET /v1/loads`: loads of every rank between two of its steps; with attention tp all ranks of a group count as one.
 pub(super) async fn loads(State(app): State<Arc<App>>) -> Result<Json<Loads>, ApiError> {
     app.check_alive()?;
     let limits = app.unit.limits;

@@ -1,4 +1,4 @@
-//! The connections of rank 0's HTTP: so many at a time, each with a limit on the time for a request's head and body.
+//! The connections of rank 0's HTTP server: limited in number, each with a time limit for a request's head and body.
 
 use std::future::Future;
 use std::io;
@@ -21,14 +21,14 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::error::ApiError;
 
-/// Connections at a time; further ones wait in the kernel. A gateway keeps one for each request that runs.
+/// Maximum number of connections; further ones wait in the kernel. A gateway keeps one per running request.
 const CONNECTIONS: usize = 4096;
-/// For the first request's head, and between two requests.
+/// Time limit for the first request's head, and between two requests.
 const HEAD_LIMIT: Duration = Duration::from_secs(30);
 const BODY_LIMIT: Duration = Duration::from_secs(60);
 /// Largest request body, in bytes.
 const BODY_BYTES: usize = 4 << 20;
-/// After an accept failed for want of file descriptors or memory, some time for connections to end.
+/// Pause after an accept failed for lack of file descriptors or memory, so that connections can end.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// Serves until `stop` resolves and the open requests have ended.
@@ -50,13 +50,13 @@ async fn serve_with(
             accepted = accept(&listener, &places) => accepted,
             () = &mut stop => break,
         };
-        // Small events must not wait for more; a connection that refuses the option works all the same.
+        // Small events must be sent at once; a connection also works without the option.
         let _ = stream.set_nodelay(true);
         let service = TowerToHyperService::new(router.clone());
         let connection = graceful.watch(http.serve_connection(TokioIo::new(stream), service));
         tokio::spawn(async move {
             let _place = place;
-            // Errors are the client's: it went away, was late, or spoke no HTTP.
+            // Errors are the client's: it disconnected, timed out, or did not speak HTTP.
             let _ = connection.await;
         });
     }
@@ -78,7 +78,7 @@ async fn accept(listener: &TcpListener, places: &Arc<Semaphore>) -> (TcpStream, 
     }
 }
 
-/// A whole body, in time and not too long.
+/// A complete body, within the limits on time and size.
 pub(super) struct WholeBody(pub(super) Bytes);
 
 impl<S: Sync> FromRequest<S> for WholeBody {
@@ -106,7 +106,7 @@ mod tests {
     use super::*;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-    /// Silence, and half a head.
+    /// Clients that send nothing, or half a head.
     #[tokio::test]
     async fn who_sends_no_head_is_closed() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

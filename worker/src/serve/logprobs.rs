@@ -1,4 +1,4 @@
-//! How likely the tokens were, in the words of each dialect.
+//! Log-probabilities of tokens in each dialect's format.
 
 use semmoe_text::Tokenizer;
 use serde_json::{Map, Value, json};
@@ -6,10 +6,10 @@ use serde_json::{Map, Value, json};
 use super::answer::Answer;
 use super::error::ApiError;
 
-/// Alternatives at most, as on the OpenAI routes.
+/// Maximum number of alternatives, as in the OpenAI API.
 const MAX_TOP: u64 = 20;
 
-/// How many alternatives are wanted, if logprobs are at all: chats ask with two fields, completions with a number.
+/// The requested number of alternatives, `None` without logprobs: chats use two fields, completions a number.
 pub(super) fn requested(chat: bool, logprobs: Option<&Value>, top: Option<u64>) -> Result<Option<u8>, ApiError> {
     let wrong = |expected: &str| Err(ApiError::param("logprobs", format!("logprobs must be {expected}")));
     match (logprobs, chat) {
@@ -26,7 +26,7 @@ pub(super) fn requested(chat: bool, logprobs: Option<&Value>, top: Option<u64>) 
     }
 }
 
-/// SGLang asks with two fields, too.
+/// SGLang's two fields.
 pub(super) fn requested_by_generate(wanted: bool, top: Option<u64>) -> Result<Option<u8>, ApiError> {
     if wanted { bounded("top_logprobs_num", top.unwrap_or(0)) } else { Ok(None) }
 }
@@ -38,7 +38,7 @@ fn bounded(name: &str, top: u64) -> Result<Option<u8>, ApiError> {
     }
 }
 
-/// The answer's tokens from the `first` on, if logprobs were requested.
+/// The answer's tokens from `first` on, if logprobs were requested.
 fn pairs(answer: &Answer, first: usize) -> Option<impl Iterator<Item = (u32, &crate::engine::TokenLogprobs)>> {
     let reported = answer.logprobs.len() == answer.output.len() && !answer.logprobs.is_empty();
     reported.then(|| answer.output.iter().copied().zip(&answer.logprobs).skip(first))

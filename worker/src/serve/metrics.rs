@@ -13,9 +13,9 @@ use crate::ep::{ByPlace, Collective, StepCount, StepPhase, TimedCollective, Traf
 use crate::model::{DeviceWork, ExpertFetches, KvUsage};
 use crate::unit::{LayoutName, SwitchHistory, SwitchKind};
 
-/// `GET /metrics`. Counts are asked of every rank between two of its steps, so that they are exact when nothing runs;
-/// of a dead unit the last known ones are shown. `?name[]=A&name[]=B` leaves the other families out: a page of all
-/// layers is too long for readers that come back every few milliseconds.
+/// `GET /metrics`. Every rank reports its counts between two of its steps, so they are exact when nothing runs; for a
+/// failed unit the last known ones are shown. `?name[]=A&name[]=B` selects families: the page with all layers is too
+/// long for readers that poll every few milliseconds.
 pub(super) async fn metrics(State(app): State<Arc<App>>, RawQuery(query): RawQuery) -> impl IntoResponse {
     let stats = app.unit.stats().await;
     let up = app.unit.lost().is_none();
@@ -28,7 +28,7 @@ pub(super) async fn metrics(State(app): State<Arc<App>>, RawQuery(query): RawQue
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text)
 }
 
-/// The families of these names.
+/// The families with these names.
 fn only(page: &str, names: &[&str]) -> String {
     let is_wanted = |line: &&str| {
         let line = line.trim_start_matches("# HELP ").trim_start_matches("# TYPE ");
@@ -37,7 +37,7 @@ fn only(page: &str, names: &[&str]) -> String {
     page.split_inclusive('\n').filter(is_wanted).collect()
 }
 
-/// `layers` holds the model's layer number of each MoE layer.
+/// `layers` holds the layer number of each MoE layer.
 fn render(layers: &[u16], stats: &[RankStats], in_flight: &[usize], up: bool) -> String {
     let mut page = Page::default();
     let help = "(token, expert) pairs of the rank's tokens by where the expert lies.";
@@ -131,7 +131,7 @@ fn attention_tp(page: &mut Page, stats: &[RankStats]) {
     });
 }
 
-/// The costs of streaming experts, of ranks that do.
+/// Cost of streaming experts, for ranks that do.
 fn fetches(page: &mut Page, stats: &[RankStats]) {
     if stats.iter().all(|stats| stats.fetches.is_none()) {
         return;
@@ -152,7 +152,7 @@ fn fetches(page: &mut Page, stats: &[RankStats]) {
     family("semmoe_expert_fetch_hidden_ratio", "gauge", help, ExpertFetches::hidden);
 }
 
-/// The work of GPUs, of ranks that have one.
+/// GPU work, for ranks that have one.
 fn devices(page: &mut Page, stats: &[RankStats]) {
     if stats.iter().all(|stats| stats.device.is_none()) {
         return;
@@ -192,12 +192,12 @@ fn times(page: &mut Page, layers: &[u16], stats: &[RankStats]) {
     });
 }
 
-/// Values by the words of one more label.
+/// Values by one more label.
 fn labelled<W: Display, V>(name: &str, values: impl IntoIterator<Item = (W, V)>) -> impl Iterator<Item = (String, V)> {
     values.into_iter().map(move |(word, value)| (format!(",{name}=\"{word}\""), value))
 }
 
-/// The same steps by layout, phase and batch.
+/// Steps by layout, phase and batch.
 fn steps_by_batch(page: &mut Page, stats: &[RankStats]) {
     let help = "Steps by the layout in force and by what this rank computed: prefill, with up to so many prompt tokens, or decode, of up \
                 to so many sequences; half octaves.";
@@ -244,7 +244,7 @@ impl Page {
         self.by_rank(stats, of);
     }
 
-    /// Samples of every rank; `of` gives the labels behind the rank's own, and the values.
+    /// Samples of every rank; `of` returns the labels after the rank's, and the values.
     fn by_rank<'a, L: Display, V: Display, I: IntoIterator<Item = (L, V)>>(
         &mut self,
         stats: &'a [RankStats],
@@ -257,7 +257,7 @@ impl Page {
         }
     }
 
-    /// Labels are numbers and fixed words: nothing to escape.
+    /// Labels are numbers and fixed words, so nothing needs escaping.
     fn sample(&mut self, labels: &str, value: impl Display) {
         let _ = match labels {
             "" => writeln!(self.text, "{} {value}", self.family),

@@ -1,17 +1,17 @@
-//! Rank 0's HTTP face: the OpenAI routes, SGLang's `/generate` and the routes that describe the unit.
+//! Rank 0's HTTP API: the OpenAI routes, SGLang's `/generate` and the routes that describe the unit.
 //!
 //! | module | what |
 //! |---|---|
-//! | `admin` | routes that change how the unit works, and who may use them |
+//! | `admin` | routes that change how the unit works, and access to them |
 //! | `app` | the state that all routes share |
 //! | `listen` | connections and bodies, each with its limits |
 //! | `switch` | another layout, or another placement of experts |
 //! | `error` | errors to status and JSON |
-//! | `validated` | a checked request, whatever its dialect |
-//! | `fields` | every parameter there is: honoured, without effect, or refused |
+//! | `validated` | a validated request in any dialect |
+//! | `fields` | every known parameter: honoured, without effect, or refused |
 //! | `params` | sampling fields of both dialects |
-//! | `logprobs` | how likely the tokens were |
-//! | `answer` | the tokens of a request's sequences as they come |
+//! | `logprobs` | log-probabilities of tokens |
+//! | `answer` | the tokens of a request's sequences as they arrive |
 //! | `reply` | whole answers and event streams, for any dialect |
 //! | `generate`, `openai` | the dialects |
 //! | `info`, `metrics` | routes that describe the unit |

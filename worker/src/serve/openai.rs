@@ -22,7 +22,7 @@ use super::reply::{Dialect, serve};
 use super::validated::{self, ParsedRequest, ValidatedRequest};
 use crate::engine::Finish;
 
-/// OpenAI's limit on the completions route where a request names none; chats have what the context leaves.
+/// OpenAI's limit on the completions route if a request sets none; chats may use the rest of the context.
 const DEFAULT_COMPLETION_TOKENS: u32 = 16;
 
 #[derive(Debug, Default, Deserialize)]
@@ -44,7 +44,7 @@ struct Fields {
 #[serde(default)]
 struct StreamOptions {
     include_usage: Option<bool>,
-    /// With `include_usage`, as in SGLang and vLLM: every event has the usage of its own choice so far.
+    /// With `include_usage`, as in SGLang and vLLM: every event carries its choice's usage so far.
     continuous_usage_stats: Option<bool>,
 }
 
@@ -105,7 +105,7 @@ fn prepare(
     Ok((ValidatedRequest { rank, sequences, stream }, dialect))
 }
 
-/// How a route is read and answered.
+/// How a route parses requests and formats answers.
 struct RouteTraits {
     is_chat: bool,
     engine_route: EngineRoute,
@@ -115,7 +115,7 @@ struct RouteTraits {
     id_prefix: &'static str,
     object: &'static str,
     chunk: &'static str,
-    /// Of the answer's tokens from a first one on.
+    /// Formats the answer's tokens from an index on.
     logprobs: fn(&Tokenizer, &Answer, usize) -> Value,
 }
 
@@ -156,9 +156,9 @@ struct OpenAi {
     id: String,
     created: u64,
     model: String,
-    /// Whether a stream ends with an event that has the usage.
+    /// Whether a stream ends with a usage event.
     usage: bool,
-    /// Whether its other events have it, too.
+    /// Whether its other events carry usage, too.
     running_usage: bool,
     extension: Extension,
     tokenizer: Arc<Tokenizer>,
@@ -258,7 +258,7 @@ impl Dialect for OpenAi {
 
     fn news(&self, answer: &Answer, delta: &Delta) -> Vec<Value> {
         let (reason, matched) = finish(answer.finish.as_ref());
-        // Tokens whose text is held back have their logprobs sent all the same.
+        // Tokens whose text is held back still send their logprobs.
         let logprobs = match delta.tokens {
             0 => Value::Null,
             tokens => (self.route.logprobs)(&self.tokenizer, answer, answer.output.len() - tokens),

@@ -1,4 +1,4 @@
-//! Sampling fields of both dialects, checked.
+//! Sampling fields of both dialects, validated.
 
 use semmoe_engines::sglang::StopStrings;
 use serde::Deserialize;
@@ -7,14 +7,14 @@ use super::app::{App, Defaults};
 use super::error::ApiError;
 use crate::engine::{Sampling, SequenceRequest, StopRules};
 
-/// Bounds on the stops of a request, which are looked for in every token.
+/// Bounds on a request's stop texts and tokens, which are checked for every token.
 const MAX_STOP_TEXTS: usize = 32;
 const MAX_STOP_TEXT_BYTES: usize = 1024;
 const MAX_STOP_TOKENS: usize = 1024;
 /// Below this a temperature is greedy, as in SGLang.
 const MIN_TEMPERATURE: f64 = 1e-6;
 
-/// The fields that both dialects have, under their various names.
+/// The fields that both dialects share, under their various names.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct SamplingFields {
@@ -33,7 +33,7 @@ pub(super) struct SamplingFields {
 }
 
 impl SamplingFields {
-    /// A request without prompt; the limit on new tokens is set per prompt.
+    /// The request without its prompt, whose limit on new tokens is set per prompt.
     pub(super) fn check(&self, app: &App, defaults: Defaults) -> Result<SequenceRequest, ApiError> {
         let temperature = self.temperature.unwrap_or(defaults.temperature);
         if !(0.0..=100.0).contains(&temperature) {
@@ -59,7 +59,7 @@ impl SamplingFields {
             min_new_tokens: self.min_new_tokens.unwrap_or(0),
             sampling: Sampling {
                 temperature: if greedy { 0.0 } else { temperature as f32 },
-                // Lossy only in digits that f32 does not have; never 0.
+                // Loses only digits beyond f32; never 0.
                 top_p: (top_p as f32).max(f32::MIN_POSITIVE),
                 top_k,
                 seed: self.seed.map_or_else(|| fastrand::u64(..), i64::cast_unsigned),

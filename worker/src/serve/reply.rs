@@ -18,28 +18,28 @@ use super::app::App;
 use super::error::ApiError;
 use super::validated::{ValidatedRequest, off_the_runtime};
 
-/// How a route sends its answers.
+/// How a route formats its answers.
 pub(super) trait Dialect: Send + 'static {
     /// The whole answer at once.
     fn whole(&self, answers: &[Answer]) -> Value;
-    /// Events before the first news.
+    /// Events before the first token.
     fn opening(&self, _answers: &[Answer]) -> Vec<Value> {
         Vec::new()
     }
-    /// Events with news of one answer.
+    /// Events for one answer's progress.
     fn news(&self, answer: &Answer, delta: &Delta) -> Vec<Value>;
-    /// Events after the last news.
+    /// Events after the last token.
     fn closing(&self, _answers: &[Answer]) -> Vec<Value> {
         Vec::new()
     }
 }
 
-/// From a request's headers and body to its sequences and the dialect of the answer.
+/// Parses a request's headers and body into its sequences and the dialect of the answer.
 type Prepare<D> = fn(&App, &HeaderMap, &[u8]) -> Result<(ValidatedRequest, D), ApiError>;
 
-/// Prepares a request, off the network threads where it is large, runs it and answers it. Errors before the first token
-/// have their status, streams included; later ones end a stream with one event. If the client leaves, the future or the
-/// stream is dropped, and with it the sequences are cancelled.
+/// Prepares a request, off the network threads if it is large, runs it and answers it. Errors before the first token
+/// have a status, also for streams; later ones end a stream with one event. If the client leaves, the future or the
+/// stream is dropped, which cancels the sequences.
 pub(super) async fn serve<D: Dialect>(
     app: &Arc<App>,
     headers: HeaderMap,
@@ -103,7 +103,7 @@ impl<D: Dialect> Stream<D> {
                 let events = self.dialect.news(&self.answers.list[delta.index], &delta);
                 self.push(events);
             }
-            // No [DONE]: a client that overlooks the error must not take the text for complete.
+            // No [DONE]: a client that misses the error must not take the text for complete.
             Some(Err(error)) => {
                 self.push(vec![error.json()]);
                 self.ended = true;

@@ -40,7 +40,7 @@ pub(super) async fn switch(
         Some(_) => return Err(ApiError::param("to", "to belongs to the preparation: leave it out")),
         None => None,
     };
-    // On a task of its own: a switch continues if the client leaves.
+    // On a separate task: a switch continues if the client leaves.
     let unit = app.unit.clone();
     let work = tokio::spawn(async move {
         if let Some(target) = target {
@@ -88,14 +88,14 @@ async fn target(app: &Arc<App>, to: SwitchTarget) -> Result<UnitLayout, ApiError
     }
 }
 
-/// Opens a file of tables below the folder of tables: an answer reveals nothing of other files, not even which exist.
-/// One about another file in that folder has nothing of its content: the log has the reason.
+/// Opens a file in the folder of tables. An error reveals nothing about other files, not even whether they exist, nor
+/// the content of other files in the folder; the log has the reason.
 fn open(root: Option<&Path>, path: &Path) -> Result<Tables, ApiError> {
     let bad = |what: &str| ApiError::param("to", format!("{} {what}", path.display()));
     let Some(root) = root else {
         return Err(bad("is not read: the unit was started without --tables and without --tables-root"));
     };
-    // A pipe or device has no end, or makes its reader wait.
+    // A pipe or device may be endless or block its reader.
     let found = root.join(path).canonicalize().ok().filter(|found| found.starts_with(root) && found.is_file());
     let Some(found) = found else { return Err(bad(&format!("is no file below {}", root.display()))) };
     Tables::open(&found).map_err(|error| {
@@ -109,7 +109,7 @@ fn of_tables(app: &App, path: &Path, current: &UnitLayout) -> Result<UnitLayout,
     let tables = open(app.tables_root.as_deref(), path)?;
     let info = app.served.config.model_info(&app.served.name, Some(app.served.tokenizer.sha256().to_owned()));
     tables.model().check_compatible(&info).map_err(|error| bad(error.in_file(path).to_string()))?;
-    // Of tables for attention tp only the placement is of use here, where rows are not shuffled.
+    // Without shuffled rows, only the placement of tables for attention tp is used.
     if current.attention == Attention::Dp && tables.attention() != Attention::Dp {
         return Err(bad(format!(
             "{} is for attention {}, the unit runs attention dp",

@@ -1,4 +1,4 @@
-//! A checked request, whatever its dialect.
+//! A validated request in any dialect.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use super::error::ApiError;
 use super::fields;
 use crate::engine::SequenceRequest;
 
-/// Prompts in one request.
+/// Maximum number of prompts in one request.
 const MAX_PROMPTS: usize = 64;
 
 /// Sequences to run, and how to answer them.
@@ -29,10 +29,10 @@ pub(super) struct ValidatedRequest {
     pub(super) stream: bool,
 }
 
-/// Bodies from this size on are tokenized on a thread of their own.
+/// Bodies from this size on are tokenized on another thread.
 const LARGE_BODY_BYTES: usize = 4 << 10;
 
-/// Prepares a request without holding up others: tokenizing a large body takes milliseconds.
+/// Prepares a request without delaying others: tokenizing a large body takes milliseconds.
 pub(super) async fn off_the_runtime<T: Send + 'static>(
     app: &Arc<App>,
     headers: HeaderMap,
@@ -47,7 +47,7 @@ pub(super) async fn off_the_runtime<T: Send + 'static>(
     work.await.map_err(|_| ApiError::internal("the request could not be prepared"))?
 }
 
-/// A body as JSON: an object, no deeper than serde_json's limit.
+/// Parses a body as JSON: an object, nested no deeper than serde_json's limit.
 pub(super) fn parse(body: &[u8]) -> Result<Value, ApiError> {
     match serde_json::from_slice(body) {
         Ok(value @ Value::Object(_)) => Ok(value),
@@ -61,12 +61,12 @@ pub(super) struct ParsedRequest<T> {
     pub(super) body: Value,
     pub(super) rank: Option<RankId>,
     pub(super) stream: bool,
-    /// The first token whose routed experts are requested, if any are.
+    /// The first token whose routed experts are requested, if any.
     pub(super) routes_from: Option<u32>,
     pub(super) fields: T,
 }
 
-/// The fields of every route with answers.
+/// The fields shared by all generating routes.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct CommonFields {
@@ -76,7 +76,7 @@ struct CommonFields {
 }
 
 impl<T: DeserializeOwned> ParsedRequest<T> {
-    /// Reads them.
+    /// Parses body, pin and fields.
     pub(super) fn read(app: &App, route: EngineRoute, headers: &HeaderMap, bytes: &[u8]) -> Result<Self, ApiError> {
         let body = parse(bytes)?;
         let rank = pinned_rank(app, route, headers, bytes)?;
@@ -89,7 +89,7 @@ impl<T: DeserializeOwned> ParsedRequest<T> {
     }
 }
 
-/// The rank a request is pinned to: on the OpenAI routes the header wins over the body.
+/// The rank that a request is pinned to: on the OpenAI routes the header takes precedence over the body.
 fn pinned_rank(app: &App, route: EngineRoute, headers: &HeaderMap, body: &[u8]) -> Result<Option<RankId>, ApiError> {
     let pinned = pin::client_pin(Engine::Semmoe, route, headers, body)
         .map_err(|error| ApiError::bad(format!("the data-parallel rank cannot be used: {error}")))?;
@@ -102,7 +102,7 @@ fn pinned_rank(app: &App, route: EngineRoute, headers: &HeaderMap, body: &[u8]) 
     }
 }
 
-/// The prompts of a body as ids that the model has.
+/// A body's prompts as ids in the model's vocabulary.
 pub(super) fn prompts(app: &App, route: Route, body: &Value) -> Result<Vec<Vec<u32>>, ApiError> {
     if route == Route::Chat {
         fields::check_contents(body)?;
@@ -117,8 +117,8 @@ pub(super) fn prompts(app: &App, route: Route, body: &Value) -> Result<Vec<Vec<u
     }
 }
 
-/// Joins a request with its prompts. `requested` is the client's limit on new tokens, `default` the limit without one,
-/// as far as the context has room.
+/// Combines a request with its prompts. `requested` is the client's limit on new tokens, `default` the limit without
+/// one, as far as the context has room.
 pub(super) fn sequences(
     app: &App,
     request: &SequenceRequest,
@@ -139,7 +139,7 @@ pub(super) fn sequences(
     prompts.into_iter().map(join).collect()
 }
 
-/// How many tokens a prompt may be answered with.
+/// The maximum number of new tokens for a prompt.
 fn new_tokens(prompt: usize, context: usize, requested: Option<u32>, default: Option<u32>) -> Result<u32, ApiError> {
     if prompt == 0 {
         return Err(ApiError::bad("the prompt is empty"));

@@ -1,4 +1,4 @@
-//! Orders to the ranks, events from them, and the state of the unit in one place.
+//! Orders to the ranks, events from them, and the state of the unit.
 
 use std::collections::HashMap;
 use std::ops::Deref;
@@ -17,10 +17,10 @@ use crate::control::message::{FromRank, ToRank};
 use crate::engine::{Inbox, RankStats, SequenceEvent, SequenceRequest, UnitLimits};
 use crate::threads::lock;
 
-/// How long a rank may take to report its counts, which it does between two steps.
+/// How long a rank may take to report its counts between two steps.
 const STATS_LIMIT: Duration = Duration::from_secs(5);
 
-/// How rank 0 reaches a rank.
+/// Rank 0's connection to a rank.
 #[derive(Debug)]
 pub(crate) enum Port {
     /// Its own engine.
@@ -43,11 +43,11 @@ impl Port {
 pub(crate) struct Lost {
     /// The rank that failed first.
     pub(crate) rank: RankId,
-    /// One sentence that names it.
+    /// A sentence that names it.
     pub(crate) cause: String,
 }
 
-/// State that others wait for.
+/// State that other tasks wait for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct UnitStatus {
     /// Ranks whose model is loaded.
@@ -56,7 +56,7 @@ pub(crate) struct UnitStatus {
     pub(crate) stopped: usize,
     /// Links to other ranks that have ended.
     pub(crate) closed: usize,
-    /// Sequences whose last event has not come.
+    /// Sequences whose last event has not arrived.
     pub(crate) in_flight: usize,
     /// A rank's process was asked to stop.
     pub(crate) leaving: bool,
@@ -64,7 +64,7 @@ pub(crate) struct UnitStatus {
     pub(crate) lost: Option<Lost>,
 }
 
-/// See the module. Clones share the unit.
+/// The unit as rank 0 sees it. Clones share the unit.
 #[derive(Clone, Debug)]
 pub(crate) struct Unit(Arc<Shared>);
 
@@ -76,23 +76,23 @@ impl Deref for Unit {
     }
 }
 
-/// How long the unit waits.
+/// Time limits of the unit.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Timeouts {
-    /// For a rank that is kept from answering by a step.
+    /// For a rank that is busy with a step.
     pub(crate) step: Duration,
     /// For the commit of a prepared switch.
     pub(crate) prepared: Duration,
 }
 
-/// The part of a unit that never changes, and its state.
+/// The immutable part of a unit, and its state.
 #[derive(Debug)]
 pub(crate) struct Shared {
     /// Ranks in the unit.
     pub(crate) world: u16,
     pub(crate) limits: UnitLimits,
     pub(super) timeouts: Timeouts,
-    /// Whether attention may change, so that requests can be pinned in either layout.
+    /// Whether attention may switch, so that requests can be pinned in either layout.
     pub(crate) both_attentions: bool,
     state: Mutex<State>,
     status: watch::Sender<UnitStatus>,
@@ -101,12 +101,12 @@ pub(crate) struct Shared {
 #[derive(Debug)]
 pub(super) struct State {
     world: u16,
-    /// By rank; empty before the ranks have come and after the links were closed.
+    /// By rank; empty before the ranks have registered and after the links were closed.
     pub(super) ports: Vec<Port>,
-    /// Groups of ranks with sequences of their own, while attention is tp.
+    /// Groups of ranks with separate sequences, while attention is tp.
     attention_groups: u16,
     pub(super) layout: Arc<UnitLayout>,
-    /// One that has not ended.
+    /// The switch in progress.
     pub(super) switch: Option<Switch>,
     pub(super) switches: SwitchHistory,
     pub(super) sequences: HashMap<u64, Entry>,
@@ -116,7 +116,7 @@ pub(super) struct State {
     next_rank: u16,
     pub(super) draining: bool,
     tickets: HashMap<u64, (RankId, oneshot::Sender<RankStats>)>,
-    /// By rank: the last report, for when a rank sends no more.
+    /// By rank: the last report, for ranks that have stopped reporting.
     last_stats: Vec<RankStats>,
 }
 
@@ -125,7 +125,7 @@ pub(super) struct Entry {
     pub(super) rank: RankId,
     /// The requested rank.
     pub(super) pinned: Option<RankId>,
-    /// None once no receiver listens any more.
+    /// `None` once the receiver is gone.
     listener: Option<mpsc::UnboundedSender<SequenceEvent>>,
 }
 
@@ -158,29 +158,29 @@ impl Unit {
         Self(Arc::new(Shared { world, limits, timeouts, both_attentions, state: Mutex::new(state), status }))
     }
 
-    /// Connects the ranks, in rank order.
+    /// Sets the connections to the ranks, in rank order.
     pub(crate) fn connect(&self, ports: Vec<Port>) {
         self.state().ports = ports;
     }
 
-    /// Replicas that run sequences: with attention tp all ranks are one, or those of a group, and the first speaks for
-    /// them.
+    /// Replicas that run sequences: with attention tp all ranks, or those of a group, are one, represented by the
+    /// first.
     pub(crate) fn replicas(&self) -> u16 {
         self.state().replicas()
     }
 
-    /// Of a list by rank, the items of the ranks that speak for a replica each.
+    /// Selects from a list by rank the items of the ranks that represent a replica.
     pub(crate) fn by_replica<T>(&self, by_rank: Vec<T>) -> impl Iterator<Item = T> {
         let state = self.state();
         by_rank.into_iter().step_by(state.stride().into()).take(state.replicas().into())
     }
 
-    /// Ranks that a sequence can be pinned to, in any layout that the unit may have.
+    /// Number of ranks that a sequence can be pinned to, in any layout that the unit may have.
     pub(crate) fn pins(&self) -> u16 {
         if self.both_attentions { self.world } else { self.replicas() }
     }
 
-    /// Follows the state of the unit.
+    /// Subscribes to the state of the unit.
     pub(crate) fn status(&self) -> watch::Receiver<UnitStatus> {
         self.status.subscribe()
     }
@@ -190,8 +190,8 @@ impl Unit {
         self.status.borrow().lost.clone()
     }
 
-    /// Runs a sequence on `rank`, or on the next one in turn; its id is set here. With attention tp the rank is where
-    /// it goes if attention becomes dp.
+    /// Runs a sequence on `rank`, or on the next one in turn; sets its id. With attention tp the rank is its home if
+    /// attention becomes dp.
     pub(crate) fn submit(&self, rank: Option<RankId>, mut request: SequenceRequest) -> Result<Running, SubmitError> {
         let mut state = self.state();
         if let Some(lost) = self.lost() {
@@ -217,7 +217,7 @@ impl Unit {
         Ok(Running { id, rank, events, unit: self.clone(), ended: false })
     }
 
-    /// No client wants the sequence any more.
+    /// Cancels a sequence whose client has left.
     pub(super) fn abandon(&self, id: u64) {
         let mut state = self.state();
         let Some(entry) = state.sequences.get_mut(&id) else { return };
@@ -226,12 +226,12 @@ impl Unit {
         state.order(rank, ToRank::Cancel { id });
     }
 
-    /// Takes no sequences any more.
+    /// Accepts no further sequences.
     pub(crate) fn drain(&self) {
         self.state().draining = true;
     }
 
-    /// Whether it takes no sequences any more.
+    /// Whether it accepts no further sequences.
     pub(crate) fn is_draining(&self) -> bool {
         self.state().draining
     }
@@ -243,13 +243,13 @@ impl Unit {
         all.into_iter().for_each(|(id, rank)| state.order(rank, ToRank::Cancel { id }));
     }
 
-    /// Sends the same order to every rank. With attention tp rank 0 sends the others what changes sequences and caches,
-    /// so that all ranks do it between the same two steps.
+    /// Sends every rank one order. With attention tp rank 0 forwards those that affect sequences and caches, so that
+    /// all ranks execute them between the same two steps.
     pub(crate) fn broadcast(&self, order: &ToRank) {
         self.state().broadcast(order);
     }
 
-    /// Closes the links to the other ranks once everything sent is written.
+    /// Closes the links to the other ranks once everything queued is written.
     pub(crate) fn close(&self) {
         self.state().ports.clear();
     }
@@ -259,7 +259,7 @@ impl Unit {
         self.state().in_flight.clone()
     }
 
-    /// Counts and loads of every rank: fresh ones, or the last known of a rank that does not answer.
+    /// Counts and loads of every rank, or the last known ones of a rank that does not answer.
     pub(crate) async fn stats(&self) -> Vec<RankStats> {
         let answers: Vec<_> = (0..self.world).map(|rank| self.request_stats(RankId::new(rank))).collect();
         let all = futures_util::future::join_all(answers.into_iter().map(|(ticket, answer)| async move {
@@ -281,7 +281,7 @@ impl Unit {
         let (sender, answer) = oneshot::channel();
         let mut state = self.state();
         let ticket = state.take_id();
-        // A dead unit answers nothing: the dropped sender shows that at once.
+        // A failed unit answers nothing, which the dropped sender shows at once.
         if self.lost().is_none() && !state.ports.is_empty() {
             state.tickets.insert(ticket, (rank, sender));
             state.send(rank, ToRank::Stats { ticket });
@@ -289,7 +289,7 @@ impl Unit {
         (ticket, answer)
     }
 
-    /// Takes a message of a rank.
+    /// Processes a rank's message.
     pub(crate) fn deliver(&self, rank: RankId, message: FromRank) {
         match message {
             FromRank::Ready => self.status.send_modify(|status| status.ready += 1),
@@ -322,7 +322,7 @@ impl Unit {
         }
     }
 
-    /// The control link of a rank has ended.
+    /// Reports that a rank's control link has ended.
     pub(crate) fn closed(&self, rank: RankId, cause: &str) {
         self.status.send_modify(|status| status.closed += 1);
         if self.status.borrow().stopped < usize::from(self.world) {
@@ -330,7 +330,7 @@ impl Unit {
         }
     }
 
-    /// The unit is dead: every request that waits gets the cause, and the other ranks go. The first cause counts.
+    /// Fails the unit: every waiting request gets the cause, and the other ranks exit. The first cause wins.
     pub(crate) fn fail(&self, lost: Lost) {
         let first = self.status.send_if_modified(|status| {
             let first = status.lost.is_none();
@@ -343,7 +343,7 @@ impl Unit {
         tracing::error!("{}", lost.cause);
         self.broadcast(&ToRank::Abort { cause: lost.cause });
         let mut state = self.state();
-        // Dropped listeners and tickets end every wait.
+        // Dropping listeners and tickets ends every wait.
         state.sequences.clear();
         state.tickets.clear();
         state.switch = None;
@@ -351,14 +351,14 @@ impl Unit {
         self.status.send_modify(|status| status.in_flight = 0);
     }
 
-    /// A thread that panicked while it held the lock left whole entries behind.
+    /// A thread that panicked while it held the lock leaves only complete entries behind.
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
         lock(&self.state)
     }
 }
 
 impl State {
-    /// Replicas that a sequence can be pinned to.
+    /// Number of replicas that a sequence can be pinned to.
     pub(super) fn replicas(&self) -> u16 {
         match self.layout.attention {
             Attention::Dp => self.world,
@@ -366,17 +366,17 @@ impl State {
         }
     }
 
-    /// Ranks from one replica's first to the next one's. Without groups the one replica may become one for each rank.
+    /// Ranks from one replica's first to the next one's. Without groups the single replica may become one per rank.
     fn stride(&self) -> u16 {
         if self.attention_groups > 1 { self.world / self.attention_groups } else { 1 }
     }
 
-    /// The rank that speaks for a replica.
+    /// The rank that represents a replica.
     pub(super) fn speaker(&self, replica: RankId) -> RankId {
         RankId::new(replica.get() * self.stride())
     }
 
-    /// Never used again.
+    /// Returns an id that is never reused.
     pub(super) fn take_id(&mut self) -> u64 {
         let id = self.next_id;
         self.next_id += 1;
@@ -403,7 +403,7 @@ impl State {
         self.ports.iter().step_by(stride.into()).take(all.into()).for_each(|port| port.send(order.clone()));
     }
 
-    /// The replica that runs a sequence: the requested one, or the next in turn.
+    /// The replica for a sequence: the requested one, or the next in turn.
     pub(super) fn rank_for(&mut self, requested: Option<RankId>) -> RankId {
         let replicas = self.replicas();
         requested.filter(|_| replicas > 1).unwrap_or_else(|| {
@@ -413,7 +413,7 @@ impl State {
         })
     }
 
-    /// Passes events on; how many were the last of their sequence.
+    /// Forwards events; returns how many were the last of their sequence.
     pub(super) fn take_events(&mut self, rank: RankId, events: Events) -> usize {
         let rank = RankId::new(rank.get() / self.stride());
         let before = self.sequences.len();

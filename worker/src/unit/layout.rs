@@ -1,23 +1,23 @@
-//! How the unit is laid out now, and the names of layouts.
+//! The unit's current layout, and the names of layouts.
 
 use semmoe_tables::Attention;
 use serde::Serialize;
 
 use crate::ep::{ExpertLayout, ExpertSpread};
 
-/// A layout in force; each switch makes a new one.
+/// A layout in force; each switch creates a new one.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct UnitLayout {
     /// Switches since the start.
     pub(crate) epoch: u64,
     pub(crate) attention: Attention,
     pub(crate) spread: ExpertSpread,
-    /// Of the placement, which stays known while experts are sliced.
+    /// Digest of the placement, which stays known while experts are sliced.
     pub(crate) placement_digest: String,
 }
 
-/// The two axes by one name: `ep` = attention dp and experts ep, `tp` = attention tp and experts tp, and the two mixed
-/// ones.
+/// Names for combinations of both axes: `ep` = attention dp and experts ep, `tp` = attention tp and experts tp, and the
+/// mixed ones.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum LayoutName {
@@ -71,7 +71,7 @@ impl LayoutName {
         }
     }
 
-    /// None for hybrid layouts, which a unit cannot be switched to.
+    /// `None` for hybrid layouts, which a unit cannot switch to.
     pub(crate) fn experts(self) -> Option<ExpertLayout> {
         match self {
             Self::Ep | Self::TpEp => Some(ExpertLayout::Ep),

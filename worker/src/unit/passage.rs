@@ -1,9 +1,8 @@
 //! Orders and events that wait at rank 0 while the ranks move: each rank is in the old layout or in the new one, and
 //! only the rank itself knows which.
 //!
-//! Orders that concern sequences wait until all have ended, and then go to the ranks that the sequences are on. Events
-//! of a rank that has ended wait, too: they may come before the last events of another rank, which had the sequence
-//! before.
+//! Orders about sequences wait until all ranks have finished, and then go to the sequences' new ranks. Events of a rank
+//! that has finished wait, too: they may arrive before the last events of the sequence's previous rank.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::MutexGuard;
@@ -18,20 +17,20 @@ use crate::engine::SequenceEvent;
 /// Events of sequences, in order.
 pub(super) type Events = Vec<(u64, SequenceEvent)>;
 
-/// See the module.
+/// Orders and events held back during a switch.
 #[derive(Debug, Default)]
 pub(super) struct Passage {
-    /// Orders that concern sequences.
+    /// Orders about sequences.
     pub(super) orders: Vec<ToRank>,
     events: Vec<(RankId, Events)>,
-    /// Ranks that have ended their part: their further messages are of the layout that they ended in.
+    /// Ranks that have finished their part: their later messages belong to the layout that they finished in.
     pub(super) ended: HashSet<RankId>,
     /// The new ranks of sequences.
     pub(super) homes: HashMap<u64, RankId>,
 }
 
 impl Passage {
-    /// Holds events back, or gives them back if they are of the old layout.
+    /// Holds events back, or returns them if they belong to the old layout.
     pub(super) fn filter(&mut self, rank: RankId, events: Events) -> Option<Events> {
         if !self.ended.contains(&rank) {
             return Some(events);
@@ -42,7 +41,8 @@ impl Passage {
 }
 
 impl Unit {
-    /// All ranks are in the layout in force: sequences are on their new ranks, and waiting orders and events proceed.
+    /// Ends the move once all ranks are in the layout in force: records the sequences' new ranks, and forwards waiting
+    /// orders and events.
     pub(super) fn pass(&self, mut state: MutexGuard<'_, State>, passage: Passage) {
         state.relocate(&passage.homes);
         let ended: usize = passage.events.into_iter().map(|(rank, events)| state.take_events(rank, events)).sum();
@@ -64,12 +64,12 @@ impl Unit {
 }
 
 impl State {
-    /// The orders and events that wait, while ranks move.
+    /// The waiting orders and events, while ranks move.
     pub(super) fn passage(&mut self) -> Option<&mut Passage> {
         self.switch.as_mut().and_then(Switch::passage)
     }
 
-    /// An order that concerns a sequence of the replica: it waits while ranks move.
+    /// Sends an order about a sequence of the replica; it waits while ranks move.
     pub(super) fn order(&mut self, rank: RankId, order: ToRank) {
         match self.passage() {
             Some(passage) => passage.orders.push(order),
@@ -77,7 +77,7 @@ impl State {
         }
     }
 
-    /// Sequences are on other ranks, as they report, where the layout has changed; those that no rank has yet go where
+    /// Records the sequences' new ranks, as reported, if the layout has changed; sequences not on any rank yet go where
     /// new ones do.
     fn relocate(&mut self, homes: &HashMap<u64, RankId>) {
         let replicas = usize::from(self.replicas());

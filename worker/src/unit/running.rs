@@ -1,4 +1,4 @@
-//! A sequence that runs somewhere in the unit, held by the request that wants its tokens.
+//! A sequence that runs in the unit, owned by the request that wants its tokens.
 
 use std::task::{Context, Poll};
 
@@ -8,7 +8,7 @@ use tokio::sync::mpsc;
 use super::hub::{Lost, Unit};
 use crate::engine::SequenceEvent;
 
-/// Dropping it before its last event cancels the sequence on its rank.
+/// A running sequence. Dropping it before its last event cancels it on its rank.
 #[derive(Debug)]
 pub(crate) struct Running {
     pub(super) id: u64,
@@ -16,11 +16,11 @@ pub(crate) struct Running {
     pub(crate) rank: RankId,
     pub(super) events: mpsc::UnboundedReceiver<SequenceEvent>,
     pub(super) unit: Unit,
-    /// Whether the last event has come.
+    /// Whether the last event has arrived.
     pub(crate) ended: bool,
 }
 
-/// Why a sequence was not taken, or ended without a last event.
+/// Why a sequence was refused, or ended without a last event.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum SubmitError {
     /// A rank was lost.
@@ -29,7 +29,7 @@ pub(crate) enum SubmitError {
     /// The unit is shutting down.
     #[error("the server is shutting down")]
     Stopping,
-    /// The rank has as many sequences as it may.
+    /// The rank has reached its limit on sequences.
     #[error("rank {rank} runs and queues {limit} requests already, which is its limit")]
     Full {
         /// The rank.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tokio::sync::watch;
 
-/// Once requested it stays requested. Clones share one request.
+/// A stop request, which is permanent. Clones share it.
 #[derive(Clone, Debug)]
 pub struct Shutdown(Arc<watch::Sender<bool>>);
 
@@ -27,7 +27,7 @@ impl Shutdown {
 
     /// Resolves when a stop is requested.
     pub async fn requested(&self) {
-        // The sender lives in self: the wait cannot fail.
+        // `self` owns the sender, so waiting cannot fail.
         let _ = self.0.subscribe().wait_for(|requested| *requested).await;
     }
 }

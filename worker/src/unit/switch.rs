@@ -1,14 +1,14 @@
-//! A switch of the unit's layout, as rank 0 drives it.
+//! A switch of the unit's layout, as driven by rank 0.
 //!
 //! ```text
 //! stable -> preparing -> prepared -> holding -> moving -> stable, one epoch later
 //!               \____________\__________\__________\____-> stable, as before
 //! ```
 //!
-//! Every rank checks the switch before anything changes (`preparing`). A prepared one waits for its commit for
-//! a limited time. `holding` lets the steps that run end; requests that come meanwhile wait on their ranks. In `moving`
-//! the ranks decide together, layer by layer, and end alike: with the new layout or the old one. A rank that is lost on
-//! the way ends the unit, as it does at any time.
+//! Every rank checks the switch before anything changes (`preparing`). A prepared switch waits for its commit for a
+//! limited time. `holding` lets running steps end; new requests wait on their ranks. In `moving` the ranks decide
+//! together, layer by layer, and end alike: with the new layout or the old one. Losing a rank during a switch ends the
+//! unit, as at any other time.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -27,16 +27,16 @@ use crate::control::message::ToRank;
 use crate::engine::{SwitchOrder, SwitchReport, SwitchTo};
 use crate::model::SwitchOutcome;
 
-/// How long all ranks may take to check a switch.
+/// How long the ranks may take to check a switch.
 const PREPARE_LIMIT: Duration = Duration::from_secs(10);
 
-/// A switch that has not ended.
+/// A switch in progress.
 #[derive(Debug)]
 pub(super) struct Switch {
     ticket: u64,
     to: Arc<UnitLayout>,
     phase: SwitchState,
-    /// The MoE layer that moves.
+    /// The MoE layer being moved.
     layer: Option<u16>,
     reports: mpsc::UnboundedSender<RankReport>,
     /// Orders and events that wait while ranks move.
@@ -49,12 +49,12 @@ pub(super) struct Switch {
 type RankReport = (RankId, SwitchReport);
 type Reports = mpsc::UnboundedReceiver<RankReport>;
 
-/// How the switches so far ended, and how long the last one took.
+/// Outcomes of past switches, and the duration of the last one.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct SwitchHistory {
     /// Switches from one layout to another by outcome.
     pub(crate) counts: BTreeMap<SwitchKind, u64>,
-    /// From holding to the end, of the last committed one.
+    /// From holding to the end, for the last committed switch.
     pub(crate) last: Option<Duration>,
 }
 
@@ -117,7 +117,7 @@ fn state_name(state: SwitchState) -> &'static str {
     }
 }
 
-/// Ends the switch when its driver goes away, unless there is more to come.
+/// Ends the switch when its driver is dropped, unless another phase follows.
 struct Driver<'a> {
     unit: &'a Unit,
     ticket: u64,
@@ -157,7 +157,7 @@ impl Unit {
     }
 
     /// Has every rank check a switch to `to`, which takes the next epoch; it then waits for [`Unit::commit_switch`].
-    /// `kv_step_bytes` as in [`SwitchTo`].
+    /// See [`SwitchTo`] for `kv_step_bytes`.
     ///
     /// # Errors
     /// See [`SwitchError`].
@@ -193,14 +193,14 @@ impl Unit {
         Ok(())
     }
 
-    /// Carries out the prepared switch: when it returns, all ranks are in the new layout or all in the old one.
+    /// Executes the prepared switch: when it returns, all ranks are in the new layout or all in the old one.
     ///
     /// # Errors
     /// See [`SwitchError`].
     pub(crate) async fn commit_switch(&self, if_epoch: Option<u64>) -> Result<Arc<UnitLayout>, SwitchError> {
         let (ticket, mut receiver) = {
             let mut state = self.state();
-            // Ranks that have finished their requests may be gone already.
+            // Ranks that have finished their requests may have exited.
             if state.draining {
                 return Err(SwitchError::Unit(SubmitError::Stopping));
             }
@@ -222,12 +222,12 @@ impl Unit {
         {
             let mut state = self.state();
             state.switch_of(ticket)?.phase = SwitchState::Moving;
-            // With attention tp rank 0 passes it on to the others, so that all move between the same two steps.
+            // With attention tp rank 0 forwards it to the others, so that all move between the same two steps.
             let order = || ToRank::Switch { ticket, order: SwitchOrder::Move };
             (0..state.replicas()).for_each(|rank| state.send(RankId::new(rank), order()));
         }
         let mut outcome = None;
-        // No limit: a rank that is lost or late ends the unit, and with it this.
+        // No limit: a lost or late rank ends the unit, and with it this wait.
         for _ in 0..self.world {
             outcome = Some(loop {
                 if let SwitchReport::Ended(ended) = receiver.recv().await.ok_or_else(|| self.gone())?.1 {
@@ -249,10 +249,10 @@ impl Unit {
         }
     }
 
-    /// Ends a switch that has not moved anything yet; one that is moving is rolled back.
+    /// Ends a switch that has not moved anything yet; rolls back one that is moving.
     ///
     /// # Errors
-    /// No switch is under way.
+    /// No switch is in progress.
     pub(crate) fn abort_switch(&self) -> Result<(), SwitchError> {
         let (ticket, phase) = {
             let state = self.state();
@@ -296,7 +296,7 @@ impl Unit {
         Ok((ticket, receiver))
     }
 
-    /// Waits for one answer of each rank; `answer` gives none for reports that are not answers.
+    /// Waits for one answer from each rank; `answer` returns `None` for other reports.
     async fn collect(
         &self,
         receiver: &mut Reports,
@@ -319,7 +319,7 @@ impl Unit {
         Ok(())
     }
 
-    /// Why reports end.
+    /// Why no more reports arrive.
     fn gone(&self) -> SwitchError {
         self.lost().map_or(SwitchError::Aborted, |lost| SwitchError::Unit(SubmitError::Dead(lost)))
     }
@@ -336,7 +336,7 @@ impl Unit {
         self.pass(state, switch.passage);
     }
 
-    /// A rank's report of a switch.
+    /// Processes a rank's report about a switch.
     pub(super) fn switch_report(&self, rank: RankId, ticket: u64, report: SwitchReport) {
         let mut state = self.state();
         let Ok(switch) = state.switch_of(ticket) else { return };
@@ -350,13 +350,13 @@ impl Unit {
             }
             _ => {}
         }
-        // Its driver may have left.
+        // The driver may have left.
         let _ = switch.reports.send((rank, report));
     }
 }
 
 impl Switch {
-    /// The orders and events that wait, once ranks may be in different layouts.
+    /// The waiting orders and events, once ranks may be in different layouts.
     pub(super) fn passage(&mut self) -> Option<&mut Passage> {
         (self.phase == SwitchState::Moving).then_some(&mut self.passage)
     }

@@ -26,9 +26,9 @@ pub(crate) fn model_dir() -> PathBuf {
 /// Small models of every family: folders of `tests/fixtures`.
 pub(crate) const FIXTURES: [&str; 7] =
     ["qwen3-moe", "qwen2-moe", "mixtral", "olmoe", "deepseek-v2-lite", "deepseek-v2", "deepseek-v3"];
-/// Tokens that their golden texts have.
+/// Tokens in each golden text.
 pub(crate) const FIXTURE_TOKENS: usize = 16;
-/// Sums of f32 in another order.
+/// Tolerance for f32 sums in another order.
 pub(crate) const TOLERANCE: f32 = 1e-5;
 
 /// A fixture's folder.
@@ -78,7 +78,7 @@ pub(crate) fn golden() -> Vec<Golden> {
     prompts.iter().enumerate().map(golden).collect()
 }
 
-/// The largest difference, as a part of the largest expected magnitude.
+/// The largest difference relative to the largest expected magnitude.
 pub(crate) fn relative_error(found: &[f32], expected: &[f32]) -> f32 {
     assert_eq!(found.len(), expected.len());
     let scale = expected.iter().fold(0.0f32, |a, b| a.max(b.abs()));
@@ -95,17 +95,17 @@ pub(crate) fn contiguous(world: u16) -> Placement {
     contiguous_of(&config(), world)
 }
 
-/// As [`contiguous`], for another model.
+/// Equal contiguous parts of another model's experts.
 pub(crate) fn contiguous_of(config: &ModelConfig, world: u16) -> Placement {
     Placement::contiguous(config.num_moe_layers(), config.num_experts as u16, world).unwrap()
 }
 
-/// Equally many experts for each rank, by chance.
+/// Equally many random experts on each rank.
 pub(crate) fn shuffled(world: u16, seed: u64) -> Placement {
     shuffled_of(&config(), world, seed)
 }
 
-/// As [`shuffled`], for another model.
+/// Equally many random experts of another model on each rank.
 pub(crate) fn shuffled_of(config: &ModelConfig, world: u16, seed: u64) -> Placement {
     let mut random = fastrand::Rng::with_seed(seed);
     let layer = |_| {
@@ -116,7 +116,7 @@ pub(crate) fn shuffled_of(config: &ModelConfig, world: u16, seed: u64) -> Placem
     Placement::new(world, (0..config.num_moe_layers()).map(layer).collect()).unwrap()
 }
 
-/// Every rank with the experts of a placement by chance and with `extra` others, and with an empty slot in every layer.
+/// A random placement in which every rank has `extra` additional experts and an empty slot in every layer.
 pub(crate) fn replicated_of(config: &ModelConfig, world: u16, extra: usize, seed: u64) -> Replicas {
     let placement = shuffled_of(config, world, seed);
     let mut random = fastrand::Rng::with_seed(seed);
@@ -136,7 +136,7 @@ pub(crate) fn replicated_of(config: &ModelConfig, world: u16, extra: usize, seed
     Replicas::new(&config.model_info("tiny-qwen3moe-15m", None), world, each, slots).unwrap()
 }
 
-/// A placement that ranks can be given, with replicas or without.
+/// A placement with or without replicas.
 pub(crate) trait Placed: Into<ExpertCopies> + Copy + Send + Sync {}
 
 impl<P: Into<ExpertCopies> + Copy + Send + Sync> Placed for P {}
@@ -191,7 +191,7 @@ impl Rank {
         Self { rank, model, ep: join(transport, placement, experts.layout) }
     }
 
-    /// A rank of a unit with attention tp in so many groups.
+    /// A rank of a unit with attention tp in `groups` groups.
     pub(crate) fn grouped(
         model_dir: &Path,
         transport: Box<dyn Lockstep>,
@@ -223,7 +223,7 @@ impl Rank {
         self.ep.counters().clone()
     }
 
-    /// One prompt from an empty cache: logits after its last token, its routes, its cache.
+    /// Runs one prompt from an empty cache: returns the logits after its last token, its routes, and its cache.
     pub(crate) fn prefill(&mut self, tokens: &[u32]) -> (Vec<f32>, Vec<u16>, KvCache) {
         let mut kv = self.model.new_sequence();
         let mut items = [StepItem { kv: &mut kv, tokens, wants: Wants::Logits, phase: StepPhase::Prefill }];
@@ -253,7 +253,7 @@ impl Rank {
     }
 }
 
-/// Runs every rank in a thread of its own, and returns their results in rank order.
+/// Runs every rank on its own thread, and returns their results in rank order.
 pub(crate) fn on_threads<L: Send, T: Send>(links: Vec<L>, work: impl Fn(L) -> T + Sync) -> Vec<T> {
     std::thread::scope(|scope| {
         let work = &work;
@@ -262,7 +262,7 @@ pub(crate) fn on_threads<L: Send, T: Send>(links: Vec<L>, work: impl Fn(L) -> T 
     })
 }
 
-/// Ranks of a unit, over the given transports.
+/// Runs the ranks of a unit over the given transports.
 pub(crate) fn on_ranks<T: Send>(
     transports: Vec<Box<dyn Lockstep>>,
     placement: impl Placed,
@@ -271,7 +271,7 @@ pub(crate) fn on_ranks<T: Send>(
     on_ranks_of(&model_dir(), transports, placement, work)
 }
 
-/// As [`on_ranks`], of another model.
+/// Runs the ranks of a unit of another model over the given transports.
 pub(crate) fn on_ranks_of<T: Send>(
     model_dir: &Path,
     transports: Vec<Box<dyn Lockstep>>,
@@ -285,7 +285,7 @@ pub(crate) fn local_mesh(world: u16) -> Vec<Box<dyn Lockstep>> {
     LocalTransport::mesh(usize::from(world)).into_iter().map(|t| Box::new(t) as Box<dyn Lockstep>).collect()
 }
 
-/// As [`on_ranks_of`], with attention tp.
+/// Runs the ranks of a unit with attention tp over the given transports.
 pub(crate) fn on_tp_ranks<T: Send>(
     model_dir: &Path,
     transports: Vec<Box<dyn Lockstep>>,
@@ -297,7 +297,7 @@ pub(crate) fn on_tp_ranks<T: Send>(
     on_threads(transports, |transport| work(Rank::tp(model_dir, transport, placement, experts, tables.cloned())))
 }
 
-/// Tables for attention dp that know nothing of tokens.
+/// Tables for attention dp without token labels.
 pub(crate) fn dp_tables(info: ModelInfo, placement: Placement) -> TablesBuilder {
     let groups = usize::from(placement.groups());
     let share = vec![f16::from_f64(1.0 / groups as f64); info.vocab_size as usize * groups];
@@ -308,17 +308,18 @@ pub(crate) fn provenance() -> Provenance {
     Provenance { source: "test".into(), created: "2026-01-01T00:00:00Z".into() }
 }
 
-/// The bundled model, as tables name it.
+/// The bundled model's information for tables.
 pub(crate) fn model_info() -> ModelInfo {
     config().model_info("tiny-qwen3moe-15m", None)
 }
 
-/// Tables for attention tp by chance: two labels for most tokens and for most pairs of groups, none for the others.
+/// Random tables for attention tp: two labels for most tokens and for most pairs of groups, none for the others.
 pub(crate) fn tp_tables(config: &ModelConfig, placement: &Placement, seed: u64) -> Tables {
     tp_builder(config, placement.clone(), seed).finish().unwrap()
 }
 
-/// The same with replicas.
+/// Random tables for attention tp with replicas: two labels for most tokens and for most pairs of groups, none for the
+/// others.
 pub(crate) fn replicated_tp_tables(config: &ModelConfig, replicas: &Replicas, seed: u64) -> Tables {
     let builder = tp_builder(config, contiguous_of(config, replicas.groups()), seed);
     builder.replicas(replicas.clone()).finish().unwrap()
@@ -348,21 +349,21 @@ fn tp_builder(config: &ModelConfig, placement: Placement, seed: u64) -> TablesBu
     TablesBuilder::tp(info, provenance(), placement, parts, vec![0.0; usize::from(groups)])
 }
 
-/// [`Placement::main_group`], written another way.
+/// An independent implementation of [`Placement::main_group`].
 pub(crate) fn main_group(placement: &Placement, layer: usize, experts: &[u16]) -> GroupId {
     let groups = placement.layer(LayerIdx::new(layer as u16));
     let held = |group: u16| experts.iter().filter(|expert| groups[usize::from(**expert)] == group).count();
     GroupId::new((0..placement.groups()).rev().max_by_key(|&group| held(group)).unwrap())
 }
 
-/// The collectives over messages of a link.
+/// Collectives over messages of a link.
 pub(crate) fn join(link: Box<dyn Lockstep>, placement: &ExpertCopies, experts: ExpertLayout) -> ExpertParallel {
     let memory = PrivateMemory::new(link.rank());
     let unit = WireRows::f32(experts.join(link, memory, Box::new(Unobserved)).unwrap());
     ExpertParallel::over(unit, placement.clone(), experts).unwrap()
 }
 
-/// How the ranks of a unit are laid out.
+/// The layout of a unit.
 #[derive(Clone, Copy)]
 pub(crate) struct Laid<'a> {
     pub(crate) world: u16,
@@ -371,7 +372,7 @@ pub(crate) struct Laid<'a> {
     pub(crate) experts: ExpertLayout,
 }
 
-/// Runs every rank in a thread of its own; what they give and count in rank order, and all bytes sent.
+/// Runs every rank on its own thread; returns results and counts in rank order, and all bytes sent.
 pub(crate) fn on_layout<T: Send>(
     model_dir: &Path,
     laid: Laid<'_>,
@@ -384,7 +385,7 @@ pub(crate) fn on_layout<T: Send>(
             Attention::Dp => Rank::with_experts(model_dir, transport, placement, experts),
             Attention::Tp => Rank::tp(model_dir, transport, placement, experts, None),
         };
-        // No rank leaves before all have ended.
+        // No rank may leave before all have finished.
         (work(&mut rank), rank.counted(), rank)
     });
     let results = ended.into_iter().map(|(result, counted, _)| (result, counted)).collect();
@@ -422,7 +423,7 @@ pub(crate) fn fixture_golden(dir: &Path) -> Vec<FixtureGolden> {
     json["prompts"].as_array().unwrap().iter().enumerate().map(golden).collect()
 }
 
-/// The prompts of a fixture and how Transformers goes on.
+/// The prompts of a fixture and Transformers' continuations.
 pub(crate) fn fixture_prompts(dir: &Path) -> Vec<(Vec<u32>, Vec<u32>)> {
     let json: Value = serde_json::from_slice(&std::fs::read(dir.join("golden.json")).unwrap()).unwrap();
     let list = |prompt: &Value, name: &str| serde_json::from_value(prompt[name].clone()).unwrap();
@@ -430,7 +431,7 @@ pub(crate) fn fixture_prompts(dir: &Path) -> Vec<(Vec<u32>, Vec<u32>)> {
     prompts.iter().map(|prompt| (list(prompt, "input_ids"), list(prompt, "greedy"))).collect()
 }
 
-/// A transport that measures what it carries.
+/// A transport that counts what it carries.
 struct Metered {
     inner: Box<dyn Lockstep>,
     sent_bytes: Arc<AtomicU64>,
@@ -464,10 +465,10 @@ impl Lockstep for Metered {
     }
 }
 
-/// Bytes sent, collectives made.
+/// Bytes sent, and the number of collectives.
 pub(crate) type Meters = [Arc<AtomicU64>; 2];
 
-/// Metered ends of a mesh with their meters.
+/// A mesh of metered ends, with their meters.
 pub(crate) fn metered_mesh(world: u16) -> (Vec<Box<dyn Lockstep>>, Vec<Meters>) {
     let meter = |inner| {
         let (sent_bytes, collectives) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));

@@ -49,7 +49,7 @@ impl Unit {
         Self::start_with(world, |_| {})
     }
 
-    /// Starts all ranks, each with its configuration changed by `adjust`, and waits until requests are served.
+    /// Starts all ranks, with each configuration modified by `adjust`, and waits until requests are served.
     pub fn start_with(world: u16, adjust: impl Fn(&mut WorkerConfig)) -> Self {
         let (sender, events) = mpsc::channel();
         let (mut shutdowns, mut ranks) = (Vec::new(), Vec::new());
@@ -68,18 +68,18 @@ impl Unit {
             WorkerEvent::Ready { http, .. } => http,
             WorkerEvent::Bound { .. } => panic!("bound twice"),
         });
-        // All of them: only then is every rank ready.
+        // Wait for all of them: only then is every rank ready.
         let http: Vec<SocketAddr> = http.collect();
         let url = http[0].into();
         Self { url, client: HttpClient::default(), shutdowns, ranks }
     }
 
-    /// How many ranks it has.
+    /// The number of ranks.
     pub fn world(&self) -> u16 {
         self.ranks.len() as u16
     }
 
-    /// Asks one rank to stop and gives every rank's outcome.
+    /// Asks one rank to stop and returns every rank's outcome.
     pub fn stop(self, rank: usize) -> Vec<Result<(), WorkerError>> {
         self.shutdowns[rank].request();
         self.ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
@@ -97,7 +97,7 @@ impl Unit {
         request(Method::POST, &self.url, path, Some(Bytes::copy_from_slice(body))).unwrap()
     }
 
-    /// Posts JSON and gives status, the rank that answered, and the body.
+    /// Posts JSON; returns status, the rank that answered, and the body.
     pub async fn ask(&self, path: &str, body: &Value) -> (u16, Option<u16>, Value) {
         self.ask_pinned(path, body, None).await
     }
@@ -121,7 +121,7 @@ impl Unit {
         answer
     }
 
-    /// Posts JSON and gives the data of every event of the stream.
+    /// Posts JSON; returns the data of every event of the stream.
     pub async fn stream(&self, path: &str, body: &Value) -> Vec<String> {
         let response = self.client.send(self.post(path, body.to_string().as_bytes())).await.unwrap();
         assert_eq!(response.status(), 200);
@@ -130,7 +130,7 @@ impl Unit {
         events(std::str::from_utf8(&body).unwrap())
     }
 
-    /// Asks for every golden prompt, and must get the golden tokens.
+    /// Sends every golden prompt, and must get the golden tokens.
     pub async fn serves_golden(&self) {
         for golden in golden() {
             let answer = self.ok("/generate", &greedy(&golden["input_ids"], 16)).await;
@@ -138,7 +138,7 @@ impl Unit {
         }
     }
 
-    /// Stops it; every rank must end well.
+    /// Stops the unit; every rank must succeed.
     pub fn end(self) {
         self.stop(0).into_iter().for_each(|outcome| outcome.unwrap());
     }
@@ -154,7 +154,7 @@ impl Unit {
     }
 }
 
-/// Why a rank does not start whose configuration is changed by `adjust`: wrong arguments, in one sentence.
+/// The error with which a rank refuses a configuration modified by `adjust`.
 pub fn refused(world: u16, adjust: impl Fn(&mut WorkerConfig)) -> String {
     let mut config = config(0, world, loopback());
     config.rendezvous_timeout = Duration::from_millis(500);
@@ -164,7 +164,7 @@ pub fn refused(world: u16, adjust: impl Fn(&mut WorkerConfig)) -> String {
     message
 }
 
-/// Runs a unit whose ranks are changed by `adjust` and that does not come together; every rank's error and exit code.
+/// Runs a unit with configurations modified by `adjust` that cannot form; returns every rank's error and exit code.
 pub fn refused_unit(world: u16, adjust: impl Fn(&mut WorkerConfig)) -> Vec<(String, u8)> {
     let (sender, events) = mpsc::channel();
     let start = |rank, rendezvous| {
@@ -181,7 +181,7 @@ pub fn refused_unit(world: u16, adjust: impl Fn(&mut WorkerConfig)) -> Vec<(Stri
     ranks.into_iter().map(|rank| failure(rank.join().unwrap())).collect()
 }
 
-/// Message and exit code of a rank that did not end well.
+/// Message and exit code of a failed rank.
 pub fn failure(outcome: Result<(), WorkerError>) -> (String, u8) {
     let error = outcome.unwrap_err();
     (error.to_string(), error.exit_code())
@@ -197,7 +197,7 @@ pub fn events(text: &str) -> Vec<String> {
 pub struct Metrics(pub String);
 
 impl Metrics {
-    /// The sum of all samples of a family that have these labels.
+    /// The sum of a family's samples with these labels.
     pub fn sum(&self, family: &str, labels: &[(&str, &str)]) -> u64 {
         let samples = self.0.lines().filter_map(|line| line.strip_prefix(family)?.rsplit_once(' '));
         let fits = |series: &str| labels.iter().all(|(name, value)| series.contains(&format!("{name}=\"{value}\"")));
@@ -211,7 +211,7 @@ pub fn golden() -> Vec<Value> {
     serde_json::from_slice::<Value>(&json).unwrap()["prompts"].as_array().unwrap().clone()
 }
 
-/// Greedy decoding of a golden prompt, not stopped at the end of a text.
+/// Greedy decoding of a golden prompt that ignores end-of-text tokens.
 pub fn greedy(input_ids: &Value, tokens: u32) -> Value {
     serde_json::json!({
         "input_ids": input_ids,

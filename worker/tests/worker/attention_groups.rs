@@ -1,5 +1,5 @@
-//! Attention tp in groups of ranks, each with sequences of its own: MixServe's three cases of DP and EP. The same
-//! tokens as on one rank, each row sent to its experts by one rank of its group, and one replica a group for clients.
+//! Attention tp in groups of ranks with separate sequences: MixServe's three cases of DP and EP. Tokens equal those of
+//! a single rank, each row is sent to its experts by one rank of its group, and clients see one replica per group.
 
 use std::sync::atomic::Ordering;
 
@@ -21,7 +21,7 @@ fn layout(name: &str) -> ExpertLayout {
     name.parse().unwrap()
 }
 
-/// The counts of each rank, and all bytes sent, of a fixture's prompts dealt to the groups in turn.
+/// The counts of each rank, and all bytes sent, for a fixture's prompts dealt to the groups in turn.
 fn run_prompts(name: &str, case: &str) -> (Vec<Counters>, u64) {
     let (dir, config) = (fixture(name), ModelConfig::load(&fixture(name)).unwrap());
     let hosts = if case.starts_with("hybrid") { GROUPS } else { WORLD };
@@ -35,7 +35,7 @@ fn run_prompts(name: &str, case: &str) -> (Vec<Counters>, u64) {
         for (text, golden) in rank.greedy(&ids, steps).iter().zip(greedy) {
             assert_eq!(text[..], golden[..steps], "{name}, {case}");
         }
-        // No rank leaves before all have ended.
+        // No rank may leave before all have finished.
         (rank.counted(), rank)
     };
     let (transports, meters) = metered_mesh(WORLD);
@@ -56,13 +56,13 @@ fn every_family_gives_the_same_tokens_in_every_case_and_each_row_is_sent_once() 
         for case in CASES {
             let (counted, sent) = run_prompts(name, case);
             let total = |of: fn(&Counters) -> u64| counted.iter().map(of).sum::<u64>();
-            // The drop rule: of the ranks that have a row one alone sends it.
+            // Of the ranks that have a row, only one sends it.
             let activations = total(|c| c.total().activations.local + c.total().activations.remote);
             assert_eq!(activations, (tokens * config.num_moe_layers() * config.top_k) as u64, "{name}, {case}");
             assert_eq!(total(|c| c.prefill_tokens + c.decode_tokens), tokens as u64, "{name}, {case}");
             if case == "ep" {
                 let bytes = total(|c| c.total().bytes.remote + c.collective_bytes.iter().sum::<u64>());
-                // Ranks agree on their groups in 8 bytes to each other one.
+                // Ranks agree on their groups with 8 bytes to each other one.
                 assert_eq!(
                     sent,
                     bytes + u64::from(WORLD * (WORLD - 1)) * 8,
@@ -73,7 +73,7 @@ fn every_family_gives_the_same_tokens_in_every_case_and_each_row_is_sent_once() 
     }
 }
 
-/// Rows as bf16: nearly the logits of f32, on every rank of a group the same bits.
+/// Rows as bf16: logits close to those of f32, with equal bits on every rank of a group.
 #[test]
 fn rounded_rows_compute_nearly_the_same() {
     let (dir, golden) = (common::model_dir(), common::golden());

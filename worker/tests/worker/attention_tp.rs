@@ -1,5 +1,4 @@
-//! Attention tp: heads split over ranks, with rows in their order and shuffled by tables, for every family that the
-//! fixtures have.
+//! Attention tp: heads split over ranks, with rows in order and shuffled by tables, for every family in the fixtures.
 
 use crate::common;
 use std::path::Path;
@@ -13,7 +12,7 @@ use semmoe_tables::{Attention, EvenGroups, LayerIdx, Placement, RankId, Tables, 
 use semmoe_worker::ep::{Collective, Counters, ExpertLayout, StepPhase};
 use semmoe_worker::model::{Model, ModelConfig, StepItem, Wants};
 
-/// Greedy continuations of all prompts together, the logits after each prompt, and the counts; of every rank.
+/// Every rank's greedy continuations of all prompts together, logits after each prompt, and counts.
 fn run(dir: &Path, placement: &Placement, tables: Option<&Arc<Tables>>, golden: &[FixtureGolden]) -> Vec<RankRun> {
     on_tp_ranks(dir, local_mesh(placement.groups()), placement, tables, |mut rank| {
         let prompts: Vec<&[u32]> = golden.iter().map(|golden| &golden.ids[..]).collect();
@@ -26,7 +25,7 @@ fn run(dir: &Path, placement: &Placement, tables: Option<&Arc<Tables>>, golden: 
 
 struct RankRun {
     texts: Vec<Vec<u32>>,
-    /// Of each prompt by itself.
+    /// Each prompt alone.
     logits: Vec<Vec<f32>>,
     routes: Vec<Vec<u16>>,
 }
@@ -114,7 +113,7 @@ fn activations_follow_the_tables_and_every_byte_is_counted() {
     }
 }
 
-/// Local activations if every token goes where the tables say, in even parts.
+/// Local activations if every token goes where the tables place it, in even parts.
 fn expected_local(
     tables: &Tables,
     prompts: &[&[u32]],

@@ -1,4 +1,4 @@
-//! The carriers between processes are the reference, bit for bit: messages over TCP and over shared rings, and rows in
+//! The carriers between processes equal the reference bit for bit: messages over TCP and over shared rings, and rows in
 //! shared memory.
 
 use crate::links::{PATIENT, tcp_streams};
@@ -15,7 +15,7 @@ fn tcp_links(world: usize) -> Vec<TcpTransport> {
     tcp_streams(world).into_iter().enumerate().map(link).collect()
 }
 
-/// Each rank maps the memory for itself, as processes do.
+/// Each rank maps the memory separately, as processes do.
 fn shared(world: usize, elements: usize) -> Vec<(ShmTransport, SharedHalves<f32>)> {
     let (file, _) = ShmMemory::create(world, elements, 5).unwrap();
     let join = |(rank, streams)| {
@@ -36,7 +36,7 @@ fn over_memory(world: usize, elements: usize) -> Vec<Box<dyn Collectives<f32>>> 
     shared(world, elements).into_iter().map(join).collect()
 }
 
-/// Holds the groups of two nodes of two ranks to the reference: both inside at the same time, then both across.
+/// Compares the groups of two nodes of two ranks with the reference: both inside at once, then both across.
 fn groups_hold<L: Lockstep + 'static>(links: Vec<L>, case: Case) {
     let joined: Vec<UnitLink<L>> = std::thread::scope(|scope| {
         let threads: Vec<_> = links.into_iter().map(|link| scope.spawn(|| UnitLink::join(link, 2).unwrap())).collect();

@@ -1,5 +1,5 @@
-//! Checkpoints on disk: sharded or not, bf16 or f32, tied or not, dense layers between; and every way to be wrong,
-//! in one sentence before anything is served.
+//! Checkpoints on disk: sharded or not, bf16 or f32, tied or not, with dense layers in between; and every invalid form,
+//! refused in one sentence before anything is served.
 
 use crate::common;
 use std::collections::BTreeMap;
@@ -13,7 +13,7 @@ use semmoe_worker::model::{Model, ModelConfig, ModelError, StepItem, Wants};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-/// A checkpoint in memory: its configuration and tensors, whose values are the same in bf16, f16 and f32.
+/// A checkpoint in memory: its configuration and tensors, whose values are exact in bf16, f16 and f32.
 #[derive(Clone)]
 struct Tiny {
     config: Value,
@@ -66,7 +66,7 @@ impl Tiny {
 
     fn add(&mut self, name: &str, shape: &[usize]) {
         let mut random = fastrand::Rng::with_seed(self.tensors.len() as u64);
-        // Multiples of 1/256 from -1/2 to 1/2 are numbers of every type.
+        // Multiples of 1/256 from -1/2 to 1/2 are exact in every type.
         let values = (0..shape.iter().product()).map(|_| random.i32(-128..=128) as f32 / 256.0).collect();
         self.tensors.insert(format!("{name}.weight"), (shape.to_vec(), values));
     }
@@ -104,7 +104,7 @@ impl Tiny {
         dir
     }
 
-    /// Two shards and their index; every other tensor in the second.
+    /// Two shards and their index, with tensors alternating.
     fn write_sharded(&self) -> TempDir {
         let dir = self.write_config();
         let names: Vec<&String> = self.tensors.keys().collect();

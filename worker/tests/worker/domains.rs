@@ -1,4 +1,4 @@
-//! Expert domains: ranks that hold each other's experts. What leaves a domain is counted exactly.
+//! Expert domains: ranks that hold each other's experts. Traffic between domains is counted exactly.
 
 use crate::common;
 use crate::support;
@@ -13,8 +13,8 @@ use semmoe_worker::ep::LevelBytes;
 
 const WORLD: u16 = 4;
 
-/// Bytes by level of a prompt on `rank`, in domains that are nodes, too, by the routing that Transformers recorded: a
-/// token goes once to each domain that has some of its experts. `domain_of` is by rank.
+/// Bytes by level of a prompt on `rank`, with domains as nodes, by Transformers' recorded routing: a token is sent once
+/// to each domain that has some of its experts. `domain_of` is by rank.
 fn recorded(experts: &[Vec<Vec<u16>>], rank: usize, domain_of: [u16; WORLD as usize]) -> LevelBytes {
     let (hidden, placement) = (common::config().hidden, contiguous(WORLD));
     let mut levels = LevelBytes::default();

@@ -14,7 +14,7 @@ use semmoe_worker::ep::{ExpertLayout, ExpertParallel, LevelBytes, WireRows};
 use semmoe_worker::model::{Model, ModelConfig, ModelError};
 use semmoe_worker::{TransportChoice, WorkerConfig};
 
-/// One level after the other, and both at once in pieces.
+/// One level after the other, and both overlapped in chunks.
 const CHUNKS: [Option<u16>; 2] = [None, Some(3)];
 
 fn hybrid(nodes: u16, width: u16, chunks: Option<u16>) -> ExpertLayout {
@@ -37,10 +37,10 @@ fn fused_is_unfused_bit_for_bit_and_near_one_rank() {
     }
 }
 
-/// The traffic of one prompt on a rank, by the routing that Transformers recorded.
+/// The traffic of one prompt on a rank, by Transformers' recorded routing.
 #[derive(Default)]
 struct Recorded {
-    /// Pairs that cross.
+    /// Pairs that cross nodes.
     pairs: u64,
     /// Bytes by level.
     levels: LevelBytes,
@@ -60,7 +60,7 @@ fn recorded(experts: &[Vec<Vec<u16>>], [nodes, width]: [u16; 2], node: u16, chun
             }
             for (to, count) in of_nodes {
                 *rows.entry(to).or_default() += 1;
-                // There: the row, how many pairs, the pairs; back: the row.
+                // Dispatch: the row, the number of pairs, the pairs; combine: the row.
                 let bytes = (2 * 4 * hidden + 2 + 6 * count) as u64;
                 levels.node += bytes * u64::from(width - 1);
                 if to == node {
@@ -106,8 +106,8 @@ fn what_crosses_nodes_is_what_the_recorded_routing_says() {
             assert_eq!(total.activations.local + total.activations.remote, all as u64);
             travelled += levels.node + levels.other;
         }
-        // 8 bytes to each peer join the unit; unfused, 8 bytes begin each message inside a node, of which none is empty
-        // here.
+        // Joining the unit takes 8 bytes to each peer; unfused, 8 bytes begin each message inside a node, none of which
+        // is empty here.
         let joined = u64::from(world) * u64::from(world - 1) * 8;
         let headers = u64::from(world) * u64::from(width - 1) * 7 * 8;
         if width == 1 || chunks.is_none() {
@@ -184,7 +184,7 @@ fn what_does_not_fit_the_nodes_is_refused_by_name() {
     let (rank, nodes) = (RankId::new(0), hybrid(2, width, None));
     let error = Model::load_divided(&dir, rank, &placement, nodes, Attention::Dp).err().unwrap();
     assert!(matches!(error, ModelError::ExpertWidth { .. }), "{error}");
-    // A placement of ranks in place of nodes.
+    // A placement by ranks instead of nodes.
     let join = |link| {
         let (memory, observer) = (PrivateMemory::new(0), Box::new(Unobserved));
         let unit = WireRows::f32(ExpertLayout::Ep.join(link, memory, observer).unwrap());

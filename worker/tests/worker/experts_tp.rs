@@ -1,4 +1,4 @@
-//! Experts tp: every rank a slice of every expert. Exact counts.
+//! Experts tp: every rank has a slice of every expert. Exact counts.
 
 use crate::common;
 use std::path::Path;
@@ -50,7 +50,7 @@ fn every_activation_is_local_and_every_byte_of_the_collectives_is_counted() {
             let tokens = counted.prefill_tokens + counted.decode_tokens;
             assert_eq!((total.activations.local, total.activations.remote), (tokens * layers * top_k, 0));
             assert_eq!(counted.layers[3].of(StepPhase::Decode).activations.local, counted.decode_tokens * top_k);
-            // There: the row, its pairs; back: its partial sum. A header where a rank has rows at all.
+            // Dispatch: the row and its pairs; combine: its partial sum. One header if a rank has any rows.
             let has_rows = prompts.len() > rank;
             let headers = if has_rows { layers * steps as u64 * 8 } else { 0 };
             let to_one = tokens * layers * (2 + top_k * 6 + 8 * hidden) + headers;
@@ -65,7 +65,7 @@ fn every_activation_is_local_and_every_byte_of_the_collectives_is_counted() {
 fn a_width_that_the_ranks_do_not_divide_is_refused_by_name() {
     let dir = fixture("qwen3-moe");
     let config = ModelConfig::load(&dir).unwrap();
-    // As many as the experts, but not as the columns of one.
+    // Divides the experts, but not the columns of one.
     let ranks = 8;
     let placement = contiguous_of(&config, ranks);
     let (rank, slices) = (RankId::new(0), ExpertLayout::Tp);

@@ -1,4 +1,4 @@
-//! Tiny random models of every family against what Transformers computes with them (`fixtures/make.py`), on one rank.
+//! Tiny random models of every family against Transformers' results (`fixtures/make.py`), on one rank.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ use semmoe_worker::model::{
 };
 use serde_json::{Value, json};
 
-/// Routes of every layer, in the order of layers.
+/// Routes of every layer, in layer order.
 #[derive(Default)]
 struct Recording {
     experts: Vec<u16>,
@@ -28,7 +28,7 @@ impl Probe for Recording {
     }
 }
 
-/// Takes a prompt through in the given pieces, and compares the logits after each of them and all routes.
+/// Processes a prompt in the given pieces, and compares the logits after each of them and all routes.
 fn check_prompt(name: &str, rank: &mut Rank, golden: &FixtureGolden, piece: usize) {
     let config = rank.model.config().clone();
     let (layers, top_k, vocab) = (config.num_moe_layers(), config.top_k, config.vocab_size);
@@ -77,7 +77,7 @@ fn every_family_has_a_fixture_and_is_read_as_what_it_is() {
         assert!(configs.iter().any(|config| config.architecture == architecture), "{}", architecture.name());
     }
     let [qwen3, qwen2, mixtral, olmoe, lite, v2, v3] = &configs[..] else { panic!() };
-    // Layers without experts are in no trace.
+    // Traces omit layers without experts.
     let moe: Vec<&[u16]> = configs.iter().map(|config| &config.moe_layers[..]).collect();
     assert_eq!(moe, [&[0, 2][..], &[1, 3], &[0, 1], &[0, 1], &[1, 2], &[1, 2], &[1, 2]]);
     assert_eq!(qwen2.model_info("m", None).layer_ids, [1, 3]);
@@ -93,7 +93,7 @@ fn every_family_has_a_fixture_and_is_read_as_what_it_is() {
     assert_eq!((shape.kv_heads, shape.key_width, shape.value_width), (1, 26, 20));
 }
 
-/// The refusal of a fixture whose configuration was changed, before its weights are read.
+/// The refusal of a fixture with a changed configuration, before its weights are read.
 fn refusal(name: &str, key: &str, value: Value) -> String {
     let path = fixture(name).join("config.json");
     let mut config: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
@@ -155,7 +155,7 @@ fn a_window_as_long_as_the_context_is_none() {
     );
 }
 
-/// The refusal of a fixture of which one tensor is missing or has another shape.
+/// The refusal of a fixture with one tensor missing or misshapen.
 fn broken(name: &str, tensor: &str, shape: Option<&[usize]>) -> String {
     let copy = tempfile::tempdir().unwrap();
     let config = std::fs::read(fixture(name).join("config.json")).unwrap();

@@ -1,4 +1,4 @@
-//! A forced local rate: what is counted and sent follows it, and nothing else may say where experts are.
+//! A forced local rate: counts and traffic follow it, and nothing else may determine where experts are.
 
 use semmoe_tables::Attention;
 use semmoe_worker::{ExpertLayout, ForcedRate, WorkerConfig};

@@ -1,11 +1,11 @@
-//! The bundled model against what Transformers computed with it, on one rank and on several.
+//! The bundled model against Transformers' results, on one rank and on several.
 
 use crate::common::{Golden, Rank, contiguous, golden, local_mesh, on_ranks, relative_error, shuffled};
 use semmoe_tables::LayerIdx;
 use semmoe_worker::ep::StepPhase;
 use semmoe_worker::model::{Probe, StepItem, Wants};
 
-/// Closer than this, two router logits may change places: they were summed in another order.
+/// Router logits closer than this may swap, because they were summed in another order.
 const NEAR_TIE: f32 = 1e-4;
 const TOLERANCE: f32 = 1e-3;
 
@@ -27,13 +27,13 @@ impl Probe for Recording {
     }
 
     fn final_norm(&mut self, rows: &[f32]) {
-        // The reference has the last residual stream only after the final norm.
+        // The reference records the last residual stream only after the final norm.
         self.hidden.pop();
         self.hidden.push(rows.to_vec());
     }
 }
 
-/// (routes that differ without being a near tie, routes that differ, routes)
+/// (routes that differ without a near-tie, routes that differ, routes)
 fn compare_routes(routes: &[u16], golden: &Golden, experts_per_layer: usize) -> (usize, usize, usize) {
     let (layers, tokens, k) = (golden.experts.len(), golden.ids.len(), golden.experts[0][0].len());
     let (mut wrong, mut different) = (0, 0);
@@ -46,7 +46,7 @@ fn compare_routes(routes: &[u16], golden: &Golden, experts_per_layer: usize) -> 
         let mut logits =
             golden.router_logits[(layer * tokens + token) * experts_per_layer..][..experts_per_layer].to_vec();
         logits.sort_by(|a, b| b.total_cmp(a));
-        // The order within the k is compared too, so any gap down to the next one may be the near tie.
+        // The order within the k is compared too, so any gap down to the next one may be the near-tie.
         wrong += usize::from(logits.windows(2).take(k).all(|pair| pair[0] - pair[1] > NEAR_TIE));
     }
     (wrong, different, layers * tokens)
@@ -86,7 +86,7 @@ fn greedy_continuations_are_those_of_transformers_however_many_ranks() {
     let placements = [contiguous(1), contiguous(2), shuffled(2, 1), contiguous(4), shuffled(4, 2)];
     for placement in placements {
         let world = usize::from(placement.groups());
-        // Each prompt goes to one rank, so that the ranks' batches differ in size; with 4 ranks one has two prompts.
+        // Each prompt goes to one rank, so the ranks' batches differ in size; with 4 ranks one has two prompts.
         let texts = on_ranks(local_mesh(placement.groups()), &placement, |mut rank| {
             let mine: Vec<usize> = (0..golden.len()).filter(|i| i % world == rank.rank).collect();
             let prompts: Vec<&[u32]> = mine.iter().map(|&i| &golden[i].ids[..]).collect();

@@ -1,4 +1,4 @@
-//! Whatever stands under any key of a configuration: it is refused in one sentence, or the model runs; nothing panics.
+//! Any value under any configuration key: it is refused in one sentence, or the model runs; nothing panics.
 
 use std::path::Path;
 
@@ -17,7 +17,7 @@ fn hostile() -> Vec<Value> {
     numbers.into_iter().chain(others).collect()
 }
 
-/// Loads and takes two steps, as far as it comes.
+/// Loads the model and runs two steps, as far as possible.
 fn try_model(dir: &Path) -> Result<(), ModelError> {
     let config = ModelConfig::load(dir)?;
     let placement = contiguous_of(&config, 1);

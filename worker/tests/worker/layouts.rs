@@ -1,4 +1,4 @@
-//! Every family in every layout of attention and experts: the tokens that Transformers gives.
+//! Every family in every layout of attention and experts gives Transformers' tokens.
 
 use std::sync::Arc;
 
@@ -10,14 +10,14 @@ use semmoe_tables::{Attention, ExpertCopies, LayerIdx, RankId, Tables};
 use semmoe_worker::ep::{ExpertLayout, ExpertSpread};
 use semmoe_worker::model::ModelConfig;
 
-/// How the ranks of a unit are laid out.
+/// The layout of a unit.
 struct Layout {
     name: String,
     world: u16,
     attention: Attention,
     experts: ExpertLayout,
     copies: ExpertCopies,
-    /// Of rows that are shuffled.
+    /// Tables that shuffle rows.
     tables: Option<Arc<Tables>>,
 }
 
@@ -50,7 +50,7 @@ fn layouts(config: &ModelConfig) -> Vec<Layout> {
     }
     layouts.push(row("on nodes", 2, Attention::Tp, "hybrid:1x2", contiguous(1)));
     layouts.push(row("on nodes", 2, Attention::Tp, "hybrid:2x1:2", contiguous(2)));
-    // Experts that each rank has beside its own: few, many, all of them.
+    // Additional experts on each rank: few, many, all.
     let experts = config.num_experts;
     for (world, extra) in [(2, 1), (4, 1), (4, experts / 2), (4, experts - experts / 4)] {
         let replicas = replicated_of(config, world, extra, 7);
@@ -81,7 +81,7 @@ fn check(name: &str, config: &ModelConfig, layout: &Layout) {
         for (text, (_, golden)) in rank.greedy(&ids, steps).iter().zip(mine) {
             assert_eq!(text[..], golden[..steps], "{name}: {}", layout.name);
         }
-        // No rank leaves before all have ended.
+        // No rank may leave before all have finished.
         (rank.counted().total().activations.remote, rank)
     });
     let spread = ExpertSpread { layout: *experts, copies: copies.clone() };

@@ -1,4 +1,4 @@
-//! Logprobs as clients see them, and the shape of errors.
+//! Logprobs as clients see them, and the format of errors.
 
 use crate::support::{Unit, golden};
 use serde_json::{Value, json};
@@ -90,7 +90,7 @@ async fn errors_name_their_parameter_and_passing_ones_say_when_to_come_back() {
         let keys: Vec<&String> = answer["error"].as_object().unwrap().keys().collect();
         assert_eq!(keys, ["message", "type", "param", "code"]);
     }
-    // One runs, which is as many as may.
+    // One is running, which is the limit.
     let body = json!({"prompt": "a", "max_tokens": 1500, "ignore_eos": true, "stream": true});
     let first = unit.client.send(unit.post("/v1/completions", body.to_string().as_bytes())).await.unwrap();
     let second = unit.client.send(unit.post("/v1/completions", body.to_string().as_bytes())).await.unwrap();

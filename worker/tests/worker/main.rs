@@ -1,5 +1,5 @@
-//! The worker over all its carriers, layouts and families. Tests that measure their own process, or start it again, are
-//! programs of their own beside this one.
+//! The worker over all its carriers, layouts and families. Tests that measure their own process, or restart it, are
+//! separate programs beside this one.
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 #[path = "../common/mod.rs"]

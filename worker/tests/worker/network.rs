@@ -1,4 +1,4 @@
-//! Data links on a network of their own, and what the times of a unit add up to.
+//! Data links on a separate network, and the sums of a unit's times.
 
 use std::net::Ipv4Addr;
 
@@ -7,7 +7,7 @@ use semmoe_tables::Attention;
 use semmoe_worker::TransportChoice;
 use serde_json::json;
 
-/// Established connections of this process's network whose local end is at `address`.
+/// Established connections in this process's network namespace whose local end is at `address`.
 #[cfg(target_os = "linux")]
 fn connections_at(address: Ipv4Addr) -> usize {
     const ESTABLISHED: &str = "01";
@@ -27,12 +27,12 @@ async fn data_links_are_where_the_ranks_say() {
         config.transport = TransportChoice::Tcp;
     });
     unit.ok("/generate", &greedy(&json!([557, 1712, 298]), 2)).await;
-    // Rank r takes the links of the higher ranks.
+    // Rank r accepts the links of the higher ranks.
     assert_eq!([0, 1, 2, 3].map(|rank| connections_at(of(rank))), [3, 2, 1, 0]);
     unit.end();
 }
 
-/// Scatter and gather are attention tp's alone, and outside the MoE layers' own time.
+/// Scatter and gather occur only with attention tp, and outside the MoE layers' own time.
 #[tokio::test(flavor = "multi_thread")]
 async fn collectives_are_part_of_layers_and_layers_of_steps() {
     for attention in [Attention::Dp, Attention::Tp] {
@@ -65,7 +65,7 @@ async fn times_of_a_unit(attention: Attention) {
     unit.stop(0);
 }
 
-/// Two ranks on each of two hosts, as far as they know: rows within a host stay in memory, and tokens are the same.
+/// Two ranks on each of two simulated hosts: rows within a host use shared memory, and tokens are equal.
 #[tokio::test(flavor = "multi_thread")]
 async fn ranks_of_a_host_share_memory_among_others() {
     let body = greedy(&json!([557, 1712, 298, 4, 77]), 8);

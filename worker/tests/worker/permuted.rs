@@ -1,5 +1,5 @@
-//! `tables permute` on a model of every family: the new checkpoint, placed contiguously, is the old one placed by the
-//! tables.
+//! `tables permute` on a model of every family: the new checkpoint with contiguous placement equals the old one placed
+//! by the tables.
 
 use std::path::Path;
 
@@ -10,10 +10,10 @@ use semmoe_worker::ep::StepPhase;
 use semmoe_worker::model::{ModelConfig, StepItem, Wants};
 
 const PROMPT: [u32; 9] = [3, 77, 41, 8, 90, 12, 55, 0, 31];
-/// Groups of a placement. Pairs of neighbours stay together, as they must where two experts are a gating group.
+/// Groups of a placement. Pairs of neighbours stay together, as required if two experts are a gating group.
 const GROUPS: u16 = 2;
 
-/// Tables that place pairs of experts by chance.
+/// Tables that place pairs of experts at random.
 fn tables(path: &Path, config: &ModelConfig) -> Tables {
     let mut random = fastrand::Rng::with_seed(6);
     let layer = |_| {
@@ -26,7 +26,7 @@ fn tables(path: &Path, config: &ModelConfig) -> Tables {
     Tables::open(path).unwrap()
 }
 
-/// The last logits and the routes of a prompt of rank 0, and what the ranks sent each other.
+/// The last logits and the routes of rank 0's prompt, and the bytes between ranks.
 fn run(dir: &Path, placement: &Placement) -> (Vec<f32>, Vec<u16>, u64) {
     let results = on_ranks_of(dir, local_mesh(GROUPS), placement, |mut rank: Rank| {
         let mut kv = rank.model.new_sequence();

@@ -1,4 +1,4 @@
-//! The paged cache as clients see it: prefixes are computed once, results stay the same, and pages come back.
+//! The paged cache as clients see it: prefixes are computed once, results stay equal, and pages are freed.
 
 use crate::support::{Metrics, Unit, greedy};
 use futures_util::future::join_all;
@@ -24,7 +24,7 @@ fn pages(metrics: &Metrics, state: &str) -> u64 {
     metrics.sum("semmoe_kv_pages", &[("state", state)])
 }
 
-/// All that must not depend on what was cached.
+/// Everything that must not depend on the cache.
 fn result(answer: &Value) -> [Value; 2] {
     [answer["output_ids"].clone(), answer["meta_info"]["routed_experts"].clone()]
 }
@@ -41,8 +41,8 @@ async fn a_prefix_is_computed_once_and_changes_no_result() {
         assert_eq!(expected["meta_info"]["cached_tokens"], 0);
         cached += found["meta_info"]["cached_tokens"].as_u64().unwrap();
     }
-    // Of the second 3 pages, of the third 2, of the fourth the 3 of its whole prompt; the others are shorter than a
-    // page.
+    // 3 pages of the second prompt, 2 of the third, and of the fourth the 3 of its whole prompt; the others are shorter
+    // than a page.
     assert_eq!(cached, 8 * PAGE as u64);
     let (with, without) = (reusing.metrics().await, fresh.metrics().await);
     assert_eq!(with.sum("semmoe_cached_prompt_tokens_total", &[]), cached);
@@ -51,7 +51,7 @@ async fn a_prefix_is_computed_once_and_changes_no_result() {
     assert_eq!((pages(&with, "used"), pages(&without, "used"), pages(&without, "cached")), (0, 0, 0));
     assert!(pages(&with, "cached") >= 4);
 
-    // The experts from a position on, in the middle of what is reused; on the OpenAI routes the usage has it.
+    // The experts from a position within the reused part on; the OpenAI routes report it in the usage.
     let mut body = asking(&prompt(200, 1), 8);
     body["routed_experts_start_len"] = json!(70);
     let (expected, found) = (fresh.ok("/generate", &body).await, reusing.ok("/generate", &body).await);
@@ -74,7 +74,8 @@ async fn more_than_fits_waits_its_turn_and_what_never_fits_is_refused() {
     let message = answer["error"]["message"].as_str().unwrap();
     assert!(status == 400 && message.contains("do not fit") && message.contains("320 tokens"), "{answer}");
 
-    // Each needs three or four of the five pages, so that they take turns; some share a prefix, and pages are evicted.
+    // Each needs three or four of the five pages, so they run one after another; some share a prefix, and pages are
+    // evicted.
     let bodies: Vec<Value> = (0..12).map(|i| asking(&prompt([150, 90, 170][i % 3], i as u32 % 4), 40)).collect();
     let together = join_all(bodies.iter().map(|body| tight.ok("/generate", body))).await;
     for (body, answer) in bodies.iter().zip(&together) {
@@ -98,7 +99,7 @@ async fn ranks_agree_on_the_smallest_cache_and_may_differ_in_threads() {
     let mut outputs = Vec::new();
     for rank in 0..2 {
         assert_eq!(loads["loads"][rank]["max_total_num_tokens"], 10 * PAGE);
-        // Large work is cut among threads: a long prompt, and the whole vocabulary.
+        // Large computations are split among threads: a long prompt, and the whole vocabulary.
         let mut body = asking(&prompt(500, 1), 3);
         body["routed_dp_rank"] = json!(rank);
         outputs.push(result(&unit.ok("/generate", &body).await));

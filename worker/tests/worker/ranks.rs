@@ -1,4 +1,4 @@
-//! Several ranks in lockstep: exact counts, idle ranks, and results that do not depend on company.
+//! Several ranks in lockstep: exact counts, idle ranks, and results that do not depend on the batch.
 
 use std::path::Path;
 use std::sync::atomic::Ordering;
@@ -39,12 +39,12 @@ fn activations_bytes_and_tokens_are_counted_exactly() {
                 let sum = total(&counted, |c| c.layers[layer].of(phase).activations);
                 assert_eq!(sum.local + sum.remote, tokens * top_k, "layer {layer} on {world} ranks");
                 let bytes = total(&counted, |c| c.layers[layer].of(phase).bytes);
-                // A row goes there and back to each of its ranks: at least one, at most as many as it has experts.
+                // A row is sent to and returned from each of its ranks: at least one, at most one per expert.
                 let (least, most) = (tokens * (8 * hidden + 2 + 6), tokens * top_k * (8 * hidden + 2 + 6 + 8));
                 assert!((least..=most).contains(&(bytes.local + bytes.remote)), "{bytes:?} in layer {layer}");
             }
         }
-        // The transport carried exactly the bytes that were counted.
+        // The transport carried exactly the counted bytes.
         let sent: u64 = meters.iter().map(|[sent_bytes, _]| sent_bytes.load(Ordering::Relaxed)).sum();
         assert_eq!(total(&counted, |c| c.total().bytes).remote, sent);
         for [_, collectives] in &meters {
@@ -53,7 +53,7 @@ fn activations_bytes_and_tokens_are_counted_exactly() {
         let all = total(&counted, |c| c.total().activations);
         if world == 1 {
             assert_eq!((all.remote, sent), (0, 0));
-            // Every token is one row there and one back: H floats each way, and its pairs.
+            // Every token is one row in dispatch and one in combine: H floats each way, and its pairs.
             let headers = (layers * steps * 8) as u64;
             let rows = tokens * layers as u64 * (2 * 4 * hidden + 2 + top_k * 6);
             assert_eq!(counted[0].total().bytes.local, headers + rows);
@@ -92,7 +92,7 @@ fn a_rank_with_work_takes_idle_ranks_along_without_a_coordinator() {
         assert_eq!(texts[0], golden[1].greedy);
         (16, RankId::new(1))
     });
-    // The last rank to leave decides nothing: the first to go is named, and that is the one that had work.
+    // The last rank to leave does not matter: the first one to go is named, the one that had work.
     assert_eq!(results, [(16, RankId::new(1)); 4]);
 }
 
@@ -115,7 +115,7 @@ fn a_ring_wakes_only_its_own_rank() {
     assert_eq!(results[1], (0, RankId::new(0)));
 }
 
-/// Takes one sequence through in pieces of the given sizes; logits after the last, and all routes.
+/// Processes one sequence in pieces of the given sizes; returns the logits after the last, and all routes.
 fn in_pieces(rank: &mut Rank, tokens: &[u32], sizes: impl Iterator<Item = usize>) -> (Vec<f32>, Vec<u16>) {
     let mut kv = rank.model.new_sequence();
     let (mut logits, mut routes) = (Vec::new(), Vec::new());
@@ -240,7 +240,7 @@ fn logits_of_a_batch(model_dir: &Path, sequences: usize, longest: usize) -> Vec<
     logits
 }
 
-/// Threads share the attention and the experts of a step, and change no bit of any logit.
+/// Threads share a step's attention and experts, and change no bit of any logit.
 #[test]
 fn logits_do_not_depend_on_the_number_of_threads() {
     let (bundled, latent) = (model_dir(), fixture("deepseek-v3"));

@@ -1,4 +1,4 @@
-//! Experts that several ranks hold: exact counts, and results that do not depend on the batch.
+//! Experts with copies on several ranks: exact counts, and results that do not depend on the batch.
 
 use crate::common;
 use std::sync::atomic::Ordering;
@@ -52,7 +52,7 @@ fn a_local_copy_counts_as_local_and_every_byte_is_counted() {
     assert_eq!(remote_bytes, sent, "what the transport carried is what was counted");
 }
 
-/// The logits after the prompt on rank 0, taken in pieces of this size, with others beside it and on the other ranks.
+/// The logits after rank 0's prompt, in pieces of this size, with other sequences beside it and on other ranks.
 fn on_rank_0(copies: &ExpertCopies, piece: usize, beside: usize, on_others: usize) -> Vec<f32> {
     let golden = golden();
     let prompt = &golden[3].ids;

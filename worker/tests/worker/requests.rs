@@ -1,4 +1,4 @@
-//! Requests that are wrong, too large, too many, or whose client leaves.
+//! Requests that are invalid, too large, too many, or whose client leaves.
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
@@ -6,7 +6,7 @@ use std::net::TcpStream;
 use crate::support::{CONTEXT, Unit, golden, greedy};
 use serde_json::{Value, json};
 
-/// A route, a body, and what the error has to say.
+/// A route, a body, and text that the error must contain.
 type Case = (&'static str, Value, &'static str);
 
 fn with(mut body: Value, extra: &Value) -> Value {
@@ -131,14 +131,14 @@ async fn wrong_requests_are_reported_what_is_wrong() {
     assert_eq!(response.status(), 413);
     assert_eq!(unit.ask("/update_weights", &json!({})).await.0, 404);
     assert_eq!(unit.ask("/health", &json!({})).await.0, 405);
-    // Nothing of this has harmed it, and null is as good as no field.
+    // The worker is unharmed, and null equals absence.
     let prompt = &golden()[0];
     let body = with(greedy(&prompt["input_ids"], 16), &json!({"made_up": null}));
     assert_eq!(unit.ok("/generate", &body).await["output_ids"], prompt["greedy_16"]);
     unit.stop(0);
 }
 
-/// A request of each place of the table in worker/FIELDS.md, and where in it the place's fields are.
+/// A request for each place of the table in worker/FIELDS.md, and the path of that place's fields.
 fn places() -> [(&'static str, &'static str, Value, &'static str); 6] {
     let chat = json!({"messages": [{"role": "user", "content": "a"}], "max_tokens": 1});
     [
@@ -161,7 +161,7 @@ fn places() -> [(&'static str, &'static str, Value, &'static str); 6] {
     ]
 }
 
-/// The values that a cell of the table names, and one that it does not.
+/// The values that a cell of the table lists, and one that it does not.
 fn values(cell: &str) -> (Vec<Value>, Option<Value>) {
     match cell {
         "as asked" => (vec![], None),
@@ -181,8 +181,8 @@ fn values(cell: &str) -> (Vec<Value>, Option<Value>) {
     }
 }
 
-/// The table in worker/FIELDS.md is the worker's, as a test beside it holds: every field is sent as null, with every
-/// value that is as good as none, and with another one.
+/// The table in worker/FIELDS.md matches the worker, as a test beside it ensures: every field is sent as null, with
+/// every value without effect, and with another one.
 #[tokio::test(flavor = "multi_thread")]
 async fn every_field_of_the_table_is_taken_or_refused_as_it_says() {
     let document = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/FIELDS.md")).unwrap();
@@ -201,7 +201,7 @@ async fn every_field_of_the_table_is_taken_or_refused_as_it_says() {
                 body.pointer_mut(at).unwrap()[field.trim_matches('`')] = value.clone();
                 (unit.ask(path, &body).await, body)
             };
-            // Some have to be given.
+            // Some fields are required.
             let nulls = if cell == "as asked" { vec![] } else { vec![Value::Null] };
             for value in nulls.iter().chain(&good) {
                 let ((status, _, answer), body) = send(value).await;
@@ -266,7 +266,7 @@ async fn a_full_rank_refuses_and_another_still_serves() {
     let mut streams = Vec::new();
     let first = unit.client.send(unit.post("/generate", body.to_string().as_bytes())).await.unwrap();
     streams.push(first);
-    // Queued ones have no token yet, so their heads do not come: they wait in tasks.
+    // Queued requests have no token yet, so their heads do not arrive: they wait in tasks.
     let mut waiting = Vec::new();
     for _ in 0..2 {
         let (client, request) = (unit.client.clone(), unit.post("/generate", body.to_string().as_bytes()));

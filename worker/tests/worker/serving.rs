@@ -6,7 +6,7 @@ use semmoe_engines::recording;
 use semmoe_tables::ModelInfo;
 use serde_json::{Value, json};
 
-/// The experts of `rows` tokens, all of which are experts of the model.
+/// The experts of `rows` tokens, all of which exist in the model.
 fn routed_experts(data: &str, rows: usize) -> Vec<i32> {
     let model = ModelInfo {
         model: String::new(),
@@ -132,7 +132,7 @@ async fn openai_routes_answer_and_stream_alike() {
     assert_eq!(usage["usage"], whole["usage"]);
     assert_eq!(extension["sglext"], whole["sglext"]);
 
-    // The usage so far, in every event that is about the choice.
+    // The usage so far, in every event about the choice.
     streamed["stream_options"]["continuous_usage_stats"] = json!(true);
     let every = unit.stream("/v1/chat/completions", &streamed).await;
     let every = every[..every.len() - 1].iter().map(|event| serde_json::from_str::<Value>(event).unwrap());
@@ -195,7 +195,7 @@ async fn pins_are_honoured_and_counts_are_exact() {
     assert!(metrics.sum("semmoe_dispatch_bytes_total", &[("where", "remote")]) > 0);
     assert_eq!(metrics.sum("semmoe_requests_in_flight", &[]), 0);
 
-    // The deprecated name; the header on the OpenAI routes, where it wins; not on /generate.
+    // The deprecated name; the header on the OpenAI routes, where it takes precedence; not on /generate.
     let mut body = greedy(prompt, 1);
     body["data_parallel_rank"] = json!(3);
     assert_eq!(unit.ok("/generate", &body).await["meta_info"]["dp_rank"], 3);
@@ -204,7 +204,7 @@ async fn pins_are_honoured_and_counts_are_exact() {
     assert_eq!(unit.ask_pinned("/v1/completions", &completion, Some("2")).await.1, Some(2));
     let chat = json!({"messages": [{"role": "user", "content": "a"}], "max_tokens": 1});
     assert_eq!(unit.ask_pinned("/v1/chat/completions", &chat, Some("3")).await.1, Some(3));
-    // Without a pin ranks take turns.
+    // Unpinned requests go round robin.
     let mut seen: Vec<_> = join_all((0..4).map(|_| async { unit.ask("/generate", &greedy(prompt, 1)).await.1 })).await;
     seen.sort_unstable();
     assert_eq!(seen, [Some(0), Some(1), Some(2), Some(3)]);
@@ -218,7 +218,7 @@ async fn a_batch_gives_what_single_requests_give() {
         .map(|index| {
             let golden = &golden()[index % 5];
             let mut body = greedy(&golden["input_ids"], 12);
-            // Half of them sampled, with their own seeds.
+            // Half of them sampled, each with its own seed.
             if index % 2 == 1 {
                 body["sampling_params"]["temperature"] = json!(0.9);
                 body["sampling_params"]["top_p"] = json!(0.9);

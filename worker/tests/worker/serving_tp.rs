@@ -1,5 +1,4 @@
-//! A unit with attention tp as clients see it: one rank to them, the same answers as any other unit, and nothing left
-//! behind.
+//! A unit with attention tp as clients see it: one rank, answers like any other unit's, and nothing left behind.
 
 use crate::common;
 use crate::support;
@@ -12,7 +11,7 @@ use semmoe_tables::Attention;
 use semmoe_worker::WorkerConfig;
 use serde_json::{Value, json};
 
-/// A unit of so many ranks, whose rows are shuffled by tables or not.
+/// A unit of `world` ranks, whose rows tables may shuffle.
 struct Split {
     unit: Unit,
     _folder: tempfile::TempDir,
@@ -95,7 +94,7 @@ async fn requests_together_get_the_golden_tokens_and_the_unit_is_one_rank_to_cli
     }
 }
 
-/// Requests of every kind at once: by chance and greedy, with stop texts, with prefixes that others have.
+/// Requests of every kind at once: sampled and greedy, with stop texts, with shared prefixes.
 fn mixed(count: u64) -> Vec<Value> {
     let prompts = golden();
     let body = |i: u64| {
@@ -124,7 +123,7 @@ fn outcome(answer: &Value) -> [Value; 3] {
 #[tokio::test(flavor = "multi_thread")]
 async fn sampled_stopped_and_cancelled_requests_are_the_same_shuffled_plain_and_alone() {
     let bodies = mixed(24);
-    // Little room: requests wait for pages, prompts come in chunks, prefixes give way.
+    // Little room: requests wait for pages, prompts are chunked, prefixes are evicted.
     let narrow = |config: &mut WorkerConfig| {
         (config.limits.running, config.limits.step_tokens) = (6, 40);
         config.limits.kv = semmoe_worker::KvBudget::Tokens(1024);
@@ -137,7 +136,7 @@ async fn sampled_stopped_and_cancelled_requests_are_the_same_shuffled_plain_and_
     plain.stop(1);
     for world in [2, 4] {
         let Split { unit, _folder } = start(world, true, narrow);
-        // Some clients leave in the middle; the others do not notice.
+        // Some clients leave in the middle, unnoticed by the others.
         let leave = |i: usize| {
             let mut body = bodies[i].clone();
             body["stream"] = json!(true);
@@ -152,7 +151,7 @@ async fn sampled_stopped_and_cancelled_requests_are_the_same_shuffled_plain_and_
         let answers = join_all(bodies.iter().map(|body| unit.ok("/generate", body)));
         let (_, answers) = tokio::join!(leaving, answers);
         for (body, (answer, expected)) in bodies.iter().zip(answers.iter().zip(&expected)) {
-            // Partial sums of two ranks and of four differ in their last bits, which chance may show.
+            // Partial sums of two ranks and of four differ in their last bits, which sampling may expose.
             if world == 2 || body["sampling_params"]["temperature"] == 0 {
                 assert_eq!(&outcome(answer), expected, "{body}");
             }

@@ -1,4 +1,4 @@
-//! How a unit comes together, does not, and ends.
+//! How a unit forms, fails to, and ends.
 
 use crate::common::{self, dp_tables, model_info, provenance};
 use crate::support;
@@ -17,10 +17,10 @@ use semmoe_tables::{Attention, ModelInfo, Placement, Replicas, Tables, TablesBui
 use semmoe_worker::{ExpertLayout, TransportChoice, WireType, WorkerConfig, WorkerError, WorkerEvent, run};
 use serde_json::{Value, json};
 
-/// How long rank 0 waits for ranks that do not come.
+/// How long rank 0 waits for ranks that do not arrive.
 const LIMITS: [Duration; 3] = [Duration::from_millis(600), Duration::from_secs(6), Duration::from_secs(61)];
 
-/// Starts rank 0 of a unit; returns where it takes registrations.
+/// Starts rank 0 of a unit; returns the address for registrations.
 fn host(world: u16, adjust: impl Fn(&mut WorkerConfig)) -> (SocketAddr, JoinHandle<Result<(), WorkerError>>) {
     let (sender, events) = mpsc::channel();
     let mut config = config(0, world, loopback());
@@ -31,7 +31,7 @@ fn host(world: u16, adjust: impl Fn(&mut WorkerConfig)) -> (SocketAddr, JoinHand
     (rendezvous, thread)
 }
 
-/// A model directory with the bundled files, in which some are replaced or left out (empty).
+/// A model directory with the bundled files, some of them replaced or, if empty, left out.
 fn model_copy(parent: &Path, name: &str, replaced: &[(&str, &str)]) -> PathBuf {
     let dir = parent.join(name);
     std::fs::create_dir(&dir).unwrap();
@@ -56,7 +56,7 @@ fn tables(path: &Path, model: &str, groups: u16) -> String {
     digest
 }
 
-/// Experts in order, and on every rank also the first `extra` of the next rank.
+/// Contiguous experts, and on every rank also the first `extra` of the next rank.
 fn replicas(groups: u16, extra: u16) -> Replicas {
     let each = EXPERTS / groups;
     let held = |group: u16| {
@@ -185,7 +185,7 @@ fn ranks_with_other_arguments_are_refused_on_both_sides() {
 
 #[test]
 fn ranks_that_do_not_come_are_named_and_strangers_do_no_harm() {
-    // Again with more time where rank 2 was too slow itself.
+    // Retries with more time if rank 2 itself was too slow.
     for limit in LIMITS {
         let (rendezvous, host) = host(4, |config| config.rendezvous_timeout = limit);
         let mut stranger = TcpStream::connect(rendezvous).unwrap();
@@ -218,7 +218,7 @@ async fn strangers_at_the_rendezvous_do_not_stop_it() {
     first.announce = Arc::new(move |event| sender.send(*event).unwrap());
     let host = std::thread::spawn(move || run(first));
     let WorkerEvent::Bound { rendezvous } = events.recv().unwrap() else { panic!("not bound first") };
-    // More than may be pending at a time, some with a part of a frame.
+    // More than the limit on pending ones, some with part of a frame.
     let crowd = (0..300_u16).map(|number| {
         let mut stranger = TcpStream::connect(rendezvous).unwrap();
         stranger.write_all(&[9, 0, 0, 0, b'{'][..usize::from(number % 6).min(5)]).unwrap();
@@ -314,7 +314,7 @@ async fn tables_with_replicas_run_and_are_reported_apart_from_others() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("t.tables.safetensors");
     let mut digests = Vec::new();
-    // The same unit, started again with another E each time.
+    // Restarts one unit with another E each time.
     for (extra, attention) in [(0, Attention::Dp), (3, Attention::Dp), (5, Attention::Dp)] {
         let tables = replica_tables(&path, 2, extra, attention);
         let unit = Unit::start_with(2, |config| config.tables = Some(path.clone()));

@@ -1,5 +1,5 @@
-//! Experts that do not fit in memory and are read from the checkpoint ahead of their layer: the same bits as with all
-//! of them in memory, in no more memory than was given.
+//! Experts that do not fit in memory and are read from the checkpoint ahead of their layer: bitwise equal results,
+//! within the given memory.
 
 use crate::common;
 use crate::support;
@@ -15,7 +15,7 @@ use semmoe_worker::ep::ExpertLayout;
 use semmoe_worker::model::{ExpertFetches, ExpertMemory, ExpertRoom, Model, ModelConfig, ModelError};
 use serde_json::json;
 
-/// The least memory that streaming takes on rank 0.
+/// The minimum memory for streaming on rank 0.
 fn least(dir: &Path, copies: &ExpertCopies, layout: ExpertLayout) -> u64 {
     let room = ExpertRoom { layout, slots: None, memory: Some(ExpertMemory::Bytes(1)) };
     let model = Model::load_divided(dir, RankId::new(0), copies, room, Attention::Dp);
@@ -29,7 +29,7 @@ type Answers = (Vec<Vec<u32>>, Vec<Vec<f32>>);
 /// A prompt of a fixture, and its golden answer.
 type Prompt = (Vec<u32>, Vec<u32>);
 
-/// Every rank with its share of the prompts, in threads.
+/// Every rank with its share of the prompts, on threads.
 fn answers(
     dir: &Path,
     copies: &ExpertCopies,
@@ -79,7 +79,7 @@ fn every_family_gives_the_same_bits_as_from_memory() {
 fn memory_is_what_was_given_and_bytes_are_those_of_what_did_not_fit() {
     let (dir, config) = (support::model_dir(), common::config());
     let copies = ExpertCopies::from(&contiguous_of(&config, 1));
-    // bf16 here and in the file; 7 layers of 32 experts.
+    // bf16 in memory and in the file; 7 layers of 32 experts.
     let expert = 3 * 2 * (config.hidden * config.expert_width) as u64;
     let (layers, experts) = (config.num_moe_layers() as u64, config.num_experts as u64);
     let prompts: Vec<_> = common::golden().into_iter().take(2).map(|golden| (golden.ids, golden.greedy)).collect();
@@ -90,14 +90,14 @@ fn memory_is_what_was_given_and_bytes_are_those_of_what_did_not_fit() {
         let streamed = experts - stay;
         let reading = u64::from(streamed > 0);
         let memory = (layers * stay + 2 * streamed + reading) * expert;
-        // One byte less than one expert more in each of the other layers is of no use.
+        // One byte less than one more expert in each of the other layers has no effect.
         for given in [memory, memory + (layers - 2) * expert - 1] {
             let room = ExpertRoom { memory: Some(ExpertMemory::Bytes(given)), ..ExpertLayout::Ep.into() };
             let found = answers(&dir, &copies, (1, room), (&prompts, 4));
             assert_eq!(found[0].0, resident[0].0);
             let fetches = found[0].1.unwrap();
             assert_eq!(fetches.memory_bytes, memory, "{stay} of {experts} stay in {given} bytes");
-            // Up to two layers were read ahead of a step that did not come.
+            // Up to two layers were prefetched for a step that never ran.
             let (layer, read) = (streamed * expert, fetches.bytes);
             let wanted = steps * layers * layer;
             assert!((wanted..=wanted + 2 * layer).contains(&read), "{read} bytes, of {wanted}");
@@ -108,7 +108,7 @@ fn memory_is_what_was_given_and_bytes_are_those_of_what_did_not_fit() {
     assert_eq!(least(&dir, &copies, ExpertLayout::Ep), (2 * experts + 1) * expert);
 }
 
-/// The bundled model, to be changed.
+/// A modifiable copy of the bundled model.
 fn copied_model(folder: &Path) -> PathBuf {
     let dir = folder.join("tiny-qwen3moe-15m");
     fs::create_dir(&dir).unwrap();
@@ -146,7 +146,7 @@ async fn a_unit_streams_its_experts_and_says_what_that_costs() {
     unit.end();
 }
 
-/// The first steps can still be made of what was read ahead.
+/// The first steps can still run from prefetched experts.
 async fn ends_with(change: impl Fn(&Path)) -> (String, Vec<Result<(), WorkerError>>) {
     let folder = tempfile::tempdir().unwrap();
     let dir = copied_model(folder.path());
@@ -201,7 +201,7 @@ async fn a_file_that_is_removed_is_still_read() {
 #[test]
 fn what_cannot_be_streamed_is_refused_in_a_sentence() {
     let config = common::config();
-    // 16 experts in each of two buffers and one to read.
+    // 16 experts in each of two buffers, and one to read.
     let least = (2 * 16 + 1) * 3 * 2 * config.hidden * config.expert_width;
     let limit = least as u64 - 1;
     assert_eq!(

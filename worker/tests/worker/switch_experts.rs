@@ -1,5 +1,5 @@
-//! Experts that move while sequences run: every step gives what ranks give that were loaded with the experts where they
-//! are by then, bit for bit.
+//! Experts that move while sequences run: every step equals, bit for bit, that of ranks that were loaded with the
+//! current placement.
 
 use std::path::Path;
 
@@ -23,7 +23,7 @@ fn room(config: &ModelConfig, world: u16, layout: ExpertLayout) -> ExpertRoom {
     ExpertRoom { layout, slots: Some((config.num_experts / usize::from(world)) as u16 + 2), memory: None }
 }
 
-/// From E to another E, to slices, and back; and replicas where experts were alone and the other way round.
+/// From E to another E, to slices, and back; with replicas added and removed.
 fn schedule(config: &ModelConfig, world: u16) -> Vec<ExpertSpread> {
     let contiguous = || ExpertCopies::from(&contiguous_of(config, world));
     let shuffled = |seed| ExpertCopies::from(&shuffled_of(config, world, seed));
@@ -63,7 +63,7 @@ fn run_text(prompt: &[u32], steps: usize, mut step: impl FnMut(usize, &[u32]) ->
     seen
 }
 
-/// One model that switches; the ranks of a host of so many copy from each other's memory.
+/// One model that switches; ranks of a host of `host` ranks copy from each other's memory.
 fn switched(
     dir: &Path,
     link: Box<dyn Lockstep>,
@@ -85,7 +85,7 @@ fn switched(
     })
 }
 
-/// A model for each part of the schedule, loaded so, all over the same link in turn.
+/// A model loaded for each part of the schedule, all over one link in turn.
 fn reloaded(dir: &Path, links: Vec<Box<dyn Lockstep>>, schedule: &[ExpertSpread], prompt: &[u32]) -> Vec<Seen> {
     let mut kv = None;
     let mut links = links.into_iter();
@@ -109,7 +109,7 @@ fn on_threads<T: Send, I: Send>(inputs: Vec<I>, work: impl Fn(usize, I) -> T + S
     })
 }
 
-/// Each rank's own text, so that their batches differ.
+/// A different text for each rank, so that their batches differ.
 fn prompt(config: &ModelConfig, rank: usize) -> Vec<u32> {
     (0..5 + 7 * rank as u32).map(|at| (at * 31 + 17 * rank as u32) % config.vocab_size as u32).collect()
 }
@@ -147,14 +147,14 @@ fn the_bundled_model_steps_as_if_it_had_been_loaded_in_its_new_spread() {
     check(&model_dir(), 4, 4);
 }
 
-/// An objection at any layer, of any rank, in any direction: the experts are where they were, and the steps after it
-/// are those of a unit that was never asked.
+/// An objection at any layer, by any rank, in any direction: the experts are back at their places, and later steps
+/// equal those of a unit that never switched.
 #[test]
 fn an_objection_takes_every_layer_back() {
     let dir = fixture("qwen3-moe");
     let config = ModelConfig::load(&dir).unwrap();
     let schedule = schedule(&config, 2);
-    // From slices to slices nothing moves that could go back.
+    // From slices to slices nothing moves that could be rolled back.
     let moves = schedule.windows(2).filter(|pair| pair.iter().any(|spread| spread.layout == ExpertLayout::Ep));
     for pair in moves {
         let expected = on_threads(local_mesh(2), |rank, link| {
@@ -195,7 +195,7 @@ fn a_spread_for_another_unit_or_of_uneven_slices_is_refused() {
     assert!(refused(whole(&contiguous_of(&other, 1))).contains("experts per layer"));
     let groups = refused(whole(&contiguous_of(&config, 2)));
     assert!(groups.contains("groups 2"), "{groups}");
-    // Copies for the tokens of more ranks than there are.
+    // Copies for tokens of more ranks than there are.
     let mut json = serde_json::to_value(ExpertCopies::from(&contiguous_of(&config, 1))).unwrap();
     let used = json["used"].as_array().unwrap();
     json["used"] = [used.clone(), used.clone()].concat().into();

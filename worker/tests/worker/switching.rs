@@ -1,4 +1,4 @@
-//! A unit that switches while it serves: no request is lost or changed, and what cannot be done is refused with the
+//! A unit that switches while it serves: no request is lost or changed, and impossible switches are refused with the
 //! reason.
 
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use futures_util::future::join_all;
 use semmoe_tables::{Attention, Placement, Replicas, Tables};
 use serde_json::{Value, json};
 
-/// Tables that give each group every G-th expert, beginning with the `first`, and `extra` more.
+/// Tables that give each group every G-th expert, beginning with `first`, and `extra` more.
 fn tables(folder: &Path, groups: u16, first: u16, extra: u16) -> (PathBuf, Tables) {
     let path = folder.join(format!("{groups}-{first}-{extra}.tables.safetensors"));
     let layer: Vec<u16> = (0..EXPERTS).map(|expert| (expert + first) % groups).collect();
@@ -40,15 +40,15 @@ fn tables(folder: &Path, groups: u16, first: u16, extra: u16) -> (PathBuf, Table
     (path.clone(), Tables::open(&path).unwrap())
 }
 
-/// Everything the unit counted is exact: each token went to top-k experts in every layer.
+/// All of the unit's counts are exact: each token went to top-k experts in every layer.
 async fn check_counts(unit: &Unit) {
     let metrics = unit.metrics().await;
     let activations = metrics.sum("semmoe_activations_total", &[]);
     assert_eq!(activations, metrics.sum("semmoe_tokens_total", &[]) * (LAYERS * TOP_K) as u64);
 }
 
-/// Golden prompts one after the other until `stop`, each with its golden answer; how many there were. A third of the
-/// clients pins its requests where `pins` says so.
+/// Sends golden prompts one after the other until `stop`, checks the golden answers, and returns their number. A third
+/// of the clients pin their requests if `pins` is set.
 pub(crate) async fn keep_asking(unit: &Unit, client: usize, pins: bool, stop: &AtomicBool, answered: &AtomicUsize) {
     let golden = golden();
     let mut at = client;
@@ -87,7 +87,7 @@ async fn switches_under_load(attention: Attention, targets: &[(Value, &str)], ro
                 epoch += 1;
                 assert_eq!((&status["state"], &status["epoch"]), (&json!("stable"), &json!(epoch)), "{status}");
                 assert_eq!(status["layout"], *layout);
-                // Requests go on in the new layout.
+                // Requests continue in the new layout.
                 while answered.load(Ordering::Relaxed) < before + 24 {
                     tokio::task::yield_now().await;
                 }
@@ -139,7 +139,7 @@ async fn a_switch_in_parts_waits_for_its_commit_and_can_be_aborted() {
     let prepare = json!({"to": {"tables": path}, "if_epoch": 0, "action": "prepare"});
     let status = unit.ok("/switch", &prepare).await;
     assert_eq!((&status["state"], &status["epoch"], &status["to"]), (&json!("prepared"), &json!(0), &json!("ep")));
-    // Requests go on, another switch does not begin.
+    // Requests continue; another switch is refused.
     let prompt = &golden()[0];
     assert_eq!(unit.ok("/generate", &greedy(&prompt["input_ids"], 16)).await["output_ids"], prompt["greedy_16"]);
     let (code, _, answer) = unit.ask("/switch", &json!({"to": "dp-tp"})).await;
@@ -155,7 +155,7 @@ async fn a_switch_in_parts_waits_for_its_commit_and_can_be_aborted() {
     assert_eq!((&status["epoch"], &status["placement_digest"]), (&json!(1), &json!(tables.placement_digest())));
     assert_eq!(unit.get("/server_info").await["placement_digest"], tables.placement_digest());
     assert_eq!(unit.ok("/generate", &greedy(&prompt["input_ids"], 16)).await["output_ids"], prompt["greedy_16"]);
-    // Where it is already: nothing to do.
+    // Already in place: nothing to do.
     let status = unit.ok("/switch", &json!({"to": {"tables": path}})).await;
     assert_eq!(status["epoch"], 1);
     let metrics = unit.metrics().await;
@@ -171,12 +171,12 @@ async fn what_cannot_be_is_refused_and_changes_nothing() {
     let (four, _) = tables(folder.path(), 4, 0, 0);
     let (replicated, _) = tables(folder.path(), 2, 0, 2);
     let text = folder.path().join("text");
-    // A container of another kind, whose words belong into no answer.
+    // A container of another kind, whose content must not appear in an answer.
     let header = br#"{"__metadata__":{"format":"hunter2"}}"#;
     std::fs::write(&text, [&(header.len() as u64).to_le_bytes()[..], header].concat()).unwrap();
     let link = folder.path().join("link");
     std::os::unix::fs::symlink(model_dir().join("config.json"), &link).unwrap();
-    // The model lies outside of it, wherever the repository is.
+    // The model is outside of it, wherever the repository is.
     let root = folder.path().to_owned();
     let unit = Unit::start_with(2, move |config| config.tables_root = Some(root.clone()));
     let before = unit.get("/switch").await;
@@ -210,7 +210,7 @@ async fn what_cannot_be_is_refused_and_changes_nothing() {
     unit.stop(0);
 }
 
-/// The unit forgets a switch that was prepared and never committed.
+/// A switch that is prepared and never committed expires.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_prepared_switch_does_not_wait_for_its_commit_for_ever() {
     let unit = Unit::start_with(2, |config| config.prepared_timeout = std::time::Duration::from_millis(200));
@@ -222,13 +222,12 @@ async fn a_prepared_switch_does_not_wait_for_its_commit_for_ever() {
     let (code, _, answer) = unit.ask("/switch", &json!({"action": "commit"})).await;
     assert!(code == 409 && answer["error"]["message"].as_str().unwrap().contains("no switch is prepared"), "{answer}");
     assert_eq!(unit.metrics().await.sum("semmoe_switch_total", &[("outcome", "aborted")]), 1);
-    // The next one is not in its way.
+    // The next one is not blocked.
     assert_eq!(unit.ok("/switch", &json!({"to": "dp-tp"})).await["epoch"], 1);
     unit.stop(0);
 }
 
-/// An abort that comes while experts move takes them back; one that comes too late changes nothing. Either way requests
-/// go on.
+/// An abort while experts move rolls them back; a late one changes nothing. Either way requests continue.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_abort_while_experts_move_takes_them_back() {
     let unit = Unit::start(2);

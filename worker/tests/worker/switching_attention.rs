@@ -1,5 +1,5 @@
-//! A unit whose attention changes between dp and tp while it serves: no request is lost or changed, nothing is left
-//! behind, and sequences come back to the ranks that they were on.
+//! A unit whose attention switches between dp and tp while it serves: no request is lost or changed, nothing is left
+//! behind, and sequences return to their ranks.
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
@@ -26,7 +26,7 @@ fn start_over(transport: TransportChoice, world: u16, attention: Attention) -> U
     })
 }
 
-/// Keys and values move in the switch, or `kv_step_bytes` before a step.
+/// Keys and values move during the switch, or `kv_step_bytes` before each step.
 async fn changes_under_load(unit: Unit, targets: &[&str], clients: usize, kv_step_bytes: Option<u64>) {
     let world = unit.world();
     let (stop, answered) = (AtomicBool::new(false), AtomicUsize::new(0));
@@ -41,7 +41,7 @@ async fn changes_under_load(unit: Unit, targets: &[&str], clients: usize, kv_ste
             let info = unit.get("/server_info").await;
             let replicas = if layout.starts_with("tp") { 1 } else { world };
             assert_eq!((&info["dp_size"], &info["epoch"]), (&json!(replicas), &json!(epoch + 1)));
-            // Requests go on in the new layout.
+            // Requests continue in the new layout.
             while answered.load(Ordering::Relaxed) < before + 40 {
                 tokio::task::yield_now().await;
             }
@@ -82,7 +82,7 @@ async fn a_unit_of_four_that_began_with_tp_serves_200_at_once() {
     }
 }
 
-/// One request over a socket of its own, left in the middle of its answer unless it is to end.
+/// One request over its own socket, left in the middle of its answer unless `whole`.
 fn ask(address: &str, body: &Value, whole: bool) -> u16 {
     let body = body.to_string();
     let mut client = TcpStream::connect(address).unwrap();
@@ -97,7 +97,7 @@ fn ask(address: &str, body: &Value, whole: bool) -> u16 {
     std::str::from_utf8(&head[9..]).unwrap().parse().unwrap()
 }
 
-/// One client's requests: long prompts with common beginnings, sampled answers, of which it leaves some.
+/// One client's requests: long prompts with common prefixes, sampled answers, some of which it abandons.
 fn storm(address: &str, client: u64) {
     let mut random = fastrand::Rng::with_seed(client);
     for index in 0..14 {
@@ -118,14 +118,14 @@ async fn a_storm_through_changes_leaves_nothing_behind() {
     storm_through_changes(None).await;
 }
 
-/// Many changes find sequences whose pages have not moved since the last one.
+/// Many switches find sequences whose pages have not moved since the previous one.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_storm_through_lazy_changes_leaves_nothing_behind() {
     storm_through_changes(Some(0)).await;
 }
 
-/// Prompts in chunks, and so few pages that requests wait for each other and prefixes are evicted, while attention
-/// changes.
+/// Chunked prompts, and so few pages that requests wait for each other and prefixes are evicted, while attention
+/// switches.
 async fn storm_through_changes(kv_step_bytes: Option<u64>) {
     const PAGES: u64 = 40;
     let unit = Unit::start_with(2, |config| {
@@ -146,7 +146,7 @@ async fn storm_through_changes(kv_step_bytes: Option<u64>) {
     while clients.iter().any(|client| !client.is_finished()) {
         let to = ["tp-ep", "ep", "tp", "ep"][changes % 4];
         let (status, _, answer) = unit.ask("/switch", &json!({"to": to, "kv_step_bytes": kv_step_bytes})).await;
-        // Where there is no room it says so, and is as it was.
+        // Without room it is refused, and nothing changes.
         assert!(status == 200 || (status == 422 && answer.to_string().contains("pages")), "{status} {answer}");
         changes += usize::from(status == 200);
         tokio::time::sleep(Duration::from_millis(5)).await;
@@ -171,7 +171,7 @@ async fn storm_through_changes(kv_step_bytes: Option<u64>) {
     unit.end();
 }
 
-/// Prefixes that no sequence holds move with a switch, and stay behind when pages move after it.
+/// Prefixes that no sequence holds move during a switch, and are dropped if pages move afterwards.
 #[tokio::test(flavor = "multi_thread")]
 async fn prefixes_that_no_sequence_holds_are_left_behind_lazily() {
     let unit = start(2, Attention::Dp);
@@ -196,7 +196,7 @@ async fn prefixes_that_no_sequence_holds_are_left_behind_lazily() {
     unit.stop(0);
 }
 
-/// Clients leave right after a lazy change, and the unit is stopped: ranks that still move pages wait for each other.
+/// Clients leave right after a lazy switch, and the unit is stopped: ranks that still move pages wait for each other.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_unit_stops_while_pages_of_cancelled_sequences_are_to_come() {
     let unit = start(2, Attention::Tp);
@@ -216,7 +216,7 @@ async fn a_unit_stops_while_pages_of_cancelled_sequences_are_to_come() {
     unit.end();
 }
 
-/// Sequences in batches, of all ranks.
+/// Sequences in the batches of all ranks.
 async fn running(unit: &Unit) -> u64 {
     let loads = unit.get("/v1/loads").await;
     loads["loads"].as_array().unwrap().iter().map(|rank| rank["num_running_reqs"].as_u64().unwrap()).sum()
@@ -229,13 +229,12 @@ async fn activations(unit: &Unit) -> (u64, u64) {
     (of(&[("where", "local")]), of(&[]))
 }
 
-/// The share of local activations of long requests on the ranks that suit them, before attention was tp for a while and
-/// after.
+/// The share of local activations of long requests on their best ranks, before attention was tp for a while and after.
 #[tokio::test(flavor = "multi_thread")]
 async fn sequences_come_back_to_the_ranks_that_host_their_experts() {
     let unit = start(4, Attention::Dp);
     let golden = golden();
-    // How many local activations each prompt has on each rank.
+    // Each prompt's local activations on each rank.
     let mut best = Vec::new();
     for prompt in &golden {
         let mut local = Vec::new();
@@ -248,8 +247,8 @@ async fn sequences_come_back_to_the_ranks_that_host_their_experts() {
         }
         best.push(local);
     }
-    // As a gateway pins: where they have the most, with equal load on all ranks. (Uneven pins are evened out, which
-    // costs some of it.)
+    // Pinned as a gateway would: to the best rank, with equal load on all ranks. (Uneven pins would be evened out, at
+    // some cost in locality.)
     let mut loads = [0; 4];
     let pins: Vec<usize> = (0..24)
         .map(|index| {
@@ -276,7 +275,7 @@ async fn sequences_come_back_to_the_ranks_that_host_their_experts() {
                 }
             }
         };
-        // All of them decode.
+        // All of them are decoding.
         while running(&unit).await < 24 {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }

@@ -9,10 +9,10 @@ use crate::common::on_threads;
 use crate::links::{PATIENT, tcp_streams};
 use semmoe_worker::ep::{LocalTransport, Lockstep, ShmMemory, ShmTransport, TcpTransport, UnitError, Wake};
 
-/// Ranks as processes have them: what a rank needs before it has a transport.
+/// A rank's connections before it has a transport, as processes have them.
 struct End {
     rank: usize,
-    /// For data or, with memory, for life and death alone.
+    /// For data or, with shared memory, only to detect death.
     streams: Vec<Option<TcpStream>>,
     memory: Option<ShmMemory>,
 }
@@ -33,14 +33,14 @@ fn tcp(world: usize) -> Vec<End> {
     tcp_streams(world).into_iter().enumerate().map(end).collect()
 }
 
-/// Each rank maps the memory for itself, as processes do.
+/// Each rank maps the memory separately, as processes do.
 fn shm(world: usize) -> Vec<End> {
     let (file, _) = ShmMemory::create(world, 0, 5).unwrap();
     let attached = |end| End { memory: Some(ShmMemory::attach(&file, world, 0, 5).unwrap()), ..end };
     tcp(world).into_iter().map(attached).collect()
 }
 
-/// All that ranks as processes exchange through.
+/// All transports between processes.
 const BETWEEN_PROCESSES: [Ends; 2] = [tcp, shm];
 
 fn tcp_mesh(world: usize) -> Vec<Box<dyn Lockstep>> {
@@ -59,7 +59,7 @@ fn buffers(world: usize) -> (Vec<Vec<u8>>, Vec<Vec<u8>>) {
     (vec![Vec::new(); world], vec![Vec::new(); world])
 }
 
-/// The message from rank `from` to rank `to` in a round: its length and its bytes depend on all three.
+/// The message from rank `from` to rank `to` in a round: length and bytes depend on all three.
 fn message(from: usize, to: usize, round: usize, most: usize) -> Vec<u8> {
     let mut random = fastrand::Rng::with_seed((from * 1000 + to * 100 + round) as u64);
     let length = if random.u8(0..4) == 0 { 0 } else { random.usize(0..=most) };
@@ -68,7 +68,7 @@ fn message(from: usize, to: usize, round: usize, most: usize) -> Vec<u8> {
     bytes
 }
 
-/// Rounds of messages with all peers; every one must arrive whole and in its round.
+/// Rounds of messages with all peers; every message must arrive complete and in its round.
 fn talk(mut transport: Box<dyn Lockstep>, rounds: usize, most: usize) {
     let (me, world) = (transport.rank(), transport.world());
     let (mut outgoing, mut incoming) = buffers(world);
@@ -113,7 +113,7 @@ fn ringing_and_a_peers_step_end_a_wait() {
             let (outgoing, mut incoming) = buffers(2);
             let waker = transport.waker();
             if transport.rank() == 0 {
-                // A ring before the wait is not lost, and several are one.
+                // A ring before the wait is not lost, and several count as one.
                 waker.ring();
                 waker.ring();
                 assert_eq!(transport.wait().unwrap(), Wake::Local);
@@ -122,7 +122,7 @@ fn ringing_and_a_peers_step_end_a_wait() {
                     assert_eq!(transport.wait().unwrap(), Wake::Local);
                 });
             } else {
-                // However often it looks, the peer's message stays until the collective takes it.
+                // However often it polls, the peer's message stays until the collective takes it.
                 assert_eq!(transport.wait().unwrap(), Wake::Peer);
                 assert_eq!(transport.wait().unwrap(), Wake::Peer);
             }
@@ -132,7 +132,7 @@ fn ringing_and_a_peers_step_end_a_wait() {
     }
 }
 
-/// Collectives until one fails; the failure stays.
+/// Collectives until one fails; the failure must persist.
 fn until_failure(transport: &mut dyn Lockstep, bytes: usize) -> UnitError {
     let world = transport.world();
     let (outgoing, mut incoming) = (vec![vec![1; bytes]; world], vec![Vec::new(); world]);
@@ -145,7 +145,7 @@ fn until_failure(transport: &mut dyn Lockstep, bytes: usize) -> UnitError {
     }
 }
 
-/// Which rank each survivor names when rank 2 of 4 does `last` with its streams instead of its third collective.
+/// The rank that each survivor names when rank 2 of 4 does `last` with its streams instead of its third collective.
 fn survivors(
     ends: Ends,
     bytes: usize,
@@ -189,7 +189,7 @@ fn every_survivor_names_the_rank_that_died() {
         assert_all_name_rank_2(&errors);
         assert!(errors.iter().all(|e| matches!(e, UnitError::PeerLost { .. })), "{errors:?}");
 
-        // In the middle of a header, to one peer only (with shared memory, that is nonsense).
+        // In the middle of a header, to one peer only (over shared memory, that is invalid).
         assert_all_name_rank_2(&survivors(ends, bytes, PATIENT, |streams| {
             streams[0].as_ref().unwrap().write_all(b"smEP\x01").unwrap();
         }));
@@ -221,7 +221,7 @@ fn a_rank_that_sends_nonsense_is_named() {
 
 #[test]
 fn a_rank_that_cannot_see_the_death_hears_of_it() {
-    // Rank 2's stream to rank 3 stays open after its death, as over a network that lost the end of it.
+    // Rank 2's stream to rank 3 stays open after its death, as over a network that lost the closing packet.
     for ends in BETWEEN_PROCESSES {
         let kept = std::sync::Mutex::new(None);
         let errors = survivors(ends, 10, PATIENT, |mut streams| *kept.lock().unwrap() = streams[3].take());

@@ -12,8 +12,8 @@ fn secret(text: &str) -> Option<Secret> {
     Some(Secret::new(text.as_bytes()).unwrap())
 }
 
-/// The outcome of a meeting with as much time as rank 1 needs to come at all: a machine may be busy, and rank 0 waits
-/// until its time is up.
+/// The outcome of a rendezvous with enough time for rank 1: a machine may be busy, and rank 0 waits until its time is
+/// up.
 fn within(meeting: impl Fn(Duration) -> Vec<(String, u8)>) -> Vec<(String, u8)> {
     let quick = meeting(Duration::from_secs(2));
     match quick[1].0.contains("could not be reached") {

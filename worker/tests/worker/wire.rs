@@ -1,4 +1,4 @@
-//! Rows that travel as bf16: about half the bytes, every one counted; nearly the same logits; the same on all ranks.
+//! Rows sent as bf16: about half the bytes, all counted; logits that are close, and equal on all ranks.
 
 use crate::common;
 use std::sync::Arc;
@@ -17,13 +17,13 @@ struct Run {
     counted: Counters,
 }
 
-/// The same prompts on every rank.
+/// Runs these prompts on every rank.
 fn run(mut rank: Rank, prompts: &[&[u32]]) -> Run {
     let logits = prompts.iter().map(|prompt| rank.prefill(prompt).0).collect();
     Run { logits, counted: rank.counted() }
 }
 
-/// Rows of the rank travel as bf16 from here on.
+/// Sends the rank's rows as bf16 from here on.
 fn as_bf16(mut rank: Rank, placement: &Placement, link: Box<dyn Lockstep>) -> Rank {
     let memory = PrivateMemory::new(link.rank());
     let unit = WireRows::bf16(Box::new(RowCollectives::new(link, memory)));

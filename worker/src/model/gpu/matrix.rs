@@ -54,7 +54,7 @@ impl<T: Element> Uploader<T> {
         Ok(buffer)
     }
 
-    /// The same, rounded to T.
+    /// Numbers rounded to T.
     pub(super) fn rounded(&self, values: &[f32]) -> Result<Buffer, ModelError> {
         let values: Vec<T> = values.iter().map(|value| T::round(*value)).collect();
         let buffer = self.allocate(size_of_val(&values[..]))?;

@@ -16,7 +16,7 @@ const fn words(words: &'static [&'static str]) -> Use {
     Unless(Words(words))
 }
 
-/// One row: fields that are treated alike wherever `places` says that they may stand.
+/// One row: fields that are treated alike in all `places` where they may occur.
 pub(super) struct Row {
     pub(super) places: u8,
     pub(super) usage: Use,
@@ -28,7 +28,7 @@ const fn row(places: u8, usage: Use, names: &'static [&'static str]) -> Row {
 }
 
 pub(super) const ROWS: &[Row] = &[
-    // Honored.
+    // Honoured.
     row(CHAT | TOKENIZE, Honoured, &["messages", "tools", "chat_template_kwargs", "add_generation_prompt"]),
     row(COMPLETIONS | TOKENIZE, Honoured, &["prompt"]),
     row(GENERATE, Honoured, &["text", "input_ids", "sampling_params", "rid"]),
@@ -42,16 +42,16 @@ pub(super) const ROWS: &[Row] = &[
     row(OPENAI | PARAMS, Honoured, &["min_tokens", "min_new_tokens", "temperature", "top_p", "top_k", "seed"]),
     row(OPENAI | PARAMS, Honoured, &["sampling_seed", "stop", "stop_token_ids", "ignore_eos", "skip_special_tokens"]),
     row(STREAM, Honoured, &["include_usage", "continuous_usage_stats"]),
-    // Words about the client, the conversation or the log, and hints that change no answer.
+    // Descriptions of client, conversation or log, and hints that change no answer.
     row(OPENAI, NoEffect, &["user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"]),
     row(OPENAI, NoEffect, &["prediction", "rid", "request_id"]),
     row(OPENAI | GENERATE, NoEffect, &["session_id", "custom_labels"]),
     row(GENERATE, NoEffect, &["log_metrics", "no_logs", "routing_key", "conversation_id", "external_trace_header"]),
     // For gateways with several models.
     row(GENERATE | TOKENIZE, NoEffect, &["model"]),
-    // Answers are text: they hold no calls, and nothing in them is set apart as reasoning.
+    // Answers are text: they contain no calls, and no part of them is separated as reasoning.
     row(CHAT, NoEffect, &["parallel_tool_calls", "separate_reasoning", "stream_reasoning"]),
-    // How something is sent that is refused below.
+    // The encoding of something that is refused below.
     row(CHAT | GENERATE, NoEffect, &["return_flat_raw_top_logprobs_b64"]),
     row(OPENAI, words(&["auto", "default"]), &["service_tier"]),
     row(OPENAI, FALSE, &["store"]),
@@ -97,7 +97,7 @@ pub(super) const ROWS: &[Row] = &[
     row(GENERATE, EMPTY, &["input_embeds"]),
     row(GENERATE, NULL, &["positional_embed_overrides"]),
     row(GENERATE, EMPTY, &["multi_item_delimiter_indices", "token_indices_to_pool"]),
-    // Pictures, sounds and films.
+    // Images, audio and video.
     row(CHAT, Unless(List(&["text"])), &["modalities"]),
     row(GENERATE, EMPTY, &["modalities"]),
     row(CHAT, NULL, &["audio"]),
@@ -110,7 +110,7 @@ pub(super) const ROWS: &[Row] = &[
     row(CHAT | GENERATE, FALSE, &["use_audio_in_video"]),
     row(OPENAI, words(&["tensors"]), &["mm_payload"]),
     row(OPENAI, FALSE, &["return_mm_kwargs"]),
-    // More in the answer.
+    // Additional output.
     row(OPENAI | GENERATE, FALSE, &["return_hidden_states"]),
     row(OPENAI, FALSE, &["return_cached_tokens_details", "return_spec_tokens_details", "return_token_ids"]),
     row(OPENAI, FALSE, &["return_tokens_as_token_ids", "return_token_offsets"]),
@@ -125,7 +125,7 @@ pub(super) const ROWS: &[Row] = &[
     row(GENERATE, FALSE, &["return_text_in_logprobs", "return_flat_raw_top_logprobs", "return_indexer_topk"]),
     row(GENERATE, FALSE, &["return_bytes", "return_entropy", "background"]),
     row(TOKENIZE, FALSE, &["return_token_strs"]),
-    // How and where it runs. A salt keeps prefixes apart: ignored, it would share what a client wants kept apart.
+    // How and where it runs. A salt keeps prefixes separate: ignoring it would share what a client wants separate.
     row(OPENAI | GENERATE, EMPTY, &["cache_salt", "extra_key"]),
     row(OPENAI | GENERATE, ZERO, &["priority"]),
     row(OPENAI | GENERATE, NULL, &["bootstrap_host", "bootstrap_port", "bootstrap_room", "disagg_prefill_dp_rank"]),

@@ -3,7 +3,7 @@ use serde_json::json;
 use super::table::ROWS;
 use super::*;
 
-/// As worker/FIELDS.md names the places.
+/// The places as worker/FIELDS.md names them.
 const PLACES: [(u8, &str); 6] = [
     (CHAT, "chat"),
     (COMPLETIONS, "completions"),
@@ -13,7 +13,7 @@ const PLACES: [(u8, &str); 6] = [
     (STREAM, "stream_options"),
 ];
 
-/// The table as it stands in worker/FIELDS.md, a line for what is taken and where.
+/// The table as in worker/FIELDS.md, one line per accepted value and place.
 fn document() -> String {
     let taken = |usage: Use| match usage {
         Use::Honoured => "as asked".to_owned(),
