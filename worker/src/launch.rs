@@ -161,7 +161,7 @@ impl Ranks {
             }
         };
         if timeout(STOP_TIMEOUT, all_gone).await.is_err() {
-            tracing::warn!(ranks = self.alive - left.len(), "ranks did not leave in time and are killed");
+            tracing::warn!(ranks = self.alive - left.len(), "killing ranks that did not exit in time");
         }
         left
     }

@@ -13,7 +13,7 @@ pub(crate) fn available_bytes() -> Option<u64> {
 /// Why a rank refuses a move that needs `needed` more bytes; `None` if they are available, or that is unknown.
 pub(crate) fn shortage(needed: u64, available: Option<u64>) -> Option<String> {
     let available = available.filter(|available| *available < needed)?;
-    Some(format!("it needs {needed} bytes more while the experts move, and {available} are available"))
+    Some(format!("moving the experts needs {needed} more bytes, and {available} are available"))
 }
 
 fn machine_bytes(meminfo: &str) -> Option<u64> {
@@ -40,7 +40,7 @@ mod tests {
     fn what_does_not_fit_is_refused_with_both_numbers() {
         assert_eq!(shortage(5, Some(5)), None);
         assert_eq!(shortage(5, None), None);
-        let expected = "it needs 6 bytes more while the experts move, and 5 are available";
+        let expected = "moving the experts needs 6 more bytes, and 5 are available";
         assert_eq!(shortage(6, Some(5)).as_deref(), Some(expected));
     }
 

@@ -73,13 +73,13 @@ pub(super) enum AuthError {
     /// The connection broke, or the bytes are not a handshake.
     #[error(transparent)]
     Frame(#[from] FrameError),
-    #[error("it is no rank")]
+    #[error("it is not a rank")]
     Stranger,
     #[error("it speaks protocol {found}, this rank speaks {PROTOCOL}")]
     Protocol { found: u32 },
-    #[error("it asks for a secret, and this rank was started without one")]
+    #[error("it requires a secret, but this rank was started without one")]
     SecretMissing,
-    #[error("it was started without a secret, and this rank with one")]
+    #[error("it was started without a secret, but this rank requires one")]
     SecretUnasked,
     #[error("it has another secret than this rank")]
     OtherSecret,

@@ -36,7 +36,7 @@ impl FromStr for TransportChoice {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let known = NAMES.iter().find(|(_, name)| *name == text);
-        known.map(|(it, _)| *it).ok_or_else(|| format!("'{text:.100}' is no transport: expected auto, shm or tcp"))
+        known.map(|(it, _)| *it).ok_or_else(|| format!("'{text:.100}' is not a transport: expected auto, shm or tcp"))
     }
 }
 
@@ -67,7 +67,7 @@ impl Host {
 /// Why a rank shares no memory with rank 0, if it does not.
 pub(super) fn apart(rank: RankId, own: Option<&Host>, other: Option<&Host>) -> Option<String> {
     let same = own.is_some() && own == other;
-    (!same).then(|| format!("rank {rank} shares no host, namespaces and user with rank 0"))
+    (!same).then(|| format!("rank {rank} does not share host, namespaces and user with rank 0"))
 }
 
 /// For each rank, the lowest rank that it may share memory with; itself if none is known.
@@ -150,7 +150,7 @@ impl Sharing<'_> {
         let made = match ShmMemory::create(ranks.len(), elements, session) {
             Ok(made) => Some(made),
             Err(error) if choice == TransportChoice::Auto => {
-                tracing::info!(rank = %self.rank, "the ranks of this host exchange over TCP: {error}");
+                tracing::info!(rank = %self.rank, "the ranks of this host fall back to TCP: {error}");
                 None
             }
             Err(error) => return Err(error.into()),
@@ -201,7 +201,7 @@ mod tests {
             assert_eq!((name.parse(), choice.to_string().as_str()), (Ok(choice), name));
         }
         let error = "quic".parse::<TransportChoice>().unwrap_err().to_string();
-        assert_eq!(error, "'quic' is no transport: expected auto, shm or tcp");
+        assert_eq!(error, "'quic' is not a transport: expected auto, shm or tcp");
     }
 
     fn terms(choice: TransportChoice) -> MemoryTerms {
@@ -267,7 +267,7 @@ mod tests {
         let too_much = usize::MAX / 8;
         assert!(both_share(too_much, TransportChoice::Auto).iter().all(|shared| matches!(shared, Ok(None))));
         let [own, other] = both_share(too_much, TransportChoice::Shm);
-        assert!(own.unwrap_err().to_string().contains("ranks that share none need --transport tcp"));
+        assert!(own.unwrap_err().to_string().contains("ranks without shared memory need --transport tcp"));
         assert!(other.unwrap_err().to_string().contains("rank 0 broke off"));
     }
 

@@ -93,7 +93,7 @@ impl<'a, T: DeserializeOwned + Send + 'static> Door<'a, T> {
             Err(Impatience::Deadline) => {}
             Err(Impatience::Stopped) => return Err(RendezvousError::Stopped),
             Err(Impatience::Io(error)) if self.make_room() => {
-                tracing::warn!(%error, "cannot accept a connection: an unproven one makes room");
+                tracing::warn!(%error, "cannot accept a connection: dropping an unauthenticated one");
             }
             Err(Impatience::Io(error)) => return Err(error.into()),
         }

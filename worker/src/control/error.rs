@@ -20,7 +20,7 @@ pub enum RendezvousError {
         source: io::Error,
     },
     /// Ranks that never registered.
-    #[error("{} did not come within {} s{}", ranks(missing), limit.as_secs_f32(), strangers(*other_secrets))]
+    #[error("{} did not register within {} s{}", ranks(missing), limit.as_secs_f32(), strangers(*other_secrets))]
     Missing {
         /// The ranks.
         missing: Vec<RankId>,
@@ -44,7 +44,7 @@ pub enum RendezvousError {
     #[error("{0}")]
     Mismatch(String),
     /// A rank disconnected while the unit was forming.
-    #[error("rank {rank} broke off while the unit was starting: {cause}")]
+    #[error("rank {rank} disconnected while the unit was starting: {cause}")]
     BrokenOff {
         /// The rank.
         rank: RankId,
@@ -52,10 +52,10 @@ pub enum RendezvousError {
         cause: String,
     },
     /// No memory for the ranks to exchange data through.
-    #[error("{0}; ranks that share none need --transport tcp")]
+    #[error("{0}; ranks without shared memory need --transport tcp")]
     Memory(#[from] ShmError),
     /// The process was asked to stop.
-    #[error("stopped before the unit had come together")]
+    #[error("stopped before the unit had formed")]
     Stopped,
     /// A local failure of the operating system.
     #[error("the rendezvous failed: {0}")]
@@ -73,7 +73,7 @@ impl RendezvousError {
 fn strangers(other_secrets: usize) -> String {
     match other_secrets {
         0 => String::new(),
-        count => format!("; {count} connections were turned away, as they did not have this unit's secret"),
+        count => format!("; {count} connections were rejected because they did not have this unit's secret"),
     }
 }
 
@@ -97,7 +97,7 @@ mod tests {
             let missing = list.iter().copied().map(RankId::new).collect();
             RendezvousError::Missing { missing, limit: Duration::from_secs(60), other_secrets: 0 }.to_string()
         };
-        assert_eq!(text(&[2]), "rank 2 did not come within 60 s");
-        assert_eq!(text(&[1, 2, 3]), "ranks 1, 2 and 3 did not come within 60 s");
+        assert_eq!(text(&[2]), "rank 2 did not register within 60 s");
+        assert_eq!(text(&[1, 2, 3]), "ranks 1, 2 and 3 did not register within 60 s");
     }
 }

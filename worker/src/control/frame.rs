@@ -20,10 +20,10 @@ pub(crate) enum FrameError {
     #[error("the connection broke: {0}")]
     Io(#[from] io::Error),
     /// The frame exceeds the reader's limit.
-    #[error("a frame of {found} bytes came, at most {limit} are accepted")]
+    #[error("a frame has {found} bytes, at most {limit} are accepted")]
     TooLong { found: usize, limit: usize },
     /// Unexpected content.
-    #[error("a frame does not hold what was expected: {0}")]
+    #[error("a frame has unexpected content: {0}")]
     Content(#[from] serde_json::Error),
 }
 

@@ -49,7 +49,7 @@ pub(super) fn connect(
 /// Accepts a data link if it belongs to this unit; `higher` are the streams of the ranks after this one.
 fn take(link: Link, stream: TcpStream, own: Link, higher: &mut [Option<TcpStream>]) -> Result<(), RendezvousError> {
     if link.session != own.session || link.to != own.to || link.from <= own.to {
-        tracing::warn!("turned away a connection that is no data link of this unit");
+        tracing::warn!("rejected a connection that is not a data link of this unit");
         return Ok(());
     }
     match higher.get_mut(usize::from(link.from - own.to) - 1) {
@@ -57,7 +57,7 @@ fn take(link: Link, stream: TcpStream, own: Link, higher: &mut [Option<TcpStream
             unlimited(&stream)?;
             *slot = Some(stream);
         }
-        _ => tracing::warn!(from = link.from, "turned away a second data link"),
+        _ => tracing::warn!(from = link.from, "rejected a second data link"),
     }
     Ok(())
 }

@@ -161,7 +161,7 @@ impl Host {
         }
         let slot = &mut members[rank.index() - 1];
         if slot.is_some() {
-            let reason = format!("rank {rank} has registered already");
+            let reason = format!("rank {rank} has already registered");
             tracing::warn!("{reason}: turned away a second process");
             let _ = frame::write(&mut stream, &Reply::Err(reason));
             return Ok(());

@@ -107,7 +107,7 @@ impl KvMemory {
 
 /// A budget smaller than one page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a key-value cache of {bytes} bytes holds no page, which has {page} bytes")]
+#[error("a key-value cache of {bytes} bytes is smaller than one page of {page} bytes")]
 pub(crate) struct NoPage {
     bytes: u64,
     page: usize,

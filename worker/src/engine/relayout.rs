@@ -150,7 +150,7 @@ impl Engine {
         for (rank, message) in messages.iter().enumerate() {
             let mut received: Known = match serde_json::from_slice(message) {
                 Ok(received) => received,
-                Err(error) => return Ok(Err(format!("rank {rank} cannot tell what it runs: {error}"))),
+                Err(error) => return Ok(Err(format!("rank {rank} cannot describe its sequences: {error}"))),
             };
             if to == Attention::Tp {
                 let running = received.running.iter_mut().map(|carried| &mut carried.request);

@@ -329,7 +329,7 @@ pub(super) fn settle(
     let id = sequence.carried.request.id;
     let failed = |message: String| (id, SequenceEvent::Failed { message });
     let Some(Sampled { token, logprobs }) = sampled else {
-        events.push(failed("the model's logits hold no finite maximum".into()));
+        events.push(failed("the model's logits have no finite maximum".into()));
         return true;
     };
     match sequence.push(token, tokenizer) {

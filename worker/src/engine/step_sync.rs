@@ -75,7 +75,7 @@ impl StepSync {
         }
         let orders = match reader.0 {
             [] => Vec::new(),
-            json => serde_json::from_slice(json).map_err(|error| format!("orders that cannot be read: {error}"))?,
+            json => serde_json::from_slice(json).map_err(|error| format!("unreadable orders: {error}"))?,
         };
         Ok(Self { steps, digest, chosen, orders })
     }

@@ -135,11 +135,11 @@ impl Engine {
     /// Why this rank cannot take part, if so.
     fn refusal(&self, to: &SwitchTo) -> Option<String> {
         if self.ep.attention_group().len() < self.ep.world() {
-            return Some("its attention is in groups of ranks, which are not switched".to_owned());
+            return Some("its attention is in groups of ranks, which cannot switch".to_owned());
         }
         if to.turns_attention {
             let Some(attention) = self.model.other_attention() else {
-                return Some(format!("it has the weights of attention {} alone", self.model.attention()));
+                return Some(format!("it has only the weights of attention {}", self.model.attention()));
             };
             if to.kv_step_bytes.is_some() && !self.model.is_on_host() {
                 return Some(

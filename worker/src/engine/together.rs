@@ -122,7 +122,7 @@ impl Engine {
                 }
                 order if self.is_leader() => self.together.orders.push_back(order),
                 // Only rank 0 receives them, and forwards them.
-                order => tracing::warn!("an order that only rank 0 takes: {}", kind(&order)),
+                order => tracing::warn!("ignoring an order that only rank 0 accepts: {}", kind(&order)),
             }
         }
         Ok(false)
@@ -137,7 +137,7 @@ impl Engine {
         let own = StepSync { steps, digest, chosen, orders };
         let mut message = std::mem::take(&mut together.message);
         own.encode(&mut message)
-            .map_err(|error| UnitError::protocol(me, format!("its orders cannot be written: {error}")))?;
+            .map_err(|error| UnitError::protocol(me, format!("its orders cannot be serialized: {error}")))?;
         let received = self.ep.allgather_bytes(&message)?;
         let mut syncs = Vec::with_capacity(received.len());
         for (rank, message) in received.iter().enumerate() {
@@ -153,11 +153,11 @@ impl Engine {
                 (syncs.digest, syncs.chosen) = (digest, Vec::new());
             }
             if (syncs.steps, syncs.digest) != (steps, digest) {
-                let detail = format!("it took another batch through step {steps}, or is at step {}", syncs.steps);
+                let detail = format!("it ran another batch in step {steps}, or is at step {}", syncs.steps);
                 return Err(UnitError::protocol(rank, detail));
             }
             if !rank.is_multiple_of(group.len()) && !syncs.orders.is_empty() {
-                return Err(UnitError::protocol(rank, "it gave orders, which is rank 0's"));
+                return Err(UnitError::protocol(rank, "it sent orders, which only rank 0 may"));
             }
         }
         // All groups end together, with the first that gets the order.
@@ -213,7 +213,7 @@ impl Engine {
                 ToRank::Stats { .. } | ToRank::Abort { .. } | ToRank::Switch { .. } => {
                     return Err(UnitError::protocol(
                         0,
-                        format!("it passed on {}, which it answers itself", kind(&order)),
+                        format!("it forwarded {}, which it must answer itself", kind(&order)),
                     ));
                 }
                 order => self.take_order(order),

@@ -59,7 +59,7 @@ impl FromStr for ExpertLayout {
         let nodes = || text.strip_prefix("hybrid:").and_then(NodeLayout::parse);
         let unknown = || {
             format!(
-                "'{text:.100}' is no layout of experts: expected ep, tp, hybrid:NODESxRANKS or, fused, \
+                "'{text:.100}' is not a layout of experts: expected ep, tp, hybrid:NODESxRANKS or, fused, \
                  hybrid:NODESxRANKS:CHUNKS with 1 to {MAX_CHUNKS} chunks"
             )
         };
@@ -194,7 +194,7 @@ mod tests {
             "hybrid:-1x2",
         ] {
             let error = name.parse::<ExpertLayout>().unwrap_err().to_string();
-            assert!(error.starts_with(&format!("'{name}' is no layout of experts: expected ep, tp, ")), "{error}");
+            assert!(error.starts_with(&format!("'{name}' is not a layout of experts: expected ep, tp, ")), "{error}");
         }
     }
 

@@ -7,7 +7,7 @@ pub(super) fn check_links<T>(rank: usize, links: &[Option<T>]) -> io::Result<()>
     let invalid = |detail: String| Err(io::Error::new(io::ErrorKind::InvalidInput, detail));
     for (peer, link) in links.iter().enumerate() {
         if link.is_some() == (peer == rank) {
-            return invalid(format!("rank {rank} needs a stream for each other rank: slot {peer} is not right"));
+            return invalid(format!("rank {rank} needs a stream for each other rank: slot {peer} is wrong"));
         }
     }
     if rank >= links.len() {

@@ -36,10 +36,10 @@ pub(super) fn vote(ep: &mut ExpertParallel, own: Result<u64, &Obstacle>) -> Resu
     }
     if let Some(vote) = votes.iter().find(|vote| vote.first() != Some(&AGREES)) {
         let peer = vote.get(1..).and_then(|word| word.first_chunk()).map_or(0, |word| u64::from_le_bytes(*word));
-        return Err(UnitError::protocol(peer as usize, "it did not do its part of a switch, and did not say why"));
+        return Err(UnitError::protocol(peer as usize, "it failed to do its part of a switch without giving a reason"));
     }
     let other = votes.iter().position(|vote| vote != &votes[0]);
-    Ok(other.map(|rank| format!("rank {rank} came to another result than rank 0")))
+    Ok(other.map(|rank| format!("the result of rank {rank} differs from rank 0's")))
 }
 
 /// Sends every rank the same message, of any length, and returns those of all ranks, by rank.

@@ -172,7 +172,7 @@ impl Checkpoint {
         let info = shard.metadata.info(name).ok_or_else(|| missing(&shard.path))?;
         let unfit = |problem| ModelError::Tensor { path: shard.path.clone(), tensor: name.to_owned(), problem };
         if info.shape != shape {
-            return Err(unfit(format!("shape {:?}, config.json asks for {shape:?}", info.shape)));
+            return Err(unfit(format!("shape {:?}, config.json requires {shape:?}", info.shape)));
         }
         let (from, to) = info.data_offsets;
         let kind = match info.dtype {

@@ -28,10 +28,10 @@ pub enum ModelError {
         expected: &'static str,
     },
     /// A GPU error, such as a lack of memory, in the driver's words.
-    #[error("the GPU refused: {0}")]
+    #[error("the GPU failed: {0}")]
     Gpu(String),
     /// Something that is implemented only on the CPU.
-    #[error("{0} cannot be had on a GPU: it is not built for --device cuda")]
+    #[error("{0} is not supported on a GPU (--device cuda)")]
     NotOnGpu(&'static str),
     /// Experts that cannot be moved after the start.
     #[error("experts {0} cannot be switched while the unit runs")]
@@ -66,7 +66,7 @@ pub enum ModelError {
         detail: String,
     },
     /// A tensor that the configuration requires is missing.
-    #[error("{} has no tensor {tensor}, which config.json asks for", path.display())]
+    #[error("{} has no tensor {tensor}, which config.json requires", path.display())]
     MissingTensor {
         /// The checkpoint file or index.
         path: PathBuf,
@@ -92,7 +92,7 @@ pub enum ModelError {
         ranks: usize,
     },
     /// Experts that cannot be placed.
-    #[error("the experts cannot be laid out: {0}")]
+    #[error("the experts cannot be placed: {0}")]
     Experts(ReshardError),
     /// Experts that cannot be written to their slots.
     #[error(transparent)]
@@ -102,7 +102,7 @@ pub enum ModelError {
     ExpertMemory(String),
     /// A memory limit for experts that is too low for streaming.
     #[error(
-        "the experts of this rank take at least {least} bytes of memory with two layers of those that are streamed, \
+        "this rank's experts need at least {least} bytes of memory, two layers of streamed ones included, but \
          --expert-memory is {limit}"
     )]
     ExpertBudget {
@@ -112,7 +112,7 @@ pub enum ModelError {
         least: u64,
     },
     /// A file that experts are streamed from has changed since the start.
-    #[error("{} was changed while experts are streamed from it: {detail}", path.display())]
+    #[error("{} has changed while experts are streamed from it: {detail}", path.display())]
     FileChanged {
         /// The file.
         path: PathBuf,
@@ -120,7 +120,7 @@ pub enum ModelError {
         detail: String,
     },
     /// Streamed experts cannot be moved.
-    #[error("experts that are streamed (--expert-memory) cannot be switched while the unit runs")]
+    #[error("streamed experts (--expert-memory) cannot be switched while the unit runs")]
     StreamedExperts,
     /// A placement with more experts on a rank than it has slots.
     #[error(
@@ -176,7 +176,7 @@ pub enum StepError {
     Transport(#[from] UnitError),
     /// An invalid item. Nothing was sent and no cache has changed: the rank must restart its step without the item,
     /// because its peers may be waiting.
-    #[error("item {item} of the step is refused: {detail}")]
+    #[error("item {item} of the step is invalid: {detail}")]
     Item {
         /// Index into the step's items.
         item: usize,

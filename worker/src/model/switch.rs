@@ -129,7 +129,7 @@ impl Model {
                 tracing::info!(%rank, seconds = began.elapsed().as_secs_f64(), "the experts have moved");
             }
             SwitchOutcome::RolledBack { cause } => {
-                tracing::warn!(%rank, "the experts stay where they were: {cause}");
+                tracing::warn!(%rank, "the experts stay in place: {cause}");
             }
         }
         Ok(outcome)
@@ -186,7 +186,7 @@ fn meet(experts: &mut Experts, near: &[usize], ep: &mut ExpertParallel) -> Resul
         let address = BufferAddress { pid: u32::from_le_bytes([p0, p1, p2, p3]), fd: i32::from_le_bytes(fd) };
         // SAFETY: the rank's own words, with one buffer each; only `Resharder` writes them once they are mapped.
         if let Err(error) = unsafe { experts.memory.reach(peer, address) } {
-            tracing::info!(rank = me, "the experts of rank {peer} will come in messages: {error}");
+            tracing::info!(rank = me, "the experts of rank {peer} will be sent in messages: {error}");
         }
     }
     let reached = (0..world).map(|peer| vec![u8::from(experts.memory.reaches(peer))]).collect();
@@ -221,7 +221,7 @@ fn move_experts(
             .is_none()
     });
     if let Some(fault) = resharder.fault() {
-        tracing::warn!(rank, "this rank refuses to go on: {fault}");
+        tracing::warn!(rank, "this rank refuses to continue: {fault}");
     }
     match ended {
         Ok(Outcome::Switched) => {

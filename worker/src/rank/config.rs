@@ -212,7 +212,7 @@ impl WorkerConfig {
         let open = named.into_iter().find_map(|(name, ip)| Some((name, ip.filter(|ip| !ip.is_loopback())?)));
         match open {
             Some((name, ip)) if self.world > 1 && self.secret.is_none() => Err(WorkerError::arguments(format!(
-                "the {name} {ip} is no loopback address, and without a secret any host there could join: expected one"
+                "the {name} {ip} is not a loopback address, and without a secret any host could join: give one with --secret-file"
             ))),
             _ => Ok(()),
         }

@@ -12,19 +12,19 @@ pub struct CpuList(Vec<usize>);
 #[derive(Debug, thiserror::Error)]
 pub enum CpuError {
     /// Not a list of CPUs.
-    #[error("'{found}' is no list of processors below {}: expected numbers and ranges such as 0-3,8", CpuSet::MAX_CPU)]
+    #[error("'{found}' is not a list of CPUs below {}: expected numbers and ranges such as 0-3,8", CpuSet::MAX_CPU)]
     Syntax {
         /// The text.
         found: String,
     },
     /// A CPU that this process may not use.
-    #[error("processor {cpu} is not there, or not this process's to use")]
+    #[error("CPU {cpu} does not exist, or is not available to this process")]
     NotAllowed {
         /// The processor.
         cpu: usize,
     },
     /// The operating system refused.
-    #[error("threads cannot be kept on processors: {source}")]
+    #[error("threads cannot be pinned to CPUs: {source}")]
     System {
         /// The cause.
         source: std::io::Error,
@@ -80,7 +80,7 @@ mod tests {
         assert_eq!(list("3").unwrap(), [3]);
         assert_eq!(list("0-2, 8,1").unwrap(), [0, 1, 2, 8]);
         for wrong in ["", "a", "3-1", "-1", "1-", "1,,2", "1024", "0-99999999999"] {
-            assert!(list(wrong).unwrap_err().to_string().contains(&format!("'{wrong}' is no list")), "{wrong}");
+            assert!(list(wrong).unwrap_err().to_string().contains(&format!("'{wrong}' is not a list")), "{wrong}");
         }
     }
 

@@ -103,7 +103,7 @@ impl Follower {
                     }
                     Some(Notice::Closed(cause)) => return Err(WorkerError::Lost(front_lost(&cause))),
                     // The engine's thread holds a sender as long as it runs.
-                    None => return Err(WorkerError::Lost(format!("rank {} was lost: its engine is gone", self.rank))),
+                    None => return Err(WorkerError::Lost(format!("rank {} was lost: its engine has exited", self.rank))),
                 },
                 () = self.shutdown.requested(), if !self.leaving => {
                     self.leaving = true;

@@ -189,7 +189,7 @@ impl Front {
         }
         closing.request();
         if timeout(CONNECTIONS_LIMIT, &mut server).await.is_err() {
-            tracing::warn!("open connections are cut");
+            tracing::warn!("closing open connections");
             server.abort();
         }
         Ok(())

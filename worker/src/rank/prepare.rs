@@ -31,13 +31,13 @@ use crate::serve::{Defaults, ServedModel};
 const MAX_GENERATION_BYTES: u64 = 1 << 20;
 
 /// Why a unit cannot use tables.
-const TABLES_WITH_SLICES: &str = "would have no effect, as with experts tp every rank has a slice of every expert: \
+const TABLES_WITH_SLICES: &str = "would have no effect, because with experts tp every rank has a slice of every expert: \
      serve without them, or with experts ep";
 const TABLES_WITH_NODES: &str = "send rows of attention tp to ranks, and with experts hybrid a row belongs to a node: \
      serve without them, with experts ep, or with attention dp";
-const REPLICAS_WITH_TP: &str = "replicate experts, which does not go with attention tp: there the rank of a row \
-     depends on the batch, and with it would the order in which its experts are summed; solve them without replicas, \
-     or for attention dp";
+const REPLICAS_WITH_TP: &str = "replicate experts, which attention tp does not support: the rank of a row, and so \
+     the order in which its experts are summed, would depend on the batch; solve them without replicas, or for \
+     attention dp";
 
 /// A rank's model directory and tables, checked.
 pub(super) struct Prepared {
@@ -234,7 +234,7 @@ fn check_attention_groups(config: &WorkerConfig) -> Result<(), WorkerError> {
         return Ok(());
     }
     if config.attention != Attention::Tp || config.both_attentions {
-        return refused("are for attention tp alone");
+        return refused("are only for attention tp");
     }
     if groups == 0 || groups == world || !world.is_multiple_of(groups) {
         return refused(&format!("of at least two ranks each do not divide the world of {world}"));
@@ -253,17 +253,17 @@ fn check_forced_rate(config: &WorkerConfig, model: &ModelConfig) -> Result<(), W
     let others = [
         (config.device != DeviceChoice::Cpu, "a GPU"),
         (config.tables.is_some(), "tables"),
-        (config.attention != Attention::Dp || config.both_attentions, "another attention than dp"),
-        (config.experts != ExpertLayout::Ep, "other experts than ep"),
+        (config.attention != Attention::Dp || config.both_attentions, "an attention other than dp"),
+        (config.experts != ExpertLayout::Ep, "experts other than ep"),
         (config.domains != Domains::NONE, "expert domains"),
         (config.expert_memory.is_some(), "streamed experts"),
         (config.world == 1, "a single rank"),
         (here < model.top_k, "fewer experts on a rank than a token has"),
     ];
     if let Some((_, other)) = others.iter().find(|(given, _)| *given) {
-        return refused(format!("--force-local-rate {} does not go with {other}", rate.get()));
+        return refused(format!("--force-local-rate {} cannot be combined with {other}", rate.get()));
     }
-    tracing::warn!(local_rate = rate.get(), "experts are drawn and not chosen: every answer of this unit is wrong");
+    tracing::warn!(local_rate = rate.get(), "experts are drawn at random: every answer of this unit is wrong");
     Ok(())
 }
 
@@ -291,7 +291,7 @@ fn check_domain(config: &WorkerConfig, model: &ModelConfig, available: Option<u6
     let bytes = experts.saturating_mul(expert_bytes);
     match available {
         Some(available) if bytes > available => refused(format!(
-            "the experts of a domain of {domains} ranks take at least {bytes} bytes on each of them, of which {available} are available"
+            "the experts of a domain of {domains} ranks need at least {bytes} bytes on each, and {available} are available"
         )),
         _ => Ok(()),
     }
@@ -412,8 +412,7 @@ fn eos(
     match eos.iter().find(|id| tokenizer.id_to_token(**id).is_none()) {
         None => Ok(eos),
         Some(id) => {
-            let detail =
-                format!("it has no token {id}, with which the model ends a text: it is not this model's tokenizer");
+            let detail = format!("it has no token {id}, the model's end of text: it is not this model's tokenizer");
             Err(WorkerError::Inconsistent { path: model_dir.join("tokenizer.json"), detail })
         }
     }
@@ -481,7 +480,7 @@ mod tests {
         let error = check_domain(&config, &model, Some(bytes - 1)).unwrap_err().to_string();
         assert_eq!(
             error,
-            "the experts of a domain of 2 ranks take at least 11010048 bytes on each of them, of which 11010047 are available"
+            "the experts of a domain of 2 ranks need at least 11010048 bytes on each, and 11010047 are available"
         );
     }
 }

@@ -34,7 +34,7 @@ impl Gate {
             // A web page in a browser on this machine must not act for its user, neither under its own name (Host, by
             // DNS rebinding) nor across sites (Origin).
             let here = is_for_loopback(headers, uri) && comes_from_loopback(headers);
-            let refusal = "admin routes need a token here, and this worker was given none";
+            let refusal = "admin routes need a token here, but this worker was started without one";
             return match self.loopback && here {
                 true => Ok(()),
                 false => Err(ApiError::new(StatusCode::FORBIDDEN, refusal)),

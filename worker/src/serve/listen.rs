@@ -89,7 +89,7 @@ impl<S: Sync> FromRequest<S> for WholeBody {
             || ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, format!("the body is longer than {BODY_BYTES} bytes"));
         let late = || {
             let seconds = BODY_LIMIT.as_secs();
-            ApiError::new(StatusCode::REQUEST_TIMEOUT, format!("the body did not come within {seconds} s"))
+            ApiError::new(StatusCode::REQUEST_TIMEOUT, format!("the body did not arrive within {seconds} s"))
         };
         let body = to_bytes(request.into_body(), BODY_BYTES);
         let body = tokio::time::timeout(BODY_LIMIT, body).await.map_err(|_| late())?;

@@ -40,7 +40,7 @@ fn only(page: &str, names: &[&str]) -> String {
 /// `layers` holds the layer number of each MoE layer.
 fn render(layers: &[u16], stats: &[RankStats], in_flight: &[usize], up: bool) -> String {
     let mut page = Page::default();
-    let help = "(token, expert) pairs of the rank's tokens by where the expert lies.";
+    let help = "(token, expert) pairs of the rank's tokens by the expert's rank.";
     by_place(&mut page, "semmoe_activations_total", help, layers, stats, |traffic| traffic.activations);
     let help = "Bytes of dispatch and combine for the rank's tokens by where they went.";
     by_place(&mut page, "semmoe_dispatch_bytes_total", help, layers, stats, |traffic| traffic.bytes);
@@ -55,14 +55,14 @@ fn render(layers: &[u16], stats: &[RankStats], in_flight: &[usize], up: bool) ->
     times(&mut page, layers, stats);
     fetches(&mut page, stats);
     devices(&mut page, stats);
-    let help = "Prompt tokens that needed no computing.";
+    let help = "Prompt tokens found in the key-value cache.";
     page.counter("semmoe_cached_prompt_tokens_total", help, stats, |stats| [("", stats.cached_tokens)]);
     page.family("semmoe_kv_pages", "gauge", "Pages of the key-value cache: held by sequences, kept for reuse, free.");
     page.by_rank(stats, |stats| {
         let KvUsage { used, cached, capacity, .. } = stats.kv;
         labelled("state", [("used", used), ("cached", cached), ("free", capacity.saturating_sub(used + cached))])
     });
-    let help = "Pages that were kept for reuse and gave way to others.";
+    let help = "Pages kept for reuse that were evicted.";
     page.counter("semmoe_kv_evicted_pages_total", help, stats, |stats| [("", stats.kv.evicted)]);
     page.family("semmoe_requests_in_flight", "gauge", "Sequences running or waiting.");
     for (rank, count) in in_flight.iter().enumerate() {
@@ -98,7 +98,7 @@ fn switches(epoch: u64, history: &SwitchHistory) -> String {
     let mut page = Page::default();
     page.family("semmoe_layout_epoch", "gauge", "Switches of layouts or placements since the start.");
     page.sample("", epoch);
-    page.family("semmoe_switch_total", "counter", "Switches by where from, where to, and how they ended.");
+    page.family("semmoe_switch_total", "counter", "Switches by source, target and outcome.");
     for (SwitchKind { from, to, end }, count) in &history.counts {
         page.sample(&format!("from=\"{}\",to=\"{}\",outcome=\"{}\"", from.name(), to.name(), end.name()), count);
     }
@@ -117,14 +117,14 @@ fn attention_tp(page: &mut Page, stats: &[RankStats]) {
         let names = Collective::ALL.into_iter().map(Collective::name);
         labelled("collective", names.zip(stats.counters.collective_bytes))
     });
-    let help = "Rows (a token in an MoE layer) that the rank went on with: as the tables said, moved from a rank that was full, or \
-                evenly where the tables said nothing.";
+    let help = "Rows (a token in an MoE layer) that the rank continued with: placed by the tables, moved from a full rank, \
+                or split evenly without a label.";
     page.counter("semmoe_attention_rows_total", help, stats, |stats| {
         let rows = &stats.counters.rows;
         labelled("by", [("tables", rows.by_tables), ("moved", rows.moved), ("even", rows.evenly)])
     });
-    let help = "Rows of the fullest rank, added up over MoE layers and steps, the same on all ranks: taken = as rows were split, \
-                wanted = if none had moved. Over the sum of semmoe_attention_rows_total: the fullest rank over the mean.";
+    let help = "Rows of the fullest rank, summed over MoE layers and steps, equal on all ranks: taken = as rows were split, \
+                wanted = without moves. Over the sum of semmoe_attention_rows_total: the fullest rank over the mean.";
     page.counter("semmoe_attention_fullest_rows_total", help, stats, |stats| {
         let rows = &stats.counters.rows;
         labelled("split", [("taken", rows.fullest), ("wanted", rows.fullest_wanted)])
@@ -140,7 +140,7 @@ fn fetches(page: &mut Page, stats: &[RankStats]) {
         page.family(name, kind, help);
         page.by_rank(stats, |stats| stats.fetches.as_ref().map(|fetches| ("", of(fetches))));
     };
-    let help = "Memory of a rank that streams experts, for all of them.";
+    let help = "Memory for experts on a rank that streams them.";
     family("semmoe_expert_memory_bytes", "gauge", help, |of| of.memory_bytes as f64);
     let help = "Bytes of experts read from the checkpoint for steps.";
     family("semmoe_expert_fetch_bytes_total", "counter", help, |of| of.bytes as f64);
@@ -148,7 +148,7 @@ fn fetches(page: &mut Page, stats: &[RankStats]) {
     family("semmoe_expert_fetch_seconds_total", "counter", help, |of| of.fetching.as_secs_f64());
     let help = "Time that steps waited for them.";
     family("semmoe_expert_wait_seconds_total", "counter", help, |of| of.waited.as_secs_f64());
-    let help = "Share of the time of reading that no step waited for, since the start.";
+    let help = "Share of the reading time that no step waited for, since the start.";
     family("semmoe_expert_fetch_hidden_ratio", "gauge", help, ExpertFetches::hidden);
 }
 
@@ -161,11 +161,11 @@ fn devices(page: &mut Page, stats: &[RankStats]) {
         page.family(name, "counter", help);
         page.by_rank(stats, |stats| stats.device.as_ref().map(|work| ("", of(work))));
     };
-    family("semmoe_gpu_launches_total", "Kernels launched, without those of collectives.", |of| of.launches as f64);
-    let help = "Reads for which the host waited until the GPU was done.";
+    family("semmoe_gpu_launches_total", "Kernels launched, except those of collectives.", |of| of.launches as f64);
+    let help = "Reads for which the host waited for the GPU.";
     family("semmoe_gpu_synchronisations_total", help, |of| of.synchronisations as f64);
     family("semmoe_gpu_wait_seconds_total", "Time of these waits.", |of| of.waited.as_secs_f64());
-    let help = "Bytes from host to GPU, without those of collectives.";
+    let help = "Bytes from host to GPU, except those of collectives.";
     family("semmoe_gpu_written_bytes_total", help, |of| of.written as f64);
     family("semmoe_gpu_read_bytes_total", "Bytes from GPU to host.", |of| of.read as f64);
 }
@@ -199,8 +199,8 @@ fn labelled<W: Display, V>(name: &str, values: impl IntoIterator<Item = (W, V)>)
 
 /// Steps by layout, phase and batch.
 fn steps_by_batch(page: &mut Page, stats: &[RankStats]) {
-    let help = "Steps by the layout in force and by what this rank computed: prefill, with up to so many prompt tokens, or decode, of up \
-                to so many sequences; half octaves.";
+    let help = "Steps by the layout in force and by what this rank computed: prefill, by prompt tokens, or decode, \
+                by sequences; the label is the upper end of a half octave.";
     let mut family = |name, help, value: fn(&StepCount) -> f64| {
         page.counter(name, help, stats, |stats| {
             let mut counts = stats.timings.by_batch.clone();

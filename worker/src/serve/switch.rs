@@ -32,12 +32,14 @@ pub(super) async fn switch(
     }
     let prepares = matches!(action, None | Some(SwitchAction::Prepare));
     if kv_step_bytes.is_some() && !prepares {
-        return Err(ApiError::param("kv_step_bytes", "kv_step_bytes belongs to the preparation: leave it out"));
+        return Err(ApiError::param("kv_step_bytes", "kv_step_bytes belongs in the prepare request: leave it out"));
     }
     let target = match to {
         Some(to) if prepares => Some(target(&app, to).await?),
-        None if prepares => return Err(ApiError::param("to", "to is missing: where to switch")),
-        Some(_) => return Err(ApiError::param("to", "to belongs to the preparation: leave it out")),
+        None if prepares => {
+            return Err(ApiError::param("to", "to is missing: it names the layout or tables to switch to"));
+        }
+        Some(_) => return Err(ApiError::param("to", "to belongs in the prepare request: leave it out")),
         None => None,
     };
     // On a separate task: a switch continues if the client leaves.
@@ -99,7 +101,7 @@ fn open(root: Option<&Path>, path: &Path) -> Result<Tables, ApiError> {
     let found = root.join(path).canonicalize().ok().filter(|found| found.starts_with(root) && found.is_file());
     let Some(found) = found else { return Err(bad(&format!("is no file below {}", root.display()))) };
     Tables::open(&found).map_err(|error| {
-        tracing::warn!(%error, "a switch was asked for with a file that has no usable tables");
+        tracing::warn!(%error, "a switch was requested with a file that has no usable tables");
         bad("has no usable tables: this rank's log has the reason")
     })
 }

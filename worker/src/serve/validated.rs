@@ -131,7 +131,7 @@ pub(super) fn sequences(
         if request.min_new_tokens > max_new_tokens {
             let min = request.min_new_tokens;
             return Err(ApiError::bad(format!(
-                "at least {min} and at most {max_new_tokens} new tokens cannot both be"
+                "at least {min} and at most {max_new_tokens} new tokens contradict each other"
             )));
         }
         Ok(SequenceRequest { tokens, max_new_tokens, ..request.clone() })
@@ -151,7 +151,7 @@ fn new_tokens(prompt: usize, context: usize, requested: Option<u32>, default: Op
     };
     let room = u32::try_from(room).unwrap_or(u32::MAX);
     match requested {
-        Some(0) => Err(ApiError::bad("at least one new token must be asked for, found 0")),
+        Some(0) => Err(ApiError::bad("at least one new token must be requested, found 0")),
         Some(requested) if requested > room => Err(ApiError::bad(format!(
             "the prompt's {prompt} tokens and {requested} new ones do not fit the model's context of {context} tokens"
         ))),

@@ -89,7 +89,7 @@ impl SwitchEnd {
 /// Why a switch did not take place; nothing has changed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum SwitchError {
-    #[error("a switch is under way: it is {}", state_name(*.0))]
+    #[error("a switch is in progress: it is {}", state_name(*.0))]
     Busy(SwitchState),
     #[error("if_epoch is {expected}, the unit is at epoch {found}")]
     Epoch { expected: u64, found: u64 },

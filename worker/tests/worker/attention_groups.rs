@@ -178,7 +178,7 @@ fn groups_that_cannot_be_are_refused_in_a_sentence() {
     for adjust in [(|config: &mut WorkerConfig| config.attention = Attention::Dp) as fn(&mut WorkerConfig), |config| {
         config.both_attentions = true
     }] {
-        assert_eq!(refused(&adjust), "2 attention groups are for attention tp alone");
+        assert_eq!(refused(&adjust), "2 attention groups are only for attention tp");
     }
     assert_eq!(
         refused(&|config| config.tables = Some("some.tables".into())),

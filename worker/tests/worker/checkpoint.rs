@@ -259,7 +259,7 @@ fn incomplete_and_mismatched_checkpoints_are_refused() {
 
     let message = refusal(&tiny.clone().set("hidden_size", json!(25)).write(Dtype::BF16));
     assert!(
-        message.contains("model.embed_tokens.weight has shape [50, 24], config.json asks for [50, 25]"),
+        message.contains("model.embed_tokens.weight has shape [50, 24], config.json requires [50, 25]"),
         "{message}"
     );
     let message = refusal(&tiny.write(Dtype::I16));
@@ -274,7 +274,7 @@ fn a_tensor_that_only_another_rank_keeps_is_missed_too() {
         let dir = tiny.write(Dtype::BF16);
         let two = Placement::contiguous(2, 6, 2).unwrap();
         let error = Model::load(dir.path(), RankId::new(0), &two).err().unwrap().to_string();
-        assert!(error.contains(&format!("has no tensor {name}, which config.json asks for")), "{error}");
+        assert!(error.contains(&format!("has no tensor {name}, which config.json requires")), "{error}");
     }
 }
 

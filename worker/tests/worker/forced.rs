@@ -43,9 +43,9 @@ fn what_else_says_where_experts_are_is_refused() {
     type Adjust = fn(&mut WorkerConfig);
     let refusals: [(&str, Adjust); 6] = [
         ("tables", |config| config.tables = Some("x.safetensors".into())),
-        ("another attention than dp", |config| config.attention = Attention::Tp),
-        ("another attention than dp", |config| config.both_attentions = true),
-        ("other experts than ep", |config| config.experts = ExpertLayout::Tp),
+        ("an attention other than dp", |config| config.attention = Attention::Tp),
+        ("an attention other than dp", |config| config.both_attentions = true),
+        ("experts other than ep", |config| config.experts = ExpertLayout::Tp),
         ("expert domains", |config| config.domains = 2.into()),
         ("streamed experts", |config| config.expert_memory = Some(1 << 30)),
     ];
@@ -54,7 +54,7 @@ fn what_else_says_where_experts_are_is_refused() {
             forced(0.4)(config);
             adjust(config);
         });
-        assert_eq!(message, format!("--force-local-rate 0.4 does not go with {says}"));
+        assert_eq!(message, format!("--force-local-rate 0.4 cannot be combined with {says}"));
     }
     for (world, says) in [(1, "a single rank"), (16, "fewer experts on a rank than a token has")] {
         assert!(refused(world, forced(0.4)).ends_with(says), "{world}");

@@ -193,7 +193,7 @@ fn ranks_that_do_not_come_are_named_and_strangers_do_no_harm() {
         let _silent = TcpStream::connect(rendezvous).unwrap();
         let outcomes = [failure(run(config(2, 4, rendezvous))), failure(host.join().unwrap())];
         if limit == LIMITS[LIMITS.len() - 1] || !outcomes[1].0.contains('2') {
-            let expected = format!("ranks 1 and 3 did not come within {} s", limit.as_secs_f64());
+            let expected = format!("ranks 1 and 3 did not register within {} s", limit.as_secs_f64());
             assert_eq!(outcomes.map(|(message, _)| message), [&expected[..]; 2]);
             return;
         }
@@ -264,7 +264,7 @@ fn wrong_input_is_reported_before_anything_is_served() {
         (Box::new(|config| config.tables = Some(small.clone())), "are for 4 groups, this unit has 2 ranks"),
         (
             Box::new(|config| (config.experts, config.tables) = (ExpertLayout::Tp, Some("/not/even/read".into()))),
-            "the tables in /not/even/read would have no effect, as with experts tp",
+            "the tables in /not/even/read would have no effect, because with experts tp",
         ),
         (Box::new(|config| (config.world, config.rank) = (2, 2)), "rank is 2, expected below the world size 2"),
         (Box::new(|config| config.listen = None), "rank 0 needs an address"),
@@ -355,8 +355,8 @@ fn replicas_that_do_not_fit_are_refused_before_anything_is_served() {
         (&beyond, plain, "holds 32 at layer 0, slot 18, expected -1, or experts below 32"),
         (&nowhere, plain, "holds no slot of expert 4 at layer 0, expected at least one"),
         (&moved, plain, "the digest of the placement in the file"),
-        (&good, |config| config.experts = ExpertLayout::Tp, "would have no effect, as with experts tp"),
-        (&tp, |config| config.attention = Attention::Tp, "replicate experts, which does not go with attention tp"),
+        (&good, |config| config.experts = ExpertLayout::Tp, "would have no effect, because with experts tp"),
+        (&tp, |config| config.attention = Attention::Tp, "replicate experts, which attention tp does not support"),
     ];
     for (path, adjust, expected) in cases {
         let message = refused(2, |config| {

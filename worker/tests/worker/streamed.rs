@@ -159,7 +159,7 @@ async fn ends_with(change: impl Fn(&Path)) -> (String, Vec<Result<(), WorkerErro
     unit.ok("/generate", &support::greedy(prompt, 2)).await;
     let (status, _, answer) = unit.ask("/switch", &json!({ "to": "dp-tp" })).await;
     assert_eq!(status, 422, "{answer}");
-    assert!(answer.to_string().contains("experts that are streamed (--expert-memory) cannot be switched"), "{answer}");
+    assert!(answer.to_string().contains("streamed experts (--expert-memory) cannot be switched"), "{answer}");
     change(&dir.join("model.safetensors"));
     let (status, _, answer) = unit.ask("/generate", &support::greedy(prompt, 16)).await;
     assert_eq!(status, 503, "{answer}");
@@ -178,7 +178,7 @@ async fn a_file_that_changes_under_the_worker_ends_the_unit_with_the_cause() {
         let (answer, outcomes) = ends_with(change).await;
         for said in [answer].into_iter().chain(outcomes.into_iter().map(|outcome| outcome.unwrap_err().to_string())) {
             assert!(said.contains("rank 1 was lost"), "{said}");
-            assert!(said.contains("was changed while experts are streamed from it") && said.contains(detail), "{said}");
+            assert!(said.contains("has changed while experts are streamed from it") && said.contains(detail), "{said}");
         }
     }
 }
@@ -207,11 +207,11 @@ fn what_cannot_be_streamed_is_refused_in_a_sentence() {
     assert_eq!(
         refused(2, |config| config.expert_memory = Some(limit)),
         format!(
-            "the experts of this rank take at least {least} bytes of memory with two layers of those that are streamed, \
+            "this rank's experts need at least {least} bytes of memory, two layers of streamed ones included, but \
              --expert-memory is {limit}"
         )
     );
-    let streamed = "experts that are streamed (--expert-memory) cannot be switched while the unit runs";
+    let streamed = "streamed experts (--expert-memory) cannot be switched while the unit runs";
     assert_eq!(
         refused(2, |config| (config.expert_memory, config.expert_slots) = (Some(MEMORY), Some(20))),
         format!("--expert-slots are for switches, and {streamed}")

@@ -195,11 +195,11 @@ async fn what_cannot_be_is_refused_and_changes_nothing() {
             "18 experts on a rank, the ranks were started with 16 expert slots",
         ),
         (json!({"to": {"tables": text}}), 400, "has no usable tables"),
-        (json!({"to": {"tables": "/dev/zero"}}), 400, "/dev/zero is no file below"),
+        (json!({"to": {"tables": "/dev/zero"}}), 400, "/dev/zero is not a file below"),
         (json!({"to": {"tables": model_dir().join("config.json")}}), 400, "is no file below"),
-        (json!({"to": {"tables": link}}), 400, "link is no file below"),
+        (json!({"to": {"tables": link}}), 400, "link is not a file below"),
         (json!({"to": {"tables": folder.path()}}), 400, "is no file below"),
-        (json!({"to": {"tables": folder.path().join("absent")}}), 400, "absent is no file below"),
+        (json!({"to": {"tables": folder.path().join("absent")}}), 400, "absent is not a file below"),
     ] {
         let (found, _, answer) = unit.ask("/switch", &body).await;
         let message = answer["error"]["message"].as_str().unwrap_or_default();

@@ -255,14 +255,14 @@ fn streams_must_fit_the_rank() {
     let mut streams = tcp_streams(2);
     let right = streams.pop().unwrap();
     let wrong = TcpTransport::new(0, right, PATIENT);
-    assert!(wrong.is_err_and(|error| error.to_string().contains("slot 0 is not right")));
+    assert!(wrong.is_err_and(|error| error.to_string().contains("slot 0 is wrong")));
     assert!(TcpTransport::new(1, vec![None], PATIENT).is_err());
     assert!(TcpTransport::new(0, vec![None], PATIENT).is_ok());
 
     let memory = |world| ShmMemory::create(world, 0, 1).unwrap().1;
     let mut streams = tcp_streams(2);
     let wrong = ShmTransport::new::<f32>(0, memory(2), streams.pop().unwrap(), PATIENT);
-    assert!(wrong.is_err_and(|error| error.to_string().contains("slot 0 is not right")));
+    assert!(wrong.is_err_and(|error| error.to_string().contains("slot 0 is wrong")));
     let wrong = ShmTransport::new::<f32>(0, memory(3), streams.pop().unwrap(), PATIENT);
     assert!(wrong.is_err_and(|error| error.to_string().contains("memory for 3 ranks, expected 2")));
     assert!(ShmTransport::new::<f32>(0, memory(1), vec![None], PATIENT).is_ok());

@@ -37,10 +37,15 @@ fn a_rank_with_another_secret_or_none_is_turned_away() {
         (
             secret(ours),
             None,
-            "rank 0 is not trusted: it asks for a secret, and this rank was started without one",
+            "rank 0 is not trusted: it requires a secret, but this rank was started without one",
             false,
         ),
-        (None, secret(ours), "rank 0 is not trusted: it was started without a secret, and this rank with one", false),
+        (
+            None,
+            secret(ours),
+            "rank 0 is not trusted: it was started without a secret, but this rank requires one",
+            false,
+        ),
     ];
     let check = |(first, second, expected, proved): &(Option<Secret>, Option<Secret>, &str, bool)| {
         let outcome = within(|limit| {
@@ -49,12 +54,12 @@ fn a_rank_with_another_secret_or_none_is_turned_away() {
                 config.secret = if config.rank == 0 { first.clone() } else { second.clone() };
             });
             let seconds = limit.as_secs();
-            assert!(outcome[0].0.starts_with(&format!("rank 1 did not come within {seconds} s")), "{outcome:?}");
+            assert!(outcome[0].0.starts_with(&format!("rank 1 did not register within {seconds} s")), "{outcome:?}");
             outcome
         });
         assert_eq!(outcome[1], ((*expected).to_owned(), 2));
         assert_eq!(
-            outcome[0].0.contains("1 connections were turned away, as they did not have"),
+            outcome[0].0.contains("1 connections were rejected because they did not have"),
             *proved,
             "{outcome:?}"
         );
@@ -80,13 +85,13 @@ fn beyond_loopback_nobody_joins_without_a_secret() {
     for rank in [0, 1] {
         for address in ["0.0.0.0:0", "192.0.2.1:7000", "[::]:0"] {
             let outcome = run(config(rank, 2, address.parse().unwrap())).unwrap_err();
-            assert!(outcome.to_string().contains("is no loopback address"), "{outcome}");
+            assert!(outcome.to_string().contains("is not a loopback address"), "{outcome}");
             assert_eq!(outcome.exit_code(), 2);
         }
         let mut beside = config(rank, 2, loopback());
         beside.data_address = Some("192.0.2.1".parse().unwrap());
         let outcome = run(beside).unwrap_err();
-        assert!(outcome.to_string().starts_with("the data address 192.0.2.1 is no loopback address"), "{outcome}");
+        assert!(outcome.to_string().starts_with("the data address 192.0.2.1 is not a loopback address"), "{outcome}");
     }
     let mut with_secret = config(0, 1, loopback());
     with_secret.secret = secret("one secret of many");

@@ -198,11 +198,11 @@ fn what_does_not_fit_a_gpu_is_refused_before_anything_runs() {
         Some(loaded_alone(&dir, &(&placement).into(), memory)?.map(drop).unwrap_err().to_string())
     };
     let Some(latent) = refused("deepseek-v2-lite", 1 << 30) else { return };
-    assert_eq!(latent, "latent attention (MLA) cannot be had on a GPU: it is not built for --device cuda");
+    assert_eq!(latent, "latent attention (MLA) is not supported on a GPU (--device cuda)");
     // Whichever of weights, pages or rows is allocated first.
     for memory in [0, 100_000, 400_000] {
         let short = refused("qwen3-moe", memory).unwrap();
-        assert!(short.starts_with("the GPU refused: ") && short.contains("do not fit"), "{memory}: {short}");
+        assert!(short.starts_with("the GPU failed: ") && short.contains("do not fit"), "{memory}: {short}");
     }
 }
 

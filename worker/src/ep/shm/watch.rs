@@ -43,7 +43,7 @@ impl Life {
         let gone = |cause: String| Some((io::ErrorKind::BrokenPipe, cause));
         match (&self.link).read(&mut [0; 64]) {
             Ok(0) => gone("it closed its connection".to_owned()),
-            Ok(_) => Some((io::ErrorKind::InvalidData, "bytes on a connection over which nothing is sent".to_owned())),
+            Ok(_) => Some((io::ErrorKind::InvalidData, "unexpected bytes on an idle connection".to_owned())),
             Err(error) if matches!(error.kind(), io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock) => None,
             Err(error) => gone(error.to_string()),
         }

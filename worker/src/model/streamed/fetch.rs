@@ -152,7 +152,7 @@ struct Ends<'a>(&'a Queue);
 
 impl Drop for Ends<'_> {
     fn drop(&mut self) {
-        lock(&self.0.state).failed.get_or_insert_with(|| "the thread that reads its experts is gone".to_owned());
+        lock(&self.0.state).failed.get_or_insert_with(|| "the thread that reads its experts has exited".to_owned());
         self.0.changed.notify_all();
     }
 }
