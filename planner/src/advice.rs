@@ -1,4 +1,4 @@
-//! Further options of a deployment: changing layouts as it runs, or replicas of experts that keep tokens near.
+//! Further options for a deployment: switching layouts at run time, and replicas of experts that keep tokens local.
 
 use serde::Serialize;
 
@@ -12,41 +12,41 @@ use crate::search::{Candidate, Question};
 use crate::step::{Constants, Part, decoding, step};
 use crate::switching::{Crossing, StepPair, crossing, memory_overhead, switch_seconds};
 
-/// Requests in flight at which both layouts are compared: powers of two up to this.
+/// Both layouts are compared at powers of two of requests in flight, up to this exponent.
 const MAX_SEQUENCES: u32 = 12;
 
-/// Changing one unit on the innermost links between slices (TP) and whole experts (EP).
+/// Switching one unit on the innermost links between slices (TP) and whole experts (EP).
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Switching {
     /// GPUs of the unit.
     pub gpus: u64,
     /// Modelled steps of both layouts.
     pub steps: Vec<StepPair>,
-    /// Where they cost the same.
+    /// The batch at which both take equally long.
     pub crossing: Crossing,
-    /// Seconds of a switch to slices at the load's cache, without synchronisation.
+    /// Seconds of a switch to slices with the load's cache, without synchronisation.
     pub seconds: f64,
-    /// The part of it that moves experts; with an empty cache the whole.
+    /// The part of it that moves experts; all of it if the cache is empty.
     pub weight_seconds: f64,
-    /// Memory for one spare slot over that of the experts.
+    /// Memory of one spare slot relative to that of the experts.
     pub memory_overhead: f64,
 }
 
-/// Why there is nothing to switch.
+/// Reasons why switching is impossible.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum NoSwitch {
-    /// One of the layouts does not run.
+    /// One of the layouts cannot run.
     #[error("{layout} does not run: {reason}")]
     Infeasible {
-        /// Which.
+        /// The layout.
         layout: String,
-        /// Why.
+        /// The reason.
         reason: Infeasible,
     },
-    /// The switch policy refuses its settings.
+    /// The switch policy rejects its settings.
     #[error("the switch policy cannot be set up: {cause}")]
     Policy {
-        /// Why.
+        /// The reason.
         cause: String,
     },
     /// The steps cannot be compared.
@@ -54,7 +54,7 @@ pub enum NoSwitch {
     Plan(#[from] PlanError),
 }
 
-/// The layouts that a unit of `gpus` GPUs changes between.
+/// The layouts between which a unit of `gpus` GPUs switches.
 pub(crate) fn unit_layouts(gpus: u64) -> ByLayout<Layout> {
     ByLayout {
         tp: Layout { pipeline: 1, attention_tp: gpus, attention_dp: 1, expert_tp: gpus, expert_ep: 1 },
@@ -65,7 +65,7 @@ pub(crate) fn unit_layouts(gpus: u64) -> ByLayout<Layout> {
 /// The effect of switching for the unit of the innermost level, with `concurrency` requests in flight.
 ///
 /// # Errors
-/// [`NoSwitch`] if slices or whole experts do not run there.
+/// [`NoSwitch`] if slices or whole experts cannot run there.
 pub fn switching(question: &Question<'_>, concurrency: f64) -> Result<Switching, NoSwitch> {
     let gpus = question.cluster.levels.first().map_or(1, |level| level.count);
     let ByLayout { tp, ep } = unit_layouts(gpus);
@@ -82,7 +82,7 @@ pub fn switching(question: &Question<'_>, concurrency: f64) -> Result<Switching,
     };
     let steps: Vec<StepPair> = (0..=MAX_SEQUENCES).map(pair).collect();
     let weights = shape.routed_parameters() as f64 * shape.precision.experts.bytes() / gpus as f64;
-    // Every rank receives its heads of the sequences that the others had.
+    // Every rank receives its heads of the sequences that other ranks had.
     let tokens = concurrency * (load.input_tokens + load.output_tokens / 2.0);
     let cache = tokens * (gpus - 1) as f64 / gpus as f64 * shape.kv_bytes_per_token(gpus);
     let bandwidth = cluster.levels.first().map_or(1.0, |level| level.bytes_per_second) * constants.link_bandwidth_share;
@@ -99,18 +99,18 @@ pub fn switching(question: &Question<'_>, concurrency: f64) -> Result<Switching,
 /// Replicas of experts in memory that the cache does not need (HybridEP in serving).
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Replication {
-    /// Experts kept once they were gathered.
+    /// With gathered experts kept.
     pub resident: Choice,
-    /// Experts gathered again in every step, where memory is short.
+    /// With experts gathered again in every step, if memory is short.
     pub streamed: Choice,
-    /// Slots a layer beyond one for each expert, for `semmoe solve --redundant`.
+    /// Slots per layer beyond one per expert, for `semmoe solve --redundant`.
     pub redundant_slots: u64,
 }
 
-/// Resident expert domains with which a plan's decoding step is shorter.
+/// Resident expert domains that shorten a plan's decoding step.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ResidentDomains {
-    /// As `semmoe worker --domains` takes them.
+    /// The argument of `semmoe worker --domains`.
     pub domains: String,
     /// Seconds of a decoding step without and with them.
     pub step_seconds: [f64; 2],
@@ -126,10 +126,10 @@ struct Exchange {
     resident: Use,
 }
 
-/// Domains for the decoding step of a plan with whole experts; `None` if its experts are in slices or on one rank.
+/// Domains for the decoding step of a plan with whole experts; `None` if its experts are sliced or on one rank.
 ///
 /// # Errors
-/// [`PlanError::Value`] if the plan's figures are impossible.
+/// [`PlanError::Value`] if the plan's figures are invalid.
 pub fn replication(question: &Question<'_>, plan: &Candidate) -> Result<Option<Replication>, PlanError> {
     let Some(Exchange { stream, levels, resident }) = exchange(question, plan) else { return Ok(None) };
     let resident = best_domains(&stream, &levels, resident)?;
@@ -138,12 +138,12 @@ pub fn replication(question: &Question<'_>, plan: &Candidate) -> Result<Option<R
     Ok(Some(Replication { redundant_slots: question.shape.experts * (copies - 1), resident, streamed }))
 }
 
-/// The domains that shorten a plan's decoding step most, in memory that its cache does not need; `None` if that is by
-/// less than 1%. A rank of domains of S computes the tokens of one in S ranks, for S times as many experts: fewer bytes
-/// travel, and more experts are read.
+/// The domains that shorten a plan's decoding step most, in memory that its cache does not need; `None` if the gain is
+/// below 1%. In domains of S, a rank computes the tokens of one in S ranks for S times as many experts: fewer bytes are
+/// sent, and more experts are read.
 ///
 /// # Errors
-/// As [`replication`].
+/// [`PlanError::Value`] if the plan's figures are invalid.
 pub fn resident_domains(question: &Question<'_>, plan: &Candidate) -> Result<Option<ResidentDomains>, PlanError> {
     let Some(found) = exchange(question, plan) else { return Ok(None) };
     let (shape, constants) = (question.shape, question.constants);
@@ -167,14 +167,14 @@ pub fn resident_domains(question: &Question<'_>, plan: &Candidate) -> Result<Opt
     }))
 }
 
-/// Sizes of domains, outermost first, as arguments have them.
+/// Domain sizes, outermost first, formatted as an argument.
 fn argument(domains: &[u64], levels: &[HybridLevel]) -> String {
     let mut crossed = domains.iter().zip(levels).filter(|(_, level)| level.workers > 1);
     let outermost = crossed.next().map_or(1, |(size, _)| *size);
     crossed.fold(outermost.to_string(), |text, (size, level)| format!("{text}:{size}/{}", level.workers))
 }
 
-/// `None` as for [`replication`], and where levels do not divide the ranks evenly.
+/// `None` under the conditions of [`replication`], and if levels do not divide the ranks evenly.
 fn exchange(question: &Question<'_>, plan: &Candidate) -> Option<Exchange> {
     let (shape, layout, constants) = (question.shape, plan.layout, question.constants);
     let levels = levels(question.cluster, layout.expert_ep, constants);
@@ -190,7 +190,7 @@ fn exchange(question: &Question<'_>, plan: &Candidate) -> Option<Exchange> {
         workers: layout.expert_ep,
         bytes_per_second: 1.0,
         before_experts: attention / shape.layers as f64,
-        // A token goes once to each rank with some of its experts.
+        // A token is sent once to each rank with some of its experts.
         data_bytes: tokens * copies * shape.hidden as f64 * constants.combine_bytes,
         expert_bytes: plan.memory.expert_bytes / shape.moe_layers as f64,
     };
@@ -200,7 +200,7 @@ fn exchange(question: &Question<'_>, plan: &Candidate) -> Option<Exchange> {
     Some(Exchange { stream, levels, resident: Use::Resident { memory, layers: shape.moe_layers } })
 }
 
-/// The levels that `ranks` neighbours cross, outermost first.
+/// The levels between `ranks` neighbours, outermost first.
 fn levels(cluster: &Cluster, ranks: u64, constants: &Constants) -> Vec<HybridLevel> {
     let mut left = ranks;
     let mut levels = Vec::new();
@@ -245,7 +245,7 @@ mod tests {
         assert_eq!(resident_domains(&question, sliced), Ok(None));
     }
 
-    /// On two nodes with slow links between them domains cross these; on one fast level they would only read more.
+    /// On two nodes with slow links domains span both; on one fast level they would only read more.
     #[test]
     fn domains_are_proposed_where_links_cost_more_than_reading() {
         let (shape, constants) = (qwen3_235b(), Constants::uncalibrated());

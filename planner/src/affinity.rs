@@ -1,11 +1,11 @@
-//! The gain from placing tokens and experts together: the regime of a deployment, and the gain with its range.
+//! The gain from placing tokens and experts together: a deployment's regime, and the gain with its range.
 //!
-//! Affinity keeps more of a token's experts on its own rank. Where a token's row goes once to each rank that hosts some
-//! of its experts, as semmoe's worker and DeepEP send it, bytes follow the remote ranks per token; where only the local
-//! activation rate (LAR) is known, they are taken to follow `1 - LAR`. Latencies stay. That is worth something where
-//! those bytes are waited for. With two micro-batches a step takes about max(computation, communication), and bytes
-//! below the computation buy nothing. Where decoding is bound by reading experts, it is the number of distinct experts
-//! of a step that counts, which a placement does not change: every rank sees the tokens of the whole unit.
+//! Affinity keeps more of a token's experts on its own rank. If a token's row is sent once to each rank that hosts some
+//! of its experts, as semmoe's worker and DeepEP do, bytes follow the remote ranks per token; if only the local
+//! activation rate (LAR) is known, they are assumed to follow `1 - LAR`. Latencies stay. This helps where the step
+//! waits for those bytes. With two micro-batches a step takes about max(computation, communication), and bytes hidden
+//! behind computation gain nothing. If decoding is bound by reading experts, the number of distinct experts in a step
+//! counts, which a placement does not change: every rank sees the tokens of the whole unit.
 
 use std::fmt;
 
@@ -15,19 +15,19 @@ use crate::PlanError;
 use crate::error::{not_negative, positive};
 use crate::step::{Constants, Part, Target, Work, step};
 
-/// Shares of a step below this are no reason to adopt anything.
+/// Gains below this share of a step do not justify adopting anything.
 pub(crate) const WORTH: f64 = 0.01;
-/// Uncalibrated communication may take half or twice of what is predicted.
+/// Uncalibrated communication may take half or twice the predicted time.
 pub const UNCALIBRATED_FACTOR: f64 = 2.0;
 
 /// One step of a deployment, measured or predicted. Times in seconds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct StepProfile {
-    /// All but communication between the ranks of the experts.
+    /// Everything except communication between the ranks of the experts.
     pub compute: f64,
-    /// The part of that communication which grows with the bytes.
+    /// The part of that communication that grows with the bytes.
     pub bytes: f64,
-    /// The part which does not: latencies.
+    /// The part that does not: latencies.
     pub latency: f64,
     /// The part of `compute` that reads routed experts.
     pub experts: f64,
@@ -35,22 +35,22 @@ pub struct StepProfile {
     pub overlap: bool,
 }
 
-/// Amounts sent from a rank to experts elsewhere, now and with affinity, in the same unit.
+/// Amounts sent from a rank to remote experts, now and with affinity, in a common unit.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Remote {
     /// Now, above 0.
     pub before: f64,
     /// With affinity.
     pub after: f64,
-    /// How far `after` may be off, absolute.
+    /// Absolute error of `after`.
     pub error: f64,
 }
 
 impl Remote {
-    /// From local activation rates, and how far the one with affinity may be off: shares of activations.
+    /// From local activation rates and the error of the one with affinity, as shares of activations.
     ///
     /// # Errors
-    /// [`PlanError::Value`] about a rate outside 0 to 1, or of 1 now: then nothing is left to gain.
+    /// [`PlanError::Value`] for a rate outside 0 to 1, or of 1 now, which leaves nothing to gain.
     pub fn of_rates(before: f64, after: f64, error: f64) -> Result<Self, PlanError> {
         not_negative("the local rate before", before)?;
         not_negative("the local rate after", after)?;
@@ -66,24 +66,24 @@ impl Remote {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Regime {
-    /// Communication between the ranks is waited for.
+    /// The step waits for communication between the ranks.
     CommunicationExposed,
-    /// It is hidden behind computation.
+    /// Communication is hidden behind computation.
     CommunicationHidden,
     /// Reading distinct experts takes most of the step.
     ExpertsRead,
-    /// There is none to speak of: one rank, or links much faster than the computation.
+    /// Negligible communication: one rank, or links much faster than the computation.
     CommunicationSmall,
 }
 
-/// The answer. Gains are throughput after over before, less 1.
+/// The result. Gains are throughput after over before, less 1.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Gain {
     /// The bottleneck of the step.
     pub regime: Regime,
     /// Share of the step that waits for communication between the ranks of the experts.
     pub exposed_share: f64,
-    /// Least, expected and most.
+    /// Minimum, expected and maximum.
     pub range: [f64; 3],
     /// Bytes between ranks after over before.
     pub bytes_ratio: f64,
@@ -111,10 +111,10 @@ impl StepProfile {
     }
 }
 
-/// The regime and the gain. Communication may take `factor` times more or less than the profile says, at least 1.
+/// The regime and the gain. Communication may take `factor` (at least 1) times more or less than the profile says.
 ///
 /// # Errors
-/// [`PlanError::Value`] about impossible times or amounts.
+/// [`PlanError::Value`] for invalid times or amounts.
 pub fn gain(profile: &StepProfile, remote: &Remote, factor: f64) -> Result<Gain, PlanError> {
     positive("the seconds of computation", profile.compute)?;
     positive("the remote rows before", remote.before)?;
@@ -159,7 +159,7 @@ fn regime(profile: &StepProfile, exposed_share: f64) -> Regime {
 }
 
 impl Gain {
-    /// Whether the expected gain is a reason to adopt affinity.
+    /// Whether the expected gain justifies adopting affinity.
     pub fn pays(&self) -> bool {
         self.range[1] >= WORTH
     }
@@ -222,7 +222,7 @@ mod tests {
         assert!(gain(&EXPOSED, &REMOTE, 0.5).is_err());
     }
 
-    /// Twice the communication is exposed even behind computation: the range says so.
+    /// If doubled, communication exceeds computation and is exposed; the range must show it.
     #[test]
     fn ranges_hold_what_errors_allow() {
         let profile = StepProfile { overlap: true, compute: 0.035, ..EXPOSED };

@@ -1,4 +1,4 @@
-//! The measurements that constants were fitted to, and the errors of predictions there, which go with every answer.
+//! The measurements that constants were fitted to, and the prediction errors, which accompany every answer.
 
 mod fit;
 
@@ -12,23 +12,23 @@ use crate::fields::json;
 use crate::step::Constants;
 pub use fit::{StepPoint, errors, fit, fit_contention};
 
-/// Fitted constants and their residuals, as a JSON file has them.
+/// Fitted constants and their residuals, as in the JSON file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Calibration {
-    /// Whose: an engine and its version.
+    /// The engine and its version.
     pub engine: String,
     /// The GPU that was measured.
     pub gpu: String,
-    /// The measurements, the command that made them, their license.
+    /// The measurements, the command that made them, and their licence.
     pub source: String,
     /// The fit.
     pub constants: Constants,
-    /// Of TTFT, on rows that the fit did not see.
+    /// Errors of TTFT on held-out rows.
     pub ttft: Errors,
-    /// Of TPOT, on rows that the fit did not see.
+    /// Errors of TPOT on held-out rows.
     pub tpot: Errors,
-    /// Of measured links, on sizes between those of the tables; `None` if none were measured.
+    /// Errors of measured links on sizes between those of the tables; `None` if none were measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub links: Option<Errors>,
 }
@@ -46,10 +46,10 @@ pub struct Errors {
 }
 
 impl Errors {
-    /// Of pairs of a predicted and a measured value.
+    /// Errors of pairs of a predicted and a measured value.
     ///
     /// # Errors
-    /// [`PlanError::Value`] if there are none, or a measured value is not above 0.
+    /// [`PlanError::Value`] without pairs, or if a measured value is not above 0.
     pub fn of(pairs: &[[f64; 2]]) -> Result<Self, PlanError> {
         positive("the measured rows", pairs.len() as f64)?;
         let mut errors = Vec::with_capacity(pairs.len());
@@ -68,7 +68,7 @@ impl Calibration {
     /// Reads a calibration; `file` names it in errors.
     ///
     /// # Errors
-    /// [`PlanError::Syntax`] if it is none, [`PlanError::Value`] about a constant outside its domain.
+    /// [`PlanError::Syntax`] if it is malformed, [`PlanError::Value`] for a constant outside its domain.
     pub fn from_json(file: &str, text: &str) -> Result<Self, PlanError> {
         let calibration: Self = json(file, "JSON of a calibration", text)?;
         calibration.constants.check()?;
@@ -81,7 +81,7 @@ impl Calibration {
     }
 }
 
-/// The error figure of an answer.
+/// The expected error of an answer.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Accuracy {
@@ -89,9 +89,9 @@ pub enum Accuracy {
     Uncalibrated,
     /// From a calibration's residuals.
     Calibrated {
-        /// Whose.
+        /// The engine.
         engine: String,
-        /// Measured on.
+        /// The measured GPU.
         gpu: String,
         /// Of TTFT.
         ttft: Errors,
@@ -101,7 +101,7 @@ pub enum Accuracy {
 }
 
 impl Accuracy {
-    /// Of answers with these constants.
+    /// The accuracy of answers with these constants.
     pub fn of(calibration: Option<&Calibration>) -> Self {
         calibration.map_or(Self::Uncalibrated, |found| Self::Calibrated {
             engine: found.engine.clone(),
@@ -111,7 +111,7 @@ impl Accuracy {
         })
     }
 
-    /// How many times more or less a predicted time may be, typically.
+    /// The factor by which a predicted time is typically off, in either direction.
     pub fn factor(&self) -> f64 {
         match self {
             Self::Uncalibrated => crate::affinity::UNCALIBRATED_FACTOR,

@@ -1,4 +1,4 @@
-//! A measured step of a running deployment: where its time goes, and what leaves a rank.
+//! A measured step of a running deployment: where its time goes, and the traffic of a rank.
 
 use serde::Serialize;
 
@@ -21,20 +21,20 @@ const KEYS: &[&str] = &[
 ];
 const LINK_KEYS: &[&str] = &["mbit_per_second", "share"];
 
-/// The known facts of a deployment's steps.
+/// The known facts about a deployment's steps.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Deployment {
-    /// For tables.
+    /// Name for tables.
     pub name: String,
-    /// The step, once for each rate of the links.
+    /// The step, once for each link rate.
     pub steps: Vec<NamedStep>,
     /// Share of activations that are local now.
     pub local_rate: Option<f64>,
-    /// Ranks other than its own that a token is sent to now, mean over tokens and layers.
+    /// Remote ranks that a token is sent to now, averaged over tokens and layers.
     pub remote_ranks: Option<f64>,
 }
 
-/// A step at one rate of the links.
+/// A step at one link rate.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct NamedStep {
     /// The rate, or "the measured step".
@@ -43,18 +43,18 @@ pub struct NamedStep {
     pub profile: StepProfile,
 }
 
-/// Sums over ranks since a unit's start, as its `/metrics` have them.
+/// Sums over ranks since a unit's start, from its `/metrics`.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct UnitCounts {
     /// Steps of all ranks.
     pub steps: f64,
     /// Seconds of those steps.
     pub step_seconds: f64,
-    /// Seconds of them in dispatch and combine, waiting for slower ranks included.
+    /// Seconds of those in dispatch and combine, including the wait for slower ranks.
     pub exchange_seconds: f64,
     /// Activations on the token's own rank.
     pub local: f64,
-    /// Activations elsewhere.
+    /// Activations on other ranks.
     pub remote: f64,
 }
 
@@ -94,10 +94,10 @@ impl Deployment {
         })
     }
 
-    /// From what a unit counted: all of dispatch and combine is taken to grow with the bytes.
+    /// From a unit's counts: all of dispatch and combine is assumed to grow with the bytes.
     ///
     /// # Errors
-    /// [`PlanError::Value`] if it has made no steps yet or chosen no experts, or spent more time in collectives than in
+    /// [`PlanError::Value`] if it has run no steps yet or chosen no experts, or spent more time in collectives than in
     /// steps.
     pub fn of_counts(name: String, counts: &UnitCounts) -> Result<Self, PlanError> {
         let steps = positive("the steps of the unit", counts.steps)?;
@@ -151,7 +151,7 @@ mod tests {
     #[test]
     fn bytes_over_links_give_the_gain_that_amdahl_gives() {
         let found = Deployment::from_toml("d", LINKS).unwrap();
-        // 36 ms, 32 ms of experts' rows, 8 ms of others; half as many rows.
+        // 36 ms, 32 ms of experts' rows, 8 ms of other traffic; half as many rows.
         for step in &found.steps {
             let gain = gain(&step.profile, &Remote { before: 2.0, after: 1.0, error: 0.0 }, 1.0).unwrap();
             assert!((gain.range[1] - 16.0 / 60.0).abs() < 1e-12, "{}: {gain}", step.name);

@@ -17,7 +17,7 @@ pub enum PlanError {
         /// The parser's message.
         cause: String,
     },
-    /// A key whose value is missing, of the wrong type or out of range, or a key that does not exist.
+    /// A key whose value is missing, of the wrong type or out of range, or an unknown key.
     #[error("{file}: `{key}` is {found}, expected {expected}")]
     Key {
         /// The input, as the caller names it.
@@ -39,14 +39,14 @@ pub enum PlanError {
         /// The domain.
         expected: &'static str,
     },
-    /// More work arrives than is served: no mean waiting time exists.
+    /// More work arrives than can be served, so no mean waiting time exists.
     #[error("the queue is unstable: {arriving} {unit} arrive, at most {served} are served (utilisation {:.3})", arriving / served)]
     Unstable {
         /// Arrival rate, in `unit`.
         arriving: f64,
         /// Service rate, in `unit`.
         served: f64,
-        /// Such as "tokens/s".
+        /// For example "tokens/s".
         unit: &'static str,
     },
 }
@@ -63,12 +63,12 @@ impl From<ConfigError> for PlanError {
     }
 }
 
-/// `value`, if it is finite and at least 0.
+/// Returns `value` if it is finite and at least 0.
 pub(crate) fn not_negative(what: &'static str, value: f64) -> Result<f64, PlanError> {
     within(what, value, value >= 0.0, "a finite number of at least 0")
 }
 
-/// `value`, if it is finite and above 0.
+/// Returns `value` if it is finite and above 0.
 pub(crate) fn positive(what: &'static str, value: f64) -> Result<f64, PlanError> {
     within(what, value, value > 0.0, "a finite number above 0")
 }

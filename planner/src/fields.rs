@@ -1,25 +1,25 @@
-//! The keys of a TOML file, read one by one; an error names the key, what was found and what was expected.
+//! Access to the keys of a TOML file; an error names the key, the value found and the values expected.
 //!
-//! TOML has no null: a null in the tree is a NaN or an infinity, and never "absent".
+//! TOML has no null: a null in the tree is a NaN or an infinity, never an absent value.
 
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
 use crate::PlanError;
 
-/// Bounds every dimension, so that a product of three of them fits a `u64`.
+/// Bounds every dimension, so that a product of three of them fits into a `u64`.
 pub(crate) const MAX_DIMENSION: u64 = 1 << 20;
 /// Bounds every other number: bandwidths in TB/s, rates, seconds.
 const MAX_NUMBER: f64 = 1e12;
-/// Of a value that is shown in a message.
+/// Length limit of a value in a message.
 const MAX_SHOWN_CHARS: usize = 80;
 
-/// Parses JSON; `format` names what it should be.
+/// Parses JSON; `format` names the expected content.
 pub(crate) fn json<T: DeserializeOwned>(file: &str, format: &'static str, text: &str) -> Result<T, PlanError> {
     parsed(file, format, serde_json::from_str(text).map_err(|error| error.to_string()))
 }
 
-/// Reads a TOML document, of which only these keys are known.
+/// Reads a TOML document with only these keys.
 pub(crate) fn toml<R>(
     file: &str,
     text: &str,
@@ -34,7 +34,7 @@ fn parsed<T>(file: &str, format: &'static str, result: Result<T, String>) -> Res
     result.map_err(|cause| PlanError::Syntax { file: file.to_owned(), format, cause })
 }
 
-/// An object of a file; `prefix` stands before its keys in messages.
+/// An object of a file; `prefix` precedes its keys in messages.
 #[derive(Clone, Debug)]
 pub(crate) struct Fields<'a> {
     file: &'a str,
@@ -43,7 +43,7 @@ pub(crate) struct Fields<'a> {
 }
 
 impl<'a> Fields<'a> {
-    /// This object, if only these keys are in it.
+    /// This object, if it has no other keys.
     pub(crate) fn known(self, known: &[&str]) -> Result<Self, PlanError> {
         match self.object.keys().find(|key| !known.contains(&key.as_str())) {
             Some(key) => Err(self.bad(key, "an unknown key", format!("one of {}", known.join(", ")))),
@@ -51,7 +51,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// A nested object, if there is one; the caller checks its keys with [`Fields::known`] where it should.
+    /// A nested object, if there is one; callers check its keys with [`Fields::known`] if necessary.
     pub(crate) fn inner(&self, key: &str) -> Option<Self> {
         match self.get(key) {
             Some(Value::Object(object)) => Some(self.inside(key.to_owned(), object)),
@@ -59,7 +59,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// A list of objects of which only these keys are known, each read by `read`; empty where there is none.
+    /// A list of objects with only these keys, each read by `read`; empty if absent.
     pub(crate) fn list<R>(
         &self,
         key: &str,
@@ -69,7 +69,7 @@ impl<'a> Fields<'a> {
         self.any_sections(key)?.into_iter().map(|section| read(&section.known(known)?)).collect()
     }
 
-    /// A list of objects whose keys the caller checks with [`Fields::known`]; empty where there is none.
+    /// A list of objects whose keys the caller checks with [`Fields::known`]; empty if absent.
     pub(crate) fn any_sections(&self, key: &str) -> Result<Vec<Self>, PlanError> {
         let Some(value) = self.get(key) else { return Ok(Vec::new()) };
         let list = value.as_array().ok_or_else(|| self.unexpected(key, "a list of tables"))?;
@@ -87,7 +87,7 @@ impl<'a> Fields<'a> {
         Self { file: self.file, prefix: format!("{}{key}.", self.prefix), object }
     }
 
-    /// A value that is there.
+    /// A value, if present.
     pub(crate) fn get(&self, key: &str) -> Option<&'a Value> {
         self.object.get(key)
     }
@@ -106,7 +106,7 @@ impl<'a> Fields<'a> {
         number.ok_or_else(|| self.unexpected(key, "a number above 0, at most 1e12"))
     }
 
-    /// The same, if there is one.
+    /// A number above 0, at most 10^12, if present.
     pub(crate) fn positive_if(&self, key: &str) -> Result<Option<f64>, PlanError> {
         self.get(key).map(|_| self.positive(key)).transpose()
     }
@@ -117,7 +117,7 @@ impl<'a> Fields<'a> {
         number.ok_or_else(|| self.unexpected(key, "a number from 0 to 1e12"))
     }
 
-    /// True or false; `absent` where there is no such key.
+    /// True or false; `absent` without the key.
     pub(crate) fn flag(&self, key: &str, absent: bool) -> Result<bool, PlanError> {
         match self.get(key) {
             None => Ok(absent),
@@ -125,13 +125,13 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// The first 64 characters of a text that must be there.
+    /// The first 64 characters of a required text.
     pub(crate) fn name(&self, key: &str) -> Result<String, PlanError> {
         let name = self.text(key)?.ok_or_else(|| self.unexpected(key, "a text"))?;
         Ok(name.chars().take(64).collect())
     }
 
-    /// A text, if there is one.
+    /// A text, if present.
     pub(crate) fn text(&self, key: &str) -> Result<Option<&'a str>, PlanError> {
         match self.get(key) {
             None => Ok(None),

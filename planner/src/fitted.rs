@@ -1,7 +1,7 @@
 //! Constants fitted to published measurements, one set for each engine, GPU and type of weights, with their errors on
-//! configurations that the fit did not see.
+//! held-out configurations.
 //!
-//! The file is written by `bench/papers/python/fit.py`; its README has the recipe.
+//! `bench/papers/python/fit.py` writes the file; its README has the recipe.
 
 use serde::Deserialize;
 
@@ -30,7 +30,7 @@ struct Fitted {
 struct Regime {
     engine: String,
     gpu: String,
-    /// Type of routed experts; of a dense model, of all products.
+    /// Type of routed experts, or of all products of a dense model.
     weights: String,
     constants: Constants,
     ttft: Errors,
@@ -55,7 +55,7 @@ impl Fitted {
 /// The fitted constants of `engine` (`sglang`, `trtllm` or `vllm`) on `gpu` with experts of type `weights`.
 ///
 /// # Errors
-/// [`PlanError::Key`] with the engines, GPUs and types that were fitted, if these were not.
+/// [`PlanError::Key`] that lists the fitted engines, GPUs and types if this combination is missing.
 pub fn fitted(engine: &str, gpu: &str, weights: Dtype) -> Result<Calibration, PlanError> {
     let file = Fitted::read(NAME, FILE)?;
     let fits = |regime: &&Regime| regime.engine == engine && regime.gpu == gpu && regime.weights == weights.name();

@@ -1,4 +1,4 @@
-//! The arguments that start a layout in SGLang and vLLM.
+//! Launch arguments for a layout in SGLang and vLLM.
 
 use serde::Serialize;
 
@@ -8,7 +8,7 @@ use crate::layout::Layout;
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Launch {
-    /// To be run once a host, with `RANK` and `HOST:PORT` filled in where there are several.
+    /// To be run once per host, with `RANK` and `HOST:PORT` filled in if there are several.
     Command(String),
     /// One sentence.
     Impossible(String),
@@ -26,8 +26,8 @@ fn add(command: &mut String, name: &str, value: u64) {
 
 /// SGLang 0.5.22 and later; `host_gpus` is the number of GPUs of a host.
 ///
-/// `--tp-size` counts all GPUs of a stage there: attention-TP is what `--attn-dp-size` leaves of it, and expert-TP
-/// what `--ep-size` leaves.
+/// Its `--tp-size` counts all GPUs of a stage: attention TP is the quotient by `--attn-dp-size`, and expert TP the
+/// quotient by `--ep-size`.
 pub fn sglang(layout: &Layout, host_gpus: u64) -> Launch {
     let mut command = format!("python -m sglang.launch_server --model-path {MODEL} --tp-size {}", layout.stage());
     let mut add = |name, value| add(&mut command, name, value);
@@ -45,8 +45,7 @@ pub fn sglang(layout: &Layout, host_gpus: u64) -> Launch {
     Launch::Command(command)
 }
 
-/// vLLM: experts are whole over all GPUs of a stage with `--enable-expert-parallel`, and in slices over all of them
-/// without.
+/// vLLM: experts are whole over all GPUs of a stage with `--enable-expert-parallel`, otherwise sliced over all of them.
 pub fn vllm(layout: &Layout, host_gpus: u64) -> Launch {
     if layout.expert_tp > 1 && layout.expert_ep > 1 {
         let (tp, ep) = (layout.expert_tp, layout.expert_ep);

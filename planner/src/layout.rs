@@ -1,4 +1,4 @@
-//! A parallel layout, what each rank of it loads, and whether a shape fits it.
+//! A parallel layout, the part of each rank, and whether a shape fits it.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,7 +6,7 @@ use crate::cluster::Group;
 use crate::shape::{Attention, ModelShape};
 
 /// Degrees of parallelism of one unit. Ranks of tensor parallelism are neighbours (TP inside, DP and EP outside);
-/// within a pipeline stage attention and experts share the same GPUs, so `attention_tp x attention_dp = expert_tp x
+/// within a pipeline stage attention and experts use the same GPUs, so `attention_tp x attention_dp = expert_tp x
 /// expert_ep`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -15,11 +15,11 @@ pub struct Layout {
     pub pipeline: u64,
     /// Ranks that share the heads of a sequence.
     pub attention_tp: u64,
-    /// Ranks, or groups of `attention_tp`, with sequences of their own.
+    /// Ranks, or groups of `attention_tp`, with separate sequences.
     pub attention_dp: u64,
     /// Ranks that share an expert's rows.
     pub expert_tp: u64,
-    /// Groups with experts of their own.
+    /// Groups with separate experts.
     pub expert_ep: u64,
 }
 
@@ -27,10 +27,10 @@ pub struct Layout {
 #[derive(Clone, Debug, PartialEq, Serialize, thiserror::Error)]
 #[serde(tag = "reason", rename_all = "snake_case")]
 pub enum Infeasible {
-    /// A dimension that would have to be cut unevenly.
+    /// A dimension that cannot be divided evenly.
     #[error("{what} ({size}) cannot be divided over {ranks} ranks")]
     Divide {
-        /// Such as "query heads".
+        /// For example "query heads".
         what: &'static str,
         /// Its size.
         size: u64,
@@ -49,7 +49,7 @@ pub enum Infeasible {
         /// Rows of a block.
         block: u64,
     },
-    /// Weights and activations leave no room.
+    /// Weights and activations exceed the memory.
     #[error(
         "weights need {weights_gb:.1} GB a GPU and activations {activations_gb:.1} GB, {usable_gb:.1} GB are usable"
     )]
@@ -61,7 +61,7 @@ pub enum Infeasible {
         /// Memory that the engine may use, GB.
         usable_gb: f64,
     },
-    /// The cache does not hold one sequence on each attention group.
+    /// The cache is too small for one sequence on each attention group.
     #[error("the cache holds {held:.0} tokens a rank, one sequence needs {needed:.0}")]
     Cache {
         /// Tokens of a rank's cache.
@@ -69,18 +69,18 @@ pub enum Infeasible {
         /// Tokens of one sequence.
         needed: f64,
     },
-    /// The load is above what the layout serves.
+    /// The load exceeds the layout's capacity.
     #[error("{wanted:.3} requests/s arrive at a unit, which serves at most {served:.3}")]
     Unstable {
         /// Requests a second of one unit.
         wanted: f64,
-        /// The most requests a second that it serves.
+        /// Its maximum rate.
         served: f64,
     },
 }
 
 impl Infeasible {
-    /// The kind of reason, in a few words.
+    /// The kind of reason in a few words.
     pub fn kind(&self) -> &'static str {
         match self {
             Self::Divide { .. } => "cannot be divided",
@@ -102,7 +102,7 @@ impl Layout {
         self.pipeline * self.stage()
     }
 
-    /// The name of the layout in the papers' notation.
+    /// The layout in the papers' notation.
     pub fn name(&self) -> String {
         let part = |tp: u64, other: &str, size: u64| match (tp, size) {
             (1, 1) => "TP1".to_owned(),
@@ -115,17 +115,17 @@ impl Layout {
         format!("{attention}, {}{pipeline}", part(self.expert_tp, "EP", self.expert_ep))
     }
 
-    /// Ranks between which tokens travel to their experts: MixServe's three cases of DP and EP (section III-B3). With
-    /// d_DP >= d_EP each group has `d_EP` members, with d_DP < d_EP `d_DP`, and each of them drops the tokens that
-    /// another one sends.
+    /// Ranks between which tokens are sent to their experts: MixServe's three cases of DP and EP (section III-B3). With
+    /// d_DP >= d_EP each group has `d_EP` members, otherwise `d_DP`, each of which drops the tokens that another one
+    /// sends.
     pub fn exchange_group(&self) -> Group {
         Group { size: self.attention_dp.min(self.expert_ep), stride: self.attention_tp.max(self.expert_tp) }
     }
 
-    /// Whether heads, experts, rows and layers can be divided so.
+    /// Checks that heads, experts, rows and layers can be divided.
     ///
     /// # Errors
-    /// The first thing that cannot.
+    /// The first one that cannot.
     pub fn check(&self, shape: &ModelShape) -> Result<(), Infeasible> {
         let divide = |what, size: u64, ranks| match size.is_multiple_of(ranks) {
             true => Ok(()),
@@ -164,11 +164,11 @@ pub struct RankPart {
     pub rank: u64,
     /// Layers of its stage.
     pub layers: [u64; 2],
-    /// Which sequences it has: its attention-DP group.
+    /// Its attention-DP group, which determines its sequences.
     pub dp_group: u64,
     /// Query heads.
     pub heads: [u64; 2],
-    /// Experts, in the order of the model; a placement may put others in their places.
+    /// Experts in the model's order; a placement may replace them.
     pub experts: [u64; 2],
     /// Rows of each of its experts' gate projections.
     pub expert_rows: [u64; 2],
@@ -227,8 +227,8 @@ mod tests {
         assert_eq!(layout(2, [8, 1], [8, 1]).name(), "TP8, TP8 PP2");
     }
 
-    /// MixServe's equation 5: `b / max(d_DP, d_EP) k (d - 1) / d` copies leave a rank in a dispatch, d being the
-    /// members of a group; b 16, k 8.
+    /// MixServe's equation 5: `b / max(d_DP, d_EP) k (d - 1) / d` copies leave a rank in a dispatch, where d is the
+    /// number of members of a group; b 16, k 8.
     #[test]
     fn golden_copies() {
         for (dp, ep, copies) in [(4u64, 4u64, 24.0), (8, 4, 12.0), (4, 8, 12.0)] {
@@ -239,7 +239,7 @@ mod tests {
     }
 
     proptest! {
-        /// Every head, expert row and layer is loaded, and by as many ranks as replicate it.
+        /// Every head, expert row and layer is loaded by exactly as many ranks as replicate it.
         #[test]
         fn the_ranks_together_load_the_model(stages in 0u32..2, tp in 0u32..4, dp in 0u32..4, cut in 0u32..4) {
             let stage = 1u64 << (tp + dp);

@@ -1,12 +1,12 @@
-//! Memory of one GPU: weights, activations, cache (MixServe's equation 8, with bytes for each parameter, stages,
-//! copies of attention, and heads that are replicated where there are fewer than ranks).
+//! Memory of one GPU: weights, activations, cache (MixServe's equation 8, with bytes per parameter, stages, copies of
+//! attention, and replicated heads if there are fewer than ranks).
 
 use serde::Serialize;
 
 use crate::layout::{Infeasible, Layout};
 use crate::shape::ModelShape;
 
-/// Bytes of one GPU, of the fullest rank.
+/// Bytes of the fullest rank's GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Memory {
     /// Routed experts.
@@ -19,7 +19,7 @@ pub struct Memory {
     pub activation_bytes: f64,
     /// Bytes left for the cache.
     pub cache_bytes: f64,
-    /// Tokens that this rank's cache holds.
+    /// Token capacity of this rank's cache.
     pub cache_tokens: f64,
 }
 
@@ -29,7 +29,7 @@ impl Memory {
         self.expert_bytes + self.dense_bytes + self.other_bytes
     }
 
-    /// The memory of a GPU in this layout, with `usable` bytes for the engine and at most `step_tokens` tokens a rank
+    /// The memory of a GPU in this layout, with `usable` bytes for the engine and at most `step_tokens` tokens per rank
     /// in a step.
     ///
     /// # Errors
@@ -53,7 +53,7 @@ impl Memory {
         Ok(Self { expert_bytes, dense_bytes, other_bytes, activation_bytes, cache_bytes, cache_tokens })
     }
 
-    /// Tokens of all ranks' caches together; ranks that share a sequence count once.
+    /// Token capacity of all ranks' caches; ranks that share a sequence count once.
     pub fn unit_tokens(&self, layout: &Layout) -> f64 {
         self.cache_tokens * layout.attention_dp as f64
     }
@@ -77,7 +77,7 @@ mod tests {
     use super::*;
     use crate::tests::fixtures::{layout, qwen3_235b};
 
-    /// MixServe's Table II on 16 GPUs, Qwen3-235B in bfloat16, GB a GPU: routed experts, and attention without the
+    /// MixServe's Table II on 16 GPUs, Qwen3-235B in bfloat16, GB per GPU: routed experts, and attention without the
     /// copies of key heads.
     #[test]
     fn weights_of_table_two() {
@@ -94,8 +94,8 @@ mod tests {
         }
     }
 
-    /// 0.85 x 141 GB less weights. The golden figures leave out what ranks replicate: routers, and projections of
-    /// shared key heads.
+    /// 0.85 x 141 GB less weights. The golden figures leave out replicated parts: routers, and projections of shared
+    /// key heads.
     #[test]
     fn caches_of_the_reference_model() {
         let shape = qwen3_235b();

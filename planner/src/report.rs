@@ -13,7 +13,7 @@ use crate::memory::Memory;
 use crate::search::{Candidate, Plan, Question};
 use crate::step::{Constants, Term};
 
-/// Everything about one plan.
+/// A complete plan.
 #[derive(Clone, Debug, Serialize)]
 pub struct Answer<'a> {
     /// The model's parameters.
@@ -26,19 +26,19 @@ pub struct Answer<'a> {
     pub gpu: &'a str,
     /// Where the GPU's figures are from.
     pub gpu_source: &'a str,
-    /// How far off the times may be.
+    /// The expected error of times.
     pub accuracy: Accuracy,
     /// The engine's constants.
     pub constants: Constants,
-    /// Ranked, rejected, front.
+    /// Ranked and rejected layouts, and the front.
     pub plan: &'a Plan,
-    /// How the best plan is started in SGLang.
+    /// The best plan's launch in SGLang.
     pub sglang: Option<Launch>,
-    /// How it is started in vLLM.
+    /// The best plan's launch in vLLM.
     pub vllm: Option<Launch>,
     /// The part of each rank in a unit of the best plan.
     pub partition: Vec<RankPart>,
-    /// The gain from affinity, if asked for.
+    /// The gain from affinity, if requested.
     pub affinity: Vec<Judged>,
 }
 
@@ -61,7 +61,7 @@ impl fmt::Display for Judged {
 }
 
 impl<'a> Answer<'a> {
-    /// The answer to `question` whose search gave `plan`.
+    /// The answer to `question` from the search's `plan`.
     pub fn new(question: &Question<'a>, plan: &'a Plan, accuracy: Accuracy, affinity: Vec<Judged>) -> Self {
         let host = question.cluster.levels.first().map_or(1, |level| level.count);
         let (shape, best) = (question.shape, plan.ranked.first());

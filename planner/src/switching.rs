@@ -1,4 +1,4 @@
-//! Changing a running unit between TP and EP layouts: how long it takes, what it needs, when it pays (Moebius,
+//! Switching a running unit between TP and EP layouts: how long it takes, what it needs, when it pays (Moebius,
 //! ParaSMoE).
 
 use serde::Serialize;
@@ -6,24 +6,24 @@ use serde::Serialize;
 use crate::PlanError;
 use crate::error::positive;
 
-/// Seconds in which `ranks` of one node change layouts: `(P - 1) / P W / B + max KV ingress / B + sync`. `weights`
-/// are the bytes of experts of one rank, `cache` those that the rank which receives most of the cache receives.
+/// Seconds in which `ranks` of one node switch layouts: `(P - 1) / P W / B + max KV ingress / B + sync`. `weights` are
+/// the bytes of experts of one rank, `cache` the bytes received by the rank that receives most of the cache.
 ///
-/// Also of N nodes of P GPUs that change from one EP unit to one TP unit each: `M beta (N - 1) / (N P B)` (ParaSMoE,
-/// equation 6), N being the ranks, `M beta / P` the weights and B the rate of one GPU between nodes. The way back moves
-/// nothing between nodes: every node has everything.
+/// Also applies to N nodes of P GPUs that switch from one EP unit to one TP unit each: `M beta (N - 1) / (N P B)`
+/// (ParaSMoE, equation 6), where N is the ranks, `M beta / P` the weights and B the rate of one GPU between nodes.
+/// Switching back moves nothing between nodes: every node has everything.
 pub fn switch_seconds(ranks: u64, weights: f64, cache: f64, bytes_per_second: f64, sync: f64) -> f64 {
     let moved = (ranks.max(1) - 1) as f64 / ranks.max(1) as f64 * weights;
     (moved + cache) / bytes_per_second + sync
 }
 
-/// Spare memory of a switch over the memory of the experts: `slots` layers' slots, each of one of `layers` (Moebius 1
-/// / K with one, ParaSMoE 2 / K with two).
+/// Spare memory of a switch relative to the memory of the experts: `slots` spare slots of one layer each, over `layers`
+/// (Moebius 1 / K with one, ParaSMoE 2 / K with two).
 pub fn memory_overhead(slots: u64, layers: u64) -> f64 {
     slots as f64 / layers.max(1) as f64
 }
 
-/// Seconds of a decoding step at a number of sequences, in both layouts.
+/// Seconds of a decoding step by number of sequences, in both layouts.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct StepPair {
     /// Sequences of the unit.
@@ -34,21 +34,21 @@ pub struct StepPair {
     pub ep: f64,
 }
 
-/// Where the layouts cost the same.
+/// The number of sequences at which the layouts cost the same.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub enum Crossing {
     /// TP is faster below, EP above this many sequences (B*).
     At(f64),
-    /// TP is faster at all of them.
+    /// TP is faster at all points.
     AboveAll,
-    /// EP is faster at all of them.
+    /// EP is faster at all points.
     BelowAll,
 }
 
-/// B*, straight lines drawn between measured points in rising order; the last crossing counts.
+/// B*, interpolated linearly between measured points in ascending order; the last crossing counts.
 ///
 /// # Errors
-/// [`PlanError::Value`] if there is no point, one is no time, or they do not rise.
+/// [`PlanError::Value`] without points, for an invalid time, or if they do not ascend.
 pub fn crossing(points: &[StepPair]) -> Result<Crossing, PlanError> {
     let wrong =
         |found| PlanError::Value { what: "a measured step", found, expected: "times above 0, sequences rising" };
@@ -101,12 +101,12 @@ mod tests {
         for (slots, layers, percent) in [(1, 94, 1.064), (2, 94, 2.13), (2, 60, 3.33)] {
             near(memory_overhead(slots, layers) * 100.0, percent, 0.005);
         }
-        // Graham's bound of longest-first assignment to 8 ranks, which Moebius gives for bin packing.
+        // Graham's bound for longest-first assignment to 8 ranks, which Moebius states for bin packing.
         near(4.0 / 3.0 - 1.0 / (3.0 * 8.0), 1.2917, 1e-4);
     }
 
-    /// The review's own figures: equation 10 with the other model's H and I, its slot without the down projection,
-    /// its bandwidth.
+    /// The review's own figures: equation 10 with the other model's H and I, its slot without the down projection, its
+    /// bandwidth.
     #[test]
     fn golden_errors_of_the_review() {
         near(128.0 * 3.0 * 2048.0 * 7168.0 * 94.0 / 8.0 * 2.0 / 1e9, 132.5, 0.05);
@@ -119,7 +119,7 @@ mod tests {
     }
 
     /// Decode steps of Qwen3-235B on 8 H200 at context 1024, ms, from the measured tables of NVIDIA's aiconfigurator
-    /// (Apache-2.0), rounded to 0.1 ms and thinned, so that B* is off by up to 5%.
+    /// (Apache-2.0), rounded to 0.1 ms and thinned, so B* is off by up to 5%.
     #[test]
     fn golden_crossings() {
         let sequences = [8.0, 64.0, 256.0, 512.0, 2048.0];

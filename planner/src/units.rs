@@ -1,8 +1,8 @@
-//! How many units of a cluster should run slices of experts (TP) and how many whole ones (EP) under a trace: each split
-//! is replayed with every unit fixed, and beside them all units with the switch policy ([`crate::policy`]) deciding.
+//! How many units of a cluster should run sliced experts (TP) and how many whole ones (EP) under a trace: replays each
+//! split with fixed units, and for comparison all units under the switch policy ([`crate::policy`]).
 //!
-//! Step times are the model's. A request goes to the unit with the fewest in flight; a step decodes one token for each
-//! running sequence and computes a chunk of waiting prompts.
+//! Step times come from the model. A request goes to the unit with the fewest in flight; a step decodes one token for
+//! each running sequence and computes a chunk of waiting prompts.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -18,9 +18,9 @@ use crate::policy::{
 use crate::search::Question;
 use crate::step::prefill_occupancy;
 
-/// Requests of a trace that are replayed at most, from its beginning.
+/// Maximum requests of a trace that are replayed, from its beginning.
 pub const MAX_REQUESTS: usize = 20_000;
-/// Splits that are replayed at most, evenly spread.
+/// Maximum splits that are replayed, evenly spaced.
 const MAX_SPLITS: u64 = 9;
 /// Prompt tokens of one step.
 const CHUNK_TOKENS: u64 = 8192;
@@ -28,22 +28,22 @@ const CHUNK_TOKENS: u64 = 8192;
 /// A request of a trace.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Arrival {
-    /// Since any fixed origin, not before the one before it.
+    /// Seconds since any fixed origin, in order.
     pub seconds: f64,
-    /// Of its prompt.
+    /// Prompt tokens.
     pub input_tokens: u64,
-    /// Of its answer, at least 1.
+    /// Answer tokens, at least 1.
     pub output_tokens: u64,
 }
 
 /// The result of a replay.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Replayed {
-    /// Units with whole experts; of the adaptive policy the mean over time.
+    /// Units with whole experts; for the adaptive policy the mean over time.
     pub ep_units: f64,
     /// Mean seconds from arrival to the last token.
     pub request_seconds: f64,
-    /// Changes of layout, of all units.
+    /// Layout switches of all units.
     pub switches: u64,
 }
 
@@ -58,16 +58,16 @@ pub struct UnitMix {
     pub requests: usize,
     /// Fixed splits, by units with whole experts.
     pub splits: Vec<Replayed>,
-    /// The split with the least mean time of a request.
+    /// The split with the lowest mean request time.
     pub best: Replayed,
-    /// Every unit by the policy.
+    /// Every unit under the policy.
     pub adaptive: Replayed,
 }
 
 /// Replays a trace on the units of the innermost level.
 ///
 /// # Errors
-/// [`NoSwitch`] if one of the layouts does not run there.
+/// [`NoSwitch`] if one of the layouts cannot run there.
 pub fn unit_mix(question: &Question<'_>, switching: &Switching, trace: &[Arrival]) -> Result<UnitMix, NoSwitch> {
     let plan = UnitPlan::of(question, switching)?;
     let units = question.cluster.gpus() / switching.gpus.max(1);
@@ -92,7 +92,7 @@ pub fn unit_mix(question: &Question<'_>, switching: &Switching, trace: &[Arrival
     Ok(UnitMix { units, gpus: switching.gpus, requests: trace.len(), splits, best, adaptive })
 }
 
-/// The facts that all units share.
+/// Data that all units share.
 struct UnitPlan {
     prior: Prior,
     prefill: ByLayout<f64>,
@@ -106,7 +106,7 @@ impl UnitPlan {
         let shape = question.shape;
         let ranks = switching.gpus;
         let layouts = unit_layouts(ranks);
-        // As many requests as let every rank prefill at once.
+        // Enough requests for every rank to prefill at once.
         let load = question.workload.load(ranks as f64 * question.workload.output.mean());
         let prefill = |layout| load.input_tokens / prefill_occupancy(&question.target(layout), &load);
         let room = |layout: Degrees| match question.memory(&layout) {
@@ -153,11 +153,11 @@ impl UnitPlan {
 /// A request in a unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Running {
-    /// The step that brings its last token.
+    /// The step that generates its last token.
     ends: u64,
-    /// Which of the trace.
+    /// Index in the trace.
     request: usize,
-    /// Tokens that it holds at the end.
+    /// Tokens in its cache at the end.
     tokens: u64,
 }
 
@@ -168,9 +168,9 @@ struct Unit<'a> {
     now: f64,
     steps: u64,
     running: BinaryHeap<Reverse<Running>>,
-    /// Requests and the tokens of their prompts that are still to be computed.
+    /// Requests and their uncomputed prompt tokens.
     waiting: VecDeque<(usize, Arrival, u64)>,
-    /// Tokens of them still to be computed.
+    /// Total of those tokens.
     waiting_tokens: u64,
     held: u64,
     ep_seconds: f64,
@@ -257,7 +257,7 @@ impl<'a> Unit<'a> {
     fn step(&mut self, trace: &[Arrival], ends: &mut [f64]) {
         let sequences = (self.running.len() as u32).min(self.plan.most_sequences);
         let mut prompt = 0;
-        // Prompts are computed in their order; one that does not fit the cache waits for running sequences to end.
+        // Prompts are computed in order; one that does not fit the cache waits for running sequences to end.
         while prompt < CHUNK_TOKENS {
             let Some((request, arrival, left)) = self.waiting.front_mut() else { break };
             let tokens = arrival.input_tokens.saturating_add(arrival.output_tokens);
@@ -313,7 +313,7 @@ mod tests {
         (0..requests).map(at).collect()
     }
 
-    /// Few requests want slices on every unit.
+    /// A low load favours slices on every unit.
     #[test]
     fn a_light_load_runs_slices() {
         let found = mix(2, &trace(40, 0.5));

@@ -1,4 +1,4 @@
-//! The load: request rate, lengths, what answers must keep to, classes of priority.
+//! The load: request rate, lengths, latency limits, classes of priority.
 
 use serde::Serialize;
 use serde_json::Value;
@@ -27,7 +27,7 @@ pub struct Workload {
 pub struct Objective {
     /// Seconds to the first token.
     pub ttft: Option<f64>,
-    /// Seconds from token to token.
+    /// Seconds between tokens.
     pub itl: Option<f64>,
 }
 
@@ -42,7 +42,7 @@ pub struct Class {
     pub objective: Objective,
 }
 
-/// A distribution of lengths: values and their shares, rising, shares adding up to 1.
+/// A distribution of lengths: ascending values and their shares, which add up to 1.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Lengths(Vec<(f64, f64)>);
 

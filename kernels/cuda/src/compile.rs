@@ -141,7 +141,7 @@ fn image(program: &Program, target: Target) -> Result<Vec<u8>, result::NvrtcErro
     // SAFETY: the program is alive and compiled.
     unsafe { sys::nvrtcGetCUBINSize(program.0, &raw mut bytes).result()? };
     let mut cubin = vec![0u8; bytes];
-    // SAFETY: the buffer has the size that was just asked for.
+    // SAFETY: the buffer has the size just queried.
     unsafe { sys::nvrtcGetCUBIN(program.0, cubin.as_mut_ptr().cast()).result()? };
     Ok(cubin)
 }

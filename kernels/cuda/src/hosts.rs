@@ -76,7 +76,7 @@ pub struct Hosts<W, R> {
     wire: W,
     team: Team,
     stream: Stream<R>,
-    /// As [`Region`] counts them, and what NCCL sends from or receives in.
+    /// Buffers by [`Region`], and the staging buffer for NCCL.
     regions: [Buffer; 3],
 }
 

@@ -109,7 +109,7 @@ impl Team {
         Ok(list)
     }
 
-    /// The same; all null where there are none.
+    /// The local ranks' addresses of optional buffers; all null without them.
     pub(crate) fn locals_or_null(
         &self,
         what: &'static str,

@@ -1,4 +1,4 @@
-//! Figures of GPUs.
+//! GPU data.
 
 use serde::Serialize;
 use serde_json::Value;
@@ -10,11 +10,11 @@ use crate::shape::Dtype;
 /// Memory and peak rates of one GPU. Rates are those of dense matrices, without sparsity.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Gpu {
-    /// Its name, for tables.
+    /// Name for tables.
     pub name: String,
     /// Bytes of memory (GB = 10^9).
     pub memory: f64,
-    /// Memory bandwidth, bytes a second.
+    /// Memory bandwidth in bytes per second.
     pub hbm: f64,
     /// FLOP/s with 16-bit elements.
     pub bf16: f64,
@@ -22,28 +22,28 @@ pub struct Gpu {
     pub fp8: Option<f64>,
     /// FLOP/s with 4-bit floats, if it has them.
     pub fp4: Option<f64>,
-    /// How much slower ranks compute that share processors, by how many there are; empty where each has its own GPU.
+    /// Slowdown of ranks that share processors, by their number; empty if each has its own GPU.
     pub sharing: Vec<Sharing>,
-    /// Where the figures are from.
+    /// Source of the figures.
     pub source: String,
 }
 
 /// Ranks that share the processors of one machine.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Sharing {
-    /// Ranks that compute at once.
+    /// Number of ranks that compute at once.
     pub ranks: u64,
-    /// How many times longer each takes than alone, at least 1.
+    /// Slowdown of each relative to running alone, at least 1.
     pub slowdown: f64,
 }
 
-/// How steps of several ranks that contend for processors differ from those of one rank with collectives that were
-/// measured by themselves.
+/// How steps of several ranks that contend for processors differ from those of one rank, with collectives measured
+/// separately.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Contention {
-    /// How many times longer computation takes, at least 1.
+    /// Slowdown of computation, at least 1.
     pub slowdown: f64,
-    /// Seconds that each collective waits for ranks which have not run yet.
+    /// Seconds that each collective waits for ranks that have not been scheduled yet.
     pub wait: f64,
 }
 
@@ -55,13 +55,13 @@ struct Preset {
     name: &'static str,
     memory_gb: f64,
     hbm_tb_per_second: f64,
-    /// 16 bits, 8 bits, 4 bits; 0: not there.
+    /// 16 bits, 8 bits, 4 bits; 0 if unsupported.
     tflops: [f64; 3],
     source: &'static str,
 }
 
-/// GPUs that a cluster file can name. Half of the NVLink figures of these sources is one direction, which
-/// `bandwidth_gb_per_second` of the innermost level wants: A100 300, H100, H200 and H20 450, B200, B300, GB200 and
+/// GPUs that a cluster file can name. Half of these sources' NVLink figures is one direction, as
+/// `bandwidth_gb_per_second` of the innermost level requires: A100 300, H100, H200 and H20 450, B200, B300, GB200 and
 /// GB300 900, MI300X 448.
 const PRESETS: &[Preset] = &[
     preset("H100", [80.0, 3.35], [989.4, 1978.9, 0.0], "NVIDIA H100 data sheet, SXM5, without sparsity"),
@@ -130,8 +130,8 @@ impl Gpu {
         })
     }
 
-    /// How many times longer computation takes where `ranks` compute at once: a straight line between measured numbers
-    /// of ranks, in proportion above the last.
+    /// Slowdown of computation if `ranks` compute at once: linear between measured numbers of ranks, proportional above
+    /// the last.
     pub fn slowdown(&self, ranks: u64) -> f64 {
         let (mut low, ranks) = (Sharing { ranks: 1, slowdown: 1.0 }, ranks as f64);
         for &high in &self.sharing {
@@ -144,7 +144,7 @@ impl Gpu {
         if self.sharing.is_empty() { 1.0 } else { low.slowdown * ranks / low.ranks as f64 }
     }
 
-    /// FLOP/s of a product with weights of this type. Types that the GPU lacks are widened before they are multiplied.
+    /// FLOP/s of a product with weights of this type. Types that the GPU lacks are widened first.
     pub fn flops(&self, weights: Dtype) -> f64 {
         match weights {
             Dtype::F32 => self.bf16 / 2.0,

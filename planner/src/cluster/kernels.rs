@@ -1,4 +1,4 @@
-//! Measured times of what one GPU computes, which count in place of the roofline.
+//! Measured times of a GPU's computation, which replace the roofline.
 
 use std::mem::discriminant;
 
@@ -10,7 +10,7 @@ use crate::PlanError;
 use crate::fields::Fields;
 use crate::shape::Dtype;
 
-/// One kernel, or a few that always run together, of one layer on one rank.
+/// One kernel, or several that always run together, of one layer on one rank.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(tag = "operator", rename_all = "snake_case")]
 pub enum Kernel {
@@ -23,7 +23,7 @@ pub enum Kernel {
         /// Outputs of this rank.
         outputs: u64,
     },
-    /// All products of the routed experts of one rank. Tokens are those of the whole unit, spread over all experts.
+    /// All products of the routed experts on one rank. Tokens are those of the whole unit, spread over all experts.
     Experts {
         /// Type of the weights.
         dtype: Dtype,
@@ -31,14 +31,14 @@ pub enum Kernel {
         hidden: u64,
         /// Rows of an expert's gate projection on this rank.
         width: u64,
-        /// E, of the model.
+        /// E, the model's number of experts.
         experts: u64,
         /// Experts on this rank.
         local: u64,
         /// k.
         top_k: u64,
     },
-    /// Attention over one prompt of that many tokens, nothing cached.
+    /// Attention over one prompt of this many tokens, with an empty cache.
     Prefill {
         /// Type of the cache.
         dtype: Dtype,
@@ -46,10 +46,11 @@ pub enum Kernel {
         heads: u64,
         /// Heads of keys and values of this rank.
         kv_heads: u64,
-        /// Elements of a key. Multi-head latent attention: one head for each query head, without and with position.
+        /// Elements of a key. Multi-head latent attention: one head per query head, positional and other parts
+        /// together.
         head_dim: u64,
     },
-    /// Attention of one new token for each of that many sequences.
+    /// Attention of one new token for each of this many sequences.
     Decode {
         /// Type of the cache.
         dtype: Dtype,
@@ -69,11 +70,11 @@ pub enum Kernel {
 pub struct MeasuredKernel {
     /// The kernel measured.
     pub kernel: Kernel,
-    /// Tokens (of decoding: sequences), rising, and seconds.
+    /// Tokens (for decoding: sequences), ascending, and seconds.
     pub points: Curve,
 }
 
-/// Tables of other shapes stand in up to this factor in each dimension, scaled by the roofline.
+/// Tables of other shapes are used within this factor in each dimension, scaled by the roofline.
 const NEAR: f64 = 2.0;
 
 /// The keys of a table by operator.
@@ -84,13 +85,13 @@ const KEYS: [(&str, &[&str]); 4] = [
     ("decode", &["operator", "points", "dtype", "heads", "kv_heads", "head_dim", "context"]),
 ];
 
-/// The keys of a table of this operator, if it is a kernel's.
+/// The keys of a table of this operator, if it is a kernel.
 pub(super) fn keys(operator: &str) -> Option<&'static [&'static str]> {
     KEYS.iter().find(|(known, _)| *known == operator).map(|(_, keys)| *keys)
 }
 
 impl MeasuredKernel {
-    /// Reads a table whose keys are those of its operator.
+    /// Reads a table with the keys of its operator.
     pub(super) fn read(fields: &Fields<'_>) -> Result<Self, PlanError> {
         let dtype = fields.get("dtype").and_then(Value::as_str).and_then(Dtype::of);
         let names = || Dtype::NAMES.map(|(name, _)| name).join(", ");
@@ -125,7 +126,7 @@ impl MeasuredKernel {
 }
 
 impl Kernel {
-    /// Its type, what a table that stands in for it must share, and the dimensions in which that may differ.
+    /// Type, values that a substitute table must share, and the dimensions in which it may differ.
     fn shape(&self) -> (Dtype, [u64; 2], [u64; 3]) {
         match *self {
             Self::Product { dtype, inputs, outputs } => (dtype, [1, 1], [inputs, outputs, 1]),
@@ -137,9 +138,8 @@ impl Kernel {
         }
     }
 
-    /// How far another kernel is: the sum of the logarithms of the dimensions' ratios, contexts apart. `None` if it
-    /// is of another kind or type, has another k or number of experts, or a dimension is more than twice or less than
-    /// half of this one's.
+    /// Distance to another kernel: the sum of the logarithms of the dimensions' ratios, contexts excluded. `None` if
+    /// its kind, type, k or number of experts differs, or a dimension differs by more than a factor of two.
     fn distance(&self, other: &Self) -> Option<f64> {
         let ((dtype, fixed, wanted), (other_dtype, other_fixed, found)) = (self.shape(), other.shape());
         if discriminant(self) != discriminant(other) || dtype != other_dtype || fixed != other_fixed {
@@ -157,8 +157,8 @@ impl Kernel {
     }
 }
 
-/// Seconds of `kernel` for `tokens`, if a table of it or of a near shape exists. Tables of other shapes are scaled by
-/// `modelled`, the roofline; between two measured contexts times grow evenly.
+/// Seconds of `kernel` for `tokens`, if there is a table of it or of a similar shape. Tables of other shapes are scaled
+/// by `modelled`, the roofline; between two measured contexts times are interpolated.
 pub(crate) fn seconds(
     tables: &[MeasuredKernel],
     kernel: &Kernel,
@@ -174,7 +174,7 @@ pub(crate) fn seconds(
     let above = near.filter(|table| table.kernel.context() >= context);
     let above = above.min_by(|a, b| a.kernel.context().total_cmp(&b.kernel.context()));
     let scaled = |table: &MeasuredKernel| {
-        // A neighbour's shape is scaled by the roofline at the neighbour's own context.
+        // A substitute's shape is scaled by the roofline at the substitute's own context.
         let mut shape = *kernel;
         if let Kernel::Decode { context, .. } = &mut shape {
             *context = table.kernel.context() as u64;

@@ -1,5 +1,5 @@
-//! `[[measured]]`: times of collectives, which count in place of latency and bandwidth, and of kernels, in place of the
-//! roofline. One form for all: an operator, its sizes, and `points` of a size and microseconds.
+//! `[[measured]]`: times of collectives, which replace latency and bandwidth, and of kernels, which replace the
+//! roofline. All have one form: an operator, its sizes, and `points` of a size and microseconds.
 
 use serde::Serialize;
 
@@ -16,7 +16,7 @@ pub enum Operator {
     Scatter,
     /// All-reduce; bytes of the tensor.
     AllReduce,
-    /// All-to-all; bytes that one rank has for all, itself included.
+    /// All-to-all; bytes of one rank for all ranks, itself included.
     AllToAll,
     /// From one rank to another.
     PointToPoint,
@@ -46,35 +46,36 @@ pub struct Line {
 }
 
 impl Line {
-    /// The size at which latency and bytes take equally long: smaller messages are bound by latency.
+    /// The size at which latency and bytes take equally long; smaller messages are latency-bound.
     pub fn knee(&self) -> f64 {
         self.latency / self.seconds_per_byte
     }
 }
 
-/// Times of one operator between a number of ranks of one level.
+/// Times of one operator over a number of ranks of one level.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Measured {
     /// The level's name.
     pub level: String,
     /// The collective measured.
     pub operator: Operator,
-    /// Between how many ranks.
+    /// Number of ranks.
     pub ranks: u64,
-    /// Bytes, rising, and seconds.
+    /// Bytes, ascending, and seconds.
     pub points: Curve,
 }
 
 const KEYS: &[&str] = &["level", "operator", "ranks", "points"];
-/// More points than a sweep of every size has are a mistake.
+/// Far more points than a sweep over all sizes has.
 const MAX_POINTS: usize = 4096;
 
-/// Seconds by size: one point or more, sizes rising, times above 0.
+/// Seconds by size: at least one point, ascending sizes, times above 0.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Curve(Vec<[f64; 2]>);
 
 impl Curve {
-    /// Of points of a size and seconds; `None` unless sizes rise from 0 or more and times are finite and above 0.
+    /// A curve through points of a size and seconds; `None` unless sizes ascend from 0 or more and times are finite and
+    /// above 0.
     pub fn new(points: Vec<[f64; 2]>) -> Option<Self> {
         let good =
             |[size, seconds]: &[f64; 2]| size.is_finite() && *size >= 0.0 && seconds.is_finite() && *seconds > 0.0;
@@ -87,12 +88,12 @@ impl Curve {
         &self.0
     }
 
-    /// The same sizes, each `wait` seconds later.
+    /// The curve with `wait` seconds added at every size.
     pub(super) fn later(&self, wait: f64) -> Self {
         Self(self.0.iter().map(|&[size, seconds]| [size, seconds + wait]).collect())
     }
 
-    /// `points` of a table, whose sizes are called `size`.
+    /// `points` of a table, with sizes under the key `size`.
     pub(super) fn read(fields: &Fields<'_>, size: &'static str) -> Result<Self, PlanError> {
         let point = |point: &Fields<'_>| Ok([point.not_negative(size)?, point.positive("us")? * 1e-6]);
         let points = fields.list("points", &[size, "us"], point)?;
@@ -100,18 +101,18 @@ impl Curve {
         Self::new(points).ok_or_else(|| fields.unexpected("points", expected()))
     }
 
-    /// Seconds at `size`: straight lines between points, which are exact where a time is constant, proportional, or
-    /// latency and bytes over bandwidth; only at a knee between two points they are too long. The first time below the
-    /// points, the last slope above.
+    /// Seconds at `size`, interpolated linearly, which is exact for times that are constant, proportional, or latency
+    /// plus bytes over bandwidth; only at a knee between two points it overestimates. Below the points the first time,
+    /// above them the last slope.
     pub fn seconds(&self, size: f64) -> f64 {
         let points = &self.0;
         let above = points.iter().position(|point| point[0] >= size).unwrap_or(points.len() - 1);
         let (high, low) = (points[above], points[above.saturating_sub(1)]);
         if above == 0 || high[0] <= low[0] {
-            // A single point says nothing about the slope: larger sizes take longer in proportion.
+            // A single point determines no slope: times of larger sizes are proportional.
             return if size > high[0] && high[0] > 0.0 { high[1] * size / high[0] } else { high[1] };
         }
-        // Noise must not make an extrapolated time fall.
+        // Noise must not make an extrapolated time decrease.
         let slope = ((high[1] - low[1]) / (high[0] - low[0])).max(if size > high[0] { 0.0 } else { f64::NEG_INFINITY });
         if size > high[0] { high[1] + slope * (size - high[0]) } else { low[1] + slope * (size - low[0]) }
     }
@@ -120,9 +121,9 @@ impl Curve {
 /// The tables of a cluster file.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Tables {
-    /// Of collectives.
+    /// Tables of collectives.
     pub collectives: Vec<Measured>,
-    /// Of kernels.
+    /// Tables of kernels.
     pub kernels: Vec<MeasuredKernel>,
 }
 
@@ -157,7 +158,7 @@ impl Measured {
         })
     }
 
-    /// The line through the smallest and the largest size; `None` where time does not grow with the bytes.
+    /// The line through the smallest and the largest size; `None` if time does not grow with the bytes.
     pub fn line(&self) -> Option<Line> {
         let (first, last) = (self.points.0.first()?, self.points.0.last()?);
         let seconds_per_byte = (last[1] - first[1]) / (last[0] - first[0]);
@@ -197,7 +198,7 @@ mod tests {
             (line.seconds_per_byte - 8e-6 / 3000.0).abs() < 1e-15 && (line.knee() - 2750.0).abs() < 1e-6,
             "{line:?}"
         );
-        // Other ranks, operators and levels are modelled.
+        // Other numbers of ranks, operators and levels are modelled.
         let modelled = Cluster { measured: Tables::default(), ..cluster.clone() };
         for group in [Group { size: 4, stride: 1 }, Group { size: 2, stride: 8 }, Group { size: 16, stride: 1 }] {
             assert_eq!(cluster.span(group).all_reduce(1e6), modelled.span(group).all_reduce(1e6));

@@ -2,9 +2,9 @@
 //!
 //! | module | what |
 //! |---|---|
-//! | `gpu` | figures of a GPU, presets with their sources |
+//! | `gpu` | GPU data, presets with their sources |
 //! | `measured` | `[[measured]]`: times of collectives and kernels |
-//! | `kernels` | which kernels, and the nearest table of one |
+//! | `kernels` | kernels, and the nearest table for each |
 //! | `span` | which levels a group of ranks crosses |
 
 mod gpu;
@@ -29,7 +29,7 @@ pub struct Cluster {
     pub gpu: Gpu,
     /// Links, innermost first: level 0 connects GPUs, level 1 groups of `levels[0].count` GPUs, and so on.
     pub levels: Vec<Level>,
-    /// Measured times that count in place of the levels' figures and the roofline.
+    /// Measured times, which replace the levels' figures and the roofline.
     pub measured: Tables,
     /// US dollars an hour for one GPU, if known.
     pub usd_per_gpu_hour: Option<f64>,
@@ -38,7 +38,7 @@ pub struct Cluster {
 /// Links of one kind.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Level {
-    /// For messages.
+    /// Name for messages.
     pub name: String,
     /// Members of the level below that these links connect.
     pub count: u64,
@@ -50,14 +50,14 @@ pub struct Level {
 
 const KEYS: &[&str] = &["gpu", "levels", "measured", "usd_per_gpu_hour"];
 const LEVEL_KEYS: &[&str] = &["name", "count", "bandwidth_gb_per_second", "latency_us"];
-/// A plan lists the part of each rank, so there is a limit.
+/// A plan lists the part of each rank, hence a limit.
 const MAX_GPUS: u64 = 1 << 16;
-/// GPU, NVLink domain, node, rack, hall, data centre: more than eight is a mistake.
+/// GPU, NVLink domain, node, rack, hall, data centre: more than eight levels are a mistake.
 const MAX_LEVELS: usize = 8;
 
 impl Cluster {
-    /// This cluster, where `ranks` ranks contend for its processors: what they share is known, and measured collectives
-    /// between as many of them take longer by the wait.
+    /// This cluster with `ranks` ranks contending for its processors: their sharing is given by `contention`, and
+    /// measured collectives between that many ranks take longer by its wait.
     pub fn contended(&self, ranks: u64, contention: Contention) -> Self {
         let mut cluster = self.clone();
         let sharing = &mut cluster.gpu.sharing;

@@ -1,4 +1,4 @@
-//! Which levels a group of ranks crosses: its members are `size` GPUs, each `stride` after the one before.
+//! Levels crossed by a group of ranks whose members are `size` GPUs, `stride` apart.
 
 use super::{Cluster, Level, Measured, Operator};
 
@@ -7,17 +7,17 @@ use super::{Cluster, Level, Measured, Operator};
 pub struct Group {
     /// Ranks.
     pub size: u64,
-    /// From one to the next, in GPUs.
+    /// Distance between members in GPUs.
     pub stride: u64,
 }
 
-/// How a group lies over the levels.
+/// How a group is distributed over the levels.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Span<'a> {
     cluster: &'a Cluster,
-    /// Members that a member reaches without leaving level l, itself included; rising, the last is the size.
+    /// Members within reach of a member without leaving level l, itself included; ascending, the last is the size.
     reach: Vec<f64>,
-    /// Share of the links' bandwidth that is reached.
+    /// Achieved share of the links' bandwidth.
     share: f64,
     /// Seconds of every operation beyond its latencies.
     overhead: f64,
@@ -33,7 +33,7 @@ struct Crossed<'a> {
 }
 
 impl Cluster {
-    /// How a group lies over the levels.
+    /// The distribution of a group over the levels.
     pub fn span(&self, group: Group) -> Span<'_> {
         let mut domain = 1;
         let last = self.levels.len() - 1;
@@ -46,8 +46,8 @@ impl Cluster {
 }
 
 impl<'a> Span<'a> {
-    /// With a share of the bandwidth, and seconds that every operation takes beyond its latencies. Neither counts
-    /// where times were measured.
+    /// Sets the achieved share of the bandwidth, and seconds that every operation takes beyond its latencies. Measured
+    /// times ignore both.
     pub fn tuned(self, share: f64, overhead: f64) -> Self {
         Self { share, overhead, ..self }
     }
@@ -68,7 +68,7 @@ impl<'a> Span<'a> {
         level.latency + bytes / (level.bytes_per_second * self.share)
     }
 
-    /// The table of an operator if it was measured between as many ranks of the one level that the group crosses.
+    /// The table of an operator if it was measured over as many ranks of the only level that the group crosses.
     fn table(&self, operator: Operator) -> Option<&'a Measured> {
         let mut crossed = self.crossed();
         let (Some(first), None) = (crossed.next(), crossed.next()) else { return None };
@@ -78,12 +78,12 @@ impl<'a> Span<'a> {
         self.cluster.measured.collectives.iter().find(fits)
     }
 
-    /// Whether the times of an operator are measured ones.
+    /// Whether the times of an operator are measured.
     pub fn is_measured(&self, operator: Operator) -> bool {
         self.table(operator).is_some()
     }
 
-    /// Seconds of an operation: as measured if the group is that of a table, else as modelled.
+    /// Seconds of an operation: measured if a table covers the group, otherwise modelled.
     fn operation(&self, operator: Operator, bytes: f64, modelled: impl Fn() -> f64) -> f64 {
         if self.size() <= 1.0 {
             return 0.0;
@@ -92,8 +92,8 @@ impl<'a> Span<'a> {
     }
 
     /// Seconds of a reduce-scatter or an allgather of `bytes`, the size of the whole tensor (MixServe, equation 1, with
-    /// a bandwidth and a latency for each level): every level moves `x (d - 1) / (d B)` and adds its latency once,
-    /// where x is what the levels inside it left.
+    /// a bandwidth and a latency per level): every level moves `x (d - 1) / (d B)` and adds its latency once, where x
+    /// is what the inner levels left.
     pub fn scatter(&self, bytes: f64) -> f64 {
         self.operation(Operator::Scatter, bytes, || self.modelled_scatter(bytes))
     }
@@ -112,7 +112,7 @@ impl<'a> Span<'a> {
     }
 
     /// Seconds of an all-to-all in which each member has `bytes` for all members together, itself included (MixServe,
-    /// equation 3): what leaves for the members that only level l reaches goes over its links, level after level.
+    /// equation 3): data for members within reach only through level l crosses its links, level after level.
     pub fn all_to_all(&self, bytes: f64) -> f64 {
         let of = |at: Crossed<'_>| self.sent(at.level, bytes * (at.reach - at.below) / self.size());
         self.operation(Operator::AllToAll, bytes, || self.crossed().map(of).sum())
@@ -182,8 +182,8 @@ mod tests {
     }
 
     proptest! {
-        /// Over equal links without latency the hierarchy is worth nothing: every collective costs what one flat
-        /// level costs.
+        /// Over equal links without latency the hierarchy gains nothing: every collective costs as much as on one flat
+        /// level.
         #[test]
         fn levels_of_equal_links_are_one_level(size in 0u32..6, stride in 0u32..6, bytes in 1.0f64..1e9) {
             prop_assume!(size + stride <= 5);

@@ -12,7 +12,7 @@ pub struct Stream {
     pub workers: u64,
     /// B, bytes a second of one worker.
     pub bytes_per_second: f64,
-    /// Lat_PE, seconds of computation before the experts, behind which experts can travel.
+    /// Lat_PE, seconds of computation before the experts, which can hide the transfer of experts.
     pub before_experts: f64,
     /// D, bytes of hidden states of one worker.
     pub data_bytes: f64,
@@ -21,10 +21,10 @@ pub struct Stream {
 }
 
 impl Stream {
-    /// Whether the values are possible.
+    /// Checks all values.
     ///
     /// # Errors
-    /// [`PlanError::Value`] about the first one that is not.
+    /// [`PlanError::Value`] for the first invalid one.
     pub fn check(&self) -> Result<(), PlanError> {
         positive("the workers less one", self.workers as f64 - 1.0)?;
         positive("the bandwidth in bytes/s", self.bytes_per_second)?;
@@ -33,8 +33,8 @@ impl Stream {
         positive("the bytes of experts", self.expert_bytes).map(drop)
     }
 
-    /// Seconds if a share `p` of what leaves a worker travels as data (equation 10):
-    /// `max(PE, (1 - p) P_E (G - 1) / B) + 2 p D (G - 1) / (G B)`. Expert computation is hidden and not counted.
+    /// Seconds if a share `p` of what leaves a worker is sent as data (equation 10): `max(PE, (1 - p) P_E (G - 1) / B)
+    /// + 2 p D (G - 1) / (G B)`. Expert computation is hidden and not counted.
     pub fn seconds(&self, p: f64) -> f64 {
         let (workers, others) = (self.workers as f64, self.workers as f64 - 1.0);
         let experts = (1.0 - p) * self.expert_bytes * others / self.bytes_per_second;
@@ -47,8 +47,8 @@ impl Stream {
         (self.workers - size.clamp(1, self.workers)) as f64 / (self.workers as f64 - 1.0)
     }
 
-    /// Bytes that one worker receives in a layer with domains of `size`: experts `P_E (S - 1)`, tokens there and back
-    /// `2 D (1 - S / G)`. With one domain they do not depend on the tokens (Figure 16).
+    /// Bytes that one worker receives in a layer with domains of `size`: experts `P_E (S - 1)`, tokens in dispatch and
+    /// combine `2 D (1 - S / G)`. With one domain they do not depend on the tokens (Figure 16).
     pub fn traffic(&self, size: u64) -> [f64; 2] {
         let size = size.clamp(1, self.workers) as f64;
         [self.expert_bytes * (size - 1.0), 2.0 * self.data_bytes * (1.0 - size / self.workers as f64)]
@@ -58,18 +58,18 @@ impl Stream {
 /// A level of a hierarchy, outermost first.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct HybridLevel {
-    /// SF, workers inside one worker of the level outside.
+    /// SF, workers inside one worker of the next outer level.
     pub workers: u64,
     /// Bytes a second of one GPU over these links.
     pub bytes_per_second: f64,
 }
 
-/// How gathered experts are used in serving.
+/// Use of gathered experts in serving.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub enum Use {
-    /// Gathered once, kept: at most this many bytes on a GPU for all `layers` MoE layers.
+    /// Gathered once and kept: at most this many bytes on a GPU for all `layers` MoE layers.
     Resident {
-        /// Bytes of a GPU for experts, its own included.
+        /// Bytes for experts on a GPU, its own included.
         memory: f64,
         /// MoE layers.
         layers: u64,
@@ -78,36 +78,37 @@ pub enum Use {
     Streamed,
 }
 
-/// Domain sizes, and what a layer then takes.
+/// Domain sizes, and the resulting time of a layer.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Choice {
     /// S of each level, outermost first.
     pub domains: Vec<u64>,
     /// Seconds of a layer, without expert computation.
     pub seconds: f64,
-    /// The same without domains: expert parallelism over everything.
+    /// Seconds of a layer without domains: expert parallelism over everything.
     pub ep_seconds: f64,
-    /// Bytes of experts on a GPU, one layer.
+    /// Bytes of experts on a GPU for one layer.
     pub expert_bytes: f64,
 }
 
-/// The fastest sizes of domains over all levels: of [`domain_choices`].
+/// The fastest of [`domain_choices`].
 ///
 /// # Errors
-/// As there.
+/// [`PlanError::Value`] for invalid values of `stream` or of a level.
 pub fn best_domains(stream: &Stream, levels: &[HybridLevel], used: Use) -> Result<Choice, PlanError> {
     let mut choices = domain_choices(stream, levels, used)?;
     choices.sort_by(|a, b| a.seconds.total_cmp(&b.seconds));
-    // There is at least that of no domains.
+    // Never empty: no domains are always a choice.
     Ok(choices.swap_remove(0))
 }
 
-/// All sizes of domains over all levels that fit the memory, and none. A GPU gathers from the outermost level inwards:
-/// at level l it receives the experts that its peers have gathered outside, `P_E x prod(S_j, j < l) x (S_l - 1)` bytes,
-/// and sends `D (1 - S_l / SF_l)` of its data, twice. `stream` gives everything but workers and bandwidth.
+/// All domain sizes over all levels that fit the memory, including none. A GPU gathers from the outermost level
+/// inwards: at level l it receives the experts that its peers have gathered further out, `P_E x prod(S_j, j < l) x (S_l
+/// - 1)` bytes, and sends `D (1 - S_l / SF_l)` of its data, twice. `stream` provides everything except workers and
+/// bandwidth.
 ///
 /// # Errors
-/// [`PlanError::Value`] about impossible values of `stream` or of a level.
+/// [`PlanError::Value`] for invalid values of `stream` or of a level.
 pub fn domain_choices(stream: &Stream, levels: &[HybridLevel], used: Use) -> Result<Vec<Choice>, PlanError> {
     let workers: u64 = levels.iter().map(|level| level.workers).product();
     Stream { workers, bytes_per_second: 1.0, ..*stream }.check()?;
@@ -170,8 +171,8 @@ mod tests {
         }
     }
 
-    /// The best p (equations 11 and 12: 0 if data cost at least what experts do, else as little as hides the experts),
-    /// found by halving: seconds fall and then rise with p.
+    /// The best p (equations 11 and 12: 0 if data cost at least as much as experts, otherwise the minimum that hides
+    /// the experts), found by bisection: seconds first fall and then rise with p.
     fn best_share(stream: &Stream) -> f64 {
         let (mut low, mut high) = (0.0, 1.0);
         for _ in 0..200 {
@@ -186,7 +187,7 @@ mod tests {
         best_domains(stream, &[level], Use::Streamed).unwrap()
     }
 
-    /// Table IV with its PE, which does not give its p, and with ten times that, which does.
+    /// Table IV with its PE, which does not reproduce its p, and with ten times that, which does.
     #[test]
     fn golden_shares_of_table_four() {
         let share = |stream: Stream| (best_share(&stream) * 1e3).round() / 1e3;
@@ -231,7 +232,7 @@ mod tests {
     }
 
     proptest! {
-        /// No share is better than the best one, and one level of domains is the stream model.
+        /// No share beats the best one, and one level of domains equals the stream model.
         #[test]
         fn the_optimum_is_one(
             workers in 2u64..64, before in 0.0f64..1e-2, data in 1e3f64..1e9, expert in 1e3f64..1e9, p in 0.0f64..1.0,

@@ -5,7 +5,8 @@
 //! block    -> intra-node + inter-node | parallel     parallel -> TP | EP (DP) = degree      degree -> 2^k
 //! ```
 //!
-//! Attention takes TP and DP, experts TP and EP. Three counts differ by what is called the same; the first is searched:
+//! Attention takes TP and DP, experts TP and EP. Three counts differ in what they consider equal; the first is
+//! searched:
 //!
 //! | a block of 2^m GPUs counts as | strategies for 8, 16, 32, 64 GPUs |
 //! |---|---|
@@ -15,8 +16,8 @@
 
 use crate::layout::Layout;
 
-/// All layouts of `gpus` GPUs by their degrees, PP x (TP, DP) x (TP, EP); only powers of two have any. Fewest stages
-/// first, then most tensor parallelism.
+/// All layouts of `gpus` GPUs by their degrees, PP x (TP, DP) x (TP, EP); none unless it is a power of two. Fewest
+/// stages first, then most tensor parallelism.
 pub fn strategies(gpus: u64) -> Vec<Layout> {
     let mut layouts = Vec::new();
     if !gpus.is_power_of_two() {
@@ -34,7 +35,7 @@ pub fn strategies(gpus: u64) -> Vec<Layout> {
     layouts
 }
 
-/// Powers of two up to and with `most`.
+/// Powers of two up to and including `most`.
 fn degrees(most: u64) -> impl Iterator<Item = u64> {
     (0..=most.ilog2()).map(|exponent| 1 << exponent)
 }
@@ -62,7 +63,7 @@ mod tests {
     /// Kinds (TP or the other one) and degrees, the inner one first.
     type Block = Vec<(bool, u64)>;
 
-    /// A block is one kind of the whole degree, or a kind and a degree inside nodes and a kind for the rest.
+    /// A block is one kind over the whole degree, or a kind and a degree inside nodes and a kind for the rest.
     fn blocks(stage: u64, node: u64) -> Vec<Block> {
         let mut blocks: Vec<Block> = [false, true].map(|tensor| vec![(tensor, stage)]).into();
         for inner in degrees(stage.min(node)) {
@@ -73,7 +74,7 @@ mod tests {
         blocks
     }
 
-    /// Equal for trees that mean the same: a kind of degree 1 is none, and two of a kind are one.
+    /// Equal for equivalent trees: a kind of degree 1 disappears, and adjacent equal kinds merge.
     fn meaning(block: &Block) -> Block {
         let parts: Block = block.iter().copied().filter(|part| part.1 > 1).collect();
         match parts[..] {
@@ -82,8 +83,8 @@ mod tests {
         }
     }
 
-    /// Every tree written out; a strategy without PP and one with PP = 1 are two. Meanings are counted where a border
-    /// inside the node hides none: where nodes are smaller than stages, some inner degrees have no tree.
+    /// Enumerates every tree; a strategy without PP and one with PP = 1 are distinct. Meanings are counted only if no
+    /// node boundary hides some: if nodes are smaller than stages, some inner degrees have no tree.
     #[test]
     fn golden_counts_of_the_trees_written_out() {
         for (gpus, node, trees, meanings) in [

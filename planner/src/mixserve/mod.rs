@@ -1,11 +1,11 @@
-//! MixServe's own formulas, as corrected, and its grammar of strategies.
+//! MixServe's formulas with corrections, and its grammar of strategies.
 //!
 //! | module | what |
 //! |---|---|
 //! | `grammar` | all strategies, counted and listed (section III-B1) |
 //! | `queue` | waiting (equation 7) |
 //!
-//! `README.md` lists what is wrong in the printed ones.
+//! `README.md` lists the errors in the printed ones.
 
 mod grammar;
 mod queue;

@@ -1,13 +1,13 @@
-//! Waiting, and what a request sees.
+//! Waiting times.
 
 use crate::PlanError;
 use crate::error::{not_negative, positive};
 
 /// Mean wait before service in an M/M/1 queue: `arriving / (served (served - arriving))`, in seconds if both rates
-/// are of the same unit a second (equation 7; `served` is a rate of that unit, never steps).
+/// count the same unit per second (equation 7; `served` is a rate of that unit, never steps).
 ///
 /// # Errors
-/// [`PlanError::Unstable`] if at least as much arrives as is served, [`PlanError::Value`] about an invalid rate.
+/// [`PlanError::Unstable`] if at least as much arrives as is served, [`PlanError::Value`] for an invalid rate.
 pub fn waiting(arriving: f64, served: f64, unit: &'static str) -> Result<f64, PlanError> {
     not_negative("the arrival rate", arriving)?;
     positive("the service rate", served)?;
@@ -17,12 +17,13 @@ pub fn waiting(arriving: f64, served: f64, unit: &'static str) -> Result<f64, Pl
     Ok(arriving / (served * (served - arriving)))
 }
 
-/// Mean waits of classes with these shares of the arrivals, highest priority first, in an M/M/1 queue whose server
-/// ends what it began (Cobham): `rho / (mu (1 - s_before) (1 - s_with))`, s being the utilisation by the classes
-/// before this one, without and with it.
+/// Mean waits of classes with these shares of the arrivals, highest priority first, in a non-preemptive M/M/1 queue
+/// (Cobham): `rho / (mu (1 - s_before) (1 - s_with))`, where s is the utilisation by the higher classes, without and
+/// with this one.
 ///
 /// # Errors
-/// As [`waiting`], of all classes together.
+/// [`PlanError::Unstable`] if at least as much arrives as is served in all classes together, [`PlanError::Value`] for
+/// an invalid rate.
 pub fn class_waits(arriving: f64, served: f64, shares: &[f64], unit: &'static str) -> Result<Vec<f64>, PlanError> {
     waiting(arriving, served, unit)?;
     let load = arriving / served;
@@ -53,8 +54,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever the order, waits weighted by arrivals add up to the wait without classes (Kleinrock's
-        /// conservation law).
+        /// For any order, waits weighted by arrivals add up to the wait without classes (Kleinrock's conservation law).
         #[test]
         fn classes_share_one_wait(served in 0.1f64..1e3, load in 0.0f64..0.99, cuts in prop::collection::vec(0.1f64..1.0, 1..5)) {
             let sum: f64 = cuts.iter().sum();

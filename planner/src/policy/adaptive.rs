@@ -1,17 +1,17 @@
-//! The policy that measures its own thresholds and knows when not to switch.
+//! A policy that measures its own thresholds and knows when not to switch.
 //!
-//! At each step boundary it predicts what a step takes in both layouts at the batch that is coming and the prompt
-//! tokens that arrive, `D = min(f / (1 - a / p), f + C / p)`: decode time f, arrival rate a, prefill rate p, and at
-//! most C prompt tokens in a step. The *gain* is the share of D that the other layout saves.
+//! At each step boundary it predicts a step's time in both layouts for the upcoming batch and the arriving prompt
+//! tokens, `D = min(f / (1 - a / p), f + C / p)`: decode time f, arrival rate a, prefill rate p, and at most C prompt
+//! tokens in a step. The *gain* is the share of D that the other layout saves.
 //!
-//! Beside it stands the *regret*: what the steps made since would have saved in the other layout, times the requests
-//! in flight, in request-seconds. A step that is faster here takes off it, and so does a small allowance at each step.
+//! The *regret* is what past steps would have saved in the other layout, times the requests in flight, in
+//! request-seconds. A step that is faster in this layout reduces it, and so does a small allowance per step.
 //!
-//! It switches when regret plus gain over the horizon exceed what the way there and the way back cost: the way there
-//! stops the requests in flight for the switch time at the live KV, and the way back will cost what coming here cost
-//! the last time. So a large gain pays at once, a small one after it has lasted, and one that comes and goes never. A
-//! switch that earned less than the ways there and back doubles what the next one has to earn; one that earned it
-//! halves that again.
+//! It switches when regret plus gain over the horizon exceed the cost of switching there and back: switching stops the
+//! requests in flight for the switch time at the live KV, and switching back is assumed to cost what the last switch to
+//! this layout did. So a large gain pays at once, a small one after it has lasted, and an intermittent one never. A
+//! switch that earned less than the cost there and back doubles the requirement for the next one; one that earned it
+//! halves the requirement again.
 
 use super::arrivals::Arrivals;
 use super::learned::Learned;
@@ -20,38 +20,38 @@ use super::{
     SwitchCost, SwitchPolicy, UnitView,
 };
 
-/// The most that the required gain of a switch is raised to, as a factor of its cost.
+/// Maximum factor by which the required gain of a switch is raised.
 const MAX_PATIENCE: f64 = 8.0;
-/// A failed switch is tried again after the dwell, doubled at most so often.
+/// A failed switch is retried after the dwell time, which doubles at most this often.
 const MAX_FAILURES: u32 = 6;
 
-/// Where the policy stands.
+/// The policy's state.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum State {
     /// May switch.
     Stable,
-    /// Switched or failed a moment ago.
+    /// Switched or failed recently.
     Dwelling {
-        /// May switch again at this time.
+        /// The time at which it may switch again.
         until: f64,
     },
-    /// Asked for a switch whose end has not been reported.
+    /// Waiting for the outcome of a requested switch.
     Switching {
-        /// To this layout.
+        /// The target layout.
         to: Layout,
     },
 }
 
-/// The other layout against this one at a moment.
+/// A comparison of the other layout with the current one.
 #[derive(Clone, Copy, Debug)]
 struct Comparison {
     /// Share of a step's time that the other layout saves.
     gain: f64,
-    /// Prompt tokens per second of each when its steps are full of them.
+    /// Prompt tokens per second of each layout in steps full of them.
     prefill: ByLayout<f64>,
 }
 
-/// The adaptive policy; see the module's text.
+/// The adaptive policy; see the module documentation.
 #[derive(Clone, Debug)]
 pub struct Adaptive {
     settings: Settings,
@@ -65,13 +65,13 @@ pub struct Adaptive {
     now: f64,
     /// Requests in flight at the last decision.
     in_flight: f64,
-    /// Request-seconds lost since the other layout became the faster one.
+    /// Request-seconds lost since the other layout became faster.
     regret: f64,
-    /// Request-seconds saved by the last switch so far, and what it took.
+    /// Request-seconds saved by the last switch so far, and its cost.
     earned: f64,
     price: f64,
-    /// Request-seconds that the last switch to each layout cost: lost before it was decided, and while it stopped the
-    /// unit. What a way back to it will cost again.
+    /// Request-seconds that the last switch to each layout cost: lost before the decision, and while it stopped the
+    /// unit. The estimate for switching back to it.
     way: ByLayout<f64>,
     /// Seconds of the last switch.
     stopped_seconds: f64,
@@ -82,7 +82,7 @@ pub struct Adaptive {
 }
 
 impl Adaptive {
-    /// A policy with a prior, the cost of a switch and the KV room of both layouts.
+    /// A policy with a prior, the cost of a switch and the KV capacity of both layouts.
     pub fn new(
         settings: Settings,
         prior: Prior,
@@ -112,13 +112,13 @@ impl Adaptive {
         })
     }
 
-    /// The layout that the prior prefers at a batch of `sequences`, to start a unit in. `None` where it says nothing.
+    /// The layout that the prior prefers at a batch of `sequences`, for a unit's start. `None` if it covers neither.
     pub fn start_layout(prior: &Prior, sequences: u32) -> Option<Layout> {
         let seconds = |layout: Layout| prior[layout].steps.as_ref()?.seconds(sequences);
         Some(if seconds(Layout::Ep)? < seconds(Layout::Tp)? { Layout::Ep } else { Layout::Tp })
     }
 
-    /// Where it stands at the time `at`.
+    /// The state at the time `at`.
     pub fn state(&self, at: f64) -> State {
         match self.state {
             State::Dwelling { until } if at >= until => State::Stable,
@@ -150,8 +150,7 @@ impl Adaptive {
         Ok(Comparison { gain: 1.0 - step[unit.layout.other()] / step[unit.layout], prefill })
     }
 
-    /// Adds to the regret what a step that was made would have saved in the other layout, times the requests in
-    /// flight.
+    /// Adds to the regret what a completed step would have saved in the other layout, times the requests in flight.
     fn account(&mut self, step: &Step) {
         let seconds = |layout: Layout| {
             let decode = match step.sequences {
@@ -165,16 +164,16 @@ impl Adaptive {
             Some(decode + prefill)
         };
         let (Some(here), Some(there)) = (seconds(step.layout), seconds(step.layout.other())) else { return };
-        // As in a CUSUM test, the allowance keeps a difference around zero from adding up to a reason by chance.
+        // As in a CUSUM test, the allowance keeps fluctuations around zero from accumulating by chance.
         let allowance = self.settings.least_gain * here;
         self.regret = (self.regret + (here - there - allowance) * self.in_flight).max(0.0);
         self.earned -= (here - there) * self.in_flight;
     }
 
-    /// The first request that would miss its target here and has its first token sooner after a switch.
+    /// The first request that would miss its target in this layout and get its first token sooner after a switch.
     fn urgent(&self, unit: &UnitView<'_>, compared: &Comparison, switch_seconds: f64) -> Option<Cause> {
         let to = unit.layout.other();
-        // More room there lets in what memory keeps out here.
+        // More room in the other layout admits requests that memory keeps out of this one.
         let stuck = unit.blocked && self.room_tokens[to] > self.room_tokens[unit.layout];
         unit.heads.iter().find_map(|&Head { priority, waited_seconds, tokens_ahead }| {
             let target = self.settings.ttft.iter().find(|target| target.priority == priority)?;
@@ -187,7 +186,7 @@ impl Adaptive {
         })
     }
 
-    /// Whether the gain pays for the way there and the way back, or why not.
+    /// Whether the gain pays for switching there and back; otherwise why not.
     fn paying(&self, gain: f64, to: Layout, switch_seconds: f64) -> Result<Cause, Stay> {
         if gain < self.settings.least_gain {
             return Err(Stay::Best { gain });
@@ -209,7 +208,7 @@ impl Adaptive {
         match self.state(self.now) {
             State::Switching { to } => return Err(Stay::Switching { to }),
             State::Dwelling { until } => {
-                // Requests that came while the unit stood still waited, too.
+                // Requests that arrived while the unit was stopped waited, too.
                 let price = self.stopped_seconds * self.in_flight;
                 if self.failures == 0 && price > self.price {
                     self.way[unit.layout] += price - self.price;

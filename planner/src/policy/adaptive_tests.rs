@@ -47,7 +47,7 @@ fn view(layout: Layout, running: u32) -> UnitView<'static> {
     }
 }
 
-/// Decodes at a batch for some seconds; the first switch that is decided, with its time.
+/// Decodes at a batch for some seconds; returns the first switch decided, and its time.
 fn decode(policy: &mut Adaptive, from: f64, seconds: f64, unit: &UnitView<'_>, step: f64) -> Option<(f64, Switch)> {
     let steps = (seconds / step) as u32;
     (0..steps).find_map(|number| {
@@ -185,7 +185,7 @@ struct Moment {
     waiting: u32,
     promised: u64,
     prompt: u32,
-    /// Of the step's true time over the prior's; not always a number.
+    /// The step's true time over the prior's; may be NaN.
     factor: f64,
     fails: bool,
 }
@@ -205,7 +205,7 @@ fn moment() -> impl Strategy<Value = Moment> {
     )
 }
 
-/// Plays a schedule; the switches with their times and promised tokens, and all decisions.
+/// Plays a schedule; returns the switches with their times and promised tokens, and all decisions.
 fn play(mut policy: Adaptive, moments: &[Moment]) -> (Vec<(f64, Layout, u64)>, Vec<Decision>) {
     let (mut at, mut layout) = (0.0, Layout::Tp);
     let (mut switches, mut decisions) = (Vec::new(), Vec::new());
@@ -255,7 +255,7 @@ proptest! {
         for (at, to, promised) in switches {
             prop_assert!(promised as f64 <= ROOM[to] as f64 * settings().guard_close, "{} {:?} {}", at, to, promised);
         }
-        // After a refusal none is granted before the need has fallen to the lower limit.
+        // After a refusal none is granted until the need has fallen to the lower limit.
         let mut closed = ByLayout { tp: false, ep: false };
         for (moment, decision) in moments.iter().zip(&decisions) {
             for layout in [Layout::Tp, Layout::Ep] {
@@ -271,7 +271,7 @@ proptest! {
 
     #[test]
     fn curves_that_do_not_cross_give_no_switch(moments in prop::collection::vec(moment(), 1..150)) {
-        // Steps as the prior says, so that nothing else is learned.
+        // Steps take the prior's times, so that nothing else is learned.
         let moments: Vec<Moment> = moments.into_iter().map(|moment| Moment { factor: f64::NAN, ..moment }).collect();
         let (switches, _) = play(policy(prior([0.01, 0.04], [0.015, 0.05], [30e3, 30e3])), &moments);
         prop_assert!(switches.is_empty(), "{:?}", switches);

@@ -1,9 +1,9 @@
-//! Prompt tokens per second that arrive: the greater of a fast and a slow moving average, the fast one less its noise.
+//! Arriving prompt tokens per second: the larger of a fast and a slow moving average, the fast one less its noise.
 
 /// The fast average counts where it exceeds the slow one by this many standard deviations.
 const DEVIATIONS: f64 = 2.0;
 
-/// A sum whose terms fade.
+/// A sum whose terms decay.
 #[derive(Clone, Copy, Debug)]
 struct Fading {
     window_seconds: f64,
@@ -25,15 +25,15 @@ impl Fading {
         self.at = self.at.max(at);
     }
 
-    /// The moving average of what was added a second.
+    /// The moving average per second.
     fn rate(&self, at: f64) -> f64 {
         self.left(at) / self.window_seconds
     }
 }
 
-/// The arrival rate: a burst shows in the fast average at once, and a pause of a moment does not hide it in the slow
-/// one. A few long prompts are no burst: if arrivals are Poisson with sizes x, the variance of an average over the
-/// window w is E(x^2) times their rate over 2 w, which the slow window estimates.
+/// The arrival rate: a burst shows in the fast average at once, and a short pause is bridged by the slow one. A few
+/// long prompts are not a burst: if arrivals are Poisson with sizes x, the variance of an average over the window w is
+/// E(x^2) times their rate over 2 w, which the slow window estimates.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Arrivals {
     fast: Fading,

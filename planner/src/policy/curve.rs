@@ -1,6 +1,6 @@
-//! Decode step time by batch, of one layout: measured points, interpolated.
+//! Decode step time of one layout by batch: measured points, interpolated.
 
-/// More points than any table of measurements has; a longer one is refused.
+/// Far more points than any table of measurements has; longer ones are refused.
 pub const MAX_POINTS: usize = 4096;
 
 /// One measurement.
@@ -12,7 +12,7 @@ pub struct Point {
     pub seconds: f64,
 }
 
-/// Why points are no curve.
+/// Why points do not form a curve.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CurveError {
@@ -22,7 +22,7 @@ pub enum CurveError {
         /// How many there are.
         found: usize,
     },
-    /// The batches do not rise.
+    /// The batches do not ascend.
     #[error("a batch of {sequences} follows one of {before}, expected rising batches from 1")]
     Order {
         /// The batch.
@@ -30,7 +30,7 @@ pub enum CurveError {
         /// The one before it, or 0.
         before: u32,
     },
-    /// A time that no step takes.
+    /// An impossible step time.
     #[error("a step of {sequences} sequences takes {seconds} s, expected a positive number")]
     Seconds {
         /// The batch.
@@ -48,7 +48,7 @@ pub struct StepCurve {
 }
 
 impl StepCurve {
-    /// A curve through `points`, batches rising.
+    /// A curve through `points` with ascending batches.
     pub fn new(points: Vec<Point>) -> Result<Self, CurveError> {
         if points.is_empty() || points.len() > MAX_POINTS {
             return Err(CurveError::Count { found: points.len() });

@@ -1,11 +1,11 @@
-//! The policy without a choice.
+//! The policy of a fixed layout.
 
 use super::{Decision, Event, Layout, Stay, SwitchPolicy, UnitView};
 
 /// Never switches.
 #[derive(Clone, Copy, Debug)]
 pub struct Fixed {
-    /// Of the unit it is asked for.
+    /// The unit's layout.
     pub layout: Layout,
 }
 

@@ -1,20 +1,20 @@
-//! Step times by layout and batch: a prior, corrected by what steps really take.
+//! Step times by layout and batch: a prior, corrected by measured steps.
 //!
 //! A step of B decoding sequences and x prompt tokens takes `f(layout, B) + x / p(layout)`. Both parts are kept as the
 //! log of their ratio to the prior, f by half octaves of B. A measured step corrects each part in proportion to its
-//! share of the time, so steps without prompt tokens fix f, and steps full of them fix p. An unmeasured batch borrows
-//! from its neighbours and, at a small weight, from the other layout: what makes both slower than the prior (longer
-//! contexts, a slower clock) moves both, and a comparison of a corrected layout with an uncorrected one would mislead.
-//! At a greater weight a prior that is wrong about one layout alone would never be found out.
+//! share of the time, so steps without prompt tokens determine f, and steps full of them determine p. An unmeasured
+//! batch borrows from its neighbours and, at a small weight, from the other layout: whatever makes both slower than the
+//! prior (longer contexts, a slower clock) must move both, since comparing a corrected layout with an uncorrected one
+//! would mislead. At a larger weight a prior that is wrong for only one layout would never be corrected.
 
 use super::{ByLayout, Layout, Step, StepCurve};
 
-/// The prior of a layout, before anything was measured. `None` means unknown.
+/// The prior of a layout, before any measurement. `None` means unknown.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct LayoutPrior {
     /// Seconds of a decode step by batch.
     pub steps: Option<StepCurve>,
-    /// Prompt tokens per second of the whole unit while it does nothing else; a positive number.
+    /// Prompt tokens per second of the whole unit in pure prefill; a positive number.
     pub prefill_tokens_per_second: Option<f64>,
 }
 
@@ -23,14 +23,14 @@ pub type Prior = ByLayout<LayoutPrior>;
 
 /// Half octaves of a `u32`.
 const BUCKETS: usize = 65;
-/// Samples beyond these do not slow a bucket down: it goes on following.
+/// Further samples do not increase a bucket's weight, so that it keeps adapting.
 const MAX_SAMPLES: f64 = 50.0;
-/// Weight of the other layout's samples: all of a bucket's count as much as the prior does.
+/// Weight of the other layout's samples: all of a bucket's together count as much as the prior.
 const SHARED: f64 = 0.02;
-/// A single step moves an estimate by this factor e at most.
+/// A single step changes an estimate by at most this many factors of e.
 const MAX_ERROR: f64 = 1.0;
 
-/// A logarithm known from samples.
+/// A logarithm estimated from samples.
 #[derive(Clone, Copy, Debug, Default)]
 struct Estimate {
     log: f64,
@@ -89,8 +89,7 @@ impl Learned {
         }
     }
 
-    /// Learns from a step. A time that is no positive number says nothing, and neither does a step of two unknown
-    /// parts.
+    /// Learns from a step. Ignores times that are not positive numbers, and steps with two unknown parts.
     pub(super) fn learn(&mut self, step: &Step) {
         if !(step.seconds.is_finite() && step.seconds > 0.0) {
             return;
@@ -130,7 +129,8 @@ impl Learned {
         self.prior[layout].steps.as_ref().and_then(|curve| curve.seconds(sequences)).unwrap_or(1.0)
     }
 
-    /// The log of the true time over the prior's: a mean over measured buckets, near ones first, and one sample of 0.
+    /// The log of the true time over the prior's: a mean over measured buckets, weighted by distance, and one sample of
+    /// 0.
     fn correction(&self, layout: Layout, at: usize) -> f64 {
         let mut sum = 0.0;
         let mut weights = 1.0;
@@ -146,8 +146,8 @@ impl Learned {
         sum / weights
     }
 
-    /// Without a prior: the measured bucket, or a line between its measured neighbours. Nothing above the largest;
-    /// below the smallest its time, as smaller batches take no longer.
+    /// Without a prior: the measured bucket, or interpolation between its measured neighbours. Unknown above the
+    /// largest; below the smallest its time, because smaller batches take no longer.
     fn measured(&self, layout: Layout, at: usize) -> Option<f64> {
         let buckets = &self.steps[layout];
         let known = |&number: &usize| buckets[number].samples > 0.0;

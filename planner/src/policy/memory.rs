@@ -9,11 +9,11 @@ pub struct SwitchCost {
     pub ranks: u32,
     /// W: bytes of expert weights on each rank.
     pub weight_bytes: u64,
-    /// Bytes of a KV token that cross ranks, by the layout gone to.
+    /// Bytes of a KV token that cross ranks, by target layout.
     pub token_bytes: ByLayout<u64>,
     /// B: bytes per second into each rank.
     pub bytes_per_second: f64,
-    /// Seconds whatever moves: the vote, the barriers, the first step.
+    /// Fixed seconds: the vote, the barriers, the first step.
     pub fixed_seconds: f64,
 }
 
@@ -27,7 +27,7 @@ impl SwitchCost {
     }
 }
 
-/// The new layout's KV cache is too small.
+/// The KV cache of the new layout is too small.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the KV cache of {} takes {room_tokens} tokens at most before a switch, {needed_tokens} are promised", to.name())]
 pub struct NoRoom {
@@ -35,11 +35,11 @@ pub struct NoRoom {
     pub to: Layout,
     /// Tokens promised to admitted requests.
     pub needed_tokens: u64,
-    /// The most it may hold: the limit to close at, or to reopen at once closed.
+    /// The limit that applies: the closing limit, or while closed the reopening limit.
     pub room_tokens: u64,
 }
 
-/// Refuses a layout whose cache would be fuller than a limit, until the need has fallen to a lower one.
+/// Refuses a layout whose cache would exceed a limit, until the need has fallen to a lower one.
 #[derive(Clone, Debug)]
 pub struct Guard {
     close: ByLayout<u64>,
@@ -48,8 +48,8 @@ pub struct Guard {
 }
 
 impl Guard {
-    /// A guard over caches of `room_tokens` that closes above the share `close` of them and opens at `reopen`. Shares
-    /// outside `0 <= reopen <= close <= 1` are moved into it.
+    /// A guard over caches of `room_tokens` that closes above the share `close` and reopens at `reopen`. Shares are
+    /// clamped to `0 <= reopen <= close <= 1`.
     pub fn new(room_tokens: ByLayout<u64>, close: f64, reopen: f64) -> Self {
         let close = close.clamp(0.0, 1.0);
         let reopen = reopen.clamp(0.0, close);
@@ -58,14 +58,14 @@ impl Guard {
         Guard { close: limit(close), reopen: limit(reopen), closed: ByLayout::default() }
     }
 
-    /// Takes note of the need; to be called at every decision, so that the guard closes when it should.
+    /// Records the need; must be called at every decision, so that the guard closes in time.
     pub fn update(&mut self, needed_tokens: u64) {
         for layout in [Layout::Tp, Layout::Ep] {
             self.closed[layout] = needed_tokens > self.limit(layout);
         }
     }
 
-    /// Whether the cache of `to` takes `needed_tokens`.
+    /// Checks that the cache of `to` has room for `needed_tokens`.
     pub fn check(&self, to: Layout, needed_tokens: u64) -> Result<(), NoRoom> {
         let room_tokens = self.limit(to);
         if needed_tokens > room_tokens { Err(NoRoom { to, needed_tokens, room_tokens }) } else { Ok(()) }

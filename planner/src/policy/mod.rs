@@ -1,17 +1,16 @@
-//! When a unit should change between its TP and EP layouts: pure state machines behind one interface.
+//! Policies for switching a unit between its TP and EP layouts: pure state machines behind one interface.
 //!
-//! A caller reports what happens ([`SwitchPolicy::observe`]) and asks at step boundaries ([`SwitchPolicy::decide`]).
-//! Time is an argument, in seconds since any fixed origin; a time before the last one counts as the last one. The same
-//! calls give the same decisions.
+//! A caller reports events ([`SwitchPolicy::observe`]) and asks at step boundaries ([`SwitchPolicy::decide`]). Time is
+//! an argument, in seconds since any fixed origin; a time before the previous one counts as the previous one. Equal
+//! calls give equal decisions.
 //!
 //! | policy | what it knows | switches |
 //! |---|---|---|
 //! | [`Fixed`] | nothing | never |
-//! | [`Adaptive`] | step times by layout and batch, arrivals, switch time at the live KV | when the time saved exceeds
-//! the switch |
+//! | [`Adaptive`] | step times by layout and batch, arrivals, switch time at the live KV | when the time saved exceeds the cost of the switch |
 //!
-//! No policy assumes a step time: [`Adaptive`] uses what it was given as a [`Prior`] and what it has measured since,
-//! and answers [`Stay::Unknown`] where it has neither.
+//! No policy assumes a step time: [`Adaptive`] uses its [`Prior`] and its measurements, and answers [`Stay::Unknown`]
+//! if it has neither.
 
 mod adaptive;
 mod arrivals;
@@ -28,7 +27,7 @@ pub use learned::{LayoutPrior, Prior};
 pub use memory::{Guard, NoRoom, SwitchCost};
 pub use settings::{Settings, SettingsError, TtftTarget};
 
-/// How attention and experts of a unit lie on its ranks.
+/// The layout of attention and experts over a unit's ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Layout {
@@ -85,14 +84,14 @@ impl<T> std::ops::IndexMut<Layout> for ByLayout<T> {
     }
 }
 
-/// One step of the unit as it was measured.
+/// A measured step of the unit.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Step {
     /// The layout it ran in.
     pub layout: Layout,
     /// Sequences that decoded one token each.
     pub sequences: u32,
-    /// Prompt tokens computed beside them.
+    /// Prompt tokens computed in the same step.
     pub prompt_tokens: u32,
     /// Wall time.
     pub seconds: f64,
@@ -101,25 +100,25 @@ pub struct Step {
 /// An event that a policy observes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Event {
-    /// A request came to the unit.
+    /// A request arrived at the unit.
     Arrived {
-        /// Tokens of its prompt that are to be computed.
+        /// Prompt tokens that must be computed.
         prompt_tokens: u32,
     },
     /// A step ended.
     Stepped(Step),
     /// A switch was committed.
     Switched {
-        /// The layout that runs now.
+        /// The current layout.
         to: Layout,
         /// From the last step in the old layout to the first in the new one.
         seconds: f64,
         /// KV tokens that moved.
         kv_tokens: u64,
     },
-    /// A switch was refused or rolled back; the old layout runs on.
+    /// A switch was refused or rolled back; the old layout continues.
     Failed {
-        /// The layout that was not reached.
+        /// The target layout.
         to: Layout,
     },
 }
@@ -127,39 +126,39 @@ pub enum Event {
 /// The oldest waiting request of a priority.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Head {
-    /// As the request says; compared with [`TtftTarget::priority`] for equality.
+    /// The request's priority; compared with [`TtftTarget::priority`] for equality.
     pub priority: u8,
     /// Seconds since it arrived.
     pub waited_seconds: f64,
-    /// Prompt tokens to be computed up to its first token, its own included.
+    /// Prompt tokens to be computed before its first token, including its own.
     pub tokens_ahead: u64,
 }
 
 /// The unit at a step boundary.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct UnitView<'a> {
-    /// The layout that runs.
+    /// The current layout.
     pub layout: Layout,
     /// Sequences that decode.
     pub running: u32,
     /// Requests without their first token.
     pub waiting: u32,
-    /// Prompt tokens of those that are not computed yet.
+    /// Uncomputed prompt tokens of those.
     pub waiting_tokens: u64,
-    /// Tokens in the KV cache: what a switch moves.
+    /// Tokens in the KV cache, which a switch moves.
     pub live_kv_tokens: u64,
-    /// Tokens that admitted requests may come to hold: what must fit the new layout. At least `live_kv_tokens`.
+    /// Tokens that admitted requests may grow to, which must fit the new layout. At least `live_kv_tokens`.
     pub promised_kv_tokens: u64,
-    /// The next request waits for KV room, not for computation.
+    /// The next request waits for KV room rather than for computation.
     pub blocked: bool,
-    /// The oldest waiting request of each priority that has a target; others are not needed.
+    /// The oldest waiting request of each priority with a target; others may be omitted.
     pub heads: &'a [Head],
 }
 
 /// The decision at a step boundary.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Decision {
-    /// Go on in this layout.
+    /// Stay in this layout.
     Stay(Stay),
     /// Switch. The policy then waits for [`Event::Switched`] or [`Event::Failed`].
     Switch(Switch),
@@ -181,54 +180,54 @@ pub enum Cause {
     Gain {
         /// Share of a step's time that the other layout saves now.
         gain: f64,
-        /// Request-seconds lost by not being there already, since it became better.
+        /// Request-seconds lost in this layout since the other one became better.
         regret: f64,
         /// Seconds that the switch takes at the live KV.
         switch_seconds: f64,
     },
-    /// A request with a target for its first token would miss it here and wait less there.
+    /// A request with a TTFT target would miss it in this layout and wait less in the other.
     Ttft {
-        /// Of that request.
+        /// The request's priority.
         priority: u8,
         /// Predicted wait in this layout, from its arrival.
         here_seconds: f64,
         /// Predicted wait after a switch, the switch included.
         there_seconds: f64,
     },
-    /// A policy of another crate: its rule, in words.
+    /// The rule, in words, of a policy defined elsewhere.
     Rule(&'static str),
 }
 
 /// Why a unit stays.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Stay {
-    /// By this policy the unit is in the right layout.
+    /// This policy always considers the layout right.
     Fixed,
-    /// Nothing runs or waits.
+    /// No request is running or waiting.
     Idle,
-    /// This layout is the faster one, or nearly.
+    /// This layout is faster, or nearly.
     Best {
-        /// Share of a step's time that the other layout would save; negative where it is slower.
+        /// Share of a step's time that the other layout would save; negative if it is slower.
         gain: f64,
     },
-    /// The other layout is faster, but has not been for long enough to pay for a switch.
+    /// The other layout is faster, but not yet for long enough to pay for a switch.
     Unpaid {
         /// Request-seconds lost so far and expected to be lost over the horizon.
         saved: f64,
-        /// Request-seconds that a switch there and back takes, with the margin.
+        /// Request-seconds that switching there and back costs, with the margin.
         needed: f64,
     },
     /// The last switch, or the last failure, is too recent.
     Dwell {
-        /// Seconds until the next one may be.
+        /// Seconds until the next switch is allowed.
         left_seconds: f64,
     },
-    /// A switch is under way.
+    /// A switch is in progress.
     Switching {
-        /// The layout it leads to.
+        /// The target layout.
         to: Layout,
     },
-    /// The KV cache of the other layout could not hold what is promised.
+    /// The KV cache of the other layout cannot hold the promised tokens.
     NoRoom(NoRoom),
     /// A step time is neither measured nor given.
     Unknown {
@@ -239,11 +238,11 @@ pub enum Stay {
     },
 }
 
-/// A policy: informed of what happens, asked at step boundaries.
+/// A policy: observes events, and decides at step boundaries.
 pub trait SwitchPolicy {
     /// Its name in tables.
     fn name(&self) -> &'static str;
-    /// Takes note of `event`, at the time `at` in seconds.
+    /// Observes `event` at the time `at` in seconds.
     fn observe(&mut self, at: f64, event: &Event);
     /// Decides for the unit as it is at the time `at` in seconds.
     fn decide(&mut self, at: f64, unit: &UnitView<'_>) -> Decision;

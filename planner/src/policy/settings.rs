@@ -1,39 +1,39 @@
-//! The numbers of the adaptive policy.
+//! Settings of the adaptive policy.
 
-/// Requests of a priority should have their first token within a time.
+/// A TTFT target for requests of a priority.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TtftTarget {
-    /// Of the request.
+    /// The requests' priority.
     pub priority: u8,
     /// Seconds from arrival to the first token.
     pub seconds: f64,
 }
 
-/// Settings of [`Adaptive`](super::Adaptive). The defaults were chosen on other seeds and hours than those of the
-/// table in bench/switch/README.md.
+/// Settings of [`Adaptive`](super::Adaptive). The defaults were chosen on seeds and hours other than those of the table
+/// in bench/switch/README.md.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
-    /// How long a gain is expected to last: it counts at once for this many seconds, beyond them as it comes.
+    /// How long a gain is expected to last: it counts in advance for this many seconds, later only as it accrues.
     pub horizon_seconds: f64,
-    /// Shares of a step's time below this one are noise: they neither justify a switch nor add to the regret.
+    /// Smaller shares of a step's time are noise: they neither justify a switch nor add to the regret.
     pub least_gain: f64,
-    /// The time saved must exceed the cost of the way there and back by this factor.
+    /// The time saved must exceed the cost of switching there and back by this factor.
     pub margin: f64,
-    /// No switch so soon after another one, whatever its cause.
+    /// Minimum time between switches, whatever their cause.
     pub dwell_seconds: f64,
     /// Window of the fast average of arrivals.
     pub fast_seconds: f64,
-    /// Window of the slow one; a backlog of prompts is taken to be worked off within it.
+    /// Window of the slow one; a backlog of prompts is assumed to be worked off within it.
     pub slow_seconds: f64,
-    /// The KV guard closes a layout that would be fuller than this share.
+    /// The KV guard closes a layout that would exceed this share.
     pub guard_close: f64,
-    /// And opens it again at this one.
+    /// The KV guard reopens it at this share.
     pub guard_reopen: f64,
-    /// Prompt tokens that the engine computes in one step at most.
+    /// Maximum prompt tokens that the engine computes in one step.
     pub chunk_tokens: u32,
-    /// Sequences that it decodes at once at most.
+    /// Maximum sequences that it decodes at once.
     pub max_sequences: u32,
-    /// Targets of priorities; others never hasten a switch.
+    /// Targets by priority; other requests never cause a switch.
     pub ttft: Vec<TtftTarget>,
 }
 
@@ -59,7 +59,7 @@ impl Default for Settings {
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SettingsError {
-    /// A number that makes no sense there.
+    /// A value outside its range.
     #[error("{name} is {found}, expected {expected}")]
     Number {
         /// The setting.

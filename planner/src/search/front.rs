@@ -1,11 +1,11 @@
-//! Speed for one user against throughput of a GPU.
+//! Speed for a user against throughput of a GPU.
 
 use serde::Serialize;
 
 use super::{Candidate, Operating};
 use crate::layout::Layout;
 
-/// A point that no other one beats in both.
+/// A point that is not dominated in both.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct FrontPoint {
     /// Its degrees.
@@ -38,7 +38,7 @@ impl FrontPoint {
     }
 }
 
-/// The points that no other one beats in both, fastest for a user first.
+/// The Pareto-optimal points, fastest for a user first.
 pub fn front(mut points: Vec<FrontPoint>) -> Vec<FrontPoint> {
     points.retain(|point| point.user_tokens_per_second.is_finite() && point.gpu_tokens_per_second.is_finite());
     points.sort_by(|a, b| {

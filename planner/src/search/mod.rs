@@ -2,12 +2,12 @@
 //!
 //! | module | what |
 //! |---|---|
-//! | `operate` | rate, TTFT and ITL of one layout against its requests in flight |
+//! | `operate` | rate, TTFT and ITL of one layout by its requests in flight |
 //! | `front` | the Pareto front |
 //!
 //! A unit is a power of two of GPUs; as many units as fit share the requests evenly. Within a unit the strategies are
-//! the grammar's ([`strategies`], TP inside). With limits on latency the best plan serves the most requests within
-//! them, without any it answers soonest at the workload's rate.
+//! the grammar's ([`strategies`], TP inside). With latency limits the best plan serves the most requests within them;
+//! without any it is the fastest at the workload's rate.
 
 mod front;
 mod operate;
@@ -64,9 +64,9 @@ pub struct Candidate {
     pub memory: Memory,
     /// At the workload's rate.
     pub at_load: Operating,
-    /// Whether that is within all limits on latency.
+    /// Whether that point is within all latency limits.
     pub within_limits: bool,
-    /// At the highest rate within all limits; `None` if even one request in flight is not.
+    /// At the highest rate within all limits; `None` if even a single request in flight exceeds them.
     pub best: Option<Operating>,
     /// The parts of a decoding step at the workload's rate.
     pub decode: StepTerms,
@@ -74,14 +74,14 @@ pub struct Candidate {
     pub prefill: StepTerms,
 }
 
-/// A layout that cannot be used, and why.
+/// A layout that cannot be used, and the reason.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Rejected {
     /// Its degrees.
     pub layout: Layout,
     /// Units side by side.
     pub units: u64,
-    /// Why.
+    /// The reason.
     #[serde(flatten)]
     pub reason: Infeasible,
 }
@@ -95,14 +95,14 @@ pub struct Plan {
     pub rejected: Vec<Rejected>,
     /// Throughput against speed, over all candidates and all rates.
     pub front: Vec<FrontPoint>,
-    /// Strategies that were looked at, over all sizes of units.
+    /// Number of strategies considered, over all unit sizes.
     pub strategies: usize,
 }
 
-/// Looks at every strategy.
+/// Considers every strategy.
 ///
 /// # Errors
-/// [`PlanError::Value`] about impossible constants. That nothing fits is no error: everything is then in `rejected`.
+/// [`PlanError::Value`] for invalid constants. If nothing fits, that is not an error: everything is in `rejected`.
 pub fn search(question: &Question<'_>) -> Result<Plan, PlanError> {
     question.constants.check()?;
     let gpus = question.cluster.gpus();
@@ -127,18 +127,18 @@ pub fn search(question: &Question<'_>) -> Result<Plan, PlanError> {
     Ok(plan)
 }
 
-/// Whether any limit on latency is given.
+/// Whether there are any latency limits.
 fn limited(workload: &Workload) -> bool {
     let objectives = workload.classes.iter().map(|class| class.objective).chain([workload.objective]);
     objectives.into_iter().any(|objective| objective.ttft.is_some() || objective.itl.is_some())
 }
 
-/// Less is better.
+/// Sort key; lower is better.
 fn order(candidate: &Candidate, limited: bool) -> f64 {
     let rate = candidate.best.map_or(0.0, |best| best.requests_per_second);
     match (limited, candidate.within_limits) {
         (true, true) => -rate,
-        // After all that keep to the limits, by how far they are off.
+        // After all layouts within the limits, by how far they exceed them.
         (true, false) => 1.0 + candidate.at_load.request_seconds,
         (false, _) => candidate.at_load.request_seconds,
     }

@@ -1,4 +1,4 @@
-//! Operating points: what a layout does with a number of requests in flight, and what it does at a rate.
+//! Operating points: a layout's behaviour with a number of requests in flight, and at a rate.
 
 use serde::Serialize;
 
@@ -8,9 +8,9 @@ use crate::mixserve::{class_waits, waiting};
 use crate::step::{StepTerms, Target, decoding, predict, prefill_occupancy, prompts, step};
 use crate::workload::Workload;
 
-/// From one point of a curve to the next, requests in flight grow by this.
+/// Growth of requests in flight between two points of a curve.
 const GROWTH: f64 = 1.25;
-/// Rounds of halving that find a rate.
+/// Bisection steps to find a rate.
 const HALVINGS: u32 = 40;
 
 /// A steady state.
@@ -20,7 +20,7 @@ pub struct Operating {
     pub requests_per_second: f64,
     /// Requests that one unit decodes at a time, mean.
     pub concurrency: f64,
-    /// Seconds before a prefill begins, mean over the classes.
+    /// Mean seconds before a prefill begins, over the classes.
     pub wait: f64,
     /// Seconds to the first token, mean.
     pub ttft: f64,
@@ -28,7 +28,7 @@ pub struct Operating {
     pub itl: f64,
     /// Seconds of a whole request, mean.
     pub request_seconds: f64,
-    /// Tokens that are generated, a second and GPU; GPUs without a unit count.
+    /// Generated tokens per second and GPU; GPUs without a unit count.
     pub tokens_per_second_per_gpu: f64,
     /// US dollars for a million generated tokens, if the price of a GPU is known.
     pub usd_per_million_tokens: Option<f64>,
@@ -42,12 +42,12 @@ pub struct Served<'a> {
     units: f64,
     /// Seconds of one prompt's prefill, alone.
     ttft: f64,
-    /// Sequences of a unit that the cache holds.
+    /// Sequences that a unit's cache holds.
     most: f64,
 }
 
 impl<'a> Served<'a> {
-    /// Of `units` equal units.
+    /// A layout in `units` equal units.
     ///
     /// # Errors
     /// [`Infeasible::Cache`] if the longest sequence does not fit a rank's cache.
@@ -76,14 +76,14 @@ impl<'a> Served<'a> {
         step(&self.target, &prompts(1.0, &self.workload.load(1.0)))
     }
 
-    /// Requests a second of one unit that decodes `concurrency` of them: prefills take their part of the time,
-    /// decoding the rest, so `rate x output = (1 - rate x occupancy) x concurrency / step`.
+    /// Requests per second of one unit that decodes `concurrency` of them: prefills take part of the time, decoding the
+    /// rest, so `rate x output = (1 - rate x occupancy) x concurrency / step`.
     fn rate(&self, concurrency: f64) -> f64 {
         let tokens = concurrency / self.decode(concurrency).total();
         tokens / (self.workload.output.mean() + tokens * self.occupancy(concurrency))
     }
 
-    /// Seconds of a unit for one prompt.
+    /// Seconds of a unit's time per prompt.
     fn occupancy(&self, concurrency: f64) -> f64 {
         prefill_occupancy(&self.target, &self.workload.load(concurrency))
     }
@@ -93,8 +93,8 @@ impl<'a> Served<'a> {
         let groups = self.target.layout.attention_dp as f64;
         let step = self.decode(concurrency).total();
         let itl = step / (1.0 - rate * occupancy);
-        // Each attention-DP group has a queue of its own; its prefills take `groups` times the unit's part. A request
-        // also waits for half of the step that runs.
+        // Each attention-DP group has its own queue; its prefills take `groups` times the unit's part. A request also
+        // waits for half of the running step.
         let queue = waiting(rate / groups, 1.0 / (occupancy * groups), "requests/s").unwrap_or(f64::INFINITY);
         let wait = queue + step / 2.0;
         let output = self.workload.output.mean();
@@ -120,10 +120,10 @@ impl<'a> Served<'a> {
         all.map(|concurrency| self.operating(concurrency)).collect()
     }
 
-    /// The point at which all units together serve `rate` requests a second.
+    /// The point at which all units together serve `rate` requests per second.
     ///
     /// # Errors
-    /// [`Infeasible::Unstable`] if a full cache does not.
+    /// [`Infeasible::Unstable`] if they cannot, even with full caches.
     pub fn at_rate(&self, rate: f64) -> Result<Operating, Infeasible> {
         let wanted = rate / self.units;
         let served = self.rate(self.most);
@@ -138,7 +138,7 @@ impl<'a> Served<'a> {
         Ok(self.operating(high))
     }
 
-    /// Whether the mean request and every class keep to their limits.
+    /// Whether the mean request and every class are within their limits.
     pub fn within_limits(&self, at: &Operating) -> bool {
         if !self.workload.objective.met(at.ttft, at.itl) {
             return false;

@@ -45,7 +45,7 @@ fn eight_bit_blocks_and_overload_are_named() {
     );
 }
 
-/// Within limits, more requests win; a plan that keeps to them comes before all that do not.
+/// Within limits, a higher rate wins; plans within them precede all others.
 #[test]
 fn limits_order_by_what_is_served_within_them() {
     let (shape, cluster) = (qwen3_235b(), h200(2));
@@ -59,7 +59,7 @@ fn limits_order_by_what_is_served_within_them() {
     assert!(best.ttft <= 0.8 && best.itl <= 0.02 && best.requests_per_second >= 2.0);
 }
 
-/// The class with priority keeps a limit that the other one breaks.
+/// The class with priority meets a limit that the other one misses.
 #[test]
 fn classes_are_judged_apart() {
     let classes = |first: f64, second: f64| {

@@ -43,7 +43,7 @@ impl Dtype {
         }
     }
 
-    /// Rows and columns that must stay together when a matrix is cut; 1 if any cut works.
+    /// Rows and columns that must stay together when a matrix is divided; 1 if any division works.
     pub fn block(self) -> u64 {
         match self {
             Self::F32 | Self::Bf16 => 1,
@@ -78,7 +78,7 @@ pub struct Precision {
 }
 
 impl Precision {
-    /// Everything in one type but the embedding, which stays at 2 bytes or more, and the cache, which stays bfloat16.
+    /// Everything in one type, except the embedding, which keeps at least 2 bytes, and the cache, which stays bfloat16.
     pub fn uniform(dtype: Dtype) -> Self {
         let other = if dtype == Dtype::F32 { Dtype::F32 } else { Dtype::Bf16 };
         Self { experts: dtype, dense: dtype, other, cache: Dtype::Bf16 }

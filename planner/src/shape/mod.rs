@@ -44,7 +44,7 @@ pub struct ModelShape {
     pub dense_width: u64,
     /// Parameters of routers, norms, biases and sinks, all layers together.
     pub small_parameters: u64,
-    /// Layers whose attention sees a window only, and its tokens.
+    /// Layers with sliding-window attention, and the window's tokens.
     pub window: Option<Window>,
     /// Element types of weights and cache.
     pub precision: Precision,
@@ -55,7 +55,7 @@ pub struct ModelShape {
 pub struct Window {
     /// Layers with the window.
     pub layers: u64,
-    /// Tokens that they see.
+    /// Tokens in the window.
     pub tokens: u64,
 }
 
@@ -75,7 +75,7 @@ impl Product {
     }
 }
 
-/// The kind of attention, which decides what is computed and cached.
+/// The kind of attention, which determines computation and cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Attention {
@@ -140,31 +140,31 @@ impl ModelShape {
             + self.small_parameters
     }
 
-    /// Bytes of the cache for one token on one rank of `tensor` that share a sequence, all layers, windows ignored.
-    /// Heads are replicated where there are fewer than ranks; a latent is cached whole on every rank.
+    /// Bytes of the cache for one token on one rank of `tensor` that share a sequence, over all layers, ignoring
+    /// windows. Heads are replicated if there are fewer than ranks; every rank caches the whole latent.
     pub fn kv_bytes_per_token(&self, tensor: u64) -> f64 {
         self.layers as f64 * self.kv_bytes_per_layer(tensor)
     }
 
-    /// The same of one layer.
+    /// Bytes of the cache for one token and one layer on one rank of `tensor` that share a sequence.
     pub fn kv_bytes_per_layer(&self, tensor: u64) -> f64 {
         self.attention.cached_elements(tensor) as f64 * self.precision.cache.bytes()
     }
 
-    /// Tokens of a sequence of `context` tokens that a layer reads, mean over the layers: windows count.
+    /// Tokens of a sequence of `context` tokens that a layer reads, averaged over the layers, respecting windows.
     pub fn seen_tokens(&self, context: f64) -> f64 {
         let Some(window) = self.window else { return context };
         let windowed = window.layers as f64 / self.layers as f64;
         windowed * context.min(window.tokens as f64) + (1.0 - windowed) * context
     }
 
-    /// Bytes of the cache that the rest of a layout lacks when a sequence's attention goes from one rank (EP) to
-    /// `ranks` (TP), per token: all ranks but the owner receive their heads.
+    /// Bytes of the cache per token to send when a sequence's attention moves from one rank (EP) to `ranks` (TP): all
+    /// ranks but the owner receive their heads.
     pub fn kv_moved_to_tp(&self, ranks: u64) -> f64 {
         (ranks.max(1) - 1) as f64 * self.kv_bytes_per_token(ranks)
     }
 
-    /// The way back, per token: the owner receives the heads that it lacks.
+    /// Bytes of the cache per token to send on the way back: the owner receives the heads that it lacks.
     pub fn kv_moved_to_ep(&self, ranks: u64) -> f64 {
         self.kv_bytes_per_token(1) - self.kv_bytes_per_token(ranks)
     }
@@ -185,7 +185,7 @@ impl Attention {
     }
 
     /// The projections of one layer on one of `tensor` ranks that share the heads, as engines fuse them: key and value
-    /// heads are replicated where there are fewer than ranks, and the projections down to a latent on every rank.
+    /// heads are replicated if there are fewer than ranks, and every rank has the projections down to a latent.
     pub fn products(&self, hidden: u64, tensor: u64) -> impl Iterator<Item = Product> + use<> {
         let product = |inputs, outputs| Some(Product { inputs, outputs });
         let found = match *self {

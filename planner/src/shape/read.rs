@@ -8,20 +8,20 @@ use serde_json::{Map, Value};
 use super::{Attention, Dtype, ModelShape, Precision, Window};
 use crate::PlanError;
 
-/// A thousand times the largest published model.
+/// Limit: a thousand times the largest published model.
 const MAX_PARAMETERS: f64 = 1e15;
 
-/// How an architecture names its dimensions, and the small tensors that it adds.
+/// An architecture's names for its dimensions, and its additional small tensors.
 struct Family {
     name: &'static str,
-    /// Empty for a dense model, which is planned as TP and DP.
+    /// Empty for a dense model, which is planned with TP and DP.
     experts_key: &'static str,
     expert_width_key: &'static str,
     /// Extra elements of one attention layer.
     small: Small,
 }
 
-/// Norms and biases beside the two norms of every layer.
+/// Norms and biases in addition to the two norms of every layer.
 #[derive(Clone, Copy, PartialEq)]
 enum Small {
     /// None.
@@ -70,7 +70,7 @@ impl ModelShape {
         let family = family_of(&fields)?;
         let (hidden, depth): (_, u16) = (fields.dimension("hidden_size")?, fields.dimension("num_hidden_layers")?);
         let layers = u64::from(depth);
-        // A dense model is one expert that no layer has.
+        // A dense model counts as one expert that no layer has.
         let dense = family.experts_key.is_empty();
         let experts = if dense { 1 } else { fields.dimension(family.experts_key)? };
         let top_k = if dense { 1 } else { fields.bounded("num_experts_per_tok", experts)? };
@@ -100,7 +100,7 @@ impl ModelShape {
             window: window(&fields, layers)?,
             precision: precision(&fields)?,
         };
-        // Summed as floats: a wrong configuration must not overflow.
+        // Summed as floats, so that an invalid configuration cannot overflow.
         let widths = 3.0 * (experts * expert_width + shape.shared_width + shape.dense_width) as f64;
         let layer = widths * hidden as f64 + shape.attention.parameters(hidden, 1) as f64;
         if layer * layers as f64 > MAX_PARAMETERS {
@@ -143,7 +143,7 @@ fn attention(fields: &CheckpointConfig, hidden: u64) -> Result<Attention, Config
     Ok(Attention::Grouped { heads, kv_heads, head_dim: head_dim.unwrap_or(hidden / heads) })
 }
 
-/// GPT-OSS names the kind of each layer; without the list every layer has the window.
+/// GPT-OSS lists the kind of each layer; without the list every layer has the window.
 fn window(fields: &CheckpointConfig, layers: u64) -> Result<Option<Window>, ConfigError> {
     if fields.get("sliding_window").is_none() || !fields.flag("use_sliding_window", true)? {
         return Ok(None);
@@ -168,7 +168,7 @@ fn precision(fields: &CheckpointConfig) -> Result<Precision, ConfigError> {
     match quantized.get("quant_method").and_then(Value::as_str) {
         Some("fp8") => Ok(Precision { experts: Dtype::Fp8, dense: Dtype::Fp8, ..uniform }),
         Some("mxfp4") => Ok(Precision { experts: Dtype::Mxfp4, ..uniform }),
-        // Attention, shared experts and dense layers are on its list of exceptions.
+        // The exceptions include attention, shared experts and dense layers.
         Some("compressed-tensors") if group_bits(quantized) == Some(4) => {
             Ok(Precision { experts: Dtype::Int4, ..uniform })
         }
@@ -182,7 +182,7 @@ fn precision(fields: &CheckpointConfig) -> Result<Precision, ConfigError> {
     }
 }
 
-/// Of the one group of `compressed-tensors`.
+/// Bits of the only group of `compressed-tensors`.
 fn group_bits(quantized: &Map<String, Value>) -> Option<u64> {
     let groups = quantized.get("config_groups")?.as_object().filter(|groups| groups.len() == 1)?;
     groups.values().next()?.get("weights")?.get("num_bits")?.as_u64()

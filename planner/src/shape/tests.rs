@@ -22,7 +22,7 @@ fn parameters_are_those_of_the_published_checkpoints() {
 const LLAMA_8B: &str = r#"{"architectures": ["LlamaForCausalLM"], "hidden_size": 4096, "num_hidden_layers": 32,
     "intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256}"#;
 
-/// A model inside another one's configuration, quantised as Kimi K2.5 is.
+/// A model nested in another one's configuration, quantised as Kimi K2.5 is.
 #[test]
 fn a_nested_language_model_is_read() {
     let quantized = r#""quantization_config": {"quant_method": "compressed-tensors", "config_groups": {"g": {"weights": {"num_bits": 4}}}}"#;
@@ -32,7 +32,7 @@ fn a_nested_language_model_is_read() {
     assert_eq!(shape.precision.dense, Dtype::Bf16);
 }
 
-/// A model inside another one's configuration; what is about the whole checkpoint is outside, inside or in both.
+/// A model nested in another one's configuration; settings of the whole checkpoint may be outside, inside or both.
 #[test]
 fn what_is_about_the_checkpoint_counts_wherever_it_is() {
     let (fp8, ties) = (r#""quantization_config": {"quant_method": "fp8"}"#, r#""tie_word_embeddings": true"#);
@@ -54,7 +54,7 @@ fn what_is_about_the_checkpoint_counts_wherever_it_is() {
             }
         }
     }
-    // Null says nothing, and a section without a language model is none.
+    // Null is ignored, and a section without a language model does not count.
     let text =
         format!(r#"{{"text_config": {inner}, "quantization_config": null, "tie_word_embeddings": null}}, {all}}}"#);
     assert_eq!(fixtures::shape(&text), flat);
@@ -70,7 +70,7 @@ fn what_is_about_the_checkpoint_counts_wherever_it_is() {
     }
 }
 
-/// The table of the model used in the numbers: expert parameters, bytes, cache.
+/// The model's table of reference numbers: expert parameters, bytes, cache.
 #[test]
 fn the_reference_model_has_the_golden_numbers() {
     let shape = fixtures::qwen3_235b();
@@ -98,7 +98,7 @@ fn caches_of_latents_and_windows() {
 }
 
 proptest! {
-    /// Whatever a file holds, it is read or refused.
+    /// Any content is either read or refused.
     #[test]
     fn damaged_files_are_refused_or_read(at in 0usize..4000, with in "[0-9a-z\"\\[\\]{}:,.-]{0,6}", cut in 0usize..8, big: u64) {
         let read = |text: &str, read: &dyn Fn(&str)| {

@@ -1,10 +1,10 @@
-//! Seconds of kernels: as measured, or else by roofline.
+//! Seconds of kernels: measured, or else by roofline.
 
 use super::{Target, Timed};
 use crate::cluster::{Kernel, kernel_seconds};
 use crate::shape::{Attention, Dtype};
 
-/// Shares of the GPU's peaks.
+/// Achieved shares of the GPU's peak rates.
 #[derive(Clone, Copy)]
 struct Shares {
     flops: f64,
@@ -55,8 +55,8 @@ impl Target<'_> {
         }
     }
 
-    /// Computing `flops` with elements of `dtype` and reading `bytes`, each at a share of the peak: the longer of both,
-    /// a little more where they are alike.
+    /// Computes `flops` with elements of `dtype` and reads `bytes`, each at a share of the peak: the maximum of both,
+    /// smoothed if they are similar.
     fn product(&self, flops: f64, bytes: f64, dtype: Dtype, shares: Shares) -> f64 {
         let compute = flops / (self.cluster.gpu.flops(dtype) * shares.flops);
         let read = bytes / (self.cluster.gpu.hbm * shares.bandwidth);
@@ -93,13 +93,13 @@ impl Target<'_> {
     }
 }
 
-/// The share of the experts that tokens activate that each choose an expert with `probability`.
+/// The expected share of experts activated by tokens that each choose an expert with `probability`.
 pub(super) fn activated(probability: f64, tokens: f64) -> f64 {
     1.0 - (1.0 - probability).powf(tokens)
 }
 
-/// The expected largest count among `groups` groups, as of normally distributed counts (Harter 1961, table 1); within
-/// 0.08 standard deviations for 2 to 128 groups.
+/// The expected largest count among `groups` groups for normally distributed counts (Harter 1961, table 1); within 0.08
+/// standard deviations for 2 to 128 groups.
 pub(super) fn fullest(groups: f64, mean: f64, variance: f64) -> f64 {
     let deviations = if groups > 1.0 { (2.0 * groups.ln()).sqrt() - 0.6 } else { 0.0 };
     mean + deviations.max(0.0) * variance.sqrt()

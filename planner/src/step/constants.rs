@@ -5,74 +5,73 @@ use serde::{Deserialize, Serialize};
 use crate::PlanError;
 use crate::error::{not_negative, positive};
 
-/// How far an engine on a GPU stays below the data sheet. One set belongs to one engine and one kind of GPU.
+/// How far an engine on a GPU stays below the data sheet. A set applies to one engine and one kind of GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Constants {
-    /// Share of the GPU's FLOP/s that products with dense weights reach.
+    /// Share of the GPU's FLOP/s achieved by products with dense weights.
     pub dense_flops_share: f64,
-    /// The same of routed experts.
+    /// Share of the GPU's FLOP/s achieved by routed experts.
     pub expert_flops_share: f64,
-    /// The same of attention over the prompt.
+    /// Share of the GPU's FLOP/s achieved by attention over the prompt.
     pub attention_flops_share: f64,
-    /// Share of the memory bandwidth that reading dense weights reaches.
+    /// Share of the memory bandwidth achieved when reading dense weights.
     pub weight_bandwidth_share: f64,
-    /// The same of routed experts, in grouped products of a few rows each.
+    /// Share of the memory bandwidth achieved when reading routed experts, in grouped products of a few rows each.
     pub expert_bandwidth_share: f64,
-    /// The same of reading the cache.
+    /// Share of the memory bandwidth achieved when reading the cache.
     pub cache_bandwidth_share: f64,
-    /// How sharply products turn from reading to computing: with p the time is `(read^p + compute^p)^(1/p)`.
+    /// How sharply products change from memory-bound to compute-bound: with p the time is `(read^p + compute^p)^(1/p)`.
     pub roofline_sharpness: f64,
-    /// Share of a link's bandwidth that collectives reach.
+    /// Share of a link's bandwidth achieved by collectives.
     pub link_bandwidth_share: f64,
     /// Seconds of a collective beyond the latencies of its levels.
     pub collective_seconds: f64,
     /// Seconds of a layer beyond its products and collectives: small kernels, launches.
     pub layer_seconds: f64,
-    /// Seconds that a layer with experts takes beyond that: routing, sorting, scaling of activations.
+    /// Additional seconds of a layer with experts: routing, sorting, scaling of activations.
     pub moe_layer_seconds: f64,
     /// Seconds of a step beyond its layers: scheduling, sampling.
     pub step_seconds: f64,
-    /// The same for each sequence of an attention-DP group.
+    /// Seconds of a step per sequence of an attention-DP group.
     pub sequence_seconds: f64,
     /// Seconds of a request before its prefill begins: HTTP, tokenizing, admission.
     pub request_seconds: f64,
-    /// Steps of decoding that a new request waits for if others are in flight.
+    /// Decoding steps that a new request waits for if others are in flight.
     pub admission_steps: f64,
-    /// Share of the requests in flight whose prompts arrive together, so that each waits for half of the others.
+    /// Share of the requests in flight whose prompts arrive together, each waiting for half of the others.
     pub burst_share: f64,
     /// Tokens of the busiest rank's experts, over the mean.
     pub expert_load_max_over_mean: f64,
-    /// Share of a step's tokens that choose their experts independently; the others follow their neighbours and read no
-    /// further experts.
+    /// Share of a step's tokens that choose experts independently; the others follow their neighbours and read no
+    /// additional experts.
     pub expert_spread: f64,
-    /// Bytes of an element on its way to experts (1: FP8 dispatch).
+    /// Bytes of an element in dispatch (1: FP8).
     pub dispatch_bytes: f64,
-    /// Bytes of an element on its way back, and in reductions.
+    /// Bytes of an element in combine and in reductions.
     pub combine_bytes: f64,
-    /// Share of communication between ranks of the experts that computation hides: 0 without overlap, up to 1 with two
-    /// micro-batches.
+    /// Share of communication between ranks of the experts that is hidden behind computation: 0 without overlap, up to
+    /// 1 with two micro-batches.
     pub overlap_share: f64,
     /// Share of a prefill that delays the decoding of others: 1 if they wait for all of it.
     pub prefill_interference: f64,
     /// Share of the GPU's memory that the engine uses.
     pub memory_share: f64,
-    /// Tokens of the largest step of a rank (the chunk of prefill).
+    /// Tokens of a rank's largest step (the prefill chunk).
     pub step_tokens: f64,
-    /// With attention TP, whether each rank goes on with a part of the rows between attention and the next layer (SRS
-    /// and SAG, as semmoe's worker), so that a token goes to its experts from one rank; else every rank keeps all rows,
-    /// and sums over the ranks are added up.
+    /// With attention TP, whether each rank continues with a part of the rows from attention to the next layer (SRS and
+    /// SAG, as in semmoe's worker), so that only one rank sends a token to its experts; otherwise every rank keeps all
+    /// rows, and sums are all-reduced.
     #[serde(default)]
     pub scattered_rows: bool,
     /// Whether a step takes as long as its slowest group of ranks: the one with the most experts to read, or the only
-    /// one with a prompt. Off in constants that were fitted without it, which have absorbed its mean effect.
+    /// one with a prompt. Off in constants fitted without it, which have absorbed its mean effect.
     #[serde(default)]
     pub slowest_group: bool,
 }
 
 impl Constants {
-    /// Round values in the range that engines reach. Not fitted to anything: what is predicted with them is
-    /// uncalibrated.
+    /// Round values in the range of existing engines. Not fitted to anything: predictions with them are uncalibrated.
     pub fn uncalibrated() -> Self {
         Self {
             dense_flops_share: 0.7,
@@ -104,10 +103,10 @@ impl Constants {
         }
     }
 
-    /// Whether every value is in its domain.
+    /// Checks all values.
     ///
     /// # Errors
-    /// [`PlanError::Value`] about the first one that is not.
+    /// [`PlanError::Value`] for the first one outside its domain.
     pub fn check(&self) -> Result<(), PlanError> {
         let shares = [
             ("dense_flops_share", self.dense_flops_share),

@@ -4,13 +4,12 @@
 //! |---|---|
 //! | `constants` | how far engines stay below the data sheet |
 //! | `terms` | the parts of a step, with the source of each formula |
-//! | `compute` | kernels: as measured, or else by roofline |
-//! | `parts` | which kernels and collectives a step has |
+//! | `compute` | kernels: measured, or else by roofline |
+//! | `parts` | the kernels and collectives of a step |
 //!
-//! Kernels and collectives take the time that was measured for them. Where no table fits, products take the longer of
-//! computing and reading (roofline), collectives a latency and bytes over bandwidth on every level that they cross.
-//! [`predict`] is the one entry: everything above it (search, affinity, switching) calls
-//! it or [`step`].
+//! Kernels and collectives take their measured times. If no table fits, products take the maximum of computing and
+//! reading (roofline), and collectives a latency plus bytes over bandwidth on every level that they cross. [`predict`]
+//! is the only entry point: everything above it (search, affinity, switching) calls it or [`step`].
 
 mod compute;
 mod constants;
@@ -65,9 +64,9 @@ pub struct Load {
 /// The prediction for a [`Load`].
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Prediction {
-    /// Seconds from a request to its first token, where the requests in flight are all that there are.
+    /// Seconds from a request's arrival to its first token, with only the requests in flight present.
     pub ttft: f64,
-    /// Seconds from one token to the next, mean, with the prefills that come between.
+    /// Mean seconds between tokens, including prefills in between.
     pub tpot: f64,
     /// The parts of a prefill of one prompt.
     pub prefill: StepTerms,
@@ -77,10 +76,10 @@ pub struct Prediction {
 
 /// TTFT and TPOT of a target under a load.
 ///
-/// TTFT is the prefill of one prompt, the engine's time before it, and what it waits for: steps of decoding, and
-/// prompts that arrived with it (`admission_steps`, `burst_share`; nothing if it is alone). TPOT is a step of decoding
-/// all requests in flight, halfway through their answers, and the part of the prefills of new requests that delays it:
-/// with C requests in flight of N output tokens each, C / N prompts come with every step.
+/// TTFT is the prefill of one prompt, the engine's time before it, and its wait: decoding steps, and prompts that
+/// arrived with it (`admission_steps`, `burst_share`; zero if it is alone). TPOT is a decoding step of all requests in
+/// flight, halfway through their answers, plus the part of new requests' prefills that delays it: with C requests in
+/// flight of N output tokens each, C / N prompts arrive per step.
 pub fn predict(target: &Target<'_>, load: &Load) -> Prediction {
     let constants = target.constants;
     let decode = step(target, &decoding(load.concurrency, load));
@@ -108,8 +107,8 @@ pub fn prompts(sequences: f64, load: &Load) -> Work {
     Work { sequences, tokens: load.input_tokens.max(1.0), cached: 0.0 }
 }
 
-/// Seconds of a unit's time that one prompt costs. The attention-DP groups step together, as do the micro-batches in a
-/// pipeline, so a prompt of one of them holds up all. Only prompts that arrive for the same step share its time.
+/// Seconds of a unit's time per prompt. The attention-DP groups step together, as do the micro-batches in a pipeline,
+/// so a prompt of one of them holds up all. Only prompts that arrive for the same step share its time.
 pub fn prefill_occupancy(target: &Target<'_>, load: &Load) -> f64 {
     let groups = target.layout.attention_dp as f64;
     let most = groups * target.layout.pipeline as f64;
@@ -124,8 +123,8 @@ fn prompts_together(load: &Load) -> f64 {
     (arriving / -(-arriving).exp_m1()).max(1.0)
 }
 
-/// The parts of one step through all layers. With stages, `work` is split into as many micro-batches as there are
-/// stages, and a token passes all of them.
+/// The parts of one step through all layers. With stages, `work` is split into one micro-batch per stage, and a token
+/// passes through all of them.
 pub fn step(target: &Target<'_>, work: &Work) -> StepTerms {
     let layout = &target.layout;
     // A prompt is not split over stages; decoding sequences are.
@@ -138,7 +137,7 @@ pub fn step(target: &Target<'_>, work: &Work) -> StepTerms {
     target.attention(work, batch, &mut terms);
     target.experts(batch, &mut terms);
     target.ends(batch, &mut terms);
-    // Ranks that share processors compute more slowly; links are measured with all of them.
+    // Ranks that share processors compute more slowly; links were measured with all of them.
     terms.scale(target.cluster.gpu.slowdown(target.cluster.gpus()));
     target.communication(batch, &mut terms);
     terms

@@ -20,13 +20,13 @@ pub enum Part {
     Output,
     /// Sums over the ranks that share a sequence's heads.
     AttentionReduce,
-    /// Tokens to their experts, what is not hidden.
+    /// Sending tokens to their experts, as far as it is not hidden.
     Dispatch,
-    /// Results back, what is not hidden.
+    /// Returning results, as far as it is not hidden.
     Combine,
     /// Allgather and sums over the ranks that share an expert or a dense layer.
     ExpertShards,
-    /// From stage to stage.
+    /// Transfers between stages.
     Pipeline,
     /// Small kernels, launches, scheduling, sampling.
     Overhead,
@@ -72,12 +72,12 @@ const PARTS: [(Part, &str, &str, &str); 11] = [
     ),
 ];
 
-/// Seconds, and whether they are from a measured table.
+/// Seconds, and whether they come from a measured table.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Timed {
     /// Seconds.
     pub seconds: f64,
-    /// Whether all of them that are not 0 are from tables.
+    /// Whether all nonzero parts come from tables.
     pub measured: bool,
 }
 
@@ -108,7 +108,7 @@ impl Sum for Timed {
     }
 }
 
-/// Seconds of one step, all layers together. As JSON an object with the seconds of each part.
+/// Seconds of one step over all layers. Serialised as an object with the seconds of each part.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct StepTerms([Timed; PARTS.len()]);
 
@@ -119,12 +119,12 @@ pub struct Term {
     pub name: &'static str,
     /// Seconds in the step.
     pub seconds: f64,
-    /// Where the seconds are from: measured tables, or a formula.
+    /// The source of the seconds: measured tables, or a formula.
     pub source: &'static str,
 }
 
 impl StepTerms {
-    /// All parts so far take `times` longer.
+    /// Multiplies all parts so far by `times`.
     pub(super) fn scale(&mut self, times: f64) {
         self.0 = self.0.map(|part| part * times);
     }
@@ -138,7 +138,7 @@ impl StepTerms {
         self.0.iter().map(|part| part.seconds).sum()
     }
 
-    /// Seconds that depend on which rank a token's experts are on.
+    /// Seconds that depend on the ranks of a token's experts.
     pub fn exchange(&self) -> f64 {
         self[Part::Dispatch] + self[Part::Combine]
     }

@@ -1,4 +1,4 @@
-//! Laws of the physical model, and its distance from a measured table.
+//! Laws of the physical model, and its deviation from a measured table.
 
 use proptest::prelude::*;
 
@@ -12,8 +12,8 @@ fn decode(layout: Layout, sequences: f64) -> f64 {
     step(&target, &Work { sequences, tokens: 1.0, cached: 1024.0 }).total()
 }
 
-/// Uncalibrated, Qwen3-235B on 8 H200 at context 1024 stays within a factor of 2.2 of aiconfigurator's measured
-/// tables (SGLang; it is furthest off with experts whole at 2048 sequences), and slices win at 8 sequences.
+/// Uncalibrated, Qwen3-235B on 8 H200 at context 1024 stays within a factor of 2.2 of aiconfigurator's measured tables
+/// (SGLang; the worst case is whole experts at 2048 sequences), and slices win at 8 sequences.
 #[test]
 fn uncalibrated_steps_are_near_measured_ones() {
     let (tp8, ep8) = (layout(1, [8, 1], [8, 1]), layout(1, [1, 8], [1, 8]));
@@ -41,7 +41,7 @@ fn one_rank_communicates_nothing() {
     assert_eq!(target.copies(), 1.0);
 }
 
-/// Tables count for the parts that they cover, and each part names its source.
+/// Tables replace the parts that they cover, and each part names its source.
 #[test]
 fn measured_kernels_count_in_place_of_the_roofline() {
     let (shape, mut cluster, constants) = (qwen3_235b(), h200(1), Constants::uncalibrated());
@@ -62,7 +62,7 @@ fn measured_kernels_count_in_place_of_the_roofline() {
     assert!(source(&measured, "routed experts").starts_with("roofline"));
 }
 
-/// The experts that the fullest of 16 groups reads, by drawing them: 8 of 256 for each token.
+/// The experts that the fullest of 16 groups reads, by simulation: 8 of 256 for each token.
 #[test]
 fn the_fullest_group_is_that_of_counts() {
     for (groups, deviations) in [(2.0, 0.564), (8.0, 1.424), (16.0, 1.766), (64.0, 2.344), (128.0, 2.594)] {
@@ -97,8 +97,8 @@ fn the_fullest_group_is_that_of_counts() {
     }
 }
 
-/// All ranks wait for a prompt that comes alone; prompts of all of them at once share the time. One group has nothing
-/// to share.
+/// All ranks wait for a prompt that arrives alone; simultaneous prompts of all ranks share the time. A single group
+/// shares nothing.
 #[test]
 fn prompts_that_come_alone_cost_all_ranks() {
     let (shape, cluster, constants) = (qwen3_235b(), h200(1), Constants::uncalibrated());
@@ -133,7 +133,7 @@ fn micro_batches_wait_at_the_last_stage() {
 }
 
 /// MixServe's equations 12 and 13 choose sliced experts on nodes whose links are equal inside and between, and so does
-/// the model at its 16 requests; it does not rule out slices anywhere.
+/// the model at its 16 requests; slices are feasible everywhere.
 #[test]
 fn slices_win_on_equal_links_as_in_mixserve() {
     let (shape, mut cluster, constants) = (deepseek_v3(), h200(2), Constants::uncalibrated());

@@ -39,7 +39,7 @@ pub struct PagedHeads {
     pub dtype: Dtype,
 }
 
-/// The same, checked.
+/// The projection of heads, checked, with addresses in place of buffers.
 #[derive(Clone, Copy)]
 pub(crate) struct CheckedHeads {
     pub(crate) pool: u64,

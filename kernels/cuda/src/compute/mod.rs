@@ -65,7 +65,7 @@ pub(crate) fn address(what: &'static str, buffer: Buffer, bytes: u64, alignment:
     Ok(address[0])
 }
 
-/// The same; null where there is none.
+/// The address of an optional buffer with enough bytes; null without one.
 pub(crate) fn address_or_null(
     what: &'static str,
     buffer: Option<Buffer>,

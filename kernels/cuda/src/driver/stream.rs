@@ -70,7 +70,7 @@ impl DeviceStream {
         })
     }
 
-    /// As [`DeviceStream::new`], with a stream of its own that waits for no other.
+    /// A rank's work on a new stream, which waits for no other, with `blocks` blocks for each collective.
     ///
     /// # Errors
     /// A driver that refuses.
