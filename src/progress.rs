@@ -16,12 +16,12 @@ const PLAIN_INTERVAL: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub(crate) struct Progress {
     title: &'static str,
-    look: Look,
+    sink: Sink,
     began: Instant,
 }
 
 #[derive(Debug)]
-enum Look {
+enum Sink {
     Bar(ProgressBar),
     Lines(Mutex<Lines>),
 }
@@ -39,17 +39,17 @@ impl Progress {
     /// Starts an operation; `total` is in any unit, 0 while unknown.
     pub(crate) fn start(title: &'static str, total: u64) -> Self {
         let began = Instant::now();
-        let look = if std::io::stderr().is_terminal() {
+        let sink = if std::io::stderr().is_terminal() {
             let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr());
             bar.set_style(style(total));
             bar.set_prefix(title);
             bar.enable_steady_tick(Duration::from_millis(120));
-            Look::Bar(bar)
+            Sink::Bar(bar)
         } else {
             say(&format!("{title} ..."));
-            Look::Lines(Mutex::new(Lines { total, done: 0, remark: String::new(), printed: began }))
+            Sink::Lines(Mutex::new(Lines { total, done: 0, remark: String::new(), printed: began }))
         };
-        Self { title, look, began }
+        Self { title, sink, began }
     }
 
     /// Sets the number of completed steps.
@@ -58,9 +58,9 @@ impl Progress {
     }
 
     fn update(&self, bar_to: impl FnOnce(&ProgressBar), count_to: impl FnOnce(&mut u64)) {
-        let lines = match &self.look {
-            Look::Bar(bar) => return bar_to(bar),
-            Look::Lines(lines) => lines,
+        let lines = match &self.sink {
+            Sink::Bar(bar) => return bar_to(bar),
+            Sink::Lines(lines) => lines,
         };
         let mut lines = lock(lines);
         count_to(&mut lines.done);
@@ -82,12 +82,12 @@ impl Progress {
 
 impl Steps for Progress {
     fn set_total(&self, total: u64) {
-        match &self.look {
-            Look::Bar(bar) => {
+        match &self.sink {
+            Sink::Bar(bar) => {
                 bar.set_style(style(total));
                 bar.set_length(total);
             }
-            Look::Lines(lines) => lock(lines).total = total,
+            Sink::Lines(lines) => lock(lines).total = total,
         }
     }
 
@@ -97,16 +97,16 @@ impl Steps for Progress {
 
     /// Shows a short remark next to the bar, or in the next plain line.
     fn message(&self, text: &str) {
-        match &self.look {
-            Look::Bar(bar) => bar.set_message(text.to_owned()),
-            Look::Lines(lines) => text.clone_into(&mut lock(lines).remark),
+        match &self.sink {
+            Sink::Bar(bar) => bar.set_message(text.to_owned()),
+            Sink::Lines(lines) => text.clone_into(&mut lock(lines).remark),
         }
     }
 }
 
 impl Drop for Progress {
     fn drop(&mut self) {
-        if let Look::Bar(bar) = &self.look {
+        if let Sink::Bar(bar) = &self.sink {
             bar.finish_and_clear();
         }
     }

@@ -348,5 +348,5 @@ pub(crate) fn collective<P: Params>(
     grid: Grid,
     params: &P,
 ) -> Result<Launch, LaunchError> {
-    Ok(Launch { kernel, grid, ranks: team.local() as u32, meets: true, params: LaunchParams::of(params) })
+    Ok(Launch { kernel, grid, ranks: team.local() as u32, is_collective: true, params: LaunchParams::of(params) })
 }

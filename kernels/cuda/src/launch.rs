@@ -63,7 +63,7 @@ pub struct Launch {
     pub(crate) kernel: &'static str,
     pub(crate) grid: Grid,
     pub(crate) ranks: u32,
-    pub(crate) meets: bool,
+    pub(crate) is_collective: bool,
     pub(crate) params: LaunchParams,
 }
 
@@ -80,8 +80,8 @@ impl Launch {
 
     /// Whether its blocks wait for other blocks, so that all of them must run at once. Those of the compute kernels do
     /// not, and a rank launches them whenever it likes.
-    pub fn meets(&self) -> bool {
-        self.meets
+    pub fn is_collective(&self) -> bool {
+        self.is_collective
     }
 
     /// The kernel's one argument.

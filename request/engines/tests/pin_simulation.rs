@@ -6,7 +6,9 @@
 
 #![allow(clippy::unwrap_used, reason = "a failed step of a test may panic")]
 
-use semmoe_engines::verify::{Comparison, Counters, Evidence, Look, Observation, PinWatch, Pins, ProbePlan, Schedule};
+use semmoe_engines::verify::{
+    Comparison, CounterCheck, Counters, Evidence, Observation, PinWatch, Pins, ProbePlan, Schedule,
+};
 
 /// Maximum time that requests wait for the first rounds of a new backend.
 const FIRST_LOOK: f64 = 3.0;
@@ -103,12 +105,12 @@ impl Simulation {
             return Some(Observation { evidence: Evidence::Probe, agreed: hits, contradicted });
         }
         loop {
-            match counters.look(&self.read()) {
-                Look::Again(pause) => self.advance(pause.as_secs_f64()),
-                Look::Done(Comparison::Exact { agreed, contradicted }) => {
+            match counters.check(&self.read()) {
+                CounterCheck::Again(pause) => self.advance(pause.as_secs_f64()),
+                CounterCheck::Done(Comparison::Exact { agreed, contradicted }) => {
                     return Some(Observation { evidence: Evidence::Counter, agreed, contradicted });
                 }
-                Look::Done(found) => {
+                CounterCheck::Done(found) => {
                     self.other_clients_seen += u64::from(found == Comparison::OtherClients);
                     return None;
                 }

@@ -182,7 +182,7 @@ impl Accounts {
     /// ranks.
     pub fn read(&self, loads: &mut Vec<RankLoad>) {
         if !self.count(loads) {
-            believe_no_idleness(loads);
+            assume_mean_load(loads);
         }
     }
 
@@ -437,7 +437,7 @@ impl Mean {
 }
 
 /// Raises the loads of unknown ranks to the mean of the known ones.
-fn believe_no_idleness(loads: &mut [RankLoad]) {
+fn assume_mean_load(loads: &mut [RankLoad]) {
     let (mut tokens, mut requests, mut sequences, mut pending, mut ranks) = (0u64, 0u64, 0u64, 0u64, 0u64);
     for load in loads.iter().filter(|load| load.known && load.available) {
         tokens += load.in_flight_tokens;

@@ -58,7 +58,7 @@ impl Launcher for Rank {
         // A sort is local to its rank, so no other thread has to call it.
         match launches.iter().all(|launch| launch.kernel().starts_with("semmoe_argsort")) {
             true => group::run(&[launches.to_vec()], 1),
-            false => self.group.meet(self.rank, launches.to_vec()),
+            false => self.group.arrive(self.rank, launches.to_vec()),
         }
     }
 

@@ -45,7 +45,7 @@ impl<I> Group<I> {
     }
 
     /// Whether the ranks have synchronised: from then on one may wait in a kernel whenever another calls the driver.
-    pub fn has_met(&self) -> bool {
+    pub fn has_synchronised(&self) -> bool {
         self.lock().round > 0
     }
 
@@ -71,7 +71,7 @@ impl<I> Group<I> {
     ///
     /// # Errors
     /// A run that failed, a rank that does not arrive.
-    pub fn meet(&self, rank: usize, item: I) -> Result<(), String> {
+    pub fn arrive(&self, rank: usize, item: I) -> Result<(), String> {
         let until = Instant::now() + PATIENCE;
         let mut meeting = self.lock();
         meeting.ranks[rank] = Presence::There(item);

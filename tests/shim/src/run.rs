@@ -190,7 +190,7 @@ fn raw(step: &Step<'_>, name: &CStr) -> RawStep {
         Step::Launch(launch) => {
             (raw.grid_x, raw.grid_y, raw.threads) = launch.shape();
             let params = launch.params();
-            raw.together = u32::from(launch.meets());
+            raw.together = u32::from(launch.is_collective());
             (raw.kind, raw.params, raw.params_bytes) = (2, params.as_ptr().cast(), params.len() as u64);
         }
         Step::Hold { ticks } => (raw.kind, raw.length) = (3, ticks),

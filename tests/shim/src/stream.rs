@@ -67,7 +67,7 @@ fn run(shim: &Shim, launches: &[Option<Launch>], seed: u64) -> Result<Vec<Stream
 impl Runner for ShimStream {
     unsafe fn launch(&self, launch: &Launch) -> Result<(), String> {
         match &self.group {
-            Some(group) if launch.meets() => group.meet(self.rank, *launch),
+            Some(group) if launch.is_collective() => group.arrive(self.rank, *launch),
             _ => run(self.shim, &[Some(*launch)], 1).map(drop),
         }
     }
@@ -98,7 +98,7 @@ impl Accelerator for ShimStream {
     /// Poisoned, so that reads of uninitialised memory show. Refused once ranks have synchronised: a GPU would first
     /// wait for all of its kernels, one of which may wait for this rank.
     fn allocate(&self, bytes: u64) -> Result<Buffer, String> {
-        if self.group.as_ref().is_some_and(|group| group.ranks() > 1 && group.has_met()) {
+        if self.group.as_ref().is_some_and(|group| group.ranks() > 1 && group.has_synchronised()) {
             return Err(format!(
                 "{bytes} bytes were asked for after the ranks had met, which would wait for all kernels"
             ));

@@ -5,29 +5,29 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use semmoe_kernels_cuda::{Accelerator, Buffer, Grid, Launch, Runner};
 use semmoe_kernels_shim::ShimStream;
 
-type Look = dyn Fn(&ShimStream, &Launch) -> Result<(), String> + Send + Sync;
+type OnLaunch = dyn Fn(&ShimStream, &Launch) -> Result<(), String> + Send + Sync;
 
 /// A stream that reports its launches to a test.
 pub struct Watched {
     stream: ShimStream,
-    look: Box<Look>,
+    on_launch: Box<OnLaunch>,
     /// Replaces the kernels' report if it is not 0.
     pub report: AtomicU64,
 }
 
 impl Watched {
-    /// `look` gets each launch before it runs; its error becomes the driver's.
+    /// `on_launch` gets each launch before it runs; its error becomes the driver's.
     pub fn new(
         stream: ShimStream,
-        look: impl Fn(&ShimStream, &Launch) -> Result<(), String> + Send + Sync + 'static,
+        on_launch: impl Fn(&ShimStream, &Launch) -> Result<(), String> + Send + Sync + 'static,
     ) -> Self {
-        Self { stream, look: Box::new(look), report: AtomicU64::new(0) }
+        Self { stream, on_launch: Box::new(on_launch), report: AtomicU64::new(0) }
     }
 }
 
 impl Runner for Watched {
     unsafe fn launch(&self, launch: &Launch) -> Result<(), String> {
-        (self.look)(&self.stream, launch)?;
+        (self.on_launch)(&self.stream, launch)?;
         // SAFETY: the caller guarantees it.
         unsafe { self.stream.launch(launch) }
     }

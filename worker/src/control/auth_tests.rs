@@ -16,7 +16,7 @@ fn patience() -> Patience {
 }
 
 /// A connection whose accepting side runs `accept` and whose connecting side runs `connect`.
-fn meet<A: Send, C>(accept: impl FnOnce(TcpStream) -> A + Send, connect: impl FnOnce(TcpStream) -> C) -> (A, C) {
+fn handshake<A: Send, C>(accept: impl FnOnce(TcpStream) -> A + Send, connect: impl FnOnce(TcpStream) -> C) -> (A, C) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     std::thread::scope(|scope| {
@@ -28,7 +28,7 @@ fn meet<A: Send, C>(accept: impl FnOnce(TcpStream) -> A + Send, connect: impl Fn
 
 fn shake(ours: Option<Secret>, theirs: Option<Secret>) -> [Result<(), String>; 2] {
     let text = |outcome: Result<(), AuthError>| outcome.map_err(|error| error.to_string());
-    let (accepted, connected) = meet(
+    let (accepted, connected) = handshake(
         |mut stream| text(accept(&mut stream, Purpose::Data, ours.as_ref(), &patience())),
         |mut stream| text(connect(&mut stream, Purpose::Data, theirs.as_ref(), &patience())),
     );
@@ -51,7 +51,7 @@ fn only_those_with_the_same_secret_meet() {
 /// The result for a connector that answers the greeting with `answer`, given the acceptor's nonce.
 fn answered(answer: impl FnOnce(Nonce) -> Answer) -> Result<(), AuthError> {
     let known = secret("one secret of many");
-    let (accepted, ()) = meet(
+    let (accepted, ()) = handshake(
         |mut stream| accept(&mut stream, Purpose::Control, known.as_ref(), &patience()),
         |mut stream| {
             let greeting: Greeting = frame::read(&mut stream, MAX_BYTES).unwrap();
@@ -82,7 +82,7 @@ fn a_proof_counts_for_its_role_purpose_and_nonce_only() {
 fn an_acceptor_that_does_not_prove_itself_is_left() {
     for proof in [None, Some([0; 32])] {
         let known = secret("one secret of many");
-        let (_, connected) = meet(
+        let (_, connected) = handshake(
             |mut stream| {
                 let greeting = Greeting { magic: MAGIC.into(), protocol: PROTOCOL, nonce: Some([3; 32]) };
                 frame::write(&mut stream, &greeting).unwrap();
@@ -98,13 +98,13 @@ fn an_acceptor_that_does_not_prove_itself_is_left() {
 #[test]
 fn garbage_and_silence_end_the_handshake() {
     for bytes in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0xff; 64], &[2, 0, 0, 0, b'{', b'}'], &[4, 0], &[]] {
-        let (accepted, ()) = meet(
+        let (accepted, ()) = handshake(
             |mut stream| accept(&mut stream, Purpose::Control, None, &patience()),
             |mut stream| stream.write_all(bytes).unwrap(),
         );
         assert!(accepted.is_err(), "{bytes:?}");
     }
-    let (accepted, _open) = meet(
+    let (accepted, _open) = handshake(
         |mut stream| {
             let impatient = Patience::new(Duration::from_millis(50), &Shutdown::default());
             accept(&mut stream, Purpose::Control, None, &impatient)

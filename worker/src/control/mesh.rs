@@ -4,8 +4,8 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 
 use semmoe_tables::RankId;
 
+use super::acceptor::Acceptor;
 use super::auth::{self, Purpose, Unproven};
-use super::door::Door;
 use super::error::RendezvousError;
 use super::frame;
 use super::hello::Link;
@@ -38,11 +38,11 @@ pub(super) fn connect(
         frame::write(&mut stream, &link).map_err(|error| RendezvousError::broken_off(rank, error))?;
         streams[rank.index()] = Some(stream);
     }
-    let mut door = Door::new(listener, Purpose::Data, secret.cloned(), MAX_LINK_BYTES);
+    let mut acceptor = Acceptor::new(listener, Purpose::Data, secret.cloned(), MAX_LINK_BYTES);
     let take_all = |streams: &mut [Option<TcpStream>], come: Vec<(Link, TcpStream)>| {
         come.into_iter().try_for_each(|(link, stream)| take(link, stream, own, streams))
     };
-    door.gather(&mut streams[usize::from(me) + 1..], me + 1, take_all, patience)?;
+    acceptor.gather(&mut streams[usize::from(me) + 1..], me + 1, take_all, patience)?;
     Ok(streams)
 }
 

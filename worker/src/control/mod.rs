@@ -5,7 +5,7 @@
 //! | `frame` | length-prefixed, bounded JSON on a byte stream |
 //! | `patience` | blocking reads and accepts that end at a deadline or when the process stops |
 //! | `secret`, `auth` | the unit's secret, and how both ends of a connection prove that they know it |
-//! | `door` | incoming connections, handled concurrently |
+//! | `acceptor` | incoming connections, handled concurrently |
 //! | `hello` | a rank's introduction, and whether two ranks belong together |
 //! | `rendezvous` | registration with rank 0 |
 //! | `carrier` | the carrier of data: shared memory where possible, else TCP |
@@ -13,9 +13,9 @@
 //! | `message` | messages of a control link while the unit is running |
 //! | `link` | a control link: a reader and a writer thread |
 
+mod acceptor;
 mod auth;
 mod carrier;
-mod door;
 mod error;
 mod frame;
 mod hello;

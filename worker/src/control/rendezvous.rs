@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use semmoe_tables::RankId;
 
+use super::acceptor::Acceptor;
 use super::auth::{self, AuthError, Purpose, Unproven};
 use super::carrier::{self, Host as Place, MemoryTerms, SharedMemory, Sharing, TransportChoice};
-use super::door::Door;
 use super::error::RendezvousError;
 use super::frame::{self, FrameError, MAX_HELLO_BYTES};
 use super::hello::{Hello, Identity, Link, Reply, Welcome};
@@ -109,7 +109,7 @@ impl Host {
         secret: Option<&Secret>,
         patience: &Patience,
     ) -> Result<Vec<(Hello, TcpStream)>, RendezvousError> {
-        let mut door = Door::new(&self.listener, Purpose::Control, secret.cloned(), MAX_HELLO_BYTES);
+        let mut acceptor = Acceptor::new(&self.listener, Purpose::Control, secret.cloned(), MAX_HELLO_BYTES);
         let mut members: Vec<Slot> = (1..identity.world).map(|_| None).collect();
         let take = |members: &mut [Slot], come: Vec<(Hello, TcpStream)>| {
             let mut come = come.into_iter();
@@ -126,8 +126,8 @@ impl Host {
             }
             Ok(())
         };
-        if let Err(error) = door.gather(&mut members, 1, take, patience) {
-            refuse_all(&mut door, &error, patience, members);
+        if let Err(error) = acceptor.gather(&mut members, 1, take, patience) {
+            refuse_all(&mut acceptor, &error, patience, members);
             return Err(error);
         }
         Ok(members.into_iter().flatten().collect())
@@ -176,7 +176,7 @@ impl Host {
 type Slot = Option<(Hello, TcpStream)>;
 
 /// Sends every rank why the unit cannot form: those that have registered, and for a moment those that still arrive.
-fn refuse_all(door: &mut Door<'_, Hello>, error: &RendezvousError, patience: &Patience, members: Vec<Slot>) {
+fn refuse_all(acceptor: &mut Acceptor<'_, Hello>, error: &RendezvousError, patience: &Patience, members: Vec<Slot>) {
     let refuse = |mut stream: TcpStream| {
         // Best effort: rank 0 reports the error itself.
         let _ = frame::write(&mut stream, &Reply::Err(error.to_string()));
@@ -188,7 +188,7 @@ fn refuse_all(door: &mut Door<'_, Hello>, error: &RendezvousError, patience: &Pa
         absent = absent.saturating_sub(1);
         let lingering = patience.at_most(LINGER);
         while absent > 0 && lingering.slice().is_ok() {
-            let Ok(come) = door.look(&lingering) else { return };
+            let Ok(come) = acceptor.poll(&lingering) else { return };
             absent = absent.saturating_sub(come.len());
             come.into_iter().for_each(|(_, stream)| refuse(stream));
         }

@@ -3,7 +3,7 @@
 use semmoe_tables::Attention;
 use serde::{Deserialize, Serialize};
 
-use crate::model::{HeadShare, ModelConfig, PAGE_TOKENS};
+use crate::model::{HeadSlice, ModelConfig, PAGE_TOKENS};
 
 /// Default cache size in tokens, unless the model's context is longer or memory is short.
 const DEFAULT_KV_TOKENS: usize = 32_768;
@@ -87,7 +87,7 @@ impl KvPages {
 }
 
 /// A layout of attention that a unit may have, and a rank's share of the heads in it.
-pub(crate) type AttentionShare = (Attention, HeadShare);
+pub(crate) type AttentionSlice = (Attention, HeadSlice);
 
 /// The memory of keys and values.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -119,7 +119,7 @@ impl EngineLimits {
     pub(crate) fn fitted(
         self,
         model: &ModelConfig,
-        shares: &[AttentionShare],
+        shares: &[AttentionSlice],
         world: u16,
         memory: KvMemory,
     ) -> Result<UnitLimits, NoPage> {
@@ -143,11 +143,11 @@ impl KvBudget {
     fn pages(
         self,
         model: &ModelConfig,
-        shares: &[AttentionShare],
+        shares: &[AttentionSlice],
         world: u16,
         KvMemory { available, element_bytes }: KvMemory,
     ) -> Result<KvPages, NoPage> {
-        let page_bytes = |share: &HeadShare| share.cache_shape(model).page_bytes() / size_of::<f32>() * element_bytes;
+        let page_bytes = |share: &HeadSlice| share.cache_shape(model).page_bytes() / size_of::<f32>() * element_bytes;
         let bytes_of = |pages: usize, page: usize| (pages as u64).saturating_mul(page as u64);
         let bytes = match self {
             Self::Tokens(tokens) => {
@@ -198,7 +198,7 @@ mod tests {
         let page = model.cache_shape().page_bytes() as u64;
         let pages = |kv, world, available| {
             let limits = EngineLimits { kv, ..EngineLimits::default() };
-            let dp = [(Attention::Dp, HeadShare::ALL)];
+            let dp = [(Attention::Dp, HeadSlice::ALL)];
             limits
                 .fitted(&model, &dp[..], world, KvMemory::host(available))
                 .map(|limits| limits.kv_pages.of(Attention::Dp))
@@ -217,9 +217,9 @@ mod tests {
     fn where_attention_may_change_both_layouts_have_as_many_bytes() {
         let dir = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../assets/tiny-qwen3moe-15m"));
         let model = ModelConfig::load(dir).unwrap();
-        let half = HeadShare::new(&model, 0, 2).unwrap();
-        let both = [(Attention::Tp, half), (Attention::Dp, HeadShare::ALL)];
-        let fitted = |kv, shares: &[AttentionShare]| {
+        let half = HeadSlice::new(&model, 0, 2).unwrap();
+        let both = [(Attention::Tp, half), (Attention::Dp, HeadSlice::ALL)];
+        let fitted = |kv, shares: &[AttentionSlice]| {
             EngineLimits { kv, ..EngineLimits::default() }.fitted(&model, shares, 2, KvMemory::host(None)).unwrap()
         };
         let limits = fitted(KvBudget::Tokens(20 * PAGE_TOKENS), &both);

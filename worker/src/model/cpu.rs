@@ -13,7 +13,7 @@ use super::mlp::MlpScratch;
 use super::probe::Probe;
 use super::rope::RotaryTable;
 use super::router::{Choice, RouterScratch};
-use super::share::HeadShare;
+use super::share::HeadSlice;
 use super::step::{ItemResult, StepOutput};
 use super::streamed::{RankExperts, StreamedExperts};
 use super::switch::Peers;
@@ -54,9 +54,9 @@ struct Scratch {
 }
 
 /// The heads that a rank computes initially, and those after a switch of attention.
-pub(super) struct HeadShares {
-    pub(super) start: HeadShare,
-    pub(super) other: Option<HeadShare>,
+pub(super) struct HeadSlices {
+    pub(super) start: HeadSlice,
+    pub(super) other: Option<HeadSlice>,
 }
 
 impl CpuBackend {
@@ -64,7 +64,7 @@ impl CpuBackend {
         checkpoint: &Checkpoint,
         config: &Arc<ModelConfig>,
         at: Place,
-        shares: &HeadShares,
+        shares: &HeadSlices,
         spread: &ExpertSpread,
         room: ExpertRoom,
     ) -> Result<Self, ModelError> {
@@ -83,7 +83,7 @@ impl CpuBackend {
             Some(limit) => RankExperts::Streamed(StreamedExperts::new(&loader, at, spread, limit)?),
         };
         let angles = RotaryTable::new(config.rope_dim(), &config.rope);
-        let (peers, scratch) = (Peers::Near(Vec::new()), Scratch::default());
+        let (peers, scratch) = (Peers::OnHost(Vec::new()), Scratch::default());
         Ok(Self { config: Arc::clone(config), weights, other, experts, peers, angles, scratch })
     }
 

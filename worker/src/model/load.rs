@@ -12,7 +12,7 @@ use super::expert::{ExpertTypes, Experts, Place};
 use super::grouped::{Grouped, HeadNorms, Projected};
 use super::latent::Latent;
 use super::mlp::{Mlp, Shared};
-use super::share::HeadShare;
+use super::share::HeadSlice;
 use super::weights::{Block, FeedForward, HeadWeights, Moe, Packer, Panels, Weights};
 use super::{ModelConfig, ModelError};
 use crate::ep::ExpertSpread;
@@ -22,7 +22,7 @@ pub(super) struct Loader<'a, P = Panels> {
     pub(super) checkpoint: &'a Checkpoint,
     pub(super) config: &'a ModelConfig,
     /// The heads that the rank keeps; all of them are checked.
-    pub(super) share: HeadShare,
+    pub(super) share: HeadSlice,
     pub(super) packer: &'a P,
 }
 

@@ -72,7 +72,7 @@ pub use kv::{
     PAGE_TOKENS, StagedKv,
 };
 pub use probe::Probe;
-pub use share::HeadShare;
+pub use share::HeadSlice;
 pub(crate) use share::expert_columns;
 pub use step::{DeviceWork, Next, StepItem, StepOutput, Wants, likeliest};
 pub use streamed::ExpertFetches;
@@ -83,7 +83,7 @@ use crate::ep::{ExpertLayout, ExpertParallel, ExpertSpread};
 pub use crate::threads::with_threads;
 use backend::ComputeBackend;
 use checkpoint::Checkpoint;
-use cpu::{CpuBackend, HeadShares};
+use cpu::{CpuBackend, HeadSlices};
 use expert::Place;
 use forward::{Forward, Scratch};
 use rows::RowPlan;
@@ -173,7 +173,7 @@ impl Backend {
 
 /// Layout of attention over the ranks.
 struct Division {
-    share: HeadShare,
+    share: HeadSlice,
     /// With attention tp: which rows go to which rank.
     rows: Option<RowPlan>,
 }
@@ -204,10 +204,10 @@ impl Division {
     /// This rank's part of attention under a plan.
     fn new(config: &ModelConfig, at: Place, plan: &AttentionPlan, attention: Attention) -> Result<Self, ModelError> {
         match attention {
-            Attention::Dp => Ok(Self { share: HeadShare::ALL, rows: None }),
+            Attention::Dp => Ok(Self { share: HeadSlice::ALL, rows: None }),
             Attention::Tp => {
                 let ranks = plan.group.unwrap_or(at.world);
-                let share = HeadShare::new(config, at.rank % ranks, ranks)?;
+                let share = HeadSlice::new(config, at.rank % ranks, ranks)?;
                 Ok(Self { share, rows: Some(RowPlan::new(ranks, plan.tables.clone())) })
             }
         }
@@ -218,10 +218,10 @@ impl Division {
         config: &ModelConfig,
         at: Place,
         plan: &AttentionPlan,
-    ) -> Result<(Self, Option<Self>, HeadShares), ModelError> {
+    ) -> Result<(Self, Option<Self>, HeadSlices), ModelError> {
         let of = |attention| Self::new(config, at, plan, attention);
         let (division, other) = (of(plan.start)?, plan.both.then(|| of(plan.start.other())).transpose()?);
-        let shares = HeadShares { start: division.share, other: other.as_ref().map(|division| division.share) };
+        let shares = HeadSlices { start: division.share, other: other.as_ref().map(|division| division.share) };
         Ok((division, other, shares))
     }
 

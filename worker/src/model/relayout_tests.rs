@@ -11,7 +11,7 @@ use semmoe_kernels::collectives::{PrivateMemory, RowCollectives};
 use semmoe_tables::{Placement, RankId};
 use tempfile::TempDir;
 
-use super::super::share::HeadShare;
+use super::super::share::HeadSlice;
 use super::*;
 use crate::ep::{ExpertLayout, LocalTransport, Lockstep, StepPhase, WireRows};
 use crate::model::AttentionPlan;
@@ -202,7 +202,7 @@ impl Shared {
     }
 }
 
-fn first_head(config: &ModelConfig, share: HeadShare) -> usize {
+fn first_head(config: &ModelConfig, share: HeadSlice) -> usize {
     match &config.attention {
         AttentionKind::Grouped(grouped) => share.kv_heads(grouped.kv_heads).start,
         AttentionKind::Latent(_) => 0,
@@ -312,7 +312,7 @@ fn run_naively(
     links: Vec<LocalTransport>,
 ) {
     let config = ModelConfig::load(dir).unwrap();
-    let tp = HeadShare::new(&config, rank, shared.world).unwrap();
+    let tp = HeadSlice::new(&config, rank, shared.world).unwrap();
     let mut caches: BTreeMap<u64, KvCache> = BTreeMap::new();
     let mut first = 0;
     let mut at = 0;
@@ -358,7 +358,7 @@ fn check(name: &str, world: usize, lazily: bool) {
     let folder = fixture(name);
     let dir = folder.path();
     let config = ModelConfig::load(dir).unwrap();
-    if HeadShare::new(&config, 0, world).is_err() {
+    if HeadSlice::new(&config, 0, world).is_err() {
         return;
     }
     let placement = Placement::contiguous(config.num_moe_layers(), config.num_experts as u16, world as u16).unwrap();
@@ -475,7 +475,7 @@ fn an_objection_changes_nothing_on_any_rank() {
             let staged = stage(&mut model, &mut ep, (&pool, &caches), (400, false), &mut |_| None).unwrap();
             model.install_attention();
             (pool, caches) = (staged.pool, staged.sequences.into_iter().collect());
-            first = first_head(&config, HeadShare::new(&config, rank, world).unwrap());
+            first = first_head(&config, HeadSlice::new(&config, rank, world).unwrap());
         }
     });
 }

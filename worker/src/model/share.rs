@@ -13,12 +13,12 @@ use crate::ep::ExpertLayout;
 
 /// An even part of the heads of every layer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct HeadShare {
+pub struct HeadSlice {
     part: usize,
     parts: usize,
 }
 
-impl HeadShare {
+impl HeadSlice {
     /// All heads: attention dp.
     pub const ALL: Self = Self { part: 0, parts: 1 };
 
@@ -115,7 +115,7 @@ mod tests {
         for (heads, kv_heads) in [(4, 2), (16, 4), (12, 6), (6, 1), (8, 8)] {
             let (config, group) = (config(heads, kv_heads), heads / kv_heads);
             for parts in (1..=heads).filter(|&parts| splits(&config, parts)) {
-                let shares: Vec<_> = (0..parts).map(|part| HeadShare::new(&config, part, parts).unwrap()).collect();
+                let shares: Vec<_> = (0..parts).map(|part| HeadSlice::new(&config, part, parts).unwrap()).collect();
                 let all: Vec<usize> = shares.iter().flat_map(|share| share.heads(heads)).collect();
                 assert_eq!(all, (0..heads).collect::<Vec<_>>());
                 for share in shares {
@@ -133,7 +133,7 @@ mod tests {
     #[test]
     fn ranks_that_do_not_divide_the_heads_are_reported_which_would() {
         let reported =
-            |heads, kv_heads, parts| HeadShare::new(&config(heads, kv_heads), 0, parts).unwrap_err().to_string();
+            |heads, kv_heads, parts| HeadSlice::new(&config(heads, kv_heads), 0, parts).unwrap_err().to_string();
         assert!(reported(4, 2, 3).contains("over 3 ranks, expected one of 1, 2, 4"), "{}", reported(4, 2, 3));
         assert!(reported(12, 4, 3).contains("expected one of 1, 2, 4, 12"), "{}", reported(12, 4, 3));
         assert!(reported(4, 2, 8).contains("expected one of 1, 2, 4"));

@@ -41,9 +41,9 @@ pub type Objection<'a> = &'a mut dyn FnMut(LayerIdx) -> Option<String>;
 #[derive(Debug)]
 pub(super) enum Peers {
     /// Ranks on this host, whose buffers are mapped at the first switch.
-    Near(Vec<usize>),
+    OnHost(Vec<usize>),
     /// The buffers are mapped, and the checksums of all experts known.
-    Met,
+    Mapped,
 }
 
 impl Model {
@@ -51,7 +51,7 @@ impl Model {
     /// memory. All of them must be given the same ranks. By default experts are sent in messages.
     pub fn share_experts(&mut self, ranks: &[usize]) {
         if let Some(cpu) = self.backend.cpu_mut() {
-            cpu.peers = Peers::Near(ranks.to_vec());
+            cpu.peers = Peers::OnHost(ranks.to_vec());
         }
     }
 
@@ -95,13 +95,13 @@ impl Model {
         let Experts { pool, layout, .. } = experts;
         let slot = pool.slot_bytes(layout);
         let near = |peer: usize| match &cpu.peers {
-            Peers::Near(ranks) => ranks.contains(&peer),
-            Peers::Met => experts.memory.reaches(peer),
+            Peers::OnHost(ranks) => ranks.contains(&peer),
+            Peers::Mapped => experts.memory.reaches(peer),
         };
         let far = (0..ep.world()).filter(|&peer| peer != ep.rank().index() && !near(peer)).count();
         let unused = match cpu.peers {
-            Peers::Near(_) => pool.bytes() - pool.layers() * slot,
-            Peers::Met => 0,
+            Peers::OnHost(_) => pool.bytes() - pool.layers() * slot,
+            Peers::Mapped => 0,
         };
         unused + 2 * far * CHUNK_BYTES.min(slot)
     }
@@ -147,10 +147,10 @@ fn switch_on_host(
         let detail = ModelError::StreamedExperts.to_string();
         return Err(UnitError::Operands { rank: ep.rank().index(), detail });
     };
-    let is_first = matches!(peers, Peers::Near(_));
-    if let Peers::Near(near) = peers {
-        meet(experts, near, ep)?;
-        *peers = Peers::Met;
+    let is_first = matches!(peers, Peers::OnHost(_));
+    if let Peers::OnHost(near) = peers {
+        map_peers(experts, near, ep)?;
+        *peers = Peers::Mapped;
     }
     let outcome = move_experts(experts, to, ep, objection)?;
     if is_first {
@@ -172,7 +172,7 @@ pub(super) fn unfit(rank: usize) -> impl Fn(ReshardError) -> UnitError + Copy {
 
 /// Maps the buffers of ranks on this host, and collects the checksums of all experts. If one of two ranks cannot map
 /// the other's buffer, neither does.
-fn meet(experts: &mut Experts, near: &[usize], ep: &mut ExpertParallel) -> Result<(), UnitError> {
+fn map_peers(experts: &mut Experts, near: &[usize], ep: &mut ExpertParallel) -> Result<(), UnitError> {
     let (me, world) = (ep.rank().index(), ep.world());
     let BufferAddress { pid, fd } = experts.memory.address();
     let own = [pid.to_le_bytes(), fd.to_le_bytes()].concat();

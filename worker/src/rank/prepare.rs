@@ -23,7 +23,7 @@ use crate::engine::{KvMemory, UnitLimits};
 use crate::ep::{ExpertLayout, ExpertSpread, StageLog};
 use crate::memory::available_bytes;
 use crate::model::{
-    HeadShare, ModelConfig, ModelError, check_expert_memory, expert_columns, read_small_file, token_ids,
+    HeadSlice, ModelConfig, ModelError, check_expert_memory, expert_columns, read_small_file, token_ids,
 };
 use crate::serve::{Defaults, ServedModel};
 
@@ -91,10 +91,10 @@ pub(super) fn prepare(config: &WorkerConfig) -> Result<Prepared, WorkerError> {
     let name = model_dir.file_name().map_or_else(|| "model".into(), |name| name.to_string_lossy().into_owned());
     let info = model.model_info(&name, Some(tokenizer.sha256().to_owned()));
     let share = |attention| match attention {
-        Attention::Dp => Ok((attention, HeadShare::ALL)),
+        Attention::Dp => Ok((attention, HeadSlice::ALL)),
         Attention::Tp => {
             let ranks = config.world / config.attention_groups;
-            HeadShare::new(&model, (config.rank % ranks).into(), ranks.into()).map(|share| (attention, share))
+            HeadSlice::new(&model, (config.rank % ranks).into(), ranks.into()).map(|share| (attention, share))
         }
     };
     let shares = config.attentions().into_iter().map(share).collect::<Result<Vec<_>, _>>()?;

@@ -8,8 +8,8 @@ use std::time::Duration;
 use semmoe_tables::{Attention, RankId};
 use tokio::sync::{mpsc, oneshot, watch};
 
+use super::deferred::Events;
 use super::layout::UnitLayout;
-use super::passage::Events;
 use super::running::{Running, SubmitError};
 use super::switch::{Switch, SwitchHistory};
 use crate::control::link::LinkSender;
@@ -306,8 +306,8 @@ impl Unit {
             FromRank::Switch { ticket, report } => self.switch_report(rank, ticket, report),
             FromRank::Events(events) => {
                 let mut state = self.state();
-                let events = match state.passage() {
-                    Some(passage) => passage.filter(rank, events),
+                let events = match state.deferred() {
+                    Some(deferred) => deferred.filter(rank, events),
                     None => Some(events),
                 };
                 let ended = state.take_events(rank, events.unwrap_or_default());
@@ -372,7 +372,7 @@ impl State {
     }
 
     /// The rank that represents a replica.
-    pub(super) fn speaker(&self, replica: RankId) -> RankId {
+    pub(super) fn leader(&self, replica: RankId) -> RankId {
         RankId::new(replica.get() * self.stride())
     }
 
@@ -394,8 +394,8 @@ impl State {
         let (all, stride) = match order {
             ToRank::Abort { .. } | ToRank::Stats { .. } | ToRank::Switch { .. } => (self.world, 1),
             ToRank::Submit(_) | ToRank::Cancel { .. } | ToRank::Flush | ToRank::Stop => {
-                if let Some(passage) = self.passage() {
-                    return passage.orders.push(order.clone());
+                if let Some(deferred) = self.deferred() {
+                    return deferred.orders.push(order.clone());
                 }
                 (self.replicas(), self.stride())
             }

@@ -1,8 +1,8 @@
 //! The whole unit as rank 0 sees it: its ranks, where sequences run, and whether all is well.
 
+mod deferred;
 mod hub;
 mod layout;
-mod passage;
 mod running;
 mod shutdown;
 mod switch;

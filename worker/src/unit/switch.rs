@@ -19,9 +19,9 @@ use semmoe_tables::RankId;
 use tokio::sync::mpsc;
 use tokio::time::{Instant as Deadline, timeout_at};
 
+use super::deferred::Deferred;
 use super::hub::{State, Unit};
 use super::layout::{LayoutName, UnitLayout};
-use super::passage::Passage;
 use super::running::SubmitError;
 use crate::control::message::ToRank;
 use crate::engine::{SwitchOrder, SwitchReport, SwitchTo};
@@ -40,7 +40,7 @@ pub(super) struct Switch {
     layer: Option<u16>,
     reports: mpsc::UnboundedSender<RankReport>,
     /// Orders and events that wait while ranks move.
-    passage: Passage,
+    deferred: Deferred,
     /// Taken by the phase that waits for reports.
     receiver: Option<Reports>,
 }
@@ -290,7 +290,7 @@ impl Unit {
         let to = Arc::new(UnitLayout { epoch: state.layout.epoch + 1, ..to });
         let phase = SwitchState::Preparing;
         state.switch =
-            Some(Switch { ticket, to, phase, layer: None, reports, passage: Passage::default(), receiver: None });
+            Some(Switch { ticket, to, phase, layer: None, reports, deferred: Deferred::default(), receiver: None });
         drop(state);
         self.broadcast(&ToRank::Switch { ticket, order: SwitchOrder::Prepare(prepare) });
         Ok((ticket, receiver))
@@ -333,7 +333,7 @@ impl Unit {
             SwitchEnd::Committed => state.layout = switch.to,
             _ => state.broadcast(&ToRank::Switch { ticket, order: SwitchOrder::Abort }),
         }
-        self.pass(state, switch.passage);
+        self.release(state, switch.deferred);
     }
 
     /// Processes a rank's report about a switch.
@@ -343,10 +343,10 @@ impl Unit {
         match &report {
             SwitchReport::Layer(layer) => switch.layer = Some(*layer),
             SwitchReport::Homes(homes) => {
-                switch.passage.homes.extend(homes.iter().map(|&(sequence, rank)| (sequence, RankId::new(rank))));
+                switch.deferred.homes.extend(homes.iter().map(|&(sequence, rank)| (sequence, RankId::new(rank))));
             }
             SwitchReport::Ended(_) => {
-                switch.passage.ended.insert(rank);
+                switch.deferred.ended.insert(rank);
             }
             _ => {}
         }
@@ -357,8 +357,8 @@ impl Unit {
 
 impl Switch {
     /// The waiting orders and events, once ranks may be in different layouts.
-    pub(super) fn passage(&mut self) -> Option<&mut Passage> {
-        (self.phase == SwitchState::Moving).then_some(&mut self.passage)
+    pub(super) fn deferred(&mut self) -> Option<&mut Deferred> {
+        (self.phase == SwitchState::Moving).then_some(&mut self.deferred)
     }
 }
 

@@ -42,7 +42,7 @@ pub(crate) fn apart<P: Params>(
     let x = in_range("blocks along x", blocks[0].max(1), 1, MAX_GRID[0])?;
     let y = in_range("blocks along y", blocks[1].max(1), 1, MAX_GRID[1])?;
     let grid = Grid { blocks: x, threads };
-    Ok(Launch { kernel, grid, ranks: y, meets: false, params: LaunchParams::of(params) })
+    Ok(Launch { kernel, grid, ranks: y, is_collective: false, params: LaunchParams::of(params) })
 }
 
 /// The kernel for elements of this type.

@@ -207,7 +207,7 @@ impl Device {
         if found != expected {
             return Err(DeviceError::Params { kernel, found, expected });
         }
-        if launch.meets() {
+        if launch.is_collective() {
             self.resident(launch, function)?;
         }
         Ok(function)

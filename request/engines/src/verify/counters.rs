@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 /// Interval between two reads of an engine's counters.
-const LOOK_EVERY: Duration = Duration::from_millis(250);
+const POLL_INTERVAL: Duration = Duration::from_millis(250);
 /// Contradicting counters must be confirmed after this time, longer than any step: another client's request may be
 /// counted before the probes are.
 const CONFIRM_AFTER: Duration = Duration::from_secs(1);
@@ -25,7 +25,7 @@ pub struct Counters {
 
 /// The next action after reading the counters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Look {
+pub enum CounterCheck {
     /// Read again after this time.
     Again(Duration),
     /// The final result.
@@ -59,16 +59,16 @@ impl Counters {
 
     /// Takes the counts `now`, by rank, after all probes were answered. A final [`Comparison::Waiting`] means that the
     /// probes were not counted in time.
-    pub fn look(&mut self, now: &[u64]) -> Look {
+    pub fn check(&mut self, now: &[u64]) -> CounterCheck {
         let found = self.compare(now);
         let pause = match found {
             Comparison::Exact { contradicted: 1.., .. } if !self.doubted => CONFIRM_AFTER,
-            Comparison::Waiting if self.waited < COUNTED_WITHIN => LOOK_EVERY,
-            done => return Look::Done(done),
+            Comparison::Waiting if self.waited < COUNTED_WITHIN => POLL_INTERVAL,
+            done => return CounterCheck::Done(done),
         };
         self.doubted = matches!(found, Comparison::Exact { .. });
         self.waited += pause;
-        Look::Again(pause)
+        CounterCheck::Again(pause)
     }
 
     /// Compares the counts `now`, by rank, with the earlier ones.
@@ -113,19 +113,19 @@ mod tests {
     }
 
     #[test]
-    fn contradictions_are_looked_at_twice() {
+    fn contradictions_are_confirmed() {
         let counters = || Counters::new(vec![0, 0], &[1, 2]).unwrap();
         let wrong = Comparison::Exact { agreed: 2, contradicted: 1 };
         let mut steady = counters();
-        assert_eq!(steady.look(&[0, 1]), Look::Again(LOOK_EVERY));
-        assert_eq!(steady.look(&[0, 3]), Look::Again(CONFIRM_AFTER));
-        assert_eq!(steady.look(&[0, 3]), Look::Done(wrong));
+        assert_eq!(steady.check(&[0, 1]), CounterCheck::Again(POLL_INTERVAL));
+        assert_eq!(steady.check(&[0, 3]), CounterCheck::Again(CONFIRM_AFTER));
+        assert_eq!(steady.check(&[0, 3]), CounterCheck::Done(wrong));
         let mut disturbed = counters();
-        assert_eq!(disturbed.look(&[3, 0]), Look::Again(CONFIRM_AFTER));
-        assert_eq!(disturbed.look(&[4, 2]), Look::Done(Comparison::OtherClients));
+        assert_eq!(disturbed.check(&[3, 0]), CounterCheck::Again(CONFIRM_AFTER));
+        assert_eq!(disturbed.check(&[4, 2]), CounterCheck::Done(Comparison::OtherClients));
         let mut silent = counters();
-        while silent.look(&[0, 0]) == Look::Again(LOOK_EVERY) {}
-        assert_eq!((silent.look(&[0, 0]), silent.waited), (Look::Done(Comparison::Waiting), COUNTED_WITHIN));
+        while silent.check(&[0, 0]) == CounterCheck::Again(POLL_INTERVAL) {}
+        assert_eq!((silent.check(&[0, 0]), silent.waited), (CounterCheck::Done(Comparison::Waiting), COUNTED_WITHIN));
     }
 
     proptest! {

@@ -24,7 +24,7 @@ use ::http::{HeaderMap, HeaderValue};
 
 use crate::pin;
 
-pub use counters::{Comparison, Counters, Look};
+pub use counters::{Comparison, CounterCheck, Counters};
 pub use plan::ProbePlan;
 pub use probe::{Inconclusive, PROBED, PinTarget, Round, probe};
 pub use schedule::Schedule;

@@ -6,7 +6,7 @@ use semmoe_tables::RankId;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::counters::{COUNTED_WITHIN, Look};
+use super::counters::{COUNTED_WITHIN, CounterCheck};
 use super::{Comparison, Counters, Evidence, Observation, ProbePlan};
 use crate::http::{AnswerLimits, BaseUrl, HttpClient, HttpError, request};
 use crate::pin::{self, Stripped};
@@ -123,9 +123,9 @@ impl Prober<'_> {
             self.ask(rank).await?;
         }
         let found = loop {
-            match counters.look(&self.counts().await?) {
-                Look::Again(pause) => tokio::time::sleep(pause).await,
-                Look::Done(found) => break found,
+            match counters.check(&self.counts().await?) {
+                CounterCheck::Again(pause) => tokio::time::sleep(pause).await,
+                CounterCheck::Done(found) => break found,
             }
         };
         match found {

@@ -217,7 +217,7 @@ fn memory_taken_inside_a_step_ends_it() {
         let met = AtomicBool::new(false);
         Watched::new(stream, move |stream, launch| {
             let takes = rank == 1 && met.load(Ordering::Relaxed);
-            met.fetch_or(launch.meets(), Ordering::Relaxed);
+            met.fetch_or(launch.is_collective(), Ordering::Relaxed);
             if takes { stream.allocate(16).map(drop) } else { Ok(()) }
         })
     };

@@ -31,12 +31,12 @@ impl GpuProvider for ShimGpu {
     fn rank(&self, rank: usize, room: Room) -> Result<UnitRank, String> {
         let mut unit = self.unit.lock().unwrap_or_else(PoisonError::into_inner);
         let failure = Arc::clone(&self.failure);
-        let look = move |_: &ShimStream, _: &Launch| match failure.get() {
+        let on_launch = move |_: &ShimStream, _: &Launch| match failure.get() {
             Some(cause) if rank == 1 => Err((*cause).to_owned()),
             _ => Ok(()),
         };
         let unit = unit.get_or_insert_with(|| ShimUnit::new(self.shim, room));
-        Ok(unit.rank_with(rank, |stream| Watched::new(stream, look)))
+        Ok(unit.rank_with(rank, |stream| Watched::new(stream, on_launch)))
     }
 }
 

@@ -9,7 +9,7 @@ use semmoe_kernels::Dtype;
 use semmoe_tables::{Attention, ExpertCopies, LayerIdx, Placement};
 use semmoe_worker::ep::{ExpertLayout, ExpertParallel, ExpertSpread, StepPhase};
 use semmoe_worker::model::{
-    AttentionChange, HeadShare, KvCache, KvPool, Model, ModelConfig, MovingSequence, StepItem, SwitchOutcome, Wants,
+    AttentionChange, HeadSlice, KvCache, KvPool, Model, ModelConfig, MovingSequence, StepItem, SwitchOutcome, Wants,
     likeliest,
 };
 use tempfile::TempDir;
@@ -41,8 +41,8 @@ pub(super) fn long_fixture(name: &str) -> TempDir {
 }
 
 fn layout(config: &ModelConfig, world: usize) -> Layout {
-    let heads = |share: HeadShare| share.cache_shape(config).kv_heads;
-    let pages = PAGES * heads(HeadShare::ALL) / heads(HeadShare::new(config, 0, world).unwrap());
+    let heads = |share: HeadSlice| share.cache_shape(config).kv_heads;
+    let pages = PAGES * heads(HeadSlice::ALL) / heads(HeadSlice::new(config, 0, world).unwrap());
     let start = Layout::new(world, Attention::Dp, ExpertLayout::Ep, Dtype::F32);
     Layout { other_pages: Some(pages), ..start }
 }

@@ -39,7 +39,7 @@ impl Life {
     }
 
     /// How the connection ended, if it did.
-    fn look(&self) -> Option<End> {
+    fn check(&self) -> Option<End> {
         let gone = |cause: String| Some((io::ErrorKind::BrokenPipe, cause));
         match (&self.link).read(&mut [0; 64]) {
             Ok(0) => gone("it closed its connection".to_owned()),
@@ -86,7 +86,7 @@ fn watch(mut lives: Vec<Arc<Life>>, stopped: &UnixStream, ring: impl Fn()) {
             return;
         }
         drop(fds);
-        lives.retain(|life| match life.look() {
+        lives.retain(|life| match life.check() {
             None => true,
             Some(end) => {
                 // Only this thread sets it, once.

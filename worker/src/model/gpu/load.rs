@@ -16,10 +16,10 @@ use super::memory::Stream;
 use super::{GpuLink, GpuSettings};
 use crate::ep::ExpertSpread;
 use crate::model::checkpoint::Checkpoint;
-use crate::model::cpu::HeadShares;
+use crate::model::cpu::HeadSlices;
 use crate::model::expert::Place;
 use crate::model::load::Loader;
-use crate::model::share::HeadShare;
+use crate::model::share::HeadSlice;
 use crate::model::weights::{Block, FeedForward};
 use crate::model::{ModelConfig, ModelError};
 
@@ -28,7 +28,7 @@ pub(in crate::model) struct GpuLoad<'a> {
     pub(in crate::model) checkpoint: &'a Checkpoint,
     pub(in crate::model) config: &'a Arc<ModelConfig>,
     pub(in crate::model) at: Place,
-    pub(in crate::model) shares: &'a HeadShares,
+    pub(in crate::model) shares: &'a HeadSlices,
     pub(in crate::model) spread: &'a ExpertSpread,
     /// Whole experts of a layer that any rank may have after a switch.
     pub(in crate::model) slots: Option<u16>,
@@ -50,7 +50,7 @@ impl<T: Element> GpuBackend<T> {
         let experts = DeviceExperts::load(&loader(shares.start), at, spread, slots)?;
         let norms = weights.blocks.iter().map(|block| LayerNorms::new(block, &uploader)).collect::<Result<_, _>>()?;
         let final_norm = uploader.vector(&weights.final_norm)?;
-        let pages = |share: HeadShare, pages| PageLayout::new(pages, share.cache_shape(config));
+        let pages = |share: HeadSlice, pages| PageLayout::new(pages, share.cache_shape(config));
         let other_pages = shares.other.map(|share| pages(share, settings.other_pages));
         let cache = Cache::new(config, pages(shares.start, settings.pages), other_pages, &uploader)?;
         let first = weights.blocks.first().map(|block| &block.heads);

@@ -31,7 +31,7 @@ use super::compute::{Arena, Piece};
 use super::expert::{Experts, LayerExperts, Packing, Place};
 use super::load::Loader;
 use super::weights::Panels;
-use super::{ExpertMemory, HeadShare, ModelConfig, ModelError};
+use super::{ExpertMemory, HeadSlice, ModelConfig, ModelError};
 use crate::ep::{ExpertSpread, LocalExperts};
 
 /// The routed experts of a rank.
@@ -151,7 +151,7 @@ pub(crate) fn check_expert_memory(
     limit: u64,
 ) -> Result<(), ModelError> {
     let checkpoint = &Checkpoint::open(model_dir)?;
-    let loader = Loader { checkpoint, config, share: HeadShare::ALL, packer: &Panels };
+    let loader = Loader { checkpoint, config, share: HeadSlice::ALL, packer: &Panels };
     let at = Place { rank: rank.index(), world: spread.layout.world(spread.copies.groups().into()) };
     let (held, packing) = plan(&loader, at, spread)?;
     Budget::of(&loader, &held, &packing, ExpertMemory::Bytes(limit)).map(drop)

@@ -45,7 +45,7 @@ impl Wire for Nccl {
                 return Err("out of luck".to_owned());
             }
         }
-        self.group.meet(self.rank, calls.to_vec())
+        self.group.arrive(self.rank, calls.to_vec())
     }
 }
 

@@ -19,7 +19,7 @@ pub(super) type Events = Vec<(u64, SequenceEvent)>;
 
 /// Orders and events held back during a switch.
 #[derive(Debug, Default)]
-pub(super) struct Passage {
+pub(super) struct Deferred {
     /// Orders about sequences.
     pub(super) orders: Vec<ToRank>,
     events: Vec<(RankId, Events)>,
@@ -29,7 +29,7 @@ pub(super) struct Passage {
     pub(super) homes: HashMap<u64, RankId>,
 }
 
-impl Passage {
+impl Deferred {
     /// Holds events back, or returns them if they belong to the old layout.
     pub(super) fn filter(&mut self, rank: RankId, events: Events) -> Option<Events> {
         if !self.ended.contains(&rank) {
@@ -43,10 +43,10 @@ impl Passage {
 impl Unit {
     /// Ends the move once all ranks are in the layout in force: records the sequences' new ranks, and forwards waiting
     /// orders and events.
-    pub(super) fn pass(&self, mut state: MutexGuard<'_, State>, passage: Passage) {
-        state.relocate(&passage.homes);
-        let ended: usize = passage.events.into_iter().map(|(rank, events)| state.take_events(rank, events)).sum();
-        for order in passage.orders {
+    pub(super) fn release(&self, mut state: MutexGuard<'_, State>, deferred: Deferred) {
+        state.relocate(&deferred.homes);
+        let ended: usize = deferred.events.into_iter().map(|(rank, events)| state.take_events(rank, events)).sum();
+        for order in deferred.orders {
             let id = match &order {
                 ToRank::Submit(request) => request.id,
                 ToRank::Cancel { id } => *id,
@@ -65,15 +65,15 @@ impl Unit {
 
 impl State {
     /// The waiting orders and events, while ranks move.
-    pub(super) fn passage(&mut self) -> Option<&mut Passage> {
-        self.switch.as_mut().and_then(Switch::passage)
+    pub(super) fn deferred(&mut self) -> Option<&mut Deferred> {
+        self.switch.as_mut().and_then(Switch::deferred)
     }
 
     /// Sends an order about a sequence of the replica; it waits while ranks move.
     pub(super) fn order(&mut self, rank: RankId, order: ToRank) {
-        match self.passage() {
-            Some(passage) => passage.orders.push(order),
-            None => self.send(self.speaker(rank), order),
+        match self.deferred() {
+            Some(deferred) => deferred.orders.push(order),
+            None => self.send(self.leader(rank), order),
         }
     }
 
@@ -101,14 +101,14 @@ mod tests {
 
     #[test]
     fn events_wait_from_when_their_rank_has_ended() {
-        let mut passage = Passage::default();
+        let mut deferred = Deferred::default();
         let events = || vec![(7, SequenceEvent::Finished { finish: Finish::Abort, routes: None })];
-        assert_eq!(passage.filter(RankId::new(1), events()), Some(events()));
-        passage.ended.insert(RankId::new(1));
-        assert_eq!(passage.filter(RankId::new(1), events()), None);
-        assert_eq!(passage.filter(RankId::new(0), events()), Some(events()), "it may still tell of the old layout");
-        passage.homes.insert(7, RankId::new(2));
-        assert_eq!(passage.homes[&7], RankId::new(2));
-        assert_eq!(passage.events, [(RankId::new(1), events())]);
+        assert_eq!(deferred.filter(RankId::new(1), events()), Some(events()));
+        deferred.ended.insert(RankId::new(1));
+        assert_eq!(deferred.filter(RankId::new(1), events()), None);
+        assert_eq!(deferred.filter(RankId::new(0), events()), Some(events()), "it may still tell of the old layout");
+        deferred.homes.insert(7, RankId::new(2));
+        assert_eq!(deferred.homes[&7], RankId::new(2));
+        assert_eq!(deferred.events, [(RankId::new(1), events())]);
     }
 }

@@ -21,7 +21,7 @@ const HELLO_LIMIT: Duration = Duration::from_secs(10);
 /// Maximum number of pending connections, which bounds the resources that strangers can take.
 const MAX_PENDING: usize = 256;
 /// Maximum duration of one poll.
-const LOOK: Duration = Duration::from_millis(20);
+const POLL: Duration = Duration::from_millis(20);
 
 /// A connection whose first message has arrived or failed.
 struct Arrival<T> {
@@ -37,7 +37,7 @@ struct Pending {
 }
 
 /// The acceptor of incoming connections. `T` is a connection's first message.
-pub(super) struct Door<'a, T> {
+pub(super) struct Acceptor<'a, T> {
     listener: &'a TcpListener,
     purpose: Purpose,
     secret: Option<Secret>,
@@ -51,7 +51,7 @@ pub(super) struct Door<'a, T> {
     other_secrets: usize,
 }
 
-impl<'a, T: DeserializeOwned + Send + 'static> Door<'a, T> {
+impl<'a, T: DeserializeOwned + Send + 'static> Acceptor<'a, T> {
     pub(super) fn new(listener: &'a TcpListener, purpose: Purpose, secret: Option<Secret>, limit: usize) -> Self {
         let (sender, arrivals) = mpsc::channel();
         Self { listener, purpose, secret, limit, sender, arrivals, pending: BTreeMap::new(), next: 0, other_secrets: 0 }
@@ -66,7 +66,7 @@ impl<'a, T: DeserializeOwned + Send + 'static> Door<'a, T> {
         patience: &Patience,
     ) -> Result<(), RendezvousError> {
         while slots.iter().any(Option::is_none) {
-            let come = self.look(patience)?;
+            let come = self.poll(patience)?;
             take(slots, come)?;
             match patience.slice() {
                 Ok(_) => {}
@@ -87,8 +87,8 @@ impl<'a, T: DeserializeOwned + Send + 'static> Door<'a, T> {
 
     /// The connections that have completed, after waiting a moment for the next. A failing listener or a stopping
     /// process is an error.
-    pub(super) fn look(&mut self, patience: &Patience) -> Result<Vec<(T, TcpStream)>, RendezvousError> {
-        match patience.at_most(LOOK).accept(self.listener) {
+    pub(super) fn poll(&mut self, patience: &Patience) -> Result<Vec<(T, TcpStream)>, RendezvousError> {
+        match patience.at_most(POLL).accept(self.listener) {
             Ok(stream) => self.listen_to(stream, patience.at_most(HELLO_LIMIT)),
             Err(Impatience::Deadline) => {}
             Err(Impatience::Stopped) => return Err(RendezvousError::Stopped),
