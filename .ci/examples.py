@@ -1,6 +1,6 @@
-"""Runs every example of every `--help`, as it stands there, in a folder with small files of the names that they use.
+"""Runs every example of every `--help` verbatim, in a folder with small files of the names they use.
 
-Engines are mocks and the running `up`: only addresses, and the sizes of loads, are replaced. Servers are stopped once they are ready."""
+Engines are mocks or a running `up`; only addresses and load sizes are replaced. Servers are stopped once they are ready."""
 import pathlib, re, shlex, shutil, signal, subprocess, sys, threading, time
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -8,10 +8,10 @@ MODEL, TRACE = ROOT / "assets/tiny-qwen3moe-15m", ROOT / "tests/data/reference.t
 DUMP, CONVERT = ROOT / "profiler/tests/data/import", ROOT / "profiler/python/semmoe_convert.py"
 CLUSTER = 'gpu = "H100"\nusd_per_gpu_hour = 2\n[[levels]]\nname = "nvlink"\ncount = 4\nbandwidth_gb_per_second = 450\nlatency_us = 3\n'
 WORKLOAD = "requests_per_second = 1\ninput_tokens = 1024\noutput_tokens = 256\n"
-# Loads are cut short; what an example writes outside goes to the folder.
+# Loads are shortened; files that an example writes elsewhere go to the folder.
 SHORTER = {"60s": "1s", "2000": "20", "500": "8", "32": "4"}
 ELSEWHERE = {"/etc/bash_completion.d/semmoe", "~/.zfunc/_semmoe", "~/.config/fish/completions/semmoe.fish", "/usr/local/share/man/man1", "/var/cache/semmoe"}
-# Of a worker of two ranks.
+# From a worker with two ranks.
 METRICS = """semmoe_steps_total{rank="0"} 10
 semmoe_steps_total{rank="1"} 10
 semmoe_step_seconds_total{rank="0"} 1.0
@@ -20,7 +20,7 @@ semmoe_collective_seconds_total{rank="0",layer="0",kind="dispatch"} 0.8
 semmoe_activations_total{rank="0",layer="0",phase="decode",where="local"} 25
 semmoe_activations_total{rank="0",layer="0",phase="decode",where="remote"} 75
 """
-# Run by main_job.py itself.
+# main_job.py runs these.
 ELSEWHERE_RUN = {"semmoe up --check"}
 # Ranks of the engines, and groups of the tables.
 GROUPS = "4"
@@ -28,7 +28,7 @@ LIMIT_S, LIMIT_ALL_S = 90, 300
 
 
 def helps(semmoe, words=()):
-    """The help text of this command and of all below it."""
+    """The help text of this command and all its subcommands."""
     text = subprocess.run([semmoe, *words, "--help"], check=True, capture_output=True, text=True).stdout
     found = [text]
     inner = re.search(r"^Commands:\n((?:  .*\n|\n)*)", text, re.M)
@@ -39,7 +39,7 @@ def helps(semmoe, words=()):
 
 
 def examples(semmoe):
-    """Each once, in the order of the help texts."""
+    """Each example once, in the order of the help texts."""
     found = {}
     for text in helps(semmoe):
         text = re.sub(r"\\\n\s+", "", text)
@@ -49,7 +49,7 @@ def examples(semmoe):
 
 
 class Stand:
-    """The folder, the mocks, and the addresses in place of those in the examples."""
+    """The folder, the mocks, and the addresses that replace those in the examples."""
 
     def __init__(self, semmoe, folder, up_url, mock):
         self.semmoe, self.folder = str(pathlib.Path(semmoe).resolve()), pathlib.Path(folder)
@@ -95,7 +95,7 @@ class Stand:
         return subprocess.run([self.semmoe, *words], check=True, capture_output=True, text=True, cwd=self.folder, timeout=LIMIT_S, **more)
 
     def words(self, line):
-        """The command's words, with what a shell does about its input and output taken out: words, input, output."""
+        """Splits a command into its words and its redirected input and output."""
         words = [self.addresses.get(word, word) for word in shlex.split(line)[1:]]
         words = [str(self.folder / pathlib.Path(word).name) if word in ELSEWHERE else word for word in words]
         streams = {}
@@ -104,7 +104,7 @@ class Stand:
                 at = words.index(sign)
                 streams[sign], words = words[at + 1], words[:at] + words[at + 2 :]
         if words[:2] == ["profile", "import"]:
-            # Of another model than the rest: it goes to a file of its own.
+            # For another model than the rest: it goes to a separate file.
             words = [{"DIR": str(DUMP), "run.trace.safetensors": "imported.trace.safetensors"}.get(word, word) for word in words]
         if words[:2] == ["plan", "calibrate"]:
             words += ["--seconds", "2", "--ranks", "1,2"]
@@ -128,7 +128,7 @@ class Stand:
             assert (self.folder / "printed").stat().st_size > 100, line
 
     def server(self, words):
-        """Starts it at a free port, waits until it is ready, and ends it as Ctrl-C does."""
+        """Starts it on a free port, waits until it is ready, and stops it as Ctrl-C does."""
         if words[0] == "up":
             words = [word for at, word in enumerate(words) if "--port" not in words[max(at - 1, 0) : at + 1]] + ["--port", "0"]
             words += [] if "--data" in words else ["--data", str(self.folder / "semmoe")]
@@ -145,7 +145,7 @@ class Stand:
         assert ready and code == 0, f"{words}: ready {ready}, exit code {code}"
 
     def workers(self, lines):
-        """The ranks of one unit, which wait for each other, at free ports."""
+        """Starts the ranks of one unit, which wait for each other, on free ports."""
         front, *others = [self.words(line)[0] for line in lines]
         free = {"127.0.0.1:7000": "127.0.0.1:0", "127.0.0.1:30000": "127.0.0.1:0"}
         ranks = [subprocess.Popen([self.semmoe, *(free.get(word, word) for word in front), "--exit-on-stdin-eof"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=self.folder)]

@@ -11,10 +11,10 @@ check    compares what it counts by crate with .ci/house.json: repeated code, wo
          parameters without a name, comments that need their neighbours, the items of `callers`
 update   lowers the allowances in .ci/house.json to what is counted; none is ever raised
 
-Repeated code is a run of 30 or more equal tokens, outside tests, that stands elsewhere already. Signatures, attributes, imports and
+Repeated code is a run of 30 or more equal tokens, outside tests, that occurs elsewhere too. Signatures, attributes, imports and
 comments do not count: an implementation has the signature of its trait.
 
-A trait is wide if it has more than six methods. A parameter has no name if its type is a tuple of unlike types."""
+A trait is wide if it has more than six methods. A parameter is unnamed if its type is a tuple of different types."""
 import collections
 import itertools
 import json
@@ -29,7 +29,7 @@ BUDGET = ROOT / ".ci/budget.txt"
 RUN = 30
 COLUMNS = 120
 METHODS = 6
-# One page more, of at most 20,000 bytes, for the papers' rows (docs/papers.md).
+# One more page of at most 20,000 bytes for the papers' rows (docs/papers.md).
 PAGES, PAGE_BYTES, DOCS_BYTES = 15, 20_000, 220_000
 APART = re.compile(r"(^|/)(tests?|benches|examples)(/|\.rs$)|(^|/)\w*_tests?\.rs$|^bench/|^build\.rs$")
 TOKEN = re.compile(
@@ -61,11 +61,11 @@ WORDS = [
     r"\bof no use\b",
 ]
 WORD = re.compile("|".join(WORDS), re.I)
-# A comment that begins so needs its neighbour.
+# A comment that begins like this depends on its neighbour.
 OPENING = re.compile(r"The same\b|As \[|That it\b")
-# On a page: a heading of the second level, a mark, a block of commands.
+# On a page: a second-level heading, a mark, a block of commands.
 BLOCK = re.compile(r"^## [^\n]*$|^<!-- (?:run by ([^ ]+)|not run: )[^\n]*-->$|^ *```sh\n(.*?)^ *```", re.M | re.S)
-# The heading of a README's map of its files.
+# The heading of the file map in a README.
 MAP = "\n## Where things are\n"
 NAME = re.compile(r"\b(MOST|LONGEST)_[A-Z]")
 
@@ -109,7 +109,7 @@ def code_lines(text):
 
 
 def skip(tokens, at, ends, opens="([{", closes=")]}"):
-    """The index of the first of `ends` outside of brackets."""
+    """The index of the first of `ends` outside brackets."""
     depth = 0
     while at < len(tokens) and not (depth == 0 and tokens[at][0] in ends):
         depth += (tokens[at][0] in opens) - (tokens[at][0] in closes)
@@ -118,7 +118,7 @@ def skip(tokens, at, ends, opens="([{", closes=")]}"):
 
 
 def code_tokens(text):
-    """Tokens with their lines; in place of what does not count stands a token that equals nothing."""
+    """Tokens with their lines; tokens that do not count are replaced by one that equals nothing."""
     text = without_tests(text)
     tokens, line, before = [], 1, 0
     for match in TOKEN.finditer(text):
@@ -144,7 +144,7 @@ def code_tokens(text):
 
 
 def repeats():
-    """For each repeated run: its tokens, and both places."""
+    """For each repeated run: its tokens and both places."""
     files = [(name, code_tokens((ROOT / name).read_text())) for name in tracked("*.rs") if not APART.search(name)]
     seen, found = {}, []
     for here, (name, tokens) in enumerate(files):
@@ -169,7 +169,7 @@ def repeats():
 
 
 def lost_paths():
-    """In ARCHITECTURE.md and the maps of READMEs: paths between backticks, whole or without their first folders, for which there is no file or folder."""
+    """Paths in backticks in ARCHITECTURE.md and the file maps of READMEs, complete or without their first folders, that do not exist."""
     known = {"/" + name for name in tracked("*")}
     known |= {str(folder) for name in known for folder in pathlib.PurePosixPath(name).parents}
     for document in ("ARCHITECTURE.md", *tracked("*README.md")):
@@ -213,7 +213,7 @@ def large_pages():
 
 
 def flags(command):
-    """Of a command line of semmoe: its subcommand and its flags."""
+    """The subcommand and flags of a semmoe command line."""
     words = command.split()
     names = itertools.takewhile(re.compile(r"[a-z]+$").match, words[1:3])
     return " ".join(names), {word.split("=")[0] for word in words if word.startswith("--")}
@@ -231,7 +231,7 @@ def examples():
 
 
 def unrun_commands():
-    """Blocks of commands on the pages that CI does not run and that do not say why. A mark holds until the next heading of the
+    """Command blocks on the pages that CI does not run and that do not say why. A mark applies up to the next heading of the
     second level: <!-- run by PATH --> or <!-- not run: REASON -->."""
     known = examples()
     for document in tracked("README.md", "docs/*.md"):
@@ -251,7 +251,7 @@ def unrun_commands():
 
 
 def forms(name):
-    """Wide traits and parameters without a name: the rule, and the place."""
+    """Wide traits and unnamed parameters: the rule and the place."""
     text = without_tests((ROOT / name).read_text())
     line = lambda at: f"{name}:{text.count(chr(10), 0, at) + 1}"
     for trait in TRAIT.finditer(text):
@@ -287,7 +287,7 @@ def callers():
 
 
 def counts():
-    """By rule and crate: the places."""
+    """Places by rule and crate."""
     places = {rule: collections.defaultdict(list) for rule in json.loads(ALLOWED.read_text())}
     places["paths"]["documents"].extend(lost_paths())
     places["links"]["documents"].extend(lost_links())
@@ -320,7 +320,7 @@ def counts():
 
 
 def over_budget():
-    """Prints the lines of each crate; whether they are too many."""
+    """Prints the lines of each crate; returns whether there are too many."""
     by = collections.Counter()
     for name in tracked("*.rs"):
         if not APART.search(name):

@@ -4,10 +4,10 @@ import json, re, signal, subprocess, sys, tempfile, threading, time, urllib.requ
 
 import examples
 
-# As it is packaged: with everything that needs no more to be built.
+# The packaged features: everything that needs no further build tools.
 subprocess.run(["cargo", "build", "--release", "--locked", "--features", "kube"], check=True)
 SEMMOE, MOCK = "target/release/semmoe", "target/debug/semmoe-mock-engine"
-# Built by the tests already: with examples, dependencies have the features that tests give them.
+# The tests have built these already: with examples, dependencies get the features of the tests.
 subprocess.run(["cargo", "build", "--workspace", "--bins", "--examples", "--locked"], check=True)
 
 

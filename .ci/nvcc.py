@@ -1,4 +1,4 @@
-"""Compiles a CUDA program with nvcc from PyPI, for GPU machines on which nothing is built."""
+"""Compiles a CUDA program with nvcc from PyPI, for GPU machines without build tools."""
 import pathlib, subprocess
 
 import wheels
@@ -11,12 +11,12 @@ WHEELS = [
 
 
 def compiled(source, to):
-    """Writes the program, with the CUDA runtime in it; None, or why it could not be made."""
+    """Writes the program with the CUDA runtime linked in; returns None, or why that failed."""
     folder, refused = wheels.fetched(WHEELS, f"nvcc-{VERSION}", "SEMMOE_NVCC", "nvcc")
     if folder is None:
         return refused
     root = next(folder.rglob("nvcc")).parent.parent
-    # Wheels carry no permissions.
+    # Wheels store no permissions.
     for name in [*(root / "bin").iterdir(), *(root / "nvvm/bin").iterdir()]:
         if name.is_file():
             name.chmod(0o755)

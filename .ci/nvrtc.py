@@ -12,7 +12,7 @@ VERSION = "13.0.88"
 
 
 def libraries():
-    """The folder with libnvrtc.so.13, fetched if need be; None if it cannot be."""
+    """The folder with libnvrtc.so.13, fetched if necessary; None if that fails."""
     folder, refused = wheels.fetched([f"nvidia-cuda-nvrtc=={VERSION}"], f"nvrtc-{VERSION}", "SEMMOE_NVRTC", "libnvrtc.so.13")
     if folder is None:
         print(f"notice: the CUDA kernels are not compiled: {refused}")

@@ -1,9 +1,9 @@
-"""NVIDIA's compilers from PyPI, in a cache folder of their own: pinned, nothing of them is kept in the repository."""
+"""NVIDIA's compilers from PyPI, pinned, in their own cache folder outside the repository."""
 import os, pathlib, subprocess, sys, tempfile, zipfile
 
 
 def fetched(wheels, name, variable, marker):
-    """The folder that holds the unpacked wheels, fetched if `marker` is not there yet; None, and why not, if they cannot be had.
+    """The folder with the unpacked wheels, fetched if `marker` is missing; None and the reason if they cannot be fetched.
 
     It is the environment's `variable`, else ~/.cache/semmoe/`name`."""
     cache = pathlib.Path(os.environ.get(variable) or pathlib.Path.home() / ".cache/semmoe" / name)
