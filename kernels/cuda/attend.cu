@@ -12,7 +12,7 @@ struct TensorProducts {
   // Pieces of 16 x 64 elements of which all loads are in flight together.
   static constexpr u32 AHEAD = 4 / TILES;
 
-  // Of the run's queries, `[d, n]`.
+  // The run's queries, `[d, n]`.
   __device__ static RightPart queries(const SplitOfRun<TILES>& of, u32 tile, u32 d) {
     const u32 query = tile * QUERY_TILE + lane_row();
     if (query >= of.run.queries || d >= of.p.dim) return {};

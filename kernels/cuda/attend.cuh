@@ -73,7 +73,7 @@ struct QueryRun {
 
   __device__ u32 row(const AttendParams& p, u32 query) const { return first_row + (first + query) / p.group; }
   __device__ u32 head(const AttendParams& p, u32 query) const { return kv_head * p.group + (first + query) % p.group; }
-  // Of all rows' query heads.
+  // Offset of a query head among those of all rows.
   __device__ u64 query_at(const AttendParams& p, u32 query) const {
     return static_cast<u64>(row(p, query)) * (p.kv_heads * p.group) + head(p, query);
   }
@@ -112,9 +112,9 @@ struct RunPage {
 template <u32 TILES>
 struct alignas(16) AttendShared {
   static constexpr u32 QUERIES = TILES * QUERY_TILE;
-  // Of each page and query the weights of 64 keys, four to a vector; two vectors more, for the banks.
+  // Weights of 64 keys for each page and query, four to a vector; two vectors more avoid bank conflicts.
   Vec weights[SPLIT_PAGES][QUERIES][ATTEND_PAGE / 4 + 2];
-  // Of each page and query the weighted values of some columns; eight numbers more, for the banks.
+  // Weighted values of some columns for each page and query; eight numbers more avoid bank conflicts.
   float values[SPLIT_PAGES][QUERY_TILE][VALUE_COLUMNS + 8];
   float largest[SPLIT_PAGES][QUERIES];
   float totals[SPLIT_PAGES][QUERIES];

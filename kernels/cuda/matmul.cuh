@@ -83,7 +83,7 @@ struct MatMulFeatures {
     count = 1u << shift;
     first = block * count;
   }
-  // Of the block's n-th row of weights. Behind the last feature it is the last: computed again, never stored.
+  // The block's n-th row of weights. Past the last feature it is the last row: computed again, never stored.
   __device__ u64 weight_row(const MatMulParams& p, const MatMulTile& tile, u32 n) const {
     const bool up = product && n >= count;
     const u32 feature = first + (up ? n - count : n);

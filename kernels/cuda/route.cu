@@ -71,7 +71,7 @@ struct RowOfScores {
     }
   }
 
-  // Of the experts from `begin` on and before `end`, without one.
+  // The winner among the experts in `begin..end` except `without`.
   __device__ Winner strongest(u32 begin, u32 end, u32 without) const {
     u32 best = KEY_TAKEN, id = NO_EXPERT;
 #pragma unroll

@@ -93,9 +93,9 @@ pub enum Accuracy {
         engine: String,
         /// The measured GPU.
         gpu: String,
-        /// Of TTFT.
+        /// Errors of TTFT.
         ttft: Errors,
-        /// Of TPOT.
+        /// Errors of TPOT.
         tpot: Errors,
     },
 }

@@ -100,7 +100,7 @@ pub enum SolveError {
     /// More than the exact arithmetic can represent, or the steps can compare.
     #[error("the input has {found} {what}, expected at most {limit}")]
     TooLarge {
-        /// Such as "activations" or "experts of a layer".
+        /// The quantity, such as "activations" or "experts of a layer".
         what: &'static str,
         /// The quantity found.
         found: u128,

@@ -26,7 +26,7 @@ pub(crate) struct Fleet {
     pub(crate) kind: Kind,
     pub(crate) address: SocketAddr,
     running: Option<Running>,
-    /// As reported at its first start.
+    /// The number reported at its first start.
     ranks: u16,
 }
 

@@ -7,7 +7,7 @@ use crate::prepare::Attention;
 /// One way to run the ranks and to route requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Config {
-    /// In tables and pictures.
+    /// Name in tables and figures.
     pub(crate) name: &'static str,
     /// Solved tables; without them experts are placed in order.
     pub(crate) solved: bool,

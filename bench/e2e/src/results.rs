@@ -28,7 +28,7 @@ pub(crate) struct Placed {
     pub(crate) side: usize,
     pub(crate) link: usize,
     pub(crate) round: usize,
-    /// As a share of the baseline's capacity; `None` at saturation.
+    /// Share of the baseline's capacity; `None` at saturation.
     pub(crate) load: Option<f64>,
     #[serde(flatten)]
     pub(crate) block: Block,

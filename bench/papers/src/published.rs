@@ -58,11 +58,11 @@ pub(crate) enum Half {
 enum Metric {
     OutputTokensPerSecond,
     TotalTokensPerSecond,
-    /// Of prefill units.
+    /// Rate of prefill units.
     PrefillTokensPerSecond,
-    /// Of decoding units.
+    /// Rate of decoding units.
     DecodeTokensPerSecond,
-    /// Of one request.
+    /// Rate of one request.
     UserTokensPerSecond,
     TpotMs,
     TtftMs,

@@ -52,7 +52,7 @@ const CASES: [Case; 6] = [
 struct Round {
     prefill: f64,
     decode: f64,
-    /// Of the median step, which excludes steps that the machine interrupted.
+    /// Time of the median step, which excludes steps that the machine interrupted.
     decode_step: f64,
     texts: Vec<Vec<u32>>,
 }
@@ -98,7 +98,7 @@ fn spread(values: &mut [f64]) -> String {
 struct Measured {
     prefill: [Vec<f64>; 2],
     decode: [Vec<f64>; 2],
-    /// Of this worker's decode step: see [`work::Bounds`].
+    /// Bounds of this worker's decode step: see [`work::Bounds`].
     by_copy: Vec<f64>,
     by_read: Vec<f64>,
     apart: Vec<f64>,

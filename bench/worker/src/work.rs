@@ -4,7 +4,7 @@ use semmoe_worker::model::{AttentionKind, ModelConfig};
 
 use crate::machine::Machine;
 
-/// Of one step.
+/// Bytes and operations of one step.
 pub(crate) struct Work {
     pub(crate) bytes: usize,
     pub(crate) ops: usize,

@@ -14,14 +14,14 @@ const MAX_BYTES: u64 = 256 << 20;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct ImageKey {
     pub(crate) target: Target,
-    /// As the driver counts.
+    /// Version in the driver's encoding.
     pub(crate) driver: i32,
     /// A hash of the sources.
     pub(crate) sources: u64,
 }
 
 impl ImageKey {
-    /// Of this library's sources.
+    /// The key of this library's sources.
     pub(crate) fn new(target: Target, driver: i32) -> Self {
         let files = HEADERS.iter().chain(sources_for(target.capability()));
         let text = files.flat_map(|file| [file.name, "\n", file.text]).collect::<String>();

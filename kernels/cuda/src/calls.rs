@@ -23,7 +23,7 @@ pub struct Rows {
     pub tokens: u64,
     /// H
     pub hidden: u64,
-    /// Of their elements.
+    /// Element type.
     pub dtype: Dtype,
 }
 
@@ -38,7 +38,7 @@ impl Rows {
         self.bytes_of(self.tokens)
     }
 
-    /// Of rows that kernels only read: those that are not whole vectors they read element by element.
+    /// Alignment of rows that kernels only read; rows that are not whole vectors are read element by element.
     fn alignment(&self) -> u64 {
         match self.bytes_of(1) % ELEMENT_ALIGNMENT {
             0 => ELEMENT_ALIGNMENT,
@@ -73,7 +73,7 @@ pub struct OwnSplit {
 }
 
 impl OwnSplit {
-    /// For a call.
+    /// The split in the form that calls take.
     pub fn get(&self) -> Split<'_> {
         let [permutation, offsets] = [&self.permutation, &self.offsets].map(|list| list.as_ref().map(|list| &list[..]));
         Split { permutation, offsets }
@@ -83,7 +83,7 @@ impl OwnSplit {
 /// Rows, where they go and how many fit there, as reduce-scatter and allgather have them.
 #[derive(Clone, Copy, Debug)]
 pub struct RowOrder<'a> {
-    /// Of all tokens.
+    /// Rows of all tokens.
     pub rows: Rows,
     /// Which rank has which.
     pub split: Split<'a>,
@@ -120,7 +120,7 @@ pub struct ReduceScatter<'a> {
     pub parts: &'a [Buffer],
     /// L x `[capacity, H]`
     pub out: &'a [Buffer],
-    /// Of the parts, into `out`.
+    /// Order in which the parts go to `out`.
     pub order: RowOrder<'a>,
 }
 
@@ -200,7 +200,7 @@ pub struct Allgather<'a> {
     pub from: &'a [Buffer],
     /// P x `[n, H]`
     pub out: &'a [Buffer],
-    /// Of `out`, out of `from`.
+    /// Row of `from` for each row of `out`.
     pub order: RowOrder<'a>,
 }
 
@@ -235,7 +235,7 @@ pub struct AllReduce<'a> {
     pub out: &'a [Buffer],
     /// Elements of each part.
     pub elements: u64,
-    /// Of the elements.
+    /// Element type.
     pub dtype: Dtype,
 }
 

@@ -39,7 +39,7 @@ pub enum CompileError {
     /// NVRTC refused.
     #[error("NVRTC refused the kernels for {target}: {cause}: {log}")]
     Refused {
-        /// For what.
+        /// The target of the compilation.
         target: &'static str,
         /// Its status.
         cause: result::NvrtcError,

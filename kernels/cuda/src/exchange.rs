@@ -18,7 +18,7 @@ pub struct Dispatch<'a> {
     pub tokens: &'a [u64],
     /// H
     pub hidden: u64,
-    /// Of the rows.
+    /// Element type of the rows.
     pub dtype: Dtype,
     /// k
     pub top_k: u64,
@@ -122,7 +122,7 @@ pub struct Combine<'a> {
     pub tokens: &'a [u64],
     /// H
     pub hidden: u64,
-    /// Of the rows.
+    /// Element type of the rows.
     pub dtype: Dtype,
     /// Rows that each of `sums` has.
     pub capacity: u64,

@@ -17,7 +17,7 @@ impl Target {
     /// All of them.
     pub const ALL: [Self; 4] = [Self::Sm80, Self::Sm90, Self::Sm100, Self::Ptx90];
 
-    /// As NVRTC's `--gpu-architecture` has it.
+    /// The name that NVRTC's `--gpu-architecture` takes.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Sm80 => "sm_80",

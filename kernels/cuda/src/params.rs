@@ -25,7 +25,7 @@ pub const SIGNAL_BYTES: u64 =
 
 /// An address in device memory; 0 is null.
 pub(crate) type Raw = u64;
-/// By `blockIdx.y`.
+/// Indexed by `blockIdx.y`.
 pub(crate) type Local = [Raw; MAX_LOCAL];
 /// By rank.
 pub(crate) type Peers = [Raw; MAX_RANKS];

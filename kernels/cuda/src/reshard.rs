@@ -61,7 +61,7 @@ pub struct Reshard<'a> {
     pub moves: &'a [Buffer],
     /// L: how many moves.
     pub counts: &'a [u64],
-    /// Of the switch (`Switch::digest`, `KvPlan::digest`): ranks that have different ones stop.
+    /// Digest of the switch (`Switch::digest`, `KvPlan::digest`): ranks that differ stop.
     pub digest: u64,
     /// The layer.
     pub step: u64,

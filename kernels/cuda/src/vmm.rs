@@ -33,7 +33,7 @@ pub trait Handles {
     /// # Errors
     /// The driver's, as when memory is short.
     fn create(&self, bytes: u64) -> Result<Handle, Self::Error>;
-    /// For another process.
+    /// A handle for another process.
     ///
     /// # Errors
     /// The driver's.
@@ -259,7 +259,7 @@ impl<'d, V: VirtualMemory> Memory<'d, V> {
         self.mapped.buffer
     }
 
-    /// For another process: over a socket, or by `pidfd_getfd`.
+    /// A handle for another process: over a socket, or by `pidfd_getfd`.
     ///
     /// # Errors
     /// A driver that refuses.
@@ -281,7 +281,7 @@ fn multicast_granularity<V: VirtualMemory>(driver: &V, devices: u32) -> Result<u
 /// One rank makes it and exports it, the others import it. Then every rank adds its GPU; behind a barrier of the
 /// caller, as binding waits for all GPUs, every rank binds its memory; behind another barrier the address may be used.
 pub struct Multicast<'d, V: VirtualMemory> {
-    // In this order: unmapped, unbound, given back.
+    // Dropped in this order: unmapped, unbound, freed.
     mapped: Option<Mapped<'d, V>>,
     bound: bool,
     held: Held<'d, V>,
@@ -317,7 +317,7 @@ impl<'d, V: VirtualMemory> Multicast<'d, V> {
         Self { mapped: None, bound: false, held, bytes, unit, added: false }
     }
 
-    /// For another process.
+    /// A handle for another process.
     ///
     /// # Errors
     /// A driver that refuses.

@@ -86,7 +86,7 @@ impl<'a, T: Element> PeerRows<'a, T> {
         Self { parts: Parts::Own { rank, rows } }
     }
 
-    /// Of all ranks; null if a rank is out of reach.
+    /// Addresses of all ranks' memory; null if a rank is out of reach.
     ///
     /// # Safety
     /// Non-null rows are mapped for `'a`, aligned, and not written by any rank while slices returned by

@@ -58,9 +58,9 @@ impl Layout {
 /// One value for each layout.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ByLayout<T> {
-    /// Of [`Layout::Tp`].
+    /// The value for [`Layout::Tp`].
     pub tp: T,
-    /// Of [`Layout::Ep`].
+    /// The value for [`Layout::Ep`].
     pub ep: T,
 }
 
@@ -231,7 +231,7 @@ pub enum Stay {
     NoRoom(NoRoom),
     /// A step time is neither measured nor given.
     Unknown {
-        /// In this layout.
+        /// The layout of the step.
         layout: Layout,
         /// At this batch.
         sequences: u32,

@@ -66,7 +66,7 @@ impl Cells {
         }
         let at_once = usize::try_from(most_words / all).unwrap_or(usize::MAX).min(layers);
         if at_once > 0 {
-            // Of equal size: the same number of passes, with no more memory than they need.
+            // Slabs of equal size need as many passes and no more memory than necessary.
             let step = layers.div_ceil(layers.div_ceil(at_once));
             let slab = |first| Slab { layers: first..(first + step).min(layers), tokens: tokens.clone() };
             return (0..layers).step_by(step).map(slab).collect();

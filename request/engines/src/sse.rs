@@ -111,7 +111,7 @@ impl Events {
                     at += 1;
                 }
                 first => {
-                    // Of the valid field names, only `data` begins with this letter.
+                    // Only `data`, among the valid field names, begins with this letter.
                     self.data_lines = self.data_lines.saturating_add(u32::from(self.line_empty && first == b'd'));
                     self.line_empty = false;
                     self.after_cr = false;

@@ -25,9 +25,9 @@ pub(crate) type Emit = Box<dyn FnMut(FromRank) + Send>;
 /// How an engine's loop ended other than by failure.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum EngineEnd {
-    /// By [`ToRank::Stop`].
+    /// Ended by [`ToRank::Stop`].
     Stopped,
-    /// By [`ToRank::Abort`].
+    /// Ended by [`ToRank::Abort`].
     Aborted,
 }
 

@@ -46,22 +46,22 @@ pub(crate) struct SwitchTo {
 /// A rank's answer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) enum SwitchReport {
-    /// To `Prepare`.
+    /// Reply to `Prepare`.
     Prepared,
-    /// To `Prepare`: the switch is impossible.
+    /// Reply to `Prepare`: the switch is impossible.
     Refused {
         /// The reason.
         reason: String,
     },
-    /// To `Hold`.
+    /// Reply to `Hold`.
     Held,
-    /// To `Quiet`.
+    /// Reply to `Quiet`.
     Quiet,
-    /// To `Move`, from rank 0 only: about to move this MoE layer.
+    /// Progress of `Move`, from rank 0 only: about to move this MoE layer.
     Layer(u16),
-    /// To `Move`, from rank 0 only: the new rank of each sequence.
+    /// Progress of `Move`, from rank 0 only: the new rank of each sequence.
     Homes(Vec<(u64, u16)>),
-    /// To `Move`, at the end.
+    /// Reply to `Move`, at the end.
     Ended(SwitchOutcome),
 }
 

@@ -27,7 +27,7 @@ pub(super) struct Together {
     orders: VecDeque<ToRank>,
     /// Requests for counts that arrived while orders were waiting; answered after those.
     pub(super) tickets: Vec<u64>,
-    /// Of the last step.
+    /// Number of the last step.
     steps: u64,
     digest: u64,
     /// The sequences that got a token in the last step, in batch order, and the ranks that choose it.

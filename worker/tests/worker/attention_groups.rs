@@ -56,7 +56,7 @@ fn every_family_gives_the_same_tokens_in_every_case_and_each_row_is_sent_once() 
         for case in CASES {
             let (counted, sent) = run_prompts(name, case);
             let total = |of: fn(&Counters) -> u64| counted.iter().map(of).sum::<u64>();
-            // Of the ranks that have a row, only one sends it.
+            // Only one of the ranks that have a row sends it.
             let activations = total(|c| c.total().activations.local + c.total().activations.remote);
             assert_eq!(activations, (tokens * config.num_moe_layers() * config.top_k) as u64, "{name}, {case}");
             assert_eq!(total(|c| c.prefill_tokens + c.decode_tokens), tokens as u64, "{name}, {case}");

@@ -20,7 +20,7 @@ pub(crate) enum Paper {
 impl Paper {
     pub(super) const ALL: [Self; 5] = [Self::SemMoe, Self::Parasmoe, Self::Moebius, Self::Mixserve, Self::Hybridep];
 
-    /// For headings.
+    /// Name for headings.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::SemMoe => "Sem-MoE",

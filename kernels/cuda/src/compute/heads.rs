@@ -35,7 +35,7 @@ pub struct PagedHeads {
     pub group: u64,
     /// Elements of a head; even.
     pub dim: u64,
-    /// Of queries, keys and values.
+    /// Element type of queries, keys and values.
     pub dtype: Dtype,
 }
 
@@ -155,13 +155,13 @@ pub struct HeadRows {
     pub heads: PagedHeads,
     /// `[rows, queries + keys + kv_heads x dim]`
     pub qkv: Buffer,
-    /// Of `qkv`.
+    /// Layout of `qkv`.
     pub projected: ProjectedHeads,
-    /// Of queries and keys.
+    /// Norms of queries and keys.
     pub norms: Option<HeadNorms>,
     /// The largest magnitude of queries, keys and values.
     pub clip: Option<f32>,
-    /// Of queries and keys.
+    /// Rotations of queries and keys.
     pub angles: RotaryAngles,
     /// `[rows]` u32
     pub positions: Buffer,

@@ -127,7 +127,7 @@ pub struct MatMul {
     pub outputs: u64,
     /// Elements from one row of x to the next, at least K.
     pub x_stride: u64,
-    /// Of x, weights and out: f32 or bf16.
+    /// Element type of x, weights and out: f32 or bf16.
     pub dtype: Dtype,
     /// Outputs are f32, whatever `dtype` is.
     pub out_f32: bool,

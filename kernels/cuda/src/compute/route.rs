@@ -57,7 +57,7 @@ pub struct Route {
     pub normalise: bool,
     /// Factor of every weight.
     pub scale: f32,
-    /// Of the choice.
+    /// Restricts the choice to some groups of experts.
     pub groups: Option<GroupLimit>,
     /// `[rows, top_k]` u16, strongest first
     pub experts: Buffer,

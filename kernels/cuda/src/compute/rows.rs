@@ -32,12 +32,12 @@ impl Width {
         self.bytes(1).is_multiple_of(ELEMENT_ALIGNMENT)
     }
 
-    /// Of rows: those that are not whole vectors are read element by element.
+    /// Alignment of rows; those that are not whole vectors are read element by element.
     fn alignment(self) -> u64 {
         if self.is_whole() { ELEMENT_ALIGNMENT } else { self.dtype.bytes() as u64 }
     }
 
-    /// Of as many numbers in f32.
+    /// Alignment of a row with as many f32 numbers.
     fn alignment_of_floats(self) -> u64 {
         if self.is_whole() { ELEMENT_ALIGNMENT } else { 4 }
     }
@@ -49,7 +49,7 @@ impl Width {
     /// Threads for one row, a multiple of 32.
     fn threads(self, most: u64) -> u32 {
         let units = if self.is_whole() { self.bytes(1) / ELEMENT_ALIGNMENT } else { self.hidden };
-        // Below `most`.
+        // The rounding never exceeds `most`.
         units.next_multiple_of(32).min(most) as u32
     }
 
@@ -84,7 +84,7 @@ pub struct Embed {
     pub hidden: u64,
     /// Rows of the table.
     pub vocab: u64,
-    /// Of table and rows.
+    /// Element type of table and rows.
     pub dtype: Dtype,
 }
 
@@ -128,7 +128,7 @@ pub struct Norm {
     pub hidden: u64,
     /// Added to the mean of squares.
     pub epsilon: f32,
-    /// Of the rows.
+    /// Element type of the rows.
     pub dtype: Dtype,
 }
 
@@ -174,7 +174,7 @@ pub struct AddRows {
     pub rows: u64,
     /// Elements of a row.
     pub hidden: u64,
-    /// Of the rows.
+    /// Element type of the rows.
     pub dtype: Dtype,
 }
 
@@ -216,7 +216,7 @@ pub struct SumPairs {
     pub rows: u64,
     /// Elements of a row.
     pub hidden: u64,
-    /// Of the rows.
+    /// Element type of the rows.
     pub dtype: Dtype,
 }
 

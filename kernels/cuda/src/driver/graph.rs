@@ -27,7 +27,7 @@ impl Stream {
         unsafe { result::stream::synchronize(self.0) }.map_err(Into::into)
     }
 
-    /// For launches and events.
+    /// The handle for launches and events.
     pub fn raw(&self) -> CUstream {
         self.0
     }

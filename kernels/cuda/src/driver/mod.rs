@@ -50,7 +50,7 @@ struct Function {
     handle: CUfunction,
     /// Bytes of its one parameter, as compiled.
     params: usize,
-    /// As first asked: the driver's answer takes half as long as a launch.
+    /// Cached, because the driver's answer takes half as long as a launch.
     resident: OnceLock<Resident>,
 }
 

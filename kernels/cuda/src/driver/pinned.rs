@@ -14,7 +14,7 @@ pub(super) struct Pinned {
 }
 
 impl Pinned {
-    /// Of the bound GPU.
+    /// Allocates on the bound GPU.
     pub(super) fn new(bytes: usize) -> Result<Self, DeviceError> {
         // SAFETY: freed in `drop`.
         let start = unsafe { result::malloc_host(bytes, sys::CU_MEMHOSTALLOC_PORTABLE)? };
@@ -49,7 +49,7 @@ impl Drop for Pinned {
 /// copies from it, so that a call waits only if half a ring of copies stands before it in the stream.
 pub(super) struct Ring {
     memory: Pinned,
-    /// Of each half: passed when its last copy is.
+    /// For each half, an event that passes with its last copy.
     passed: [Passed; 2],
     half: usize,
     used: usize,

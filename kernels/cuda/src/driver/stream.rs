@@ -19,7 +19,7 @@ use crate::team::Buffer;
 /// Bytes that pass through pinned memory at once: small writes of many layers, or large ones at the speed of the bus.
 const RING_BYTES: usize = 16 << 20;
 const READ_BYTES: usize = 4 << 20;
-/// Of fewer launches a graph saves nothing.
+/// A graph with fewer launches saves nothing.
 const MIN_GRAPH_LAUNCHES: usize = 4;
 
 /// A stream, and the word that the rank's kernels report to.
@@ -89,7 +89,7 @@ impl DeviceStream {
         self
     }
 
-    /// Of a rank that meets no other: launches that come again become graphs.
+    /// Marks the stream of a rank that waits for no other: repeated launches become graphs.
     pub(super) fn alone(mut self) -> Self {
         self.graphs = Some(Mutex::default());
         self

@@ -108,7 +108,7 @@ pub struct Room {
     pub rows: usize,
     /// H
     pub hidden: usize,
-    /// Of the rows.
+    /// Element type of the rows.
     pub dtype: Dtype,
 }
 

@@ -61,7 +61,7 @@ impl ReportedRoutes {
         Ok(experts)
     }
 
-    /// Of the layers sent, those in which no token has plausible experts: all ids are -1, or all of a token are equal.
+    /// The layers sent in which no token has plausible experts: all ids are -1, or all of a token are equal.
     pub fn dense_layers(&self) -> Vec<usize> {
         let is_dense = |layer: &usize| {
             self.rows > 0

@@ -37,7 +37,7 @@ pub enum Unseen {
     /// The file that it names cannot be read here.
     #[error("init_expert_location names '{name}', which the gateway cannot read: {cause}")]
     File {
-        /// As named by the engine (the first 200 characters).
+        /// The engine's name for it (the first 200 characters).
         name: String,
         /// The problem, in one sentence.
         cause: String,
