@@ -1,5 +1,6 @@
-// All-reduce: each rank sums one P-th of the elements and pushes it to all ranks. Bytes per rank over the link, with N elements:
-// (P-1)/P N in and as much out. An element is read and written by the same thread, so a part may be overwritten.
+// All-reduce: each rank sums one P-th of the elements and pushes it to all ranks. Bytes per rank over the link, with N
+// elements: (P-1)/P N in and as much out. An element is read and written by the same thread, so a part may be
+// overwritten.
 #include "reduce.cuh"
 
 struct AllReduceParams {
@@ -45,7 +46,7 @@ __device__ inline void all_reduce(const AllReduceParams& p) {
     const Vec sum = sum_vector_any<T>(p, element, rank);
     for (u32 i = 0; i < ranks; ++i) push16(static_cast<T*>(p.out[(rank + i) % ranks]) + element, sum);
   }
-  // The elements behind the last whole vector belong to the last rank.
+  // The elements after the last whole vector belong to the last rank.
   if (rank == ranks - 1) {
     for (u64 element = vectors * Lanes<T>::COUNT + thread; element < p.elements; element += threads) {
       const T sum = from_float<T>(sum_element<T>(p.parts, ranks, element));

@@ -1,5 +1,5 @@
-// The id of each row's largest logit, the lowest of equal ones. NaN never wins; a row whose largest is not finite gets the largest u32. One
-// block for each row. Bytes: 4 V read for a row.
+// The id of each row's largest logit, the lowest among equals. NaN never wins; a row whose largest is not finite gets
+// the largest u32. One block per row. Bytes: 4 V read per row.
 #include "compute.cuh"
 
 constexpr u32 ARGMAX_THREADS = 1024;
@@ -16,7 +16,7 @@ struct ArgmaxShared {
   u64 best[ARGMAX_THREADS / WARP];  // by warp
 };
 
-// Ascends with the logit, and for equal ones with descending id; 0 for NaN.
+// Ascends with the logit, and among equals with descending id; 0 for NaN.
 __device__ inline u64 rank_of_logit(float logit, u32 id) {
   if (logit != logit) return 0;
   // The two zeros are equal.
@@ -25,7 +25,7 @@ __device__ inline u64 rank_of_logit(float logit, u32 id) {
   return static_cast<u64>(ascending) << 32 | static_cast<u32>(~id);
 }
 
-// Between the two infinities.
+// Both infinities lie outside this range.
 __device__ inline bool is_finite(u64 rank) { return rank >> 32 > 0x007fffffu && rank >> 32 < 0xff800000u; }
 
 __device__ inline u64 larger(u64 a, u64 b) { return a > b ? a : b; }
@@ -51,7 +51,7 @@ SEMMOE_KERNEL(semmoe_argmax, ArgmaxParams, ARGMAX_THREADS) {
       Vec loaded[ARGMAX_UNROLL];
 #pragma unroll
       for (u32 j = 0; j < ARGMAX_UNROLL; ++j) {
-        // Past the end the last vector once more, which changes nothing.
+        // Past the end, the last vector is read again, which changes nothing.
         const u32 vector = first + j * blockDim.x;
         loaded[j] = load16(logits + 4 * (vector < vectors ? vector : vectors - 1));
       }

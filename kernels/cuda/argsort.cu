@@ -1,5 +1,6 @@
-// Stable order of n items by destination: permutation, inverse and offsets. One block, two passes over the items; lanes with the same
-// destination find one another with __match_any_sync. Bytes: the destinations twice, 8 n + 4 (P + 1) written.
+// Stable order of n items by destination: permutation, inverse and offsets. One block, two passes over the items; lanes
+// with the same destination find each other with __match_any_sync. Bytes: the destinations twice, 8 n + 4 (P + 1)
+// written.
 #include "sort.cuh"
 
 struct ArgsortParams {

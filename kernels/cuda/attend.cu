@@ -1,7 +1,7 @@
-// Causal attention over pages: a part of the result for each split of 256 keys, then the parts as one.
+// Causal attention over pages: a partial result for each split of 256 keys, then the merge of the parts.
 //
-// bf16 with whole vectors goes by the tensor cores, both products straight from the pages (tensor.cuh); weights are the sum of two bf16, so
-// that they lose no more than 2^-16. All else goes by plain multiplications.
+// bf16 with whole vectors uses the tensor cores, both products straight from the pages (tensor.cuh); each weight is the
+// sum of two bf16, which loses no more than 2^-16. Everything else uses plain multiplications.
 #include "attend.cuh"
 #include "tensor.cuh"
 
@@ -9,7 +9,7 @@
 template <u32 TILES>
 struct TensorProducts {
   typedef Bf16 T;
-  // Pieces of 16 x 64 elements of which all loads are in flight together.
+  // Pieces of 16 x 64 elements whose loads are all in flight together.
   static constexpr u32 AHEAD = 4 / TILES;
 
   // The run's queries, `[d, n]`.
@@ -45,7 +45,7 @@ struct TensorProducts {
     }
   }
 
-  // Scores become weights of the page's keys for one query of this lane: 2 t + e of a tile.
+  // Turns scores into weights of the page's keys for one query of this lane: 2 t + e of a tile.
   __device__ static void weigh(const SplitOfRun<TILES>& of, const RunPage& page, float (&sums)[4][4], u32 tile, u32 e) {
     const u32 query = tile * QUERY_TILE + 2 * lane_step() + e;
     const bool counts = query < of.run.queries;
@@ -80,7 +80,7 @@ struct TensorProducts {
     of.shared.totals[warp_id()][query] = total;
   }
 
-  // The values of 64 columns, weighted; columns and keys that the page has not are 0.
+  // The weighted values of 64 columns; columns and keys that the page lacks are 0.
   __device__ static void sum_up(const SplitOfRun<TILES>& of, const RunPage& page, u32 column, float (&sums)[TILES][4][4]) {
     const T* values = page.values<T>(of.p, of.run.kv_head) + column + 8 * lane_row();
     const u32 held = page.is_lost() || column + 8 * lane_row() >= of.p.dim ? 0 : page.held;
@@ -108,7 +108,7 @@ struct TensorProducts {
     }
   }
 
-  // Has the values on their way from memory while keys are multiplied.
+  // Prefetches the values while keys are multiplied.
   __device__ static void expect(const SplitOfRun<TILES>& of, const RunPage& page) {
     const T* values = page.values<T>(of.p, of.run.kv_head);
     const u32 held = page.is_lost() ? 0 : page.held;
@@ -116,7 +116,7 @@ struct TensorProducts {
   }
   static constexpr u32 EXPECTED = 128 / sizeof(T);
 
-  // The four pages' sums of one tile, as one.
+  // Merges the four pages' sums of one tile.
   __device__ static void settle(const SplitOfRun<TILES>& of, u32 tile, u32 first_column, const float (&sums)[4][4]) {
 #pragma unroll
     for (u32 e = 0; e < 2; ++e) {
@@ -135,7 +135,7 @@ struct TensorProducts {
       for (u32 page = 0; page < SPLIT_PAGES; ++page) value = fused(of.shared.values[page][in_tile][column], part.of[page], value);
       of.settle(query, first_column + column, value, part);
     }
-    // The next columns' sums go to the same place.
+    // The next columns' sums reuse this memory.
     __syncthreads();
   }
 
@@ -164,7 +164,7 @@ struct TensorProducts {
   }
 };
 
-// The same by plain multiplications, for any type and width.
+// Scores and weighted values by plain multiplications, for any type and width.
 template <class T>
 struct PlainProducts {
   typedef SplitOfRun<1> Split;
@@ -208,7 +208,7 @@ struct PlainProducts {
     return reinterpret_cast<float*>(of.shared.weights[page][query]);
   }
 
-  // Four lanes make weights of one query's scores.
+  // Four lanes compute the weights of one query's scores.
   __device__ static void weigh(const Split& of) {
     const u32 query = lane_id() / 4;
     float* weights = weights_of(of, warp_id(), query) + lane_id() % 4;
@@ -266,7 +266,7 @@ struct PlainProducts {
   }
 };
 
-// The parts of a row as one, in ascending order, over the sum of weights. A thread for each value.
+// Merges the parts of a row in ascending order and divides by the sum of weights. One thread per value.
 template <class T>
 __device__ inline void merge_parts(const AttendParams& p) {
   const u32 row = blockIdx.y;
@@ -286,7 +286,7 @@ __device__ inline void merge_parts(const AttendParams& p) {
     total = fold(total, next[1]);
     value = fold(value, values[static_cast<u64>(part) * width]);
   }
-  // A row that the host did not reckon with has more keys than were read.
+  // A row that the host did not account for has more keys than were read.
   const float result = position > p.longest ? not_a_number() : value / total;
   row_at<T>(p.out, row, width)[column] = from_float<T>(result);
 }

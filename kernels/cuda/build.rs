@@ -1,5 +1,5 @@
-//! Embeds the kernels that `semmoe-kernels-compile` wrote into the folder `SEMMOE_KERNEL_IMAGES`; without it none, and
-//! the library reports that when a GPU is opened.
+//! Embeds the kernels that `semmoe-kernels-compile` wrote into the folder `SEMMOE_KERNEL_IMAGES`. Without it none are
+//! embedded, which the library reports when a GPU is opened.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;

@@ -13,13 +13,13 @@ struct CombineParams {
   u32 capacity;  // rows that each rank's `sums` has room for
 };
 
-// For ranks on other hosts: NCCL has brought each rank's sums into local memory, as far as they are this rank's.
+// For ranks on other hosts: NCCL has copied each rank's sums for this rank into local memory.
 struct UnpackParams {
   CombineParams combine;  // `sums` begin at each rank's segment; `sent_rows` holds the places of tokens there
   u32 limits[MAX_RANKS];  // rows that each segment has
 };
 
-// The ranks of a token: lanes look at 32 of them at once. Rows are at most `limits`, or the capacity without them.
+// The ranks of a token: lanes check 32 of them at once. Rows are at most `limits`, or the capacity without them.
 struct Sent {
   u64 ranks = 0;
   const int* rows;
@@ -55,7 +55,7 @@ __device__ inline Lanes<T> sum_sent(const CombineParams& p, const Sent& sent, u3
 #pragma unroll
     for (u32 i = 0; i < AT_ONCE; ++i) {
       if (!loaded[i]) continue;
-      // The sum begins with the first value, not with zero: minus zero stays.
+      // The sum begins with the first value, not with zero, to preserve minus zero.
       if (first) {
         sum = unpack<T>(v[i]);
         first = false;

@@ -1,8 +1,9 @@
-// Dispatch: every rank pushes each of its tokens once to every rank that hosts one of its experts, with the experts and weights there.
+// Dispatch: every rank pushes each of its tokens once to every rank that hosts one of its experts, with the experts and
+// weights there.
 //
-// Rows arrive ordered by source rank, then by token, without gaps: behind the meeting each rank reads the others' counts, and so knows
-// where its rows begin. A row is read once, however many ranks get it. Bytes per rank over the link: H elements and 8 k + 4 bytes of
-// routing for each (token, other rank).
+// Rows arrive ordered by source rank, then by token, without gaps: after the synchronisation each rank reads the
+// others' counts, and so knows where its rows begin. A row is read once, however many ranks get it. Bytes per rank over
+// the link: H elements and 8 k + 4 bytes of routing for each (token, other rank).
 #include "push.cuh"
 
 struct DispatchShared {
@@ -21,7 +22,7 @@ __device__ inline void count_rows(const DispatchParams& p, const Meeting& meetin
       if (source < meeting.rank) base += rows;
       all += rows;
     }
-    // Every rank sees it, so none has written when all stop.
+    // Every rank detects it, so none has written when all stop.
     if (all > p.capacity) stop(meeting.report(), STOP_ROWS, meeting.rank, i, all);
     shared.bases[i] = base;
   }
@@ -43,7 +44,7 @@ __device__ inline void dispatch(const DispatchParams& p) {
   const u32 warps = gridDim.x * (blockDim.x / WARP);
   for (u32 token = blockIdx.x * (blockDim.x / WARP) + warp_id(); token < p.local_tokens[blockIdx.y]; token += warps) {
     int* rows = p.sent_rows[blockIdx.y] + static_cast<u64>(token) * ranks;
-    // This warp alone reads and writes the token's places.
+    // Only this warp reads and writes the token's places.
     for (u32 peer = lane_id(); peer < ranks; peer += WARP) {
       if (rows[peer] >= 0) rows[peer] += static_cast<int>(shared.bases[peer]);
     }
@@ -56,6 +57,6 @@ __device__ inline void dispatch(const DispatchParams& p) {
   meeting.leave();
 }
 
-// Elements are only moved, so one kernel serves each size.
+// Elements are only moved, so one kernel serves each element size.
 SEMMOE_KERNEL(semmoe_dispatch_4, DispatchParams, COLLECTIVE_THREADS) { dispatch<float>(p); }
 SEMMOE_KERNEL(semmoe_dispatch_2, DispatchParams, COLLECTIVE_THREADS) { dispatch<Bf16>(p); }

@@ -1,6 +1,7 @@
-// Which tokens of one rank go to which ranks: once to each rank that hosts at least one of the token's experts. One block; local.
+// Which tokens of one rank go to which ranks: once to each rank that hosts at least one of the token's experts. One
+// block; local.
 //
-// It counts the rows for each rank, and numbers them in the order of the tokens; `dispatch` follows it on the same stream.
+// It counts the rows for each rank and numbers them in token order; `dispatch` follows it on the same stream.
 #include "sort.cuh"
 
 struct PlanParams {

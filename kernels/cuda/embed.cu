@@ -1,4 +1,4 @@
-// Rows of a table by token, and sums into the residual: a thread for each 16 bytes of a row.
+// Rows of a table by token, and sums into the residual: one thread per 16 bytes of a row.
 #include "rows.cuh"
 
 struct EmbedParams {

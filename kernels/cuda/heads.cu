@@ -1,7 +1,8 @@
-// From a projection's rows to heads: queries, keys and values are normed, clipped and rotated; keys and values go to their pages.
+// From a projection's rows to heads: queries, keys and values are normed, clipped and rotated; keys and values go to
+// their pages.
 //
-// A warp takes one head of one row; a lane holds the pairs of elements that rotate against each other. A page has for each layer and head
-// the keys `[dim, 64]`, so that neighbouring keys are neighbours, then the values `[64, dim]`.
+// A warp takes one head of one row; a lane holds the pairs of elements that rotate against each other. For each layer
+// and head a page has the keys `[dim, 64]`, so that neighbouring keys are adjacent, then the values `[64, dim]`.
 #include "rows.cuh"
 
 constexpr u32 HEAD_THREADS = 256;

@@ -1,8 +1,8 @@
-// The matrix product in bf16 on tensor cores, for few rows: it is as fast as its weights can be read, each once for a tile of rows.
-// Nothing goes through shared memory but sums: each of the block's warps has a stretch of K.
+// The matrix product in bf16 on tensor cores, for few rows: it is bound by reading its weights, each once per tile of
+// rows. Only sums go through shared memory: each of the block's warps has a stretch of K.
 #include "matmul.cuh"
 
-// By warp, accumulator, lane.
+// Indexed by warp, accumulator, lane.
 template <u32 GROUPS>
 struct MatMulSums {
   float of[MATMUL_WARPS][4 * GROUPS][WARP];
@@ -11,7 +11,7 @@ struct MatMulSums {
 // The sums of one warp, over its stretch of K.
 template <u32 GROUPS>
 __device__ inline void matmul_sums(const MatMulParams& p, const MatMulTile& tile, float (&c)[GROUPS][4]) {
-  // Chunks in flight: enough loads to hide the memory, no more than registers hold.
+  // Chunks in flight: enough loads to hide the latency, no more than registers hold.
   constexpr u32 UNROLL = GROUPS <= 2 ? 4 : GROUPS == 4 ? 2 : 1;
   const u32 place = lane_id() / 4, vector = lane_id() % 4;
   const MatMulFeatures features(p, blockIdx.x);
@@ -31,7 +31,7 @@ __device__ inline void matmul_sums(const MatMulParams& p, const MatMulTile& tile
 #pragma unroll
     for (u32 j = 0; j < UNROLL; ++j) {
       const u32 k = first + j * MATMUL_CHUNK;
-      // Inputs are whole vectors: a vector is inside, or zero.
+      // Inputs are whole vectors, so a vector is either inside or zero.
       const bool inside = k + 8 * vector < end;
       weights[j][0] = stream16_or_zero(low + k, inside);
       weights[j][1] = stream16_or_zero(high + k, inside);
@@ -62,7 +62,8 @@ __device__ inline void matmul_few(const MatMulParams& p, const MatMulTile& tile,
   for (u32 i = threadIdx.x; i < features.count * tile.rows; i += blockDim.x) {
     const u32 row = i >> features.shift, feature = i & (features.count - 1);
     if (features.first + feature >= p.outputs) continue;
-    // Lane and accumulator that have it: a lane of four has two columns, which are rows of x, and two features eight apart.
+    // Lane and accumulator that hold it: a lane of four has two columns, which are rows of x, and two features eight
+    // apart.
     const u32 lane = feature % 8 * 4 + row % MATMUL_GROUP / 2;
     const u32 own = row / MATMUL_GROUP * 4 + feature / 8 * 2 + row % 2;
     float sum = 0.0f, up = 0.0f;

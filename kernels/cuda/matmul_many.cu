@@ -1,6 +1,6 @@
-// The matrix product in bf16 on tensor cores, for many rows: 128 rows of weights and a tile of x go through shared memory, in four stages
-// of one chunk of K each, so that every byte from the cache is used by several warps. A warp has 32 rows of either. The sums are those
-// of the kernel for few rows, bit for bit.
+// The matrix product in bf16 on tensor cores, for many rows: 128 rows of weights and a tile of x go through shared
+// memory, in four stages of one chunk of K each, so that several warps use every byte from the cache. A warp has 32
+// rows of either. The sums equal those of the kernel for few rows, bit for bit.
 #include "matmul.cuh"
 
 constexpr u32 MANY_STAGES = 4;
@@ -14,11 +14,11 @@ constexpr u32 MANY_WARPS_ACROSS = MANY_WEIGHTS / (MANY_ACROSS * MATMUL_FEATURES)
 constexpr u32 MANY_STAGE = (MANY_WEIGHTS + MATMUL_TILE_ROWS) * 4;  // vectors
 
 struct ManyShared {
-  // By stage, row of weights and then of x, vector of the chunk.
+  // Indexed by stage, row of weights and then of x, vector of the chunk.
   Vec of[MANY_STAGES * MANY_STAGE];
 };
 
-// 16 bytes into shared memory, at some time before `arrived` returns; zeros if not `inside`.
+// Starts a copy of 16 bytes into shared memory that completes before `arrived` returns; zeros if not `inside`.
 __device__ inline void begin_copy16(Vec* to, const void* from, bool inside) {
 #ifdef __CUDA_ARCH__
   const u32 at = static_cast<u32>(__cvta_generic_to_shared(to));
@@ -32,7 +32,7 @@ __device__ inline void end_stage() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 #endif
 }
-// All but the last stages that this thread began.
+// Waits for all but the last stages that this thread began.
 __device__ inline void stages_arrived() {
 #ifdef __CUDA_ARCH__
   asm volatile("cp.async.wait_group %0;" ::"n"(MANY_STAGES - 2) : "memory");
@@ -58,7 +58,7 @@ struct ManyCopies {
     from[2] = row_at<Bf16>(p.x, matmul_source(p, tile, row), p.x_stride) + k;
   }
 
-  // Behind the last chunk nothing is copied. Inputs are whole vectors: a vector is inside, or zero.
+  // After the last chunk nothing is copied. Inputs are whole vectors, so a vector is either inside or zero.
   __device__ void begin_next(const MatMulParams& p, Vec* stages) {
     if (k / MATMUL_CHUNK * MATMUL_CHUNK < p.inputs) {
 #pragma unroll
@@ -74,7 +74,8 @@ struct ManyCopies {
   }
 };
 
-// Sums of a warp, whose lanes have a vector each of eight rows: of the stretch so far, and of all stretches before it.
+// Sums of a warp, whose lanes hold one vector each of eight rows: of the current stretch, and of all stretches before
+// it.
 struct ManySums {
   float stretch[MANY_ACROSS][MANY_DOWN][4];
   float all[MANY_ACROSS][MANY_DOWN][4];
@@ -142,13 +143,13 @@ SEMMOE_KERNEL(semmoe_matmul_bf16_many, MatMulParams, MATMUL_THREADS) {
   ManySums sums;
   const u32 stretch = matmul_stretch(p);
   u32 left = stretch;
-  // Lanes of four have the vectors of a row, so that a warp reads eight rows as they lie.
+  // Four lanes hold the vectors of a row, so that a warp reads eight contiguous rows.
   u32 weights = across * MANY_ACROSS * MATMUL_FEATURES * 4 + lane_id();
   const u32 rows = (MANY_WEIGHTS + first_row) * 4 + lane_id() - weights;
 #pragma unroll 1
   for (u32 k = 0; k < p.inputs; k += MATMUL_CHUNK) {
     stages_arrived();
-    // All threads' copies have arrived, and no warp is at the chunk before any more, whose stage the next copies fill.
+    // All threads' copies have arrived, and no warp uses the previous chunk any more, whose stage the next copies fill.
     __syncthreads();
     copies.begin_next(p, shared.of);
     if (any_row) sums.add_chunk(shared.of + weights, shared.of + weights + rows);

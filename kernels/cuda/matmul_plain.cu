@@ -1,15 +1,16 @@
-// The matrix product without tensor cores: in f32, and in bf16 where rows are no whole vectors. Each warp has two rows of weights, with
-// its lanes along K, and takes eight rows of x at a time; the lanes' sums are added in their order.
+// The matrix product without tensor cores: in f32, and in bf16 if rows are not whole vectors. Each warp has two rows of
+// weights, with its lanes along K, and takes eight rows of x at a time; the lanes' sums are added in order.
 #include "matmul.cuh"
 
 constexpr u32 PLAIN_ROWS = 8;  // at a time
 
 struct PlainSums {
-  // By warp, row of weights and row of x, lane. One more than lanes: a column is read without bank conflicts.
+  // Indexed by warp, row of weights and row of x, lane. One element more than lanes, so that columns are read without
+  // bank conflicts.
   float of[MATMUL_WARPS][2 * PLAIN_ROWS][WARP + 1];
 };
 
-// What a lane takes of a row at once: a vector, or one element.
+// The unit that a lane reads of a row: a vector, or one element.
 template <class T>
 struct PlainVectors {
   static constexpr u32 COUNT = Lanes<T>::COUNT;
@@ -27,7 +28,7 @@ struct PlainElements {
 template <class T, class Access>
 __device__ inline void plain_rows(const MatMulParams& p, const MatMulTile& tile, u32 first_row, float (*sums)[WARP + 1]) {
   const MatMulFeatures features(p, blockIdx.x);
-  // The two are eight apart in the block, so that gate and up of a feature are one warp's.
+  // The two are eight apart in the block, so that gate and up of a feature belong to one warp.
   const T* weights[2];
 #pragma unroll
   for (u32 n = 0; n < 2; ++n) {
@@ -66,7 +67,7 @@ __device__ inline void matmul_plain(const MatMulParams& p) {
   const MatMulTile tile = matmul_tile(p);
   const MatMulFeatures features(p, blockIdx.x);
   for (u32 first_row = 0; first_row < tile.rows; first_row += PLAIN_ROWS) {
-    // The sums of the rows before have been read.
+    // The previous rows' sums have been read.
     if (first_row != 0) __syncthreads();
     plain_rows<T, Access>(p, tile, first_row, shared.of[warp_id()]);
     __syncthreads();

@@ -1,7 +1,7 @@
-// RMSNorm of rows, after the residual's sum where there is one: `x = round(residual + added)` is written back, and
-// `out = round(x * inverse_rms(x) * weight)`.
+// RMSNorm of rows, after adding to the residual if there is something to add: `x = round(residual + added)` is written
+// back, and `out = round(x * inverse_rms(x) * weight)`.
 //
-// A block norms a row. Its threads keep what they loaded in registers, up to 16,384 bytes of a row; they read the rest twice.
+// A block norms a row. Its threads keep up to 16,384 bytes of a row in registers; they read the rest twice.
 #include "rows.cuh"
 
 constexpr u32 ROW_NORM_THREADS = 512;

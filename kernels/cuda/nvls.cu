@@ -1,7 +1,9 @@
-// SRS and SAG through NVLink SHARP (sm_90 and newer, where the host found multicast support): the switch adds what all ranks hold at one
-// address, and writes one store to all of them. Per rank N / P come in and N / P go out, instead of (P-1)/P N.
+// SRS and SAG through NVLink SHARP (sm_90 and newer, if the host found multicast support): the switch adds what all
+// ranks hold at one address, and writes one store to all of them. Per rank N / P come in and N / P go out, instead of
+// (P-1)/P N.
 //
-// The switch adds in an order of its own, so sums are compared with a tolerance. Without a switch (the shim) ranks are added in order.
+// The switch adds in its own order, so tests compare sums with a tolerance. Without a switch (the shim) ranks are added
+// in order.
 #include "gather.cuh"
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900

@@ -1,5 +1,5 @@
-// Rows of the experts back to their tokens: `out[r]` is the sum, in the order of the pairs, of `weight * y` over the pairs of r. A thread
-// for each 16 bytes of a row.
+// Rows of the experts back to their tokens: `out[r]` is the sum, in the order of the pairs, of `weight * y` over the
+// pairs of r. One thread per 16 bytes of a row.
 #include "rows.cuh"
 
 constexpr u32 PAIRS_AT_ONCE = 4;
@@ -27,7 +27,7 @@ __device__ inline void sum_pairs(const SumPairsParams& p) {
   const u32 end = p.first_pair[row + 1];
   Values sums = all_of<Access>(begin <= end && end <= p.pairs ? 0.0f : not_a_number());
   for (u32 first = begin; first < end && end <= p.pairs; first += PAIRS_AT_ONCE) {
-    // The rows are loaded together, and added in their order.
+    // The rows are loaded together, and added in order.
     Values rows[PAIRS_AT_ONCE];
     float weights[PAIRS_AT_ONCE];
 #pragma unroll

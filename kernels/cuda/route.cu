@@ -1,5 +1,6 @@
-// The choice of experts: scores from the router's logits, the k best of them (or of the best groups), and their weights. A warp for each
-// row; lane l holds experts l, l + 32, ... Equal scores go to the lower id; NaN loses to every number.
+// The choice of experts: scores from the router's logits, the k best of them (or of the best groups), and their
+// weights. One warp per row; lane l holds experts l, l + 32, ... Equal scores go to the lower id; NaN loses to every
+// number.
 #include "rows.cuh"
 
 constexpr u32 ROUTE_THREADS = 128;
@@ -21,7 +22,7 @@ struct RouteParams {
   u32 padding;
 };
 
-// Keys order as the scores do. Of those that cannot be chosen, then of NaN:
+// Keys order like the scores. Below them are the keys of taken experts, then of NaN:
 constexpr u32 KEY_TAKEN = 0;
 constexpr u32 KEY_NAN = 1;
 constexpr u32 NO_EXPERT = 0xffffffffu;
@@ -35,7 +36,7 @@ __device__ inline float float_of(u32 bits) {
 }
 __device__ inline u32 key_of(float score) {
   if (score != score) return KEY_NAN;
-  // Both zeros are one.
+  // Both zeros are equal.
   const u32 bits = bits_of(score == 0.0f ? 0.0f : score);
   return bits >> 31 != 0 ? ~bits : bits | 0x80000000u;
 }
@@ -93,7 +94,7 @@ struct RowOfScores {
     }
   }
 
-  // Leaves nothing of the groups that are not among the best.
+  // Removes the groups that are not among the best.
   __device__ void keep_groups(const RouteParams& p) {
     const u32 size = p.num_experts / p.groups;
     u32 worth = KEY_TAKEN;  // of the group with this lane's number
@@ -117,7 +118,7 @@ struct RowOfScores {
   }
 };
 
-// Keeps the sum of weights that are all 0 from dividing by it, as DeepSeek-V3 does.
+// Avoids dividing by the sum of weights that are all 0, as in DeepSeek-V3.
 constexpr float LEAST_TOTAL = 1e-20f;
 
 // Lane i writes the weight of the i-th choice.

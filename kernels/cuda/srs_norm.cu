@@ -1,10 +1,10 @@
-// Shuffled reduce-scatter fused with the layer's residual and RMSNorm: with h = sum over ranks + residual of the token, in f32,
-// `residual_out[i] = round(h)` and `out[i] = round((h * inverse_rms(h)) * weight)`.
+// Shuffled reduce-scatter fused with the layer's residual and RMSNorm: with h = sum over ranks + residual of the token,
+// in f32, `residual_out[i] = round(h)` and `out[i] = round((h * inverse_rms(h)) * weight)`.
 //
-// It saves what two kernels behind the reduce-scatter would read and write: 2 N / P each. Two blocks share a multiprocessor, and with two
-// ranks a block takes two rows at once, so that enough loads are in flight while others wait at the barrier. Each thread holds eight
-// neighbouring columns of every 2,048. The additions are those of the reference (`semmoe_kernels::inverse_rms`): columns of one thread,
-// then neighbours, then warps.
+// It saves what two kernels after the reduce-scatter would read and write: 2 N / P each. Two blocks share a
+// multiprocessor, and with two ranks a block takes two rows at once, so that enough loads are in flight while others
+// wait at the barrier. Each thread holds eight neighbouring columns of every 2,048. The additions are those of the
+// reference (`semmoe_kernels::inverse_rms`): columns of one thread, then neighbours, then warps.
 #include "reduce.cuh"
 
 constexpr u32 NORM_THREADS = 256;
@@ -41,7 +41,7 @@ __device__ inline float square_root(float v) {
 #endif
 }
 
-// Neighbours added, then their sums.
+// Adds neighbours, then their sums.
 template <u32 COUNT>
 __device__ inline float fold(float (&values)[COUNT]) {
 #pragma unroll
@@ -51,7 +51,7 @@ __device__ inline float fold(float (&values)[COUNT]) {
   }
   return values[0];
 }
-// The same over a warp's lanes. As a + b is b + a, all lanes get the same sum.
+// Folds over a warp's lanes. Since a + b is b + a, all lanes get the same sum.
 __device__ inline float fold_lanes(float value) {
 #pragma unroll
   for (u32 step = 1; step < WARP; step *= 2) value = add(value, __shfl_xor_sync(ALL_LANES, value, step));
@@ -86,7 +86,7 @@ struct NormVectors {
   __device__ static void store(T* to, const Lanes<T>& lanes, u32 column, u32) { store16(to + column, pack<T>(lanes)); }
 };
 
-// Rows whose width is no multiple of 16 bytes: element by element, up to the end of the row.
+// Rows whose width is not a multiple of 16 bytes: element by element, up to the end of the row.
 template <class T>
 struct NormElements {
   static constexpr u32 AT_ONCE = 1;
@@ -132,14 +132,14 @@ struct NormRound {
   u32 rows;  // of the rank
   Lanes<T> h[VECTORS];
 
-  // Row and column of a thread's n-th vector, and whether there is such.
+  // Row and column of a thread's n-th vector, and whether it exists.
   __device__ u32 row(u32 vector) const { return first + vector / PER_ROW; }
   __device__ static u32 column(u32 vector) {
     return vector % PER_ROW / PER_SPAN * NORM_SPAN + threadIdx.x * NORM_COLUMNS + vector % PER_SPAN * COUNT;
   }
   __device__ bool present(u32 vector) const { return row(vector) < rows && column(vector) < n.reduce.hidden; }
 
-  // Sums, which are the residual to go on with.
+  // Sums, which are also the residual of the next layer.
   __device__ void sum(const Meeting& meeting, u32 begin) {
     const ReduceParams& p = n.reduce;
     const T* residual = static_cast<const T*>(n.residual[blockIdx.y]);
@@ -220,7 +220,7 @@ __device__ inline void norm_rows(const NormParams& n, const Meeting& meeting, co
     Round round = {n, first, rows.rows, {}};
     round.sum(meeting, rows.begin);
     float squares[Round::ROWS];
-    // By parity: the barrier of the next round stands between these reads and the writes of the round behind it.
+    // Indexed by parity: the next round's barrier separates these reads from the writes of the round after it.
     round.squares(squares, shared.squares[parity]);
     parity ^= 1;
     round.write(squares);

@@ -7,7 +7,7 @@ use semmoe_kernels::reshard::PieceHash;
 use crate::image::Target;
 use crate::source::{HEADERS, sources_for};
 
-/// A larger file is no image.
+/// A larger file is not an image.
 const MAX_BYTES: u64 = 256 << 20;
 
 /// Everything that an image depends on.
@@ -33,8 +33,8 @@ impl ImageKey {
     }
 }
 
-/// The image that a folder caches under a key, or else a compiled one, which is then cached. A folder that cannot be
-/// written caches nothing.
+/// The image that a folder caches under a key, or else a newly compiled one, which is then cached. An unwritable folder
+/// caches nothing.
 pub(crate) fn kept_or<E>(
     key: &ImageKey,
     folder: &Path,
@@ -49,7 +49,7 @@ pub(crate) fn kept_or<E>(
     Ok(image)
 }
 
-/// The file's image, if it is whole: behind its hash.
+/// The file's image, if it is intact: it follows its hash.
 fn kept(file: &Path) -> Option<Vec<u8>> {
     if std::fs::metadata(file).ok()?.len() > MAX_BYTES {
         return None;
@@ -60,7 +60,7 @@ fn kept(file: &Path) -> Option<Vec<u8>> {
     (!bytes.is_empty() && hash(&bytes) == expected).then_some(bytes)
 }
 
-/// Whole or not at all, also where other processes write at the same time.
+/// Written atomically, even if other processes write at the same time.
 fn keep(file: &Path, image: &[u8]) -> std::io::Result<()> {
     let unfinished = file.with_extension(format!("{}.part", std::process::id()));
     file.parent().map_or(Ok(()), std::fs::create_dir_all)?;
@@ -109,7 +109,7 @@ mod tests {
         }
         assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 4, "nothing unfinished is left");
         std::fs::remove_dir_all(&folder).unwrap();
-        // A file where the folder would be.
+        // A file in place of the folder.
         std::fs::write(&folder, "").unwrap();
         assert!(image(&key, &folder).1 && image(&key, &folder).1, "nothing can be kept there");
         std::fs::remove_file(&folder).unwrap();

@@ -1,7 +1,8 @@
 //! The calls: what each needs, checked before any launch. Semantics are those of `tests/reference`.
 //!
 //! P = ranks, L = ranks of the launch, n = tokens, H = width of a row, k = experts per token, N = experts. A list of L
-//! buffers is by place in the launch, a list of P buffers by rank. Elements are aligned to 16 bytes, other arrays to 4.
+//! buffers is ordered by place in the launch, a list of P buffers by rank. Elements are aligned to 16 bytes, other
+//! arrays to 4.
 
 use semmoe_kernels::Dtype;
 
@@ -33,7 +34,7 @@ impl Rows {
         rows.saturating_mul(self.hidden).saturating_mul(self.dtype.bytes() as u64)
     }
 
-    /// Bytes of all.
+    /// Bytes of all rows.
     pub fn bytes(&self) -> u64 {
         self.bytes_of(self.tokens)
     }
@@ -46,7 +47,7 @@ impl Rows {
         }
     }
 
-    /// Both fit 32 bits, as the kernels count.
+    /// Checks that both fit 32 bits, as the kernels count.
     pub(crate) fn check(&self) -> Result<(u32, u32), LaunchError> {
         // Row x vector counts stay far below 64 bits; positions are signed outside.
         let tokens = in_range("tokens", self.tokens, 0, i32::MAX as u64)?;
@@ -80,21 +81,21 @@ impl OwnSplit {
     }
 }
 
-/// Rows, where they go and how many fit there, as reduce-scatter and allgather have them.
+/// Rows, their destinations and the capacity there, for reduce-scatter and allgather.
 #[derive(Clone, Copy, Debug)]
 pub struct RowOrder<'a> {
     /// Rows of all tokens.
     pub rows: Rows,
-    /// Which rank has which.
+    /// Which rank has which rows.
     pub split: Split<'a>,
-    /// Rows that each buffer of one rank's rows has room for.
+    /// Capacity of each buffer of one rank's rows.
     pub capacity: u64,
-    /// The multicast address of the buffers with all rows: sums are then the switch's, in an order of its own.
+    /// The multicast address of the buffers with all rows; the switch then adds in its own order.
     pub multicast: Option<Buffer>,
 }
 
 impl RowOrder<'_> {
-    /// Bytes of one rank's rows, as many as fit.
+    /// Bytes of one rank's rows at capacity.
     fn part_bytes(&self) -> u64 {
         self.rows.bytes_of(self.capacity)
     }
@@ -137,7 +138,7 @@ impl ReduceScatter<'_> {
     }
 
     /// # Errors
-    /// As listed in [`LaunchError`].
+    /// See [`LaunchError`].
     pub fn launch(&self, team: &Team, grid: Grid) -> Result<Launch, LaunchError> {
         let params = self.params(team)?;
         let kernels = match self.order.multicast {
@@ -148,7 +149,7 @@ impl ReduceScatter<'_> {
     }
 }
 
-/// A multicast address stands for the same bytes as the buffers; rows must be whole vectors there.
+/// A multicast address represents the same bytes as the buffers; rows must be whole vectors there.
 fn multicast(buffer: Option<Buffer>, rows: &Rows) -> Result<u64, LaunchError> {
     let Some(buffer) = buffer else { return Ok(0) };
     let mut address = [0];
@@ -161,9 +162,9 @@ fn multicast(buffer: Option<Buffer>, rows: &Rows) -> Result<u64, LaunchError> {
 /// Reduce-scatter with the layer's residual and RMSNorm.
 #[derive(Clone, Copy, Debug)]
 pub struct ReduceScatterNorm<'a> {
-    /// Sums; `out` gets the normed rows.
+    /// Reduces; `out` receives the normed rows.
     pub reduce: ReduceScatter<'a>,
-    /// L x `[n, H]`, in the order of the tokens.
+    /// L x `[n, H]`, in token order.
     pub residual: &'a [Buffer],
     /// L x `[H]`
     pub weight: &'a [Buffer],
@@ -175,7 +176,7 @@ pub struct ReduceScatterNorm<'a> {
 
 impl ReduceScatterNorm<'_> {
     /// # Errors
-    /// As listed in [`LaunchError`].
+    /// See [`LaunchError`].
     pub fn launch(&self, team: &Team, grid: Grid) -> Result<Launch, LaunchError> {
         let rows = &self.reduce.order.rows;
         in_range("hidden", rows.hidden, 1, u64::from(MAX_NORM_HIDDEN))?;
@@ -193,7 +194,7 @@ impl ReduceScatterNorm<'_> {
     }
 }
 
-/// Allgather, shuffled if the split is: the exact inverse placement of [`ReduceScatter`].
+/// Allgather, shuffled if the split is: exactly inverts the placement of [`ReduceScatter`].
 #[derive(Clone, Copy, Debug)]
 pub struct Allgather<'a> {
     /// L x `[capacity, H]`
@@ -206,7 +207,7 @@ pub struct Allgather<'a> {
 
 impl Allgather<'_> {
     /// # Errors
-    /// As listed in [`LaunchError`].
+    /// See [`LaunchError`].
     pub fn launch(&self, team: &Team, grid: Grid) -> Result<Launch, LaunchError> {
         let order = self.order.params(team)?;
         let rows = &self.order.rows;
@@ -241,7 +242,7 @@ pub struct AllReduce<'a> {
 
 impl AllReduce<'_> {
     /// # Errors
-    /// As listed in [`LaunchError`].
+    /// See [`LaunchError`].
     pub fn launch(&self, team: &Team, grid: Grid) -> Result<Launch, LaunchError> {
         let bytes = self.elements.saturating_mul(self.dtype.bytes() as u64);
         let params = AllReduceParams {
@@ -264,7 +265,7 @@ pub struct Argsort<'a> {
     pub destination_bytes: u64,
     /// n
     pub items: u64,
-    /// Destinations there are.
+    /// Number of destinations.
     pub ranks: u64,
     /// L x `[n]`
     pub permutation: &'a [Buffer],
@@ -276,7 +277,7 @@ pub struct Argsort<'a> {
 
 impl Argsort<'_> {
     /// # Errors
-    /// As listed in [`LaunchError`].
+    /// See [`LaunchError`].
     pub fn launch(&self, team: &Team, grid: Grid) -> Result<Launch, LaunchError> {
         let items = in_range("items", self.items, 0, i32::MAX as u64)?;
         let ranks = in_range("destinations", self.ranks, 1, MAX_RANKS as u64)?;
@@ -299,7 +300,7 @@ impl Argsort<'_> {
     }
 }
 
-/// Rows gathered by a permutation, or put back by it, within each rank's memory.
+/// Rows gathered by a permutation, or scattered back by it, within each rank's memory.
 #[derive(Clone, Copy, Debug)]
 pub struct Shuffle<'a> {
     /// L x `[n, H]`
@@ -316,7 +317,7 @@ pub struct Shuffle<'a> {
 
 impl Shuffle<'_> {
     /// # Errors
-    /// As listed in [`LaunchError`].
+    /// See [`LaunchError`].
     pub fn launch(&self, team: &Team, grid: Grid) -> Result<Launch, LaunchError> {
         let (rows, hidden) = self.rows.check()?;
         let params = ShuffleParams {

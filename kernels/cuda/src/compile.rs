@@ -1,4 +1,4 @@
-//! The kernels compiled by NVRTC, through cudarc: no GPU and no CUDA header is needed, only `libnvrtc.so.13` on the
+//! Compiles the kernels by NVRTC, through cudarc: needs no GPU and no CUDA header, only `libnvrtc.so.13` on the
 //! loader's path.
 
 use std::ffi::{CStr, CString, c_char};
@@ -48,7 +48,7 @@ pub enum CompileError {
     },
 }
 
-/// Frees the program when it goes.
+/// Frees the program on drop.
 struct Program(sys::nvrtcProgram);
 
 impl Drop for Program {
@@ -58,10 +58,10 @@ impl Drop for Program {
     }
 }
 
-/// Compiles all kernels that the target has instructions for.
+/// Compiles all kernels for which the target has instructions.
 ///
 /// # Errors
-/// No NVRTC, or sources that it refuses.
+/// NVRTC is missing, or refuses the sources.
 pub fn compile(target: Target) -> Result<Compiled, CompileError> {
     let sources: Vec<_> = sources_for(target.capability()).collect();
     let all = sources.iter().map(|file| format!("#include \"{}\"\n", file.name)).collect::<String>();
@@ -80,10 +80,10 @@ extern "C" __global__ void __launch_bounds__(1024, 2) planted(float* values) {
 }
 "#;
 
-/// Compiles one kernel, which spills: a search for spills must find it.
+/// Compiles one kernel that spills: a search for spills must find it.
 ///
 /// # Errors
-/// As for [`compile`].
+/// Those of [`compile`].
 pub fn compile_with_spills(target: Target) -> Result<Compiled, CompileError> {
     compile_text(target, SPILLING, &[])
 }
@@ -97,8 +97,8 @@ fn compile_text(target: Target, text: &str, files: &[&Source]) -> Result<Compile
     let refused = |cause, log| CompileError::Refused { target: target.name(), cause, log };
     let program = create(text, files).map_err(|cause| refused(cause, String::new()))?;
     let architecture = format!("--gpu-architecture={}", target.name());
-    // The reference rounds after each operation; the kernels say so with intrinsics, this keeps later ones from
-    // forgetting it.
+    // The reference rounds after each operation. The kernels use intrinsics for that; this option keeps later ones from
+    // omitting them.
     let options = [architecture.as_str(), "--std=c++17", "--fmad=false", "--ptxas-options=-v"];
     // SAFETY: the program is alive.
     let compiled = unsafe { result::compile_program(program.0, &options) };

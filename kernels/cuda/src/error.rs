@@ -2,7 +2,7 @@
 
 use semmoe_kernels::Dtype;
 
-/// A call that was refused; nothing was launched.
+/// A refused call; nothing was launched.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum LaunchError {
     /// A count or size out of its range.
@@ -12,9 +12,9 @@ pub enum LaunchError {
         what: &'static str,
         /// The value.
         found: u64,
-        /// The least that is taken.
+        /// The minimum.
         least: u64,
-        /// The most.
+        /// The maximum.
         most: u64,
     },
     /// A null address where there must be memory.
@@ -25,7 +25,7 @@ pub enum LaunchError {
         /// The rank, or the place among the ranks of the launch.
         index: usize,
     },
-    /// An address that is no multiple of the access size.
+    /// An address that is not a multiple of the access size.
     #[error("{what} {index} is at {address:#x}, expected a multiple of {alignment}")]
     Misaligned {
         /// The array of buffers.
@@ -49,7 +49,7 @@ pub enum LaunchError {
         /// Bytes the call needs.
         expected: u64,
     },
-    /// A list with another number of buffers than there are ranks.
+    /// A list whose length differs from the number of ranks.
     #[error("{what} lists {found} buffers, expected {expected}")]
     Count {
         /// The array of buffers.
@@ -59,7 +59,7 @@ pub enum LaunchError {
         /// Ranks.
         expected: usize,
     },
-    /// Elements of a type that the kernel does not compute with.
+    /// Elements of a type that the kernel does not support.
     #[error("{what} has elements of type {}, expected f32 or bf16", .found.name())]
     Element {
         /// The operation.
@@ -92,10 +92,10 @@ pub enum Stopped {
         /// The number of the call, counted per block.
         epoch: u32,
     },
-    /// A peer made another call, or the same with another shape.
+    /// A peer made another call, or this call with another shape.
     #[error("rank {rank} and rank {peer} made different calls, or calls of different shapes, as call {epoch}")]
     Disagree {
-        /// Who found it.
+        /// The rank that detected it.
         rank: u32,
         /// The other one.
         peer: u32,
@@ -105,15 +105,15 @@ pub enum Stopped {
     /// A destination, or the rank of an expert, is out of range.
     #[error("destination or expert {index} is out of range")]
     Destination {
-        /// Where it stands.
+        /// Its index.
         index: u32,
     },
     /// More rows than there is room for.
     #[error("rank {peer} would get {rows} rows, more than there is room for (found by rank {rank})")]
     Rows {
-        /// Who found it.
+        /// The rank that detected it.
         rank: u32,
-        /// Whose room it is.
+        /// The rank whose capacity is exceeded.
         peer: u32,
         /// Rows.
         rows: u32,

@@ -8,10 +8,10 @@ use crate::launch::{Grid, Launch};
 use crate::params::{CombineParams, DispatchParams, Local, MAX_LOCAL, PlanParams};
 use crate::team::{Buffer, Team, in_range};
 
-/// Most experts of one token.
+/// Maximum experts of one token.
 pub const MAX_TOP_K: u64 = 64;
 
-/// Every token once to each rank that hosts one of its experts.
+/// Sends every token once to each rank that hosts one of its experts.
 #[derive(Clone, Copy, Debug)]
 pub struct Dispatch<'a> {
     /// L: n of each rank of the launch.
@@ -28,11 +28,11 @@ pub struct Dispatch<'a> {
     pub rank_of_expert: &'a [Buffer],
     /// L x `[n, H]`
     pub x: &'a [Buffer],
-    /// L x `[n, k]` i32; -1: the slot is not used.
+    /// L x `[n, k]` i32; -1: an unused slot.
     pub experts: &'a [Buffer],
     /// L x `[n, k]` f32
     pub weights: &'a [Buffer],
-    /// L x `[n, P]` i32, out: what [`Combine`] needs.
+    /// L x `[n, P]` i32, out: input of [`Combine`].
     pub sent_rows: &'a [Buffer],
     /// L x `[P + 1]` i32, out.
     pub source_offsets: &'a [Buffer],
@@ -40,10 +40,10 @@ pub struct Dispatch<'a> {
     pub received: Received<'a>,
 }
 
-/// P x the memory that each rank receives in.
+/// The memory in which each rank receives, by rank.
 #[derive(Clone, Copy, Debug)]
 pub struct Received<'a> {
-    /// Rows that each has room for.
+    /// Capacity of each, in rows.
     pub capacity: u64,
     /// P x `[capacity, H]`
     pub rows: &'a [Buffer],
@@ -59,7 +59,7 @@ impl Dispatch<'_> {
     /// The two launches, in order, on one stream: the plan in one block of `plan_threads`, then the exchange.
     ///
     /// # Errors
-    /// As listed in [`LaunchError`].
+    /// See [`LaunchError`].
     pub fn launches(&self, team: &Team, grid: Grid, plan_threads: u32) -> Result<[Launch; 2], LaunchError> {
         let plan_grid = Grid { blocks: 1, threads: plan_threads }.check_sort()?;
         let plan = collective("semmoe_dispatch_plan", team, plan_grid, &self.plan(team)?)?;
@@ -115,7 +115,7 @@ impl Dispatch<'_> {
     }
 }
 
-/// The weighted sums of the ranks back to the tokens' owners, added in rank order.
+/// Returns the weighted sums of the ranks to the tokens' owners, added in rank order.
 #[derive(Clone, Copy, Debug)]
 pub struct Combine<'a> {
     /// L: n of each rank of the launch.
@@ -124,7 +124,7 @@ pub struct Combine<'a> {
     pub hidden: u64,
     /// Element type of the rows.
     pub dtype: Dtype,
-    /// Rows that each of `sums` has.
+    /// Rows of each of `sums`.
     pub capacity: u64,
     /// P x `[capacity, H]`
     pub sums: &'a [Buffer],
@@ -136,7 +136,7 @@ pub struct Combine<'a> {
 
 impl Combine<'_> {
     /// # Errors
-    /// As listed in [`LaunchError`].
+    /// See [`LaunchError`].
     pub fn launch(&self, team: &Team, grid: Grid) -> Result<Launch, LaunchError> {
         let all = Rows { tokens: most(self.tokens), hidden: self.hidden, dtype: self.dtype };
         let params = CombineParams {
@@ -153,7 +153,7 @@ impl Combine<'_> {
     }
 }
 
-/// Buffers of all ranks of a launch are as large as the rank with the most tokens needs.
+/// Buffers of all ranks of a launch are sized for the rank with the most tokens.
 fn most(tokens: &[u64]) -> u64 {
     tokens.iter().copied().max().unwrap_or(0)
 }

@@ -1,6 +1,6 @@
-//! Ranks on several hosts, over NCCL: where no peer's memory can be mapped, a kernel puts rows in order in local
-//! memory, NCCL moves each rank's segment, and a kernel adds up what came. All of it equals the reference bit for bit:
-//! NCCL adds nothing, as its order of additions depends on the network.
+//! Ranks on several hosts, over NCCL: no peer's memory can be mapped, so a kernel orders rows in local memory, NCCL
+//! moves each rank's segment, and a kernel adds up the received rows. Everything equals the reference bit for bit: NCCL
+//! adds nothing, because its order of additions depends on the network.
 
 use semmoe_kernels::collectives::NormIn;
 use semmoe_kernels::{Dtype, Element};
@@ -17,15 +17,15 @@ use crate::unit::{
 /// A run of elements in device memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Span {
-    /// Where it begins.
+    /// Address of the first element.
     pub address: u64,
     /// Elements.
     pub count: u64,
-    /// Their names.
+    /// Element type.
     pub dtype: Dtype,
 }
 
-/// One call of NCCL.
+/// One NCCL call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Transfer {
     /// `ncclSend`
@@ -64,10 +64,10 @@ pub trait Wire: Send {
     /// Makes calls together, as one group.
     ///
     /// # Errors
-    /// NCCL's own words; the group has ended all the same.
+    /// NCCL's own words; the group has ended nevertheless.
     ///
     /// # Safety
-    /// Memory of this rank's GPU until the stream has passed the group.
+    /// All memory belongs to this rank's GPU until the stream has passed the group.
     unsafe fn group(&mut self, calls: &[Transfer]) -> Result<(), String>;
 }
 
@@ -94,7 +94,7 @@ impl Room {
     }
 }
 
-/// The first row of each rank's segment, and behind the last.
+/// The first row of each rank's segment, and the end of the last.
 fn begins(counts: &[u32]) -> Vec<u64> {
     let ends = counts.iter().scan(0u64, |end, &count| {
         *end += u64::from(count);
@@ -145,7 +145,7 @@ impl<W: Wire, R: Runner> Hosts<W, R> {
         unsafe { self.stream.launch(&shuffle.launch(&self.team, self.stream.runner.grid())?) }
     }
 
-    /// Segments of `from` to the ranks, and theirs into `to`, by rank.
+    /// Sends segments of `from` to the ranks and receives theirs into `to`, by rank.
     fn swap(&mut self, rows: Rows, from: [&[u32]; 2], memory: [Buffer; 2]) -> Result<(), MoveError> {
         let row = rows.bytes_of(1);
         let mut calls = Vec::with_capacity(2 * self.wire.ranks());
@@ -191,7 +191,7 @@ impl<W: Wire, R: Runner, T: Element> RowMover<T> for Hosts<W, R> {
         Stopped::from_report(self.stream.runner.report())
     }
 
-    /// Into the order of the ranks, each segment to its rank, and the sum of what came from all.
+    /// Orders the rows by rank, sends each segment to its rank, and adds up the received ones.
     fn reduce_scatter(
         &mut self,
         call: SplitRows<'_>,
@@ -218,7 +218,7 @@ impl<W: Wire, R: Runner, T: Element> RowMover<T> for Hosts<W, R> {
             Ok::<_, MoveError>(NormIn { residual, ..norm })
         });
         let norm = norm.transpose()?;
-        // Each part is this rank's rows alone, from 0 on.
+        // Each part contains only this rank's rows, starting at 0.
         let offsets: Vec<u32> = (0..=ranks).map(|rank| if rank > me { own.len() as u32 } else { 0 }).collect();
         let part = all.bytes_of(own.len() as u64);
         let parts: Vec<Buffer> =
@@ -228,7 +228,7 @@ impl<W: Wire, R: Runner, T: Element> RowMover<T> for Hosts<W, R> {
         self.stream.reduce_scatter(&self.team, &parts, rows, split, norm.as_ref(), out)
     }
 
-    /// One broadcast for each rank's rows: NCCL sends them to each host once. Then into the order of the tokens.
+    /// One broadcast for each rank's rows, which NCCL sends to each host once; then orders them by token.
     fn allgather(
         &mut self,
         call: SplitRows<'_>,

@@ -1,4 +1,4 @@
-//! Compiled kernels: for which GPUs, and which of them this build embeds.
+//! Compiled kernels: their target GPUs, and which of them this build embeds.
 
 /// The targets that the kernels are compiled for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -14,7 +14,7 @@ pub enum Target {
 }
 
 impl Target {
-    /// All of them.
+    /// All targets.
     pub const ALL: [Self; 4] = [Self::Sm80, Self::Sm90, Self::Sm100, Self::Ptx90];
 
     /// The name that NVRTC's `--gpu-architecture` takes.
@@ -27,7 +27,7 @@ impl Target {
         }
     }
 
-    /// The file that holds it, beside the others.
+    /// Name of the image file.
     pub const fn file_name(self) -> &'static str {
         match self {
             Self::Sm80 => "sm_80.cubin",

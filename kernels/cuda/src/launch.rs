@@ -7,20 +7,20 @@ use crate::team::{Team, in_range};
 /// Blocks and threads of a collective. All ranks must use the same number of blocks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Grid {
-    /// Blocks of each rank, 1 to 256. All blocks of all ranks on one GPU must fit on it at once, as they wait for one
-    /// another.
+    /// Blocks of each rank, 1 to 256. All blocks of all ranks on one GPU must fit on it at once, because they wait for
+    /// one another.
     pub blocks: u32,
-    /// Threads of each block: a multiple of 32, and not fewer than there are ranks.
+    /// Threads of each block: a multiple of 32, and no fewer than there are ranks.
     pub threads: u32,
 }
 
 impl Grid {
-    /// Full blocks.
+    /// Blocks with the maximum number of threads.
     pub fn of_blocks(blocks: u32) -> Self {
         Self { blocks, threads: COLLECTIVE_THREADS }
     }
 
-    /// For the fused norm: as many threads, in blocks of its size.
+    /// The grid for the fused norm: as many threads, in blocks of its own size.
     #[must_use]
     pub fn for_norm(self) -> Self {
         let blocks = self.blocks.saturating_mul(self.threads) / NORM_THREADS;
@@ -37,13 +37,13 @@ impl Grid {
         Ok(self)
     }
 
-    /// The fused norm's block has one size.
+    /// The fused norm has a fixed block size.
     pub(crate) fn check_norm(self, team: &Team) -> Result<Self, LaunchError> {
         in_range("threads", u64::from(self.threads), u64::from(NORM_THREADS), u64::from(NORM_THREADS))?;
         self.check(team)
     }
 
-    /// One block of some warps, but without ranks that wait for one another.
+    /// A single block of whole warps, for kernels without ranks that wait for one another.
     pub(crate) fn check_sort(self) -> Result<Self, LaunchError> {
         in_range("blocks", u64::from(self.blocks), 1, 1)?;
         in_range("threads", u64::from(self.threads), u64::from(WARP), u64::from(SORT_THREADS))?;
@@ -73,13 +73,13 @@ impl Launch {
         self.kernel
     }
 
-    /// `gridDim.x` (of a collective: blocks of each rank), `gridDim.y` (ranks in the launch), threads of each block.
+    /// `gridDim.x` (for a collective: blocks of each rank), `gridDim.y` (ranks in the launch), threads of each block.
     pub fn shape(&self) -> (u32, u32, u32) {
         (self.grid.blocks, self.ranks, self.grid.threads)
     }
 
-    /// Whether its blocks wait for other blocks, so that all of them must run at once. Those of the compute kernels do
-    /// not, and a rank launches them whenever it likes.
+    /// Whether its blocks wait for other blocks, so that all of them must run at once. Compute kernels do not wait, and
+    /// a rank may launch them at any time.
     pub fn is_collective(&self) -> bool {
         self.is_collective
     }

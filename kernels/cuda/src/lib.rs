@@ -1,7 +1,7 @@
 //! The collectives as CUDA kernels: their sources, their calls checked before any launch, and what they report when
 //! they stop.
 //!
-//! Nothing here needs a GPU, a driver or a compiler: `semmoe-kernels-shim` runs the same launches on the CPU.
+//! Nothing here needs a GPU, a driver or a compiler: `semmoe-kernels-shim` runs these launches on the CPU.
 //! kernels/README.md explains the kernels.
 
 #[cfg(any(test, feature = "cuda"))]

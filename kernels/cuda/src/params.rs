@@ -1,21 +1,21 @@
 //! The parameters of the kernels, byte for byte as the CUDA sources declare them.
 //!
-//! [`LaunchParams::as_bytes`] is compared with what a compiled kernel takes: by the shim at each launch, by the driver
-//! at each load.
+//! [`LaunchParams::as_bytes`] is compared with what a compiled kernel expects: by the shim at each launch, by the
+//! driver at each load.
 
-/// Most ranks of a team (`MAX_RANKS`).
+/// Maximum ranks of a team (`MAX_RANKS`).
 pub const MAX_RANKS: usize = 64;
-/// Most ranks in one launch, which share a GPU (`MAX_LOCAL`).
+/// Maximum ranks in one launch, which share a GPU (`MAX_LOCAL`).
 pub const MAX_LOCAL: usize = 8;
-/// Most blocks of a rank (`MAX_BLOCKS`).
+/// Maximum blocks of a rank (`MAX_BLOCKS`).
 pub const MAX_BLOCKS: u32 = 256;
 /// Threads of a warp.
 pub(crate) const WARP: u32 = 32;
-/// Most threads of a block of a collective (`COLLECTIVE_THREADS`).
+/// Maximum threads of a block of a collective (`COLLECTIVE_THREADS`).
 pub const COLLECTIVE_THREADS: u32 = 512;
-/// Threads of a block that norms rows, no more and no less (`NORM_THREADS`).
+/// Exact number of threads of a block that norms rows (`NORM_THREADS`).
 pub const NORM_THREADS: u32 = 256;
-/// Most threads of the block that sorts (`SORT_THREADS`).
+/// Maximum threads of the block that sorts (`SORT_THREADS`).
 pub const SORT_THREADS: u32 = 1024;
 /// The widest row that the fused norm holds in registers.
 pub const MAX_NORM_HIDDEN: u32 = 8192;
@@ -27,7 +27,7 @@ pub const SIGNAL_BYTES: u64 =
 pub(crate) type Raw = u64;
 /// Indexed by `blockIdx.y`.
 pub(crate) type Local = [Raw; MAX_LOCAL];
-/// By rank.
+/// Indexed by rank.
 pub(crate) type Peers = [Raw; MAX_RANKS];
 
 /// Parameters whose bytes are all initialized.
@@ -103,7 +103,7 @@ params! {
     UnpackParams { combine: CombineParams, limits: [u32; MAX_RANKS] }
 }
 
-/// Most bytes that a kernel takes.
+/// Maximum bytes of a kernel's parameters.
 const MAX_PARAM_BYTES: usize = 4096;
 
 /// The parameters of one launch, kept on the stack: a launch allocates nothing.
@@ -128,7 +128,7 @@ impl LaunchParams {
     }
 }
 
-/// Sum of the fields, where a struct has no hidden padding.
+/// Sum of the field sizes, if a struct has no hidden padding.
 const LOCAL: usize = MAX_LOCAL * 8;
 const PEERS: usize = MAX_RANKS * 8;
 const TEAM: usize = 16 + LOCAL + PEERS;

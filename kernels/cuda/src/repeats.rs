@@ -1,23 +1,23 @@
-//! Lists of launches that come again: worth a graph, which costs less to launch and more to make.
+//! Lists of launches that repeat: worth a graph, which costs less to launch and more to create.
 
 use std::collections::HashMap;
 
 use crate::launch::Launch;
 
-/// Lists that are remembered; then all are forgotten.
+/// Lists remembered; beyond that all are forgotten.
 const MAX_LISTS: usize = 4096;
 
-/// The way to launch a list.
+/// How to launch a list.
 pub(crate) enum Repeat<'a, G> {
     /// It is new: launch it.
     First,
-    /// It came before: make this graph of it.
+    /// It occurred before: make this graph of it.
     Second(&'a mut Option<G>),
     /// It has a graph.
     Known(&'a G),
 }
 
-/// Graphs of the lists that came twice, by kernels, grids and parameters.
+/// Graphs of the lists that occurred twice, by kernels, grids and parameters.
 pub(crate) struct Repeats<G> {
     lists: HashMap<Vec<u8>, Option<G>>,
     key: Vec<u8>,
@@ -30,7 +30,7 @@ impl<G> Default for Repeats<G> {
 }
 
 impl<G> Repeats<G> {
-    /// Whether a list came before.
+    /// How to launch a list, by whether it occurred before.
     pub(crate) fn of(&mut self, launches: &[Launch]) -> Repeat<'_, G> {
         self.key.clear();
         for launch in launches {

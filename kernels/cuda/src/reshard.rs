@@ -1,4 +1,4 @@
-//! The copies of a layout switch, checked before any launch. What is to be copied where is `semmoe_kernels::reshard`'s.
+//! The copies of a layout switch, checked before any launch. `semmoe_kernels::reshard` plans what is copied where.
 
 use semmoe_kernels::reshard::Move;
 use semmoe_kernels::reshard::kv::KvMove;
@@ -17,7 +17,7 @@ pub struct DeviceMove([u64; 6]);
 pub const MOVE_BYTES: u64 = 48;
 
 impl DeviceMove {
-    /// As the kernel has it.
+    /// The kernel's representation.
     pub fn to_bytes(self) -> [u8; MOVE_BYTES as usize] {
         let mut bytes = [0; MOVE_BYTES as usize];
         for (to, word) in bytes.as_chunks_mut::<8>().0.iter_mut().zip(self.0) {
@@ -26,8 +26,8 @@ impl DeviceMove {
         bytes
     }
 
-    /// Keys and values, where pages of these sizes lie one after another, in one buffer before the switch and in
-    /// another after it.
+    /// A move of keys and values, with pages of these sizes contiguous in one buffer before the switch and in another
+    /// after it.
     pub fn of_page(moved: &KvMove, from_page_bytes: usize, to_page_bytes: usize) -> Self {
         let from = moved.from.page as usize * from_page_bytes + moved.from_offset;
         let to = moved.page as usize * to_page_bytes + moved.to_offset;
@@ -36,7 +36,7 @@ impl DeviceMove {
     }
 
     fn new([from, from_stride, to, to_stride, bytes]: [u64; 5], rows: usize, rank: usize) -> Self {
-        // Two halves of a word, the first one lower: GPUs and their hosts are little-endian.
+        // Two halves of a word, the lower one first: GPUs and their hosts are little-endian.
         Self([from, from_stride, to, to_stride, bytes, rows as u64 & 0xffff_ffff | (rank as u64) << 32])
     }
 }
@@ -50,16 +50,16 @@ impl From<&Move> for DeviceMove {
 }
 
 /// One layer of a switch, or all its keys and values. Every rank of the team calls it for the same step of the same
-/// switch; when it ends on one rank, all ranks have read what they read.
+/// switch; when it ends on one rank, all ranks have finished reading.
 #[derive(Clone, Copy, Debug)]
 pub struct Reshard<'a> {
-    /// P x what is read, of equal size.
+    /// P x the source, of equal size.
     pub from: &'a [Buffer],
-    /// L x what is written, of equal size: for weights the rank's own `from`.
+    /// L x the destination, of equal size: for weights the rank's own `from`.
     pub to: &'a [Buffer],
-    /// L x `[count]` [`DeviceMove`]s to the rank. The kernel refuses those out of bounds.
+    /// L x `[count]` [`DeviceMove`]s to the rank. The kernel rejects moves out of bounds.
     pub moves: &'a [Buffer],
-    /// L: how many moves.
+    /// L: number of moves.
     pub counts: &'a [u64],
     /// Digest of the switch (`Switch::digest`, `KvPlan::digest`): ranks that differ stop.
     pub digest: u64,
@@ -69,7 +69,7 @@ pub struct Reshard<'a> {
 
 impl Reshard<'_> {
     /// # Errors
-    /// As listed in [`LaunchError`].
+    /// See [`LaunchError`].
     pub fn launch(&self, team: &Team, grid: Grid) -> Result<Launch, LaunchError> {
         let least = |buffers: &[Buffer]| buffers.iter().map(|buffer| buffer.bytes).min().unwrap_or_default();
         let counts = team.counts("moves", self.counts, i32::MAX as u64)?;

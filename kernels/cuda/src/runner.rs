@@ -10,16 +10,16 @@ pub trait Runner: Send {
     /// Launches a kernel.
     ///
     /// # Errors
-    /// The driver's.
+    /// The driver's message.
     ///
     /// # Safety
-    /// The memory of the launch is this GPU's until the stream has passed it.
+    /// The memory of the launch belongs to this GPU until the stream has passed it.
     unsafe fn launch(&self, launch: &Launch) -> Result<(), String>;
 
     /// Copies from the host, whose bytes may change as soon as this returns.
     ///
     /// # Errors
-    /// The driver's.
+    /// The driver's error.
     ///
     /// # Safety
     /// `to` is memory of this GPU, with room for all bytes, until the stream has passed the copy.
@@ -28,54 +28,53 @@ pub trait Runner: Send {
     /// Copies as many bytes as `to` has.
     ///
     /// # Errors
-    /// The driver's.
+    /// The driver's error.
     ///
     /// # Safety
     /// Both are memory of this GPU, of that size, until the stream has passed the copy.
     unsafe fn copy(&self, from: Buffer, to: Buffer) -> Result<(), String>;
 
-    /// Of each rank in a collective, with as many blocks on all ranks; the fused norm takes as many threads in blocks
-    /// of its own size.
+    /// Blocks and threads of each rank in a collective, equal on all ranks; the fused norm uses as many threads in
+    /// blocks of its own size.
     fn grid(&self) -> Grid;
 
-    /// The word that kernels report to, as it is now.
+    /// The current value of the word that kernels report to.
     fn report(&self) -> u64;
 }
 
 /// One rank's GPU, as a compute backend uses it.
 pub trait Accelerator: Runner {
-    /// Memory that the accelerator owns, and frees when it is dropped. Its content is undefined.
+    /// Memory owned by the accelerator, which frees it on drop. Its content is undefined.
     ///
     /// # Errors
-    /// The driver's: a GPU without so much free memory.
+    /// The driver's message if the GPU has too little free memory.
     fn allocate(&self, bytes: u64) -> Result<Buffer, String>;
 
     /// Launches kernels, in this order.
     ///
     /// # Errors
-    /// The driver's.
+    /// The driver's message.
     ///
     /// # Safety
-    /// As for [`Runner::launch`], of each.
+    /// [`Runner::launch`]'s contract holds for each.
     unsafe fn launch_all(&self, launches: &[Launch]) -> Result<(), String> {
         // SAFETY: the caller's promise.
         launches.iter().try_for_each(|launch| unsafe { self.launch(launch) })
     }
 
-    /// Copies as many bytes as `to` has to the host, once the stream has passed all that was asked of it before, and
-    /// waits for them.
+    /// Copies `to.len()` bytes to the host once the stream has passed all earlier work, and waits for them.
     ///
     /// # Errors
-    /// The driver's, a kernel that stopped.
+    /// The driver's message, or the report of a kernel that stopped.
     ///
     /// # Safety
     /// `from` is memory of this GPU, of that size.
     unsafe fn read(&self, from: Buffer, to: &mut [u8]) -> Result<(), String>;
 
-    /// Bytes that [`allocate`](Self::allocate) could still give.
+    /// Bytes that [`allocate`](Self::allocate) can still provide.
     ///
     /// # Errors
-    /// The driver's.
+    /// The driver's message.
     fn free_bytes(&self) -> Result<u64, String>;
 }
 

@@ -1,13 +1,13 @@
-//! The CUDA sources, as they stand in `kernels/cuda`, and the kernels in them.
+//! The CUDA sources of `kernels/cuda`, and the kernels in them.
 
 /// A file of CUDA C++.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Source {
-    /// Its name, as `#include` and messages have it.
+    /// Its name in `#include` and messages.
     pub name: &'static str,
     /// Its text.
     pub text: &'static str,
-    /// The first compute capability that has its instructions, x 10: 80 is sm_80.
+    /// The first compute capability with its instructions, x 10: 80 is sm_80.
     pub least_capability: u32,
 }
 

@@ -23,7 +23,7 @@ impl Buffer {
     }
 }
 
-/// P ranks that meet in every call, and those of them that one launch runs.
+/// P ranks that synchronise in every call, and those of them that one launch runs.
 #[derive(Clone, Copy)]
 pub struct Team {
     params: TeamParams,
@@ -58,10 +58,10 @@ impl Team {
         Ok(Self { params, local: local as usize })
     }
 
-    /// A rank that meets no other in its kernels, as the rows of all are in the memory of its GPU: see [`Team::new`].
+    /// A rank whose kernels wait for no other, because the rows of all are in its GPU's memory: see [`Team::new`].
     ///
     /// # Errors
-    /// As for [`Team::new`], and a rank past the last.
+    /// Those of [`Team::new`], and a rank out of range.
     pub fn alone(
         ranks: usize,
         rank: usize,
@@ -181,7 +181,7 @@ pub(crate) fn fill(
     Ok(())
 }
 
-/// A number that fits 32 bits and lies in a range.
+/// Checks that a number fits 32 bits and a range.
 pub(crate) fn in_range(what: &'static str, found: u64, least: u64, most: u64) -> Result<u32, LaunchError> {
     match u32::try_from(found) {
         Ok(value) if (least..=most).contains(&found) => Ok(value),

@@ -1,8 +1,8 @@
-//! Memory by handles: allocated apart from its address, given to other processes as a file descriptor, and bound to a
+//! Memory by handles: allocated apart from its address, passed to other processes as a file descriptor, and bound to a
 //! multicast address for the NVLS kernels.
 //!
-//! The driver is behind [`VirtualMemory`], so that order, sizes and what is undone after a failure are tested without
-//! one. `driver::Device` implements it.
+//! The driver is behind [`VirtualMemory`], so that order, sizes and the cleanup after a failure are tested without one.
+//! `driver::Device` implements it.
 
 use std::fmt::Display;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -10,72 +10,72 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use crate::error::LaunchError;
 use crate::team::Buffer;
 
-/// Most bytes of one allocation: more than any GPU has, and far from the end of the numbers.
+/// Maximum bytes of one allocation: more than any GPU has, and far from overflow.
 pub const MAX_BYTES: u64 = 1 << 42;
-/// Most GPUs of a multicast object.
+/// Maximum GPUs of a multicast object.
 pub const MAX_DEVICES: u32 = 64;
 
 /// The driver's handle of memory, mapped or not.
 pub type Handle = u64;
 
-/// The driver's calls on memory of one GPU that has no address yet.
+/// The driver's calls on one GPU's memory without an address.
 pub trait Handles {
     /// The driver's own words.
     type Error: Display;
 
-    /// Sizes are multiples of it: of memory, or of a multicast object of that many GPUs.
+    /// Granularity of sizes: of memory, or of a multicast object of that many GPUs.
     ///
     /// # Errors
-    /// The driver's.
+    /// The driver's error.
     fn granularity(&self, multicast_devices: Option<u32>) -> Result<u64, Self::Error>;
     /// Memory that can be exported.
     ///
     /// # Errors
-    /// The driver's, as when memory is short.
+    /// The driver's error, for example because memory is short.
     fn create(&self, bytes: u64) -> Result<Handle, Self::Error>;
     /// A handle for another process.
     ///
     /// # Errors
-    /// The driver's.
+    /// The driver's error.
     fn export(&self, handle: Handle) -> Result<OwnedFd, Self::Error>;
     /// A handle that another process exported.
     ///
     /// # Errors
-    /// The driver's.
+    /// The driver's error.
     fn import(&self, file: BorrowedFd<'_>) -> Result<Handle, Self::Error>;
-    /// Gives a handle back; memory goes with its last handle and mapping.
+    /// Releases a handle; memory is freed with its last handle and mapping.
     ///
     /// # Errors
-    /// The driver's.
+    /// The driver's error.
     fn release(&self, handle: Handle) -> Result<(), Self::Error>;
 }
 
 /// The driver's calls on addresses of one GPU.
 pub trait Addresses: Handles {
-    /// Addresses without memory.
+    /// Reserves addresses without memory.
     ///
     /// # Errors
-    /// The driver's.
+    /// The driver's error.
     fn reserve(&self, bytes: u64, alignment: u64) -> Result<u64, Self::Error>;
-    /// Memory at reserved addresses.
+    /// Maps memory at reserved addresses.
     ///
     /// # Errors
-    /// The driver's.
+    /// The driver's error.
     fn map(&self, address: u64, bytes: u64, handle: Handle) -> Result<(), Self::Error>;
-    /// This GPU may read and write there.
+    /// Allows this GPU to read and write there.
     ///
     /// # Errors
-    /// The driver's.
+    /// The driver's error.
     fn grant(&self, address: u64, bytes: u64) -> Result<(), Self::Error>;
     /// Undoes [`map`](Self::map).
     ///
     /// # Errors
-    /// The driver's.
+    /// The driver's error.
     fn unmap(&self, address: u64, bytes: u64) -> Result<(), Self::Error>;
     /// Undoes [`reserve`](Self::reserve).
     ///
     /// # Errors
-    /// The driver's.
+    /// The driver's error.
     fn free(&self, address: u64, bytes: u64) -> Result<(), Self::Error>;
 }
 
@@ -86,22 +86,22 @@ pub trait VirtualMemory: Addresses {
     /// A multicast object that can be exported.
     ///
     /// # Errors
-    /// The driver's.
+    /// The driver's error.
     fn create_multicast(&self, devices: u32, bytes: u64) -> Result<Handle, Self::Error>;
     /// Adds this GPU.
     ///
     /// # Errors
-    /// The driver's.
+    /// The driver's error.
     fn add_device(&self, multicast: Handle) -> Result<(), Self::Error>;
     /// Binds memory of this GPU, from its beginning.
     ///
     /// # Errors
-    /// The driver's.
+    /// The driver's error.
     fn bind(&self, multicast: Handle, memory: Handle, bytes: u64) -> Result<(), Self::Error>;
     /// Undoes [`bind`](Self::bind).
     ///
     /// # Errors
-    /// The driver's.
+    /// The driver's error.
     fn unbind(&self, multicast: Handle, bytes: u64) -> Result<(), Self::Error>;
 }
 
@@ -114,7 +114,7 @@ pub enum VmmError {
     /// Memory of another process whose size the driver cannot map.
     #[error("{found} bytes of another process are no multiple of {granularity}, which the driver maps by")]
     Granularity {
-        /// Bytes it is said to have.
+        /// Its claimed size in bytes.
         found: u64,
         /// The required multiple.
         granularity: u64,
@@ -144,7 +144,7 @@ fn refused<E: Display>(call: &'static str) -> impl FnOnce(E) -> VmmError {
     move |cause| VmmError::Refused { call, cause: cause.to_string() }
 }
 
-/// A handle that is given back when dropped.
+/// A handle that is released on drop.
 struct Held<'d, V: VirtualMemory> {
     driver: &'d V,
     handle: Handle,
@@ -172,7 +172,7 @@ impl<V: VirtualMemory> Drop for Held<'_, V> {
     }
 }
 
-/// Something at an address, until dropped: unmapped, then the addresses are freed.
+/// A mapping, until dropped: unmapped, then the addresses are freed.
 struct Mapped<'d, V: VirtualMemory> {
     driver: &'d V,
     buffer: Buffer,
@@ -217,16 +217,16 @@ fn granularity<V: VirtualMemory>(driver: &V, devices: Option<u32>) -> Result<u64
 
 /// Memory of one GPU, of this process or of another one, mapped here.
 pub struct Memory<'d, V: VirtualMemory> {
-    // Unmapped before the handle goes.
+    // Unmapped before the handle is released.
     mapped: Mapped<'d, V>,
     held: Held<'d, V>,
 }
 
 impl<'d, V: VirtualMemory> Memory<'d, V> {
-    /// At least `bytes` bytes, uninitialised. With `devices` it may be bound to a multicast object of as many.
+    /// At least `bytes` bytes, uninitialised. With `devices` it may be bound to a multicast object of that many GPUs.
     ///
     /// # Errors
-    /// A size of 0 or above [`MAX_BYTES`], a driver that refuses; nothing is left behind.
+    /// A size of 0 or above [`MAX_BYTES`], or the driver refuses the call; nothing is left behind.
     pub fn new(driver: &'d V, bytes: u64, devices: Option<u32>) -> Result<Self, VmmError> {
         in_range("bytes of an allocation", bytes, MAX_BYTES)?;
         let own = granularity(driver, None)?;
@@ -254,7 +254,7 @@ impl<'d, V: VirtualMemory> Memory<'d, V> {
         Ok(Self { mapped: Mapped::new(&held, bytes, unit)?, held })
     }
 
-    /// Its place, for calls; its size is the rounded one.
+    /// The buffer for calls; its size is the rounded one.
     pub fn buffer(&self) -> Buffer {
         self.mapped.buffer
     }
@@ -262,7 +262,7 @@ impl<'d, V: VirtualMemory> Memory<'d, V> {
     /// A handle for another process: over a socket, or by `pidfd_getfd`.
     ///
     /// # Errors
-    /// A driver that refuses.
+    /// The driver refuses the call.
     pub fn export(&self) -> Result<OwnedFd, VmmError> {
         self.held.export()
     }
@@ -276,10 +276,10 @@ fn multicast_granularity<V: VirtualMemory>(driver: &V, devices: u32) -> Result<u
     granularity(driver, Some(devices))
 }
 
-/// One address that stands for memory of several GPUs: a load that reduces adds what all hold, a store writes to all.
+/// One address for the memory of several GPUs: a reducing load adds what all hold, a store writes to all.
 ///
-/// One rank makes it and exports it, the others import it. Then every rank adds its GPU; behind a barrier of the
-/// caller, as binding waits for all GPUs, every rank binds its memory; behind another barrier the address may be used.
+/// One rank creates and exports it, the others import it. Then every rank adds its GPU. After a barrier of the caller,
+/// because binding waits for all GPUs, every rank binds its memory; after another barrier the address may be used.
 pub struct Multicast<'d, V: VirtualMemory> {
     // Dropped in this order: unmapped, unbound, freed.
     mapped: Option<Mapped<'d, V>>,
@@ -291,10 +291,10 @@ pub struct Multicast<'d, V: VirtualMemory> {
 }
 
 impl<'d, V: VirtualMemory> Multicast<'d, V> {
-    /// For `devices` GPUs, and at least `bytes` bytes of each.
+    /// An object for `devices` GPUs and at least `bytes` bytes of each.
     ///
     /// # Errors
-    /// A GPU without multicast, counts and sizes out of range, a driver that refuses.
+    /// A GPU without multicast, counts or sizes out of range, or the driver refuses the call.
     pub fn new(driver: &'d V, devices: u32, bytes: u64) -> Result<Self, VmmError> {
         in_range("bytes of a multicast object", bytes, MAX_BYTES)?;
         let unit = multicast_granularity(driver, devices)?;
@@ -303,10 +303,10 @@ impl<'d, V: VirtualMemory> Multicast<'d, V> {
         Ok(Self::of(Held { driver, handle }, bytes, unit))
     }
 
-    /// An object of another process; `devices` and `bytes` as it has them there.
+    /// Another process's object; `devices` and `bytes` must be as there.
     ///
     /// # Errors
-    /// As for [`new`](Self::new).
+    /// Those of [`new`](Self::new).
     pub fn import(driver: &'d V, file: BorrowedFd<'_>, devices: u32, bytes: u64) -> Result<Self, VmmError> {
         in_range("bytes of a multicast object", bytes, MAX_BYTES)?;
         let unit = multicast_granularity(driver, devices)?;
@@ -320,7 +320,7 @@ impl<'d, V: VirtualMemory> Multicast<'d, V> {
     /// A handle for another process.
     ///
     /// # Errors
-    /// A driver that refuses.
+    /// The driver refuses the call.
     pub fn export(&self) -> Result<OwnedFd, VmmError> {
         self.held.export()
     }
@@ -333,7 +333,7 @@ impl<'d, V: VirtualMemory> Multicast<'d, V> {
     /// Adds this GPU, once.
     ///
     /// # Errors
-    /// A driver that refuses.
+    /// The driver refuses the call.
     pub fn add_device(&mut self) -> Result<(), VmmError> {
         if !self.added {
             self.held.driver.add_device(self.held.handle).map_err(refused("a GPU in a multicast object"))?;
@@ -342,11 +342,11 @@ impl<'d, V: VirtualMemory> Multicast<'d, V> {
         Ok(())
     }
 
-    /// Binds this GPU's memory and maps the object: the answer's address is for the NVLS kernels. All GPUs have been
-    /// added before, and the memory outlives the object.
+    /// Binds this GPU's memory and maps the object; returns the address for the NVLS kernels. All GPUs must have been
+    /// added before, and the memory must outlive the object.
     ///
     /// # Errors
-    /// A GPU that was not added, memory that is too small, a driver that refuses; it can then be tried again.
+    /// A GPU that was not added, memory that is too small, or the driver refuses the call; it can then be retried.
     pub fn bind(&mut self, memory: &'d Memory<'_, V>) -> Result<Buffer, VmmError> {
         let (driver, handle, bytes) = (self.held.driver, self.held.handle, self.bytes);
         if !self.added {

@@ -1,5 +1,5 @@
-//! `semmoe-kernels-compile [--out DIR]`: compiles all kernels with NVRTC for all targets, prints registers, fails on
-//! spills. First it shows that it would: one more kernel that spills must be found.
+//! `semmoe-kernels-compile [--out DIR]`: compiles all kernels with NVRTC for all targets, prints their registers, and
+//! fails on spills. It first proves that it detects spills, with a kernel that spills.
 //!
 //! DIR gets one image per target, for a build with `SEMMOE_KERNEL_IMAGES=DIR`.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command")]
@@ -39,7 +39,7 @@ fn all(out: Option<&Path>) -> Result<(), String> {
     })
 }
 
-/// A check that finds nothing must be able to find something.
+/// Proves that the check finds a planted spill.
 fn planted() -> Result<(), String> {
     let compiled = compile_with_spills(Target::Sm90).map_err(|error| error.to_string())?;
     match no_spills(Target::Sm90, &compiled) {

@@ -23,11 +23,11 @@ pub struct Argmax {
 }
 
 impl Argmax {
-    /// In place of an id.
+    /// Stands for a missing id.
     pub const NONE: u32 = u32::MAX;
 
     /// # Errors
-    /// As listed in [`LaunchError`].
+    /// See [`LaunchError`].
     pub fn launch(&self) -> Result<Launch, LaunchError> {
         let rows = in_range("rows", self.rows, 0, i32::MAX as u64)?;
         let vocab = in_range("vocabulary", self.vocab, 1, i32::MAX as u64)?;

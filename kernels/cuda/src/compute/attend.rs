@@ -15,14 +15,14 @@ const SPLIT_KEYS: u64 = 4 * PAGE_TOKENS;
 /// Threads of a block that takes splits (`ATTEND_THREADS`), and of one that merges their parts (`MERGE_THREADS`).
 const ATTEND_THREADS: u32 = 128;
 const MERGE_THREADS: u32 = 128;
-/// Rows up to which a block takes one split only; with more rows there are blocks enough without that.
+/// Rows up to which a block takes only one split; with more rows there are enough blocks without that.
 const ROWS_WITH_SPLITS: u64 = 128;
-/// Queries that a block takes at once on tensor cores, at most, and without them.
+/// Maximum queries that a block takes at once, on tensor cores and without them.
 const TENSOR_QUERIES: u64 = 32;
 const PLAIN_QUERIES: u64 = 8;
 
 impl PagedHeads {
-    /// Parts of a row's result that are kept apart.
+    /// Partial results that are kept for a row.
     fn slots(rows: u64, longest: u64) -> u64 {
         if rows <= ROWS_WITH_SPLITS { longest / SPLIT_KEYS + 1 } else { 1 }
     }
@@ -32,7 +32,8 @@ impl PagedHeads {
         [bytes_of(&[parts, self.query_width(), 4]), bytes_of(&[parts, self.kv_heads, self.group, 8])]
     }
 
-    /// The scratch memory of every [`Attend`] of at most as many rows whose positions are at most `longest`.
+    /// Scratch memory sufficient for every [`Attend`] with at most this many rows whose positions are at most
+    /// `longest`.
     pub fn scratch_bytes(&self, rows: u64, longest: u64) -> u64 {
         let few = rows.min(ROWS_WITH_SPLITS);
         let parts = rows.max(few.saturating_mul(Self::slots(few, longest)));
@@ -40,7 +41,7 @@ impl PagedHeads {
         values.saturating_add(totals)
     }
 
-    /// Whether its products go by the tensor cores.
+    /// Whether its products use the tensor cores.
     fn has_tensor_products(&self) -> bool {
         self.dtype == Dtype::Bf16 && self.dim.is_multiple_of(8)
     }
@@ -55,17 +56,17 @@ pub struct Attend {
     pub scale: f32,
     /// `[rows, kv_heads, group, dim]`
     pub queries: Buffer,
-    /// `[rows]` u32: the last key that a row sees
+    /// `[rows]` u32: the last key visible to a row
     pub positions: Buffer,
     /// `[rows]` u32: each row's place in the table. Neighbouring rows of a sequence read its keys together.
     pub sequence_of: Buffer,
-    /// `[sequences, table_width]` u32. A page that the pool has not gives rows of NaN.
+    /// `[sequences, table_width]` u32. A page outside the pool gives rows of NaN.
     pub page_table: Buffer,
     /// Rows of the table.
     pub sequences: u64,
     /// Pages of the longest sequence.
     pub table_width: u64,
-    /// No position is above it; rows of others become NaN.
+    /// Upper limit of positions; rows with larger ones become NaN.
     pub longest: u64,
     /// [`PagedHeads::scratch_bytes`]
     pub scratch: Buffer,
@@ -76,7 +77,7 @@ pub struct Attend {
 }
 
 impl Attend {
-    /// Rows of a block, and the kernel. Prompts have neighbouring rows of one sequence, which share what is read.
+    /// Rows of a block, and the kernel. Prompts have neighbouring rows of one sequence, which share reads.
     fn shape(&self) -> Result<(u64, &'static str), LaunchError> {
         let most = if self.heads.has_tensor_products() { TENSOR_QUERIES } else { PLAIN_QUERIES };
         let shares = self.rows > self.sequences.saturating_mul(2);
@@ -127,7 +128,7 @@ impl Attend {
     /// Parts, then their sum.
     ///
     /// # Errors
-    /// As listed in [`LaunchError`].
+    /// See [`LaunchError`].
     pub fn launch(&self) -> Result<[Launch; 2], LaunchError> {
         let heads = self.heads.check()?;
         let (rows_of_block, kernel) = self.shape()?;

@@ -1,4 +1,4 @@
-//! Queries, keys and values from a projection's rows; the pages that keys and values lie in.
+//! Queries, keys and values from a projection's rows; the pages that hold keys and values.
 
 use semmoe_kernels::Dtype;
 
@@ -14,11 +14,11 @@ use crate::team::{Buffer, in_range};
 pub const PAGE_TOKENS: u64 = 64;
 /// Elements of the widest head (`HEAD_PAIRS`).
 pub const MAX_HEAD_ELEMENTS: u64 = 256;
-/// Threads of a block that makes heads, a warp for each (`HEAD_THREADS`).
+/// Threads of a block that computes heads, one warp per head (`HEAD_THREADS`).
 const HEAD_THREADS: u32 = 256;
 
-/// One layer's heads, and the pool of pages. A page has for each layer and head of keys and values the keys
-/// `[dim, PAGE_TOKENS]`, then the values `[PAGE_TOKENS, dim]`.
+/// One layer's heads, and the pool of pages. For each layer and key-value head a page has the keys `[dim,
+/// PAGE_TOKENS]`, then the values `[PAGE_TOKENS, dim]`.
 #[derive(Clone, Copy, Debug)]
 pub struct PagedHeads {
     /// `[pages, layers, kv_heads, 2, dim x PAGE_TOKENS]`
@@ -39,7 +39,7 @@ pub struct PagedHeads {
     pub dtype: Dtype,
 }
 
-/// The projection of heads, checked, with addresses in place of buffers.
+/// The projection of heads, checked, with addresses instead of buffers.
 #[derive(Clone, Copy)]
 pub(crate) struct CheckedHeads {
     pub(crate) pool: u64,
@@ -97,15 +97,15 @@ impl PagedHeads {
     }
 }
 
-/// A projection's row: queries, keys and values, one after the other. It has more queries and keys than the heads here
-/// where a norm spans the heads of all ranks.
+/// A projection's row: queries, keys and values in sequence. It has more queries and keys than this rank's heads if a
+/// norm spans the heads of all ranks.
 #[derive(Clone, Copy, Debug)]
 pub struct ProjectedHeads {
     /// Elements of queries.
     pub queries: u64,
-    /// Elements of keys; of values there are those of the heads here.
+    /// Elements of keys; values only have those of this rank's heads.
     pub keys: u64,
-    /// Where the queries of the heads here begin.
+    /// Where the queries of this rank's heads begin.
     pub first_query: u64,
     /// Where their keys begin.
     pub first_key: u64,
@@ -114,7 +114,7 @@ pub struct ProjectedHeads {
 /// RMSNorm of queries and keys.
 #[derive(Clone, Copy, Debug)]
 pub struct HeadNorms {
-    /// f32, `[dim]` or, of all queries of the projection together, `[queries]`
+    /// f32, `[dim]`; or `[queries]`, over all queries of the projection
     pub query: Buffer,
     /// f32, `[dim]` or `[keys]`
     pub key: Buffer,
@@ -127,9 +127,9 @@ pub struct HeadNorms {
 /// Which elements of a head rotate against each other.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RotaryLayout {
-    /// Each of the first half against the one as far into the second half.
+    /// Each element of the first half against its counterpart in the second.
     Halves,
-    /// Each even one against the one after it.
+    /// Each even element against the next one.
     Pairs,
 }
 
@@ -140,15 +140,15 @@ pub struct RotaryAngles {
     pub cos: Buffer,
     /// f32 `[positions, elements / 2]`
     pub sin: Buffer,
-    /// Positions there are; keys and queries of later ones become NaN.
+    /// Number of positions; keys and queries beyond it become NaN.
     pub positions: u64,
     /// Elements of a head that rotate, its first ones; even.
     pub elements: u64,
-    /// Which against which.
+    /// Which elements rotate against which.
     pub layout: RotaryLayout,
 }
 
-/// Makes queries, and writes keys and values into their pages: normed, clipped, rotated.
+/// Computes queries, and writes keys and values into their pages: normed, clipped, rotated.
 #[derive(Clone, Copy, Debug)]
 pub struct HeadRows {
     /// Heads and pages.
@@ -159,13 +159,13 @@ pub struct HeadRows {
     pub projected: ProjectedHeads,
     /// Norms of queries and keys.
     pub norms: Option<HeadNorms>,
-    /// The largest magnitude of queries, keys and values.
+    /// Maximum magnitude of queries, keys and values.
     pub clip: Option<f32>,
     /// Rotations of queries and keys.
     pub angles: RotaryAngles,
     /// `[rows]` u32
     pub positions: Buffer,
-    /// `[rows]` u32: each row's page. Where the pool has no such page, nothing is written and the queries become NaN.
+    /// `[rows]` u32: each row's page. If the pool has no such page, nothing is written and the queries become NaN.
     pub page_of: Buffer,
     /// `[rows, kv_heads, group, dim]`
     pub queries: Buffer,
@@ -188,7 +188,7 @@ impl HeadRows {
     }
 
     /// # Errors
-    /// As listed in [`LaunchError`].
+    /// See [`LaunchError`].
     pub fn launch(&self) -> Result<Launch, LaunchError> {
         let Self { heads, projected, angles, rows, .. } = self;
         let kernel = of_type("attention", heads.dtype, ["semmoe_head_rows_f32", "semmoe_head_rows_bf16"])?;

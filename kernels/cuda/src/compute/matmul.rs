@@ -9,15 +9,15 @@ use crate::error::LaunchError;
 use crate::launch::Launch;
 use crate::team::{Buffer, in_range};
 
-/// Most rows of a tile (`MATMUL_TILE_ROWS`).
+/// Maximum rows of a tile (`MATMUL_TILE_ROWS`).
 pub const TILE_ROWS: u32 = 64;
 /// Threads of a block (`MATMUL_THREADS`).
 const THREADS: u32 = 256;
-/// The variant for many rows needs a tile of more, and enough blocks for a GPU.
+/// The variant for many rows needs a tile of more than this, and enough blocks for a GPU.
 const MANY_LEAST_ROWS: u64 = 32;
 const MANY_LEAST_BLOCKS: u64 = 128;
 
-/// Kernels that give the same bits.
+/// Kernels with bitwise equal results.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Variant {
     /// Bound by the weights: decode.
@@ -46,22 +46,22 @@ impl Variant {
     }
 }
 
-/// Rows of one group, which have its weights (`MatMulTile`): twelve bytes on the GPU.
+/// Rows of one group, which share its weights (`MatMulTile`): twelve bytes on the GPU.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
 pub struct Tile {
     /// The group.
     pub group: u32,
-    /// The first of the rows of `out`.
+    /// The first row of `out`.
     pub first: u32,
-    /// How many, up to [`TILE_ROWS`]; none is none.
+    /// Number of rows, up to [`TILE_ROWS`]; may be 0.
     pub rows: u32,
 }
 
 /// Bytes of a tile.
 const TILE_BYTES: u64 = size_of::<Tile>() as u64;
 
-/// The tiles of groups that have their rows one after another: `counts` by group.
+/// The tiles of groups whose rows are contiguous: `counts` by group.
 pub fn tiles(counts: impl IntoIterator<Item = u32>) -> Vec<Tile> {
     let mut tiles = Vec::new();
     let mut first = 0;
@@ -75,25 +75,25 @@ pub fn tiles(counts: impl IntoIterator<Item = u32>) -> Vec<Tile> {
     tiles
 }
 
-/// Which rows have which weights.
+/// Which rows use which weights.
 #[derive(Clone, Copy, Debug)]
 pub enum MatMulRows {
-    /// All rows have the weights, which are of one group.
+    /// All rows use the same weights, of a single group.
     Dense {
         /// Rows of `out`.
         rows: u64,
     },
-    /// Rows by group, as the experts of a layer have them.
+    /// Rows by group, as for the experts of a layer.
     Grouped {
-        /// `[count]` [`Tile`], made by the host. A kernel that finds a tile outside of rows or groups traps.
+        /// `[count]` [`Tile`], made by the host. A kernel that finds a tile outside the rows or groups traps.
         tiles: Buffer,
         /// Tiles.
         count: u64,
         /// Rows of the largest tile.
         most: u64,
-        /// Groups of the weights.
+        /// Groups of weights.
         groups: u64,
-        /// Rows of `out`, those in no tile among them.
+        /// Rows of `out`, including those in no tile.
         rows: u64,
     },
 }
@@ -101,25 +101,25 @@ pub enum MatMulRows {
 /// Applied to the sums.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Activation {
-    /// They are the outputs.
+    /// Outputs the sums.
     None,
-    /// `silu(gate) * up`: a group has weights for twice as many features, gate above up.
+    /// `silu(gate) * up`: a group has weights for twice as many features, gate before up.
     SiluProduct,
 }
 
-/// `out[i] = x[row_of[i]] W^T`, with sums in f32 of whatever the elements are.
+/// `out[i] = x[row_of[i]] W^T`, with sums in f32 for either element type.
 ///
-/// K = inputs, N = outputs, G = groups. Where K and the stride of x are whole vectors of 16 bytes, rows must be aligned
-/// to them; other sizes are taken element by element.
+/// K = inputs, N = outputs, G = groups. If K and the stride of x are whole vectors of 16 bytes, rows must be aligned to
+/// them; other sizes are read element by element.
 #[derive(Clone, Copy, Debug)]
 pub struct MatMul {
-    /// Rows of `x_stride` elements, of which the first K count; as many as its bytes hold.
+    /// Rows of `x_stride` elements, of which the first K are used; as many rows as fit its bytes.
     pub x: Buffer,
-    /// `[G, N, K]`, as checkpoints have them; of [`Activation::SiluProduct`] `[G, 2 N, K]`.
+    /// `[G, N, K]`, as in checkpoints; for [`Activation::SiluProduct`] `[G, 2 N, K]`.
     pub weights: Buffer,
     /// `[rows, N]`
     pub out: Buffer,
-    /// `[N]` f32, added to the sums. Only of a dense product without activation.
+    /// `[N]` f32, added to the sums. Only for a dense product without activation.
     pub bias: Option<Buffer>,
     /// K
     pub inputs: u64,
@@ -135,7 +135,7 @@ pub struct MatMul {
     pub rows: MatMulRows,
     /// `[rows]` u32, the row of x for each row of `out`; `None`: its own index. A kernel that finds one past x traps.
     pub row_of: Option<Buffer>,
-    /// After the sums.
+    /// Applied to the sums.
     pub activation: Activation,
 }
 
@@ -168,7 +168,7 @@ impl MatMul {
         let out_bytes = if self.out_f32 { 4 } else { bytes };
         let alignment = if self.vectors() { ELEMENT_ALIGNMENT } else { bytes };
         let x_rows = x_rows(self.x.bytes / bytes, self.inputs, self.x_stride);
-        // Behind the last row no stride is needed.
+        // No stride is needed after the last row.
         let x_bytes = match self.row_of {
             None if rows > 0 => bytes_of(&[rows - 1, self.x_stride, bytes]).saturating_add(self.inputs * bytes),
             _ => 0,
@@ -195,7 +195,7 @@ impl MatMul {
         })
     }
 
-    /// Their address and how many; of a dense product none.
+    /// Address and number of the tiles; none for a dense product.
     fn tiles(&self) -> Result<(u64, u32), LaunchError> {
         match self.rows {
             MatMulRows::Dense { .. } => Ok((0, 0)),
@@ -215,7 +215,7 @@ impl MatMul {
         }
     }
 
-    /// The variant that is likely the faster.
+    /// The variant that is likely faster.
     pub fn variant(&self) -> Variant {
         let [tiles, most] = self.tile_shape();
         let blocks = (self.outputs * self.fold()).div_ceil(Variant::ManyRows.features()) * tiles;
@@ -226,15 +226,15 @@ impl MatMul {
     }
 
     /// # Errors
-    /// As listed in [`LaunchError`].
+    /// See [`LaunchError`].
     pub fn launch(&self) -> Result<Launch, LaunchError> {
         self.launch_as(self.variant())
     }
 
-    /// By the given variant; the outputs are the same.
+    /// Launches the given variant; the outputs are equal.
     ///
     /// # Errors
-    /// As listed in [`LaunchError`].
+    /// See [`LaunchError`].
     pub fn launch_as(&self, variant: Variant) -> Result<Launch, LaunchError> {
         let params = self.params()?;
         let [tiles, most] = self.tile_shape();
@@ -250,7 +250,7 @@ impl MatMul {
     }
 }
 
-/// Rows that begin and end in so many elements.
+/// The number of rows within `elements`.
 fn x_rows(elements: u64, inputs: u64, stride: u64) -> u64 {
     if elements < inputs { 0 } else { (elements - inputs) / stride.max(1) + 1 }
 }

@@ -1,9 +1,9 @@
 //! The compute kernels: what a rank does with its own rows between two collectives. Each call is checked before it is
 //! launched.
 //!
-//! All memory is the rank's own GPU's. Elements are f32 or bf16, arithmetic is in f32, and what is stored in bf16 is
-//! rounded once. A row's result depends on that row alone, not on the others of the call: a token has the same hidden
-//! state in any batch. Blocks wait for no others, so any number of them may be launched, on any number of ranks.
+//! All memory is on the rank's own GPU. Elements are f32 or bf16, arithmetic is in f32, and results in bf16 are rounded
+//! once. A row's result depends on that row alone, not on the others of the call: a token has the same hidden state in
+//! any batch. Blocks do not wait for others, so any number may be launched, on any number of ranks.
 
 mod argmax;
 mod attend;
@@ -29,10 +29,10 @@ use crate::launch::{Grid, Launch};
 use crate::params::{LaunchParams, Params};
 use crate::team::{Buffer, fill, in_range};
 
-/// Most blocks along x, and along y.
+/// Maximum blocks along x, and along y.
 const MAX_GRID: [u64; 2] = [(1 << 31) - 1, 65_535];
 
-/// A launch of blocks that meet nothing. None along an axis becomes one, which finds that it has nothing to do.
+/// A launch of independent blocks. A count of 0 along an axis becomes 1, and that block finds nothing to do.
 pub(crate) fn apart<P: Params>(
     kernel: &'static str,
     blocks: [u64; 2],
@@ -75,7 +75,7 @@ pub(crate) fn address_or_null(
     buffer.map_or(Ok(0), |buffer| address(what, buffer, bytes, alignment))
 }
 
-/// Bytes of as many elements; more than any memory has where they do not fit 64 bits.
+/// Bytes of this many elements; saturates if they do not fit 64 bits.
 pub(crate) fn bytes_of(counts: &[u64]) -> u64 {
     counts.iter().fold(1, |product: u64, &count| product.saturating_mul(count))
 }

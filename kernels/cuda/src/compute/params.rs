@@ -1,4 +1,4 @@
-//! Their parameters, byte for byte as the CUDA sources declare them.
+//! Parameters of the compute kernels, byte for byte as the CUDA sources declare them.
 
 use crate::params::{Params, Raw, params};
 

@@ -6,13 +6,13 @@ use crate::error::LaunchError;
 use crate::launch::Launch;
 use crate::team::{Buffer, in_range};
 
-/// Most experts that a router chooses from.
+/// Maximum experts that a router chooses from.
 pub const MAX_EXPERTS: u64 = 1024;
-/// Most experts of a row, one for each lane of a warp.
+/// Maximum experts of a row, one per lane of a warp.
 pub const MAX_CHOSEN: u64 = 32;
-/// Most groups of experts, one for each lane of a warp.
+/// Maximum groups of experts, one per lane of a warp.
 pub const MAX_GROUPS: u64 = 32;
-/// Threads of a block, a warp for each row (`ROUTE_THREADS`).
+/// Threads of a block, one warp per row (`ROUTE_THREADS`).
 const ROUTE_THREADS: u32 = 128;
 
 /// How a logit becomes a score.
@@ -33,12 +33,12 @@ pub enum GroupScore {
     TwoBest,
 }
 
-/// Only experts of the best groups are chosen from; groups have the same number of experts, by id.
+/// Restricts the choice to experts of the best groups; groups have equal numbers of experts, by id.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct GroupLimit {
-    /// Groups; divides the experts.
+    /// Number of groups; divides the number of experts.
     pub groups: u64,
-    /// Groups that are chosen from; together they have at least as many experts as are chosen.
+    /// Groups to choose from; together they have at least as many experts as are chosen.
     pub kept: u64,
     /// How groups are scored.
     pub by: GroupScore,
@@ -49,7 +49,7 @@ pub struct GroupLimit {
 pub struct Route {
     /// `[rows, num_experts]` f32
     pub logits: Buffer,
-    /// `[num_experts]` f32, added to sigmoids for the choice alone
+    /// `[num_experts]` f32, added to sigmoids only for the choice
     pub correction: Option<Buffer>,
     /// How a logit becomes a score.
     pub scoring: Scoring,
@@ -65,7 +65,7 @@ pub struct Route {
     pub weights: Buffer,
     /// Rows.
     pub rows: u64,
-    /// Experts there are.
+    /// Number of experts.
     pub num_experts: u64,
     /// Experts of a row.
     pub top_k: u64,
@@ -81,7 +81,7 @@ impl Route {
     }
 
     /// # Errors
-    /// As listed in [`LaunchError`]; a correction of a softmax.
+    /// See [`LaunchError`]; a correction of a softmax.
     pub fn launch(&self) -> Result<Launch, LaunchError> {
         let num_experts = in_range("experts", self.num_experts, 1, MAX_EXPERTS)?;
         let top_k = in_range("experts per token", self.top_k, 1, self.num_experts.min(MAX_CHOSEN))?;

@@ -1,4 +1,4 @@
-//! Whole rows: from the embedding, normed, added, and the experts' rows back to their tokens.
+//! Whole rows: embedding, norm, addition, and the experts' rows back to their tokens.
 
 use semmoe_kernels::Dtype;
 
@@ -10,13 +10,14 @@ use crate::launch::Launch;
 use crate::params::Params;
 use crate::team::{Buffer, in_range};
 
-/// Most rows of a call whose rows are blocks along y.
+/// Maximum rows of a call that maps rows to blocks along y.
 pub(crate) const MAX_ROWS: u64 = 65_535;
-/// Most threads of a block that takes part of a row (`ROW_THREADS`), and of one that norms a row (`ROW_NORM_THREADS`).
+/// Maximum threads of a block that takes part of a row (`ROW_THREADS`), and of one that norms a row
+/// (`ROW_NORM_THREADS`).
 const ROW_THREADS: u64 = 256;
 const ROW_NORM_THREADS: u64 = 512;
 
-/// The width of rows, and what one access moves of them.
+/// The width of rows, and the unit of access.
 #[derive(Clone, Copy)]
 struct Width {
     hidden: u64,
@@ -57,7 +58,7 @@ impl Width {
         address(what, buffer, self.bytes(rows), self.alignment())
     }
 
-    /// A thread for each access of each row.
+    /// One thread for each access of each row.
     fn launch<P: Params>(self, kernel: &'static str, rows: u32, params: &P) -> Result<Launch, LaunchError> {
         let threads = self.threads(ROW_THREADS);
         let accesses = if self.is_whole() { self.bytes(1) / ELEMENT_ALIGNMENT } else { self.hidden };
@@ -69,7 +70,7 @@ fn rows_in_range(rows: u64) -> Result<u32, LaunchError> {
     in_range("rows", rows, 0, MAX_ROWS)
 }
 
-/// The rows of a table by token; a token that is not in the table gets a row of NaN.
+/// The rows of a table by token; a token outside the table gets a row of NaN.
 #[derive(Clone, Copy, Debug)]
 pub struct Embed {
     /// `[vocab, hidden]`
@@ -90,7 +91,7 @@ pub struct Embed {
 
 impl Embed {
     /// # Errors
-    /// As listed in [`LaunchError`].
+    /// See [`LaunchError`].
     pub fn launch(&self) -> Result<Launch, LaunchError> {
         let kernel = of_type("an embedding", self.dtype, ["semmoe_embed_f32", "semmoe_embed_bf16"])?;
         let width = Width { hidden: self.hidden, dtype: self.dtype };
@@ -111,12 +112,12 @@ impl Embed {
 /// `out = x / sqrt(mean(x^2) + epsilon) * weight`, with x as the residual is stored.
 #[derive(Clone, Copy, Debug)]
 pub struct Norm {
-    /// `[any, hidden]`, at least the rows that are read
+    /// `[any, hidden]`, at least the rows read
     pub residual: Buffer,
     /// `[rows, hidden]`
     pub added: Option<Buffer>,
-    /// `[rows]` u32: the rows of the residual to norm, without `added`; `None`: the first ones. One that the residual
-    /// does not have gives a row of NaN.
+    /// `[rows]` u32: the rows of the residual to norm, without `added`; `None`: the first ones. A row outside the
+    /// residual gives NaN.
     pub row_of: Option<Buffer>,
     /// `[hidden]` f32
     pub weight: Buffer,
@@ -134,12 +135,12 @@ pub struct Norm {
 
 impl Norm {
     /// # Errors
-    /// As listed in [`LaunchError`]; `added` with `row_of`.
+    /// See [`LaunchError`]; `added` with `row_of`.
     pub fn launch(&self) -> Result<Launch, LaunchError> {
         let kernel = of_type("a norm", self.dtype, ["semmoe_norm_f32", "semmoe_norm_bf16"])?;
         let width = Width { hidden: self.hidden, dtype: self.dtype };
         let hidden = width.check()?;
-        // Rows that are written twice would race.
+        // Rows written twice would race.
         let both = u64::from(self.added.is_some() && self.row_of.is_some());
         in_range("lists of rows to norm after a sum", both, 0, 0)?;
         let sources = match self.row_of {
@@ -180,7 +181,7 @@ pub struct AddRows {
 
 impl AddRows {
     /// # Errors
-    /// As listed in [`LaunchError`].
+    /// See [`LaunchError`].
     pub fn launch(&self) -> Result<Launch, LaunchError> {
         let kernel = of_type("a sum of rows", self.dtype, ["semmoe_add_rows_f32", "semmoe_add_rows_bf16"])?;
         let width = Width { hidden: self.hidden, dtype: self.dtype };
@@ -195,9 +196,8 @@ impl AddRows {
     }
 }
 
-/// The experts' rows back to their tokens: `out[r]` is the sum of `weights[q] * y[q]` over the pairs
-/// `q = pair_of[first_pair[r] .. first_pair[r + 1]]`, in their order, and 0 without any. A pair that is not there gives
-/// a row of NaN.
+/// The experts' rows back to their tokens: `out[r]` is the sum of `weights[q] * y[q]` over the pairs `q =
+/// pair_of[first_pair[r] .. first_pair[r + 1]]`, in order, and 0 without any. A pair out of range gives a row of NaN.
 #[derive(Clone, Copy, Debug)]
 pub struct SumPairs {
     /// `[pairs, hidden]`
@@ -222,7 +222,7 @@ pub struct SumPairs {
 
 impl SumPairs {
     /// # Errors
-    /// As listed in [`LaunchError`].
+    /// See [`LaunchError`].
     pub fn launch(&self) -> Result<Launch, LaunchError> {
         let kernel = of_type("a sum of pairs", self.dtype, ["semmoe_sum_pairs_f32", "semmoe_sum_pairs_bf16"])?;
         let width = Width { hidden: self.hidden, dtype: self.dtype };

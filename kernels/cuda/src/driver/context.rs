@@ -1,4 +1,4 @@
-//! The context of the calling thread, for a library inside another program.
+//! The CUDA context of the calling thread, for a library inside another program.
 
 use cudarc::driver::result;
 use cudarc::driver::sys::{self, CUcontext};
@@ -9,10 +9,10 @@ use super::{Device, DeviceError};
 pub struct CallerContext(CUcontext);
 
 impl CallerContext {
-    /// Keeps it, before a device is opened.
+    /// Saves it, before a device is opened.
     ///
     /// # Errors
-    /// No driver, a driver that refuses.
+    /// There is no driver, or it refuses the call.
     pub fn keep() -> Result<Self, DeviceError> {
         // SAFETY: only looks for the library, without which cudarc panics.
         if !unsafe { sys::is_culib_present() } {
@@ -35,10 +35,10 @@ impl Drop for CallerContext {
 }
 
 impl Device {
-    /// Makes the GPU the calling thread's until the answer is dropped.
+    /// Binds the GPU to the calling thread until the result is dropped.
     ///
     /// # Errors
-    /// A driver that refuses.
+    /// The driver refuses the call.
     pub fn enter(&self) -> Result<CallerContext, DeviceError> {
         let caller = CallerContext::now()?;
         self.bind()?;

@@ -2,7 +2,7 @@
 
 use cudarc::driver::sys::CUresult;
 
-/// A GPU, driver or build that does not fit.
+/// An unsuitable GPU, driver or build.
 #[derive(Debug, thiserror::Error)]
 pub enum DeviceError {
     /// No `libcuda.so`.
@@ -32,7 +32,7 @@ pub enum DeviceError {
         /// Its name.
         kernel: &'static str,
     },
-    /// Sources and this library differ.
+    /// The sources and this library differ.
     #[error(
         "{kernel} takes {expected} bytes of parameters, found {found}: image and library are of different versions"
     )]
@@ -41,10 +41,10 @@ pub enum DeviceError {
         kernel: &'static str,
         /// Bytes by the library.
         found: usize,
-        /// Bytes by the image.
+        /// Bytes expected by the image.
         expected: usize,
     },
-    /// Blocks that wait for one another would not all run.
+    /// Blocks that wait for one another would not all run at once.
     #[error("{kernel} has {found} blocks, more than the {most} that the GPU runs at once")]
     TooManyBlocks {
         /// Its name.
@@ -76,7 +76,7 @@ pub enum DeviceError {
     Driver(#[from] cudarc::driver::DriverError),
 }
 
-/// Where the system's log has more about a GPU that failed: under the Xid that the driver writes there.
+/// Where the system's log has more about a failed GPU: the Xid that the driver logs.
 const fn hint(error: CUresult) -> &'static str {
     match error {
         CUresult::CUDA_ERROR_ECC_UNCORRECTABLE => " (in the system's log as Xid 48, 94 or 95)",

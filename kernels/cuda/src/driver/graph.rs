@@ -6,14 +6,14 @@ use cudarc::driver::sys::{CUgraph, CUgraphExec, CUgraphInstantiate_flags, CUstre
 use super::{Device, DeviceError};
 use crate::launch::Launch;
 
-/// A stream of the GPU that was bound when it was made, apart from the default stream.
+/// A non-default stream of the GPU that was bound when it was created.
 pub struct Stream(CUstream);
 
 impl Stream {
-    /// A new one.
+    /// A new stream.
     ///
     /// # Errors
-    /// A driver that refuses.
+    /// The driver refuses the call.
     pub fn new() -> Result<Self, DeviceError> {
         Ok(Self(result::stream::create(StreamKind::NonBlocking)?))
     }
@@ -43,7 +43,7 @@ impl Drop for Stream {
 /// Launches, captured once.
 pub struct Graph(CUgraphExec);
 
-/// A graph that is only needed until it was made ready to run.
+/// A captured graph, needed only until it is instantiated.
 struct Captured(CUgraph);
 
 impl Drop for Captured {
@@ -66,8 +66,7 @@ impl Graph {
         unsafe { result::stream::begin_capture(stream.0, CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)? };
         // SAFETY: the caller's promise.
         let launched = launches.iter().try_for_each(|launch| unsafe { device.launch(launch, stream.0) });
-        // A capture that was begun must be ended, whatever became of its launches.
-        // SAFETY: the stream is alive and captures.
+        // A capture must be ended, whatever became of its launches. SAFETY: the stream is alive and captures.
         let captured = unsafe { result::stream::end_capture(stream.0) };
         launched?;
         let captured = Captured(captured?);
@@ -75,10 +74,10 @@ impl Graph {
         Ok(Self(unsafe { result::graph::instantiate(captured.0, CUgraphInstantiate_flags(0))? }))
     }
 
-    /// Runs all of it on `stream`; returns before it ran.
+    /// Runs the graph on `stream`; returns before it ran.
     ///
     /// # Errors
-    /// A driver that refuses.
+    /// The driver refuses the call.
     ///
     /// # Safety
     /// The caller's promise to [`Graph::of`] still holds.

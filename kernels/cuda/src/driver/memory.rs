@@ -8,7 +8,7 @@ use cudarc::driver::sys::{self, CUdeviceptr, CUevent, CUevent_flags, CUipcMemHan
 use super::DeviceError;
 use crate::team::Buffer;
 
-/// Device memory of this process; the GPU must be bound wherever it is used or dropped.
+/// Device memory of this process; the GPU must be bound whenever it is used or dropped.
 pub struct DeviceBuffer {
     pointer: CUdeviceptr,
     bytes: usize,
@@ -18,27 +18,27 @@ impl DeviceBuffer {
     /// Uninitialised memory.
     ///
     /// # Errors
-    /// A driver that refuses, as it does when memory is short.
+    /// The driver refuses the call, for example because memory is short.
     pub fn new(bytes: usize) -> Result<Self, DeviceError> {
         // SAFETY: freed in `drop`.
         let pointer = unsafe { result::malloc_sync(bytes.max(1))? };
         Ok(Self { pointer, bytes })
     }
 
-    /// Every byte set.
+    /// Memory with every byte set to `byte`.
     ///
     /// # Errors
-    /// A driver that refuses.
+    /// The driver refuses the call.
     pub fn filled(bytes: usize, byte: u8) -> Result<Self, DeviceError> {
         let buffer = Self::new(bytes)?;
         buffer.fill(byte)?;
         Ok(buffer)
     }
 
-    /// A copy.
+    /// Memory with a copy of these bytes.
     ///
     /// # Errors
-    /// A driver that refuses.
+    /// The driver refuses the call.
     pub fn holding(bytes: &[u8]) -> Result<Self, DeviceError> {
         let buffer = Self::new(bytes.len())?;
         buffer.write(bytes)?;
@@ -48,7 +48,7 @@ impl DeviceBuffer {
     /// Sets every byte.
     ///
     /// # Errors
-    /// A driver that refuses.
+    /// The driver refuses the call.
     pub fn fill(&self, byte: u8) -> Result<(), DeviceError> {
         // SAFETY: the memory is this buffer's.
         unsafe { result::memset_d8_sync(self.pointer, byte, self.bytes.max(1)).map_err(Into::into) }
@@ -57,7 +57,7 @@ impl DeviceBuffer {
     /// Overwrites the first bytes. Panics if there are more than the buffer has.
     ///
     /// # Errors
-    /// A driver that refuses.
+    /// The driver refuses the call.
     pub fn write(&self, bytes: &[u8]) -> Result<(), DeviceError> {
         assert!(bytes.len() <= self.bytes, "{} bytes are more than {}", bytes.len(), self.bytes);
         // SAFETY: the memory is this buffer's, and long enough.
@@ -73,15 +73,15 @@ impl DeviceBuffer {
         unsafe { read(self.buffer(), self.bytes) }
     }
 
-    /// Its place, for calls.
+    /// The buffer for calls.
     pub fn buffer(&self) -> Buffer {
         Buffer { address: self.pointer, bytes: self.bytes as u64 }
     }
 
-    /// The handle with which another process on this machine maps it.
+    /// The handle by which another process on this machine maps it.
     ///
     /// # Errors
-    /// A driver that refuses.
+    /// The driver refuses the call.
     pub fn export(&self) -> Result<[u8; 64], DeviceError> {
         let mut handle = CUipcMemHandle { reserved: [0; 64] };
         // SAFETY: the memory came from cuMemAlloc.
@@ -104,10 +104,10 @@ pub struct PeerBuffer {
 }
 
 impl PeerBuffer {
-    /// Maps what [`DeviceBuffer::export`] gave in the other process; `bytes` is its size there.
+    /// Maps what [`DeviceBuffer::export`] returned in the other process; `bytes` is its size there.
     ///
     /// # Errors
-    /// A driver that refuses, as it does for a handle of this same process.
+    /// The driver refuses the call, for example for a handle of this same process.
     pub fn open(handle: &[u8; 64], bytes: u64) -> Result<Self, DeviceError> {
         let handle = CUipcMemHandle { reserved: handle.map(|byte| byte as std::ffi::c_char) };
         let mut pointer = 0;
@@ -117,7 +117,7 @@ impl PeerBuffer {
         Ok(Self { pointer, bytes })
     }
 
-    /// Its place, for calls.
+    /// The buffer for calls.
     pub fn buffer(&self) -> Buffer {
         Buffer { address: self.pointer, bytes: self.bytes }
     }
@@ -130,7 +130,7 @@ impl Drop for PeerBuffer {
     }
 }
 
-/// Words of the host that kernels write: still there when a trap took the context.
+/// Host words that kernels write and that survive a trap of the context.
 pub struct HostWords {
     start: *mut u64,
     words: usize,
@@ -140,7 +140,7 @@ impl HostWords {
     /// Zeroed words.
     ///
     /// # Errors
-    /// A driver that refuses.
+    /// The driver refuses the call.
     pub fn new(words: usize) -> Result<Self, DeviceError> {
         let mut start: *mut c_void = std::ptr::null_mut();
         let mapped = sys::CU_MEMHOSTALLOC_DEVICEMAP | sys::CU_MEMHOSTALLOC_PORTABLE;
@@ -152,7 +152,7 @@ impl HostWords {
         Ok(Self { start, words })
     }
 
-    /// Each word as a buffer. Addresses are the same for the GPU, as unified addressing has it.
+    /// Each word as a buffer. Under unified addressing the GPU uses the same addresses.
     pub fn buffers(&self) -> Vec<Buffer> {
         (0..self.words).map(|word| Buffer { address: self.start as u64 + 8 * word as u64, bytes: 8 }).collect()
     }
@@ -176,10 +176,10 @@ impl Drop for HostWords {
 pub struct Event(CUevent);
 
 impl Event {
-    /// Marks what was launched on `stream` so far.
+    /// Marks what has been launched on `stream` so far.
     ///
     /// # Errors
-    /// A driver that refuses.
+    /// The driver refuses the call.
     ///
     /// # Safety
     /// `stream` belongs to the bound GPU.
@@ -190,10 +190,10 @@ impl Event {
         Ok(event)
     }
 
-    /// Microseconds from `earlier` to this event; waits until it was reached.
+    /// Microseconds from `earlier` to this event; waits until it is reached.
     ///
     /// # Errors
-    /// A kernel that trapped on the way.
+    /// A kernel trapped meanwhile.
     pub fn microseconds_since(&self, earlier: &Self) -> Result<f64, DeviceError> {
         // SAFETY: both events are alive.
         unsafe {
@@ -213,7 +213,7 @@ impl Drop for Event {
 /// Copies on the device, after earlier work of `stream`.
 ///
 /// # Errors
-/// A driver that refuses.
+/// The driver refuses the call.
 ///
 /// # Safety
 /// Both buffers have `bytes` bytes on the bound GPU until the copy ended, and `stream` belongs to it.
@@ -225,7 +225,7 @@ pub unsafe fn copy(from: Buffer, to: Buffer, bytes: usize, stream: CUstream) -> 
 /// Overwrites memory of the bound GPU.
 ///
 /// # Errors
-/// A driver that refuses.
+/// The driver refuses the call.
 ///
 /// # Safety
 /// The buffer is mapped there and has as many bytes.
@@ -240,10 +240,10 @@ pub unsafe fn write(to: Buffer, bytes: &[u8]) -> Result<(), DeviceError> {
 /// The first bytes of memory of the bound GPU, after all work of the default stream.
 ///
 /// # Errors
-/// A driver that refuses.
+/// The driver refuses the call.
 ///
 /// # Safety
-/// The buffer is mapped there and has as many bytes.
+/// The buffer is mapped there and has at least that many bytes.
 pub unsafe fn read(from: Buffer, bytes: usize) -> Result<Vec<u8>, DeviceError> {
     let mut found = vec![0; bytes];
     if bytes > 0 {

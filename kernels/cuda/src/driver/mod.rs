@@ -32,7 +32,7 @@ use crate::image::{Target, embedded};
 use crate::launch::Launch;
 use crate::source::{kernels_of, sources_for};
 
-/// The CUDA that images are compiled by, as drivers count: 13.0.
+/// The CUDA version that compiles images, in the driver's encoding: 13.0.
 const LEAST_DRIVER: i32 = 13_000;
 
 /// A GPU with the kernels loaded.
@@ -48,13 +48,13 @@ pub struct Device {
 
 struct Function {
     handle: CUfunction,
-    /// Bytes of its one parameter, as compiled.
+    /// Bytes of its single parameter, as compiled.
     params: usize,
     /// Cached, because the driver's answer takes half as long as a launch.
     resident: OnceLock<Resident>,
 }
 
-/// Blocks of so many threads that run on a multiprocessor at once.
+/// Blocks that run on a multiprocessor at once, for blocks of `threads`.
 #[derive(Clone, Copy)]
 struct Resident {
     threads: u32,
@@ -62,7 +62,7 @@ struct Resident {
 }
 
 impl Function {
-    /// Blocks of so many threads that run on a multiprocessor at once.
+    /// Blocks of `threads` threads that run on a multiprocessor at once.
     fn resident(&self, threads: u32) -> Result<u32, DeviceError> {
         if let Some(blocks) = self.resident.get().and_then(|known| known.of(threads)) {
             return Ok(blocks);
@@ -91,7 +91,7 @@ unsafe impl Send for Device {}
 // SAFETY: as above; nothing is changed after `open`.
 unsafe impl Sync for Device {}
 
-/// Whether this build has kernels in it and this machine a driver.
+/// Whether this build contains kernels and this machine has a driver.
 pub fn available() -> bool {
     // SAFETY: only looks for the library.
     embedded(Target::Sm90).is_some() && unsafe { sys::is_culib_present() }
@@ -106,13 +106,13 @@ impl Device {
         Self::open_with(ordinal, None)
     }
 
-    /// [`Device::open`]; NVRTC compiles kernels that this build does not hold, and the folder `kept` caches them.
+    /// Opens a GPU like [`Device::open`]; if this build contains no kernels, NVRTC compiles them and the folder `kept`
+    /// caches them.
     ///
     /// # Errors
-    /// As for [`Device::open`]; no NVRTC.
+    /// Those of [`Device::open`]; NVRTC is missing.
     pub fn open_with(ordinal: usize, kept: Option<&Path>) -> Result<Self, DeviceError> {
-        // Without the library cudarc panics, so it is looked for first.
-        // SAFETY: only looks for the library.
+        // Without the library cudarc panics, so check for it first. SAFETY: only looks for the library.
         if !unsafe { sys::is_culib_present() } {
             return Err(DeviceError::NoDriver);
         }
@@ -157,7 +157,7 @@ impl Device {
             // SAFETY: the module was just loaded in this context.
             let handle = unsafe { result::module::get_function(self.module, name)? };
             let (mut offset, mut params) = (0, 0);
-            // A kernel that the driver loads only at its first launch may wait there for others, which wait for it.
+            // A kernel that the driver loads only at its first launch might wait there for others, which wait for it.
             // SAFETY: the function belongs to the loaded module.
             unsafe { sys::cuFuncLoad(handle).result()? };
             // SAFETY: both numbers outlive the call; every kernel has a parameter 0.
@@ -167,10 +167,10 @@ impl Device {
         Ok(())
     }
 
-    /// Bytes of the cache that all its multiprocessors share.
+    /// Bytes of the cache shared by all its multiprocessors.
     ///
     /// # Errors
-    /// A driver that refuses.
+    /// The driver refuses the call.
     pub fn cache_bytes(&self) -> Result<usize, DeviceError> {
         let bytes = self.context.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)?;
         Ok(usize::try_from(bytes).unwrap_or(0))
@@ -179,23 +179,24 @@ impl Device {
     /// Its name.
     ///
     /// # Errors
-    /// A driver that refuses.
+    /// The driver refuses the call.
     pub fn name(&self) -> Result<String, DeviceError> {
         Ok(self.context.name()?)
     }
 
-    /// Makes the GPU the calling thread's.
+    /// Binds the GPU to the calling thread.
     ///
     /// # Errors
-    /// A driver that refuses.
+    /// The driver refuses the call.
     pub fn bind(&self) -> Result<(), DeviceError> {
         Ok(self.context.bind_to_thread()?)
     }
 
-    /// Errors found before a launch.
+    /// Finds errors before a launch.
     ///
     /// # Errors
-    /// A kernel that this image does not have, more blocks that meet than fit the GPU at once, a driver that refuses.
+    /// The image lacks the kernel, more blocks wait for each other than fit the GPU at once, or the driver refuses the
+    /// call.
     pub fn check(&self, launch: &Launch) -> Result<(), DeviceError> {
         self.fits(launch).map(|_| ())
     }
@@ -226,7 +227,8 @@ impl Device {
     /// Launches on `stream`; returns before it ran.
     ///
     /// # Errors
-    /// A kernel that this image does not have, more blocks that meet than fit the GPU at once, a driver that refuses.
+    /// The image lacks the kernel, more blocks wait for each other than fit the GPU at once, or the driver refuses the
+    /// call.
     ///
     /// # Safety
     /// `stream` belongs to this GPU's context, and the memory of the call is valid there until the kernel ended.

@@ -1,4 +1,4 @@
-//! NCCL as [`Wire`], for ranks on several hosts. Not yet run on a GPU.
+//! [`Wire`] over NCCL, for ranks on several hosts. Not yet run on a GPU.
 
 use std::ffi::{c_char, c_void};
 
@@ -38,13 +38,13 @@ fn find() -> Result<(), DeviceError> {
 }
 
 impl Group {
-    /// Joins; waits until all ranks did. The GPU of this rank must be bound.
+    /// Joins the group; waits until all ranks have joined. The GPU of this rank must be bound.
     ///
     /// # Errors
-    /// No NCCL, a rank past the group, an NCCL that refuses.
+    /// NCCL is missing or refuses the call, or the rank is out of range.
     ///
     /// # Safety
-    /// `stream` is one of that GPU as long as the value is there.
+    /// `stream` belongs to that GPU as long as the value lives.
     pub unsafe fn join(id: &GroupId, rank: usize, ranks: usize, stream: *mut c_void) -> Result<Self, DeviceError> {
         find()?;
         let fit = |number: usize| i32::try_from(number).map_err(|_| DeviceError::Group { rank, ranks });
@@ -106,7 +106,7 @@ impl Wire for Group {
         said(result::group_start())?;
         // SAFETY: the caller's promise.
         let made = calls.iter().try_for_each(|call| unsafe { self.call(call) });
-        // A group that was begun must be ended, whatever became of its calls.
+        // A group call must be ended, whatever became of its calls.
         made.and(said(result::group_end()))
     }
 }

@@ -1,4 +1,4 @@
-//! Memory of the host that a GPU copies from and to by itself: no copy of a rank waits for its kernels.
+//! Pinned host memory that a GPU copies from and to asynchronously: no copy of a rank waits for its kernels.
 
 use std::ffi::c_void;
 
@@ -32,7 +32,7 @@ impl Pinned {
         self.part(0, bytes)
     }
 
-    /// Bytes that there are.
+    /// Number of bytes.
     pub(super) fn len(&self) -> usize {
         self.bytes
     }
@@ -45,8 +45,8 @@ impl Drop for Pinned {
     }
 }
 
-/// Copies to a GPU pass through it, half by half. A half is written again once the stream has passed all
-/// copies from it, so that a call waits only if half a ring of copies stands before it in the stream.
+/// Stages copies to a GPU, half by half. A half is reused once the stream has passed all copies from it, so that a call
+/// waits only if half a ring of copies precedes it in the stream.
 pub(super) struct Ring {
     memory: Pinned,
     /// For each half, an event that passes with its last copy.
@@ -55,7 +55,7 @@ pub(super) struct Ring {
     used: usize,
 }
 
-/// Copies start at multiples of it, as whole words move faster.
+/// Copies start at multiples of it, because whole words move faster.
 const COPY_ALIGNMENT: usize = 64;
 
 impl Ring {
@@ -64,10 +64,10 @@ impl Ring {
         Ok(Self { memory, passed: [Passed::new()?, Passed::new()?], half: 0, used: 0 })
     }
 
-    /// Copies `bytes` to an address of the bound GPU. They may change when it returns.
+    /// Copies `bytes` to an address of the bound GPU. They may change after it returns.
     ///
     /// # Safety
-    /// There is room at the address until `stream` has passed the copy. Every call is given the one stream of this GPU.
+    /// There is room at the address until `stream` has passed the copy. All calls use one stream of this GPU.
     pub(super) unsafe fn copy(&mut self, bytes: &[u8], to: u64, stream: CUstream) -> Result<(), DeviceError> {
         let half_bytes = self.memory.len() / 2;
         let mut done = 0;
@@ -86,7 +86,7 @@ impl Ring {
         Ok(())
     }
 
-    /// Goes on with the other half.
+    /// Continues with the other half.
     fn turn(&mut self, stream: CUstream) -> Result<(), DeviceError> {
         self.passed[self.half].mark(stream)?;
         self.half = 1 - self.half;
@@ -95,7 +95,7 @@ impl Ring {
     }
 }
 
-/// A point in a stream, which is marked again and again.
+/// A point in a stream that can be marked repeatedly.
 struct Passed(CUevent);
 
 impl Passed {
@@ -108,7 +108,7 @@ impl Passed {
         unsafe { result::event::record(self.0, stream).map_err(Into::into) }
     }
 
-    /// Returns at once where nothing was marked.
+    /// Returns at once if nothing was marked.
     fn wait(&self) -> Result<(), DeviceError> {
         // SAFETY: the event is alive.
         unsafe { result::event::synchronize(self.0).map_err(Into::into) }

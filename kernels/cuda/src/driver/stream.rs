@@ -16,7 +16,7 @@ use crate::repeats::{Repeat, Repeats};
 use crate::runner::{Accelerator, Runner};
 use crate::team::Buffer;
 
-/// Bytes that pass through pinned memory at once: small writes of many layers, or large ones at the speed of the bus.
+/// Size of the pinned staging memory: small writes of many layers, or large ones at bus speed.
 const RING_BYTES: usize = 16 << 20;
 const READ_BYTES: usize = 4 << 20;
 /// A graph with fewer launches saves nothing.
@@ -31,10 +31,10 @@ pub struct DeviceStream {
     read: Mutex<Pinned>,
     /// Memory that the rank allocated.
     allocated: Mutex<Vec<DeviceBuffer>>,
-    /// Of a rank that meets no other: a graph may take memory when it is made, which must not wait for kernels that
-    /// wait for this rank.
+    /// Set for a rank that waits for no other: creating a graph may allocate, which must not wait for kernels that wait
+    /// for this rank.
     graphs: Option<Mutex<Repeats<Graph>>>,
-    /// Where the stream is its own.
+    /// Set if the stream is owned.
     own: Option<Stream>,
     /// Memory that the ranks of this GPU share.
     shared: Option<Arc<UnitMemory>>,
@@ -47,13 +47,13 @@ unsafe impl Send for DeviceStream {}
 unsafe impl Sync for DeviceStream {}
 
 impl DeviceStream {
-    /// Of a GPU, with as many blocks for each collective as all other ranks have.
+    /// The caller's stream on a GPU, with `blocks` blocks for each collective; all other ranks must use as many.
     ///
     /// # Errors
-    /// A driver that refuses.
+    /// The driver refuses the call.
     ///
     /// # Safety
-    /// `stream` is one of the GPU as long as the value is there.
+    /// `stream` belongs to the GPU as long as the value lives.
     pub unsafe fn new(device: Arc<Device>, stream: *mut c_void, blocks: u32) -> Result<Self, DeviceError> {
         device.bind()?;
         Ok(Self {
@@ -70,10 +70,10 @@ impl DeviceStream {
         })
     }
 
-    /// A rank's work on a new stream, which waits for no other, with `blocks` blocks for each collective.
+    /// A rank's work on a new, independent stream, with `blocks` blocks for each collective.
     ///
     /// # Errors
-    /// A driver that refuses.
+    /// The driver refuses the call.
     pub fn of(device: Arc<Device>, blocks: u32) -> Result<Self, DeviceError> {
         device.bind()?;
         let own = Stream::new()?;
@@ -83,7 +83,7 @@ impl DeviceStream {
         Ok(new)
     }
 
-    /// Keeps memory that other ranks reach as long as this one is there.
+    /// Keeps memory that other ranks reach alive as long as this value.
     pub(super) fn sharing(mut self, memory: Arc<UnitMemory>) -> Self {
         self.shared = Some(memory);
         self
@@ -95,7 +95,7 @@ impl DeviceStream {
         self
     }
 
-    /// The word, for the rank's team.
+    /// The report word, for the rank's team.
     pub fn word(&self) -> Buffer {
         self.word.buffers()[0]
     }
@@ -116,8 +116,8 @@ impl Runner for DeviceStream {
         self.bound(|| unsafe { self.device.launch(launch, self.stream) })
     }
 
-    /// Through pinned memory: from any other the driver may first wait for the stream, whose kernels may be waiting for
-    /// ranks that wait for this one.
+    /// Copies through pinned memory: from other memory the driver may first wait for the stream, whose kernels may be
+    /// waiting for ranks that wait for this one.
     unsafe fn write(&self, bytes: &[u8], to: Buffer) -> Result<(), String> {
         // SAFETY: the caller's promise.
         self.bound(|| unsafe { locked(&self.ring).copy(bytes, to.address, self.stream) })
@@ -187,7 +187,7 @@ impl Accelerator for DeviceStream {
 }
 
 impl Drop for DeviceStream {
-    /// Memory is the GPU's until the stream has passed it. After a trap the context is gone, and all of it with it.
+    /// The GPU uses the memory until the stream has passed it. After a trap the context is gone, and all of it with it.
     fn drop(&mut self) {
         if self.device.bind().is_ok() {
             // SAFETY: the stream is alive, by the promise of `new`.

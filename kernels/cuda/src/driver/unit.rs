@@ -1,8 +1,8 @@
 //! Several ranks of one process on one GPU: a stream for each, and memory that all of them reach.
 //!
 //! Kernels of a collective wait for those of the other ranks. Meanwhile the GPU must not need anything that waits for
-//! them in turn: so memory is taken and kernels are loaded before ranks meet, each stream is its own, and the waiting
-//! blocks leave room for a rank that still computes.
+//! them in turn: memory is allocated and kernels are loaded before the first collective, every rank has its own stream,
+//! and the waiting blocks leave room for a rank that still computes.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use crate::params::{COLLECTIVE_THREADS, MAX_BLOCKS, MAX_LOCAL, NORM_THREADS, SIG
 use crate::team::{Buffer, Team, in_range};
 use crate::unit::{Room, UnitRank};
 
-/// Waiting blocks take at most one of so many slots of each multiprocessor.
+/// Waiting blocks take at most 1 / `WAITING_SHARE` of the slots of each multiprocessor.
 const WAITING_SHARE: u32 = 4;
 
 /// The kernels of [`PeerMemory`](crate::unit::PeerMemory)'s calls and of a switch, whose blocks wait for other ranks.
@@ -28,7 +28,7 @@ pub struct DeviceUnit {
     device: Arc<Device>,
 }
 
-/// Memory that ranks reach from one another.
+/// Memory of the ranks that the other ranks reach.
 pub(super) struct UnitMemory {
     buffers: Vec<DeviceBuffer>,
     device: Arc<Device>,
@@ -36,7 +36,7 @@ pub(super) struct UnitMemory {
 
 impl Drop for UnitMemory {
     fn drop(&mut self) {
-        // Where that fails the context is gone, and its memory with it.
+        // If that fails the context is gone, and its memory with it.
         if self.device.bind().is_ok() {
             self.buffers.clear();
         }
@@ -49,10 +49,10 @@ unsafe impl Send for UnitMemory {}
 unsafe impl Sync for UnitMemory {}
 
 impl DeviceUnit {
-    /// Opens a GPU by its ordinal, with all kernels; `kept` as [`Device::open_with`] has it.
+    /// Opens a GPU by its ordinal, with all kernels; `kept` is the cache folder of [`Device::open_with`].
     ///
     /// # Errors
-    /// As for [`Device::open_with`].
+    /// Those of [`Device::open_with`].
     pub fn open(ordinal: usize, kept: Option<&Path>) -> Result<Self, DeviceError> {
         let device = Arc::new(Device::open_with(ordinal, kept)?);
         device.bind()?;
@@ -65,21 +65,21 @@ impl DeviceUnit {
         &self.device
     }
 
-    /// Bytes that are free, and all that it has.
+    /// Free bytes, and the total.
     ///
     /// # Errors
-    /// A driver that refuses.
+    /// The driver refuses the call.
     pub fn memory(&self) -> Result<(u64, u64), DeviceError> {
         self.device.bind()?;
         let (free, all) = result::mem_get_info()?;
         Ok((free as u64, all as u64))
     }
 
-    /// All ranks of a unit, with the memory of their collectives. A kernel waits for another rank for `timeout` at
-    /// most.
+    /// All ranks of a unit, with the memory of their collectives. A kernel waits for another rank for at most
+    /// `timeout`.
     ///
     /// # Errors
-    /// More ranks than the GPU can run at once, too little memory, a driver that refuses.
+    /// More ranks than the GPU can run at once, too little memory, or the driver refuses the call.
     pub fn ranks(&self, room: &Room, timeout: Duration) -> Result<Vec<UnitRank>, DeviceError> {
         self.device.bind()?;
         let ranks = in_range("ranks on a GPU", room.ranks as u64, 1, MAX_LOCAL as u64)?;
@@ -109,15 +109,15 @@ impl DeviceUnit {
     }
 }
 
-/// Blocks of each rank, so that those of all ranks wait in `1 / WAITING_SHARE` of the slots at most.
+/// Blocks of each rank such that those of all ranks occupy at most `1 / WAITING_SHARE` of the slots.
 fn blocks_of_a_rank(slots: u32, ranks: u32, threads: u32) -> u32 {
     // The fused norm has as many threads in smaller blocks.
     slots / WAITING_SHARE / ranks / (COLLECTIVE_THREADS / threads)
 }
 
 impl Device {
-    /// Blocks of each of these ranks in a collective. All of them may be waiting when the last rank still computes what
-    /// they wait for: its kernels need the other slots.
+    /// Blocks of each of these ranks in a collective. All of them may be waiting while the last rank still computes
+    /// their input: its kernels need the other slots.
     fn waiting_blocks(&self, ranks: u32) -> Result<u32, DeviceError> {
         let mut fewest = MAX_BLOCKS;
         for (&kernel, function) in &self.functions {
@@ -136,7 +136,7 @@ impl Device {
         Ok(fewest)
     }
 
-    /// Takes the memory of the kernels' own arrays now: the driver waits for the whole GPU when it takes more.
+    /// Allocates the kernels' local memory now: growing it later makes the driver wait for the whole GPU.
     fn reserve_local_memory(&self) -> Result<(), DeviceError> {
         let attribute = CUfunction_attribute::CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES;
         let mut most = 0usize;
@@ -163,7 +163,7 @@ mod tests {
 
     #[test]
     fn waiting_blocks_of_all_ranks_fill_a_quarter_of_the_slots_at_most() {
-        // An H100's multiprocessors, with as many blocks of each on one as registers allow.
+        // An H100's multiprocessors, with as many blocks per multiprocessor as registers allow.
         for (resident, threads) in [(1, 512), (2, 512), (4, 512), (2, 256), (8, 256)] {
             let slots = 132 * resident;
             for ranks in 1..=MAX_LOCAL as u32 {

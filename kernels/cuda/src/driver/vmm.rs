@@ -1,5 +1,5 @@
-//! [`VirtualMemory`] by the driver: `cuMem*` and `cuMulticast*`. Handles go to other
-//! processes as file descriptors.
+//! [`VirtualMemory`] by the driver: `cuMem*` and `cuMulticast*`. Handles are passed to other processes as file
+//! descriptors.
 
 use std::ffi::c_void;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
@@ -16,7 +16,7 @@ use crate::vmm::{Addresses, Handle, Handles, VirtualMemory};
 
 const FILE: CUmemAllocationHandleType = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
 
-// CUDA exists on machines with 64 bits alone, where every size fits.
+// CUDA exists only on 64-bit machines, where every size fits.
 const _: () = assert!(size_of::<usize>() == size_of::<u64>());
 
 impl Device {
@@ -60,7 +60,7 @@ impl Handles for Device {
                 }
                 Some(devices) => {
                     let best = CUmulticastGranularity_flags::CU_MULTICAST_GRANULARITY_RECOMMENDED;
-                    // The call requires a size, too; any will do.
+                    // The call also requires a size; any will do.
                     sys::cuMulticastGetGranularity(&raw mut unit, &object(devices, 1 << 21), best).result()?;
                 }
             }
@@ -88,7 +88,7 @@ impl Handles for Device {
 
     fn import(&self, file: BorrowedFd<'_>) -> Result<Handle, DriverError> {
         let mut handle = 0;
-        // The descriptor goes in place of a pointer.
+        // The descriptor is passed in place of a pointer.
         let number = std::ptr::without_provenance_mut::<c_void>(file.as_raw_fd() as usize);
         // SAFETY: the handle outlives the call; a descriptor of anything else is refused.
         unsafe { sys::cuMemImportFromShareableHandle(&raw mut handle, number, FILE) }.result()?;

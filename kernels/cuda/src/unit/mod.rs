@@ -1,9 +1,9 @@
-//! The collectives of [`semmoe_kernels::collectives`] over rows in GPU memory: what a compute backend on a GPU calls.
+//! The collectives of [`semmoe_kernels::collectives`] over rows in GPU memory, for a compute backend on a GPU.
 //!
-//! Labels, splits and plans are the host's, as the host has to know how many rows come: they go over a [`Lockstep`], in
-//! the same messages as elsewhere, without rows. So ranks agree on a call, or learn of a lost one, before anything is
-//! launched. Rows then move on the rank's stream, between GPUs that have mapped each other ([`PeerMemory`]) or over
-//! NCCL ([`Hosts`](crate::hosts::Hosts)).
+//! The host has labels, splits and plans, because it must know how many rows will arrive: they travel over a
+//! [`Lockstep`], in the same messages as elsewhere, without rows. Ranks therefore agree on a call, or learn of a lost
+//! rank, before anything is launched. Rows then move on the rank's stream, between GPUs that have mapped each other
+//! ([`PeerMemory`]) or over NCCL ([`Hosts`](crate::hosts::Hosts)).
 
 mod mover;
 mod peers;
@@ -22,10 +22,10 @@ pub use space::{DeviceReceived, DeviceRows, Gpu};
 
 use crate::calls::Rows;
 
-/// One rank's end over messages of the host and memory of its GPU.
+/// One rank's end: messages on the host, rows in its GPU's memory.
 #[derive(Debug)]
 pub struct DeviceCollectives<L, M, T> {
-    /// Everything but the rows: its own have no columns.
+    /// Everything but the rows: its own rows have no columns.
     unit: RowCollectives<L, PrivateMemory<T>, T>,
     mover: M,
     /// Elements of the last part.
@@ -48,7 +48,7 @@ fn rows_of<T: Element>(tokens: usize, hidden: usize) -> Rows {
 }
 
 impl Sent {
-    /// As the plan has it, with the rows that came from each rank.
+    /// Sets the plan, with the number of rows received from each rank.
     fn set(&mut self, plan: &DispatchPlan, hidden: usize, received: impl Iterator<Item = u32>) {
         let ranks = plan.ranks();
         (self.hidden, self.tokens) = (hidden, plan.tokens());
@@ -73,7 +73,7 @@ impl Sent {
 }
 
 impl<L: Lockstep, M: RowMover<T>, T: Element> DeviceCollectives<L, M, T> {
-    /// Joins messages and rows of one rank, both of the same ranks.
+    /// Combines the messages and rows of one rank; both must be for the same ranks.
     pub fn new(link: L, mover: M) -> Self {
         let memory = PrivateMemory::new(link.rank());
         Self { unit: RowCollectives::new(link, memory), mover, part: 0, sent: Sent::default() }
@@ -105,7 +105,7 @@ impl<L: Lockstep, M: RowMover<T>, T: Element> DeviceCollectives<L, M, T> {
         Ok(DeviceRows::of(buffer))
     }
 
-    /// Whether a kernel of an earlier call stopped, which the driver says of all that comes after it.
+    /// Checks whether a kernel of an earlier call stopped, which the driver reports for every later call.
     fn check_stopped(&self) -> Result<(), UnitError> {
         let Some(stopped) = self.mover.stopped() else { return Ok(()) };
         Err(match stopped.late() {

@@ -15,16 +15,16 @@ use crate::team::{Buffer, Team};
 pub enum Region {
     /// The partial sums of a reduce-scatter, or the rows of a dispatch.
     Rows,
-    /// The sums that [`combine`](RowMover::combine) brings home.
+    /// The sums that [`combine`](RowMover::combine) returns.
     Sums,
 }
 
-/// n tokens of all ranks, and where they go.
+/// n tokens of all ranks, and their split.
 #[derive(Clone, Copy, Debug)]
 pub struct SplitRows<'a> {
     /// n, H
     pub rows: Rows,
-    /// Which rank has which.
+    /// Which rank has which rows.
     pub split: RowSplit<'a>,
 }
 
@@ -41,19 +41,19 @@ pub struct SentRows<'a> {
     pub received: &'a [u32],
 }
 
-/// One rank's end of what carries rows of T. Lengths have been checked, and every rank makes the same call. Nothing
-/// waits for the GPU: results are there when the rank's stream has passed the call.
+/// One rank's end of a transport for rows of T. Lengths have been checked, and every rank makes the same call. Nothing
+/// waits for the GPU: results are ready when the rank's stream has passed the call.
 pub trait RowMover<T: Element>: Send {
-    /// All of a region.
+    /// The whole region.
     fn region(&self, region: Region) -> Buffer;
 
     /// The status that stopped a kernel, if any did.
     fn stopped(&self) -> Option<Stopped>;
 
-    /// From [`Region::Rows`] of all ranks.
+    /// Reduces [`Region::Rows`] of all ranks.
     ///
     /// # Errors
-    /// As listed in [`MoveError`].
+    /// See [`MoveError`].
     fn reduce_scatter(
         &mut self,
         call: SplitRows<'_>,
@@ -64,7 +64,7 @@ pub trait RowMover<T: Element>: Send {
     /// `own` is `[m, H]`, `out` `[n, H]`.
     ///
     /// # Errors
-    /// As listed in [`MoveError`].
+    /// See [`MoveError`].
     fn allgather(
         &mut self,
         call: SplitRows<'_>,
@@ -72,23 +72,23 @@ pub trait RowMover<T: Element>: Send {
         out: DeviceRows<'_, T>,
     ) -> Result<(), MoveError>;
 
-    /// Into [`Region::Rows`] of the ranks that get rows of `x`.
+    /// Copies rows of `x` into [`Region::Rows`] of their ranks.
     ///
     /// # Errors
-    /// As listed in [`MoveError`].
+    /// See [`MoveError`].
     fn dispatch(&mut self, call: SentRows<'_>, x: DeviceRows<'_, T>) -> Result<(), MoveError>;
 
-    /// From [`Region::Sums`] of the ranks that got rows in the last dispatch, the same `call`.
+    /// Reduces [`Region::Sums`] of the ranks that received rows in the last dispatch, with the same `call`.
     ///
     /// # Errors
-    /// As listed in [`MoveError`].
+    /// See [`MoveError`].
     fn combine(&mut self, call: SentRows<'_>, out: DeviceRows<'_, T>) -> Result<(), MoveError>;
 }
 
 /// Why rows could not be moved.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum MoveError {
-    /// A call that was refused before its launch; memory that is too small.
+    /// A call refused before its launch, or memory that is too small.
     #[error(transparent)]
     Launch(#[from] LaunchError),
     /// The driver's own words.
@@ -104,7 +104,7 @@ pub enum MoveError {
 pub struct Room {
     /// P
     pub ranks: usize,
-    /// The most rows of a part, and that a dispatch brings to a rank.
+    /// Maximum rows of a part, and of a dispatch to one rank.
     pub rows: usize,
     /// H
     pub hidden: usize,
@@ -134,10 +134,10 @@ impl Room {
     }
 }
 
-/// Parts of one allocation begin at multiples of it.
+/// Alignment of the parts of one allocation.
 const PART_ALIGNMENT: u64 = 256;
 
-/// Bytes of all parts, one behind the other.
+/// Bytes of all parts, with padding.
 pub(crate) fn padded(sizes: &[u64]) -> u64 {
     sizes.iter().map(|bytes| bytes.next_multiple_of(PART_ALIGNMENT)).sum()
 }
@@ -170,7 +170,7 @@ pub(crate) struct Stream<R> {
     pub(crate) runner: R,
     permutation: Buffer,
     offsets: Buffer,
-    /// As they were written, or as the kernel of the dispatch left them.
+    /// As written, or as the dispatch kernel left them.
     pub(crate) places: Buffer,
 }
 
@@ -182,7 +182,7 @@ impl<R: Runner> Stream<R> {
         Ok(Self { runner, permutation, offsets, places })
     }
 
-    /// Writes numbers into memory of this rank's, and says where they are.
+    /// Writes numbers into this rank's memory, and returns their buffer.
     ///
     /// # Safety
     /// `to` is memory of this GPU.
@@ -201,7 +201,7 @@ impl<R: Runner> Stream<R> {
         Ok([Buffer { bytes: bytes.len() as u64, ..to }])
     }
 
-    /// The order of a split; `None` where the tokens have their own.
+    /// The order of a split; `None` if tokens keep their own.
     pub(crate) fn permutation(&self, split: RowSplit<'_>) -> Result<Option<[Buffer; 1]>, MoveError> {
         // SAFETY: the scratch is this rank's.
         split.permutation().map(|order| unsafe { self.write("a permutation", order, self.permutation) }).transpose()
@@ -229,7 +229,7 @@ impl<R: Runner> Stream<R> {
         unsafe { self.runner.launch(launch) }.map_err(MoveError::Device)
     }
 
-    /// Into all rows of `out`, with the norm, if there is one.
+    /// Reduces into all rows of `out`, with the norm, if any.
     pub(crate) fn reduce_scatter<T: Element>(
         &self,
         team: &Team,

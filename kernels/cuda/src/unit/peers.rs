@@ -16,9 +16,9 @@ use crate::team::{Buffer, Team, count};
 
 /// One of several ranks that share a GPU, before its first call.
 pub struct UnitRank {
-    /// Its stream, which keeps the memory of all of them.
+    /// Its stream, which keeps the memory of all ranks alive.
     pub runner: Arc<dyn Accelerator + Sync>,
-    /// It and the others.
+    /// The team of all ranks.
     pub team: Team,
     /// `[P]`: each rank's symmetric memory.
     pub symmetric: Vec<Buffer>,
@@ -30,13 +30,13 @@ pub struct UnitRank {
 pub struct PeerMemory<R> {
     team: Team,
     stream: Stream<R>,
-    /// The rank's regions, and what the kernel of a dispatch writes beside the rows: by rank.
+    /// The rank's regions, and what the dispatch kernel writes beside the rows: by rank.
     parts: [Vec<Buffer>; 5],
-    /// Counts of a dispatch, which are the end of this rank's signals.
+    /// Counts of a dispatch, which are at the end of this rank's signals.
     counts: Buffer,
-    /// Where the sources' rows begin, which the host knows as well.
+    /// Where the sources' rows begin; the host knows this too.
     source_offsets: Buffer,
-    /// The experts of tokens without any: labels and weights are the host's.
+    /// Experts of tokens without any: the host has labels and weights.
     no_experts: Buffer,
 }
 
@@ -90,7 +90,7 @@ impl<R: Runner> PeerMemory<R> {
         Ok(Self { team, stream, parts, counts, source_offsets, no_experts })
     }
 
-    /// Whether all rows are its own: then all tokens are sent to itself, in their order.
+    /// Whether all rows are its own: it then sends all tokens to itself, in order.
     fn is_alone(&self) -> bool {
         self.team.ranks() == 1
     }
@@ -106,7 +106,7 @@ impl<R: Runner> PeerMemory<R> {
         }
     }
 
-    /// Rows of `row_bytes` bytes that every rank has room for.
+    /// Rows of `row_bytes` that every rank has room for.
     fn capacity(&self, row_bytes: u64) -> u64 {
         let [rows, _, tokens, ..] = self.parts.each_ref().map(|of| of.first().map_or(0, |part| part.bytes));
         (tokens / 4).min(rows / row_bytes.max(1))

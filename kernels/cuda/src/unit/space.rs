@@ -22,8 +22,8 @@ impl<T: Element> DeviceRows<'_, T> {
     /// `len` elements from `address` on, a multiple of [`ELEMENT_ALIGNMENT`](crate::ELEMENT_ALIGNMENT).
     ///
     /// # Safety
-    /// They are memory of this rank's GPU until the rank's stream has passed every call that is given them. Where a
-    /// call writes them, nothing else uses them meanwhile; where it reads them, nothing else writes them.
+    /// They are memory of this rank's GPU until the rank's stream has passed every call that uses them. If a call
+    /// writes them, nothing else uses them meanwhile; if it reads them, nothing else writes them.
     pub unsafe fn new(address: u64, len: usize) -> Self {
         Self::of(Buffer { address, bytes: (len * size_of::<T>()) as u64 })
     }
@@ -32,7 +32,7 @@ impl<T: Element> DeviceRows<'_, T> {
         Self { buffer, memory: PhantomData }
     }
 
-    /// Where they are; null if there are none.
+    /// Their buffer; null if there are none.
     pub fn buffer(&self) -> Buffer {
         if self.is_empty() { Buffer::default() } else { self.buffer }
     }
@@ -48,7 +48,7 @@ impl<T: Element> DeviceRows<'_, T> {
     }
 }
 
-/// `[R, H]`: rows of a dispatch, one behind the other.
+/// `[R, H]`: rows of a dispatch, contiguous.
 #[derive(Debug)]
 pub struct DeviceReceived<'a, T> {
     /// Their elements.

@@ -1,4 +1,4 @@
-//! A driver that only keeps books: what is made must be undone, in the right order, at every failure.
+//! A driver that only keeps books: everything created must be undone, in the right order, at every failure.
 
 use std::cell::{Cell, RefCell};
 use std::fs::File;
@@ -13,7 +13,7 @@ const MULTICAST_UNIT: u64 = 32 << 20;
 #[derive(Default)]
 struct Books {
     calls: RefCell<Vec<String>>,
-    /// The number of the call that is refused, from 1 on; 0: none.
+    /// The number of the call to refuse, counted from 1; 0: none.
     refuses: Cell<usize>,
     no_multicast: bool,
     odd_unit: Cell<u64>,
@@ -34,7 +34,7 @@ impl Books {
         Ok(self.next.get())
     }
 
-    /// Resources created and not released: of each pair of calls, one for one.
+    /// Resources created and not released, paired by kind of call.
     fn left(&self) -> Vec<String> {
         let calls = self.calls.borrow();
         let refused = self.refuses.get();
@@ -119,7 +119,7 @@ impl VirtualMemory for Books {
     }
 }
 
-/// Everything that a rank does: own memory, a multicast object, binding.
+/// Everything a rank does: own memory, a multicast object, binding.
 fn all_of_it(driver: &Books) -> Result<(), VmmError> {
     let memory = Memory::new(driver, 5 << 20, Some(4))?;
     assert_eq!(memory.buffer().bytes, MULTICAST_UNIT);
@@ -141,7 +141,7 @@ fn what_was_made_is_undone_whichever_call_is_refused() {
     assert_eq!(driver.left(), [""; 0]);
     let undone = ["unmap", "free", "unbind", "release", "unmap", "free", "release", "unmap", "free", "release"];
     assert_eq!(driver.names()[driver.names().len() - undone.len()..], undone);
-    // Up to the first call that undoes: nothing else can fail.
+    // Up to the first undoing call: nothing else can fail.
     let calls = driver.names().iter().position(|name| name == "unmap").unwrap();
     assert_eq!(calls, 19);
     for refused in 1..=calls {
@@ -217,7 +217,7 @@ fn a_gpu_without_multicast_says_so() {
     assert!(Memory::new(&driver, 100, None).is_ok());
 }
 
-/// A bind that the driver refused can be tried again, as when another rank was late.
+/// A bind that the driver refused can be retried, as when another rank was late.
 #[test]
 fn a_refused_bind_can_be_tried_again() {
     let driver = Books::default();
