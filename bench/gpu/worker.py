@@ -98,7 +98,7 @@ def byte_tokens():
 
 
 def make(folder, seed, wanted):
-    """A checkpoint in FOLDER/DTYPE for each SIZE:DTYPE, with a line as soon as it is there."""
+    """Writes a checkpoint to FOLDER/DTYPE for each SIZE:DTYPE, and prints a line when it is complete."""
     try:
         import torch
     except ImportError:
@@ -144,7 +144,7 @@ def copy_gb_per_s(torch):
 
 
 def transformers(folder, prompt, new, batches):
-    """A line for each batch, as soon as it is there: with the library's own choice of kernels for experts, then with its plain loop."""
+    """Prints a line per batch: with the library's own choice of kernels for experts, then with its plain loop."""
     import torch
     import transformers as library
     begun, where = time.monotonic(), "cuda" if torch.cuda.is_available() else "cpu"
@@ -441,7 +441,7 @@ class Lab:
         lines = [json.loads(line) for line in printed.splitlines() if line.startswith("{")]
         rows = lines[1:]
         said = {**(lines[0] if lines else {}), "batches": [row for row in rows if "experts" not in row], "loop": [row for row in rows if "experts" in row]}
-        # The plain loop is only looked at where there is time for it.
+        # The plain loop is only measured if there is time for it.
         if len(said["batches"]) == len(BATCHES):
             return {**said, "passed": True}
         if self.dry and "No module named" in reason:

@@ -44,7 +44,7 @@ impl Fitted {
         for regime in &found.regimes {
             regime.constants.check()?;
             if Dtype::of(&regime.weights).is_none() {
-                let cause = format!("{} is no type of weights", regime.weights);
+                let cause = format!("{} is not a type of weights", regime.weights);
                 return Err(PlanError::Syntax { file: file.to_owned(), format: FORMAT, cause });
             }
         }

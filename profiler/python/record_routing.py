@@ -85,7 +85,7 @@ def run(arguments):
 
 
 def one(recorder, tokenizer, text, arguments):
-    """What a prompt gave, as it stands in the journal."""
+    """A prompt's result, as recorded in the journal."""
     try:
         ids = encode(tokenizer, text)[: arguments.max_prompt_tokens]
         tokens, experts = recorder.record(ids, arguments.max_tokens)
@@ -95,7 +95,7 @@ def one(recorder, tokenizer, text, arguments):
 
 
 class Journal:
-    """OUT.partial: what was recorded so far, a line for each prompt, so that a recording that ended early goes on."""
+    """OUT.partial: the recording so far, one line per prompt, so that an interrupted recording can be resumed."""
 
     def __init__(self, arguments, model, shape):
         self.path, self.entries = pathlib.Path(f"{arguments.out}.partial"), {}

@@ -299,7 +299,7 @@ def span(shape, strides):
 
 
 def named(root, limit):
-    """The arrays of a value by their paths. `limit` bounds how many values are looked at: values may hold each other again and again."""
+    """The arrays of a value by their paths. `limit` bounds how many values are visited, because values may be nested repeatedly."""
     found, left, left_of_names = {}, limit, MAX_HEADER
 
     def visit(value, path):

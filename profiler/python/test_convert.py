@@ -324,7 +324,7 @@ class Pickles(Case):
                 taken = tracemalloc.get_traced_memory()[1]
                 tracemalloc.stop()
                 self.assertLessEqual(taken, 64 * len(whole) + (4 << 20), (piece, len(whole)))
-        # Announced sizes are not believed.
+        # Announced sizes are not trusted.
         for hostile in (
             b"X\xff\xff\xff\x7f", b"B\xff\xff\xff\x7f", b"\x96" + b"\xff" * 7 + b"\x00", b"Nr\xff\xff\xff\x0f",
             tensor(storage("LongStorage", 1), 0, numbers(2**40), numbers(0)), storage("DoubleStorage", 2**50),

@@ -240,7 +240,7 @@ pub(crate) fn evaluate_solved(
         }
         (EvalInput::Trace(trace), Attention::Dp, _) => eval_requests::judge(tables, &hosts, trace, options)?,
         (EvalInput::Profile(_), _, Some(_)) => {
-            return refused("a profile", "its counts do not say which tokens come together");
+            return refused("a profile", "its counts do not show which tokens occur together");
         }
         (EvalInput::Profile(profile), _, None) => eval_tokens::judge_profile(tables, &hosts, profile),
     };

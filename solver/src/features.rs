@@ -28,7 +28,7 @@ use Feature::{
 const EXCLUSIONS: &[(Feature, Feature, &str)] = &[
     (RedundantSlots, AttentionTp, "its tokens are labelled with one group, and an expert with replicas has several"),
     (RedundantSlots, ObjectiveRanks, "its search knows one group of each expert"),
-    (GivenPlacement, RedundantSlots, "its replicas are those that it has"),
+    (GivenPlacement, RedundantSlots, "its replicas are fixed"),
     (GivenPlacement, ObjectiveRanks, "its search moves experts"),
     (GivenPlacement, WarmStart, "its experts never move"),
     (GivenPlacement, GatingGroups, "its experts never move"),

@@ -60,7 +60,7 @@ proptest! {
             prop_assert!(Some(limited.value.gain) <= brute_force(&layer(cap)));
         }
         let again = layer(cap).candidate(replicate_within(&layer(cap), Some(&limited.holders), &|| false));
-        prop_assert!(!limited.value.beats(&again.value), "what is there is never given up for something worse");
+        prop_assert!(!limited.value.beats(&again.value), "the current result is never replaced by a worse one");
     }
 
     #[test]

@@ -173,7 +173,7 @@ fn proof(
     match options.bounds {
         Some(_) if report.stopped => none("the solve was ended early"),
         Some(_) if problems.iter().any(|problem| problem.experts > MAX_BOUNDED_EXPERTS) => {
-            none("the bounds are too much work for so many experts of a layer")
+            none("the bounds are too expensive for this many experts per layer")
         }
         Some(_) if report.redundant > 0 => none("the bounds do not cover replicas"),
         Some(_) if report.padding > 0.0 && options.placement.is_some() => {
@@ -181,7 +181,7 @@ fn proof(
         }
         Some(_) => problem_bounds(problems, options, go_on)
             .ok_or_else(|| "the solve was ended before they were found".to_owned()),
-        None => none("not asked for"),
+        None => none("not requested"),
     }
 }
 

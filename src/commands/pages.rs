@@ -43,7 +43,7 @@ pub(crate) fn evaluation(tables: &Tables, judged: &Judged<'_>) -> Sheet {
     let curves: String =
         curves.iter().filter_map(|(of, curve)| curve.as_ref().map(|curve| calibration(of, curve))).collect();
     if !curves.is_empty() {
-        sections.push(("Whether T's shares come true", curves));
+        sections.push(("Calibration of T's shares", curves));
     }
     let facts = vec![
         ("tables", format!("{}, {} groups, digest {}", tables.attention(), tables.groups(), tables.digest())),
@@ -117,7 +117,7 @@ fn sureness(tables: &Tables) -> String {
     let most = counts.iter().copied().max().unwrap_or(0) as f64;
     format!(
         "<p>The share of its activations that a token is expected to find on its likeliest rank, of all tokens of the vocabulary; 1/{} \
-         is no preference. Nothing is known of {unknown} tokens.</p>\n{}",
+         is no preference. Nothing is known about {unknown} tokens.</p>\n{}",
         tables.dp_ranks(),
         bars("Histogram of the greatest share of tokens", &all, most, None)
     )
@@ -207,9 +207,9 @@ fn calibration(of: &str, curve: &Reliability) -> String {
         );
     }
     svg.text(LEFT + SIDE / 2.0, TOP + SIDE + 40.0, "middle", "", "share that T predicts");
-    svg.upright(16.0, TOP + SIDE / 2.0, "share that came true");
+    svg.upright(16.0, TOP + SIDE / 2.0, "observed share");
     format!(
-        "<p>Of {of}: expected calibration error {:.4} over {} predictions. On the dashed line they come true exactly.</p>\n{}",
+        "<p>Of {of}: expected calibration error {:.4} over {} predictions. On the dashed line predictions are exact.</p>\n{}",
         curve.expected_calibration_error,
         curve.count,
         svg.finish(&format!("Predicted against observed shares of {of}"))

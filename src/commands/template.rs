@@ -119,7 +119,7 @@ fn preparation(engine: &str) -> Result<&'static Preparation, CliError> {
     let engine: Engine = name.parse().map_err(|error| CliError::input(format!("--engine: {error}")))?;
     let numbers = version.map(|text| {
         let version = Version::parse(text).map(Version::numbers);
-        version.ok_or_else(|| CliError::input(format!("--engine: '{text}' is no version such as 0.32.0")))
+        version.ok_or_else(|| CliError::input(format!("--engine: '{text}' is not a version such as 0.32.0")))
     });
     Ok(Preparation::of(engine.name(), numbers.transpose()?))
 }

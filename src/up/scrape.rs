@@ -21,7 +21,7 @@ pub(crate) async fn page(client: &HttpClient, url: &BaseUrl) -> Result<String, C
 }
 
 fn no_sample(line: String) -> CliError {
-    CliError::failed(format!("the unit's /metrics has a line that is no sample: {line:?}"))
+    CliError::failed(format!("the unit's /metrics has a line that is not a sample: {line:?}"))
 }
 
 /// Counters of one unit, summed as the report needs them.

@@ -173,7 +173,7 @@ fn check_probs(ids: &[u16], shares: &[f16]) -> Result<(), (usize, String)> {
             return Err((label, "0 for an unused label".into()));
         }
         if label > 0 && share > shares[label - 1] {
-            return Err((label, format!("at most {}, as the best comes first", shares[label - 1])));
+            return Err((label, format!("at most {}, because the best is first", shares[label - 1])));
         }
         sum += f64::from(share);
         if sum > 1.0 + SUM_TOLERANCE {

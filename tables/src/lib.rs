@@ -54,7 +54,7 @@
 //! | `score` | rows of T summed over a prompt: one rule for the gateway, the solver and `evaluate` |
 
 #[cfg(target_endian = "big")]
-compile_error!("the formats are little-endian and their slices are lent as they lie in the file");
+compile_error!("the formats are little-endian and their slices are lent as they are in the file");
 
 #[macro_use]
 mod format_file;

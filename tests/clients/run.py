@@ -61,7 +61,7 @@ def curl(*arguments):
 
 def with_curl(base):
     if not shutil.which("curl"):
-        print("NOTICE: there is no curl, so it was not tried")
+        print("NOTICE: curl is missing, so it was not tried")
         return
     key = ("-H", f"Authorization: Bearer {KEY}")
     chat = {"model": engine.MODEL, "messages": [{"role": "user", "content": "What is Rust?"}]}

@@ -1,4 +1,4 @@
-"""The official `openai` package, LangChain and LiteLLM against `semmoe up`: BASE_URL MODEL. Run by run.py in the environment that it makes."""
+"""The official `openai` package, LangChain and LiteLLM against `semmoe up`: BASE_URL MODEL. run.py runs it in the environment it creates."""
 import asyncio, importlib.metadata, os, sys
 
 # Nothing is looked up elsewhere.

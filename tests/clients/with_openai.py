@@ -1,4 +1,4 @@
-"""The official `openai` package against a gateway: BASE_URL KEY. Run by run.py in the environment that it makes."""
+"""The official `openai` package against a gateway: BASE_URL KEY. run.py runs it in the environment it creates."""
 import asyncio, sys
 
 import openai

@@ -28,7 +28,7 @@ fn printed_lines_are_configuration() {
     assert!(key.len() >= 64, "{} characters", key.len());
     let again = hash(format!("{key}\n").as_bytes());
     let again = String::from_utf8(again.stdout).expect("UTF-8");
-    assert_eq!(again.trim().replace("team-b", "team-a"), line, "a line break is no part of the key");
+    assert_eq!(again.trim().replace("team-b", "team-a"), line, "a line break is not part of the key");
     let toml = format!(
         "[auth]\nkeys = [{line}]\n[[models]]\nname = \"m\"\npolicy = \"round_robin\"\n[[models.backends]]\nname = \"a\"\n\
          engine = \"sglang\"\nurl = \"http://127.0.0.1:1\"\n"

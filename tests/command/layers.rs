@@ -213,7 +213,7 @@ fn cuda_is_reached_by_its_feature_alone() {
         ["cudarc ", "semmoe-kernels-cuda "].map(|name| text.lines().any(|line| line.starts_with(name)))
     };
     assert_eq!(reached(&["--features", "cuda"]), [true; 2]);
-    assert_eq!(reached(&[]), [false; 2], "without it the command is as it was");
+    assert_eq!(reached(&[]), [false; 2], "without it the command is unchanged");
 }
 
 fn rust_files(folder: &std::path::Path) -> Vec<std::path::PathBuf> {

@@ -360,7 +360,7 @@ fn a_lost_rank_costs_no_request() {
     });
     served.stop();
     let [mut dead, living] = units;
-    assert_eq!(dead.wait(0), Some(3), "rank 0 of the dead unit exits by itself, for its supervisor to restart it");
+    assert_eq!(dead.wait(0), Some(3), "rank 0 of the dead unit exits on its own, so that its supervisor restarts it");
     living.stop();
 }
 

@@ -56,7 +56,7 @@ fn check_shows_the_gain_that_evaluate_predicts() {
         assert!((1.0..=1.2).contains(&number("affinity", sums)), "uneven: {report}");
     }
     for (at_a_time, most) in [("running_max_over_mean", 1.6), ("kv_max_over_mean", 2.5)] {
-        assert!((1.01..most).contains(&number("affinity", at_a_time)), "uneven, or not looked at: {report}");
+        assert!((1.01..most).contains(&number("affinity", at_a_time)), "uneven, or not checked: {report}");
     }
     assert!(number("affinity", "remote_bytes_per_token") < number("baseline", "remote_bytes_per_token"), "{report}");
     assert!(number("affinity", "tokens_per_second") > 0.0, "{report}");

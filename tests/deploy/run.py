@@ -67,7 +67,7 @@ def prometheus(folder):
 def unit(folder):
     tool = shutil.which("systemd-analyze")
     if not tool:
-        print("NOTICE: there is no systemd-analyze, so the unit was not checked")
+        print("NOTICE: systemd-analyze is missing, so the unit was not checked")
         return
     # The binary's place differs here; nothing else does. Manual pages need not be installed.
     text = (DEPLOY / "systemd/semmoe.service").read_text().replace("/usr/bin/semmoe", str(SEMMOE))
@@ -117,7 +117,7 @@ OF_OPERATORS = {"ServiceMonitor", "PrometheusRule"}
 
 
 def chart(folder):
-    """In the environment that has Helm's library: renders, and judges what came out."""
+    """Renders in the environment with Helm's library, and checks the result."""
     import helm_python, kubernetes_validate, yaml
 
     placement = files(folder)
@@ -162,7 +162,7 @@ class Demo:
         return re.sub(r"\b(172\.30\.77\.\d+|0\.0\.0\.0):\d+", self.address, str(self.files.get(word, word)))
 
     def start(self, name):
-        """Until it says that it is ready, or for a rank of which another one waits, at once."""
+        """Waits until it reports that it is ready; returns at once for a rank that another one waits for."""
         service = self.services[name]
         environment = {key: self.here(value) for key, value in service["environment"].items()}
         command = [str(SEMMOE), *map(self.here, service["command"])]
@@ -229,7 +229,7 @@ def replaced(chart):
 
 
 def refused(chart, error):
-    """Values that are wrong are no configuration, and none of them blocks the drain of a node."""
+    """Invalid values are refused, and no valid ones block the drain of a node."""
     engine = {"name": "a", "engine": "sglang", "url": "http://127.0.0.1:1"}
     model = {"name": "m", "engines": [engine]}
     models = [[], [{**model, "engines": [{"name": "a", "engine": "sglang"}]}], [{**model, "policy": "afinity"}], [{**model, "baseline": "shadows"}]]

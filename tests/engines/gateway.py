@@ -24,7 +24,7 @@ class Answer:
 
 
 def ask(url, method="GET", path="/", body=None, headers=None, timeout=300):
-    """One request; what goes wrong stands in the answer. A `body` that is text is sent as it is."""
+    """One request; errors are part of the answer. A `body` that is text is sent unchanged."""
     host = urllib.parse.urlsplit(url).netloc
     connection = http.client.HTTPConnection(host, timeout=timeout)
     headers = {**({"Content-Type": "application/json"} if body is not None else {}), **(headers or {})}
@@ -110,7 +110,7 @@ class Gateway:
         raise AssertionError(f"the gateway ended with {code}: {log}")
 
     def until(self, is_so, seconds, otherwise):
-        """Gives the seconds that it took."""
+        """Returns the seconds it took."""
         begun = time.monotonic()
         while not is_so():
             if time.monotonic() - begun > seconds:
@@ -158,7 +158,7 @@ class Worker:
     def __init__(self, semmoe, folder, tables):
         self.port, meet = launch.free_port(), launch.free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        # It goes by the name of its folder, which must be that of the tables' model.
+        # It is named after its folder, which must have the name of the tables' model.
         model = folder / launch.NAME
         if not model.is_dir():
             shutil.copytree(launch.MODEL, model)

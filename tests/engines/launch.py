@@ -22,7 +22,7 @@ OLDER_SPELLING = ["--tp-size", "2", "--dp-size", "2", "--enable-dp-attention", "
 
 
 def two_ranks(engine, version):
-    """`--attn-dp-size` came with SGLang 0.5.22."""
+    """`--attn-dp-size` exists since SGLang 0.5.22."""
     return OLDER_SPELLING if version == "0.5.16" else TWO_RANKS[engine]
 
 
@@ -44,7 +44,7 @@ def install(engine, version, cache):
 
 
 def free_port():
-    """Below the ports that the system hands out by itself: SGLang takes others at some distance from its own."""
+    """Below the system's ephemeral ports: SGLang uses further ports at some distance from its own."""
     while True:
         port = random.randrange(20_000, 31_000)
         with socket.socket() as listener:

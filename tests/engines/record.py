@@ -36,7 +36,7 @@ class Recorder:
         self.model = server.model
 
     def ask(self, name, method, path, body=None, headers=None, raw=None, content_type="application/json", cut=None):
-        """`raw` is sent as it stands. Gives the answer's body."""
+        """`raw` is sent unchanged. Returns the answer's body."""
         headers = dict(headers or {})
         payload = raw if raw is not None or body is None else json.dumps(body, separators=(",", ":"))
         if payload is not None and content_type:

@@ -109,7 +109,7 @@ class Generator:
         return '"' + "".join(out) + '"'
 
     def spelling(self, number, classes):
-        """A number as JSON; what is special about it is added to the classes."""
+        """A number as JSON; its special properties are added to the classes."""
         kind = self.random.randrange(16)
         plain = str(number)
         if kind < 5:
@@ -187,7 +187,7 @@ class Generator:
         return self.list(classes, self.random.choice([0, 0, 0, 1, 1, 2]))
 
     def body(self):
-        """Route, declared types, the whole body, its value there, and the classes of what is in it."""
+        """Route, declared types, the whole body, its value there, and the classes of its content."""
         (route, way, types), classes = self.random.choice(PLACES), set()
         value = self.value(classes, way[-1])
         body = value

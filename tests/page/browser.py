@@ -117,7 +117,7 @@ class Page:
         return found
 
     def loaded(self):
-        """Every address that the page asked for."""
+        """Every address that the page requested."""
         return [event["params"]["request"]["url"] for event in self.events if event["method"] == "Network.requestWillBeSent"]
 
     def close(self):

@@ -81,7 +81,7 @@ def use(page):
 
 
 def works(folder):
-    """Whether the browser draws an empty page here at all: one that does not is as good as none."""
+    """Whether the browser can draw even an empty page here; one that cannot is useless."""
     page = folder / "empty.html"
     page.write_text("<!doctype html><title>empty</title>")
     try:
@@ -147,4 +147,4 @@ with tempfile.TemporaryDirectory() as folder:
             alone.write_text(f"<!doctype html><meta charset=\"utf-8\">{style}{svg}")
             assert not (said := look(alone, shot, 600)), said
             check_picture(number, pixels(shot), page)
-print("page: ok" if looks else "NOTICE: there is no Chromium or Chrome that works, so only the text of the page was checked")
+print("page: ok" if looks else "NOTICE: no working Chromium or Chrome was found, so only the text of the page was checked")

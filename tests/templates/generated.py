@@ -48,7 +48,7 @@ class Writer:
         return self.one(*ATOMS).replace("_", " ")
 
     def part(self, depth):
-        """An expression that may stand inside another one."""
+        """An expression that may occur inside another one."""
         return f"({self.expression(depth)})" if depth > 0 else f"({self.atom()})"
 
     def expression(self, depth):

@@ -1,4 +1,4 @@
-"""Jinja2 as the `chat_template_utils` of Transformers sets it up, with a clock that stands."""
+"""Jinja2 as the `chat_template_utils` of Transformers sets it up, with a fixed clock."""
 import datetime, json
 
 import jinja2, jinja2.ext, jinja2.nodes, jinja2.sandbox, jinja2.utils

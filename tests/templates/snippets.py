@@ -343,7 +343,7 @@ def snippets():
 
 
 def split(expression):
-    """The parts between commas that stand in no bracket and no text."""
+    """The parts between commas outside brackets and strings."""
     parts, depth, quote, escaped, start = [], 0, None, False, 0
     for at, char in enumerate(expression):
         if quote:

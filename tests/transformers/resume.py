@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A recording of the hook that is killed goes on where it was, and gives the trace of one that was not: resume.py SEMMOE FOLDER."""
+"""A killed recording of the hook resumes where it stopped, and yields the trace of an uninterrupted one: resume.py SEMMOE FOLDER."""
 import contextlib, io, pathlib, re, subprocess, sys, time
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]

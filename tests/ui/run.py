@@ -74,7 +74,7 @@ def post(url, body, limit=30):
 
 
 def ask_on(base, model, stopped):
-    """Requests one after the other; those that meet the killed engine may fail."""
+    """Sequential requests; those that reach the killed engine may fail."""
     chance = random.Random(threading.get_ident())
     while not stopped.is_set():
         tokens = chance.randrange(4, 20)
@@ -197,7 +197,7 @@ def with_token(page, admin, config):
 
 
 def silent(page, status, path):
-    """Nothing stands in the console but what browsers say by themselves of refusals that were meant."""
+    """The console contains only the browsers' own messages about intended refusals."""
     meant = re.compile(rf"Failed to load resource: the server responded with a status of {status} .*{path}$")
     said = [line for line in page.complaints() if not meant.fullmatch(line)]
     assert not said, said
@@ -291,7 +291,7 @@ def lint(admin):
     """Prometheus' own linter on what was counted."""
     promtool = shutil.which("promtool")
     if not promtool:
-        print("NOTICE: there is no promtool, so it did not look at /metrics")
+        print("NOTICE: promtool is missing, so /metrics was not checked")
         return
     with urllib.request.urlopen(admin + "/metrics", timeout=30) as answer:
         text = answer.read()
@@ -300,7 +300,7 @@ def lint(admin):
 
 
 def works():
-    """Whether the browser starts and draws here at all: one that does not is as good as none."""
+    """Whether the browser starts and draws here; one that does not is useless."""
     if not browser.FOUND:
         return False
     page = None
@@ -318,7 +318,7 @@ def works():
 
 def main():
     if not works():
-        print("NOTICE: there is no Chromium or Chrome that works, so the admin plane's page was not used")
+        print("NOTICE: no working Chromium or Chrome was found, so the admin plane's page was not used")
         return
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as processes:
         folder = pathlib.Path(folder)

@@ -279,7 +279,7 @@ async fn switch_to_and_fro(unit: &Processes, there: &str) -> String {
             return String::from_utf8(answer.to_vec()).unwrap();
         }
     }
-    unreachable!("it goes on until it fails")
+    unreachable!("it continues until it fails")
 }
 
 /// A kill and a stall at various moments of a switch, alternating over both transports: the unit ends, names the rank,

@@ -72,7 +72,7 @@ impl Unit {
     /// Metrics that cannot be fetched or parsed.
     pub async fn counters(&self, since: &Reading) -> Result<Counters, BenchError> {
         let no_sample =
-            |line| BenchError::failed(format!("{}/metrics has a line that is no sample: {line:?}", self.url));
+            |line| BenchError::failed(format!("{}/metrics has a line that is not a sample: {line:?}", self.url));
         self.read().await?.since(since).map_err(no_sample)
     }
 

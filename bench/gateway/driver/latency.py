@@ -1,4 +1,4 @@
-"""Percentiles of latency where the best router is busy and still keeps up: requests come at random, whatever the answers do."""
+"""Percentiles of latency where the best router is busy and still keeps up: requests arrive at random, independent of the answers."""
 
 import contest
 from peers import ROUTERS
@@ -18,7 +18,7 @@ def keeps_up(everyone, contestant, rate):
 
 
 def peak(everyone, contestant, closed_peak):
-    """The greatest of the rates that it keeps up with; it may fail at one of them by bad luck, not at two in a row."""
+    """The highest rate that it sustains; it may fail one rate by chance, but not two in a row."""
     rate, found, failed = FIRST * closed_peak, 0.0, 0
     while rate <= LAST * closed_peak and failed < 2:
         if keeps_up(everyone, contestant, rate):

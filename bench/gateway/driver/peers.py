@@ -1,4 +1,4 @@
-"""The other gateways: where they come from and how they are started. Each in front of one engine, round robin."""
+"""The other gateways: their sources and how to start them, each in front of one engine, round robin."""
 
 import os
 import shutil
@@ -29,7 +29,7 @@ http {{
 
 
 def install(cache, say):
-    """Installs what is missing; returns {router: its executable} and nginx's, without those that cannot be had."""
+    """Installs what is missing; returns {router: its executable} and nginx's, without those that are unavailable."""
     found = {}
     for name, version in ROUTERS.items():
         folder = os.path.join(cache, f"{name}-{version}")

@@ -18,7 +18,7 @@ def free_port():
 
 
 class Process:
-    """A child in a session of its own, with all that it starts."""
+    """A child in its own session, with all its descendants."""
 
     def __init__(self, name, command, log, **options):
         self.name = name

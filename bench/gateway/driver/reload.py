@@ -1,4 +1,4 @@
-"""Swaps of tables through the admin plane while requests come as fast as they are answered."""
+"""Swaps of tables through the admin plane while requests are sent as fast as they are answered."""
 
 import json
 import re

@@ -68,7 +68,7 @@ pub(crate) fn read(paths: &[impl AsRef<Path>]) -> Result<Vec<Vec<LayerStages>>, 
 
 fn read_one(path: &Path) -> Result<Vec<LayerStages>, BenchError> {
     let text = std::fs::read_to_string(path).map_err(BenchError::file(path))?;
-    let bad = |line: &str| BenchError::failed(format!("{} has a line that is no layer: {line:?}", path.display()));
+    let bad = |line: &str| BenchError::failed(format!("{} has a line that is not a layer: {line:?}", path.display()));
     text.lines().map(|line| serde_json::from_str(line).map_err(|_| bad(line))).collect()
 }
 

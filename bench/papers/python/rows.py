@@ -69,7 +69,7 @@ class Row:
         return (self.family(), self.system, self.backend, self.decode, self.prefill, self.split)
 
     def family(self):
-        """Models of one shape: what is left out together."""
+        """Models of one shape, which are left out together."""
         name = self.model.split("/")[1]
         return "DeepSeek" if "DeepSeek" in name else re.sub("-Instruct|-NVFP4|-FP8", "", name)
 

@@ -61,7 +61,7 @@ class Rows(unittest.TestCase):
 
 class Judge(unittest.TestCase):
     def test_duplicates_stay_on_one_side(self):
-        """The same measurement stands in the file under two ids, with two configurations before the repair."""
+        """The file has one measurement under two ids, with two configurations before the repair."""
         group = judge.groups([["a", 1], ["b", 1], ["b", 2], ["c", 3]])
         self.assertEqual(len(set(group[:3])), 1)
         self.assertNotEqual(group[3], group[0])

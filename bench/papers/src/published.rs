@@ -151,7 +151,7 @@ impl Files {
             self.shapes.insert(group.model.clone(), shape);
         }
         let mut shape = self.shapes[&group.model].clone();
-        let dtype = |name: &str| Dtype::of(name).ok_or_else(|| format!("{name} is no type"));
+        let dtype = |name: &str| Dtype::of(name).ok_or_else(|| format!("{name} is not a type"));
         let [experts, dense] = [dtype(&group.weights[0])?, dtype(&group.weights[1])?];
         shape.precision = Precision { experts, dense, cache: dtype(&group.cache)?, ..shape.precision };
         Ok(shape)

@@ -62,7 +62,7 @@ impl Files {
             let cluster = Cluster::from_toml(&row.cluster, &std::fs::read_to_string(&row.cluster)?)?;
             self.clusters.insert(row.cluster.clone(), cluster);
         }
-        let dtype = |name: &str| Dtype::of(name).ok_or_else(|| format!("{name} is no type"));
+        let dtype = |name: &str| Dtype::of(name).ok_or_else(|| format!("{name} is not a type"));
         let mut shape = self.shapes[&row.model].clone();
         let [experts, dense] = [dtype(&row.weights[0])?, dtype(&row.weights[1])?];
         shape.precision = Precision { experts, dense, cache: dtype(&row.cache)?, ..shape.precision };

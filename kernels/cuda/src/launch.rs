@@ -53,7 +53,7 @@ impl Grid {
 }
 
 fn whole_warps(threads: u32) -> Result<(), LaunchError> {
-    in_range("threads behind the last whole warp", u64::from(threads % WARP), 0, 0)?;
+    in_range("threads after the last whole warp", u64::from(threads % WARP), 0, 0)?;
     Ok(())
 }
 

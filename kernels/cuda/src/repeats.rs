@@ -70,7 +70,7 @@ mod tests {
         let mut repeats = Repeats::<u32>::default();
         assert!(matches!(repeats.of(&list(1)), Repeat::First));
         assert!(matches!(repeats.of(&list(2)), Repeat::First), "other parameters");
-        let Repeat::Second(graph) = repeats.of(&list(1)) else { panic!("it came before") };
+        let Repeat::Second(graph) = repeats.of(&list(1)) else { panic!("it occurred before") };
         *graph = Some(7);
         assert!(matches!(repeats.of(&list(1)), Repeat::Known(7)));
         assert!(matches!(repeats.of(&list(2)), Repeat::Second(None)));

@@ -112,7 +112,7 @@ pub enum VmmError {
     #[error(transparent)]
     Size(#[from] LaunchError),
     /// Memory of another process whose size the driver cannot map.
-    #[error("{found} bytes of another process are no multiple of {granularity}, which the driver maps by")]
+    #[error("{found} bytes of another process are not a multiple of {granularity}, which the driver maps by")]
     Granularity {
         /// Its claimed size in bytes.
         found: u64,

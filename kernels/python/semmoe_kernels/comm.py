@@ -73,7 +73,7 @@ class SharedMemory:
             raise error
 
     def close(self):
-        """The memory goes when nobody refers to it."""
+        """The memory is freed with its last reference."""
 
 
 def _leave(memory, handle):
@@ -159,7 +159,7 @@ class Communicator:
         return self._place(offset, shape, dtype)[0]
 
     def _part(self, tensor):
-        """Where the rows are in the symmetric buffer: they are brought there, if they are not there already."""
+        """Where the rows are in the symmetric buffer, into which they are copied if necessary."""
         offset = tensor.data_ptr() - self.buffer.data_ptr()
         if 0 <= offset and offset + tensor.numel() * tensor.itemsize <= self.buffer.numel() and offset % abi.ALIGNMENT == 0:
             return offset

@@ -19,7 +19,7 @@ class Exchange:
         self.rank, self.world = rank, world
 
     def all(self, step, message):
-        """One dict of each rank, in rank order; `message` is this rank's. What came is checked to be a dict, not what is in it."""
+        """One dict of each rank, in rank order; `message` is this rank's. The replies are checked to be dicts; their contents are not."""
         raw = json.dumps(message).encode()
         if len(raw) > MOST_BYTES:
             raise SemmoeError(1, f"a message of {len(raw)} bytes, expected at most {MOST_BYTES}")
@@ -45,9 +45,9 @@ class Exchange:
         try:
             message = json.loads(raw[:MOST_BYTES])
         except ValueError as error:
-            raise SemmoeError(PEER_FAILED, f"rank {rank} sent what is no message: {error}") from None
+            raise SemmoeError(PEER_FAILED, f"rank {rank} sent an invalid message: {error}") from None
         if not isinstance(message, dict):
-            raise SemmoeError(PEER_FAILED, f"rank {rank} sent what is no message")
+            raise SemmoeError(PEER_FAILED, f"rank {rank} sent an invalid message")
         return message
 
     def _gather(self, step, raw):
@@ -73,7 +73,7 @@ class StoreExchange(Exchange):
                 self.store.wait([key], self.timeout)
             except RuntimeError:
                 seconds = self.timeout.total_seconds()
-                raise SemmoeError(TIMED_OUT, f"rank {rank} did not come to step {step!r} within {seconds:g} s") from None
+                raise SemmoeError(TIMED_OUT, f"rank {rank} did not reach step {step!r} within {seconds:g} s") from None
             answers.append(bytes(self.store.get(key)))
         return answers
 

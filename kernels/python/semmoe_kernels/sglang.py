@@ -46,7 +46,7 @@ def self_check(hooked):
         found = [p for p in inspect.signature(function).parameters if p != "cls"] if function else None
         if found != expected:
             raise SelfCheckError(f"{name} has the parameters {found}, expected {expected}")
-    # One rank: the library is there and moves what it should.
+    # One rank: the library loads and moves what it should.
     Communicator(0, SharedMemory(1, 4096)).self_check()
 
 

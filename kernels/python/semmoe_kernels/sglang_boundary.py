@@ -111,7 +111,7 @@ class Plugin(Shuffle):
                    "semmoe: %d layers of this process are shuffled, %d of the tables' layers are not%s", served, len(plain), first)
 
     def _unserved(self, module, stages):
-        """Why a layer's FFN cannot be shuffled, or None. What its entry scatters must come back by its exit."""
+        """Why a layer's FFN cannot be shuffled, or None. What its entry scatters must be gathered by its exit."""
         if len(stages) > 1:
             return f"it has {len(stages)} FFNs"
         if any(type(part).__name__ == "HashTopK" for part in module.modules()):
@@ -150,7 +150,7 @@ class Plugin(Shuffle):
         if order is None:
             return original(hidden_states=hidden_states, residual=residual, forward_batch=forward_batch, **call)
         if order.owner is not residual:
-            raise RuntimeError("semmoe: another stage's output came before that of the layer whose tokens are shuffled")
+            raise RuntimeError("semmoe: another stage's output arrived before that of the layer whose tokens are shuffled")
         return self.gather(hidden_states, residual, forward_batch), None
 
     def _scatters(self, call):

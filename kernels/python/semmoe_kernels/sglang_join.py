@@ -59,7 +59,7 @@ class Layout:
 
 
 PARALLEL = ("attn_tp_size", "attn_tp_rank", "attn_cp_size", "moe_ep_size", "moe_ep_rank")
-# Settings with which shuffled tokens would be taken for others, or not come back.
+# Settings under which shuffled tokens would be mistaken for others, or not be returned.
 _OFF = ("speculative_algorithm", "enable_two_batch_overlap", "enable_lora", "enable_return_routed_experts")
 SETTINGS = ("chunked_prefill_size", "max_prefill_tokens", "expert_distribution_recorder_mode", *_OFF)
 
@@ -76,7 +76,7 @@ def check_fits(layout, model, metadata):
         raise SelfCheckError(f"the tables have {groups} groups, the attention-TP group has {layout.attn_tp_size} ranks")
     if groups < 2:
         raise SelfCheckError("the attention-TP group has one rank: there is nothing to shuffle")
-    # Group g's experts are on rank g, and no others are there: tokens do not leave the group for its experts.
+    # Rank g has exactly group g's experts, so tokens do not leave the group for them.
     _require("the number of expert-parallel ranks", layout.moe_ep_size, groups)
     _require("the expert-parallel rank", layout.moe_ep_rank, layout.attn_tp_rank)
     _require("the number of context-parallel ranks", layout.attn_cp_size, 1)
@@ -103,7 +103,7 @@ def most_tokens(layout):
 
 
 class GpuGroup:
-    """The attention-TP group of a ModelRunner and its Layout: how its ranks meet, and where their tensors are."""
+    """The attention-TP group of a ModelRunner and its Layout: how its ranks find each other, and where their tensors are."""
 
     def __init__(self, runner, layout):
         self.cpu_group = layout.cpu_group

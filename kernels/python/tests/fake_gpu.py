@@ -11,7 +11,7 @@ STREAM = 0x5EED00
 
 
 class FakeDriver:
-    """As semmoe_kernels.driver.Driver. A handle names an allocation of any fake driver; what is open and what waited is counted."""
+    """Imitates semmoe_kernels.driver.Driver. A handle names an allocation of any fake driver; open handles and waits are counted."""
 
     _all, _lock = {}, threading.Lock()
 

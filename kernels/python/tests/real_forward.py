@@ -75,7 +75,7 @@ class Attention(torch.nn.Module):
 
 
 class Experts(torch.nn.Module):
-    """In place of Qwen3MoeSparseMoeBlock: two experts, both on every rank, each row by itself."""
+    """Replaces Qwen3MoeSparseMoeBlock: two experts, both on every rank, each row separately."""
 
     def __init__(self, layer_id, **_):
         super().__init__()

@@ -42,7 +42,7 @@ def tables(path):
 
 
 def applied(hooked):
-    """Those whose function is the hook's, not SGLang's own any more."""
+    """The places whose function is now the hook's instead of SGLang's."""
     found = []
     for module, name, _ in hooked.values():
         owner = importlib.import_module(module)

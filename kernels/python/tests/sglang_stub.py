@@ -54,7 +54,7 @@ def space(defaults, changes):
 
 
 class Runner:
-    """What ModelRunners of all versions have. `rank` and `world` stand for what SGLang's processes set up."""
+    """The members that ModelRunners of all versions have. `rank` and `world` replace the setup of SGLang's processes."""
 
     device, gpu_id, is_draft_worker = "cuda", 0, False
 

@@ -147,7 +147,7 @@ def refused():
             (lambda: ops.argsort(order, 2, comm.id), 1, "world is 2, the communicator has 1 ranks"),
         ]:
             raises(call, status, message)
-        assert torch.equal(comm.all_reduce(good + 1), good + 1), "nothing was launched, so it goes on"
+        assert torch.equal(comm.all_reduce(good + 1), good + 1), "nothing was launched, so it can continue"
 
     on_fake_gpus(1, run, buffer_bytes=4096)
 
@@ -178,11 +178,11 @@ def starts_on_all_or_none():
 
     store = torch.distributed.HashStore()
     on_threads(2, lambda rank: raises(lambda: start(rank, FakeGpu(), store, 4096 << rank), 5, "has buffer_bytes"))
-    raises(lambda: start(0, FakeGpu(), torch.distributed.HashStore(), timeout_s=0.05), 6, "rank 1 did not come to step 'started'")
+    raises(lambda: start(0, FakeGpu(), torch.distributed.HashStore(), timeout_s=0.05), 6, "rank 1 did not reach step 'started'")
     raises(lambda: start(2, FakeGpu(), torch.distributed.HashStore()), 2, "rank is 2, expected below 2")
     store = torch.distributed.HashStore()
     store.set("semmoe/1/started/1", b"[1]")
-    raises(lambda: start(0, FakeGpu(), store), 7, "rank 1 sent what is no message")
+    raises(lambda: start(0, FakeGpu(), store), 7, "rank 1 sent an invalid message")
     # A peer that is gone at the end may still have the memory mapped.
     store, driver = torch.distributed.HashStore(), FakeDriver()
     comms = on_threads(2, lambda rank: start(rank, FakeGpu(driver if rank == 0 else None), store))

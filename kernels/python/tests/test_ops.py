@@ -1,4 +1,4 @@
-"""Operators against PyTorch on the CPU: values of 1 to 4 ranks as threads, opcheck, torch.compile, processes, and what is refused."""
+"""Operators against PyTorch on the CPU: values with 1 to 4 ranks as threads, opcheck, torch.compile, processes, and refusals."""
 import ctypes
 import re
 import pathlib
@@ -71,7 +71,7 @@ def shuffles():
 
 
 def experts():
-    """Expert e multiplies by e + 1: what comes home is the dense sum."""
+    """Expert e multiplies by e + 1: the combined result is the dense sum."""
     world, top_k, total = 3, 3, 7
     hosts = torch.tensor([2, 0, 1, 1, 0, 2, 2], dtype=torch.int32)
 

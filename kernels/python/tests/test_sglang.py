@@ -118,7 +118,7 @@ class PerThread:
 
 
 def meeting(world, on_gpu):
-    """`group_of` of ranks that meet in one store: over fake GPUs, or over the CPU's shared memory."""
+    """`group_of` for ranks that share one store: over fake GPUs, or over the CPU's shared memory."""
     store, memory = torch.distributed.HashStore(), SharedMemory(world, 1 << 16)
 
     class Group:
@@ -172,7 +172,7 @@ def shuffled(folder, world, on_gpu, version):
         for layer in range(LAYERS):
             normed, kept = stub.enter(layers[layer + 1], parts[layer][rank], residual, batch)
             assert len(normed) == len(kept) == -(-n // world)
-            # Rows behind the first ones are no padding any more.
+            # Rows after the first ones are no longer padding.
             assert batch.num_token_non_padded is None
             residual, nothing = stub.leave(layers[layer + 1], normed * 2 + rank, kept, batch)
             assert nothing is None and batch.num_token_non_padded is real
@@ -288,7 +288,7 @@ def entries_that_stay_plain(folder):
 
         batch = batch_of(tokens)
         batch.semmoe_order = shuffle.Order(states, None, None, None)
-        for call, message in [(lambda: stub.leave(layer, states, states.clone(), batch), "another stage's output came before"),
+        for call, message in [(lambda: stub.leave(layer, states, states.clone(), batch), "another stage's output arrived before"),
                               (lambda: stub.enter(layer, states, states, batch), "still shuffled where the next layer begins")]:
             try:
                 call()
@@ -308,7 +308,7 @@ def listen():
 
 
 def hooked_now(version):
-    """The functions at all places that a version's hooks are for."""
+    """The functions at all places that a version's hooks patch."""
     found = []
     for module, name, _ in plug.generation_of(version).hooked(version).values():
         owner = sys.modules.get(module)
@@ -354,7 +354,7 @@ def nothing_is_hooked(folder):
             assert hooked_now(version) == before
             assert messages == [] if message is None else message in messages[-1], messages
 
-    # A version that is not supported is refused by name, before modules are missed that it may not have.
+    # An unsupported version is refused by name, before an import fails that it may lack.
     os.environ["SEMMOE_SGLANG_TABLES"] = good
     for version in ("0.5.15", "0.5.17", "0.5.20", "0.5.24", "0.6.0"):
         sglang_stub.install(version)

@@ -399,7 +399,7 @@ impl<L: Lockstep, M: RowMemory<T>, T: Element> Collectives<T> for RowCollectives
         for (rank, base) in bases.iter().enumerate() {
             let tokens = plan.rank(rank).tokens;
             let rows = base.get(firsts[rank] * hidden..(firsts[rank] + tokens.len()) * hidden);
-            let rows = rows.ok_or_else(|| self.protocol(rank, "its sums lie beyond its memory"))?;
+            let rows = rows.ok_or_else(|| self.protocol(rank, "its sums are beyond its memory"))?;
             sums.push(Sums { tokens, rows });
         }
         add_returned(&mut sums, hidden, out);

@@ -13,7 +13,7 @@ use bytemuck::Pod;
 use crate::dispatch::RankRows;
 
 #[cfg(target_endian = "big")]
-compile_error!("messages are little-endian and are copied as they lie in memory");
+compile_error!("messages are little-endian and are copied as they are in memory");
 
 /// Bytes of a digest, and of a dispatch message's header: rows that follow are aligned.
 pub(super) const HEADER_BYTES: usize = 8;

@@ -72,7 +72,7 @@ impl<'a> Counts<'a> {
                         if steps.is_some() { array.int(&[step, *row, expert]) } else { array.int(&[*row, expert]) };
                     let count = found.and_then(|count| u64::try_from(count).ok());
                     let count = count.ok_or_else(|| {
-                        format!("a count at step {step}, layer {row}, expert {expert} that is no number from 0 on")
+                        format!("a count at step {step}, layer {row}, expert {expert} that is not a number from 0 on")
                     })?;
                     self.count(layer, expert, count)?;
                 }

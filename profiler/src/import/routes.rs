@@ -45,7 +45,7 @@ impl<'a> Routes<'a> {
         }
         let needed = |name: &str| {
             let found = integers(arrays, name)?;
-            found.ok_or_else(|| format!("there is no array `{name}`: routes without tokens make no profile"))
+            found.ok_or_else(|| format!("there is no array `{name}`: routes without tokens cannot make a profile"))
         };
         let (token_ids, experts) = (needed("token_ids")?, needed("experts")?);
         let &[n] = token_ids.shape() else {

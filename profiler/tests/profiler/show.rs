@@ -165,7 +165,7 @@ fn a_page_has_all_pictures_and_no_markup_of_its_texts() {
     // Maps of two layers, one of the step between them for each, loads of experts and groups, topics, rates.
     assert_eq!(page.matches("<svg").count(), 8, "all pictures");
     assert_eq!(page.matches("type=\"radio\"").count(), 2, "a choice of two layers");
-    assert!(page.contains("id=\"l2\" autocomplete=\"off\" checked"), "the layer that was asked for is shown first");
+    assert!(page.contains("id=\"l2\" autocomplete=\"off\" checked"), "the requested layer is shown first");
     assert!(page.contains("expert 3 ") && page.contains("of layer 0, then expert"), "values are under the pointer");
     // One line connects the two solves, one the two points of random ranks; each has a legend entry.
     assert_eq!(page.matches("stroke-width=\"2\"").count(), 4, "given tables are joined with nothing");

@@ -41,7 +41,7 @@ impl BoundScope {
                 "too many layers and experts for B2 on all layers together, only B1 and the layers' own B2 are used",
             ),
             BoundScope::PerLayer => {
-                Some("too many layers and experts for a joint bound, each layer is bounded by itself")
+                Some("too many layers and experts for a joint bound, so each layer is bounded separately")
             }
         }
     }

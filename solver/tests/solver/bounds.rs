@@ -52,7 +52,7 @@ fn a_report_without_bounds_says_why() {
     let options = options(4, Attention::Dp);
     let report = solve_trace(&trace, &options).unwrap().report;
     assert!(report.gap.is_none() && report.bound_sdp.is_none());
-    assert_eq!(report.bound_note.as_deref(), Some("not asked for"));
+    assert_eq!(report.bound_note.as_deref(), Some("not requested"));
     let options = SolveOptions { bounds: Some(BoundOptions::default()), ..options };
     let stopped = solve(&profile_of(&trace), None, &options, &mut |_| ControlFlow::Break(())).unwrap().report;
     assert!(stopped.gap.is_none() && stopped.bound_note.unwrap().contains("ended early"));

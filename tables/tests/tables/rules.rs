@@ -215,7 +215,7 @@ fn tables_for_tp() {
             (poke("T_group", 2, &u16s(&[1])), "65535 after the first unused label"),
             (poke("T_prob", 4, &f16s(&[2.0])), "`T_prob` holds 2 at row 1, label 0, expected a probability"),
             (poke("T_prob", 6, &f16s(&[0.1])), "expected 0 for an unused label"),
-            (poke("T_prob", 6, &f16s(&[0.8])).poke("T_group", 6, &u16s(&[0])), "as the best comes first"),
+            (poke("T_prob", 6, &f16s(&[0.8])).poke("T_group", 6, &u16s(&[0])), "because the best is first"),
             (poke("T_prob", 6, &f16s(&[0.7])).poke("T_group", 6, &u16s(&[0])), "add up to at most 1, not 1.4"),
             (poke("A_group", 4, &u16s(&[9])), "`A_group` holds 9 at row 1, label 0"),
             (good.clone().without("A_prob"), "the tensor `A_prob` is missing"),

@@ -29,7 +29,7 @@ fn relay(lengths: &[u8], stream: &[u8], limit: usize) {
         assert_eq!(sent, stream[..sent.len()], "bytes moved");
         assert!(end - sent.len() <= limit, "more is held than allowed");
         if events.is_at_boundary() {
-            assert!(ends[sent.len()], "{} is no end of an event", sent.len());
+            assert!(ends[sent.len()], "{} is not the end of an event", sent.len());
         } else {
             assert!(limit < usize::MAX, "an event is cut without need");
         }

@@ -100,7 +100,7 @@ impl Accelerator for ShimStream {
     fn allocate(&self, bytes: u64) -> Result<Buffer, String> {
         if self.group.as_ref().is_some_and(|group| group.ranks() > 1 && group.has_synchronised()) {
             return Err(format!(
-                "{bytes} bytes were asked for after the ranks had met, which would wait for all kernels"
+                "{bytes} bytes were allocated after the first collective, which would wait for all kernels"
             ));
         }
         let mut memory = self.memory();

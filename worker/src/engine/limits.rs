@@ -207,7 +207,7 @@ mod tests {
         assert_eq!(pages(KvBudget::Auto, 4, Some(u64::MAX)), Ok(512));
         assert_eq!(pages(KvBudget::Auto, 4, Some(100 * 8 * page)), Ok(100), "half of it for four ranks");
         assert_eq!(pages(KvBudget::Auto, 4, Some(page)), Err(NoPage { bytes: page / 8, page: page as usize }));
-        assert_eq!(pages(KvBudget::Tokens(1), 1, Some(1)), Ok(1), "what was asked for counts");
+        assert_eq!(pages(KvBudget::Tokens(1), 1, Some(1)), Ok(1), "the requested amount counts");
         assert_eq!(pages(KvBudget::Tokens(65), 1, None), Ok(2));
         assert_eq!(pages(KvBudget::Bytes(3 * page - 1), 1, None), Ok(2));
         assert!(pages(KvBudget::Bytes(page - 1), 1, None).unwrap_err().to_string().contains("holds no page"));

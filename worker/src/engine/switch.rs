@@ -168,7 +168,7 @@ impl Engine {
     /// call this between the same two steps.
     pub(super) fn switch_now(&mut self, ticket: u64) -> Result<(), UnitError> {
         let Some(Prepared { to, aborted, .. }) = self.switch.take_if(|prepared| prepared.ticket == ticket) else {
-            return Err(UnitError::protocol(0, "it ordered a switch that it had not prepared"));
+            return Err(UnitError::protocol(0, "it ordered a switch without preparing it"));
         };
         self.flush();
         let abort = ToRank::Switch { ticket, order: SwitchOrder::Abort };

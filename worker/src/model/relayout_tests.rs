@@ -264,7 +264,7 @@ fn run_switched(
     for (part, steps) in SCHEDULE.into_iter().enumerate() {
         if part > 0 {
             if let Some(mut arrival) = arrival.take() {
-                assert!(!arrival.is_over(), "some come while others run");
+                assert!(!arrival.is_over(), "some arrive while others run");
                 caches.extend(arrival.advance(u64::MAX, &mut ep).unwrap());
                 assert!(arrival.is_over());
             }

@@ -99,7 +99,7 @@ pub(super) fn check(body: &Value, place: u8) -> Result<(), ApiError> {
                 return Err(ApiError::param(name, message));
             }
             None => {
-                let message = format!("{} is no parameter that this worker knows here", shortened(name));
+                let message = format!("{} is not a parameter of this route", shortened(name));
                 return Err(ApiError::param(name, message));
             }
         }

@@ -99,7 +99,7 @@ fn open(root: Option<&Path>, path: &Path) -> Result<Tables, ApiError> {
     };
     // A pipe or device may be endless or block its reader.
     let found = root.join(path).canonicalize().ok().filter(|found| found.starts_with(root) && found.is_file());
-    let Some(found) = found else { return Err(bad(&format!("is no file below {}", root.display()))) };
+    let Some(found) = found else { return Err(bad(&format!("is not a file below {}", root.display()))) };
     Tables::open(&found).map_err(|error| {
         tracing::warn!(%error, "a switch was requested with a file that has no usable tables");
         bad("has no usable tables: this rank's log has the reason")

@@ -52,7 +52,7 @@ fn check_prompt(name: &str, rank: &mut Rank, golden: &FixtureGolden, piece: usiz
             .flat_map(|token| (0..layers).map(move |layer| (layer * tokens.len() + token) * top_k))
             .flat_map(|from| found.experts[from..][..top_k].to_vec())
             .collect();
-        assert_eq!(out.routes(0), routes, "{name}: what is returned is what was chosen");
+        assert_eq!(out.routes(0), routes, "{name}: the chosen experts are returned");
     }
 }
 

@@ -59,8 +59,8 @@ fn wrong_generate_requests() -> Vec<Case> {
             generate(json!({"return_logprob": true, "logprob_start_len": 0})),
             "logprob_start_len 0 is not supported",
         ),
-        ("/generate", generate(json!({"temperature": 0})), "temperature is no parameter that this worker knows here"),
-        ("/generate", generate(json!({"sampling_params": {"made_up": 0}})), "made_up is no parameter"),
+        ("/generate", generate(json!({"temperature": 0})), "temperature is not a parameter of this route"),
+        ("/generate", generate(json!({"sampling_params": {"made_up": 0}})), "made_up is not a parameter"),
         ("/generate", generate(json!({"routed_dp_rank": 2})), "must be below 2, found 2"),
         ("/generate", generate(json!({"routed_dp_rank": -1})), "'-1' is not a rank"),
         ("/generate", generate(json!({"routed_dp_rank": 1.5})), "'1.5' is not a rank"),
@@ -80,12 +80,12 @@ fn wrong_openai_requests() -> Vec<Case> {
         ("/v1/completions", json!({"prompt": "a", "logprobs": true}), "logprobs must be a number"),
         ("/v1/chat/completions", chat(json!({"logprobs": 3})), "logprobs must be true or false"),
         ("/v1/chat/completions", chat(json!({"top_logprobs": 3})), "only with logprobs true"),
-        ("/v1/chat/completions", chat(json!({"guided_json": {}})), "guided_json is no parameter"),
+        ("/v1/chat/completions", chat(json!({"guided_json": {}})), "guided_json is not a parameter"),
         ("/v1/completions", json!({"prompt": "a", "routed_dp_rank": 9}), "must be below 2, found 9"),
         ("/v1/chat/completions", json!({"messages": []}), "found an empty list"),
         ("/v1/chat/completions", json!({"messages": [{"content": "a"}]}), "messages[0].role must be a string"),
         ("/v1/chat/completions", chat(json!({"n": 3})), "n 3 is not supported"),
-        ("/v1/chat/completions", chat(json!({"prompt": "a"})), "prompt is no parameter"),
+        ("/v1/chat/completions", chat(json!({"prompt": "a"})), "prompt is not a parameter"),
         ("/v1/chat/completions", chat(json!({"response_format": {"type": "json_object"}})), "json_object"),
         ("/v1/chat/completions", chat(json!({"max_tokens": 3000})), "do not fit the model's context of 2048"),
         (
@@ -101,7 +101,11 @@ fn wrong_openai_requests() -> Vec<Case> {
             json!({"messages": [{"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}]}),
             "messages[0].content[0] is input_audio",
         ),
-        ("/v1/chat/completions", chat(json!({"stream_options": {"include_it": true}})), "include_it is no parameter"),
+        (
+            "/v1/chat/completions",
+            chat(json!({"stream_options": {"include_it": true}})),
+            "include_it is not a parameter",
+        ),
         ("/tokenize", json!({"prompt": {}}), "prompt must be a string"),
     ]
 }

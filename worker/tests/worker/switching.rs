@@ -196,9 +196,9 @@ async fn what_cannot_be_is_refused_and_changes_nothing() {
         ),
         (json!({"to": {"tables": text}}), 400, "has no usable tables"),
         (json!({"to": {"tables": "/dev/zero"}}), 400, "/dev/zero is not a file below"),
-        (json!({"to": {"tables": model_dir().join("config.json")}}), 400, "is no file below"),
+        (json!({"to": {"tables": model_dir().join("config.json")}}), 400, "is not a file below"),
         (json!({"to": {"tables": link}}), 400, "link is not a file below"),
-        (json!({"to": {"tables": folder.path()}}), 400, "is no file below"),
+        (json!({"to": {"tables": folder.path()}}), 400, "is not a file below"),
         (json!({"to": {"tables": folder.path().join("absent")}}), 400, "absent is not a file below"),
     ] {
         let (found, _, answer) = unit.ask("/switch", &body).await;

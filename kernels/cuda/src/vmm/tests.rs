@@ -173,7 +173,7 @@ fn sizes_that_cannot_be_are_refused_before_any_call() {
     let error = Memory::import(&driver, file.as_fd(), UNIT + 1).err().unwrap();
     assert_eq!(
         error.to_string(),
-        "2097153 bytes of another process are no multiple of 2097152, which the driver maps by"
+        "2097153 bytes of another process are not a multiple of 2097152, which the driver maps by"
     );
     assert!(matches!(Multicast::import(&driver, file.as_fd(), 2, UNIT), Err(VmmError::Granularity { .. })));
     assert_eq!(driver.names(), ["granularity", "granularity"], "nothing was made");

@@ -411,7 +411,7 @@ fn a_rank_lost_in_any_step_ends_the_unit() {
             run(&layer, grid, &mut end).err()
         });
         for (rank, error) in errors.iter().enumerate().take(3) {
-            let error = error.as_ref().unwrap_or_else(|| panic!("rank {rank} goes on, {route:?}"));
+            let error = error.as_ref().unwrap_or_else(|| panic!("rank {rank} continues, {route:?}"));
             assert!(matches!(error, UnitError::PeerLost { .. }), "{error}");
         }
     }

@@ -320,7 +320,7 @@ impl HttpClient {
 /// Rejects an answer whose end other readers might see elsewhere, and a change of protocol, which no request asks for.
 pub(super) fn check_framing(status: StatusCode, headers: &HeaderMap) -> Result<(), &'static str> {
     if status == StatusCode::SWITCHING_PROTOCOLS {
-        return Err("it changes the protocol (101), which was not asked for");
+        return Err("it changes the protocol (101), which was not requested");
     }
     let mut codings = headers.get_all(header::TRANSFER_ENCODING).iter();
     match (codings.next(), codings.next()) {

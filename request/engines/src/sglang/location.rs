@@ -119,7 +119,7 @@ fn read(path: &Path) -> Result<Vec<u8>, String> {
     let text = |error: std::io::Error| error.to_string();
     // Checked first, because opening a pipe would block until a writer appears.
     if !std::fs::metadata(path).map_err(text)?.is_file() {
-        return Err("it is no regular file".to_owned());
+        return Err("it is not a regular file".to_owned());
     }
     let mut bytes = Vec::new();
     File::open(path).map_err(text)?.take(MAX_MAP_BYTES + 1).read_to_end(&mut bytes).map_err(text)?;

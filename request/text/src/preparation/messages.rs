@@ -178,7 +178,7 @@ fn arguments(rule: Arguments, role: &str, message: &mut Message, index: usize) -
             Arguments::ObjectOrEmpty if given.is_some_and(Value::is_object) => None,
             Arguments::ObjectOrEmpty => Some(object.unwrap_or_else(|| json!({}))),
             Arguments::Object if given.is_some_and(Value::is_string) && object.is_none() => {
-                let reason = format!("messages[{index}] has a tool call whose arguments are no JSON object");
+                let reason = format!("messages[{index}] has a tool call whose arguments are not a JSON object");
                 return Err(TextError::TemplateRender { reason });
             }
             Arguments::Object => object,

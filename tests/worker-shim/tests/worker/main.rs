@@ -226,7 +226,7 @@ fn memory_taken_inside_a_step_ends_it() {
         let mut items = [StepItem { kv: &mut kv, tokens: &[3, 1], wants: Wants::Logits, phase: StepPhase::Prefill }];
         let cause = rank.model.step(&mut items, &mut rank.ep).map(drop).unwrap_err().to_string();
         if rank.ep.rank().get() == 1 {
-            let expected = "its GPU failed: 16 bytes were asked for after the ranks had met";
+            let expected = "its GPU failed: 16 bytes were allocated after the first collective";
             assert!(cause.contains("rank 1") && cause.contains(expected), "{cause}");
         }
     });

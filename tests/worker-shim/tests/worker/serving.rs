@@ -71,7 +71,7 @@ impl Unit {
         let shutdown = config.shutdown.clone();
         let process = std::thread::spawn(move || run(config));
         let http = loop {
-            match events.recv().expect("the unit comes up") {
+            match events.recv().expect("the unit starts") {
                 WorkerEvent::Ready { http: Some(http), .. } => break http,
                 _ => continue,
             }

@@ -142,7 +142,7 @@ impl ShmMemory {
     pub(crate) fn rows<T: Element>(self: &Arc<Self>, rank: usize, ranks: &[usize], world: usize) -> SharedHalves<T> {
         const { assert!(size_of::<T>() <= size_of::<f32>(), "the memory has room for f32") };
         let Layout { elements, rows, rows_stride, .. } = self.layout;
-        assert_eq!(ranks.len(), self.layout.world, "the memory of so many ranks");
+        assert_eq!(ranks.len(), self.layout.world, "the memory for this many ranks");
         let mut buffers = vec![std::ptr::null_mut(); world];
         ranks.iter().enumerate().for_each(|(at, &rank)| buffers[rank] = self.at(rows + at * rows_stride));
         // SAFETY: each rank has its own page-aligned part of the mapping, which the end keeps alive; a rank joins once,

@@ -258,7 +258,7 @@ fn heads_and_pages_that_do_not_fit_are_refused() {
     assert!(out_of_range(with(PagedHeads { dim: 7, ..heads })));
     assert!(out_of_range(with(PagedHeads { kv_heads: 3, pages: 1, ..heads })), "more heads than are projected");
     let projected = ProjectedHeads { first_key: 9, ..call.projected };
-    assert!(out_of_range(HeadRows { projected, ..call }), "keys behind the last");
+    assert!(out_of_range(HeadRows { projected, ..call }), "keys after the last");
     let angles = RotaryAngles { elements: 10, ..call.angles };
     assert!(out_of_range(HeadRows { angles, ..call }), "more rotates than a head has");
     let too_small = |call: HeadRows| matches!(call.launch(), Err(LaunchError::TooSmall { .. }));
