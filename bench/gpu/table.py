@@ -1,6 +1,6 @@
 """One table of a document that bench/gpu/run left."""
 
-# What the issue asks of the figures: name, how to read it, whether it holds.
+# Requirements on the figures: name, how to read it, whether it holds.
 BARS = (
     ("SRS over plain reduce-scatter, P = 8, at most 1.05", lambda row: row["srs_over_plain"], lambda value: value <= 1.05),
     ("SRS, share of the copy bound, P = 8, at least 0.85", lambda row: row["srs_share_of_copy_bound"], lambda value: value >= 0.85),

@@ -57,11 +57,11 @@ def exchange(comm, rank, seed, dtype):
 
 
 def graph(comm, rank, seed):
-    """A call captured in a graph, replayed with other rows."""
+    """A call captured in a graph and replayed with other rows."""
     part, order = comm.symmetric((TOKENS, HIDDEN), torch.bfloat16), torch.arange(TOKENS, device="cuda", dtype=torch.int32)
     offsets = torch.tensor([0, 65, TOKENS], device="cuda", dtype=torch.int32)
     count = int(offsets[rank + 1] - offsets[rank])
-    # The first call makes allocations that a capture may not.
+    # The first call allocates, which a capture may not.
     comm.reduce_scatter(part, order, offsets, count)
     torch.cuda.synchronize()
     captured = torch.cuda.CUDAGraph()

@@ -23,9 +23,9 @@ SIZES = {
 }
 BATCHES = (1, 16, 64)
 LAYOUTS = tuple((world, attention) for world in (1, 2, 4) for attention in ("dp", "tp"))
-# Seconds that a step may take, whatever hangs in it.
+# Time limit of a step in seconds.
 LIMITS_S = {"checkpoints": 120, "logits": 100, "switch": 30, "speed": 75, "transformers": 75, "tp": 30}
-# Bars of the issue: logits and log probabilities in f32; which gap of the two best tokens may be decided either way.
+# Limits: logits and log probabilities in f32; the gap below which either of the two best tokens is accepted.
 MOST_DIFFERENCE = 1e-4
 TOOLS = pathlib.Path(__file__).resolve()
 
@@ -85,7 +85,7 @@ def by_python(seed, dtype):
 
 
 def byte_tokens():
-    """A tokenizer whose ids are bytes, and one token that ends a text."""
+    """A tokenizer whose ids are bytes, plus one token that ends a text."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printable]
     letters = {byte: chr(byte) for byte in printable} | {byte: chr(256 + place) for place, byte in enumerate(others)}
@@ -112,7 +112,7 @@ def make(folder, seed, wanted):
 
 
 def write_checkpoint(folder, model, write, dtype):
-    """Tensor by tensor: a large one is ten gigabytes."""
+    """Writes tensor by tensor: a large one is ten gigabytes."""
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(model, indent=1))
     (folder / "tokenizer.json").write_text(json.dumps(byte_tokens()))
@@ -226,7 +226,7 @@ class Unit:
         return process
 
     def event(self, process, wanted):
-        """The next event of this kind. A rank that says none in time is stopped."""
+        """The next event of this kind. A rank that sends none in time is stopped."""
         late = threading.Timer(self.lab.left(45), process.kill)
         late.start()
         try:
@@ -308,7 +308,7 @@ class Lab:
         self.device_said = {}
 
     def left(self, most_s):
-        """Seconds to wait for something: what the step has left, at most `most_s`."""
+        """Seconds to wait: the step's remaining time, at most `most_s`."""
         seconds = min(most_s, self.until - time.monotonic(), self.part_left())
         if seconds < 1:
             raise RuntimeError("the time of this step is over")
@@ -357,7 +357,7 @@ class Lab:
             row = {"world": world, "attention": attention}
             try:
                 begun = time.monotonic()
-                # As many steps of a few rows as of many: prompts are cut.
+                # As many steps with few rows as with many: prompts are cut.
                 with Unit(self, self.folder / "f32", world, attention, more=["--step-tokens", "256"]) as unit:
                     row["up_s"] = round(time.monotonic() - begun, 1)
                     found, seconds = unit.together(prompts, new, **asked)
@@ -431,7 +431,7 @@ class Lab:
         return {**said, "passed": True}
 
     def tp(self, seed):
-        """The same for two ranks that share heads, at one batch: SRS and SAG between them."""
+        """Tokens per second of two ranks that share heads, at one batch: SRS and SAG between them."""
         return self.speed(seed, 2, "tp", (16,))
 
     def transformers(self, _seed):

@@ -110,7 +110,7 @@ class Journal:
             self.write(head)
 
     def read(self, head):
-        """Takes over whole lines; one that was cut short by the end of the process is recorded again."""
+        """Reads complete lines; a line cut short by the end of the process is recorded again."""
         raw = self.path.read_bytes()
         whole = raw[: raw.rfind(b"\n") + 1]
         try:
@@ -150,7 +150,7 @@ def say(text):
 
 
 class Progress:
-    """One line that is written over on a terminal; elsewhere a line every ten seconds."""
+    """One line that is overwritten on a terminal; elsewhere a line every ten seconds."""
 
     def __init__(self, prompts, known):
         self.prompts, self.known, self.began, self.shown, self.terminal = prompts, known, time.monotonic(), 0.0, sys.stderr.isatty()
@@ -207,7 +207,7 @@ def encode(tokenizer, line):
 
 
 class Shape:
-    """What a trace says of a model."""
+    """The model's shape, as recorded in a trace."""
 
     def __init__(self, model):
         config = model.config.get_text_config() if hasattr(model.config, "get_text_config") else model.config
@@ -218,7 +218,7 @@ class Shape:
         self.context = getattr(config, "max_position_embeddings", None)
 
     def kind(self):
-        """The type of an expert's number in traces."""
+        """The integer type of expert ids in traces."""
         return numpy.dtype(numpy.uint8 if self.num_experts <= 255 else "<u2")
 
 
@@ -257,7 +257,7 @@ class Recorder:
             else:
                 tokens = tokens[:, : len(ids)]
         self.seen = {}
-        # Once over all of it: routes are those of step by step, but for the order of sums.
+        # One pass over everything: its routes equal those of single steps, except for the order of sums.
         self.model(tokens, use_cache=False)
         count = tokens.shape[1]
         layers = [self.layer(layer, count) for layer in self.shape.layer_ids]
@@ -327,7 +327,7 @@ class Trace:
         self.experts.append(experts.astype(self.kind))
 
     def write(self, path, **metadata):
-        """Writes to a temporary file, flushes it and renames it; gives the digest."""
+        """Writes to a temporary file, flushes it and renames it; returns the digest."""
         tensors = {
             "token_ids": numpy.concatenate(self.token_ids or [numpy.zeros(0, numpy.uint32)]),
             "request_offsets": numpy.array(self.offsets, dtype=numpy.uint64),

@@ -22,7 +22,7 @@ NUMPY = {
 WIDTH = {"BOOL": 1, "U8": 1, "I8": 1, "BF16": 2, **{kind + bits: int(bits) // 8 for kind in "UIF" for bits in ("16", "32", "64")}}
 MAX_DIMENSIONS = 8
 MAX_DEPTH = 8
-# As NumPy itself allows.
+# NumPy's own limit.
 MAX_NPY_HEADER = 10_000
 # The limit of the safetensors library.
 MAX_HEADER = 100_000_000
@@ -32,7 +32,7 @@ LEGACY = bytes([0x80, 2, 0x8A, 10, 0x6C, 0xFC, 0x9C, 0x46, 0xF9, 0x20, 0x6A, 0xA
 # Elements in a file: the place of the first in bytes, sizes and steps in elements.
 Array = collections.namedtuple("Array", "dtype at shape strides")
 Storage = collections.namedtuple("Storage", "dtype at elements")
-# A name in a pickle; it stands for nothing but itself.
+# A name in a pickle, kept as a name only.
 Name = collections.namedtuple("Name", "name")
 ORDERED_DICT, TENSOR = Name("collections OrderedDict"), Name("torch._utils _rebuild_tensor_v2")
 NAMES = {name.name: name for name in (ORDERED_DICT, TENSOR, *(Name(f"torch {storage}") for storage in STORAGES))}
@@ -129,7 +129,7 @@ def read_npz(source):
 
 
 def read_npy(source, at, length):
-    """An array that fills a part of a file."""
+    """An array within a file."""
     start = source.read("the array", at, min(length, 12))
     if len(start) < 12 or not start.startswith(b"\x93NUMPY"):
         raise Refused("not a NumPy array, expected a .npy file")
@@ -156,12 +156,12 @@ def read_npy(source, at, length):
 
 
 def dense(shape):
-    """Steps of an array without gaps, the last index fastest."""
+    """Strides of a contiguous array in row-major order."""
     return tuple(math.prod(shape[at + 1 :]) for at in range(len(shape)))
 
 
 def numbers(what, values):
-    """A tuple of a few numbers from 0 on."""
+    """A short tuple of non-negative integers."""
     if type(values) is not tuple or len(values) > MAX_DIMENSIONS or any(type(number) is not int or number < 0 for number in values):
         raise Refused(f"an array's {what} is {ascii(values)[:60]}, expected at most {MAX_DIMENSIONS} numbers from 0 on")
     return values
@@ -294,7 +294,7 @@ def storage(parts, place):
 
 
 def span(shape, strides):
-    """Elements from the first to the last of an array that is not empty."""
+    """The span of elements of a non-empty array, from the first to the last."""
     return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides))
 
 
@@ -368,12 +368,12 @@ def write(out, source, arrays):
 
 
 def elements_of(source, value):
-    """The bytes of an array, the last index fastest."""
+    """The bytes of an array in row-major order."""
     if 0 in value.shape:
         return b""
     width, run, steps = WIDTH[value.dtype], 1, list(zip(value.shape, value.strides))
     data = memoryview(source.read("an array", value.at, span(value.shape, value.strides) * width))
-    # The last dimensions without gaps are copied as one.
+    # Contiguous trailing dimensions are copied as one.
     while steps and (steps[-1][0] == 1 or steps[-1][1] == run):
         run *= steps.pop()[0]
     places = (sum(at * stride for at, (_, stride) in zip(index, steps)) for index in itertools.product(*(range(size) for size, _ in steps)))

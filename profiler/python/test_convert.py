@@ -200,7 +200,7 @@ class Archives(Case):
         at = len(whole) - 22
         for where, changed in ((10, b"\3"), (10, b"\1"), (12, b"\xff\xff\xff\x7f"), (16, b"\xff\xff\xff\x7f")):
             with contextlib.suppress(Refused):
-                # An entry less in the count alone does no harm; all else is refused.
+                # A count that omits one entry does no harm; every other change is refused.
                 self.assertEqual(self.convert(whole[: at + where] + changed + whole[at + where + len(changed) :]), {})
 
     def test_tensors_that_share_bytes_are_written_twice_at_most(self):
@@ -212,7 +212,7 @@ class Archives(Case):
 class Pickles(Case):
     def test_all_other_opcodes_are_refused_by_name(self):
         self.assertLessEqual(READ, {opcode.name for opcode in pickletools.opcodes})
-        # Whatever an argument would be: a length of one byte, a line, two lines.
+        # Whatever an argument may be: a length of one byte, a line, two lines.
         for opcode in pickletools.opcodes:
             if opcode.name in READ:
                 continue
@@ -271,7 +271,7 @@ class Pickles(Case):
         self.refused(pt(pickle(b"K\x01Q")), "another persistent id")
 
     def test_cycles_and_depth_cost_nothing(self):
-        # A list that holds itself, and lists in lists; dropped without a fault.
+        # A list that contains itself, and nested lists; dropping them must not crash.
         self.refused(pt(pickle(b"]q\x00h\x00a")), "8 deep")
         for opcodes in (b"]" * 8_000 + b"a" * 7_999, b")" + b"\x85" * 8_000):
             self.refused(pt(pickle(opcodes)), "8 deep")
@@ -279,7 +279,7 @@ class Pickles(Case):
         self.refused(pt(pickle(b"}" + b")" + b"\x85" * 8_000 + b"Ns")), "keys are not texts")
 
     def test_bombs_are_not_unpacked(self):
-        # Each list holds the one before ten times: ten to the power of 7 values where the file has a few hundred bytes.
+        # Each list contains the previous one ten times: 10^7 values in a file of a few hundred bytes.
         laughs = b"]q\x00" + b"".join(b"]q" + bytes([level]) + b"(" + b"h" + bytes([level - 1]) + (b"h" + bytes([level - 1])) * 9 + b"e" for level in range(1, 8))
         self.refused(pt(pickle(b"(", laughs, b"t")), "more often than the file has bytes")
         self.refused(pt(pickle(b"(" + b"]" * 20_000 + b"t")), "more memory")
@@ -312,7 +312,7 @@ class Pickles(Case):
         self.refused(pt(pickle(b"}X\3\0\0\0\xed\xa0\x80" + one + b"s")), "Unicode")
 
     def test_memory_is_bounded_by_the_file(self):
-        """At most 64 bytes for each byte of a pickle, and what may always be taken."""
+        """At most 64 bytes for each byte of a pickle, plus the fixed allowance."""
         pieces = (b"]", b"}", b")", b"N", b"]\x94", b"N\x94", b"N\x85", b"}NNs", b"]Na", b"M\x01\x02", b"\x8c\x02ab", integer(2**40), b"G" + bytes(8))
         for piece in pieces:
             for repeats in (10, 1000, 100_000):

@@ -1,4 +1,4 @@
-"""A mock of an engine with the OpenAI routes: enough to see that clients and gateway understand each other."""
+"""A mock of an engine with the OpenAI routes, sufficient to show that clients and gateway understand each other."""
 import json, sys, threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -12,7 +12,7 @@ def usage(body):
 
 
 def choice(body):
-    """A tool call where tools were given, or else text."""
+    """A tool call if tools were given, otherwise text."""
     if body.get("tools"):
         call = {"name": body["tools"][0]["function"]["name"], "arguments": "{\"city\": \"Bern\"}"}
         message = {"role": "assistant", "content": None, "tool_calls": [{"id": "call_1", "type": "function", "function": call}]}
@@ -21,7 +21,7 @@ def choice(body):
 
 
 def deltas(body):
-    """The same, piece by piece."""
+    """That choice as stream deltas."""
     if body.get("tools"):
         call = choice(body)["message"]["tool_calls"][0]
         yield {"role": "assistant", "tool_calls": [{"index": 0, **call, "function": {**call["function"], "arguments": ""}}]}
@@ -48,7 +48,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
     def refused(self):
-        """Engines started with --api-key know the gateway's key alone."""
+        """Engines started with --api-key accept only the gateway's key."""
         if self.headers.get("Authorization") == f"Bearer {KEY}":
             return False
         self.send_json(401, {"error": {"message": "the engine's key is wrong", "type": "invalid_request_error", "code": None}})
@@ -93,11 +93,11 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class Server(ThreadingHTTPServer):
-    # Connections that wait to be accepted: five, the default, are too few for thirty clients at once on a busy machine.
+    # The listen backlog: the default of five is too small for thirty concurrent clients on a busy machine.
     request_queue_size = 128
 
     def handle_error(self, request, client_address):
-        """The gateway closes its connection when a client leaves: no news, and a trace of it reads like a failure."""
+        """The gateway closes its connection when a client leaves; a traceback would look like a failure."""
         if not isinstance(sys.exc_info()[1], ConnectionError):
             super().handle_error(request, client_address)
 

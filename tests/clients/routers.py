@@ -17,7 +17,7 @@ def free_port():
 
 
 def start(python, name, workers, log):
-    """The router's process and base URL, when it has both workers."""
+    """The router's process and base URL, once it has both workers."""
     for _ in range(5):
         port, other = free_port(), free_port()
         command = [python, *ROUTERS[name], "--host", "127.0.0.1", "--port", str(port), "--policy", "round_robin"]
@@ -38,7 +38,7 @@ def start(python, name, workers, log):
 
 
 def chat(base, stream, number):
-    """Whether one chat was answered whole."""
+    """Whether one chat was answered completely."""
     message = {"role": "user", "content": f"Tell me about the number {number}."}
     body = {"model": worker.MODEL.name, "messages": [message], "max_tokens": 8, "ignore_eos": True, "stream": stream}
     headers = {"Content-Type": "application/json"}
@@ -72,7 +72,7 @@ def run(python, semmoe, folder):
         with worker.start(semmoe) as one, worker.start(semmoe) as other, open(folder / f"{name}.log", "w") as log:
             process, base = start(python, name, [one, other], log)
             try:
-                # It takes its workers in the background.
+                # It adds its workers in the background.
                 deadline = time.monotonic() + 120
                 while chat(base, False, 0) is not None or min(finished(one), finished(other)) == 0:
                     assert time.monotonic() < deadline, f"{name} does not use both workers: {chat(base, False, 0)}"

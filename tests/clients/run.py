@@ -81,7 +81,7 @@ def with_curl(base):
         assert status == 200 and json.loads(body)["data"][0]["id"] == engine.MODEL, body
         status, _, body = curl(version, base + "/flush_cache", "-X", "POST", *key)
         assert status == 404, body
-    # Longer than a kilobyte: curl asks first whether it may send it ("Expect: 100-continue").
+    # Longer than a kilobyte: curl first asks for permission to send it ("Expect: 100-continue").
     chat["messages"][0]["content"] = "word " * 300_000
     for pack in (bytes, gzip.compress, lambda body: b"\xef\xbb\xbf" + body):
         status, _, body = long_body(base, key, pack(json.dumps(chat).encode()), pack is gzip.compress)

@@ -1,7 +1,7 @@
 """The official `openai` package, LangChain and LiteLLM against `semmoe up`: BASE_URL MODEL. run.py runs it in the environment it creates."""
 import asyncio, importlib.metadata, os, sys
 
-# Nothing is looked up elsewhere.
+# Nothing is looked up online.
 os.environ.update(LITELLM_LOCAL_MODEL_COST_MAP="True", LANGSMITH_TRACING="false", LITELLM_TELEMETRY="False")
 import litellm, openai
 from langchain_openai import ChatOpenAI

@@ -31,7 +31,7 @@ url = "{url}"
 
 
 def benchmark(python, base, folder):
-    """100 of 100 streamed chats, after GuideLLM's own look at `GET /health` and `/v1/models`."""
+    """100 of 100 streamed chats, after GuideLLM's own checks of `GET /health` and `/v1/models`."""
     report = folder / "guidellm.json"
     command = [python.parent / "guidellm", "run", "--disable-console-interactive", "--backend", f"kind=openai_http,target={base}"]
     command += ["--profile", "kind=concurrent,streams=4", "--constraint", f"kind=max_requests,count={REQUESTS}"]

@@ -61,7 +61,7 @@ expect(openai.AuthenticationError, lambda: wrong.models.list(), "not valid for t
 
 
 async def many():
-    """A stream that is left early, among others that are not."""
+    """A stream that is abandoned early, among others that are not."""
     asynchronous = openai.AsyncOpenAI(base_url=base, api_key=key, max_retries=0)
 
     async def one(early):

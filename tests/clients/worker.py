@@ -6,7 +6,7 @@ MODEL = pathlib.Path(__file__).resolve().parents[2] / "assets/tiny-qwen3moe-15m"
 
 @contextlib.contextmanager
 def start(semmoe, model=MODEL):
-    """The base URL of a worker that serves; it leaves with exit code 0 at the end."""
+    """The base URL of a serving worker; it exits with code 0 at the end."""
     command = [semmoe, "worker", "--model", model, "--rank", "0", "--world", "1"]
     command += ["--rendezvous", "127.0.0.1:0", "--listen", "127.0.0.1:0", "--exit-on-stdin-eof"]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)

@@ -21,7 +21,7 @@ def run(*command, **options):
 
 
 def promtool(folder):
-    """The installed one, else that of Debian's package; None where neither can be had."""
+    """The installed promtool, or Debian's package; None if neither is available."""
     if found := shutil.which("promtool"):
         return found
     if not shutil.which("apt-get") or not shutil.which("dpkg-deb"):
@@ -69,7 +69,7 @@ def unit(folder):
     if not tool:
         print("NOTICE: systemd-analyze is missing, so the unit was not checked")
         return
-    # The binary's place differs here; nothing else does. Manual pages need not be installed.
+    # Only the binary's path differs here. Manual pages need not be installed.
     text = (DEPLOY / "systemd/semmoe.service").read_text().replace("/usr/bin/semmoe", str(SEMMOE))
     path = folder / "semmoe.service"
     path.write_text(text)
@@ -151,7 +151,7 @@ class Demo:
         self.files = {"/usr/share/semmoe/tiny-qwen3moe-15m": MODEL, "/usr/share/semmoe/2-ranks.tables.safetensors": tables}
 
     def address(self, match):
-        """One free port of loopback for each address of the file."""
+        """One free loopback port for each address of the file."""
         if match[0] not in self.addresses:
             with socket.socket() as probe:
                 probe.bind(("127.0.0.1", 0))
@@ -176,7 +176,7 @@ class Demo:
 
 
 def compose(folder):
-    """The demo serves, and by affinity."""
+    """The demo serves, and routes by affinity."""
     import yaml
 
     for name in ("docker/prometheus.yml", "docker/grafana-datasource.yml", "docker/grafana-dashboards.yml"):
@@ -203,7 +203,7 @@ def compose(folder):
 
 
 def files(folder):
-    """What FULL's configuration names; returns the digest of the tables' placement."""
+    """The files that FULL's configuration names; returns the digest of the tables' placement."""
     from pip._vendor import certifi
 
     trace, profile = ROOT / "tests/data/reference.trace.safetensors", folder / "m.profile.safetensors"

@@ -35,7 +35,7 @@ def main():
             for at, layer in enumerate(recorder.shape.layer_ids):
                 shape = recorder.shape
                 _, logits = hook.read(recorder.seen[layer][0], shape.num_experts, shape.top_k)
-                # Some versions return probabilities in place of logits.
+                # Some versions return probabilities instead of logits.
                 logits = logits.log() if float(logits.min()) >= 0 else logits
                 top = logits.topk(shape.top_k + 1)
                 clear = ((top.values[:, -2] - top.values[:, -1]) > GAP).numpy()

@@ -78,7 +78,7 @@ def treatments():
 
 
 def rows():
-    """Of the page, by field."""
+    """The page's rows, by field."""
     lines = [line.split("|")[1:-1] for line in PAGE.read_text().splitlines() if line.startswith("| `")]
     return {cells[0].strip(" `"): [cell.strip() for cell in cells[1:]] for cells in lines}
 

@@ -12,7 +12,7 @@ class Answer:
 
     @property
     def ok(self):
-        """Complete, and no error event or abort in it."""
+        """A complete answer without an error event or abort."""
         bad = ('"error"', '"abort"')
         return self.error is None and self.status == 200 and not any(word in self.body for word in bad)
 
@@ -47,7 +47,7 @@ def ask(url, method="GET", path="/", body=None, headers=None, timeout=300):
 
 
 def conversations(count, most_characters=900):
-    """Held-out prompts as conversations; they begin again when they run out."""
+    """Held-out prompts as conversations; they start over when they run out."""
     found = []
     for line in PROMPTS.open(encoding="utf-8"):
         record = json.loads(line)
@@ -134,7 +134,7 @@ class Gateway:
         return found[0]
 
     def metric(self, name, **labels):
-        """The sum of the samples of this name with these labels."""
+        """The sum of the samples with this name and these labels."""
         total = 0.0
         for line in self.get("/metrics").body.splitlines():
             if re.match(rf"{name}[ {{]", line) and all(f'{k}="{v}"' in line for k, v in labels.items()):

@@ -6,12 +6,12 @@ REPOSITORY = HERE.parent.parent
 MODEL = REPOSITORY / "assets/tiny-qwen3moe-15m"
 NAME = "tiny"
 VERSIONS = {"vllm": ["0.30.0", "0.32.0"], "sglang": ["0.5.23", "0.5.16"]}
-# What both need to run data-parallel attention over two ranks, and expert parallelism.
+# Arguments for data-parallel attention over two ranks, and expert parallelism.
 TWO_RANKS = {
     "vllm": ["--data-parallel-size", "2", "--enable-expert-parallel"],
     "sglang": ["--tp-size", "2", "--attn-dp-size", "2", "--ep-size", "2"],
 }
-# vLLM records on CPU up to 0.30 only: from 0.31 the flag needs a model runner that needs Triton.
+# vLLM records on CPU only up to 0.30: from 0.31 the flag needs a model runner that needs Triton.
 RECORDING = {
     ("vllm", "0.30.0"): ["--enable-return-routed-experts"],
     ("vllm", "0.32.0"): [],
@@ -33,7 +33,7 @@ def default_cache():
 
 
 def folder(engine, version, cache):
-    """All versions of vLLM share one; a version of SGLang has one of its own, the newest one `sglang`."""
+    """All versions of vLLM share one folder; each version of SGLang has its own, the newest one `sglang`."""
     name = engine if engine == "vllm" or version == VERSIONS["sglang"][0] else f"{engine}-{version}"
     return pathlib.Path(cache).resolve() / name
 
@@ -79,7 +79,7 @@ class Server:
         self.stop()
 
     def wait(self, seconds=420):
-        """Until it is healthy. Gives the seconds since its start."""
+        """Waits until it is healthy. Returns the seconds since its start."""
         while time.monotonic() - self.started < seconds:
             if self.process.poll() is not None:
                 raise RuntimeError(f"{self.engine} ended with {self.process.returncode}:\n{self.tail()}")
@@ -94,7 +94,7 @@ class Server:
         return pathlib.Path(self.log.name).read_bytes()[-bytes_:].decode(errors="replace")
 
     def children(self, name):
-        """Ids of this server's processes whose title has `name` in it."""
+        """Ids of this server's processes whose title contains `name`."""
         found = []
         for entry in pathlib.Path("/proc").iterdir():
             if not entry.name.isdigit():
@@ -115,7 +115,7 @@ class Server:
             pass
 
     def kill(self):
-        """All of its processes at once, as if the machine was gone."""
+        """Kills all of its processes at once, as if the machine were gone."""
         self.signal(signal.SIGKILL)
         self.process.wait()
 
@@ -149,12 +149,12 @@ def vllm(server):
 def sglang(server):
     venv = server.folder / "venv"
     models = next(venv.glob("lib/python3.*/site-packages/sglang/srt/models"))
-    # Modules of other architectures are left alone, for a faster start.
+    # Modules of other architectures are not imported, for a faster start.
     others = sorted(m.stem for m in models.glob("*.py") if not m.stem.startswith(("qwen", "__")))
     environment = base_environment(venv) | {
         "PYTHONPATH": str(HERE / "sglang/shim"),
         "SGLANG_USE_CPU_ENGINE": "1",
-        # One entry for each rank; 0.5.23 wants two for each.
+        # One entry per rank; 0.5.23 wants two per rank.
         "SGLANG_CPU_OMP_THREADS_BIND": "0|1" if server.version == "0.5.16" else "0|1|0|1",
         "SGLANG_NCCL_SO_PATH": "/nonexistent/libnccl.so",
         "SGLANG_DISABLED_MODEL_ARCHS": ",".join(others),

@@ -18,7 +18,7 @@ spec.loader.exec_module(corpus)
 
 TEMPLATES = ["Qwen3-Coder", "openai-gpt-oss-120b", "LFM2.5-8B-A1B"]
 BOS = "{{ bos_token }}{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-# Which chats have a template of their own: loops over parts, prints all that it gets.
+# Chats with a template of their own: loops over parts, prints everything it receives.
 LOOPS = "{% for m in messages %}[{{ m.role }}]{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}<{{ p.text }}>{% endfor %}{% endif %}{% endfor %}{% if tools %}{{ tools | tojson }}{% endif %}"
 SHOWS = "{% for m in messages %}{{ m }}{% endfor %}{{ tools }}{{ documents }}{{ reasoning_effort }}{{ enable_thinking }}{{ thinking }}{{ site }}{{ add_generation_prompt }}"
 DEFAULTS = {"site": "Ulm", "enable_thinking": True}
@@ -33,7 +33,7 @@ def as_text(arguments=None, **more):
 
 
 def shapes():
-    """A name and a body for each kind of thing that an engine may do before its template."""
+    """A name and a body for each thing that an engine may do before its template."""
     turns = [user(), assistant(), user("And through Köln? 日本 🦀")]
     called = [user("The weather?"), assistant(None, tool_calls=[as_text()]), result()]
     tools = [WEATHER, PLAIN_TOOL, BARE_TOOL]
@@ -111,7 +111,7 @@ def shapes():
 
 
 def mixed():
-    """Shapes put together by chance."""
+    """Random combinations of shapes."""
     dice = random.Random(35)
     known = [body for _, body in shapes() if body.get("messages")]
     for number in range(1000):
@@ -164,7 +164,7 @@ def found(value, keys=("prompt_token_ids", "input_ids")):
 
 
 def ask(url, engine, body):
-    """The ids, or what the engine says."""
+    """The ids, or the engine's error."""
     wish = {"return_token_ids": True} if engine == "vllm" else {"return_token_ids": True, "return_prompt_token_ids": True, "return_input_ids_in_sglext": True}
     path = "chat/completions" if "messages" in body else "completions"
     data = json.dumps({"model": launch.NAME, "max_tokens": 1, "temperature": 0, **wish, **body}).encode()
@@ -187,10 +187,10 @@ def ours(semmoe, home, template, engine, version, bodies):
 
 
 def compare(home, template, bodies, arguments):
-    """How many of the bodies have the same ids, and the others."""
+    """How many of the bodies have equal ids, and the others."""
     engine, version = arguments.engine, arguments.version
     mine = ours(arguments.semmoe, home, template, engine, version, bodies)
-    # Read by the engine from its option alone.
+    # The engine reads it only from its option.
     (home / "chat_template.jinja").rename(home / "given.jinja")
     with launch.Server(engine, version, arguments.cache, [*options(engine), "--chat-template", str(home / "given.jinja")], model=home) as server:
         server.wait()

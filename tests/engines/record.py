@@ -71,7 +71,7 @@ class Recorder:
         return text
 
     def leave_in_the_middle(self, path, body):
-        """A client that goes away after the first bytes of a stream."""
+        """A client that leaves after the first bytes of a stream."""
         connection = http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=60)
         connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
         connection.getresponse().read(1)
@@ -104,7 +104,7 @@ def cut_info(text):
 
 
 def common_before(r):
-    """Before the first request that runs the model."""
+    """Exchanges before the first request that runs the model."""
     r.ask("fresh metrics", "GET", "/metrics", cut=cut_metrics)
     for name, path in [("health", "/health"), ("ping", "/ping"), ("models", "/v1/models"), ("version", "/version"), ("model info", "/model_info")]:
         r.ask(name, "GET", path)
@@ -254,7 +254,7 @@ def sglang(r):
 
 
 def out_of_vocabulary(r):
-    """Last: it kills SGLang 0.5.23."""
+    """Runs last: it kills SGLang 0.5.23."""
     body = {"model": launch.NAME, "prompt": [99999999], "max_tokens": 4}
     if r.server.engine == "sglang":
         body = {"input_ids": [99999999], "sampling_params": {"max_new_tokens": 4}}
@@ -264,7 +264,7 @@ def out_of_vocabulary(r):
 
 
 def dead_core(r):
-    """vLLM: an engine core is killed, and its API servers live on."""
+    """vLLM: an engine core is killed while its API servers stay alive."""
     os.kill(r.server.children("EngineCore")[-1], signal.SIGKILL)
     time.sleep(2)
     few = {"model": launch.NAME, "max_tokens": 4, "temperature": 0}
@@ -314,7 +314,7 @@ def main():
 
 
 def document(head, exchanges):
-    """JSON with one exchange in a line."""
+    """JSON with one exchange per line."""
     lines = ",\n".join(json.dumps(exchange, ensure_ascii=False, separators=(",", ":")) for exchange in exchanges)
     return json.dumps(head, indent=1)[:-2] + f',\n "exchanges": [\n{lines}\n]\n}}\n'
 

@@ -20,7 +20,7 @@ EMBEDDINGS, GENERATE, DETOKENIZE, EXTRA = "/v1/embeddings", "/generate", "/detok
 
 
 def in_environment():
-    """Runs this again where pydantic is, and ends."""
+    """Reruns this script in the environment with pydantic, and exits."""
     with tempfile.TemporaryDirectory() as folder:
         venv.create(folder, with_pip=True)
         python = f"{folder}/bin/python"
@@ -45,7 +45,7 @@ NESTED = [Optional[Union[List[List[int]], List[int]]]]
 
 
 class ByPython:
-    """As SGLang's SamplingParams and vLLM's logit_bias take them: int() of every element or key."""
+    """Validates like SGLang's SamplingParams and vLLM's logit_bias: int() of every element or key."""
 
     def __init__(self, only_keys):
         self.only_keys = only_keys
@@ -62,7 +62,7 @@ class ByPython:
 IDS = [TypeAdapter(kind) for kind in LISTS]
 BIAS = [ByPython(True), TypeAdapter(Dict[int, float])]
 STOPS = IDS + [TypeAdapter(Optional[Set[int]])]
-# Where ids stand: route, the way to the member, and the declared types.
+# Positions of ids: route, path to the member, and the declared types.
 PLACES = [
     (COMPLETIONS, ["prompt"], [TypeAdapter(kind) for kind in PROMPTS]),
     (EMBEDDINGS, ["input"], [TypeAdapter(kind) for kind in INPUTS]),
@@ -204,7 +204,7 @@ class Generator:
 
 
 def ids_in(value):
-    """Ids of a validated value; text is none."""
+    """Ids of a validated value; none for text."""
     if isinstance(value, bool) or isinstance(value, int):
         return [int(value)]
     if isinstance(value, dict):
@@ -213,7 +213,7 @@ def ids_in(value):
 
 
 def expected(types, value):
-    """1: some engine gets an id outside; 0: all get ids inside or text; None: none takes it."""
+    """1: some engine gets an id outside; 0: all get ids inside or text; None: no engine accepts it."""
     taken = False
     for kind in types:
         try:

@@ -7,17 +7,17 @@ empty folders. A binary on its own must say where its assets can be had. With --
 import json, os, pathlib, platform, re, shutil, signal, subprocess, sys, tempfile, threading, time, urllib.request, venv
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-# From the start of the installation to the first answer, recording and solving included.
+# From the start of the installation to the first answer, including recording and solving.
 LONGEST_SECONDS = float(os.environ.get("SEMMOE_TEST_UP_SECONDS", "60"))
 
 
 def environment(folder):
-    """Nothing of the caller's but where programs are."""
+    """Nothing of the caller's environment except the program path."""
     return {"PATH": os.environ["PATH"], "HOME": str(folder), "XDG_CACHE_HOME": str(folder / "cache"), "TMPDIR": str(folder)}
 
 
 def answered(semmoe, folder, own_assets):
-    """Runs `up` until it answered a request, and returns when. `own_assets`: they must be those of the installation below `folder`."""
+    """Runs `up` until it answers a request, and returns when. `own_assets`: they must be those of the installation below `folder`."""
     process = subprocess.Popen([semmoe, "up", "--port", "0"], cwd=folder, env=environment(folder), stdout=subprocess.PIPE, text=True)
     timer = threading.Timer(300, process.kill)
     timer.start()
@@ -54,7 +54,7 @@ def unpacked(tarball, folder):
 
 
 def converted(program, folder):
-    """The script beside the command converts a dump, and the command imports it."""
+    """The bundled script converts a dump, and the command imports it."""
     data = ROOT / "profiler/tests/data/import"
     run = lambda *words: subprocess.run([str(word) for word in words], check=True, cwd=folder, env=environment(folder), capture_output=True)
     run(program.with_name("semmoe-convert"), data / "stat.pt", "--out", ".")
@@ -71,13 +71,13 @@ def lost(binary, folder):
     done = subprocess.run([alone / "semmoe", "up"], cwd=alone, env=named, capture_output=True, text=True)
     assert done.returncode == 2 and "SEMMOE_ASSETS" in done.stderr and done.stderr.count("\n") == 1, done
     named["SEMMOE_ASSETS"] = str(ROOT / "assets")
-    # It finds them, and fails later, at a port that cannot be.
+    # It finds them, and fails later, at an invalid port.
     done = subprocess.run([alone / "semmoe", "up", "--port", "65535"], cwd=alone, env=named, capture_output=True, text=True)
     assert done.returncode == 2 and "65535" in done.stderr, done
 
 
 def in_time(what, install, place, own_assets=True):
-    """`install` returns the program, and so does this."""
+    """Measures `install`, which returns the program; returns the program too."""
     began = time.monotonic()
     program = install()
     ready = time.monotonic()

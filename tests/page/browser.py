@@ -25,7 +25,7 @@ class Page:
             os.dup2(events, 4)
 
         command = [FOUND, *QUIET, "--remote-debugging-pipe", f"--user-data-dir={self.profile.name}", f"--window-size={width},{height}", "about:blank"]
-        # What it would leave behind when it is killed goes with the profile.
+        # Files that it would leave behind when killed are removed with the profile.
         environment = {**os.environ, "TMPDIR": self.profile.name}
         self.process = subprocess.Popen(
             command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, close_fds=False, preexec_fn=wire
@@ -63,14 +63,14 @@ class Page:
         return answer["result"]
 
     def eval(self, expression):
-        """The value of a JavaScript expression, promises awaited."""
+        """The value of a JavaScript expression, with promises awaited."""
         answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         if "exceptionDetails" in answer:
             raise RuntimeError(f"{expression}: {answer['exceptionDetails']}")
         return answer["result"].get("value")
 
     def until(self, expression, limit=PATIENCE):
-        """Waits until the expression is true; returns the seconds that took."""
+        """Waits until the expression is true; returns the elapsed seconds."""
         began = time.monotonic()
         while not self.eval(expression):
             if time.monotonic() - began > limit:
@@ -79,7 +79,7 @@ class Page:
         return time.monotonic() - began
 
     def click(self, expression):
-        """A click of the mouse in the middle of the element that the expression gives."""
+        """Clicks the middle of the element that the expression returns."""
         x, y = self.eval(f"(() => {{ const it = {expression}; it.scrollIntoView({{block: 'center'}}); const box = it.getBoundingClientRect();"
                          " return [box.x + box.width / 2, box.y + box.height / 2]; })()")
         for kind in ("mousePressed", "mouseReleased"):
@@ -95,7 +95,7 @@ class Page:
         self.call("Input.insertText", text=text)
 
     def dress(self, scheme, width, height, phone=False):
-        """Light or dark, and the size of the screen."""
+        """Sets the colour scheme and the size of the screen."""
         self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=phone)
 

@@ -31,7 +31,7 @@ def pages(folder):
     semmoe("profile", "show", profile, "--html", part)
     semmoe("tables", "show", tables, "--html", of_tables)
     semmoe("evaluate", "--tables", tables, "--trace", TRACE, "--html", judged)
-    # Two maps for each layer; loads of experts and groups, topics, rates.
+    # Two maps per layer; loads of experts and groups, topics, rates.
     return [(whole, 2 * LAYERS + 4), (part, 2 * LAYERS + 1), (of_tables, 3), (judged, 5)]
 
 

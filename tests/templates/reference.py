@@ -55,7 +55,7 @@ environment.globals.update(raise_exception=raise_exception, strftime_now=NOW.str
 
 
 def answers(requests):
-    """The text of each request, or its error, with the template of the last one that has one."""
+    """The text of each request, or its error, under the most recent template."""
     template, special = None, {}
     for request in requests:
         if "template" in request:

@@ -12,14 +12,14 @@ ROOT = HERE.parents[1]
 TARGET = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
 FILES = re.compile(r"[^/]+/vendor/llama\.cpp/models/templates/([^/]+\.jinja)$")
 TEMPLATES = 70
-# Tokens of the usual names, and such as models add.
+# Tokens with the usual names, and others that models add.
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>", "image_token": "<image>", "audio_token": "<audio>", "video_token": "<video>"}
-# Where the two may differ: how the name of a template or snippet begins, and why.
+# Known differences: how the name of a template or snippet begins, and why.
 EXCEPTIONS = {}
-# A generator or function printed: another text each time, so semmoe refuses it.
+# A printed generator or function is different text each time, so semmoe refuses it.
 ADDRESS = re.compile(r" at 0x[0-9a-f]{6,}>")
 REFUSED_ADDRESS = "prints as an address"
-# 30,000 were compared by hand.
+# 30,000 were compared manually.
 GENERATED = 2000
 SECONDS = 100
 # The worker must answer every chat with them.
@@ -27,7 +27,7 @@ SERVED = ["Qwen3-Coder", "openai-gpt-oss-120b", "LFM2.5-8B-A1B"]
 
 
 def environment():
-    """A Python with Jinja2, and the folder of templates; made anew when the requirements change."""
+    """A Python with Jinja2, and the folder of templates; rebuilt when the requirements change."""
     requirements = [HERE / "requirements.txt", HERE / "corpus.txt"]
     digest = hashlib.sha256(b"".join(file.read_bytes() for file in requirements)).hexdigest()[:12]
     home = TARGET / "templates" / f"{sys.version_info.major}.{sys.version_info.minor}-{digest}"
@@ -37,7 +37,7 @@ def environment():
         pip = [home / "bin/python", "-m", "pip", "--quiet", "--disable-pip-version-check", "--no-cache-dir"]
         with tempfile.TemporaryDirectory() as folder:
             subprocess.run([*pip, "install", "--no-deps", "--requirement", requirements[0]], check=True, timeout=SECONDS)
-            # Its metadata is made by its build system; nothing is compiled.
+            # Its build system generates its metadata; nothing is compiled.
             command = [*pip, "download", "--no-deps", "--no-binary", "llama-cpp-python", "--dest", folder, "--requirement", requirements[1]]
             subprocess.run(command, check=True, timeout=SECONDS)
             (home / "corpus").mkdir(exist_ok=True)
@@ -56,7 +56,7 @@ def requests(folder):
     from snippets import snippets
 
     for path in sorted(folder.glob("*.jinja")):
-        # As Python reads texts, with one kind of line end.
+        # As Python reads text, with universal line ends.
         template = {"template": path.read_text(encoding="utf-8"), "special": SPECIAL}
         for name, chat in chats():
             yield f"{path.stem}: {name}", {**template, **chat}
@@ -85,7 +85,7 @@ def differences(names, ours, theirs):
     for name, our, their in zip(names, ours, theirs):
         is_text = "text" in their and not ADDRESS.search(their["text"])
         same = our.get("text") == their["text"] if is_text else "error" in our
-        # The address may have been used further.
+        # The address may have been reused.
         same = same or REFUSED_ADDRESS in our.get("error", "")
         if not same and not any(name.startswith(known) for known in EXCEPTIONS):
             found.append(f"{name}\n  Jinja2: {their}\n  semmoe: {our}")
@@ -110,7 +110,7 @@ def compare(renderer, folder):
 
 
 def planted(renderer, asked, names, theirs):
-    """One template that ends with one more space must be found, and nothing else."""
+    """A template with one more space at its end must be detected, and nothing else."""
     at = next(at for at, answer in enumerate(theirs) if "text" in answer and "template" in asked[at])
     asked[at] = {**asked[at], "template": asked[at]["template"] + "{{ ' ' }}"}
     end = next(at for at in range(at + 1, len(asked)) if "template" in asked[at])

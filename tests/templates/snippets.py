@@ -332,7 +332,7 @@ TEMPLATES = [
 def snippets():
     for expression in EXPRESSIONS:
         yield "{% set m = messages[0] %}{{ " + expression + " }}", CHAT
-    # Each part alone, as one refusal hides the others.
+    # Each part separately, because one refusal hides the others.
     for expression in EXPRESSIONS:
         parts = split(expression)
         if len(parts) > 1:

@@ -70,7 +70,7 @@ assert differ <= {"source", "created"}, f"metadata differs in {differ}: {ours} {
 for name in ("token_ids", "request_offsets", "prompt_lengths"):
     assert (a[name] == b[name]).all(), f"{name} differ"
 
-# Routes as sets, token by token; then counts, with the near-ties left out on both sides.
+# Routes as sets, token by token; then counts, without the near-ties on both sides.
 same = (numpy.sort(a["experts"], axis=-1) == numpy.sort(b["experts"], axis=-1)).all(axis=-1)
 clear = gaps() > GAP
 wrong, routes = int((~same & clear).sum()), same.size

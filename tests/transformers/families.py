@@ -41,7 +41,7 @@ def check(family, settings, layers, has_logits):
         for at, layer in enumerate(logits):
             layer = layer[0] if isinstance(layer, tuple) else layer
             expected = layer.reshape(40, -1)
-            # GPT-OSS returns scores, zero for those not chosen.
+            # GPT-OSS returns scores, zero for unchosen experts.
             assert (expected.topk(k).indices.sort().values.numpy() == numpy_sorted(experts[:, at])).all(), (family, at)
     tokens, experts = recorder.record(ids, 4)
     assert tokens[:40] == ids and 40 <= len(tokens) <= 43 and len(experts) == len(tokens), family

@@ -37,7 +37,7 @@ process.kill()
 process.wait()
 kept = partial.read_bytes().count(b"\n") - 1
 assert not resumed.exists() and 4 <= kept < 41, kept
-# As if the last line had been cut by the end of the process.
+# As if the end of the process had cut the last line short.
 with partial.open("ab") as file:
     file.write(b'{"line":99,"tok')
 said = run(resumed, "--max-tokens", "2")

@@ -32,7 +32,7 @@ def semmoe(*arguments):
 
 
 def tables(folder):
-    """Two of one placement, the second with what traces know beyond a profile."""
+    """Two tables of one placement; the second has what only traces know."""
     profile, trace = folder / "p.profile.safetensors", ROOT / "tests/data/reference.trace.safetensors"
     semmoe("profile", "build", trace, "--out", profile)
     made = [folder / f"{name}.tables.safetensors" for name in ("first", "second")]
@@ -88,7 +88,7 @@ def ask_on(base, model, stopped):
 
 
 def load(base, model, processes):
-    """Requests until the end."""
+    """Sends requests until the end."""
     stopped = threading.Event()
     processes.callback(stopped.set)
     for _ in range(6):
@@ -104,7 +104,7 @@ def tile(name):
 
 
 def looks(page, name):
-    """Contrast and width in both schemes, and pictures."""
+    """Contrast and width in both schemes, and screenshots."""
     for scheme, width, height, phone in [("light", 1280, 900, False), ("dark", 1280, 900, False), ("light", 390, 844, True), ("dark", 390, 844, True)]:
         page.dress(scheme, width, height, phone)
         time.sleep(0.6)
@@ -132,7 +132,7 @@ def names(page):
 
 
 def figures(page):
-    """The page shows what runs."""
+    """The page shows the running state."""
     page.until("document.querySelectorAll('.rank').length === 8 && document.querySelectorAll('.backend.good').length === 2")
     for name in ("First token", "Between tokens", "Predicted LAR", "Observed LAR", "Remote activations"):
         page.until(f"[...document.querySelectorAll('#figures > div')].some(it => it.textContent.startsWith({json.dumps(name)}) && /\\d/.test(it.querySelector('span').textContent))")
@@ -179,7 +179,7 @@ def operate(page, admin, config, second):
 
 
 def with_token(page, admin, config):
-    """After a reload the listener asks for a token; the tab alone keeps it."""
+    """After a reload the listener requires a token, which only the tab keeps."""
     digest = hashlib.sha256(TOKEN.encode()).hexdigest()
     config.write_text(config.read_text().replace("[sampling]", f'admin_token_sha256 = "{digest}"\n[sampling]'))
     page.click("document.querySelector('#reload')")
@@ -236,7 +236,7 @@ def red(page, name, ranks, process):
 
 
 def die_idle(folder, processes):
-    """No request, before or after: a closed idle connection is all that there is to see. At three phases of the health interval."""
+    """No request before or after: only a closed idle connection shows it. At three phases of the health interval."""
     took = []
     for phase in range(3):
         process, url = engine(processes)

@@ -1,4 +1,4 @@
-"""Rounds in which every contestant is measured once, one after the other, so that all see the same machine."""
+"""Rounds that measure every contestant in sequence, so that all see the machine in one state."""
 
 import json
 import statistics
@@ -14,7 +14,7 @@ class Contest:
         self.say = say
 
     def client(self, address, arrivals, options=(), seconds=None):
-        """One measurement; any answer that is not right ends the benchmark."""
+        """One measurement; any wrong answer ends the benchmark."""
         command = [self.settings.tool, "client", "--target", address]
         for prompts in self.settings.prompts:
             command += ["--prompts", prompts]
@@ -51,13 +51,13 @@ def median(rounds, key):
 
 
 def best_router(results, key="requests_per_second"):
-    """The router that is best in the median, or nothing where there is none."""
+    """The best router by the median; nothing if there is none."""
     routers = [name for name in results if name in ROUTERS]
     return max(routers, key=lambda name: median(results[name], key), default=None)
 
 
 def ratios(results, name, other, key):
-    """Median, least and greatest ratio over the rounds."""
+    """Median, minimum and maximum ratio over the rounds."""
     pairs = zip(results[name], results[other])
     found = [ours[key] / theirs[key] for ours, theirs in pairs if theirs[key]]
     return statistics.median(found), min(found), max(found)
@@ -68,7 +68,7 @@ def spread(found):
 
 
 def table(title, results, key="requests_per_second", unit="requests/s", digits=0, router=None):
-    """Markdown: what each did, and how it compares with the best router and with nginx."""
+    """Markdown: each contestant's figures, compared with the best router and with nginx."""
     router, nginx = router or best_router(results), "nginx" if "nginx" in results else None
     head = ["", unit, "over the best router" + (f" ({router})" if router else ""), "over nginx", "CPU us/request", "RSS MB"]
     lines = [f"### {title}", "", "| " + " | ".join(head) + " |", "|---" * len(head) + "|"]

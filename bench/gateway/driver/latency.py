@@ -3,12 +3,12 @@
 import contest
 from peers import ROUTERS
 
-# A rate is kept up with if nearly all of it is answered in time.
+# A rate is sustained if nearly all of it is answered in time.
 LEAST_ANSWERED = 0.97
 MOST_P99_US = 100_000
-# Rates that are tried: shares of the closed loop's peak, each so much more than the one before.
+# Rates to try: shares of the closed loop's peak, in geometric steps.
 FIRST, STEP, LAST = 0.1, 1.12, 1.2
-# Of the peak that was found.
+# Share of the peak found.
 SHARE = 0.8
 
 

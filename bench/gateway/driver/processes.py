@@ -1,4 +1,4 @@
-"""Processes that the benchmark starts, watches and ends; no others."""
+"""Starts, watches and ends the benchmark's own processes; no others."""
 
 import os
 import signal
@@ -42,7 +42,7 @@ class Process:
         return found
 
     def cpu_seconds(self):
-        """User and system time of all of them, ended threads included."""
+        """Their user and system time, including ended threads."""
         ticks = 0
         for pid in self.pids():
             try:
@@ -54,7 +54,7 @@ class Process:
         return ticks / TICKS_PER_SECOND
 
     def rss_mb(self):
-        """Resident memory of all of them, shared pages counted once for each process."""
+        """Their resident memory; shared pages count once per process."""
         total = 0
         for pid in self.pids():
             try:
@@ -65,7 +65,7 @@ class Process:
         return total / 1024
 
     def wait_for(self, url, seconds=60):
-        """Until `url` answers 2xx."""
+        """Waits until `url` answers 2xx."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             if self.child.poll() is not None:

@@ -10,7 +10,7 @@ SWAPS = 1000
 
 
 class Load(threading.Thread):
-    """The client, round after round; the first answer that is not right, or that names another rank than the engine was told, ends it."""
+    """The client, round after round; the first wrong answer, or one that names another rank than the engine received, ends it."""
 
     def __init__(self, everyone, contestant, closed):
         super().__init__(daemon=True)

@@ -1,4 +1,4 @@
-"""Our own gateway, with tables of a real size, and the mock engine behind all of them."""
+"""Our own gateway, with tables of realistic size, and the mock engine behind all contestants."""
 
 import gzip
 import os
@@ -26,7 +26,7 @@ tables = "{folder}/1.tables.safetensors"
 
 
 def prepare(settings, folder, say):
-    """Tokenizer and tables, in `folder`."""
+    """Writes tokenizer and tables to `folder`."""
     own = os.path.join(folder, "tokenizer")
     os.makedirs(own, exist_ok=True)
     source = settings.tokenizer

@@ -1,4 +1,4 @@
-"""Whether a huge prompt makes other requests wait: a text of one word is what takes longest to tokenize."""
+"""Whether a huge prompt delays other requests: a text of one word takes longest to tokenize."""
 
 import contest
 import json
@@ -7,13 +7,13 @@ import time
 import urllib.error
 import urllib.request
 
-# Less than the text that is tokenized at most, and a body that is too long for that.
+# Just below the tokenization limit, and a body beyond it.
 SIZES_MB = (3.9, 10.0)
 RATE = 200
 
 
 class Bully(threading.Thread):
-    """Sends one huge prompt after the other until it is stopped; every answer must be a good one."""
+    """Sends huge prompts in sequence until it is stopped; every answer must succeed."""
 
     def __init__(self, address, megabytes):
         super().__init__(daemon=True)

@@ -27,14 +27,14 @@ COMMON_STEPS, OWN_STEPS = 5, 4
 # Fewer rows than these held out say nothing about a regime, and constants that miss half of them by more than half are
 # no calibration.
 LEAST_ROWS, LARGEST_MEDIAN = 20, 0.5
-# As `Constants::uncalibrated`.
+# Must equal `Constants::uncalibrated`.
 UNCALIBRATED = dict(
     roofline_sharpness=8.0, moe_layer_seconds=0.0, sequence_seconds=0.0, request_seconds=5e-3, admission_steps=0.0,
     burst_share=0.0, expert_spread=1.0)
 
 
 def spans_of(rows):
-    """Ranges of neighbours of one regime."""
+    """Ranges of consecutive rows of one regime."""
     spans, at = [], 0
     for _, members in groupby(rows, key=lambda row: row.regime()):
         spans.append((at, at + len(list(members))))
@@ -43,7 +43,7 @@ def spans_of(rows):
 
 
 def held_out(fits, fold):
-    """Logarithms of predictions for each row, by constants fitted to the rows of other folds."""
+    """Logarithms of predictions for each row, by constants fitted to the other folds."""
     names = sorted(set(fold.tolist()))
 
     def one(at):

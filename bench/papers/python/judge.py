@@ -3,7 +3,7 @@
 import numpy as np
 
 FOLDS = 5
-# Of the features, those whose slopes may differ between labels: level, requests in flight, prompt.
+# Features whose slopes may differ between labels: level, requests in flight, prompt.
 OWN = 3
 
 
@@ -37,7 +37,7 @@ def folds(group, seed=1):
 
 
 def features(rows):
-    """Of the residuals: what a layout and a load are, each near 0 on average."""
+    """Features of the residuals: layout and load, each near 0 on average."""
     columns = [[1.0, np.log(r.concurrency / r.decode[2]) - 3, np.log(r.input) - 7.5, np.log(r.output) - 7,
                 np.log(r.decode[1]) - 1, np.log(r.decode[2]), np.log(r.decode[4]),
                 np.log(r.arriving / r.prefill[2]) - 3] for r in rows]
@@ -63,7 +63,7 @@ def residual_fit(x, labels, errors, train, common=30.0, own=30.0, rounds=4):
 
 
 def held_out(x, labels, errors, fold):
-    """What the fit of residuals expects in every row from the rows of other folds."""
+    """The residuals of every row predicted by the fit on other folds."""
     expected = np.zeros(len(errors))
     for name in np.unique(fold):
         expected[fold == name] = residual_fit(x, labels, errors, fold != name)[fold == name]

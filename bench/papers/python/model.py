@@ -10,7 +10,7 @@ import subprocess
 
 import numpy as np
 
-# Name, round value, least, most, how far it may go easily (standard deviation of the logarithm).
+# Name, round value, minimum, maximum, and how far it may move easily (standard deviation of the logarithm).
 PARAMETERS = [
     ("dense_flops_share", 0.7, 0.05, 1.0, 0.4),
     ("expert_flops_share", 0.5, 0.03, 1.0, 0.5),
@@ -36,13 +36,13 @@ FIXED = {"dispatch_bytes": 2.0, "combine_bytes": 2.0, "overlap_share": 0.0, "mem
 NAMES = [name for name, *_ in PARAMETERS]
 ROUND, LEAST, MOST = (np.log([parameter[at] for parameter in PARAMETERS]) for at in (1, 2, 3))
 FREEDOM = np.array([parameter[4] for parameter in PARAMETERS])
-# Errors below this (of the logarithm) count as squares, larger ones by their size.
+# Errors below this (in the logarithm) count quadratically, larger ones linearly.
 EVEN = 0.05
 STEP = 0.02
 
 
 def constants(point):
-    """Constants as the planner reads them, of a point in the space of logarithms."""
+    """Constants in the planner's form, from a point in logarithmic space."""
     return dict(zip(NAMES, np.exp(point).tolist())) | FIXED
 
 
@@ -74,7 +74,7 @@ def damped(jacobian, errors, weights, pull, towards):
 
 
 def step(point, jacobian, errors, mean, freedom, scale):
-    """The next point: `errors` are logarithms of measured over predicted, NaN where they are not to be used."""
+    """The next point: `errors` are logarithms of measured over predicted, NaN where unused."""
     used = ~np.isnan(errors)
     if not used.any():
         return mean.copy()
@@ -100,7 +100,7 @@ class Fit:
         base = self.predicted(points)
         moved = []
         for at in range(len(NAMES)):
-            # Towards the inside, so that no constant leaves its domain.
+            # Inwards, so that no constant leaves its domain.
             sign = np.where(points[:, at] + STEP > MOST[at], -1.0, 1.0)
             change = points.copy()
             change[:, at] += STEP * sign

@@ -21,7 +21,7 @@ SYSTEMS = {
 }
 DOMAINS = 16
 WEIGHTS = {"fp8": "fp8", "fp8_block": "fp8", "nvfp4": "nvfp4", "int4_wo": "int4", "": "bf16"}
-# Where a checkpoint has no file of its own: another one of the same shape.
+# Checkpoints without a configuration of their own, and another one of equal shape.
 CONFIGS = {
     "meta-llama/Llama-3.1-70B": "nvidia/Llama-3.1-70B-Instruct-FP8",
     "meta-llama/Llama-3.1-8B-Instruct": "meta-llama/Meta-Llama-3.1-8B",
@@ -65,7 +65,7 @@ class Row:
         return (SYSTEMS[self.system][0], self.backend, self.weights[0], "split" if self.split else "together")
 
     def configuration(self):
-        """What stays on one side of a split."""
+        """The key that stays on one side of a split."""
         return (self.family(), self.system, self.backend, self.decode, self.prefill, self.split)
 
     def family(self):
@@ -102,7 +102,7 @@ def layout(row, prefix=""):
 
 
 def weights(row):
-    """Types of routed experts and of dense weights. Quantised mixtures keep attention at 16 bits, but for FP8."""
+    """Types of routed experts and of dense weights. Except for FP8, quantised mixtures keep attention at 16 bits."""
     model = row["model_path"]
     dtype = WEIGHTS[row["gemm_quant_mode"]] if row["gemm_quant_mode"] else CHECKPOINTS.get(model, "bf16")
     if "gpt-oss" in model:

@@ -70,7 +70,7 @@ class Judge(unittest.TestCase):
         self.assertEqual(np.bincount(fold).tolist(), [20] * judge.FOLDS)
 
     def test_residuals_held_out_are_not_seen(self):
-        """A shift of the rows held out changes nothing that is expected of them."""
+        """Shifting the held-out rows changes nothing that is predicted for them."""
         members = [row for row in rows.read(FIXTURE) if not row.split]
         x, labels = judge.features(members), [row.backend for row in members]
         fold = np.arange(len(members)) % 2

@@ -52,7 +52,7 @@ def shares(counts, tokens):
 
 
 def program(cost, whole, equal, seconds, below=()):
-    """Least cost; rows are (columns, values, right side)."""
+    """Minimum cost; rows are (columns, values, right side)."""
     rows = [*equal, *below]
     index = np.concatenate([np.full(len(columns), i) for i, (columns, _, _) in enumerate(rows)])
     columns = np.concatenate([np.asarray(columns) for columns, _, _ in rows])
@@ -69,7 +69,7 @@ def program(cost, whole, equal, seconds, below=()):
 
 
 def even_load(load, groups, seconds):
-    """MoETuner's first program: x[e, g] whole, least greatest load."""
+    """MoETuner's first program: x[e, g] integer, minimum largest load."""
     n = len(load)
     at = lambda e, g: e * groups + g
     most = n * groups
@@ -90,7 +90,7 @@ def moetuner(counts, flows, groups, seconds):
     layers = len(counts)
     found = [even_load(layer.sum(axis=0), groups, seconds / (layers + 1)) for layer in counts]
     clusters, notes = [f[0] for f in found], [f[1] for f in found]
-    # Second program: y[l, c, d] whole, kept flow between neighbours z[l, c, c', d] <= both.
+    # Second program: y[l, c, d] integer, kept flow between neighbours z[l, c, c', d] <= both.
     at = lambda l, c, d: (l * groups + c) * groups + d
     whole_count = layers * groups * groups
     cost, below = [0.0] * whole_count, []

@@ -15,7 +15,7 @@ _communicators = weakref.WeakValueDictionary()
 
 
 def native():
-    """The library, loaded at the first use."""
+    """The library, loaded on first use."""
     global _library
     with _lock:
         if _library is None:
@@ -65,10 +65,10 @@ class SharedMemory:
         return None
 
     def settle(self):
-        """Calls return when they are done."""
+        """Nothing to wait for: calls return when they are done."""
 
     def agree(self, step, error=None):
-        """Each rank tells of itself."""
+        """Each rank reports its own error only."""
         if error is not None:
             raise error
 
@@ -113,22 +113,22 @@ class Communicator:
         return found
 
     def close(self):
-        """Leaves the group. On the CPU ranks that wait for this one fail at once; with CUDA all ranks close together."""
+        """Leaves the group. On the CPU, ranks that wait for this one fail at once; with CUDA all ranks close together."""
         if self._free.alive:
             self._free()
             self.memory.close()
 
     def abandon(self):
-        """Leaves the group, and leaves its memory to the caller."""
+        """Leaves the group without freeing its memory."""
         self._free()
 
     def check(self):
-        """Raises what a kernel stopped with (CUDA). Does not wait: work that is still under way is not known."""
+        """Raises the error that stopped a kernel (CUDA). Does not wait, so it misses errors of unfinished work."""
         self._alive()
         _check(native().semmoe_check(self._handle))
 
     def self_check(self):
-        """Known rows there and back, on all ranks together; raises if they are not what they should be. Waits for the answer."""
+        """Sends known rows there and back, on all ranks together, and raises if they differ. Waits for the result."""
         n, columns = 2 * self.world + 1, torch.arange(8)
         parts = [((rank + 3 * torch.arange(n)[:, None] + columns) % 5).to(self.device, torch.float32) for rank in range(self.world)]
         destinations = (torch.arange(n, dtype=torch.int32).flip(0) % self.world).to(self.device)
@@ -167,7 +167,7 @@ class Communicator:
         return 0
 
     def _place(self, offset, tensor_shape, dtype):
-        """A tensor over this rank's symmetric buffer, and where the next can begin."""
+        """A tensor over this rank's symmetric buffer, and the offset after it."""
         count = 1
         for size in tensor_shape:
             count *= size

@@ -17,14 +17,14 @@ from .exchange import GroupExchange, StoreExchange
 
 logger = logging.getLogger(__name__)
 
-# The driver exports whole blocks of this size, so that less would show others' memory to peers.
+# The driver exports whole blocks of this size; smaller allocations would expose others' memory to peers.
 _BLOCK = 2 << 20
-# Where signals begin behind the buffer.
+# Alignment of the signals that follow the buffer.
 _SIGNAL_ALIGNMENT = 256
 
 
 class Gpu:
-    """One GPU, as PyTorch counts them, and the driver that shares its memory."""
+    """One GPU, by PyTorch's ordinal, and the driver that shares its memory."""
 
     kind = abi.CUDA
 
@@ -35,11 +35,11 @@ class Gpu:
         self.driver = driver or Driver(ordinal)
 
     def stream(self):
-        """The CUstream that PyTorch's work goes to now."""
+        """The CUstream of PyTorch's current stream."""
         return torch.cuda.current_stream(self.device).cuda_stream
 
     def tensor(self, pointer, size):
-        """A tensor of bytes over memory that is not PyTorch's."""
+        """A byte tensor over memory that PyTorch did not allocate."""
         return torch.as_tensor(_Bytes(pointer, size), device=self.device)
 
 
@@ -49,7 +49,7 @@ class _Bytes:
 
 
 def _host():
-    """The same for processes that can share a GPU's memory, and for no others."""
+    """An id that is equal for processes that can share a GPU's memory, and only for them."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             return file.read().strip()
@@ -80,7 +80,7 @@ class CudaMemory:
             starts = self._map(told)
             self._buffer = gpu.tensor(self._own, self.buffer_bytes)
         except SemmoeError:
-            # Nobody uses it yet; a peer that has mapped it fails in the same step, and lets it go.
+            # No peer uses it yet: one that has mapped it fails in this step, too, and unmaps it.
             self._close_peers()
             self._free()
             raise
@@ -114,18 +114,18 @@ class CudaMemory:
         return self.gpu.stream()
 
     def settle(self):
-        """All launched work has ended, or its context is gone."""
+        """Waits until all launched work has ended, or its context is gone."""
         try:
             self.gpu.driver.synchronize()
         except SemmoeError as error:
             logger.warning("semmoe: the GPU's work did not end well: %s", error)
 
     def agree(self, step, error=None):
-        """All ranks go on, or none."""
+        """All ranks continue, or none."""
         self.exchange.agree(step, error)
 
     def close(self):
-        """Lets go of the peers' memory, then, when all ranks have, of its own."""
+        """Unmaps the peers' memory, and frees its own once all ranks have done so."""
         if self._own is None:
             return
         self._close_peers()
@@ -133,7 +133,7 @@ class CudaMemory:
             self.exchange.agree("closed")
             self._free()
         except SemmoeError as error:
-            # Memory that a peer may still have mapped is not given back: the process's end does it.
+            # Memory that a peer may still have mapped is freed when the process ends.
             logger.warning("semmoe: %d bytes of GPU memory are kept until the process ends: %s", self.buffer_bytes, error)
             self._own = None
 
@@ -185,7 +185,7 @@ def cuda_communicator(
         if not isinstance(gpu, Gpu):
             gpu = Gpu(torch.cuda.current_device() if gpu is None and torch.cuda.is_available() else gpu or 0)
         if not native().semmoe_has_cuda():
-            # The library says which of driver and kernels is missing.
+            # The library reports whether the driver or the kernels are missing.
             signal_bytes(abi.CUDA, exchange.world)
             raise SemmoeError(DEVICE, "libsemmoe_kernels.so finds no CUDA driver")
     except SemmoeError as refused:

@@ -56,7 +56,7 @@ class Driver:
         if not 0 <= ordinal < count.value:
             raise SemmoeError(DEVICE, f"there is no GPU {ordinal}: this process sees {count.value}")
         self._call("cuDeviceGet", byref(device), ordinal)
-        # Kept until the process ends, as PyTorch keeps it.
+        # Kept until the process ends, as PyTorch does.
         self._call("cuDevicePrimaryCtxRetain", byref(context), device)
         self._context = context
 
@@ -70,7 +70,7 @@ class Driver:
 
     @contextlib.contextmanager
     def _bound(self):
-        """The GPU's primary context, which PyTorch uses too, for this thread; the thread's own is put back."""
+        """Binds the GPU's primary context, which PyTorch uses too, to this thread; restores the previous one."""
         self._call("cuCtxPushCurrent_v2", self._context)
         try:
             yield
@@ -78,7 +78,7 @@ class Driver:
             self._call("cuCtxPopCurrent_v2", byref(c_void_p()))
 
     def allocate(self, size):
-        """Zeroed memory of its own allocation; there when this returns. Its address."""
+        """Zeroed memory in a separate allocation, ready on return. Returns its address."""
         pointer = c_uint64()
         with self._bound():
             self._call("cuMemAlloc_v2", byref(pointer), size)
@@ -95,14 +95,14 @@ class Driver:
             self._call("cuMemFree_v2", pointer)
 
     def export(self, pointer):
-        """What another process on this machine needs to map an allocation."""
+        """The handle by which another process on this machine maps an allocation."""
         handle = IpcHandle()
         with self._bound():
             self._call("cuIpcGetMemHandle", byref(handle), pointer)
         return bytes(handle.reserved)
 
     def open(self, handle):
-        """Maps another process's allocation; its address here."""
+        """Maps another process's allocation; returns its address here."""
         pointer = c_uint64()
         with self._bound():
             self._call("cuIpcOpenMemHandle_v2", byref(pointer), IpcHandle((c_ubyte * HANDLE_BYTES)(*handle)), _PEER_ACCESS)

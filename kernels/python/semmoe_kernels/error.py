@@ -5,7 +5,7 @@ INVALID, OUT_OF_RANGE, MISALIGNED, TOO_LARGE, DISAGREE, TIMED_OUT, PEER_FAILED, 
 
 
 class SemmoeError(RuntimeError):
-    """What the library refused or failed at; `status` is the number of the header."""
+    """Why the library refused or failed; `status` is the number in the header."""
 
     def __init__(self, status, message):
         super().__init__(message)

@@ -1,4 +1,4 @@
-"""What ranks tell each other while they start: short messages, through a torch.distributed store or group. Every wait has an end."""
+"""Short messages between ranks during startup, through a torch.distributed store or group. Every wait is bounded."""
 import datetime
 import json
 
@@ -6,7 +6,7 @@ import torch
 
 from .error import DISAGREE, PEER_FAILED, TIMED_OUT, SemmoeError
 
-# The longest message of one rank.
+# Maximum length of a rank's message.
 MOST_BYTES = 2048
 
 
@@ -61,7 +61,7 @@ class StoreExchange(Exchange):
     def __init__(self, store, rank, world, name="semmoe", timeout_s=60.0):
         super().__init__(rank, world)
         self.store, self.timeout = store, datetime.timedelta(seconds=timeout_s)
-        # The same name may be used again: by the next communicator of the same ranks.
+        # The name may be reused by the next communicator of these ranks.
         self.prefix = f"{name}/{store.add(f'{name}/joined/{rank}', 1)}"
 
     def _gather(self, step, raw):
@@ -93,7 +93,7 @@ class GroupExchange(Exchange):
         import torch.distributed as distributed
 
         mine = torch.zeros(MOST_BYTES, dtype=torch.uint8)
-        # Steps are compared too: ranks that are in different ones have made different calls.
+        # Steps are compared too: ranks in different steps have made different calls.
         whole = json.dumps({"step": step, "raw": raw.decode()}).encode()
         if len(whole) > MOST_BYTES:
             raise SemmoeError(1, f"a message of {len(whole)} bytes, expected at most {MOST_BYTES}")

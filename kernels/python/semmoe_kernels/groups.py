@@ -41,7 +41,7 @@ class Groups:
             expected.append(self._expected(layer, tokens, *before))
             before = before[1], expected[-1][0]
         groups, products, both = (torch.stack(parts) for parts in zip(*expected))
-        # One group after the other, as the crate adds: the same bits.
+        # Group by group, as in the crate: bitwise equal results.
         sums = functools.reduce(torch.add, products.unbind(2))
         return even_groups(groups, products / torch.where(both, sums, 1.0)[..., None])
 
@@ -58,7 +58,7 @@ class Groups:
             at = torch.where(known, older, 0), torch.where(known, newer, 0)
             labels.append(self._pick(self.next_group[layer][at], self.next_share[layer][at], known))
         shares = functools.reduce(torch.mul, (self._shares(*of) for of in labels))
-        # The order of labels decides among equals.
+        # The order of labels breaks ties.
         candidates = torch.cat([groups for groups, _ in labels], dim=1)
         scores = torch.where(candidates >= 0, shares.gather(1, candidates.clamp(min=0)), -1.0)
         group = candidates.gather(1, scores.argmax(1, keepdim=True))[:, 0]
@@ -88,14 +88,14 @@ def even_groups(likeliest, shares):
     steps, n, world = shares.shape
     most, ids = -(-n // world), torch.arange(world, device=shares.device)
     placed = likeliest.clone()
-    # Moves go by loss. A loss changes only when a group becomes full, which ends a round; one group never does.
+    # Rows move in order of loss. A loss changes only when a group becomes full, which ends a round; one group never does.
     for _ in range(world - 1):
         counts = (placed[..., None] == ids).sum(1)
         open_, row = counts < most, placed.clamp(min=0)
         leaves = (placed >= 0) & (counts > most).gather(1, row)
         best, to = torch.where(open_[:, None], shares, -1.0).max(2)
         loss = torch.where(leaves, (shares.gather(2, row[..., None])[..., 0] - best).clamp(min=0), torch.inf)
-        # Of equal losses the last row goes.
+        # Among equal losses the last row moves.
         order = n - 1 - loss.flip(1).argsort(dim=1, stable=True)
         leaves, from_, to = leaves.gather(1, order), placed.gather(1, order), to.gather(1, order)
         turn = (leaves[..., None] & (from_[..., None] == ids)).cumsum(1).gather(2, from_.clamp(min=0)[..., None])[..., 0]
@@ -104,7 +104,7 @@ def even_groups(likeliest, shares):
         full = (open_[:, None] & (arrived >= (most - counts)[:, None])).any(2)
         moves = leaves & ~torch.cat([torch.zeros_like(full[:, :1]), full[:, :-1]], dim=1)
         placed.scatter_(1, order, torch.where(moves, to, from_))
-    # Rows of which nothing is known go where the fewest are: into the free places, level by level.
+    # Rows without evidence go where the fewest are: into the free places, level by level.
     counts = (placed[..., None] == ids).sum(1)
     free = (torch.arange(most, device=shares.device)[:, None] >= counts[:, None]).flatten(1).cumsum(1)
     unknown = placed < 0

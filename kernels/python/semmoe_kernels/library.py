@@ -52,7 +52,7 @@ OPERATIONS = {
 
 
 def load():
-    """The library, with the types of its functions; refused if it is of another version."""
+    """The library, with the types of its functions; refused if its version differs."""
     beside = pathlib.Path(__file__).with_name("libsemmoe_kernels.so")
     path = os.environ.get("SEMMOE_KERNELS_LIBRARY", str(beside))
     library = ctypes.CDLL(path)

@@ -12,7 +12,7 @@ from torch.library import custom_op
 from .comm import Communicator
 from .error import SemmoeError
 
-# One implementation for both devices: the communicator knows its own, and refuses tensors of another.
+# One implementation for both devices: the communicator knows its device and refuses tensors of another.
 _operator = functools.partial(custom_op, mutates_args=(), device_types=("cpu", "cuda"))
 
 

@@ -27,7 +27,7 @@ VERSIONS = tuple(version for generation in GENERATIONS for version in generation
 
 
 def generation_of(version):
-    """Comes before SGLang's modules are imported, as other versions lack some of them."""
+    """Runs before SGLang's modules are imported, as other versions lack some of them."""
     for generation in GENERATIONS:
         if version in generation.VERSIONS:
             return generation
@@ -35,7 +35,7 @@ def generation_of(version):
 
 
 def self_check(hooked):
-    """What must be true before anything is hooked.
+    """Checks everything required before hooking.
 
     Raises SelfCheckError with the first thing that is not."""
     for module, name, expected in hooked.values():

@@ -17,7 +17,7 @@ _RUNNER = "sglang.srt.model_executor.model_runner"
 
 
 class Names(NamedTuple):
-    """What 0.5.22 renamed."""
+    """Names that 0.5.22 changed."""
 
     enter: str
     enter_norm: str
@@ -42,7 +42,7 @@ VERSIONS = tuple(_NAMES)
 
 
 def hooked(version):
-    """What is hooked in a version: module, function or method, and the parameters that the hook relies on; by hook."""
+    """The hooked functions of a version: module, function or method, and the parameters that the hook relies on; by hook."""
     names = _NAMES[version]
     enter = ["hidden_states", "residual", "forward_batch", names.enter_norm, "cache", "scatters_residual", *names.enter_more, "read", "update"]
     leave = ["hidden_states", "residual", "forward_batch", "update", *names.leave_more]
@@ -80,12 +80,12 @@ class Plugin(Shuffle):
         from sglang.srt.layers.layer_boundary import contracts
         from sglang.srt.layers.moe.utils import is_moe_input_scattered_across_dp_ranks
 
-        # Layers that keep rows scattered for their norms (sequence parallelism) stay as they are.
+        # Layers that keep rows scattered for their norms (sequence parallelism) are left alone.
         scattered = is_moe_input_scattered_across_dp_ranks() and not layernorm_sp.layernorm_sp_enabled()
         return getattr(contracts, self.names.rows_enum).ATTENTION if scattered else None
 
     def load(self, original, runner):
-        """Around ModelRunner.load_model, which builds the layers."""
+        """Wraps ModelRunner.load_model, which builds the layers."""
         answer = original(runner)
         if self.comm is not None and not getattr(runner, "is_draft_worker", False):
             self.find_layers(runner.model)
@@ -136,7 +136,7 @@ class Plugin(Shuffle):
         return None
 
     def enter(self, original, hidden_states, residual, forward_batch, norm, **call):
-        """SRS with residual and RMSNorm in place of reduce-scatter and norm, where the layer is one of the tables'."""
+        """SRS with residual and RMSNorm instead of reduce-scatter and norm, if the tables have the layer."""
         if getattr(forward_batch, "semmoe_order", None) is not None:
             raise RuntimeError("semmoe: a layer's tokens are still shuffled where the next layer begins")
         layer = getattr(norm, "semmoe_layer", None)
@@ -145,7 +145,7 @@ class Plugin(Shuffle):
         return self.scatter(layer, hidden_states, residual, norm, forward_batch)
 
     def leave(self, original, hidden_states, residual, forward_batch, **call):
-        """SAG in place of allgather, where the layer's tokens were shuffled."""
+        """SAG instead of allgather, if the layer's tokens were shuffled."""
         order = getattr(forward_batch, "semmoe_order", None)
         if order is None:
             return original(hidden_states=hidden_states, residual=residual, forward_batch=forward_batch, **call)

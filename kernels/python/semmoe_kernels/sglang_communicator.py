@@ -10,7 +10,7 @@ _RUNNER = "sglang.srt.model_executor.model_runner"
 
 
 def hooked(version):
-    """What is hooked in a version: module, function or method, and the parameters that the hook relies on; by hook."""
+    """The hooked functions of a version: module, function or method, and the parameters that the hook relies on; by hook."""
     return {
         "init_new": (_COMMUNICATOR, "LayerScatterModes.init_new", ["kwargs"]),
         "output_mode": (_COMMUNICATOR, "LayerScatterModes._compute_layer_output_mode", ["context"]),
@@ -37,12 +37,12 @@ class Plugin(Shuffle):
         return modes
 
     def output_mode(self, original, cls, context):
-        """Layers give all tokens to all ranks, so that the next one can shuffle them anew."""
+        """Layers return all tokens on all ranks, so that the next one can shuffle them again."""
         mode = original(cls, context)
         return self.modes.TP_ATTN_FULL if self.comm is not None and mode == self.modes.SCATTERED else mode
 
     def prepare_mlp(self, original, communicator, hidden_states, residual, forward_batch, cache=None):
-        """SRS with residual and RMSNorm in place of reduce-scatter and norm, where the layer is one of the tables'."""
+        """SRS with residual and RMSNorm instead of reduce-scatter and norm, if the tables have the layer."""
         if self.comm is None:
             return original(communicator, hidden_states, residual, forward_batch, cache)
         layer = self.moe_layer.get(getattr(communicator.layer_scatter_modes, "semmoe_layer", None))
@@ -53,7 +53,7 @@ class Plugin(Shuffle):
         return self.scatter(layer, hidden_states, residual, norm, forward_batch, owner=communicator)
 
     def postprocess_layer(self, original, communicator, hidden_states, residual, forward_batch):
-        """SAG in place of allgather, where the layer's tokens were shuffled."""
+        """SAG instead of allgather, if the layer's tokens were shuffled."""
         order = getattr(forward_batch, "semmoe_order", None)
         if order is None or order.owner is not communicator:
             return original(communicator, hidden_states, residual, forward_batch)

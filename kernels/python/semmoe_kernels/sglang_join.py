@@ -31,9 +31,9 @@ def check_tables(path):
 
 @dataclass
 class Layout:
-    """What SGLang was started with, as far as the plug-in depends on it. Names are SGLang's."""
+    """SGLang's launch settings that the plug-in depends on, under SGLang's names."""
 
-    # The process group of attention TP that takes CPU tensors.
+    # The attention-TP process group that takes CPU tensors.
     cpu_group: object
     attn_tp_size: int
     attn_tp_rank: int
@@ -70,7 +70,7 @@ def _require(what, found, expected):
 
 
 def check_fits(layout, model, metadata):
-    """Whether the layout that SGLang was started with is the one that the tables are for."""
+    """Checks that SGLang's layout is the one that the tables are for."""
     groups = int(metadata["groups"])
     if layout.attn_tp_size != groups:
         raise SelfCheckError(f"the tables have {groups} groups, the attention-TP group has {layout.attn_tp_size} ranks")

@@ -17,11 +17,11 @@ logger = logging.getLogger("semmoe_kernels.sglang")
 class Order(NamedTuple):
     """How the tokens of one layer were shuffled."""
 
-    # By this object the layer's exit is recognised.
+    # The layer's exit is recognised by this object.
     owner: object
     permutation: torch.Tensor
     offsets: torch.Tensor
-    # The batch's `num_token_non_padded`, which is wrong for shuffled rows and is put back afterwards.
+    # The batch's `num_token_non_padded`, which is wrong for shuffled rows and is restored afterwards.
     real_tokens: object
 
 
@@ -35,16 +35,16 @@ class Shuffle:
         self.too_large = False
 
     def layout(self, runner):
-        """The sglang_join.Layout that SGLang runs with."""
+        """The sglang_join.Layout of this SGLang."""
         raise NotImplementedError
 
     def use(self, tables, comm):
-        """From now on layers are shuffled."""
+        """Enables shuffling from now on."""
         self.moe_layer = {layer: index for index, layer in enumerate(tables.layer_ids)}
         self.tables, self.comm = tables, comm
 
     def join(self, original, runner):
-        """Around ModelRunner.init_torch_distributed, where SGLang's groups exist for the first time."""
+        """Wraps ModelRunner.init_torch_distributed, where SGLang's groups exist for the first time."""
         answer = original(runner)
         if self.comm is not None or getattr(runner, "is_draft_worker", False):
             return answer
@@ -52,7 +52,7 @@ class Shuffle:
             layout = self.layout(runner)
             tables, comm = join_group(runner, layout, self.path, self.group_of(runner, layout))
         except Exception as error:
-            # All ranks of the group come here, with the same sentence or one of their own.
+            # All ranks of the group arrive here, with one sentence or with their own.
             logger.error("semmoe: the plug-in stays off: %s", error)
             return answer
         self.use(tables, comm)
@@ -60,7 +60,7 @@ class Shuffle:
         return answer
 
     def fits(self, hidden_states, residual, norm, batch):
-        """Whether these tokens can be shuffled. The same on all ranks, as it depends on shapes and settings only."""
+        """Whether these tokens can be shuffled. Equal on all ranks, as it depends only on shapes and settings."""
         tokens = batch.input_ids
         if not (residual is not None and plain_rms_norm(norm) and tokens is not None
                 and hidden_states.shape[0] == tokens.shape[0] > 0 and residual.shape == hidden_states.shape
@@ -82,7 +82,7 @@ class Shuffle:
         normed, new_residual = ops.shuffled_reduce_scatter_norm(
             hidden_states, residual, norm.weight.detach(), norm.variance_epsilon, permutation, offsets, rows, self.comm.id)
         if n % world:
-            # No rank has more rows, but some have fewer: experts compute zeros then, which nothing reads.
+            # No rank has more rows, but some have fewer: experts then compute zeros, which nothing reads.
             own = torch.arange(rows, device=offsets.device) < offsets[self.comm.rank + 1] - offsets[self.comm.rank]
             normed, new_residual = (torch.where(own[:, None], found, 0.0) for found in (normed, new_residual))
         batch.semmoe_order = Order(new_residual if owner is None else owner, permutation, offsets, batch.num_token_non_padded)

@@ -6,7 +6,7 @@ import torch
 from semmoe_kernels import SemmoeError, cuda_communicator
 from semmoe_kernels.cuda import Gpu
 
-# What a fake GPU says its stream is.
+# The stream handle of a fake GPU.
 STREAM = 0x5EED00
 
 
@@ -64,7 +64,7 @@ class FakeGpu(Gpu):
 
 
 def on_threads(world, run):
-    """`run(rank)` on each rank; the answers, or the first error."""
+    """Runs `run(rank)` on each rank; returns the results, or raises the first error."""
     answers, errors = [None] * world, []
 
     def one(rank):
@@ -83,7 +83,7 @@ def on_threads(world, run):
 
 
 def on_fake_gpus(world, run, buffer_bytes=1 << 18, **options):
-    """`run(comm, rank)` on each rank of one group of fake GPUs, which all close at the end; nothing may be left of them."""
+    """Runs `run(comm, rank)` on each rank of a group of fake GPUs, which all close at the end; nothing may be left of them."""
     store = torch.distributed.HashStore()
 
     def one(rank):

@@ -20,12 +20,12 @@ from semmoe_kernels.exchange import GroupExchange
 from semmoe_kernels.groups import Groups
 
 WORLD, TOKENS, REAL = 2, 24, 17
-# Of the bundled model, which the first layer of the tables leaves out.
+# Shape of the bundled model, whose first layer the tables omit.
 LAYERS, HIDDEN, VOCABULARY = 7, 256, 10240
 
 
 def tables(path):
-    """Random ones; layer 0 is not in them."""
+    """Random tables without layer 0."""
     generator = torch.Generator().manual_seed(3)
 
     def table(name, *shape):
@@ -85,13 +85,13 @@ class Experts(torch.nn.Module):
         self.seen = hidden_states.clone()
         ids, bound = (hidden_states[:, :1] > 0).int(), forward_batch.moe_num_token_non_padded()
         if bound is not None:
-            # As SGLang's top-k, whose kernels need a GPU in 0.5.21 and 0.5.22.
+            # Mirrors SGLang's top-k, whose kernels need a GPU in 0.5.21 and 0.5.22.
             ids[torch.arange(len(ids)) >= bound] = -1
         return sum((ids == expert) * (hidden_states @ matrix).tanh() for expert, matrix in enumerate(self.matrices))
 
 
 def model(config):
-    """Qwen3MoeModel as `model.layers`, with attention and experts from here."""
+    """Qwen3MoeModel as `model.layers`, with this module's attention and experts."""
     from sglang.srt.models import qwen3_moe
 
     qwen3_moe.Qwen3MoeAttention, qwen3_moe.Qwen3MoeSparseMoeBlock = Attention, Experts
@@ -124,7 +124,7 @@ def forward(whole):
 
 
 class Runner:
-    """What the plug-in reads of a ModelRunner; its methods that are hooked are SGLang's."""
+    """The members of a ModelRunner that the plug-in reads; its hooked methods are SGLang's."""
 
     device, gpu_id, is_draft_worker = "cpu", 0, False
 
@@ -133,7 +133,7 @@ class Runner:
 
 
 def group_over(memory):
-    """`group_of` for the plug-in: ranks meet through SGLang's group, and move tokens through the CPU's shared
+    """`group_of` for the plug-in: ranks find each other through SGLang's group, and move tokens through the CPU's shared
     memory."""
     class Group:
         def __init__(self, runner, layout):
@@ -189,7 +189,7 @@ def rank_of(rank, memory, folder, model_path, port):
         real = mine < REAL
         torch.testing.assert_close(seen[real], rows[index][mine[real]], rtol=1e-4, atol=1e-5)
         moved += int((ranks[:REAL] != torch.arange(REAL) // (TOKENS // WORLD)).sum())
-    # Layer 0 is not in the tables, and stays in the tokens' order.
+    # Layer 0 is not in the tables and keeps the tokens' order.
     torch.testing.assert_close(runner.model.model.layers[0].mlp.seen, plain.model.layers[0].mlp.seen)
     assert moved > 0, "no token was on another rank than without the plug-in"
     without_all_to_all(plugin, config)
@@ -198,7 +198,7 @@ def rank_of(rank, memory, folder, model_path, port):
 
 
 def without_all_to_all(plugin, config):
-    """Layers whose experts see all tokens are left as they are."""
+    """Layers whose experts see all tokens are left alone."""
     from sglang.srt.layers.moe.utils import MoeA2ABackend
     from sglang.srt.runtime_context import get_flags
 
@@ -209,7 +209,7 @@ def without_all_to_all(plugin, config):
 
 
 def process(rank, memory, folder, model_path, port):
-    """Leaves at once when it is done, as gloo's threads may outlive Python."""
+    """Exits at once when it is done, as gloo's threads may outlive Python."""
     try:
         answer = rank_of(rank, memory, folder, model_path, port)
         torch.distributed.barrier()
@@ -221,7 +221,7 @@ def process(rank, memory, folder, model_path, port):
 
 
 def compare(folder, model_path):
-    """What was compared, or raises with the first rank's error."""
+    """Returns what was compared, or raises the first rank's error."""
     tables(f"{folder}/forward.tables.safetensors")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -33,7 +33,7 @@ class Messages(logging.Handler):
 
 
 def tables(path):
-    """The least that the plug-in reads of a tables file when it is loaded."""
+    """The minimum that the plug-in reads of a tables file on loading."""
     import torch
     from safetensors.torch import save_file
 

@@ -26,7 +26,7 @@ if python := interpreter("the PyTorch operators were"):
     cargo("--release", "--package", "semmoe-kernels-capi")
     test(python, "test_ops.py", PLAIN)
     test(python, "test_wheel.py", PLAIN)
-    # In the other profile, as this build of the library has a feature more and Cargo gives both one name.
+    # Built in the other profile: this build has one more feature, and Cargo gives both one name.
     compiler = any(shutil.which(name) for name in ("c++", "g++", "clang++"))
     if compiler:
         cargo("--package", "semmoe-kernels-capi-shim")

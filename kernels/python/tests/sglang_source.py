@@ -32,7 +32,7 @@ _CONFIGURED = "sglang/srt/arg_groups/fields"
 
 
 def boundary(rows, paths, path, update, is_plain_add, read, is_plain_norm, more):
-    """Fields of the second generation, by the names that 0.5.22 changed."""
+    """Fields of the second generation, under the names that 0.5.22 changed."""
     return {
         f"{_CONFIGURED}/parallel.py": {"Parallel": [*PARALLEL, "attn_tp_group"]},
         f"{_CONFIGURED}/schedule.py": {"Schedule": ["chunked_prefill_size", "max_prefill_tokens"]},
@@ -52,7 +52,7 @@ def boundary(rows, paths, path, update, is_plain_add, read, is_plain_norm, more)
 
 
 _SECOND = ["ExitRows", "paths", "StagePath", "PlainAdd", "is_plain_add", "NormReadout", "is_plain_norm"]
-# Fields that the plug-in reads, by version, file and class; a field may be assigned in a method.
+# Fields that the plug-in reads, by version, file and class; a method may assign a field.
 _FIELDS = {
     "0.5.16": _COMMUNICATOR,
     "0.5.21": boundary("HandoffRows", "_paths", "StageSteps", "Add", "adds_plainly", "NormRead", "norms_plainly", []),
@@ -82,7 +82,7 @@ def classes(wheel, path):
 
 
 def fields(node):
-    """Names that a class declares, and those that its methods give to self."""
+    """Names that a class declares, and those that its methods assign to self."""
     names = set()
     for part in ast.walk(node):
         if isinstance(part, ast.AnnAssign) and isinstance(part.target, ast.Name):

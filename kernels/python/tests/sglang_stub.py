@@ -26,7 +26,7 @@ class HookType(enum.Enum):
 
 
 class HookRegistry:
-    """As SGLang's: the hook gets the bare function of a class method."""
+    """Mirrors SGLang's: the hook receives the bare function of a class method."""
 
     @staticmethod
     def register(target, hook, hook_type):
@@ -128,7 +128,7 @@ _context = threading.local()
 
 
 class StageBoundary:
-    """An FFN's. As SGLang's, it binds its exit when it is made."""
+    """An FFN's stage boundary. Like SGLang's, it binds its exit when it is built."""
 
     kind = Kind.FFN
 
@@ -143,7 +143,7 @@ class StageBoundary:
 
 
 class Boundary:
-    """SGLang 0.5.22; what others call otherwise is in the subclasses."""
+    """SGLang 0.5.22; subclasses have the names of other versions."""
 
     rows, rows_enum, enter_name, leave_name, paths = ("tbo_exit_rows", "ExitRows", "_attn_tp_reduce_scatter_update_read",
                                                       "update_attn_tp_gather_output", "paths")
@@ -190,7 +190,7 @@ class Boundary:
         }
 
     def model(self, numbers):
-        """As `Model.layers.1`, with an FFN each."""
+        """Named `Model.layers.1` and so on, each with an FFN."""
         model = torch.nn.Module()
         model.layers = torch.nn.ModuleDict()
         for number in numbers:
@@ -251,7 +251,7 @@ OF_VERSION = {"0.5.16": Communicator, "0.5.21": FirstBoundary, "0.5.22": Boundar
 
 
 def install(version):
-    """Fresh modules; returns the stub of the version (for an unknown one, of 0.5.16)."""
+    """Installs fresh modules; returns the stub of the version (for an unknown one, of 0.5.16)."""
     for name in [name for name in sys.modules if name.split(".")[0] == "sglang"]:
         del sys.modules[name]
     stub = OF_VERSION.get(version, Communicator)()

@@ -27,7 +27,7 @@ def raises(run, status, *parts):
 
 
 def every_call(comm, rank, n, dtype):
-    """All operators on inputs that hang on rank and world alone."""
+    """All operators on inputs that depend only on rank and world."""
     world, generator = comm.world, torch.Generator().manual_seed(1)
     parts = [torch.randn(n, HIDDEN, generator=generator).to(dtype) for _ in range(world)]
     destinations = torch.randint(0, world, (n,), generator=generator, dtype=torch.int32)
@@ -53,7 +53,7 @@ def every_call(comm, rank, n, dtype):
 
 
 def values():
-    """Fake GPUs and the CPU's own ranks give the same bits."""
+    """Fake GPUs and the CPU's ranks give bitwise equal results."""
     for world, dtype in ((1, torch.float32), (2, torch.bfloat16), (4, torch.float16), (8, torch.bfloat16)):
         for n in (0, 13):
             memory = SharedMemory(world, 1 << 18)
@@ -65,7 +65,7 @@ def values():
 
 
 def launches_only():
-    """Every call goes to PyTorch's stream, and none waits for the GPU; rows that are in the symmetric buffer are not copied."""
+    """Every call launches on PyTorch's stream, and none waits for the GPU; rows already in the symmetric buffer are not copied."""
     calls, lock, plain = [], threading.Lock(), comm_module.native()
 
     class Recorded:
@@ -105,7 +105,7 @@ def launches_only():
 
 
 def device_errors():
-    """What only the kernels see is told by check() and by later calls."""
+    """check() and later calls report what only the kernels detect."""
     def run(comm, rank):
         comm.argsort(torch.tensor([0, 7], dtype=torch.int32))
         raises(comm.check, 2, "destination or expert 1 is out of range")
@@ -153,7 +153,7 @@ def refused():
 
 
 def starts_on_all_or_none():
-    """One rank cannot: every rank is told who and why, and nothing is left."""
+    """One rank fails: every rank learns which and why, and nothing is left."""
     def start(rank, gpu, store, buffer_bytes=4096, timeout_s=60, world=2):
         return cuda_communicator(buffer_bytes, store=store, rank=rank, world=world, gpu=gpu, timeout_s=timeout_s)
 
@@ -183,7 +183,7 @@ def starts_on_all_or_none():
     store = torch.distributed.HashStore()
     store.set("semmoe/1/started/1", b"[1]")
     raises(lambda: start(0, FakeGpu(), store), 7, "rank 1 sent an invalid message")
-    # A peer that is gone at the end may still have the memory mapped.
+    # A peer that exits at the end may still have the memory mapped.
     store, driver = torch.distributed.HashStore(), FakeDriver()
     comms = on_threads(2, lambda rank: start(rank, FakeGpu(driver if rank == 0 else None), store))
     comms[0].memory.exchange.timeout = datetime.timedelta(milliseconds=50)
@@ -192,7 +192,7 @@ def starts_on_all_or_none():
 
 
 def without_a_gpu():
-    """A machine without one says so, on all ranks; fakes of the operators are the same for both devices."""
+    """A machine without a GPU reports it on all ranks; fakes of the operators are equal for both devices."""
     if not torch.cuda.is_available():
         raises(lambda: cuda_communicator(4096, store=torch.distributed.HashStore(), rank=0, world=1), 9, "rank 0: PyTorch finds no GPU")
         raises(lambda: cuda.Gpu(0), 9, "PyTorch finds no GPU")

@@ -96,7 +96,7 @@ def experts():
 
 
 def compiled():
-    """One rank, so that a graph can be captured and run by one thread."""
+    """One rank, so that a single thread can capture and run a graph."""
     comm = Communicator(0, SharedMemory(1, 1 << 18))
     part, destinations = torch.randn(9, HIDDEN), torch.zeros(9, dtype=torch.int32)
     permutation, _, offsets = ops.argsort(destinations, 1, comm.id)
@@ -162,7 +162,7 @@ def refused():
 
 
 def header():
-    """The structures here and those of the header have the same fields in the same order."""
+    """The structures here and in the header have equal fields in equal order."""
     text = (pathlib.Path(__file__).resolve().parents[2] / "include/semmoe_kernels.h").read_text()
     for args in (library.InitArgs, *library.OPERATIONS.values()):
         body = re.search(r"typedef struct %s \{(.*?)\} %s;" % (args.__name__, args.__name__), text, re.S)[1]

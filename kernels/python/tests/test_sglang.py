@@ -43,7 +43,7 @@ def tables(path, groups=WORLD, attention="tp", seed=0, labels=2):
 
 
 def by_hand(tables, layer, token, older, newer):
-    """The rule of `group_shares`, one token at a time: the likeliest group, and all shares if it is not -1."""
+    """The rule of `group_shares`, token by token: the likeliest group, and all shares if it is not -1."""
     G, least = tables.groups, 2.0 ** -14
 
     def labels(groups, shares):
@@ -99,7 +99,7 @@ def evened():
 
 
 class PerThread:
-    """In place of a Plugin: each thread is a process with a plug-in of its own."""
+    """Replaces a Plugin: each thread acts as a process with its own plug-in."""
 
     def __init__(self, plugin):
         self.plugin, self.local = plugin, threading.local()
@@ -138,7 +138,7 @@ def meeting(world, on_gpu):
 
 
 def activated(path, world, on_gpu, version):
-    """A fresh SGLang with the plug-in, as its entry point leaves it."""
+    """A fresh SGLang with the plug-in activated by its entry point."""
     stub, generation = sglang_stub.install(version), plug.generation_of(version)
     os.environ["SEMMOE_SGLANG_TABLES"] = str(path)
     plugin = generation.Plugin
@@ -154,7 +154,7 @@ def batch_of(tokens, real=None):
 
 
 def shuffled(folder, world, on_gpu, version):
-    """Four layers; the experts add the rank that a token is on, which shows where it was."""
+    """Four layers; the experts add the rank of a token, which shows where it was."""
     path = tables(folder / "tables", world, seed=world)
     stub, plugin = activated(path, world, on_gpu, version)
     generator = torch.Generator().manual_seed(1)
@@ -177,12 +177,12 @@ def shuffled(folder, world, on_gpu, version):
             residual, nothing = stub.leave(layers[layer + 1], normed * 2 + rank, kept, batch)
             assert nothing is None and batch.num_token_non_padded is real
             trail.append(residual)
-        # A layer that the tables do not have is left alone, and so is a batch that is too large.
+        # A layer that the tables lack is left alone, and so is a batch that is too large.
         assert stub.enter(layers[9], residual, residual, batch)[0] == PLAIN
         assert stub.leave(layers[9], residual, residual, batch)[0] == PLAIN
         large = residual.repeat(3, 1)
         assert stub.enter(layers[1], large, large, batch_of(tokens.repeat(3)))[0] == PLAIN
-        # So is a norm over a part of each row.
+        # A norm over a part of each row is left alone, too.
         stub.norm(layers[1]).variance_size_override = HIDDEN // 2
         assert stub.enter(layers[1], residual, residual, batch)[0] == PLAIN
         found.comm.close()
@@ -208,7 +208,7 @@ def alone(folder, version):
 
 
 def layers_that_stay_plain(folder):
-    """What the second generation finds in a loaded model: each layer that cannot be shuffled is named with the
+    """The second generation checks a loaded model: each layer that cannot be shuffled is named with the
     reason."""
     messages = listen()
     for version in plug.sglang_boundary.VERSIONS:
@@ -266,7 +266,7 @@ def layers_that_stay_plain(folder):
 
 
 def entries_that_stay_plain(folder):
-    """Where the second generation leaves one call to SGLang, and where it stops rather than mix up tokens."""
+    """When the second generation leaves a single call to SGLang, and when it stops rather than mix up tokens."""
     states, tokens = torch.ones(4, HIDDEN), torch.arange(4)
     for version in plug.sglang_boundary.VERSIONS:
         stub, own = alone(folder, version)
@@ -319,7 +319,7 @@ def hooked_now(version):
 
 
 def nothing_is_hooked(folder):
-    """What is seen before SGLang has groups."""
+    """Checks made before SGLang has groups."""
     messages, good = listen(), str(tables(folder / "good"))
 
     def renamed(version):
@@ -364,7 +364,7 @@ def nothing_is_hooked(folder):
 
 
 def stays_off(folder, version):
-    """What the ranks find when they join: all of them stay plain, and each says why."""
+    """Failures when the ranks join: all of them stay plain, and each reports why."""
     messages, path = listen(), tables(folder / "two")
     other = tables(folder / "other", seed=9)
     for changes, message in [
@@ -410,7 +410,7 @@ def stays_off(folder, version):
 
 
 def default_process(rank, folder):
-    """The entry point as SGLang calls it, with a real process group, where there is no GPU."""
+    """The entry point as SGLang calls it, with a real process group, without a GPU."""
     messages = listen()
     for version in ("0.5.16", "0.5.23"):
         sglang_stub.install(version)
