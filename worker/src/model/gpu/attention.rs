@@ -17,27 +17,27 @@ use crate::model::kv::{CacheShape, PageMoves};
 use crate::model::rope::RotaryTable;
 use crate::model::{LATENT, ModelConfig, ModelError, PAGE_TOKENS};
 
-/// Keys and values of all pages, and the angles by which queries and keys turn.
+/// Keys and values of all pages, and the rotation angles of queries and keys.
 pub(in crate::model) struct Cache {
-    /// Room for the pages of either layout of attention.
+    /// Room for the pages of either attention layout.
     pub(super) pool: Buffer,
     element_bytes: usize,
     now: PageLayout,
-    /// Where attention may change.
+    /// Set if attention may change.
     other: Option<PageLayout>,
     angles: RotaryAngles,
 }
 
-/// The pages of one layout of attention.
+/// The pages of one attention layout.
 pub(super) struct PageLayout {
     pub(super) pages: usize,
     pub(super) shape: CacheShape,
-    /// `[pages]`: where the page of each id lies, counted in pages.
+    /// `[pages]`: position of each page by id, counted in pages.
     pub(super) places: Vec<u32>,
 }
 
 impl PageLayout {
-    /// So many pages, by their ids.
+    /// The initial layout: pages in the order of their ids.
     pub(super) fn new(pages: usize, shape: CacheShape) -> Self {
         Self { pages, shape, places: (0..pages as u32).collect() }
     }
@@ -48,7 +48,7 @@ impl PageLayout {
 pub(super) struct AttentionBuffers {
     /// `[rows, kv_heads, group, dim]`
     pub(super) queries: Buffer,
-    /// Of rows whose keys are divided among blocks.
+    /// Scratch memory for rows whose keys are split among blocks.
     pub(super) scratch: Buffer,
 }
 
@@ -82,7 +82,7 @@ impl Cache {
         shape.layers * shape.kv_heads * Self::head_elements(shape)
     }
 
-    /// Of one head in one layer.
+    /// Elements of one head in one layer.
     fn head_elements(shape: &CacheShape) -> usize {
         PAGE_TOKENS * (shape.key_width + shape.value_width)
     }
@@ -92,24 +92,24 @@ impl Cache {
         Self::head_elements(&self.now.shape) * self.element_bytes
     }
 
-    /// Pages at most.
+    /// Maximum number of pages.
     pub(in crate::model) fn pages(&self) -> usize {
         self.now.pages
     }
 
-    /// `[pages]`: where the page of each id lies.
+    /// `[pages]`: position of each page by id.
     pub(super) fn places(&self) -> &[u32] {
         &self.now.places
     }
 
-    /// Bytes of a page now, and with the other attention.
+    /// Bytes of a page now, and in the other layout.
     pub(super) fn page_bytes(&self) -> [usize; 2] {
         let of = |layout: &PageLayout| Self::page_elements(&layout.shape) * self.element_bytes;
         [of(&self.now), self.other.as_ref().map_or(0, of)]
     }
 
-    /// The places of the pages to move, and those of all pages of the other attention, new ones first: where no page in
-    /// use lies.
+    /// Positions of the pages to move, and those of all pages in the other layout. New pages come first, where no page
+    /// in use is.
     pub(super) fn place(&self, moves: &PageMoves) -> Result<(Vec<u32>, Vec<u32>), String> {
         let Some(other) = &self.other else { return Err("its attention does not change".to_owned()) };
         let old: Vec<u32> = moves.ids.iter().map(|&id| self.now.places[id as usize]).collect();
@@ -132,21 +132,21 @@ impl Cache {
         Ok((old, new))
     }
 
-    /// Sets the places of the other attention's pages.
+    /// Sets the positions of the other layout's pages.
     pub(super) fn moved_to(&mut self, places: Vec<u32>) {
         if let Some(other) = &mut self.other {
             other.places = places;
         }
     }
 
-    /// From now on the other attention's pages are in use.
+    /// Switches to the other layout's pages.
     pub(super) fn exchange(&mut self) {
         if let Some(other) = &mut self.other {
             std::mem::swap(&mut self.now, other);
         }
     }
 
-    /// Bytes that the attention of so many rows needs beside them, in the layout that needs more.
+    /// Scratch bytes that attention over this many rows needs, in the layout that needs more.
     pub(super) fn scratch_bytes<'a>(
         &self,
         rows: usize,
@@ -186,7 +186,7 @@ pub(super) struct DeviceHeadNorms {
     key: Buffer,
 }
 
-/// The grouped attention of a layer; the others were refused.
+/// The grouped attention of a layer; other kinds were refused earlier.
 pub(super) fn grouped(attention: &Attention<DeviceMatrix>) -> Result<&Grouped<DeviceMatrix>, ModelError> {
     match attention {
         Attention::Grouped(grouped) => Ok(grouped),
@@ -267,7 +267,7 @@ impl AttentionCall<'_> {
     }
 }
 
-/// The limit of groups as the router's kernel takes it.
+/// The group limit in the form of the router's kernel.
 pub(super) fn group_limit(limit: &config::GroupLimit) -> GroupLimit {
     let by = match limit.by {
         config::GroupScore::Best => GroupScore::Best,

@@ -1,5 +1,5 @@
-//! Changes of layout: experts, keys and values move within the memory that they have, by the kernel of a switch. Each
-//! layout lies at the same addresses whenever it is in force.
+//! Changes of layout: experts, keys and values move within their memory, by the kernel of a switch. Each layout uses
+//! fixed addresses whenever it is in force.
 
 use semmoe_kernels::reshard::kv::{KvMove, PageAt};
 use semmoe_kernels::reshard::{Move, Switch};
@@ -16,14 +16,14 @@ use crate::model::backend::ComputeBackend;
 use crate::model::kv::PageMoves;
 use crate::model::switch::{Objection, SwitchOutcome, stays, unfit};
 
-/// Moves of a launch, for which memory is taken at the start.
+/// Maximum moves of a launch; their memory is allocated at start.
 const MOVES: usize = 4096;
 /// Bytes of their list.
 pub(super) const LIST_BYTES: usize = MOVES * MOVE_BYTES as usize;
 
-/// A backend of a GPU, whatever its elements are.
+/// A GPU backend of any element type.
 pub(in crate::model) trait DeviceBackend: ComputeBackend {
-    /// Its parts that change.
+    /// The parts that change.
     fn changes(&mut self) -> Changes<'_>;
 
     /// Its experts.
@@ -32,7 +32,7 @@ pub(in crate::model) trait DeviceBackend: ComputeBackend {
     /// Its pages.
     fn cache(&self) -> &Cache;
 
-    /// From now on attention is the other one, with the pages that have moved.
+    /// Switches to the other attention layout, with the pages that have moved.
     fn exchange_attention(&mut self);
 }
 
@@ -71,21 +71,21 @@ pub(super) struct Mover {
     pub(super) team: Team,
     /// Memory for the list of a launch.
     pub(super) list: Buffer,
-    /// Of all ranks, once they were exchanged: experts, pages.
+    /// Buffers of all ranks' experts and pages, once exchanged.
     pub(super) memory: Option<[Vec<Buffer>; 2]>,
 }
 
 /// The moves of all ranks in one step of a switch.
 struct MovesOf<'a> {
     own: &'a [DeviceMove],
-    /// Of the rank with the most.
+    /// Moves of the rank with the most.
     most: usize,
     digest: u64,
     step: usize,
 }
 
 impl Mover {
-    /// One step of a switch, in as many launches on every rank.
+    /// One step of a switch, with as many launches on every rank.
     fn run(&self, stream: &mut Stream, memory: &[Buffer], moves: &MovesOf<'_>) -> Result<(), UnitError> {
         let own = &memory[stream.rank..=stream.rank];
         for round in 0..moves.most.div_ceil(MOVES) {
@@ -101,7 +101,7 @@ impl Mover {
 }
 
 impl Changes<'_> {
-    /// Where the memory of all ranks is, which are in one process.
+    /// Exchanges the addresses of all ranks' memory; all ranks are in one process.
     fn meet(&mut self, ep: &mut ExpertParallel) -> Result<[Vec<Buffer>; 2], UnitError> {
         if let Some(known) = &self.mover.memory {
             return Ok(known.clone());
@@ -121,7 +121,7 @@ impl Changes<'_> {
         Ok(self.mover.memory.insert(all).clone())
     }
 
-    /// Moves the experts to another spread, layer by layer; before each all ranks vote.
+    /// Moves the experts to another spread, layer by layer; all ranks vote before each.
     pub(in crate::model) fn move_experts(
         &mut self,
         ep: &mut ExpertParallel,
@@ -163,8 +163,8 @@ impl Changes<'_> {
         Ok(SwitchOutcome::Committed)
     }
 
-    /// Moves pages to where the other attention has them, beside those in use; or says why some rank cannot, and
-    /// nothing has changed.
+    /// Moves pages to their positions in the other layout, beside those in use; or says why some rank cannot, with
+    /// nothing changed.
     pub(in crate::model) fn move_pages(
         &mut self,
         moves: &PageMoves,
@@ -195,7 +195,7 @@ impl Changes<'_> {
         Ok(None)
     }
 
-    /// All of it is done, or the GPU has failed.
+    /// Waits until all of it is done, or the GPU has failed.
     fn finish(&mut self) -> Result<(), UnitError> {
         self.stream.read(self.mover.list, &mut [0_u8; 4])
     }
@@ -205,7 +205,7 @@ impl Changes<'_> {
 struct LayerMoves {
     rank: usize,
     own: Vec<DeviceMove>,
-    /// By rank.
+    /// Number of moves by rank.
     counts: Vec<usize>,
     all: Vec<Move>,
 }
@@ -215,7 +215,7 @@ impl LayerMoves {
         Self { rank, own: Vec::new(), counts: vec![0; world], all: Vec::new() }
     }
 
-    /// Those of a pool that begins at `first`.
+    /// Adds the moves of a pool that begins at `first`.
     fn add(&mut self, switch: &Switch<'_>, layer: usize, first: usize) {
         switch.moves(layer, &mut self.all);
         for piece in &mut self.all {

@@ -1,4 +1,4 @@
-//! Weight matrices in memory of the GPU, row-major like the checkpoint's.
+//! Weight matrices in GPU memory, row-major like the checkpoint's.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -14,7 +14,7 @@ use crate::model::checkpoint::{TensorData, TensorKind};
 use crate::model::weights::Packer;
 use crate::model::{LATENT, ModelError};
 
-/// Elements that are converted at a time.
+/// Elements converted at a time.
 const CHUNK: usize = 1 << 20;
 
 /// `[outputs, inputs]` of T, and a bias `[outputs]` of f32.
@@ -26,13 +26,13 @@ pub(in crate::model) struct DeviceMatrix {
     pub(super) bias: Option<Buffer>,
 }
 
-/// Writes matrices of T to the GPU, each into memory of its own.
+/// Writes matrices of T to the GPU, each to its own memory.
 pub(super) struct Uploader<T> {
     gpu: SharedAccelerator,
     element: PhantomData<T>,
 }
 
-/// Where the next elements go.
+/// The destination of the next elements.
 pub(super) struct Cursor {
     to: Buffer,
 }
@@ -42,19 +42,19 @@ impl<T: Element> Uploader<T> {
         Self { gpu: gpu.clone(), element: PhantomData }
     }
 
-    /// Memory for so many bytes.
+    /// Memory of this size.
     pub(super) fn allocate(&self, bytes: usize) -> Result<Buffer, ModelError> {
         self.gpu.allocate(bytes as u64).map_err(ModelError::Gpu)
     }
 
-    /// Numbers of f32.
+    /// Copies numbers as f32.
     pub(super) fn vector(&self, values: &[f32]) -> Result<Buffer, ModelError> {
         let buffer = self.allocate(size_of_val(values))?;
         self.write(bytemuck::cast_slice(values), &mut Cursor { to: buffer })?;
         Ok(buffer)
     }
 
-    /// Numbers rounded to T.
+    /// Copies numbers rounded to T.
     pub(super) fn rounded(&self, values: &[f32]) -> Result<Buffer, ModelError> {
         let values: Vec<T> = values.iter().map(|value| T::round(*value)).collect();
         let buffer = self.allocate(size_of_val(&values[..]))?;
@@ -66,7 +66,7 @@ impl<T: Element> Uploader<T> {
         Cursor { to: buffer }
     }
 
-    /// Some of the inputs of one weight, row-major `[any, inputs]`.
+    /// Writes some of the inputs of one weight, row-major `[any, inputs]`.
     pub(super) fn put(
         &self,
         part: &TensorData<'_>,
@@ -157,7 +157,7 @@ impl Product {
 }
 
 impl DeviceMatrix {
-    /// `out[i] = x[i] W^T + b` of `rows` rows.
+    /// `out[i] = x[i] W^T + b` for `rows` rows.
     pub(super) fn apply<T: Element>(
         &self,
         x: Buffer,

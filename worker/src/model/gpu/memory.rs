@@ -1,4 +1,4 @@
-//! Memory of the GPU in pieces, and the numbers that go there and back.
+//! GPU memory in pieces, and transfers of numbers to and from it.
 
 use std::time::Instant;
 
@@ -11,14 +11,14 @@ use super::SharedAccelerator;
 use crate::ep::UnitError;
 use crate::model::DeviceWork;
 
-/// Pieces begin at multiples of it.
+/// Alignment of pieces.
 const GRAIN: u64 = 256;
 
 /// A rank's stream of work.
 pub(super) struct Stream {
     pub(super) gpu: SharedAccelerator,
     pub(super) rank: usize,
-    /// Kernels that are not launched yet.
+    /// Kernels not launched yet.
     queue: Vec<Launch>,
     pub(super) done: DeviceWork,
 }
@@ -28,7 +28,7 @@ impl Stream {
         Self { gpu, rank, queue: Vec::new(), done: DeviceWork::default() }
     }
 
-    /// A GPU that failed loses its rank, unless a kernel stopped as it waited for another one.
+    /// A GPU that failed loses its rank, unless a kernel stopped while it waited for another one.
     pub(super) fn lost(&self, cause: String) -> UnitError {
         let stopped = Stopped::from_report(self.gpu.report());
         match stopped.and_then(|stopped| Some((stopped.late()?, stopped))) {
@@ -41,14 +41,14 @@ impl Stream {
         UnitError::Operands { rank: self.rank, detail: error.to_string() }
     }
 
-    /// Adds a kernel to those that are launched together, at the latest when something else is asked of the GPU.
+    /// Queues a kernel, to be launched with others before the next other call to the GPU.
     pub(super) fn launch(&mut self, launch: Result<Launch, LaunchError>) -> Result<(), UnitError> {
         self.queue.push(launch.map_err(|error| self.refused(&error))?);
         self.done.launches += 1;
         Ok(())
     }
 
-    /// Launches them. Called before anything else is asked of the GPU, collectives among it.
+    /// Launches the queue. Must precede every other call to the GPU, including collectives.
     pub(super) fn flush(&mut self) -> Result<(), UnitError> {
         if self.queue.is_empty() {
             return Ok(());
@@ -76,7 +76,7 @@ impl Stream {
         Ok(Buffer { bytes: expected, ..to })
     }
 
-    /// Reads numbers back, once all that was asked before is done.
+    /// Reads numbers back, once all earlier work is done.
     pub(super) fn read<N: Pod>(&mut self, from: Buffer, numbers: &mut [N]) -> Result<(), UnitError> {
         let bytes = bytemuck::cast_slice_mut::<N, u8>(numbers);
         if bytes.is_empty() {
@@ -94,19 +94,19 @@ impl Stream {
     }
 }
 
-/// Sizes of buffers, which become pieces of one allocation.
+/// Sizes of buffers that become pieces of one allocation.
 #[derive(Default)]
 pub(super) struct Layout {
     sizes: Vec<u64>,
 }
 
 impl Layout {
-    /// Room for so many elements.
+    /// Reserves room for `elements`.
     pub(super) fn add<N>(&mut self, elements: usize) {
         self.sizes.push((elements * size_of::<N>()) as u64);
     }
 
-    /// The pieces, in the order in which they were added.
+    /// The pieces, in the order of their additions.
     pub(super) fn allocate(self, gpu: &SharedAccelerator) -> Result<std::vec::IntoIter<Buffer>, String> {
         let all: u64 = self.sizes.iter().map(|bytes| bytes.next_multiple_of(GRAIN)).sum();
         let mut address = gpu.allocate(all)?.address;
@@ -119,7 +119,7 @@ impl Layout {
     }
 }
 
-/// Lists of words that were written one behind the other.
+/// Lists of words, written contiguously.
 pub(super) struct WordLists(pub(super) Buffer);
 
 impl WordLists {

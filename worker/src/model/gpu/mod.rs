@@ -1,16 +1,16 @@
-//! A step on a GPU: weights, rows and pages lie there; the host knows tokens, routes, plans and page ids.
+//! A step on a GPU: it holds weights, rows and pages; the host has tokens, routes, plans and page ids.
 //!
 //! | module | what |
 //! |---|---|
-//! | `memory` | memory of the GPU in pieces, and the numbers that go there and back |
+//! | `memory` | GPU memory in pieces, and transfers of numbers to and from it |
 //! | `buffers` | memory for the rows of a step |
-//! | `matrix` | weight matrices as they stand in the checkpoint |
-//! | `experts` | the routed experts of a rank, and the rows that they are sent |
+//! | `matrix` | weight matrices, row-major like the checkpoint's |
+//! | `experts` | the routed experts of a rank, and the rows that they receive |
 //! | `rows` | the rows of a step: their positions, their pages |
 //! | `attention` | a layer's attention |
 //! | `exchange` | rows to other ranks and back, and the experts between |
 //! | `changes` | experts and pages move to another layout |
-//! | `backend` | all of it, behind the interface of backends; `load` is how it begins |
+//! | `backend` | all of it, behind the interface of backends; `load` creates it |
 //!
 //! T is the element type of weights, rows, keys and values; sums are in f32. In f32 a token's logits do not depend on
 //! what else is in a step, as on the CPU: every sum has one order.
@@ -37,30 +37,30 @@ pub(super) use backend::GpuBackend;
 pub(super) use changes::DeviceBackend;
 pub(super) use load::GpuLoad;
 
-/// A rank's GPU: its memory, and work in the order of one stream.
+/// A rank's GPU: its memory, and work ordered by one stream.
 pub(super) type SharedAccelerator = Arc<dyn Accelerator + Sync>;
 
-/// How a rank is to use its GPU.
+/// A rank's settings for its GPU.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct GpuSettings {
     /// T: f32 or bf16.
     pub dtype: Dtype,
-    /// The most rows of a step.
+    /// Maximum rows of a step.
     pub step_tokens: usize,
-    /// The most rows of a step whose logits are wanted.
+    /// Maximum rows of a step whose logits are needed.
     pub running: usize,
     /// Pages of keys and values.
     pub pages: usize,
-    /// Pages with the other attention, where it may change.
+    /// Pages in the other attention layout, if attention may change.
     pub other_pages: usize,
 }
 
 impl GpuSettings {
-    /// Room for the collectives of a unit of so many ranks.
+    /// Room for the collectives of a unit with this many ranks.
     pub fn room(&self, ranks: usize, hidden: usize) -> Room {
         Room { ranks, rows: ranks * self.step_tokens, hidden, dtype: self.dtype }
     }
 }
 
-/// The link over which the ranks of a unit agree, shared by what the host counts and by the collectives of the GPU.
+/// The link over which the ranks of a unit agree, shared by the host's counts and the GPU's collectives.
 pub type GpuLink = UnitLink<Box<dyn Lockstep>>;

@@ -1,4 +1,4 @@
-//! The rows of a step as kernels of attention know them.
+//! The rows of a step in the form of the attention kernels.
 
 use semmoe_kernels_cuda::Buffer;
 
@@ -7,17 +7,17 @@ use crate::ep::UnitError;
 use crate::model::kv::PAGE_TOKENS;
 use crate::model::step::StepItem;
 
-/// Tables grow by so many pages.
+/// Granularity by which page tables grow.
 const TABLE_PAGES: usize = 4;
 
 /// Positions, sequences and pages of a step's rows; reused by the next one.
 #[derive(Default)]
 pub(super) struct RowPlaces {
-    /// All that goes to the GPU, one list behind the other: see [`RowPlaces::write`].
+    /// All lists for the GPU, contiguous: see [`RowPlaces::write`].
     words: Vec<u32>,
 }
 
-/// Where they lie on the GPU.
+/// Their addresses on the GPU.
 #[derive(Clone, Copy, Default)]
 pub(super) struct DevicePlaces {
     pub(super) rows: usize,
@@ -31,23 +31,23 @@ pub(super) struct DevicePlaces {
     pub(super) page_table: Buffer,
     pub(super) sequences: usize,
     pub(super) table_width: usize,
-    /// No position is above it.
+    /// The largest position.
     pub(super) last: usize,
 }
 
-/// Pages of a table's row for so many tokens: steps whose tables are as wide are launched alike.
+/// Pages of a table row for this many tokens; steps with equal widths launch alike.
 pub(super) fn table_width(tokens: usize) -> usize {
     tokens.div_ceil(PAGE_TOKENS).next_multiple_of(TABLE_PAGES)
 }
 
 impl RowPlaces {
-    /// Words at most.
+    /// Maximum number of words.
     pub(super) fn max_words(rows: usize, sequences: usize, max_positions: usize) -> usize {
         3 * rows + sequences * table_width(max_positions)
     }
 
-    /// Lays out the rows of these items, whose caches have room for them, and writes that to `to`. `places` says where
-    /// the page of each id lies.
+    /// Lays out the rows of these items, whose caches have room for them, and writes the lists to `to`. `places` maps
+    /// page ids to positions.
     pub(super) fn write(
         &mut self,
         items: &[StepItem<'_>],
