@@ -1,4 +1,4 @@
-//! No log at any level holds a prompt, a key or a query. One test in a process of its own, as it listens to all
+//! No log at any level contains a prompt, a key or a query. A single test in its own process, because it listens to all
 //! threads.
 #![allow(clippy::unwrap_used, reason = "a failed step of a test may panic")]
 #![allow(dead_code, unused_imports, reason = "the helpers of the other tests")]
@@ -16,7 +16,7 @@ use serde_json::Value;
 use support::{Client, Fixture, Mock, canned_as, settled, start};
 
 const CHAT: &str = "/v1/chat/completions";
-/// All begin so; keys do, too.
+/// All prompts begin with this, and keys do too.
 const MARK: &str = "MARKER";
 
 #[derive(Clone, Default)]
@@ -56,7 +56,7 @@ impl Log {
     }
 }
 
-/// Bodies that go well, and such as fail in every place that reads them.
+/// Bodies that succeed, and bodies that fail in every place that reads them.
 const BODIES: [(&str, &str); 12] = [
     (CHAT, r#"{"model":"tiny","messages":[{"role":"user","content":"MARKER prompt"}]}"#),
     (CHAT, r#"{"model":"tiny","messages":[{"role":"MARKER","content":"x"}]}"#),
@@ -82,7 +82,7 @@ async fn everything(client: &Client, mock: &Mock) {
     }
     mock.release(9);
     for behaviour in ["stream", "die-inside", "die-json"] {
-        // In HTTP/2 an answer that breaks off may be a reset stream before its head was looked at.
+        // In HTTP/2 a broken answer may show as a stream reset before its head was read.
         let answer = client.try_open(Method::POST, CHAT, &[key, ("x-mock", behaviour)], BODIES[0].1).await;
         if let Ok(answer) = answer {
             let _ = answer.into_body().collect().await;

@@ -12,7 +12,7 @@ use crate::backends::verdict::Closed;
 use crate::backends::{Backend, Backends, Fit, Health, Member, Model, compat};
 
 impl Backends {
-    /// Judges a backend by its report and what is loaded for it now, takes over its number of ranks, and opens it.
+    /// Judges a backend by its report and its loaded files, takes over its number of ranks, and opens it.
     pub(crate) fn admit(&self, backend: &Arc<Backend>, probe: &Probe) -> Result<(), Closed> {
         self.judge_by(backend, probe, true)
     }
@@ -26,7 +26,7 @@ impl Backends {
         let changing = self.changing();
         let snapshot = self.snapshot();
         let Some(at) = snapshot.position(backend) else { return Ok(()) };
-        // Kept whatever the verdict is: tables that fit it may be loaded next.
+        // Kept whatever the verdict: matching tables may be loaded next.
         backend.set_probe(probe.clone());
         let (model, member) = snapshot.at(at);
         let fit = model.judge(at.member, Some(probe), snapshot.config.limits.ranks)?;
@@ -65,7 +65,7 @@ impl Backends {
         warn_of_launch(&backend.name, probe, tables.is_some());
         warn_of_routes_without_pins(backend, &fit.dialect, ranks);
         self.note_health(backend, Health::Healthy);
-        // The failure before it went away may have been another process's.
+        // Failures before it went away may have been another process's.
         backend.gate.renew();
     }
 
@@ -83,14 +83,14 @@ impl Backends {
         }
     }
 
-    /// Compares the prompt's tokens as counted here with the engine's count. Where they differ the engine has another
-    /// tokenizer or chat template than the gateway, and scores are not of what it runs.
+    /// Compares the gateway's token count of a prompt with the engine's. If they differ, the engine has another
+    /// tokenizer or chat template, and scores are not for the prompt it runs.
     pub(crate) fn note_count(&self, backend: &Backend, shapes: Shapes, counted: u64, reported: u64) {
         let differ = self.metrics.prompts.counted(&backend.name, counted == reported);
         if !shapes.is_empty() {
             note_shapes(backend, shapes, counted == reported);
         }
-        // The first one, and ever fewer of those that follow.
+        // Log the first one, and exponentially fewer of those that follow.
         if differ.is_power_of_two() && counted != reported {
             tracing::warn!(
                 backend = backend.name,
@@ -103,7 +103,7 @@ impl Backends {
     }
 }
 
-/// Several chats of the same shapes whose counts differ are no accident.
+/// Several differing counts of chats with the same shapes are no accident.
 fn note_shapes(backend: &Backend, shapes: Shapes, agree: bool) {
     let name = backend.name.as_str();
     match backend.counts.note(shapes, agree) {
@@ -119,7 +119,7 @@ fn note_shapes(backend: &Backend, shapes: Shapes, agree: bool) {
     }
 }
 
-/// Locality saves bytes only where tokens travel to the experts that they need.
+/// Locality saves bytes only if tokens travel to the experts they need.
 fn warn_of_launch(backend: &str, probe: &Probe, has_tables: bool) {
     if has_tables && probe.server.as_ref().is_some_and(ServerInfo::exchanges_nothing) {
         tracing::warn!(
@@ -131,8 +131,8 @@ fn warn_of_launch(backend: &str, probe: &Probe, has_tables: bool) {
     }
 }
 
-/// An engine of this kind and version may read pins on some routes only: the operator must know which requests run
-/// where the engine likes.
+/// An engine of this kind and version may read pins on some routes only: tell the operator for which requests the
+/// engine chooses the rank.
 fn warn_of_routes_without_pins(backend: &Backend, dialect: &Dialect, ranks: u16) {
     let chosen = [Route::Chat, Route::Completions, Route::Responses, Route::Generate];
     let has = |route: &Route| *route != Route::Generate || backend.engine.speaks_sglang();

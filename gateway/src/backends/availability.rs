@@ -1,5 +1,5 @@
-//! Opens and closes ranks for requests, as the health and the gates of their backends say, and feeds the outcomes of
-//! requests to circuit breakers.
+//! Opens and closes ranks according to the health and the gates of their backends, and feeds request outcomes to the
+//! circuit breakers.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -8,7 +8,7 @@ use crate::backends::breaker::{BreakerRules, Outcome, State, TrialId};
 use crate::backends::gate::Gate;
 use crate::backends::{Backend, Backends, Model};
 
-/// A request that is let through a half-open breaker; dropping it without a verdict makes room for another one.
+/// A request admitted through a half-open breaker. Dropping it without a verdict frees its slot.
 pub(crate) struct Trial {
     backends: Arc<Backends>,
     backend: Arc<Backend>,
@@ -17,7 +17,7 @@ pub(crate) struct Trial {
 }
 
 impl Trial {
-    /// `None` where enough trials run.
+    /// `None` if enough trials are running.
     pub(crate) fn begin(backends: &Arc<Backends>, backend: &Arc<Backend>, rules: &BreakerRules) -> Option<Self> {
         let id = backend.gate.begin_trial(rules)?;
         Some(Self { backends: Arc::clone(backends), backend: Arc::clone(backend), id, ended: false })
@@ -54,7 +54,7 @@ impl Backends {
             return;
         }
         self.change_gate(backend, |gate, rules| {
-            // The last backend stays: a poor answer is better than none.
+            // Never open the breaker of the last backend: a bad answer is better than none.
             if self.is_last(backend) {
                 self.metrics.faults.breaker_changed(&backend.name, "spared");
             } else if gate.state() == State::Closed {
@@ -63,15 +63,15 @@ impl Backends {
         });
     }
 
-    /// The time of a breaker may be over.
+    /// Checks whether an open breaker is due to be half opened.
     pub(crate) fn look_at_breaker(&self, backend: &Arc<Backend>) {
         self.change_gate(backend, |gate, _| {
             gate.change(|breaker| breaker.look(Instant::now()));
         });
     }
 
-    /// Drains a backend, or ends its drain. False if there is no such backend, and none of that name is drained
-    /// for when it comes back.
+    /// Drains a backend, or ends its drain. False if no such backend exists and none of that name is remembered as
+    /// drained.
     pub(crate) fn set_draining(&self, name: &str, draining: bool) -> bool {
         let _changing = self.changing();
         let snapshot = self.snapshot();
@@ -107,7 +107,7 @@ impl Backends {
         self.refresh(backend);
     }
 
-    /// Whether no other backend of its model takes requests as usual.
+    /// Whether no other backend of its model accepts requests normally.
     fn is_last(&self, backend: &Arc<Backend>) -> bool {
         let snapshot = self.snapshot();
         let Some(at) = snapshot.position(backend) else { return false };
@@ -134,7 +134,7 @@ impl Backends {
         model.queue.wake_all();
     }
 
-    /// If no backend that could serve has a closed breaker, closes the breakers of all of them.
+    /// Closes the breakers of all backends if none that could serve has a closed one.
     fn spare_the_last(&self, model: &Model) {
         let able = || model.members.iter().map(|member| &member.backend).filter(|backend| can_serve(backend));
         if able().any(|backend| is_closed(backend)) {
@@ -163,7 +163,7 @@ impl Backends {
                     seconds,
                     "consecutive requests to this backend failed: it gets none for a while"
                 );
-                // Its watcher has to learn of the time.
+                // Its watcher must learn when to half open it.
                 backend.suspect();
             }
             State::HalfOpen => tracing::info!(backend = name, "backend gets a few trial requests"),

@@ -1,4 +1,4 @@
-//! One engine behind the gateway: who it is and how it is. Lives as long as the gateway, through every reload.
+//! One engine behind the gateway: its identity and its state, kept through every reload.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -25,12 +25,12 @@ use crate::backends::tables::Trouble;
 use crate::config::BackendConfig;
 use crate::observe::live::backend::BackendLive;
 
-/// Whether a backend gets requests.
+/// Whether a backend receives requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Health {
     /// Not probed yet.
     Unknown,
-    /// It answered, and can serve; whether it fits its tables is another question.
+    /// It answered and can serve; whether its tables match is a separate question.
     Healthy,
     /// It does not answer, or cannot serve.
     Unhealthy {
@@ -40,7 +40,7 @@ pub enum Health {
 }
 
 impl Health {
-    /// Whether it gets requests.
+    /// Whether it receives requests.
     pub fn is_healthy(&self) -> bool {
         *self == Self::Healthy
     }
@@ -52,58 +52,58 @@ pub(crate) struct Backend {
     pub(crate) config: BackendConfig,
     pub(crate) name: String,
     pub(crate) engine: Engine,
-    /// The way to it: connections, and its key.
+    /// Its connections, and its key.
     pub(crate) client: HttpClient,
-    /// Its certificates, where it is spoken to over TLS.
+    /// Its certificates, where the connection uses TLS.
     pub(crate) tls: Option<Arc<ClientTls>>,
-    /// Its key's and certificates' files.
+    /// The files of its key and certificates, as last read.
     pub(crate) files_seen: Seen,
     /// Whether its pins take effect.
     pub(crate) pins: PinRecord,
-    /// Its counts of prompts' tokens against ours.
+    /// Its token counts of prompts, compared with the gateway's.
     pub(crate) counts: Counts,
-    /// The engine said that it keeps no prefixes, for the path of requests.
+    /// The engine reports that it caches no prefixes; an atomic, because every request reads it.
     keeps_no_prefixes: AtomicBool,
-    /// Figures of sampled requests.
+    /// Statistics of sampled requests.
     pub(crate) live: Arc<BackendLive>,
     /// The outcome of the last successful probe.
     probe: Mutex<Option<Arc<Probe>>>,
-    /// Why its tables were not changed at the last try.
+    /// Why the last attempt to change its tables failed.
     tables_trouble: Mutex<Option<Trouble>>,
     health: watch::Sender<Health>,
-    /// The other inputs of routing.
+    /// The other conditions for receiving requests.
     pub(crate) gate: Gate,
-    /// Its requests that wait for a first piece, and its streams.
+    /// Its requests that wait for a first chunk, and its streams.
     pub(crate) flow: Arc<Flow>,
     /// Wakes the prober before its interval is over.
     suspicion: Notify,
-    /// The longest prompt and answer together, in tokens, as the engine's list of models says; 0: it does not.
+    /// The context length in tokens from the engine's list of models; 0 if it reports none.
     max_model_len: AtomicU64,
-    /// How its engine prepares chats for its template: the row of a table.
+    /// How its engine prepares chats for its template: an index into the table of preparations.
     preparation: AtomicUsize,
-    /// Whether bytes of an answer came since the prober looked.
+    /// Whether bytes of an answer arrived since the prober last checked.
     heard: AtomicBool,
-    /// When the prober last found that there were some.
+    /// When the prober last found new bytes.
     last_heard: Mutex<Instant>,
 }
 
-/// A backend, and the end of the tasks that watch it.
+/// A backend, and the token that ends the tasks watching it.
 #[derive(Clone)]
 pub(crate) struct Watched {
     pub(crate) backend: Arc<Backend>,
     pub(crate) stop: CancellationToken,
 }
 
-/// All backends that are watched, and the tasks that watch them.
+/// All watched backends and their tasks.
 #[derive(Default)]
 pub(crate) struct WatchedBackends {
     pub(crate) tasks: TaskTracker,
-    /// Ends all of them.
+    /// Cancels all of them.
     pub(crate) stop: CancellationToken,
     pub(crate) backends: Mutex<Vec<Watched>>,
 }
 
-/// How an engine of the version that it reports prepares chats for its template: the row of a table.
+/// The preparation of chats by an engine of the probed version, as an index into the table.
 pub(crate) fn preparation_row(engine: Engine, probe: &Probe) -> usize {
     let version = probe.version.as_deref().and_then(Version::parse).map(Version::numbers);
     Preparation::row_of(engine.name(), version)
@@ -135,19 +135,19 @@ impl Backend {
         }
     }
 
-    /// The input of a probe that does not ask for models.
+    /// The target of a probe that does not list models.
     pub(crate) fn target(&self) -> Target<'_> {
         Target { engine: self.engine, urls: &self.config.urls, rank_base: self.config.rank_base, names: &[] }
     }
 
-    /// Where a request to this rank goes; without one, to the first URL.
+    /// The URL for a request to this rank; without a rank, the first URL.
     pub(crate) fn url(&self, dialect: &Dialect, rank: Option<RankId>) -> &BaseUrl {
         let of_rank = rank.and_then(|rank| self.config.urls.get(dialect.url_index(rank)));
         of_rank.unwrap_or(self.config.first_url())
     }
 
-    /// Whether a rank can be believed to hold the prompts that were sent to it. An engine that does not report it has
-    /// such a cache, as it is every engine's default.
+    /// Whether prompts sent to a rank can be assumed to be cached there. Prefix caching is every engine's default, so
+    /// an engine that does not report it is taken to have it.
     pub(crate) fn keeps_prefixes(&self) -> bool {
         !self.keeps_no_prefixes.load(Ordering::Relaxed)
     }
@@ -156,12 +156,12 @@ impl Backend {
         self.health.borrow().clone()
     }
 
-    /// Whether requests may be placed on it: it is healthy, not drained, and its breaker is not open.
+    /// Whether requests may be placed on it: it is healthy and not drained, and its breaker is not open.
     pub(crate) fn takes_requests(&self) -> bool {
         self.health().is_healthy() && self.gate.is_passable()
     }
 
-    /// Why it gets no requests.
+    /// Why it receives no requests.
     pub(crate) fn cause_of_unhealthy(&self) -> Option<String> {
         match &*self.health.borrow() {
             Health::Unhealthy { cause } => Some(cause.clone()),
@@ -169,7 +169,7 @@ impl Backend {
         }
     }
 
-    /// Sees every change of health from now on.
+    /// A receiver that sees every later change of health.
     pub(crate) fn watch_health(&self) -> watch::Receiver<Health> {
         self.health.subscribe()
     }
@@ -188,25 +188,24 @@ impl Backend {
         self.suspicion.notify_one();
     }
 
-    /// Returns when somebody suspects it.
+    /// Completes when a request reports that it could not be reached.
     pub(crate) async fn suspected(&self) {
         self.suspicion.notified().await;
     }
 
-    /// The longest prompt and answer together, in tokens, where the engine says so.
+    /// The context length in tokens, if the engine reports it.
     pub(crate) fn max_model_len(&self) -> Option<u64> {
         Some(self.max_model_len.load(Ordering::Relaxed)).filter(|tokens| *tokens > 0)
     }
 
-    /// Bytes of a good answer came from it. Nearly every call changes nothing, and then leaves the cache line where it
-    /// is.
+    /// Bytes of a good answer arrived. Most calls change nothing and leave the cache line shared.
     pub(crate) fn hear(&self) {
         if !self.heard.load(Ordering::Relaxed) {
             self.heard.store(true, Ordering::Relaxed);
         }
     }
 
-    /// When bytes of a good answer last came, as exactly as this is called.
+    /// When bytes of a good answer last arrived, to the precision of the calls.
     pub(crate) fn last_heard(&self) -> Instant {
         let mut last = self.last_heard.lock().unwrap_or_else(PoisonError::into_inner);
         if self.heard.swap(false, Ordering::Relaxed) {
@@ -219,7 +218,7 @@ impl Backend {
         self.tables_trouble.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Returns whether this is another trouble than before.
+    /// Returns whether the trouble differs from the previous one.
     pub(crate) fn set_tables_trouble(&self, trouble: Option<Trouble>) -> bool {
         let mut known = self.tables_trouble.lock().unwrap_or_else(PoisonError::into_inner);
         let before = std::mem::replace(&mut *known, trouble);
@@ -235,7 +234,7 @@ impl Backend {
         self.last_probe().is_some_and(|probe| probe.server.as_ref().is_some_and(ServerInfo::switches))
     }
 
-    /// How its engine prepares chats for its template, by the version that it last reported.
+    /// How its engine prepares chats for its template, by the last reported version.
     pub(crate) fn preparation(&self) -> &'static Preparation {
         Preparation::row(self.preparation.load(Ordering::Relaxed))
     }

@@ -1,9 +1,9 @@
-//! The budget of retries: however backends fail, they get at most a share more requests than clients send.
+//! The budget of retries: however backends fail, the added load stays below a share of what clients send.
 //!
 //! Whenever a retry is granted, the retries of the last [`WINDOW`] number at most `ratio` times its requests, plus
-//! `per_second` times its length. Each request is counted once, where it is read; its retries are not requests. The
-//! window is a ring of seconds, so that what happened before it pays for nothing. (`tower::retry::budget` has the same
-//! window, but cannot return a retry that was not made, nor take other rules after a reload.)
+//! `per_second` times its length. Each request counts once, when it is read; its retries do not count as requests. The
+//! window is a ring of seconds, so earlier traffic pays for nothing. (`tower::retry::budget` has such a window too, but
+//! can neither return a retry that was not made nor take new rules after a reload.)
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -19,23 +19,23 @@ const WINDOW: Duration = Duration::from_secs(SECONDS as u64);
 #[derive(Debug)]
 pub(crate) struct Budget {
     start: Instant,
-    /// The second since `start` in which `arrived` is counted.
+    /// The second since `start` that `arrived` counts.
     second: AtomicU64,
-    /// Requests of that second.
+    /// Requests in that second.
     arrived: AtomicU64,
     window: Mutex<Window>,
 }
 
-/// Full seconds, and the retries of the current one; second `s` is at `s % SECONDS`.
+/// Complete seconds, and the retries of the current one; second `s` is at `s % SECONDS`.
 #[derive(Debug, Default)]
 struct Window {
-    /// The latest second that it has.
+    /// The latest second recorded.
     second: u64,
     requests: [u64; SECONDS],
     retries: [u64; SECONDS],
 }
 
-/// A retry that was paid for; dropped before it is made, it costs nothing.
+/// A retry that the budget paid for; dropping it unused refunds it.
 #[derive(Debug)]
 pub(crate) struct Paid<'a> {
     budget: &'a Budget,
@@ -43,7 +43,7 @@ pub(crate) struct Paid<'a> {
 }
 
 impl Paid<'_> {
-    /// The retry is made.
+    /// Marks the retry as made.
     pub(crate) fn spend(self) {
         std::mem::forget(self);
     }
@@ -52,7 +52,7 @@ impl Paid<'_> {
 impl Drop for Paid<'_> {
     fn drop(&mut self) {
         let mut window = self.budget.window.lock().unwrap_or_else(PoisonError::into_inner);
-        // Older ones left the window, and their payment with them.
+        // Earlier ones have left the window, together with the budget that paid for them.
         if self.second + SECONDS as u64 > window.second {
             let retries = &mut window.retries[index(self.second)];
             *retries = retries.saturating_sub(1);
@@ -71,7 +71,7 @@ impl Budget {
         Self { start, second: AtomicU64::new(0), arrived: AtomicU64::new(0), window: Mutex::default() }
     }
 
-    /// Counts a request, not a retry. Takes no lock but in the first one of each second.
+    /// Counts a request, not a retry. Takes the lock only once per second.
     pub(crate) fn request(&self, now: Instant) {
         if self.second_of(now) > self.second.load(Ordering::Relaxed) {
             self.advance(now, |_| {});
@@ -92,7 +92,7 @@ impl Budget {
         })
     }
 
-    /// Moves the window to `now`, with all requests that were counted.
+    /// Moves the window to `now`, including all requests counted so far.
     fn advance<R>(&self, now: Instant, then: impl FnOnce(&mut Window) -> R) -> R {
         let mut window = self.window.lock().unwrap_or_else(PoisonError::into_inner);
         let at = index(window.second);
@@ -108,7 +108,7 @@ impl Budget {
 }
 
 impl Window {
-    /// Empties the seconds that are new in the window. One that is over stays over.
+    /// Clears the seconds that enter the window. A second that has ended never changes again.
     fn advance(&mut self, second: u64) {
         let new = second.saturating_sub(self.second).min(SECONDS as u64);
         self.second = self.second.max(second);
@@ -183,7 +183,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever comes when: a retry is granted only where the requests and the seconds of its window pay for it.
+        /// For any schedule, a retry is granted only if the requests and seconds of its window pay for it.
         #[test]
         fn retries_are_paid_for(steps in proptest::collection::vec((0u64..5000, 0usize..200, 0usize..50), 1..60)) {
             let start = Instant::now();
@@ -199,7 +199,7 @@ mod tests {
                 let requests: usize = seen.iter().map(|(_, came, _)| came).sum();
                 let made: usize = seen.iter().map(|(.., retries)| retries).sum();
                 prop_assert!(retries == 0 || made as f64 <= 0.2 * requests as f64 + 10.0 + 1e-6);
-                // None that is paid for is refused.
+                // No retry within the budget is refused.
                 prop_assert!(retries == wanted || (made + 1) as f64 > 0.2 * requests as f64 + 10.0 - 1e-6);
             }
         }

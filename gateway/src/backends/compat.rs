@@ -8,97 +8,97 @@ use semmoe_text::PromptEncoder;
 
 use crate::config::BackendConfig;
 
-/// Why tables, model and backend do not belong together.
+/// Why tables, model and backend do not match.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Incompatible {
-    /// Requests can be placed only by tables for data-parallel attention.
+    /// Placing requests requires tables for data-parallel attention.
     #[error("the tables are for attention {found}, expected dp")]
     Attention {
-        /// The tables'.
+        /// Attention layout of the tables.
         found: String,
     },
-    /// Another tokenizer.
+    /// The tokenizers differ.
     #[error("the {what} tokenizer has SHA-256 {found}, but the model's tokenizer has {expected}")]
     Tokenizer {
-        /// Whose.
+        /// Owner of the other tokenizer.
         what: &'static str,
-        /// The tables' or the backend's.
+        /// SHA-256 in the tables or reported by the backend.
         found: String,
-        /// The configured tokenizer's.
+        /// SHA-256 of the configured tokenizer.
         expected: String,
     },
-    /// A vocabulary too small for the tokenizer.
+    /// The vocabulary is smaller than the tokenizer's.
     #[error("the tables cover {found} tokens, but the tokenizer has {expected}")]
     Vocabulary {
-        /// The tables'.
+        /// Vocabulary size of the tables.
         found: u32,
-        /// The tokenizer's.
+        /// Vocabulary size of the tokenizer.
         expected: u32,
     },
-    /// Another model than the other tables' or than the backend's.
+    /// The tables are for another model than the other tables or the backend.
     #[error("the tables do not fit {what}: {cause}")]
     Model {
-        /// The value they were compared with.
+        /// The other side of the comparison.
         what: &'static str,
         /// The field that differs.
         cause: String,
     },
-    /// Another number of ranks.
+    /// The numbers of ranks differ.
     #[error("{found_in} {found} attention-DP ranks, but {expected_in} {expected}")]
     Ranks {
-        /// Who has `found`.
+        /// Where `found` comes from.
         found_in: &'static str,
         /// A number of ranks.
         found: u16,
-        /// Who has `expected`.
+        /// Where `expected` comes from.
         expected_in: &'static str,
-        /// Another one.
+        /// The other number of ranks.
         expected: u16,
     },
-    /// Another placement of experts.
+    /// The placements of experts differ.
     #[error("the tables are for placement {found}, but the backend runs placement {expected}")]
     Placement {
-        /// The tables'.
+        /// Placement digest of the tables.
         found: String,
-        /// The backend's.
+        /// Placement digest of the backend.
         expected: String,
     },
-    /// Another placement than the configuration says that the backend runs.
+    /// The placement differs from the one that the configuration declares for the backend.
     #[error("the tables are for placement {found}, but `placement_digest` says that the backend runs {expected}")]
     Declared {
-        /// The tables'.
+        /// Placement digest of the tables.
         found: String,
-        /// The configured one.
+        /// Placement digest of the configuration.
         expected: String,
     },
-    /// Another placement than the backend's server information shows.
+    /// The placement differs from the one in the backend's server information.
     #[error("the tables are for placement {found}, but the backend runs another (init_expert_location): {cause}")]
     Shown {
-        /// The tables'.
+        /// Placement digest of the tables.
         found: String,
         /// The first difference.
         cause: PlacementDifference,
     },
-    /// Another number of expert groups.
+    /// The numbers of expert groups differ.
     #[error("the tables have {found} expert groups, but the backend's ep_size is {expected}")]
     Groups {
-        /// The tables'.
+        /// Expert groups of the tables.
         found: u16,
-        /// The backend's.
+        /// Expert groups of the backend.
         expected: u16,
     },
     /// More ranks than the configuration allows.
     #[error("{ranks} attention-DP ranks, but other backends leave room for {room} (limits.ranks)")]
     TooManyRanks {
-        /// The backend's.
+        /// Ranks of the backend.
         ranks: u16,
         /// The remaining limit.
         room: usize,
     },
-    /// The engine moves experts by itself.
+    /// The engine rebalances experts by itself.
     #[error("the backend has EPLB enabled (enable_eplb), which moves experts away from the tables' placement")]
     Moving,
-    /// It is unknown how the engine counts its ranks.
+    /// How the engine numbers its ranks is unknown.
     #[error(
         "the ranks behind the backend's URL do not start at 0, and it does not report how pins number them; set `rank_base`"
     )]
@@ -106,7 +106,7 @@ pub(crate) enum Incompatible {
 }
 
 impl Incompatible {
-    /// The part that does not fit, in a word or two: a label of metrics.
+    /// The mismatched part in a word or two; a metric label.
     pub(crate) fn reason(&self) -> &'static str {
         match self {
             Self::Attention { .. } | Self::Model { .. } => "tables",
@@ -121,7 +121,7 @@ impl Incompatible {
     }
 }
 
-/// Tables against the model's tokenizer.
+/// Checks tables against the model's tokenizer.
 pub(crate) fn with_tokenizer(tables: &Tables, tokenizer: Option<&PromptEncoder>) -> Result<(), Incompatible> {
     if tables.attention() != Attention::Dp {
         return Err(Incompatible::Attention { found: tables.attention().to_string() });
@@ -134,12 +134,12 @@ pub(crate) fn with_tokenizer(tables: &Tables, tokenizer: Option<&PromptEncoder>)
     if found < expected { Err(Incompatible::Vocabulary { found, expected }) } else { Ok(()) }
 }
 
-/// Tables against others of the same model: loaded before, or another backend's.
+/// Checks tables against other tables of this model: earlier ones, or another backend's.
 pub(crate) fn with_model(tables: &Tables, what: &'static str, other: &ModelInfo) -> Result<(), Incompatible> {
     tables.model().check_compatible(other).map_err(|error| Incompatible::Model { what, cause: error.to_string() })
 }
 
-/// Who knows which placement a backend runs.
+/// The source of a backend's placement digest.
 pub(crate) fn placement_source(probe: &Probe, backend: &BackendConfig, tables: Option<&Tables>) -> &'static str {
     let reports = probe.server.as_ref().is_some_and(|server| server.placement_digest.is_some());
     if reports || probe.placement.is_ok() {
@@ -153,8 +153,8 @@ pub(crate) fn placement_source(probe: &Probe, backend: &BackendConfig, tables: O
     }
 }
 
-/// Tables against the placement that an engine shows. Returns why nothing proves that it is theirs, where that is so.
-/// Only engines of SGLang's dialect can be given a placement: with others it is that of their checkpoint.
+/// Checks tables against the placement that an engine reports. Returns why nothing proves that they match, if so. Only
+/// engines with SGLang's dialect accept a placement; for others it is that of the checkpoint.
 pub(crate) fn unproven(
     tables: &Tables,
     probe: &Probe,
@@ -171,7 +171,7 @@ pub(crate) fn unproven(
     Ok((!proven).then_some(cause))
 }
 
-/// Tables against the placement that the configuration declares.
+/// Checks tables against the placement that the configuration declares.
 pub(crate) fn with_declared(tables: &Tables, declared: Option<&str>) -> Result<(), Incompatible> {
     let found = tables.placement_digest();
     match declared {
@@ -182,7 +182,7 @@ pub(crate) fn with_declared(tables: &Tables, declared: Option<&str>) -> Result<(
     }
 }
 
-/// Ranks as far as configuration and tables say.
+/// The number of ranks according to configuration and tables.
 pub(crate) fn expected_ranks(tables: Option<&Tables>, configured: Option<u16>) -> Result<Option<u16>, Incompatible> {
     if let (Some(tables), Some(expected)) = (tables, configured) {
         same_ranks("the tables have", tables.dp_ranks(), expected_name(configured), expected)?;

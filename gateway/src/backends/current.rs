@@ -1,7 +1,7 @@
-//! The snapshot that counts now: replaced at once, and read without a lock.
+//! The current snapshot: replaced atomically and read without a lock.
 //!
-//! Replaced state is held here until no request has it any more, and is freed by the next change or the next look for
-//! changed files. Otherwise the last request that had it would free tables and tokenizers, which takes longer than the
+//! Replaced state is retained here until no request uses it, and is freed by the next change or the next poll for
+//! changed files. Otherwise the last request to drop it would free tables and tokenizers, which takes longer than the
 //! swap itself.
 
 use std::ops::Deref;
@@ -19,10 +19,10 @@ use crate::observe::Waits;
 /// Something that was replaced.
 type Held = Arc<dyn Send + Sync>;
 
-/// The snapshot that counts now.
+/// The current snapshot.
 pub(crate) struct Current {
     snapshot: ArcSwap<Snapshot>,
-    /// Changes that are being made: while there are any, reads are timed.
+    /// Changes in progress; reads are timed while there are any.
     changes: AtomicUsize,
     waits: Waits,
     replaced: Mutex<Vec<Held>>,
@@ -47,12 +47,12 @@ impl Current {
         }
     }
 
-    /// To be had for a short time.
+    /// For short use.
     pub(crate) fn load(&self) -> Guard<Arc<Snapshot>> {
         self.timed(ArcSwap::load)
     }
 
-    /// To be kept.
+    /// For keeping.
     pub(crate) fn load_full(&self) -> Arc<Snapshot> {
         self.timed(ArcSwap::load_full)
     }
@@ -69,13 +69,13 @@ impl Current {
         snapshot
     }
 
-    /// A change begins: what requests wait for the snapshot is measured until it is over.
+    /// Begins a change; until it is dropped, the time requests wait for the snapshot is measured.
     pub(crate) fn change(&self) -> Change<'_> {
         self.changes.fetch_add(1, Ordering::Relaxed);
         Change(&self.changes)
     }
 
-    /// Puts the next one in place, and holds what it replaces. Returns how long it took until readers get it.
+    /// Installs the next snapshot and retains the old one. Returns how long it took until readers see it.
     pub(crate) fn store(&self, next: Arc<Snapshot>) -> Duration {
         let given = Arc::clone(&next);
         let complete = Instant::now();
@@ -89,13 +89,13 @@ impl Current {
         took
     }
 
-    /// Frees what no request has any more. Not for threads that do network I/O.
+    /// Frees what no request uses any more. Not for network threads.
     pub(crate) fn sweep(&self) {
         loop {
             let mut replaced = self.replaced.lock().unwrap_or_else(PoisonError::into_inner);
             let free: Vec<Held> = replaced.extract_if(.., |held| Arc::strong_count(held) == 1).collect();
             drop(replaced);
-            // Their requests come next.
+            // Freeing one part can release others, so repeat until none is free.
             if free.is_empty() {
                 return;
             }
@@ -108,13 +108,13 @@ impl Current {
     }
 }
 
-/// Seconds that this thread ran.
+/// CPU seconds of this thread.
 fn cpu_time() -> f64 {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9
 }
 
-/// The parts that take time to free, each by itself, as requests have them without the snapshot.
+/// The parts that are slow to free, individually, as requests hold them apart from the snapshot.
 fn large_parts(snapshot: &Snapshot) -> Vec<Held> {
     let mut parts: Vec<Held> = Vec::new();
     for model in &snapshot.models {
@@ -140,14 +140,14 @@ mod tests {
         Current::new(crate::shell::load::snapshot(&config, metrics).unwrap(), metrics.tables.waits())
     }
 
-    /// The next one, with another copy of the model.
+    /// The next snapshot, with a copy of the model.
     fn next(current: &Current) -> Arc<Snapshot> {
         let now = current.load_full();
         let models = now.models.iter().map(|model| Arc::new(Model::clone(model))).collect();
         Arc::new(now.with_models(Arc::clone(&now.config), models))
     }
 
-    /// A request has the model, no request holds the snapshot: the request is not the one that frees it.
+    /// If a request still holds the model but none holds the snapshot, the request does not free the model.
     #[test]
     fn what_a_request_has_is_freed_by_a_sweep_after_it_ended() {
         let current = current(&Metrics::new());
@@ -164,7 +164,7 @@ mod tests {
         assert!(pool.upgrade().is_some(), "the next snapshot has the same pool");
     }
 
-    /// However often it is replaced, what all of them share is held once, by those that have it.
+    /// However often the snapshot is replaced, shared parts are retained only once.
     #[test]
     fn what_stays_is_not_held() {
         let current = current(&Metrics::new());

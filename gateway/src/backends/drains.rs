@@ -1,21 +1,21 @@
-//! Which backends an operator drained, by name. The name outlives the backend: one whose address went and came back, or
-//! whose settings changed, stays drained until an operator undrains it.
+//! The backends that an operator drained, by name. The name outlives the backend: one whose address left and returned,
+//! or whose settings changed, stays drained until an operator undrains it.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How long the drain of a backend that is not there is kept: its address may be another engine's one day.
+/// How long the drain of an absent backend is kept: another engine may get its address one day.
 pub(crate) const KEPT: Duration = Duration::from_secs(24 * 60 * 60);
-/// Most drained backends that are not there; of more, those that left first are forgotten.
+/// Maximum drained backends that are absent; beyond it the earliest to leave are forgotten.
 const MAX_ABSENT: usize = 1024;
 
-/// Drained backends by name, and since when they are not there.
+/// Drained backends by name, and since when they are absent.
 #[derive(Default)]
 pub(crate) struct Drains(Mutex<BTreeMap<String, Option<Instant>>>);
 
 impl Drains {
-    /// Sets whether a backend that is there is drained.
+    /// Sets whether a present backend is drained.
     pub(crate) fn set(&self, name: &str, draining: bool) {
         let mut names = self.lock();
         if draining {
@@ -34,7 +34,7 @@ impl Drains {
         self.lock().contains_key(name)
     }
 
-    /// Notes which backends are there now. Returns the names that are forgotten: gone for too long, or too many.
+    /// Records which backends are present now. Returns the names that are forgotten: absent too long, or too many.
     pub(crate) fn follow(&self, is_there: impl Fn(&str) -> bool, now: Instant) -> Vec<String> {
         let mut names = self.lock();
         for (name, left) in &mut *names {
@@ -53,7 +53,7 @@ impl Drains {
         over
     }
 
-    /// Those that are not there, and for how long.
+    /// The absent backends, and for how long.
     pub(crate) fn absent(&self, now: Instant) -> Vec<(String, Duration)> {
         let names = self.lock();
         let absent = names.iter().filter_map(|(name, left)| Some((name.clone(), (*left)?)));
@@ -78,7 +78,7 @@ mod tests {
         assert!(drains.follow(|name| name == "a", at(5)).is_empty());
         assert!(drains.follow(|name| name == "a", at(9)).is_empty());
         assert_eq!(drains.absent(at(10)), [("b".to_owned(), Duration::from_secs(5))]);
-        // It comes back: the time starts over when it leaves again.
+        // It returns: the time starts over when it leaves again.
         assert!(drains.follow(|_| true, at(11)).is_empty());
         assert!(drains.holds("b") && drains.absent(at(11)).is_empty());
         assert!(drains.follow(|_| false, at(20)).is_empty());

@@ -1,5 +1,5 @@
-//! Load in flight on one backend, as its streams show it: prompts that wait for their first piece, and streams that
-//! run.
+//! The load in flight on one backend, as its streams show it: prompts waiting for their first chunk, and running
+//! streams.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::backends::WaitingStream;
 use crate::backends::heads::{Place, WaitingLine};
 
-/// Counts of one backend. Each is exact; several read together may be a moment apart.
+/// Counters of one backend. Each is exact; several read together may be slightly inconsistent.
 #[derive(Default)]
 pub(crate) struct Flow {
     waiting_tokens: AtomicU64,
@@ -15,9 +15,9 @@ pub(crate) struct Flow {
     running_streams: AtomicU64,
     arrived: AtomicU64,
     arrived_tokens: AtomicU64,
-    /// Prompt tokens of streams whose first piece came, since the gateway started.
+    /// Prompt tokens of streams whose first chunk arrived, since the gateway started.
     computed_tokens: AtomicU64,
-    /// Whether a piece came since this was last read.
+    /// Whether a chunk arrived since the last reading.
     moved: AtomicBool,
     pub(crate) line: WaitingLine,
 }
@@ -25,28 +25,28 @@ pub(crate) struct Flow {
 /// One reading of a backend's [`Flow`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct FlowReading {
-    /// Prompt tokens of all requests that wait for the first piece of their answer.
+    /// Prompt tokens of all requests that wait for the first chunk of their answer.
     pub(crate) waiting_tokens: u64,
     /// Streams among these requests.
     pub(crate) waiting_streams: u64,
-    /// Streams after their first piece.
+    /// Streams after their first chunk.
     pub(crate) running_streams: u64,
     /// Requests placed since the gateway started, and their prompt tokens.
     pub(crate) arrived: u64,
     pub(crate) arrived_tokens: u64,
-    /// Prompt tokens of streams whose first piece came, since the gateway started.
+    /// Prompt tokens of streams whose first chunk arrived, since the gateway started.
     pub(crate) computed_tokens: u64,
-    /// Whether a piece of any answer came since the last reading.
+    /// Whether a chunk of any answer arrived since the last reading.
     pub(crate) moved: bool,
 }
 
 impl Flow {
-    /// Reads the counts; the next reading's `moved` begins here.
+    /// Reads the counters and resets `moved`.
     pub(crate) fn read(&self) -> FlowReading {
         FlowReading { moved: self.moved.swap(false, Ordering::Relaxed), ..self.peek() }
     }
 
-    /// Reads the counts and leaves `moved` as it is.
+    /// Reads the counters without resetting `moved`.
     pub(crate) fn peek(&self) -> FlowReading {
         let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
         FlowReading {
@@ -67,33 +67,33 @@ enum Stage {
     Running,
 }
 
-/// One request's part in the flow of its backend; dropping it takes it out.
+/// One request's share of its backend's flow; dropping it removes it.
 pub(crate) struct FlowPart {
     flow: Arc<Flow>,
     prompt_tokens: u32,
     streams: bool,
     stage: Stage,
-    /// Where it waits, if that is asked for.
+    /// Its place in the line, if the line is kept.
     place: Option<Place>,
 }
 
 impl FlowPart {
-    /// A request was placed. `streams`: its answer comes piece by piece.
+    /// A request was placed. `streams`: its answer is streamed.
     pub(crate) fn begin(flow: &Arc<Flow>, request: WaitingStream, streams: bool) -> Self {
         let prompt_tokens = request.prompt_tokens;
         flow.waiting_tokens.fetch_add(prompt_tokens.into(), Ordering::Relaxed);
         flow.waiting_streams.fetch_add(u64::from(streams), Ordering::Relaxed);
         flow.arrived.fetch_add(1, Ordering::Relaxed);
         flow.arrived_tokens.fetch_add(prompt_tokens.into(), Ordering::Relaxed);
-        // The first piece of an answer in one piece is all of it.
+        // The first chunk of an unstreamed answer is all of it.
         let place = if streams { flow.line.join(request) } else { None };
         Self { flow: Arc::clone(flow), prompt_tokens, streams, stage: Stage::Waiting, place }
     }
 
-    /// A piece of the answer came.
+    /// A chunk of the answer arrived.
     pub(crate) fn piece(&mut self) {
         let flow = &self.flow;
-        // Nearly every call changes nothing, and then leaves the cache line where it is.
+        // Most calls change nothing and leave the cache line shared.
         if !flow.moved.load(Ordering::Relaxed) {
             flow.moved.store(true, Ordering::Relaxed);
         }

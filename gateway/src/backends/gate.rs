@@ -1,4 +1,4 @@
-//! Which requests a backend gets, besides its health: whether it is drained, its circuit breaker, a rest that it asked
+//! Which requests a backend receives, apart from its health: its drain, its circuit breaker, and a rest that it asked
 //! for.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
@@ -7,28 +7,28 @@ use std::time::{Duration, Instant};
 
 use crate::backends::breaker::{Breaker, BreakerRules, Outcome, State, TrialId};
 
-/// An engine may ask for longer, but it is asked again after this time.
+/// An engine may ask for longer, but is tried again after this time.
 const MAX_REST: Duration = Duration::from_secs(60);
 
-/// The breaker is not closed, or it has seen failures.
+/// The breaker is not closed, or has recorded failures.
 const NEWS: u8 = 1;
 /// The breaker is half open: trials only.
 const TRIALS: u8 = 2;
-/// It asked not to be asked for a while.
+/// The engine asked for a pause (Retry-After).
 const RESTS: u8 = 4;
 
-/// Errors in a row: what other backends answer is compared with them.
+/// It has consecutive errors, with which the answers of other backends are compared.
 const ERRORS: u8 = 64;
 
-/// Why requests should rather go to another backend.
+/// Why requests should preferably go to another backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Aside {
     /// Its streams fell silent, and its scheduler answers no probe.
     Silent = 8,
-    /// It is of the pool whose layout is not in use.
+    /// It belongs to the pool whose layout is not in use.
     Pool = 16,
-    /// It switches its layout.
+    /// It is switching its layout.
     Switching = 32,
 }
 
@@ -40,7 +40,7 @@ pub(crate) struct Gate {
     breaker: Mutex<Breaker>,
     draining: AtomicBool,
     rest_until: Mutex<Option<Instant>>,
-    /// The exceptions: requests read this, and take a lock only where it is not 0.
+    /// The exceptions: requests read this, and take a lock only if it is not 0.
     marks: AtomicU8,
 }
 
@@ -49,7 +49,7 @@ impl Gate {
         self.draining.load(Ordering::Relaxed)
     }
 
-    /// A copy, to be shown.
+    /// A copy for display.
     pub(crate) fn breaker(&self) -> Breaker {
         self.lock().clone()
     }
@@ -58,22 +58,22 @@ impl Gate {
         self.lock().state()
     }
 
-    /// Whether requests may be placed on it, all of them or trials.
+    /// Whether requests may be placed on it, either all or trials only.
     pub(crate) fn is_passable(&self) -> bool {
         !self.is_draining() && (self.marks() & NEWS == 0 || self.state() != State::Open)
     }
 
-    /// Whether a request must ask before it is placed: for a trial, or as the backend rests or is silent.
+    /// Whether a request needs a check before it is placed: it may need a trial, or the backend rests or is silent.
     pub(crate) fn asks_for_care(&self) -> bool {
         self.marks() & (TRIALS | RESTS | ASIDE) != 0
     }
 
-    /// A place for a trial; `None` where enough of them run.
+    /// A slot for a trial; `None` if enough are running.
     pub(crate) fn begin_trial(&self, rules: &BreakerRules) -> Option<TrialId> {
         self.lock().begin_trial(rules)
     }
 
-    /// Whether the outcome of a request that was no trial can change the breaker.
+    /// Whether the outcome of a request that was not a trial can change the breaker.
     pub(crate) fn is_news(&self, outcome: Outcome) -> bool {
         match outcome {
             Outcome::Well => self.marks() & (NEWS | ERRORS) != 0,
@@ -99,14 +99,14 @@ impl Gate {
         self.lock().has_room(rules)
     }
 
-    /// Sends requests elsewhere for a while, where there is an elsewhere.
+    /// Diverts requests for a while, if another backend is available.
     pub(crate) fn rest(&self, now: Instant, time: Duration) {
         let mut until = self.rest_until.lock().unwrap_or_else(PoisonError::into_inner);
         *until = Some(now + time.min(MAX_REST)).max(*until);
         self.marks.fetch_or(RESTS, Ordering::Relaxed);
     }
 
-    /// Sends requests elsewhere from now on, where there is an elsewhere, or no longer.
+    /// Diverts requests from now on, if another backend is available, or stops doing so.
     pub(crate) fn set_aside(&self, why: Aside, aside: bool) {
         if aside {
             self.marks.fetch_or(why as u8, Ordering::Relaxed);
@@ -115,12 +115,12 @@ impl Gate {
         }
     }
 
-    /// Whether requests go elsewhere for this.
+    /// Whether requests are diverted for this reason.
     pub(crate) fn is_aside(&self, why: Aside) -> bool {
         self.marks() & why as u8 != 0
     }
 
-    /// Whether requests should rather go to another backend.
+    /// Whether requests should preferably go to another backend.
     pub(crate) fn is_spared(&self, now: Instant) -> bool {
         self.marks() & ASIDE != 0 || self.is_resting(now)
     }
@@ -138,7 +138,7 @@ impl Gate {
         rests
     }
 
-    /// Returns when an open breaker's time is over.
+    /// Completes when an open breaker is due to half open.
     pub(crate) async fn wait_for_trials(&self) {
         let until = self.lock().open_until();
         match until {
@@ -147,7 +147,7 @@ impl Gate {
         }
     }
 
-    /// Another process may be there now: its breaker is closed.
+    /// Another process may have replaced it: closes its breaker.
     pub(crate) fn renew(&self) {
         self.change(|breaker| breaker.close(Instant::now()));
     }
@@ -160,7 +160,7 @@ impl Gate {
         self.breaker.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes the breaker and keeps the marks true.
+    /// Changes the breaker and updates the marks.
     pub(crate) fn change<T>(&self, change: impl FnOnce(&mut Breaker) -> T) -> T {
         let mut breaker = self.lock();
         let result = change(&mut breaker);

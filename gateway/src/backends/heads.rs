@@ -1,5 +1,4 @@
-//! Streams that wait for their first piece, with their ages, which are compared with targets for first tokens
-//! (`switch.ttft_ms`).
+//! Streams that wait for their first chunk, with their ages, which are compared with TTFT targets (`switch.ttft_ms`).
 
 use std::collections::HashMap;
 use std::num::NonZeroU32;
@@ -9,20 +8,20 @@ use std::time::Instant;
 
 use semmoe_planner::policy::Head;
 
-/// A stream that waits.
+/// A waiting stream.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct WaitingStream {
     pub(crate) since: Instant,
-    /// `None` where no target can be for it.
+    /// `None` if no target can apply to it.
     pub(crate) priority: Option<u8>,
     pub(crate) prompt_tokens: u32,
 }
 
-/// A stream's place in the line; unique among those that wait at a backend. Small, as every request has one.
+/// A stream's place in the line; unique among those waiting at a backend. Small, as every request has one.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct Place(NonZeroU32);
 
-/// The streams that wait at one backend. Kept only while a policy has targets, as requests take a lock for it.
+/// The streams waiting at one backend. Kept only while a policy has targets, as requests take a lock for it.
 #[derive(Default)]
 pub(crate) struct WaitingLine {
     kept: AtomicBool,
@@ -41,7 +40,7 @@ impl WaitingLine {
         self.kept.store(kept, Ordering::Relaxed);
     }
 
-    /// `None` where the line is not kept.
+    /// `None` if the line is not kept.
     pub(crate) fn join(&self, stream: WaitingStream) -> Option<Place> {
         self.kept.load(Ordering::Relaxed).then(|| {
             let mut line = self.lock();
@@ -60,7 +59,7 @@ impl WaitingLine {
         self.lock().streams.remove(&place);
     }
 
-    /// The oldest stream of each priority, with the prompt tokens of all that arrived before it and its own.
+    /// The oldest stream of each priority, with the prompt tokens of all that arrived up to and including it.
     pub(crate) fn heads(&self, now: Instant) -> Vec<Head> {
         let mut streams: Vec<WaitingStream> = self.lock().streams.values().copied().collect();
         streams.sort_by_key(|stream| stream.since);
@@ -98,14 +97,14 @@ mod tests {
         let head = |priority, waited_seconds, tokens_ahead| Head { priority, waited_seconds, tokens_ahead };
         let now = began + Duration::from_millis(500);
         assert_eq!(line.heads(now), [head(0, 0.5, 100), head(7, 0.4, 110)]);
-        // One that has no target is computed before the others all the same.
+        // A stream without a target is still computed before later ones.
         let other = line.join(stream(50, 300, 5)).unwrap();
         assert_eq!(line.heads(now), [head(0, 0.5, 100), head(7, 0.4, 115)]);
         line.leave(other);
         line.leave(places[1]);
         assert_eq!(line.heads(now), [head(0, 0.5, 100), head(7, 0.3, 101)]);
         assert_eq!(line.heads(began)[1].waited_seconds, 0.0, "a clock that was read earlier");
-        // Those that joined before the targets went away still leave.
+        // Streams that joined before the targets were removed still leave.
         line.keep(false);
         places.into_iter().for_each(|place| line.leave(place));
         assert_eq!((line.join(stream(0, 0, 1)), line.heads(now)), (None, Vec::new()));

@@ -25,8 +25,8 @@ use crate::backends::silence::{Change, Silence, SilenceRules};
 use crate::backends::verdict::Closed;
 use crate::backends::{Aside, Backend, Backends, Model, Watched, parity, pins};
 
-/// Between two looks at a backend that refuses connections or is starting: it may be back in a moment, and such a look
-/// costs next to nothing.
+/// Interval between probes of a backend that refuses connections or is starting: it may return any moment, and such a
+/// probe costs next to nothing.
 const RETURN: Duration = Duration::from_millis(500);
 
 /// The outcome of one full probe.
@@ -59,9 +59,8 @@ pub(crate) async fn full_probe(
     probe::probe(&backend.client, &Target { names: &names, ..backend.target() }, limits).await
 }
 
-/// Asks a backend for everything, and judges it again if it answers otherwise than before: an engine that was restarted
-/// between two probes looks healthy all the time, and may run another placement. Returns whether it answered within
-/// `limits`.
+/// Asks a backend for everything, and judges it again if its answers changed: an engine that restarted between two
+/// probes looks healthy all the time, and may run another placement. Returns whether it answered within `limits`.
 pub(crate) async fn look_again(backends: &Backends, backend: &Arc<Backend>, limits: &AnswerLimits) -> bool {
     let (mut found, known) = (full_probe(backends, backend, limits).await, backend.last_probe());
     if let (Ok(found), Some(known)) = (&mut found, &known) {
@@ -93,7 +92,7 @@ async fn ask_for_chats(backends: &Backends, backend: &Arc<Backend>) -> Option<Ar
     chats_of(backends, backend, model).await
 }
 
-/// Asks a backend for its token ids of the built-in chats; `None` where nothing is read of its model's prompts.
+/// Asks a backend for its token ids of the built-in chats; `None` if its model's prompts are not read.
 pub(crate) async fn chats_of(backends: &Backends, backend: &Backend, model: &Model) -> Option<Arc<Rendering>> {
     model.scoring_text().filter(|text| text.template.is_some())?;
     let bodies: Vec<&Value> = built_in_chats().iter().map(|chat| &chat.body).collect();
@@ -101,7 +100,7 @@ pub(crate) async fn chats_of(backends: &Backends, backend: &Backend, model: &Mod
     Some(Arc::new(rendering::ask(&backend.client, backend.engine, url, &bodies, within).await))
 }
 
-/// Whether it is asked that again, though it says that it is the same engine.
+/// Whether it is asked for them again, although it reports to be the same engine.
 fn is_open(backends: &Backends, backend: &Arc<Backend>, probe: &Probe) -> bool {
     let snapshot = backends.snapshot();
     let Some(at) = snapshot.position(backend) else { return false };
@@ -133,8 +132,8 @@ fn reason(backend: &Backend, error: &HttpError) -> String {
     fault_of(backend, error)
 }
 
-/// Why a probe failed, in words that clients may read: an engine's own are none of theirs, but those of this project's
-/// worker name the rank that was lost.
+/// Why a probe failed, in words that clients may read. An engine's own words are withheld, except those of this
+/// project's worker, which name the lost rank.
 pub(crate) fn fault_of(backend: &Backend, error: &HttpError) -> String {
     if backend.engine == Engine::Semmoe { error.reason() } else { error.reason_without_body() }
 }
@@ -142,17 +141,17 @@ pub(crate) fn fault_of(backend: &Backend, error: &HttpError) -> String {
 /// The outcomes of a healthy backend's probes since the last good one.
 #[derive(Default)]
 struct Failures {
-    /// Answers that say no, and connections that break.
+    /// Negative answers, and broken connections.
     count: u32,
     /// Since when it accepts probes and answers none.
     silent_since: Option<Instant>,
 }
 
-/// When a healthy backend is asked again who it is.
+/// When a healthy backend is asked for its identity again.
 struct Identity {
-    /// When it last answered that.
+    /// When it last reported its identity.
     known_at: Instant,
-    /// It may have been restarted since.
+    /// It may have restarted since.
     in_doubt: bool,
 }
 
@@ -161,7 +160,7 @@ impl Identity {
         Self { known_at: Instant::now(), in_doubt: false }
     }
 
-    /// An engine that is too busy to answer is asked again at the next probe.
+    /// Asks again at the next probe if the engine is too busy to answer.
     async fn verify(&mut self, backends: &Backends, backend: &Arc<Backend>) {
         self.in_doubt |= backend.client.take_broken() || self.known_at.elapsed() >= backends.config().health.identity;
         if self.in_doubt && look_again(backends, backend, &backends.probe_limits()).await {
@@ -182,7 +181,7 @@ pub(crate) async fn watch(backends: Arc<Backends>, Watched { backend, stop }: Wa
 
 async fn watch_server(backends: &Arc<Backends>, backend: &Arc<Backend>) {
     let (mut failures, mut identity) = (Failures::default(), Identity::known());
-    // An engine that keeps idle connections for a moment only is not probed for each of them.
+    // An engine that keeps idle connections only briefly is not probed for each of them.
     let (mut looked_early, mut away) = (false, false);
     loop {
         let interval = backends.config().health.interval;
@@ -196,7 +195,7 @@ async fn watch_server(backends: &Arc<Backends>, backend: &Arc<Backend>) {
     }
 }
 
-/// An engine, or a proxy before it, that sends more than its answers would have one client's answer taken for
+/// An engine, or a proxy in front of it, that sends more than its answers could have one client's answer taken for
 /// another's.
 fn note_strays(backends: &Backends, backend: &Backend) {
     let strays = backend.client.take_strays();
@@ -207,7 +206,7 @@ fn note_strays(backends: &Backends, backend: &Backend) {
     }
 }
 
-/// Looks at a backend. Returns whether it is gone for now, and said so at once.
+/// Probes a backend. Returns whether it is gone for now and reported so at once.
 async fn check(backends: &Backends, backend: &Arc<Backend>, failures: &mut Failures, identity: &mut Identity) -> bool {
     let is_gone = |error: &HttpError| !error.may_have_been_sent() || error.status() == Some(503);
     note_strays(backends, backend);
@@ -227,7 +226,7 @@ async fn check(backends: &Backends, backend: &Arc<Backend>, failures: &mut Failu
             *failures = Failures::default();
             identity.verify(backends, backend).await;
         }
-        // Says nothing about the backend.
+        // It says nothing about the backend.
         Err(error @ HttpError::Exhausted { .. }) => {
             tracing::warn!(backend = backend.name, %error, "a backend could not be probed");
         }
@@ -252,7 +251,7 @@ async fn check(backends: &Backends, backend: &Arc<Backend>, failures: &mut Failu
     false
 }
 
-/// Watches what is behind a server that answers for itself.
+/// Watches the scheduler behind a server that answers on its own.
 async fn watch_scheduler(backends: &Arc<Backends>, backend: &Arc<Backend>) {
     if !probe::health_generates(backend.engine) {
         return std::future::pending().await;
@@ -267,7 +266,7 @@ async fn watch_scheduler(backends: &Arc<Backends>, backend: &Arc<Backend>) {
         let limits = AnswerLimits { timeout: rules.busy + rules.timeout, ..backends.probe_limits() };
         match probe::health(&backend.client, &backend.target(), &limits).await {
             Ok(()) => backend.hear(),
-            // The other task sees a server that is gone.
+            // The other task notices a server that is gone.
             Err(error) if !error.may_have_been_sent() => {}
             Err(error) => {
                 if backend.last_heard() < began && backend.health().is_healthy() {
@@ -279,11 +278,11 @@ async fn watch_scheduler(backends: &Arc<Backends>, backend: &Arc<Backend>) {
     }
 }
 
-/// The causes shown for silent streams and an unanswered probe.
+/// The cause shown for silent streams and an unanswered probe.
 pub(crate) const SILENT: &str =
     "its streams are silent and its scheduler answers no probe: requests go to other backends while there are some";
 
-/// Watches whether streams move, which shows a dead scheduler sooner than any route of its server does.
+/// Watches whether streams make progress, which reveals a dead scheduler sooner than any route of its server.
 async fn watch_streams(backends: &Arc<Backends>, backend: &Arc<Backend>) {
     if !probe::health_generates(backend.engine) {
         return std::future::pending().await;
@@ -297,7 +296,7 @@ async fn watch_streams(backends: &Arc<Backends>, backend: &Arc<Backend>) {
             answered = answer_of(&mut probe) => Some(answered),
         };
         if !backend.health().is_healthy() {
-            // A backend that comes back is another process.
+            // A backend that returns is another process.
             (silence, probe) = (Silence::default(), None);
             backend.gate.set_aside(Aside::Silent, false);
             continue;
@@ -309,14 +308,14 @@ async fn watch_streams(backends: &Arc<Backends>, backend: &Arc<Backend>) {
             let recovered = silence.alive();
             note_silence(backends, backend, recovered, &silence);
         }
-        // One that failed at once is not repeated before the next tick.
+        // A probe that failed at once is not repeated before the next tick.
         if answered.is_none() && probe.is_none() && silence.wants_answer() {
             probe = Some(Box::pin(scheduler_answers(backends, backend)));
         }
     }
 }
 
-/// Waits for the answer of a probe, which ends it; forever where there is none.
+/// Waits for the answer of a probe and clears it; pending forever if there is none.
 async fn answer_of<F: Future<Output = bool> + Unpin>(probe: &mut Option<F>) -> bool {
     let Some(running) = probe else { return std::future::pending().await };
     let answered = running.await;

@@ -1,25 +1,25 @@
-//! By which names requests find their model: its own, aliases, and `model:adapter` for its LoRA adapters.
+//! The names by which requests find their model: its own, aliases, and `model:adapter` for its LoRA adapters.
 //!
-//! Names go to the engine as the client wrote them, unless the backend has a `served_name`; only the engine knows which
-//! adapters it has loaded.
+//! Names are forwarded as the client wrote them, unless the backend has a `served_name`; only the engine knows which
+//! adapters are loaded.
 
 use std::collections::HashMap;
 
 use crate::config::OtherNames;
 
-/// Longest name of a model, in bytes; the configuration takes no longer ones.
+/// Longest model name, in bytes; the configuration enforces it.
 pub(crate) const MAX_NAME_BYTES: usize = 256;
 
 /// All names of all models.
 pub(crate) struct Names {
-    /// Names and aliases to indices of models.
+    /// Names and aliases, to indices of models.
     models: HashMap<String, usize>,
-    /// Of each model those adapters that requests may name; `None`: any.
+    /// Adapters that requests may name, by model; `None`: any.
     adapters: Vec<Option<Vec<String>>>,
 }
 
 impl Names {
-    /// Of each model its own name and the others, in order.
+    /// `models`: each model's own name and its others, in order.
     pub(crate) fn new<'a>(models: impl Iterator<Item = (&'a String, &'a OtherNames)>) -> Self {
         let mut all = Self { models: HashMap::new(), adapters: Vec::new() };
         for (index, (own, OtherNames { aliases, adapters })) in models.enumerate() {
@@ -29,13 +29,13 @@ impl Names {
         all
     }
 
-    /// The model that a request names. A name with colons is a model's own name first, then that of the adapter of the
-    /// model with the longest name.
+    /// The model that a request names. A name with colons is looked up as a model first, then as an adapter of the
+    /// model with the longest matching name.
     pub(crate) fn find(&self, name: &str) -> Option<usize> {
         if let Some(index) = self.models.get(name) {
             return Some(*index);
         }
-        // A client's text may be long and all colons.
+        // A client's text may be long and consist of colons.
         let start = &name.as_bytes()[..name.len().min(MAX_NAME_BYTES + 1)];
         let colons = (0..start.len()).rev().filter(|at| start[*at] == b':');
         let (index, adapter) =

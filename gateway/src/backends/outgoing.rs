@@ -1,4 +1,5 @@
-//! A backend's connection: a client of its own, with the engine's key and certificates. Blocking: it reads files.
+//! A backend's connections: an HTTP client of its own, with the engine's key and certificates. Blocking: it reads
+//! files.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -12,7 +13,7 @@ use crate::backends::StartError;
 use crate::backends::stamp::Seen;
 use crate::config::BackendConfig;
 
-/// The client that a backend keeps, through every reload, and its certificates.
+/// The client that a backend keeps through every reload, and its certificates.
 pub(crate) fn client(config: &BackendConfig, connect_timeout: Duration) -> Result<Client, StartError> {
     let seen = Seen::of(files(config));
     let tls = config.tls.clone().map(|files| ClientTls::load(files, config.http2)).transpose();
@@ -24,15 +25,15 @@ pub(crate) fn client(config: &BackendConfig, connect_timeout: Duration) -> Resul
     Ok(Client { http, tls, seen })
 }
 
-/// A backend's client and what can be read again of it.
+/// A backend's client and the files behind it.
 pub(crate) struct Client {
     pub(crate) http: HttpClient,
     pub(crate) tls: Option<Arc<ClientTls>>,
-    /// The files as they were when they were read.
+    /// The files as they were when last read.
     pub(crate) seen: Seen,
 }
 
-/// The engine's key as its file has it now.
+/// The engine's key, read from its file.
 pub(crate) fn key(config: &BackendConfig) -> Result<Option<HeaderValue>, StartError> {
     config.api_key_file.as_deref().map(|path| bearer(&config.name, path)).transpose()
 }
@@ -43,7 +44,7 @@ pub(crate) fn files(config: &BackendConfig) -> impl Iterator<Item = &Path> {
     std::iter::once(&config.api_key_file).chain(tls).filter_map(|path| path.as_deref())
 }
 
-/// Reads a backend's files again, for requests and connections from now on. What cannot be used stays as it was.
+/// Reads a backend's files again, for later requests and connections. Unusable files change nothing.
 pub(crate) fn refresh(config: &BackendConfig, client: &HttpClient, tls: Option<&ClientTls>) -> Result<(), StartError> {
     client.set_authorization(key(config)?);
     tls.map_or(Ok(()), ClientTls::reload).map_err(|source| fail(config, source))
@@ -53,7 +54,7 @@ fn fail(config: &BackendConfig, source: TlsError) -> StartError {
     StartError::Tls { place: format!("backend '{}'", config.name), source }
 }
 
-/// The key in a file. That others may read it is said, and no error.
+/// The key in a file. If others can read the file, that is logged but not an error.
 fn bearer(backend: &str, path: &Path) -> Result<HeaderValue, StartError> {
     let fail = |source: KeyError| StartError::KeyFile { backend: backend.to_owned(), path: path.to_owned(), source };
     let key = EngineKey::read(path).map_err(fail)?;

@@ -1,4 +1,4 @@
-//! Which policy places a request: the model's, or, while that one is on trial, sometimes the baseline.
+//! Which policy places a request: the model's, or, while that is on trial, sometimes the baseline.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,20 +9,20 @@ use semmoe_routing::{Canary, Needs, Policy, PolicyError, policy_with};
 use crate::config::PolicyConfig;
 use crate::observe::Metrics;
 
-/// The policy for models whose backends ignore pins: it asks for nothing that pins decide.
+/// The policy for models whose backends ignore pins: it needs nothing that depends on pins.
 const FALLBACK: &str = "least_load";
 
-/// The policy for requests of a session whose prompts are not read.
+/// The policy for session requests whose prompts are not read.
 const SESSION: &str = "sticky";
 
 /// The policies of one model.
 pub(crate) struct Plan {
-    /// The model's own.
+    /// The model's own policy.
     pub(crate) policy: Arc<dyn Policy>,
     pub(crate) trial: Option<Trial>,
-    /// Routes when no backend honours pins.
+    /// Used when no backend honours pins.
     pub(crate) fallback: Arc<dyn Policy>,
-    /// Routes a session's requests whose prompts are not read.
+    /// Used for session requests whose prompts are not read.
     pub(crate) session: Arc<dyn Policy>,
     pub(crate) needs: Needs,
     requests: AtomicU64,
@@ -32,7 +32,7 @@ pub(crate) struct Plan {
 pub(crate) struct Trial {
     pub(crate) canary: Canary,
     pub(crate) baseline: Arc<dyn Policy>,
-    /// Requests by the policy on trial, and by the baseline.
+    /// Requests placed by the policy on trial, and by the baseline.
     pub(crate) tried: Counter,
     pub(crate) spared: Counter,
 }
@@ -54,7 +54,7 @@ impl Plan {
         Ok(Plan { policy, trial, fallback, session, needs: config.needs, requests: AtomicU64::new(0) })
     }
 
-    /// The policy of the next request.
+    /// The policy for the next request.
     pub(crate) fn next(&self) -> Arc<dyn Policy> {
         let Some(trial) = &self.trial else { return Arc::clone(&self.policy) };
         if trial.canary.takes(self.requests.fetch_add(1, Ordering::Relaxed)) {

@@ -1,9 +1,9 @@
-//! The name of one request: the client's `x-request-id` where it is sane, or one that is made here.
+//! The id of one request: the client's `x-request-id` if it is valid, or a generated one.
 //!
-//! It goes to the engine, back to the client, into error bodies and into the access log, so that one search finds a
-//! request everywhere. Nothing here is decided by it, but vLLM makes it the key of a running request: two requests of
-//! one id would get in each other's way. So no client can guess an id that is made here, and one that a client chose
-//! goes to the engine with a random end.
+//! It is sent to the engine, back to the client, into error bodies and into the access log, so that one search finds a
+//! request everywhere. The gateway decides nothing by it, but vLLM uses it as the key of a running request, so two
+//! requests with one id would interfere. Generated ids are therefore unguessable, and a client's id is forwarded to the
+//! engine with a random suffix.
 
 use std::cell::Cell;
 use std::hash::{BuildHasher, RandomState};
@@ -16,12 +16,12 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 /// The header, both ways.
 pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
-/// Longer ones are replaced: they are in every log line.
+/// Longer ids are replaced: every log line contains them.
 const MAX_BYTES: usize = 128;
-/// Numbers that a thread takes at a time, so that threads seldom meet.
+/// Numbers that a thread reserves at a time, so that threads seldom contend.
 const BLOCK: u64 = 4096;
 
-/// A secret of this process: makes unpredictable numbers out of a counter.
+/// A secret of this process: turns a counter into unpredictable numbers.
 static SECRET: LazyLock<RandomState> = LazyLock::new(RandomState::new);
 static BLOCKS: AtomicU64 = AtomicU64::new(0);
 
@@ -34,7 +34,7 @@ thread_local! {
 pub(crate) struct RequestId(HeaderValue);
 
 impl RequestId {
-    /// The request's id. As it goes to the engine it stands in the headers from now on.
+    /// The request's id. The headers now carry the form for the engine.
     pub(crate) fn of(headers: &mut HeaderMap) -> Self {
         let mut values = headers.get_all(&REQUEST_ID).iter();
         if let (Some(value), None) = (values.next(), values.next())
@@ -49,7 +49,7 @@ impl RequestId {
         id
     }
 
-    /// The client's, with 16 hexadecimal digits behind it that it does not know.
+    /// The client's id, with 16 hexadecimal digits appended that the client does not know.
     fn for_engine(&self) -> HeaderValue {
         let mut text = [self.0.as_bytes(), &[b'-'; 17]].concat();
         let digits = text.len() - 16;
@@ -63,7 +63,7 @@ impl RequestId {
         write_hex(SECRET.hash_one(number), &mut text[..16]);
         text[16] = b'-';
         write_hex(number, &mut text[17..]);
-        // Leading zeros of the number say nothing; four digits are kept, so that ids look alike.
+        // Strip the number's leading zeros down to four digits, so that ids look alike.
         let zeros = text[17..].iter().take(12).take_while(|digit| **digit == b'0').count();
         text.copy_within(17 + zeros.., 17);
         let bytes = Bytes::copy_from_slice(&text[..33 - zeros]);
@@ -75,12 +75,12 @@ impl RequestId {
     }
 
     pub(crate) fn as_str(&self) -> &str {
-        // Sane ones are ASCII.
+        // Valid ids are ASCII.
         self.0.to_str().unwrap_or("")
     }
 }
 
-/// Graphic ASCII but quotes and backslashes, so that it needs no escape anywhere.
+/// Graphic ASCII except quotes and backslashes, so that it needs no escaping anywhere.
 fn is_sane(id: &[u8]) -> bool {
     !id.is_empty()
         && id.len() <= MAX_BYTES
@@ -141,7 +141,7 @@ mod tests {
         assert!(!["a", "b"].contains(&id.as_str()));
     }
 
-    /// A client that sees its own ids knows nothing of those of others.
+    /// A client that sees its own ids learns nothing about those of others.
     #[test]
     fn ids_are_not_foreseen() {
         let random = |id: &str| u64::from_str_radix(&id[..16], 16).unwrap();

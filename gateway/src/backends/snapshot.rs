@@ -1,7 +1,7 @@
-//! Everything that can be reloaded, in one value that is swapped at once.
+//! All reloadable state, in one value that is swapped atomically.
 //!
-//! A request takes the current snapshot when it arrives and keeps it to its end, so that it never sees half a reload.
-//! A new snapshot is a cheap copy (everything large is shared) with one part replaced.
+//! A request takes the current snapshot when it arrives and keeps it to its end, so it never sees half a reload. A new
+//! snapshot is a cheap copy (everything large is shared) with one part replaced.
 
 use std::sync::Arc;
 
@@ -25,12 +25,12 @@ use crate::backends::{
 use crate::config::{Config, OtherNames};
 use crate::observe::Metrics;
 
-/// All models, and which swap made this state.
+/// All models, and the generation of the swap that made them.
 #[derive(Clone)]
 pub(crate) struct Snapshot {
-    /// 1 at start, one more with every swap.
+    /// 1 at start; each swap increments it.
     pub(crate) generation: u64,
-    /// The settings that these models were made with.
+    /// The settings behind these models.
     pub(crate) config: Arc<Config>,
     pub(crate) models: Vec<Arc<Model>>,
     names: Arc<Names>,
@@ -45,56 +45,56 @@ pub(crate) struct Model {
     pub(crate) budget: Arc<Budget>,
     pub(crate) queue: Arc<Queue>,
     pub(crate) text: Option<Arc<Text>>,
-    /// Why its tokenizer could not be read when that was last tried.
+    /// Why the last attempt to read its tokenizer failed.
     pub(crate) unread: Option<UnreadText>,
     pub(crate) members: Vec<Member>,
     pub(crate) pool: Arc<Pool>,
 }
 
 impl Model {
-    /// The encoder of its prompts, where it has one.
+    /// The encoder of its prompts, if it has one.
     pub(crate) fn encoder(&self) -> Option<&PromptEncoder> {
         self.text.as_deref().map(|text| text.tokenizer.as_ref())
     }
 
-    /// How its engine prepares chats for its template. Where its backends run several engines or versions, that of
-    /// the first one.
+    /// How its engine prepares chats for its template. If its backends run several engines or versions, the first
+    /// one's.
     pub(crate) fn preparation(&self) -> &'static Preparation {
         self.members.first().map_or(Preparation::OWN, |member| member.backend.preparation())
     }
 
-    /// Its tokenizer and template, where a policy wants prompts read.
+    /// Its tokenizer and template, if a policy needs prompts read.
     pub(crate) fn scoring_text(&self) -> Option<&Text> {
         let Needs { share, cached, .. } = self.plan.needs;
         self.text.as_deref().filter(|_| share || cached)
     }
 
-    /// The reader of its prompts, where it has one.
+    /// The reader of its prompts, if it has one.
     pub(crate) fn reader(&self) -> Option<Reader<'_>> {
         self.text.as_deref().map(|text| text.reader(self.preparation()))
     }
 
-    /// Tables against its tokenizer and the tables of all its backends, which `what` names in errors.
+    /// Checks tables against its tokenizer and the tables of all its backends. Errors name the tables by `what`.
     pub(crate) fn check_tables(&self, tables: &Tables, what: &'static str) -> Result<(), Incompatible> {
         compat::with_tokenizer(tables, self.encoder())?;
         let others = self.members.iter().filter_map(|member| member.tables.as_ref());
         others.map(|other| other.tables.model()).try_for_each(|other| compat::with_model(tables, what, other))
     }
 
-    /// The verdict about the backend at a place. Without a probe, as far as files and configuration say.
+    /// The verdict about a backend by its index. Without a probe, as far as files and configuration tell.
     pub(crate) fn judge(&self, at: usize, probe: Option<&Probe>, max_ranks: u16) -> Result<Fit, Closed> {
         let (member, files) = (&self.members[at], self.check_files(at).err());
         let (config, room) = (&member.backend.config, self.room(at, max_ranks));
         let tables = member.tables.as_ref().map(|loaded| loaded.tables.as_ref());
-        // The first backend's version may be known only by this probe.
+        // Only this probe may know the first backend's version.
         let found = probe.filter(|_| at == 0).map(|probe| Preparation::row(preparation_row(config.engine, probe)));
         let reader = self.text.as_deref().map(|text| text.reader(found.unwrap_or(self.preparation())));
         let subject = Subject { config, tables, reader, files: files.as_ref(), room };
         verdict::judge(probe, &subject)
     }
 
-    /// Judges the backend at a place again by its last report, as its tables or tokenizer may be others. One for which
-    /// there is no room gets no requests until a probe finds that there is.
+    /// Judges a backend again by its last report, because its tables or tokenizer may have changed. A backend without
+    /// room receives no requests until a probe finds room.
     pub(crate) fn judge_again(&mut self, at: usize, max_ranks: u16) {
         let backend = Arc::clone(&self.members[at].backend);
         let fit = self.judge(at, backend.last_probe().as_deref(), max_ranks);
@@ -106,7 +106,7 @@ impl Model {
         self.pool.reset_prices(&pool_members(&self.members));
     }
 
-    /// Whether the files of the backend at a place fit, whatever its engine reports.
+    /// Whether a backend's files match, whatever its engine reports.
     fn check_files(&self, at: usize) -> Result<(), Unpinned> {
         if let Some(unread) = self.unread.as_ref().filter(|unread| !unread.earlier_in_use) {
             return Err(Unpinned::File { cause: unread.cause.clone() });
@@ -119,13 +119,13 @@ impl Model {
         let tables = loaded.tables.as_ref();
         compat::with_declared(tables, member.backend.config.placement_digest.as_deref())?;
         compat::with_tokenizer(tables, self.encoder())?;
-        // Those before it in the configuration are right.
+        // Earlier ones in the configuration take precedence.
         let mut others = self.members[..at].iter().filter(|other| other.fit.unpinned.is_none());
         let others = others.find_map(|other| other.tables.as_ref());
         others.map_or(Ok(()), |other| Ok(compat::with_model(tables, "another backend's tables", other.tables.model())?))
     }
 
-    /// Ranks that are left for the backend at a place, where each other one has its own, or may yet be probed.
+    /// Ranks left for a backend when every other one has its own, or may still be probed.
     fn room(&self, at: usize, max_ranks: u16) -> usize {
         let others = self.members.iter().enumerate().filter(|(other, _)| *other != at);
         let taken = others.map(|(_, other)| usize::from(other.fit.ranks).max(other.backend.config.urls.len()));
@@ -142,7 +142,7 @@ impl Model {
         self.members.iter().any(|member| member.backend.gate.has_errors())
     }
 
-    /// A request with the digest `request` went well on `backend`: the errors of others are compared with it.
+    /// `backend` answered a request with the digest `request` successfully: the errors of others are compared with it.
     pub(crate) fn answered_well(&self, backend: &Arc<Backend>, request: Option<u64>) {
         let others = self.members.iter().map(|member| &member.backend);
         for other in others.filter(|other| other.gate.has_errors() && !Arc::ptr_eq(other, backend)) {
@@ -155,7 +155,7 @@ impl Model {
         std::iter::once(&self.name).chain(&self.other_names.aliases)
     }
 
-    /// Whether this is its name or an alias, and not that of one of its adapters.
+    /// Whether this is its name or an alias, rather than an adapter's.
     pub(crate) fn is_named(&self, name: &str) -> bool {
         self.names().any(|own| own == name)
     }
@@ -177,7 +177,7 @@ pub(crate) fn text_route(route: Route) -> Option<semmoe_text::Route> {
 pub(crate) struct UnreadText {
     /// One sentence that names the file.
     pub(crate) cause: String,
-    /// Whether those that were read before are in use.
+    /// Whether the previously read files are still in use.
     pub(crate) earlier_in_use: bool,
 }
 
@@ -185,12 +185,12 @@ pub(crate) struct UnreadText {
 pub(crate) struct Text {
     pub(crate) tokenizer: Arc<PromptEncoder>,
     pub(crate) template: Option<Arc<ChatTemplate>>,
-    /// Why the template that should be in use is not: an earlier one is, or none.
+    /// Why the configured template is not in use; an earlier one is, or none.
     pub(crate) template_error: Option<String>,
     pub(crate) vocabulary: Vocabulary,
-    /// Whether the template writes the date, so that a chat read on another day is another one.
+    /// Whether the template writes the date, so that a chat reads differently on another day.
     pub(crate) writes_date: bool,
-    /// The files and settings that it was made of.
+    /// The files and settings behind it.
     pub(crate) made_of: TextSource,
 }
 
@@ -201,13 +201,13 @@ impl Text {
     }
 }
 
-/// The sources of a [`Text`]: with equal ones it need not be made again.
+/// The sources of a [`Text`]: if they are equal, it need not be rebuilt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct TextSource {
     pub(crate) files: Vec<FileState>,
     pub(crate) chat_options: ChatOptions,
     pub(crate) segment_cache_bytes: usize,
-    /// Of the engines' clocks.
+    /// Offset of the engines' clocks from UTC.
     pub(crate) zone_seconds: i32,
 }
 
@@ -225,15 +225,13 @@ pub(crate) struct Position {
 pub(crate) struct Member {
     pub(crate) backend: Arc<Backend>,
     pub(crate) tables: Option<Arc<LoadedTables>>,
-    /// Those that were in use before, latest first, at most as many as the configuration wants kept.
+    /// Tables used before, newest first, as many as the configuration keeps.
     pub(crate) earlier: Vec<EarlierTables>,
-    /// The configured file of tables as it was when it was last read; what is in use may have come later, and from
-    /// elsewhere.
+    /// The configured tables file when last read; the tables in use may be newer and from elsewhere.
     pub(crate) tables_file: Option<FileState>,
-    /// Why the configured tables could not be read; those in use, if any, are earlier ones.
+    /// Why the configured tables could not be read; tables in use, if any, are earlier ones.
     pub(crate) unread: Option<Trouble>,
-    /// Its ranks, and how they are pinned. Until a probe reports them there are 0 ranks, pinned in the newest version's
-    /// way.
+    /// Its ranks, and how they are pinned. Until a probe reports them: 0 ranks, with the newest version's pins.
     pub(crate) fit: Fit,
 }
 
@@ -257,8 +255,8 @@ impl Member {
         }
     }
 
-    /// Whether a request on `route` is sent with a pin: also with one that is ignored, where the engine should read it
-    /// and its answer can show that it is not ignored any more.
+    /// Whether requests on `route` are sent with a pin. An ignored pin is sent too if the engine should read it,
+    /// because answers can then show that it is honoured again.
     pub(crate) fn sends_pin(&self, route: Route) -> bool {
         let (dialect, pins) = (&self.fit.dialect, &self.backend.pins);
         let is_tried = || {
@@ -273,12 +271,12 @@ impl Member {
             }
     }
 
-    /// Shapes of a chat, of those in `shapes`, that its engine reads otherwise than the gateway.
+    /// Those of `shapes` that its engine tokenizes differently from the gateway.
     pub(crate) fn misread(&self, shapes: Shapes) -> Shapes {
         (self.fit.parity.differs | self.backend.counts.differs()).both(shapes)
     }
 
-    /// The ranks that it is pinned by, as far as they are known.
+    /// The ranks used for pins, if known.
     pub(crate) fn known_ranks(&self) -> Option<u16> {
         Some(self.fit.ranks).filter(|ranks| *ranks > 0 && self.fit.unpinned.is_none())
     }
@@ -288,7 +286,7 @@ impl Member {
         self.tables.as_ref().map_or(0, |tables| tables.generation)
     }
 
-    /// Takes other tables into use, and keeps those that it has among the earlier ones, of which it keeps `history`.
+    /// Replaces the tables in use, which join the earlier ones; `history` of these are kept.
     pub(crate) fn replace_tables(&mut self, loaded: Arc<LoadedTables>, history: usize) {
         self.unread = None;
         // After a rollback the restored tables leave the history.
@@ -318,7 +316,7 @@ impl Snapshot {
         Self { generation, config, models, names }
     }
 
-    /// The model of that name, alias or adapter; without a name, the only one.
+    /// The model with that name, alias or adapter; without a name, the only one.
     pub(crate) fn model(&self, name: Option<&str>) -> Result<&Arc<Model>, RequestError> {
         let known = || self.models.iter().map(|model| model.name.as_str()).collect::<Vec<_>>().join(", ");
         match (name, self.models.as_slice()) {
@@ -331,7 +329,7 @@ impl Snapshot {
         }
     }
 
-    /// Where the backend of this name is.
+    /// Position of the backend with this name.
     pub(crate) fn find(&self, backend: &str) -> Option<Position> {
         self.models.iter().enumerate().find_map(|(model, it)| {
             let member = it.members.iter().position(|member| member.backend.name == backend)?;
@@ -339,12 +337,12 @@ impl Snapshot {
         })
     }
 
-    /// Where this very backend is; there may be another one of its name by now.
+    /// Position of this very backend; another one may have its name by now.
     pub(crate) fn position(&self, backend: &Arc<Backend>) -> Option<Position> {
         self.find(&backend.name).filter(|at| Arc::ptr_eq(&self.at(*at).1.backend, backend))
     }
 
-    /// The backend of this name.
+    /// The backend with this name.
     pub(crate) fn backend(&self, name: &str) -> Option<&Arc<Backend>> {
         self.members().map(|(_, member)| &member.backend).find(|backend| backend.name == name)
     }
@@ -370,13 +368,13 @@ impl Snapshot {
         })
     }
 
-    /// The next snapshot, with what a probe found of a backend.
+    /// The next snapshot, with the result of a probe of one backend.
     pub(crate) fn with_backend(&self, at: Position, fit: Fit, metrics: &Metrics) -> Self {
         self.with_model(at, metrics, |model| model.members[at.member].fit = fit)
     }
 
-    /// The next snapshot, with a change of one backend. With another number of ranks the backend is another engine: its
-    /// ranks' accounts start afresh.
+    /// The next snapshot, with one backend changed. If its number of ranks differs it is another engine, and its ranks'
+    /// accounts start afresh.
     fn with_model(&self, at: Position, metrics: &Metrics, change: impl FnOnce(&mut Model)) -> Self {
         let mut next = Self { generation: self.generation + 1, ..self.clone() };
         let (old, was) = self.at(at);
@@ -389,9 +387,9 @@ impl Snapshot {
     }
 }
 
-/// The pool of all ranks of these backends. With `old`, the model as it runs by `old_config`, it goes on from the pool
-/// of that one, and is that pool itself where nothing about it changes. Ranks stay with their engine: one of the same
-/// name, with the same ways to reach it and as many ranks.
+/// The pool of all ranks of these backends. With `old`, the running model under `old_config`, it continues that model's
+/// pool, and is that pool itself if nothing changes. Ranks stay with their engine: one with the same name, connection
+/// and number of ranks.
 pub(crate) fn next_pool(
     old: Option<&Model>,
     old_config: &Config,

@@ -12,7 +12,7 @@ use crate::backends::{Backend, Health, Member, Snapshot};
 use crate::config::Config;
 use crate::observe::Metrics;
 
-/// Longest health or information answer of an engine; SGLang's server information holds all of its arguments.
+/// Longest health or server information answer of an engine; SGLang's contains all of its arguments.
 const PROBE_ANSWER_BYTES: usize = 4 << 20;
 
 /// All backends.
@@ -21,9 +21,9 @@ pub(crate) struct Backends {
     /// Held while the next snapshot is made from the current one, and while availability changes: both are short.
     changing: Mutex<()>,
     pub(crate) metrics: Arc<Metrics>,
-    /// Backends that are gone or have fewer ranks, with the ranks that they had: requests may still be in flight there.
+    /// Backends that are gone or lost ranks, with their former ranks: requests may still be in flight there.
     retired: Mutex<Vec<(String, u16)>>,
-    /// Backends that are drained, also when they come back.
+    /// Drained backends; a backend that returns stays drained.
     pub(crate) drains: Drains,
     /// Loads of tables.
     pub(crate) lanes: Lanes,
@@ -43,12 +43,12 @@ impl Backends {
         }
     }
 
-    /// The current state; keep it for one request, not longer.
+    /// The current snapshot; keep it for one request, not longer.
     pub(crate) fn snapshot(&self) -> Arc<Snapshot> {
         self.current.load_full()
     }
 
-    /// The settings as they are now, for work that is no request's. A request reads its own snapshot's.
+    /// The current settings, for work that belongs to no request. A request uses its own snapshot's.
     pub(crate) fn config(&self) -> Arc<Config> {
         Arc::clone(&self.current.load().config)
     }
@@ -59,13 +59,13 @@ impl Backends {
     }
 
     /// Makes a snapshot the current one. `_changing`: it was made from the current one under the lock. Returns how long
-    /// it took until readers get it.
+    /// it took until readers see it.
     pub(crate) fn swap(&self, _changing: &MutexGuard<'_, ()>, next: Arc<Snapshot>) -> Duration {
         self.metrics.generation(next.generation);
         self.current.store(next)
     }
 
-    /// Takes the backends that are in one snapshot and not in the next out of the metrics.
+    /// Removes the metrics of backends that are in one snapshot and not in the next.
     pub(crate) fn retire(&self, before: &Snapshot, next: &Snapshot) {
         let gone = before.members().filter(|(_, member)| next.find(&member.backend.name).is_none());
         self.retire_ranks(gone.map(|(_, member)| (member.backend.name.clone(), member.fit.ranks)));
@@ -96,13 +96,13 @@ impl Backends {
         AnswerLimits { timeout: self.config().health.timeout, max_bytes: PROBE_ANSWER_BYTES }
     }
 
-    /// For routes that wait for the engine's scheduler, which answers between two steps.
+    /// Limits for routes that wait for the engine's scheduler, which answers between two steps.
     pub(crate) fn patient_limits(&self) -> AnswerLimits {
         let health = &self.config().health;
         AnswerLimits { timeout: health.timeout.max(health.busy), max_bytes: PROBE_ANSWER_BYTES }
     }
 
-    /// The backend of this name.
+    /// The backend with this name.
     pub(crate) fn backend(&self, name: &str) -> Option<Arc<Backend>> {
         self.snapshot().backend(name).cloned()
     }
@@ -113,7 +113,7 @@ impl Backends {
         snapshot.position(backend).map_or_else(Vec::new, |at| snapshot.at(at).0.names_asked(backend))
     }
 
-    /// A backend as it is now; `None` once it is gone.
+    /// A backend's current state; `None` once it is gone.
     pub(crate) fn member(&self, backend: &Arc<Backend>) -> Option<Member> {
         let snapshot = self.snapshot();
         let (_, member) = snapshot.at(snapshot.position(backend)?);
@@ -123,7 +123,7 @@ impl Backends {
     /// Closes a backend.
     pub(crate) fn mark_unhealthy(&self, backend: &Arc<Backend>, cause: String) {
         let _changing = self.changing();
-        // Nothing is reported about a backend that left in this moment.
+        // Do not report a backend that has just left.
         if self.snapshot().position(backend).is_some() {
             self.note_health(backend, Health::Unhealthy { cause });
             self.refresh(backend);

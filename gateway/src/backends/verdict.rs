@@ -1,8 +1,8 @@
-//! The one verdict about a backend: at start, on a reload, after a probe, and when its tables change.
+//! The verdict about a backend: at start, on a reload, after a probe, and when its tables change.
 //!
-//! A backend that can answer serves. Where its ranks, placement, tokenizer or tables do not fit, or a file of its model
-//! cannot be read, its requests are not pinned and are placed by load, for a reason ([`Unpinned`]). It is closed only
-//! where it cannot answer: it is unreachable, refuses the key, or serves another model ([`Closed`]).
+//! A backend that can answer serves. If its ranks, placement, tokenizer or tables do not match, or a file of its model
+//! is unreadable, its requests are placed by load and not pinned, for a stated reason ([`Unpinned`]). It is closed only
+//! if it cannot answer: it is unreachable, refuses the key, or serves another model ([`Closed`]).
 
 use semmoe_engines::Dialect;
 use semmoe_engines::probe::{Probe, RankDoubt};
@@ -20,7 +20,7 @@ pub(crate) enum Unpinned {
     /// The engine reports no number of ranks.
     #[error("the backend does not report its number of attention-DP ranks; set `ranks` if it has several")]
     Unknown,
-    /// Its report cannot be right.
+    /// Its report is implausible.
     #[error("{0}")]
     Doubt(#[from] RankDoubt),
     /// It runs a layout that the tables are not for.
@@ -29,25 +29,25 @@ pub(crate) enum Unpinned {
         /// Its name.
         layout: String,
     },
-    /// The engine does not show which placement it runs, and the configuration does not say it.
+    /// The engine does not report its placement, and neither does the configuration.
     #[error("placement unproven: {cause}; set `placement_digest` to that of the placement which the backend runs")]
     Unproven {
         /// One sentence.
         cause: String,
     },
-    /// It does not fit its tables, its model's tokenizer or the configuration.
+    /// It does not match its tables, its model's tokenizer or the configuration.
     #[error("{0}")]
     Misfit(Box<Incompatible>),
-    /// A file of its own or of its model cannot be read.
+    /// A file of its own or of its model is unreadable.
     #[error("{cause}")]
     File {
-        /// One sentence that names it.
+        /// One sentence that names the file.
         cause: String,
     },
 }
 
 impl Unpinned {
-    /// In a word or two: a label of metrics, one of those in `metrics/pins.rs`.
+    /// The reason in a word or two: one of the metric labels in `metrics/pins.rs`.
     pub(crate) fn reason(&self) -> &'static str {
         match self {
             Self::Unknown | Self::Doubt(_) => "ranks unknown",
@@ -65,13 +65,13 @@ impl From<Incompatible> for Unpinned {
     }
 }
 
-/// Why a backend that answers probes gets no requests.
+/// Why a backend that answers probes receives no requests.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Closed {
-    /// It knows the model by no name that requests have.
+    /// It does not know the model by any name that requests use.
     #[error("it serves another model, '{found}', and none by the name that requests have; set `served_name`")]
     OtherModel {
-        /// The first that it lists.
+        /// The first model that it lists.
         found: String,
     },
     /// It was started for a measurement, and its answers are wrong.
@@ -87,16 +87,16 @@ pub(crate) enum Closed {
     NoRoom(Incompatible),
 }
 
-/// A backend that serves: what requests are placed and pinned by.
+/// A serving backend: how requests are placed and pinned.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Fit {
-    /// Ranks to choose between; where they are unknown, one for each URL.
+    /// Ranks to choose from; if unknown, one per URL.
     pub(crate) ranks: u16,
     /// How requests are pinned.
     pub(crate) dialect: Dialect,
-    /// Why they are not, though there may be several ranks.
+    /// Why they are not pinned, although there may be several ranks.
     pub(crate) unpinned: Option<Unpinned>,
-    /// Which chats the engine reads as the gateway does.
+    /// Which chats the engine tokenizes as the gateway does.
     pub(crate) parity: Parity,
 }
 
@@ -108,32 +108,32 @@ impl Fit {
         Self::of(u16::try_from(urls).unwrap_or(u16::MAX).max(1), dialect, Some(why))
     }
 
-    /// A backend that was not probed yet: `ranks` as far as configuration and tables say, or 0.
+    /// A backend not probed yet: `ranks` from the configuration and tables, or 0.
     pub(crate) fn unprobed(backend: &BackendConfig, ranks: u16) -> Self {
         let engine = backend.engine;
         let dialect = if backend.urls.len() > 1 { Dialect::by_url(engine) } else { Dialect::of(engine, None) };
         Self::of(ranks, dialect, None)
     }
 
-    /// Of which nothing is known about chats.
+    /// A backend about whose chats nothing is known.
     fn of(ranks: u16, dialect: Dialect, unpinned: Option<Unpinned>) -> Self {
         Self { ranks, dialect, unpinned, parity: Parity::default() }
     }
 }
 
-/// A backend, and all that its report is compared with.
+/// A backend, and everything its report is compared with.
 pub(crate) struct Subject<'a> {
     pub(crate) config: &'a BackendConfig,
     pub(crate) tables: Option<&'a Tables>,
     /// The reader of its prompts.
     pub(crate) reader: Option<Reader<'a>>,
-    /// Why its own files or its model's do not fit, as far as that is known already.
+    /// Why its own files or its model's do not match, if known already.
     pub(crate) files: Option<&'a Unpinned>,
     /// Ranks that `limits.ranks` leaves for it.
     pub(crate) room: usize,
 }
 
-/// The verdict about a backend by its report, or, while there is none, by files and configuration.
+/// The verdict about a backend by its report, or, without one, by files and configuration.
 pub(crate) fn judge(probe: Option<&Probe>, subject: &Subject<'_>) -> Result<Fit, Closed> {
     let Subject { config, tables, reader, files, room } = *subject;
     let encoder = reader.map(|reader| reader.tokenizer);
@@ -165,10 +165,10 @@ fn within(fit: Fit, config: &BackendConfig, room: usize) -> Result<Fit, Closed> 
     Some(Fit::unpinned(config, too_many.clone().into())).filter(fits).ok_or(Closed::NoRoom(too_many))
 }
 
-/// A backend's report about itself, checked against tables, tokenizer and configuration.
+/// Checks a backend's report about itself against tables, tokenizer and configuration.
 ///
 /// # Errors
-/// The first thing that does not fit: tables that are about to be loaded are refused for it.
+/// The first mismatch; tables about to be loaded are refused because of it.
 pub(crate) fn with_backend(
     probe: &Probe,
     tables: Option<&Tables>,
@@ -180,7 +180,7 @@ pub(crate) fn with_backend(
         return Err(Incompatible::UnknownRankBase);
     }
     let server = probe.server.as_ref();
-    // One that can be switched has as many ranks as it reports.
+    // A switchable backend has the number of ranks that it reports.
     let switches = server.is_some_and(ServerInfo::switches) && probe.dp_size.is_some();
     let configured = backend.ranks.filter(|_| !switches).or(known);
     if let (Some(server), Some(tables)) = (server, tables)
@@ -196,7 +196,7 @@ pub(crate) fn with_backend(
     if let (Some(found), Some(expected)) = (probe.dp_size, expected)
         && let Err(misfit) = compat::same_ranks("the backend has", found, compat::expected_name(configured), expected)
     {
-        // Nothing is pinned beyond what the engine reports, whatever the configuration says.
+        // Never pin beyond what the engine reports, whatever the configuration says.
         let by_configuration = configured.is_some() && backend.urls.len() == 1;
         return if by_configuration { Ok(Fit::unpinned(backend, misfit.into())) } else { Err(misfit) };
     }
@@ -213,7 +213,7 @@ pub(crate) fn with_backend(
     Ok(match (configured.or(probe.dp_size).or(expected), &probe.doubt, unproven) {
         (_, Some(doubt), _) if configured.is_none() || backend.urls.len() > 1 => unpinned(doubt.clone().into()),
         (Some(_), _, Some(cause)) => unpinned(Unpinned::Unproven { cause }),
-        // The engine itself reports none: its pins have to be proved first.
+        // The engine itself reports none: its pins must be proved first.
         (Some(ranks), _, None) if probe.dp_size.is_none() => Fit::of(ranks, probe.dialect.unproven(), None),
         (Some(ranks), _, None) => Fit::of(ranks, probe.dialect, None),
         (None, ..) => unpinned(Unpinned::Unknown),

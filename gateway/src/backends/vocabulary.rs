@@ -1,17 +1,17 @@
-//! How many token ids a model takes, which is more than its tokenizer has: embeddings are padded.
+//! How many token ids a model accepts, which exceeds its tokenizer's number: embeddings are padded.
 
 use std::io;
 use std::path::Path;
 
 use serde_json::Value;
 
-/// A `config.json` has some kilobytes.
+/// A `config.json` is a few kilobytes.
 const MAX_CONFIG_BYTES: u64 = 4 << 20;
-/// Rows that models add to their tokenizers' tokens: 267 in Qwen3, 465 in DeepSeek-V3, 1,069 in gpt-oss, 2,398 of
-/// 102,400 in DeepSeek-V2.
+/// Padding rows beyond the tokenizer's tokens: 267 in Qwen3, 465 in DeepSeek-V3, 1,069 in gpt-oss, 2,398 of 102,400 in
+/// DeepSeek-V2.
 const PADDING_SHARE: u32 = 32;
 const LEAST_PADDING: u32 = 1024;
-/// Where a multimodal configuration has that of its language model.
+/// The member with the language model's configuration in a multimodal one.
 const TEXT_CONFIGS: [&str; 5] = [
     "/vocab_size",
     "/text_config/vocab_size",
@@ -20,7 +20,7 @@ const TEXT_CONFIGS: [&str; 5] = [
     "/thinker_config/text_config/vocab_size",
 ];
 
-/// The ids of a model: those below this.
+/// The exclusive bound of a model's ids.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Vocabulary {
     /// Rows of its embedding.
@@ -30,7 +30,7 @@ pub(crate) enum Vocabulary {
 }
 
 impl Vocabulary {
-    /// Of the model whose tokenizer, with so many tokens, is at this path: as the `config.json` beside it says.
+    /// The bound for the model whose tokenizer, with `tokens`, is at this path, from the `config.json` beside it.
     pub(crate) fn beside(tokenizer: &Path, tokens: u32, model: &str) -> Self {
         let path = tokenizer.with_file_name("config.json");
         let why = match read(&path) {

@@ -15,9 +15,9 @@ pub(crate) const ANY_ORIGIN: &str = "*";
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct RawAuth {
-    /// API keys of clients; none: anyone who reaches the data plane may use it.
+    /// API keys of clients; none: anyone who can reach the data plane may use it.
     pub keys: Vec<RawKey>,
-    /// Whether the engines see the keys that clients sent; absent: `strip` with keys, `pass` without.
+    /// Whether engines see the keys that clients send; absent: `strip` with keys, `pass` without.
     pub forward: Option<Forward>,
 }
 
@@ -25,7 +25,7 @@ pub struct RawAuth {
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RawKey {
-    /// Stands in logs in place of the key; unique.
+    /// Name in logs, in place of the key; unique.
     pub name: String,
     /// SHA-256 of the key, hexadecimal: `semmoe keys hash` prints it.
     pub sha256: String,
@@ -37,13 +37,13 @@ pub struct RawKey {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Forward {
-    /// They end at the gateway.
+    /// The gateway removes them.
     Strip,
-    /// They go on to the engine, unless the backend has a key of its own.
+    /// They are forwarded to the engine, unless the backend has its own key.
     Pass,
 }
 
-/// Checked: names and digests are unique, models exist and go by their own names.
+/// The checked section: names and digests are unique, models exist and appear under their own names.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct AuthConfig {
     pub(crate) keys: Vec<Arc<KeyConfig>>,
@@ -97,7 +97,7 @@ fn own_names(key: &str, allowed: &[String], models: &[ModelConfig]) -> Result<Ve
     allowed.iter().map(own).collect()
 }
 
-/// Origins of pages, each as browsers send it.
+/// Origins of web pages, as browsers send them.
 pub(super) fn cors_origins(origins: Vec<String>) -> Result<Vec<String>, ConfigError> {
     for (at, origin) in origins.iter().enumerate() {
         if let Some(fault) = origin_fault(origin) {
@@ -107,7 +107,7 @@ pub(super) fn cors_origins(origins: Vec<String>) -> Result<Vec<String>, ConfigEr
     Ok(origins)
 }
 
-/// Why this is no origin as browsers send it: `*`, or scheme and host, perhaps a port, and nothing behind.
+/// Why this is not an origin as browsers send it: `*`, or scheme, host and an optional port, and nothing more.
 fn origin_fault(origin: &str) -> Option<&'static str> {
     if origin == ANY_ORIGIN {
         return None;

@@ -21,7 +21,7 @@ pub struct RawBackend {
     pub name: String,
     /// `sglang`, `vllm`, `semmoe` or `openai`.
     pub engine: String,
-    /// `http://host:port`; this or `urls`. A `/v1` at its end is left out.
+    /// `http://host:port`; this or `urls`. A trailing `/v1` is ignored.
     #[serde(default)]
     pub url: String,
     /// One URL for each rank: several `openai` servers that are the ranks of one engine, or vLLM with
@@ -29,30 +29,30 @@ pub struct RawBackend {
     /// their ranks. The backend is healthy when all of them are.
     #[serde(default)]
     pub urls: Vec<String>,
-    /// The model's name at this engine, where that is another one: requests that name the model or an alias get it as
-    /// their `model`, those for an adapter `served_name:adapter`, or just `adapter` for vLLM. Absent: names go as
+    /// The model's name at this engine, if it differs: requests that name the model or an alias get it as their
+    /// `model`, those for an adapter `served_name:adapter`, or just `adapter` for vLLM. Absent: names are forwarded as
     /// clients wrote them. Answers keep the engine's name.
     pub served_name: Option<String>,
-    /// Tables of the placement that this backend runs.
+    /// Tables for the placement that this backend runs.
     pub tables: Option<PathBuf>,
     /// Attention-DP ranks; absent: probed.
     pub ranks: Option<u16>,
-    /// Digest of the placement that the engine runs, where it does not show one. Tables of another are of no use.
-    /// Absent: SGLang must show its placement, or the backend is routed by load; of other engines the tables' is
-    /// believed.
+    /// Digest of the placement that the engine runs, where the engine does not report one. Tables for another placement
+    /// are not used. Absent: SGLang must report its placement, or the backend is routed by load; for other engines the
+    /// tables' placement is assumed.
     pub placement_digest: Option<String>,
-    /// `global` or `local`: how a vLLM in front of some of the ranks counts them in pins; absent: probed.
+    /// `global` or `local`: how a vLLM that serves some of the ranks numbers them in pins; absent: probed.
     pub rank_base: Option<RankBase>,
-    /// File with the key that this engine asks for (`--api-key`); sent with every request and probe, in place of a
+    /// File with the key that this engine requires (`--api-key`); sent with every request and probe in place of the
     /// client's.
     pub api_key_file: Option<PathBuf>,
-    /// Certificates and names, for URLs that begin with https.
+    /// Certificates and names, for https URLs.
     pub tls: Option<ClientFiles>,
-    /// HTTP/2 to this engine; without TLS it must expect that from the first byte.
+    /// HTTP/2 to this engine; without TLS the engine must accept it with prior knowledge.
     #[serde(default)]
     pub http2: bool,
-    /// For `[switch]`, of an engine without a switch hook: `tp` or `ep`, the layout that it runs, or with
-    /// `switch.webhook` starts in.
+    /// For `[switch]` and an engine without a switch hook: the layout it runs, `tp` or `ep`; with `switch.webhook`, the
+    /// layout it starts in.
     pub layout: Option<Layout>,
 }
 
@@ -60,50 +60,50 @@ pub struct RawBackend {
 pub(crate) struct BackendConfig {
     pub(crate) name: String,
     pub(crate) engine: Engine,
-    /// One, or one for each rank.
+    /// One URL, or one for each rank.
     pub(crate) urls: Vec<BaseUrl>,
-    /// The model's name there, where it is not the clients'.
+    /// The model's name there, if it differs from the clients'.
     pub(crate) served_name: Option<String>,
     pub(crate) tables: Option<PathBuf>,
     pub(crate) ranks: Option<u16>,
     pub(crate) placement_digest: Option<String>,
     pub(crate) rank_base: Option<RankBase>,
     pub(crate) api_key_file: Option<PathBuf>,
-    /// For URLs that begin with https.
+    /// For https URLs.
     pub(crate) tls: Option<ClientFiles>,
     pub(crate) http2: bool,
-    /// The layout that an engine without a switch hook runs, or starts in.
+    /// The layout that an engine without a switch hook runs or starts in.
     pub(crate) layout: Option<Layout>,
-    /// `None` for one that is configured.
+    /// `None` for a configured backend.
     pub(crate) found: Option<Found>,
 }
 
 impl BackendConfig {
-    /// Its only URL, or the first of several: a checked configuration has one.
+    /// Its only URL, or the first of several: a checked configuration has at least one.
     pub(crate) fn first_url(&self) -> &BaseUrl {
         &self.urls[0]
     }
 
-    /// Whether this is the same engine, spoken to in the same way: all but its tables is equal.
+    /// Whether this is the same engine over the same connection: everything but the tables is equal.
     pub(crate) fn is_same_engine(&self, other: &Self) -> bool {
         let without_tables = |config: &Self| Self { tables: None, ..config.clone() };
         without_tables(self) == without_tables(other)
     }
 
-    /// Whether what runs on the ranks of the one runs on those of the other: the same engine at the same place.
+    /// Whether both have the same ranks: the same engine at the same place.
     pub(crate) fn is_same_ranks(&self, other: &Self) -> bool {
         (&self.name, self.engine, &self.urls) == (&other.name, other.engine, &other.urls)
     }
 }
 
-/// By what a backend was found, and where.
+/// The source that found a backend, and its address.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Found {
     pub(crate) source: String,
     pub(crate) address: SocketAddr,
 }
 
-/// Checks a backend. `scoring`: the policy that wants prompts scored; `taken`: the names of other backends.
+/// Checks a backend. `scoring`: the policy that requires scored prompts; `taken`: the names of other backends.
 pub(super) fn backend(
     key: &str,
     raw: RawBackend,
@@ -113,7 +113,7 @@ pub(super) fn backend(
 ) -> Result<BackendConfig> {
     let wrong = |field: &str, cause: String| Err(ConfigError::value(format!("{key}.{field}"), cause));
     unique(&format!("{key}.name"), &raw.name, taken)?;
-    // It stands in the header x-semmoe-backend.
+    // The header x-semmoe-backend carries it.
     if !raw.name.is_ascii() {
         return wrong("name", format!("'{}' is not ASCII", raw.name));
     }

@@ -1,4 +1,4 @@
-//! `[[models.discovery]]`: backends that are found by name, and come and go while the gateway runs.
+//! `[[models.discovery]]`: backends found by name that come and go while the gateway runs.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -11,18 +11,18 @@ use serde::Deserialize;
 use super::value::{at_least, seconds};
 use super::{BackendConfig, ConfigError, Found, RawBackend, RawKubernetes, kubernetes};
 
-/// Longest name of the DNS, as text.
+/// Longest DNS name, as text.
 const MAX_HOST_BYTES: usize = 253;
 const MAX_LABEL_BYTES: usize = 63;
 
-/// Whether this can be looked up as a name of the DNS: labels of letters, digits, `-` and `_`.
+/// Whether this is a valid DNS name: labels of letters, digits, `-` and `_`.
 pub(crate) fn is_dns_name(name: &str) -> bool {
     let is_letter = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
     let is_label = |label: &str| !label.is_empty() && label.len() <= MAX_LABEL_BYTES && label.bytes().all(is_letter);
     name.len() <= MAX_HOST_BYTES && name.split('.').all(is_label)
 }
 
-/// Identifies a discovery source among those of all models.
+/// Identifies a discovery source across all models.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct SourceKey {
     /// The model's name.
@@ -40,16 +40,16 @@ pub struct RawDiscovery {
     /// A name with SRV records: every address of each target is a backend on the record's port. This, `dns` or
     /// `kubernetes`.
     pub srv: Option<String>,
-    /// A service: every endpoint of it that is ready is a backend. This, `dns` or `srv`.
+    /// A service: every ready endpoint is a backend. This, `dns` or `srv`.
     pub kubernetes: Option<RawKubernetes>,
-    /// Time between two looks.
+    /// Time between two lookups.
     #[serde(default = "default_interval_seconds")]
     pub interval_seconds: f64,
-    /// Looks in a row that an address must be missing from before its backend leaves.
+    /// Consecutive lookups without an address after which its backend leaves.
     #[serde(default = "default_leave_after")]
     pub leave_after: u32,
-    /// The settings that all of its backends share, with the keys of `[[models.backends]]`. They are named
-    /// `NAME-ADDRESS:PORT`, and have no `url` here. With `tls` they are spoken to over TLS.
+    /// The settings that all of its backends share, with the keys of `[[models.backends]]`. The backends are named
+    /// `NAME-ADDRESS:PORT` and have no `url` here. With `tls` the connections use TLS.
     #[serde(flatten)]
     pub backend: RawBackend,
 }
@@ -63,7 +63,7 @@ fn default_leave_after() -> u32 {
 }
 
 impl RawDiscovery {
-    /// Any of its backends, at an address that is made up.
+    /// A backend of this source at a made-up address.
     fn template(&self, key: &str, host: String) -> Result<RawBackend, ConfigError> {
         let mut template = self.backend.clone();
         for (field, set) in [("url", !template.url.is_empty()), ("urls", !template.urls.is_empty())] {
@@ -74,7 +74,7 @@ impl RawDiscovery {
         }
         let scheme = if template.tls.is_some() { "https" } else { "http" };
         template.url = format!("{scheme}://127.0.0.1:1");
-        // Certificates seldom have addresses in them.
+        // Certificates seldom contain addresses.
         if let Some(tls) = &mut template.tls {
             tls.server_name.get_or_insert(host);
         }
@@ -98,12 +98,12 @@ impl RawDiscovery {
     }
 }
 
-/// Who is asked for addresses.
+/// Where addresses come from.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Place {
-    /// The resolver, for `host:port`.
+    /// The system resolver, for `host:port`.
     Dns(String),
-    /// Nameservers, for the SRV records of a name.
+    /// The nameservers, for the SRV records of a name.
     Srv(String),
     /// The API server of a cluster.
     #[cfg(feature = "kube")]
@@ -138,11 +138,11 @@ impl Place {
         Err(kubernetes::refuse(key))
     }
 
-    /// The name that engines there have for each other.
+    /// The name by which engines there know each other.
     fn host(&self) -> String {
         match self {
             Self::Dns(dns) => dns.rsplit_once(':').map_or(dns.as_str(), |(host, _)| host).to_owned(),
-            // The domain that was configured: the targets come from outside.
+            // Use the configured domain: the targets come from outside.
             Self::Srv(srv) => srv.split('.').skip_while(|label| label.starts_with('_')).collect::<Vec<_>>().join("."),
             #[cfg(feature = "kube")]
             Self::Kubernetes(kubernetes) => format!("{}.{}.svc", kubernetes.service, kubernetes.namespace),
@@ -194,7 +194,7 @@ impl DiscoveryConfig {
     }
 }
 
-/// `backend` judges what is common to all backends.
+/// Checks a source. `backend` checks what all of its backends share.
 pub(super) fn discovery(
     key: &str,
     raw: &RawDiscovery,

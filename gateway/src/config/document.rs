@@ -1,11 +1,11 @@
-//! A configuration as it stands in its file, without what is secret, to be shown.
+//! A configuration as it is written in its file, with secrets hidden, for display.
 
 use serde_json::Value;
 
-/// The text in place of a secret.
+/// Replaces a secret.
 const HIDDEN: &str = "(set)";
 
-/// The document as JSON, secrets hidden. `Null` for what JSON cannot hold.
+/// The document as JSON, secrets hidden. `Null` for what JSON cannot represent.
 pub(super) fn document(document: toml::Table) -> Value {
     let mut document = serde_json::to_value(document).unwrap_or(Value::Null);
     hide(&mut document, false);
@@ -29,7 +29,7 @@ fn hide(value: &mut Value, secret: bool) {
     }
 }
 
-/// Digests of secrets count as secrets: short ones can be guessed. Paths of files with secrets do not.
+/// Digests of secrets count as secrets, because short secrets can be guessed. Paths of secret files do not.
 fn is_secret(key: &str) -> bool {
     let key = key.to_ascii_lowercase();
     let last = key.rsplit('_').next().unwrap_or(&key);

@@ -1,8 +1,8 @@
-//! The problem with a configuration, with the key it is about.
+//! A problem with a configuration, and the key that has it.
 
 use std::path::{Path, PathBuf};
 
-/// A configuration that cannot be used.
+/// An unusable configuration.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
     /// The file cannot be read.
@@ -21,7 +21,7 @@ pub enum ConfigError {
         /// The parser's message.
         cause: String,
     },
-    /// A value that cannot be used.
+    /// An unusable value.
     #[error("{key}: {cause}")]
     Value {
         /// The key as a path, for example `models[0].backends[1].url`.
@@ -29,12 +29,12 @@ pub enum ConfigError {
         /// The value found and the expected one.
         cause: String,
     },
-    /// A value from outside of the file that does not fit.
+    /// An unusable value from outside the file.
     #[error("{origin} ({key}): {cause}")]
     Override {
         /// Where the value comes from.
         origin: String,
-        /// The key that it was to replace.
+        /// The key that it should replace.
         key: String,
         /// The expected value.
         cause: String,

@@ -13,20 +13,20 @@ const MAX_HOLD_SECONDS: f64 = 3600.0;
 const MAX_PER_SECOND: f64 = 1e6;
 
 section! { RawRetry, "`[retry]`: a request is sent to another backend while nothing of an answer went to the client.";
-    /// Backends that a request is sent to at most. 1: no retries.
+    /// Backends that one request is sent to at most. 1: no retries.
     attempts: u32 = 3,
     /// Retries may add this share to a model's requests of the last 10 s...
     budget_ratio: f64 = 0.2,
-    /// ...and so many each second in addition, so that a quiet model can retry, too.
+    /// ...plus this many per second, so that a model with little traffic can retry too.
     budget_per_second: f64 = 10.0,
-    /// Also where the engine may have begun: the connection broke before the head of an answer, or the backend's probes
-    /// failed while its answer was awaited. A generation may then run twice; the client gets one.
+    /// Retry even if the engine may have begun: the connection broke before the response head, or the backend's probes
+    /// failed while the response was pending. A generation may then run twice; the client receives one.
     after_send: bool = true,
-    /// Statuses of an engine's answer on which another backend is asked. Where there is none the answer is relayed. 429
-    /// and 500 to 599; with 500 a request that makes an engine fail is tried on others, too.
+    /// Response statuses on which another backend is tried. If there is none, the response is relayed. 429 and 500 to
+    /// 599; with 500, a request that makes an engine fail is tried on others too.
     statuses: Vec<u16> = vec![429, 502, 503, 504],
-    /// How long the head of an answer waits for the answer's first piece, so that the request can still be sent
-    /// elsewhere where that piece is an error. 0: not at all.
+    /// How long a response head is held for the first chunk, so that the request can be retried if that chunk is an
+    /// error. 0: not held.
     hold_seconds: f64 = 5.0,
 }
 
@@ -43,20 +43,21 @@ pub(super) fn retry(raw: RawRetry) -> Result<RawRetry, ConfigError> {
 
 section! { RawBreaker => #[derive(Copy)] BreakerRules, "breaker",
     "`[breaker]`: a backend whose requests fail in a row gets none for a while, unless it is the last one.";
-    /// Failures in a row that open it: connections refused, or broken before an answer, and 502 or 503 that are not an
-    /// engine's JSON. 0: never.
+    /// Consecutive failures that open it: connections refused or broken before a response, and 502 or 503 whose body is
+    /// not an engine's JSON. 0: never.
     failures: u32 = 5 => failures: u32 = any,
-    /// Errors in a row that open it, while other backends answered at least half as many requests well: answers of
-    /// 500 and above (but 501), failures that the engine reports in an answer, answers that break off, and time-outs.
-    /// Of equal requests only the first counts, unless another backend answers such a one well. 0: never.
+    /// Consecutive errors that open it, while other backends answered at least half as many requests successfully:
+    /// responses of 500 and above (except 501), failures that the engine reports in a response, responses that break
+    /// off, and time-outs. Of equal requests only the first counts, unless another backend answers one of them
+    /// successfully. 0: never.
     errors: u32 = 10 => errors: u32 = any,
-    /// How long it is open the first time; then twice as long each time that its trials fail...
+    /// How long it stays open the first time; doubled each time its trials fail...
     open_seconds: f64 = 5.0 => open: Duration = seconds,
     /// ...up to this.
     longest_seconds: f64 = 60.0 => open_most: Duration = seconds,
-    /// Requests at a time that try it afterwards.
+    /// Concurrent trial requests afterwards.
     trials: u32 = 2 => trials: u32 = positive,
-    /// Trials that must succeed before it gets its share again.
+    /// Trials that must succeed before it receives its full share again.
     passes: u32 = 2 => passes: u32 = positive,
 }
 

@@ -1,4 +1,4 @@
-//! `[models.discovery.kubernetes]`: a service whose EndpointSlices say where the engines are.
+//! `[models.discovery.kubernetes]`: a service whose EndpointSlices list the engines.
 
 use std::path::PathBuf;
 
@@ -8,19 +8,19 @@ use serde::Deserialize;
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RawKubernetes {
-    /// Where the service is.
+    /// Namespace of the service.
     pub namespace: String,
     /// The service in front of the engines; headless or not.
     pub service: String,
-    /// Name of the engines' port in the service; absent: its only one.
+    /// Name of the engines' port in the service; absent: its only port.
     pub port: Option<String>,
     /// URL of the API server.
     #[serde(default = "default_api_server")]
     pub api_server: String,
-    /// File with the bearer token, read again for every request; absent: that of the pod's service account, or none
-    /// where the API server is spoken to without TLS.
+    /// File with the bearer token, read again for every request; absent: the pod's service account token, or none where
+    /// the connection to the API server does not use TLS.
     pub token_file: Option<PathBuf>,
-    /// Authorities that may have signed the API server's certificate (PEM); absent: those that the pod was given.
+    /// Certificate authorities for the API server (PEM); absent: those mounted in the pod.
     pub ca: Option<PathBuf>,
 }
 
@@ -48,9 +48,9 @@ mod checked {
     use super::super::ConfigError;
     use super::RawKubernetes;
 
-    /// Where a pod finds what it was given.
+    /// Where Kubernetes mounts the service account.
     const ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
-    /// Names of namespaces, services and their ports are labels of the DNS.
+    /// Namespaces, services and their ports are named by DNS labels.
     const MAX_LABEL: usize = 63;
 
     /// Checked.
@@ -60,7 +60,7 @@ mod checked {
         pub(crate) service: String,
         pub(crate) port: Option<String>,
         pub(crate) api_server: BaseUrl,
-        /// `None` only without TLS: a token is never sent in the clear.
+        /// `None` only without TLS: a token is never sent in plain text.
         pub(crate) token_file: Option<PathBuf>,
         pub(crate) ca: PathBuf,
     }

@@ -7,11 +7,11 @@ use tracing::level_filters::LevelFilter;
 section! { RawLog, "`[log]`";
     /// `text`, or `json`: one object a line.
     format: LogFormat = LogFormat::Text,
-    /// The least that is logged: `off`; `error`; `warn`, problems for the operator; `info`, changes such as starts,
+    /// The lowest level logged: `off`; `error`; `warn`, problems for the operator; `info`, changes such as starts,
     /// probes and swaps; `debug`, every request; or `trace`.
     #[serde(deserialize_with = "level")]
     level: LevelFilter = LevelFilter::INFO,
-    /// Requests that are logged, at target `semmoe::access` and level info.
+    /// Requests logged at target `semmoe::access`, level info.
     access: Access = Access::Errors,
 }
 
@@ -23,13 +23,13 @@ fn level<'de, D: Deserializer<'de>>(deserializer: D) -> Result<LevelFilter, D::E
     known.ok_or_else(|| Error::unknown_variant(&name, &LEVELS))
 }
 
-/// Which requests stand in the access log.
+/// Which requests the access log records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Access {
     /// None.
     Off,
-    /// Those with a status from 400 on, those that broke off, and those whose client went away.
+    /// Requests with a status of 400 or above, those that broke off, and those whose client disconnected.
     Errors,
     /// All.
     All,
@@ -45,7 +45,7 @@ impl Access {
     }
 }
 
-/// How a line looks.
+/// Format of a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LogFormat {

@@ -94,8 +94,8 @@ pub use waiting::{RawDrain, RawQueue};
 /// The gateway's own health route on the data plane.
 pub(crate) const HEALTH: &str = "/health";
 
-/// A configuration that was checked: every name is unique, every address parses, every policy exists and has what it
-/// needs. Files that it names are not opened yet.
+/// A checked configuration: every name is unique, every address parses, every policy exists and has what it needs.
+/// Files that it names are not opened yet.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
     /// Where it came from.
@@ -154,7 +154,7 @@ impl Config {
     /// As `Self::from_toml`.
     pub fn from_toml_with(text: &str, base: &Path, overrides: Vec<Override>) -> Result<Self> {
         let syntax = |error| ConfigError::syntax(text, &error);
-        // Read as it stands first: only then do errors know their line.
+        // Parse the unmodified text first: only then do errors carry line numbers.
         let mut raw: RawConfig = toml::from_str(text).map_err(syntax)?;
         let mut document: toml::Table = toml::from_str(text).map_err(syntax)?;
         if !overrides.is_empty() {
@@ -169,7 +169,7 @@ impl Config {
     /// Checks a configuration made in memory; relative paths in it are below `base`.
     ///
     /// # Errors
-    /// As `Self::from_toml`.
+    /// `ConfigError` names the key that is wrong.
     pub fn from_raw(raw: RawConfig, base: &Path) -> Result<Self> {
         validate::validate(raw, base)
     }
@@ -179,20 +179,20 @@ impl Config {
         self.log.clone()
     }
 
-    /// Addresses that will be bound: data, admin, metrics.
+    /// Addresses to be bound: data, admin, metrics.
     pub fn addresses(&self) -> (SocketAddr, SocketAddr, Option<SocketAddr>) {
         (self.server.listen, self.server.admin, self.server.metrics)
     }
 }
 
-/// Where a configuration came from.
+/// Origin of a configuration.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Source {
-    /// `None` for one that was made in memory, which cannot be read again.
+    /// `None` for one made in memory, which cannot be reloaded.
     pub(crate) file: Option<PathBuf>,
-    /// As it stands there and is overridden, without defaults and secrets.
+    /// The file's values with overrides applied, without defaults and secrets.
     pub(crate) document: serde_json::Value,
-    /// Values that replace those of the file.
+    /// Values that replace the file's.
     pub(crate) overrides: Vec<Override>,
 }
 
@@ -203,9 +203,9 @@ pub(crate) struct ServerConfig {
     pub(crate) metrics: Option<SocketAddr>,
     pub(crate) admin_token_sha256: Option<SecretDigest>,
     pub(crate) tables_root: Option<PathBuf>,
-    /// Paths that are passed through besides the gateway's own.
+    /// Paths passed through besides the gateway's own.
     pub(crate) extra_routes: Vec<String>,
-    /// Origins of pages that may use the data plane, or `*`.
+    /// Origins whose pages may use the data plane, or `*`.
     pub(crate) cors_origins: Vec<String>,
     pub(crate) tls: Option<RawServerTls>,
     pub(crate) admin_tls: Option<RawServerTls>,

@@ -1,4 +1,4 @@
-//! Values that replace those of the file, key by key: how a container changes a configuration without rewriting it.
+//! Values that replace the file's, key by key: a container changes a configuration without rewriting it.
 
 use std::fmt;
 
@@ -9,11 +9,11 @@ use super::{ConfigError, RawConfig};
 /// One value that replaces the file's.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Override {
-    /// Where the value comes from, as errors name it.
+    /// Origin of the value, as errors name it.
     pub origin: String,
-    /// The key, one part for each section; a number is a place in a list.
+    /// The key, one part per section; a number is an index into a list.
     pub path: Vec<String>,
-    /// A TOML value; any other text is a string.
+    /// A TOML value; any other text is taken as a string.
     pub value: String,
 }
 
@@ -25,7 +25,7 @@ impl fmt::Debug for Override {
 }
 
 impl Override {
-    /// As TOML where it reads as that, and as plain text: `12e4` may be a number or a name.
+    /// The value as TOML, if it parses, and as plain text: `12e4` may be a number or a name.
     fn readings(&self) -> Vec<Value> {
         let typed = toml::from_str::<Table>(&format!("value = {}", self.value)).ok();
         let typed = typed.filter(|table| table.len() == 1).and_then(|mut table| table.remove("value"));
@@ -111,7 +111,7 @@ mod tests {
         assert_eq!(config.limits.streams, 7);
         assert_eq!(config.models[0].name, "12e4");
         assert_eq!(config.models[0].backends[0].urls[0].to_string(), "http://127.0.0.1:2");
-        // Shown as it counts.
+        // The document shows the effective value.
         assert_eq!(config.source.document["server"]["listen"], "127.0.0.1:9");
     }
 
@@ -129,7 +129,7 @@ mod tests {
             let said = with(&[(path, value)]).expect_err(path).to_string();
             assert!(said.contains("the variable X") && said.contains(named), "{path}: {said}");
         }
-        // Judged as if it stood in the file.
+        // Checked like a value of the file.
         assert!(with(&[("server.listen", "x")]).expect_err("no address").to_string().contains("server.listen"));
     }
 }

@@ -1,10 +1,10 @@
-//! Which policies a model's requests are placed by: names, baseline and canary.
+//! The policies that place a model's requests: names, baseline and canary.
 
 use semmoe_routing::{Canary, Policy, policy_with};
 
 use super::{ConfigError, PolicyConfig, RawModel, Result, RoutingConfig};
 
-/// The checked configuration of a model's policies.
+/// Checks the configuration of a model's policies.
 pub(super) fn policies(key: &str, raw: &RawModel, routing: &RoutingConfig) -> Result<PolicyConfig> {
     let mut settings = routing.settings.clone();
     if let Some(baseline) = &raw.baseline {

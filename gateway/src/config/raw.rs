@@ -1,4 +1,4 @@
-//! The configuration as it stands in the file: names, defaults and nothing else. Unknown keys are errors.
+//! The configuration as written in the file: names and defaults only. Unknown keys are errors.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -20,19 +20,19 @@ pub struct RawConfig {
     pub auth: RawAuth,
     /// Models, at least one.
     pub models: Vec<RawModel>,
-    /// Bounds on what a client may send.
+    /// Bounds on what clients may send.
     pub limits: RawLimits,
-    /// How long to wait for what.
+    /// Time limits.
     pub timeouts: RawTimeouts,
-    /// Probing of backends.
+    /// Probes of backends.
     pub health: RawHealth,
-    /// Requests sent to a second backend.
+    /// Retries on other backends.
     pub retry: RawRetry,
-    /// Backends whose requests fail in a row.
+    /// Backends whose requests keep failing.
     pub breaker: RawBreaker,
     /// Requests that wait for a rank.
     pub queue: RawQueue,
-    /// How the process ends.
+    /// Shutdown.
     pub drain: RawDrain,
     /// How requests are placed.
     pub routing: RawRouting,
@@ -40,7 +40,7 @@ pub struct RawConfig {
     pub sampling: RawSampling,
     /// Loading of tables while the gateway runs.
     pub tables: RawTables,
-    /// Changes between TP and EP layouts.
+    /// Switches between TP and EP layouts.
     pub switch: RawSwitch,
     /// Traces for a collector.
     pub tracing: RawTracing,
@@ -53,36 +53,36 @@ section! { RawServer, "`[server]`";
     listen: String = "127.0.0.1:8080".to_owned(),
     /// Address of the admin plane; absent: loopback, on the port after the data plane's.
     admin: Option<String> = None,
-    /// Address for `/healthz`, `/readyz` and `/metrics` alone; absent: only the admin plane has them.
+    /// Address for `/healthz`, `/readyz` and `/metrics` alone; absent: only the admin plane serves them.
     metrics: Option<String> = None,
-    /// SHA-256 (hexadecimal) of the bearer token that the admin plane asks for; needed unless it is on loopback.
+    /// SHA-256 (hexadecimal) of the bearer token for the admin plane; required off loopback.
     admin_token_sha256: Option<String> = None,
     /// Folder below which `POST /admin/tables` may name files; absent: uploads only.
     tables_root: Option<PathBuf> = None,
-    /// Further paths of the engines that clients may use, exactly as they stand here, with any method; the backend is
-    /// chosen by load. Engines have paths that replace weights: list no more than is needed.
+    /// Additional engine paths that clients may use, matched exactly, with any method; the backend is chosen by load.
+    /// Engines have paths that replace weights: list no more than you need.
     extra_routes: Vec<String> = Vec::new(),
-    /// Origins of web pages that may use the data plane (CORS), as `https://app.example`; `*`: all. Empty: no answer
-    /// says so.
+    /// Origins of web pages that may use the data plane (CORS), as `https://app.example`; `*`: all. Empty: no response
+    /// carries CORS headers.
     cors_origins: Vec<String> = Vec::new(),
-    /// TLS on the data plane; absent: plain.
+    /// TLS on the data plane; absent: plain text.
     tls: Option<RawServerTls> = None,
-    /// TLS on the admin plane; absent: plain.
+    /// TLS on the admin plane; absent: plain text.
     admin_tls: Option<RawServerTls> = None,
-    /// How often files with certificates and keys are looked at; changed ones are read again.
+    /// How often the files of certificates and keys are checked for changes.
     credentials_interval_seconds: f64 = 10.0,
 }
 
 section! { RawModel, "`[[models]]`";
-    /// As clients name it.
+    /// The name that clients use.
     name: String = String::new(),
-    /// Further names. Without `served_name` they go to the engines as clients wrote them: vLLM must know them
-    /// (`--served-model-name A B`), SGLang does not mind.
+    /// Further names. Without `served_name` they are forwarded as clients wrote them: vLLM must know them
+    /// (`--served-model-name A B`), SGLang accepts any.
     aliases: Vec<String> = Vec::new(),
     /// LoRA adapters that requests may name as `model:adapter`, and that `/v1/models` lists; absent: any, as the engine
-    /// knows which ones it has; empty: none. Adapters that the engine knows by a name of their own are `aliases`.
+    /// knows which ones it has; empty: none. Adapters with a name of their own at the engine are `aliases`.
     adapters: Option<Vec<String>> = None,
-    /// `tokenizer.json` of the model, or the directory with it; needed by policies that score prompts.
+    /// `tokenizer.json` of the model, or the directory that contains it; required by policies that score prompts.
     tokenizer: Option<PathBuf> = None,
     /// A template, or a `.json` file with a field `chat_template`; absent: from `tokenizer_config.json` or
     /// `chat_template.jinja` beside the tokenizer.
@@ -90,111 +90,113 @@ section! { RawModel, "`[[models]]`";
     /// The time zone of the engines' clocks, for templates that write the date: `UTC` (the default, and what containers
     /// usually have) or an offset such as `+02:00`.
     template_timezone: Option<String> = None,
-    /// Variables of the template where a request does not set them, as the engine's `--default-chat-template-kwargs`.
+    /// Default variables of the template, as in the engine's `--default-chat-template-kwargs`.
     chat_template_kwargs: serde_json::Map<String, serde_json::Value> = serde_json::Map::new(),
-    /// Whether the engine takes templates from requests (`--trust-request-chat-template`).
+    /// Whether the engine accepts templates from requests (`--trust-request-chat-template`).
     trust_request_chat_template: bool = false,
-    /// Whether the template gets contents of messages as texts (`string`) or as lists of parts (`openai`), as the
-    /// engine's `--chat-template-content-format`; absent: what the engine finds out by itself.
+    /// Whether the template receives message contents as text (`string`) or as lists of parts (`openai`), as in the
+    /// engine's `--chat-template-content-format`; absent: what the engine detects.
     chat_template_content_format: Option<String> = None,
-    /// Whether the engine leaves tools out where `tool_choice` is "none"
-    /// (`--exclude-tools-when-tool-choice-none` of vLLM; SGLang always does).
+    /// Whether the engine omits tools when `tool_choice` is "none" (`--exclude-tools-when-tool-choice-none` of vLLM;
+    /// SGLang always does).
     exclude_tools_when_tool_choice_none: bool = false,
     /// Name of the routing policy.
     policy: String = default_policy(),
-    /// The policy that requests go by with policy `shadow`, and the rest of them with `canary`; absent: that of
+    /// The policy that acts under policy `shadow`, and for the remaining requests under `canary`; absent: that of
     /// `[routing.settings]`.
     baseline: Option<String> = None,
-    /// Percent of the requests that go by `policy`, the rest by `baseline`; absent: all by `policy`.
+    /// Percentage of requests routed by `policy`, the rest by `baseline`; absent: all by `policy`.
     canary: Option<u64> = None,
-    /// Engines that serve it, at least one, or `discovery`.
+    /// Engines that serve the model; at least one, or `discovery`.
     backends: Vec<RawBackend> = Vec::new(),
-    /// Where further ones are found while the gateway runs.
+    /// Sources of further backends while the gateway runs.
     discovery: Vec<RawDiscovery> = Vec::new(),
 }
 
 section! { RawLimits, "`[limits]`";
     /// Longest request body, in bytes.
     body_bytes: usize = 16 << 20,
-    /// Memory of all request bodies together, with copies of them that are sent and what is parsed from them, in bytes;
-    /// beyond it requests get 503.
+    /// Memory of all request bodies together, with the copies sent and the parsed forms, in bytes; beyond it requests
+    /// get 503.
     body_memory_bytes: usize = 1 << 30,
-    /// Memory of all answers together whose clients do not take them, each counted as 131072 bytes; the next client
-    /// that takes nothing loses its connection, or its HTTP/2 stream.
+    /// Memory of all responses that clients do not read, each counted as 131072 bytes; beyond it the next stalled
+    /// client loses its connection, or its HTTP/2 stream.
     answer_memory_bytes: usize = 1 << 30,
     /// Longest request head, in bytes.
     header_bytes: usize = 64 << 10,
-    /// Most header lines of a request.
+    /// Maximum header lines of a request.
     headers: usize = 100,
     /// Longest file or upload of tables, in bytes.
     table_bytes: usize = 512 << 20,
-    /// Connections of clients at a time. A further one takes the place of the one that has been there longest of those
-    /// that never sent a request, or else of those without a request now; where there is none it waits.
+    /// Concurrent client connections. One more replaces the oldest that never sent a request, or else the oldest idle
+    /// one; if there is neither it waits.
     connections: usize = 8192,
-    /// Connections of one client address at a time, of which further ones are closed; absent: as many as `connections`.
-    /// Behind a load balancer all clients have its address.
+    /// Concurrent connections per client address; more are closed. Absent: as many as `connections`. Behind a load
+    /// balancer all clients share its address.
     connections_per_address: Option<usize> = None,
-    /// TLS handshakes that are computed at a time; further ones wait, within their time. One that waits for its client
+    /// TLS handshakes computed at a time; more wait, within their time limit. A handshake that waits for its client
     /// does not count.
     handshakes: usize = 128,
-    /// Requests at a time on one HTTP/2 connection.
+    /// Concurrent requests on one HTTP/2 connection.
     streams: u32 = 128,
-    /// Attention-DP ranks of one model, over all its backends. A backend that reports more than fit gets no requests.
+    /// Attention-DP ranks of one model over all its backends. A backend that reports more than fit receives no
+    /// requests.
     ranks: u16 = 1024,
-    /// Requests at a time on all HTTP/2 connections of the data plane together; further ones get 503 at once.
+    /// Concurrent requests on all HTTP/2 connections of the data plane together; more get 503 at once.
     open_streams: u32 = 16_384,
 }
 
 section! { RawTimeouts => Timeouts, "timeouts", "`[timeouts]`, in seconds";
     /// To connect to a backend.
     connect_seconds: f64 = 2.0 => connect: Duration = seconds,
-    /// From sending a request to the head of its answer. Without streaming that is the whole generation.
+    /// From sending a request to the response head. Without streaming that is the whole generation.
     first_byte_seconds: f64 = 600.0 => first_byte: Duration = seconds,
-    /// Between two pieces of an answer.
+    /// Between two chunks of a response.
     idle_seconds: f64 = 120.0 => idle: Duration = seconds,
-    /// For a client to send a request's head; an idle connection is closed after it, too.
+    /// For a client to send a request head; also closes an idle connection.
     header_seconds: f64 = 60.0 => header: Duration = seconds,
     /// For a client's TLS handshake.
     handshake_seconds: f64 = 10.0 => handshake: Duration = seconds,
     /// For a client to send a request's body.
     body_seconds: f64 = 60.0 => body: Duration = seconds,
-    /// For a client to take any of what it is sent; then its connection is closed, as its request holds a rank.
+    /// For a client to read any part of its response; then its connection is closed, because its request occupies a
+    /// rank.
     client_seconds: f64 = 120.0 => client: Duration = seconds,
 }
 
 section! { RawHealth => HealthConfig, "health", "`[health]`";
     /// Time between two probes of a backend.
     interval_seconds: f64 = 5.0 => interval: Duration = seconds,
-    /// Time that one probe may take.
+    /// Time limit of one probe.
     timeout_seconds: f64 = 3.0 => timeout: Duration = seconds,
-    /// Failed probes in a row after which a backend gets no more requests. A refused connection counts as all of them,
-    /// and so does a 503 from vLLM or semmoe's worker.
+    /// Consecutive failed probes after which a backend receives no more requests. A refused connection counts as all of
+    /// them, and so does a 503 from vLLM or semmoe's worker.
     unhealthy_after: u32 = 2 => unhealthy_after: u32 = positive,
-    /// How long a backend may take connections and answer no probe before it gets no more requests: a busy engine is
-    /// silent, too. Every byte of an answer from it starts this time again. For SGLang also how long its answers may be
-    /// silent before its health route, which runs the model, is asked.
+    /// How long a backend may accept connections without answering a probe before it receives no more requests: a busy
+    /// engine is silent too. Every byte of a response restarts this time. For SGLang also how long its responses may be
+    /// silent before its health route, which runs the model, is probed.
     busy_seconds: f64 = 20.0 => busy: Duration = seconds,
-    /// For SGLang: how long all streams of a backend may be silent, beyond the time that the prompts waiting there
-    /// should take, while its scheduler answers no probe. Then new requests go to other backends, where there are some,
-    /// until a piece or an answer comes. Each false alarm doubles it, up to `busy_seconds`.
+    /// For SGLang: how long all streams of a backend may be silent, beyond the expected time of the prompts waiting
+    /// there, while its scheduler answers no probe. New requests then go to other backends, if any, until a chunk or an
+    /// answer arrives. Each false alarm doubles it, up to `busy_seconds`.
     stall_seconds: f64 = 2.0 => stall: Duration = seconds,
-    /// How often a healthy backend is asked for its version, ranks and placement, in case another engine took its
-    /// place. It is also asked after it closed a connection that was in use or kept for reuse.
+    /// How often a healthy backend is asked for its version, ranks and placement, in case another engine replaced it.
+    /// It is also asked after it closes a connection that was in use or kept for reuse.
     identity_seconds: f64 = 30.0 => identity: Duration = seconds,
 }
 
 section! { RawRouting => RoutingConfig, "routing", "`[routing]`";
     /// Honour pins that clients send; otherwise they are removed.
     trust_client_pins: bool = false => trust_client_pins: bool = any,
-    /// Bodies from this size on are scored off the threads that do network I/O.
+    /// Bodies of this size or more are scored off the network threads.
     offload_bytes: usize = 16 << 10 => offload_bytes: usize = any,
-    /// Such a body waits so long for its score at most; then it is routed by load, and counted as `slow`.
+    /// The longest that such a body waits for its score; then it is routed by load and counted as `slow`.
     score_limit_seconds: f64 = 0.2 => score_limit: Duration = seconds,
-    /// Memory for the ids of earlier turns of chats, per model: text, ids and overhead. 0 = none.
+    /// Memory for the token ids of earlier chat turns, per model: text, ids and overhead. 0: none.
     segment_cache_bytes: usize = 4 << 20 => segment_cache_bytes: usize = any,
-    /// Header of requests that policy `sticky` keeps together by its value.
+    /// Header whose value policy `sticky` keeps together.
     sticky_header: String = "x-semmoe-session".to_owned() => sticky_header: http::HeaderName = header,
-    /// The engines' prefix caches, as policies believe them to be.
+    /// The assumed state of the engines' prefix caches.
     prefix: PrefixSettings = PrefixSettings::default() => prefix: PrefixSettings = prefix,
     /// The policies' own numbers.
     settings: Settings = Settings::default() => settings: Settings = settings,

@@ -1,4 +1,4 @@
-//! `[sampling]`: routed experts asked for in a share of the requests, and what is kept of them.
+//! `[sampling]`: routed experts requested for a share of the requests, and what is kept of them.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -11,31 +11,30 @@ const MAX_INTERVAL_SECONDS: f64 = 31.0 * 86_400.0;
 const MAX_RETENTION_HOURS: f64 = 366.0 * 24.0;
 
 section! { RawSampling, "`[sampling]`";
-    /// Share, 0 to 1, of the eligible requests that ask their engine for routed experts. 0: off.
+    /// Share, 0 to 1, of the eligible requests that request routed experts. 0: off.
     share: f64 = 0.0,
-    /// Longest answer, and longest event of a stream, that is held back to cut the routed experts out; a longer one is
-    /// relayed with them. They take about 1.4 x 4 bytes per token, layer and expert chosen.
+    /// Longest response, and longest event of a stream, that is held back to cut the routed experts out; a longer one
+    /// is relayed with them. They take about 1.4 x 4 bytes per token, layer and chosen expert.
     max_answer_bytes: usize = 8 << 20,
-    /// The drift alarm is raised when the prediction is, in the moving mean, above what is observed by more than
-    /// this...
+    /// The drift alarm is raised when the moving mean of the prediction exceeds the observed rate by more than this...
     drift_raise: f64 = 0.05,
-    /// ...and cleared when it is above it by less than this.
+    /// ...and cleared when it exceeds it by less than this.
     drift_clear: f64 = 0.02,
-    /// Samples in a row that must say so; also the length of the moving mean.
+    /// Consecutive samples required for either; also the length of the moving mean.
     drift_samples: u32 = 100,
-    /// Folder for rolling profiles; absent: none is kept.
+    /// Folder for rolling profiles; absent: none are kept.
     profile_dir: Option<PathBuf> = None,
-    /// Time between two writes of the profiles and traces.
+    /// Time between two writes of profiles and traces.
     profile_interval_seconds: f64 = 600.0,
-    /// Most entries (token, layer, expert) of a model's rolling profile, about 16 bytes each.
+    /// Maximum entries (token, layer, expert) of a model's rolling profile, about 16 bytes each.
     profile_entries: usize = 8_000_000,
-    /// Counts older than this are dropped; they are kept at least half as long.
+    /// Counts older than this are dropped; they are kept for at least half of it.
     profile_retention_hours: f64 = 168.0,
-    /// Folder for traces: the token ids and routes of every sampled request. Absent: none is kept.
+    /// Folder for traces: the token ids and routes of every sampled request. Absent: none are kept.
     trace_dir: Option<PathBuf> = None,
-    /// A trace with so many tokens is full.
+    /// Tokens after which a trace is full.
     trace_tokens: usize = 100_000,
-    /// Most traces of a model; the oldest are removed.
+    /// Maximum number of traces per model; the oldest are removed.
     trace_files: usize = 10,
     /// Traces older than this are removed.
     trace_retention_hours: f64 = 24.0,
@@ -53,7 +52,7 @@ pub(crate) struct SamplingConfig {
 }
 
 impl SamplingConfig {
-    /// Folders that must be there, with their keys.
+    /// Folders that must exist, with their keys.
     pub(crate) fn dirs(&self) -> impl Iterator<Item = (&'static str, &Path)> {
         let profile = self.profile.as_ref().map(|profile| ("sampling.profile_dir", profile.dir.as_path()));
         profile.into_iter().chain(self.traces.as_ref().map(|traces| ("sampling.trace_dir", traces.dir.as_path())))
@@ -82,7 +81,7 @@ pub(crate) struct TraceConfig {
     pub(crate) retention: Duration,
 }
 
-/// How much a rolling profile may hold.
+/// Bounds of a rolling profile.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct RollingLimits {
     pub(crate) entries: usize,

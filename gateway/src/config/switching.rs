@@ -1,4 +1,4 @@
-//! `[switch]`: whether backends change between their TP and EP layouts by themselves, and by what rules.
+//! `[switch]`: whether backends switch between TP and EP layouts automatically, and by which rules.
 
 use std::time::Duration;
 
@@ -20,92 +20,92 @@ const MAX_TTFT_MS: f64 = 3.6e6;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum SwitchMode {
-    /// The policy is not asked.
+    /// The policy is off.
     #[default]
     Off,
-    /// Decisions are shown, counted and logged, and nothing else.
+    /// Decisions are only shown, counted and logged.
     Advise,
-    /// Decisions are carried out.
+    /// Decisions are executed.
     Drive,
 }
 
-/// New requests to a backend while it switches.
+/// Treatment of new requests for a backend while it switches.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Meanwhile {
-    /// They go there and wait there.
+    /// They are sent there and wait.
     #[default]
     Hold,
-    /// They go to other backends while there are some.
+    /// They go to other backends if there are any.
     Redirect,
 }
 
 section! { RawSwitch, "`[switch]`";
-    /// `off`, `advise` (decisions are shown, counted and logged) or `drive` (they are carried out).
+    /// `off`, `advise` (decisions are shown, counted and logged) or `drive` (they are executed).
     mode: SwitchMode = SwitchMode::Off,
-    /// New requests to a worker while it switches: `hold` (they wait there) or `redirect` (to other backends while
-    /// there are some).
+    /// New requests to a worker while it switches: `hold` (they wait there) or `redirect` (they go to other backends,
+    /// if any).
     meanwhile: Meanwhile = Meanwhile::Hold,
-    /// The worker's name of the layout for small batches: `tp`, or `dp-tp` where attention stays dp.
+    /// The worker's name for the small-batch layout: `tp`, or `dp-tp` where attention stays dp.
     tp_layout: String = "tp".to_owned(),
-    /// The worker's name of the layout for large batches: `ep`, or `tp-ep` where attention stays tp.
+    /// The worker's name for the large-batch layout: `ep`, or `tp-ep` where attention stays tp.
     ep_layout: String = "ep".to_owned(),
-    /// Decode steps with TP before any was measured: `[[batch, milliseconds], ...]`, batches of the whole backend,
-    /// rising, the last at least `max_sequences`. Needed unless off.
+    /// Decode step times with TP before any was measured: `[[batch, milliseconds], ...]`, with batches of the whole
+    /// backend in ascending order, the last at least `max_sequences`. Required unless off.
     tp_step_ms: Vec<(u32, f64)> = Vec::new(),
-    /// The same with EP.
+    /// Decode step times with EP before any was measured, as in `tp_step_ms`.
     ep_step_ms: Vec<(u32, f64)> = Vec::new(),
-    /// Prompt tokens a second with TP before any was measured. Needed unless off.
+    /// Prompt tokens per second with TP before any was measured. Required unless off.
     tp_prefill_rate: Option<f64> = None,
-    /// The same with EP.
+    /// Prompt tokens per second with EP before any was measured. Required unless off.
     ep_prefill_rate: Option<f64> = None,
     /// Tokens of KV cache with TP; absent: the worker alone decides whether a switch has room.
     tp_kv_tokens: Option<u64> = None,
-    /// The same with EP.
+    /// Tokens of KV cache with EP; absent: the worker alone decides whether a switch has room.
     ep_kv_tokens: Option<u64> = None,
-    /// The assumed time of a switch until one was measured.
+    /// The assumed duration of a switch until one has been measured.
     switch_seconds: f64 = 0.5,
-    /// How often a backend is looked at and the policy asked.
+    /// How often a backend is polled and the policy evaluated.
     interval_seconds: f64 = 0.25,
-    /// Longest wait for a worker's answer to a preparation, a status or an abort; a preparation without one is aborted.
+    /// Longest wait for a worker's reply to a prepare, a status or an abort; a prepare without a reply is aborted.
     // A worker gives its ranks 10 s.
     prepare_seconds: f64 = 12.0,
-    /// Longest wait for the end of a switch, and for a webhook's answer.
+    /// Longest wait for a switch to complete, and for a webhook's response.
     commit_seconds: f64 = 60.0,
-    /// Targets for the first token of streams, by the `priority` of their bodies (0 without one; others than 0 to 255
-    /// have no target): `[[priority, milliseconds], ...]`. A waiting stream that would miss its target, and wait less
-    /// in the other layout, makes the backend switch at once.
+    /// TTFT targets of streams by the `priority` of their bodies (0 without one; priorities outside 0 to 255 have no
+    /// target): `[[priority, milliseconds], ...]`. If a waiting stream would miss its target, and would wait less in
+    /// the other layout, the backend switches at once.
     ttft_ms: Vec<(u8, f64)> = Vec::new(),
     /// Called to switch engines without a hook; absent: traffic moves between their TP and EP backends.
     webhook: Option<String> = None,
-    /// So many seconds of a gain count at once, the rest as it comes.
+    /// This many seconds of the gain count in advance, the rest as it accrues.
     horizon_seconds: f64 = Settings::default().horizon_seconds,
     /// Smaller gains, as a share of a step's time, are noise.
     least_gain: f64 = Settings::default().least_gain,
     /// The expected savings must exceed the cost of switching there and back by this factor.
     margin: f64 = Settings::default().margin,
-    /// No switch so soon after another; after a failed one twice that (at least 2 s), doubled with each, up to 64
+    /// Minimum time between switches; after a failed one twice that (at least 2 s), doubled with each failure up to 64
     /// times.
     dwell_seconds: f64 = Settings::default().dwell_seconds,
-    /// Window of the fast average of arrivals.
+    /// Window of the fast moving average of arrivals.
     fast_seconds: f64 = Settings::default().fast_seconds,
-    /// Window of the slow one.
+    /// Window of the slow moving average of arrivals.
     slow_seconds: f64 = Settings::default().slow_seconds,
     /// No switch to a layout whose KV cache would be fuller than this share.
     guard_close: f64 = Settings::default().guard_close,
-    /// Nor, once refused, before it would be only this full.
+    /// Once a switch was refused, the share below which it is allowed again.
     guard_reopen: f64 = Settings::default().guard_reopen,
-    /// Prompt tokens that a backend computes in one step at most.
+    /// Maximum prompt tokens of a backend's step.
     chunk_tokens: u32 = Settings::default().chunk_tokens,
-    /// Sequences that a backend decodes at once at most.
+    /// Maximum sequences that a backend decodes at once.
     max_sequences: u32 = Settings::default().max_sequences,
 }
 
-/// Where switches of engines without a hook are asked for.
+/// The webhook that switches engines without a hook.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Webhook {
     pub(crate) server: BaseUrl,
-    /// Begins with `/`.
+    /// Starts with `/`.
     pub(crate) path: String,
 }
 
@@ -113,7 +113,7 @@ pub(crate) struct Webhook {
 pub(crate) struct SwitchConfig {
     pub(crate) mode: SwitchMode,
     pub(crate) meanwhile: Meanwhile,
-    /// The worker's names of both layouts.
+    /// The worker's names for both layouts.
     pub(crate) names: ByLayout<String>,
     pub(crate) interval: Duration,
     pub(crate) prepare: Duration,
@@ -126,10 +126,10 @@ pub(crate) struct SwitchConfig {
 }
 
 impl SwitchConfig {
-    /// A policy that has seen nothing yet.
+    /// A policy without observations.
     ///
     /// # Errors
-    /// Never for a configuration that was checked.
+    /// Never for a checked configuration.
     pub(crate) fn policy(&self) -> std::result::Result<Adaptive, SettingsError> {
         let cost = SwitchCost {
             ranks: 1,
@@ -141,12 +141,12 @@ impl SwitchConfig {
         Adaptive::new(self.settings.clone(), self.prior.clone(), cost, self.room_tokens)
     }
 
-    /// Whether waiting streams are compared with targets for their first tokens.
+    /// Whether waiting streams are compared with TTFT targets.
     pub(crate) fn has_targets(&self) -> bool {
         !self.settings.ttft.is_empty()
     }
 
-    /// The layout that a worker calls so.
+    /// The layout that a worker calls by this name.
     pub(crate) fn layout(&self, name: &str) -> Option<Layout> {
         [Layout::Tp, Layout::Ep].into_iter().find(|layout| self.names[*layout] == name)
     }
@@ -242,7 +242,7 @@ fn webhook(url: &str) -> Result<Webhook> {
     Ok(Webhook { server, path: path.to_owned() })
 }
 
-/// Every backend to switch has a means: a hook, a webhook or a pool of the other layout.
+/// Checks that every backend can be switched: by a hook, a webhook or a pool of the other layout.
 fn check_hooks(mode: SwitchMode, webhook: bool, models: &[ModelConfig]) -> Result<()> {
     for (model_at, model) in models.iter().enumerate() {
         let templates = model.discovery.iter().map(|source| &source.template).enumerate();

@@ -1,4 +1,4 @@
-//! `[tables]`: how tables are loaded while the gateway runs.
+//! `[tables]`: loading tables while the gateway runs.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -6,24 +6,23 @@ use std::time::Duration;
 use super::ConfigError;
 use super::value::{seconds, within};
 
-/// Every one of them keeps a copy of its file.
+/// Each keeps a copy of its file.
 const MAX_EARLIER: usize = 16;
 
 section! { RawTables, "`[tables]`";
-    /// Look at the backends' files (`tables`) and load one that changed.
+    /// Poll the backends' table files (`tables`) and load those that changed.
     watch: bool = false,
-    /// Time between two looks. A file must be the same in two of them before it is loaded.
+    /// Time between two polls. A file must be unchanged across two of them before it is loaded.
     watch_interval_seconds: f64 = 2.0,
-    /// Earlier tables kept for each backend, to go back to.
+    /// Earlier tables kept per backend for rollbacks.
     history: usize = 2,
-    /// Folder for the copies of tables that are in use or kept. They have
-    /// no names in it, and are gone with the process.
+    /// Folder for copies of the tables in use or kept. The copies are unlinked at once and vanish with the process.
     spool_dir: PathBuf = "/tmp".into(),
 }
 
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct TablesConfig {
-    /// Between two looks at the files; `None`: they are not watched.
+    /// Time between two polls of the files; `None`: no polling.
     pub(crate) watch: Option<Duration>,
     pub(crate) history: usize,
     pub(crate) spool_dir: PathBuf,

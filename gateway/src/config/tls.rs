@@ -1,4 +1,4 @@
-//! `[server.tls]`, `[server.admin_tls]` and `[models.backends.tls]`: certificates, keys and who is believed.
+//! `[server.tls]`, `[server.admin_tls]` and `[models.backends.tls]`: certificates, keys and trusted authorities.
 
 use std::path::{Path, PathBuf};
 
@@ -12,18 +12,18 @@ use super::ConfigError;
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RawServerTls {
-    /// Certificates of this listener (PEM), its own first.
+    /// Certificate chain of this listener (PEM), its own certificate first.
     pub cert: PathBuf,
-    /// The key of the first one (PEM).
+    /// Private key of the listener's certificate (PEM).
     pub key: PathBuf,
-    /// Authorities (PEM); clients must show a certificate that one of them signed. Absent: clients show none.
+    /// Certificate authorities (PEM) for client certificates, which are then required. Absent: clients need none.
     pub client_ca: Option<PathBuf>,
     /// `1.2` or `1.3`.
     #[serde(default)]
     pub min_version: TlsVersion,
 }
 
-/// Oldest version of TLS that is spoken.
+/// Minimum TLS version.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 pub enum TlsVersion {
     /// TLS 1.2 or 1.3.
@@ -43,7 +43,7 @@ impl RawServerTls {
     }
 }
 
-/// The TLS settings of a connection to these URLs; `None` where all of them are plain.
+/// The TLS settings of a connection to these URLs; `None` if all are plain text.
 pub(super) fn client(
     key: &str,
     raw: Option<ClientFiles>,

@@ -6,9 +6,9 @@ use super::ConfigError;
 use super::value::share;
 
 section! { RawTracing => TracingConfig, "tracing", "`[tracing]`";
-    /// Base URL of a collector that takes OTLP over HTTP as JSON, `http://collector:4318`; absent: nothing is traced.
+    /// Base URL of a collector that accepts OTLP over HTTP as JSON, `http://collector:4318`; absent: no tracing.
     otlp: Option<String> = None => otlp: Option<BaseUrl> = url,
-    /// Share of the requests, 0 to 1, that are traced where the client's `traceparent` does not decide it.
+    /// Share of the requests, 0 to 1, that is traced when the client's `traceparent` does not decide.
     ratio: f64 = 0.01 => ratio: f64 = share,
     /// `service.name` of the spans.
     service_name: String = "semmoe-gateway".to_owned() => service_name: String = name,

@@ -1,4 +1,4 @@
-//! From raw to validated: the only place where a configuration is judged.
+//! From raw to validated: the only place that checks a configuration.
 
 use std::collections::HashSet;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -44,7 +44,7 @@ pub(super) fn validate(raw: RawConfig, base: &Path) -> Result<Config> {
     })
 }
 
-/// Names given so far: model names and aliases in one set, backends in another.
+/// Names taken so far: model names and aliases in one set, backends in another.
 #[derive(Default)]
 struct Names {
     models: HashSet<String>,
@@ -88,7 +88,7 @@ fn server(raw: RawServer, base: &Path) -> Result<ServerConfig> {
     })
 }
 
-/// The ranks that a configuration names must fit in `limits.ranks`; those that backends report are compared later.
+/// Checks the configured ranks against `limits.ranks`; ranks that backends report are checked later.
 fn bound_ranks(models: &[ModelConfig], limits: &RawLimits) -> Result<()> {
     for (index, model) in models.iter().enumerate() {
         let ranks: usize = model.backends.iter().map(|it| it.ranks.map_or(it.urls.len(), usize::from)).sum();
@@ -100,7 +100,7 @@ fn bound_ranks(models: &[ModelConfig], limits: &RawLimits) -> Result<()> {
     Ok(())
 }
 
-/// Paths that mean themselves wherever they are read, and that are not the gateway's own.
+/// Checks that paths are in normal form and do not collide with the gateway's own.
 fn extra_routes(routes: Vec<String>) -> Result<Vec<String>> {
     for (at, path) in routes.iter().enumerate() {
         let wrong =

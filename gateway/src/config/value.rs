@@ -1,4 +1,4 @@
-//! The limits of one value: numbers in their ranges, times, names, digests.
+//! Bounds of single values: numbers, times, names, digests.
 
 use std::collections::HashSet;
 use std::fmt::Display;
@@ -14,7 +14,7 @@ pub(super) fn seconds(key: &str, value: f64) -> Result<Duration> {
     within(key, value, 0.001..=MAX_SECONDS).map(Duration::from_secs_f64)
 }
 
-/// A number in its range; NaN is in none.
+/// A number within its range; NaN is in none.
 pub(super) fn within<N: PartialOrd + Display>(key: &str, value: N, range: RangeInclusive<N>) -> Result<N> {
     if range.contains(&value) {
         return Ok(value);
@@ -51,7 +51,7 @@ impl std::fmt::Debug for SecretDigest {
     }
 }
 
-/// A SHA-256 digest. The text may be a secret that was put in by mistake, so no error repeats it.
+/// A SHA-256 digest. The text may be a secret entered by mistake, so no error repeats it.
 pub(super) fn digest(key: &str, hex: &str) -> Result<SecretDigest> {
     let wrong = || ConfigError::value(key, "not 64 hexadecimal digits");
     if hex.len() != 64 || !hex.bytes().all(|byte| byte.is_ascii_hexdigit()) {

@@ -1,4 +1,4 @@
-//! `[queue]` and `[drain]`: what waits for what, and for how long.
+//! `[queue]` and `[drain]`: what waits, and for how long.
 
 use std::time::Duration;
 
@@ -12,23 +12,23 @@ const MAX_QUEUED: usize = 1 << 20;
 
 section! { RawQueue => #[derive(Copy)] QueueRules, "queue",
     "`[queue]`: requests that wait for a rank, a line for each model.";
-    /// Requests in flight on each rank beyond which others wait here. Absent: no limit, engines queue by themselves and
-    /// know their memory. A limit slightly above what a rank runs at a time lets late requests go to the rank that is
-    /// free then.
+    /// Requests in flight per rank beyond which others wait here. Absent: no limit, because engines queue by themselves
+    /// and know their memory. A limit slightly above what a rank runs at once lets late requests go to the rank that
+    /// frees up first.
     max_in_flight: Option<u32> = None => max_in_flight: Option<u32> = limit,
-    /// Requests that may wait; further ones get 429.
+    /// Maximum number of waiting requests; more get 429.
     max_queued: usize = 1024 => max_queued: usize = length,
-    /// How long one may wait for room on a rank; then it gets 429.
+    /// Longest wait for room on a rank; then 429.
     max_wait_seconds: f64 = 30.0 => max_wait: Duration = seconds,
-    /// How long one may wait while no backend takes requests; then it gets 503. 0: not at all.
+    /// Longest wait while no backend accepts requests; then 503. 0: none.
     wait_for_backend_seconds: f64 = 1.0 => wait_for_backend: Duration = seconds_or_none,
 }
 
 section! { RawDrain => #[derive(Copy)] DrainRules, "drain",
     "`[drain]`: how the process ends when it is asked to (SIGTERM).";
-    /// How long requests are still taken after `/readyz` turned 503, so that load balancers learn of it first.
+    /// How long requests are accepted after `/readyz` turns 503, so that load balancers notice first.
     delay_seconds: f64 = 2.0 => delay: Duration = seconds_or_none,
-    /// How long requests that run may go on then; what is left is closed with an error.
+    /// How long running requests may continue after that; the rest are closed with an error.
     grace_seconds: f64 = 25.0 => grace: Duration = seconds_or_none,
 }
 
@@ -46,7 +46,7 @@ fn length(key: &str, most: usize) -> Result<usize, ConfigError> {
     within(key, most, 0..=MAX_QUEUED)
 }
 
-/// A time that may be nothing.
+/// A time that may be zero.
 fn seconds_or_none(key: &str, value: f64) -> Result<Duration, ConfigError> {
     within(key, value, 0.0..=MAX_SECONDS).map(Duration::from_secs_f64)
 }

@@ -1,7 +1,7 @@
-//! The access log: one event for a request at its end, at target `semmoe::access`.
+//! The access log: one event at the end of each request, at target `semmoe::access`.
 //!
-//! It names the request, the key (never the key itself), the model, where the request went and what became of it. There
-//! is no prompt, no header and no query in it.
+//! It records the request, the key's name (never the key), the model, the backend and the outcome, but no prompt,
+//! header or query.
 
 use std::sync::Arc;
 
@@ -12,19 +12,18 @@ use crate::config::Access;
 use crate::data::trust::Caller;
 use crate::observe::{Done, NONE, OutputTokens};
 
-/// Paths of SGLang, vLLM and OpenAI that reach no engine: asked for by probes and by tools that are set up for an
-/// engine.
+/// Engine paths of SGLang, vLLM and OpenAI that the gateway does not forward, which probes and engine tools request.
 const ENGINE_PATHS: &str = "/ /health /ping /version /metrics /load /v1/loads /get_load /health_generate \
     /server_info /get_server_info /model_info /get_model_info /v1/score /v1/rerank /rerank /classify /pooling \
     /encode /invocations /flush_cache /v1/audio/transcriptions /v1/images/generations /v1/batches";
 
-/// Facts about a request besides the labels of its metrics.
+/// Facts about a request beyond the labels of its metrics.
 pub(crate) struct Record {
     pub(crate) id: RequestId,
     pub(crate) caller: Caller,
-    /// `None` for paths that are none of the gateway's.
+    /// `None` for paths that are not the gateway's.
     pub(crate) route: Option<Route>,
-    /// The path, where it is none of those but one that engines have.
+    /// The path, if it is a known engine path that is not forwarded.
     refused_path: Option<&'static str>,
     model: Option<Arc<Model>>,
     pub(super) prompt_tokens: u64,
@@ -46,21 +45,20 @@ impl Record {
         }
     }
 
-    /// Of a request to a path that is none of the gateway's. Any path may hold a secret, so only known ones are logged.
+    /// A request to a path that is not the gateway's. Any path may hold a secret, so only known ones are logged.
     pub(super) fn refused(id: RequestId, path: &str) -> Self {
         let refused_path = ENGINE_PATHS.split(' ').find(|known| *known == path);
         Self { refused_path, ..Self::new(id, None) }
     }
 
-    /// The request was read; tokens are estimated where the prompt was not tokenized. `streams`: its answer comes piece
-    /// by piece.
+    /// The request was read; tokens are estimated if the prompt was not tokenized. `streams`: its answer is streamed.
     pub(super) fn read(&mut self, model: &Arc<Model>, prompt_tokens: u64, streams: bool) {
         self.model = Some(Arc::clone(model));
         self.prompt_tokens = prompt_tokens;
         self.streams = streams;
     }
 
-    /// The model, once the request was read.
+    /// The model, once the request has been read.
     pub(super) fn model(&self) -> Option<&Model> {
         self.model.as_deref()
     }

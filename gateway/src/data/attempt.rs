@@ -16,10 +16,10 @@ use super::watch::Expected;
 use super::{Cause, DataPlane, Job, Placed, served};
 use crate::backends::{Backend, Member, RequestError};
 
-/// While the head of an answer is awaited its backend's health is looked at this often.
+/// How often the backend's health is checked while a response head is awaited.
 pub(super) const LOOK_EVERY: Duration = Duration::from_millis(500);
 
-/// Headers that are about one connection, not about the message (RFC 9110, 7.6.1).
+/// Headers that concern a single connection (RFC 9110, 7.6.1).
 const HOP_BY_HOP: [HeaderName; 9] = [
     header::CONNECTION,
     HeaderName::from_static("keep-alive"),
@@ -32,7 +32,7 @@ const HOP_BY_HOP: [HeaderName; 9] = [
     header::UPGRADE,
 ];
 
-/// Of clients' requests: cookies of whatever site the gateway is a part of are none of the engine's business.
+/// Headers of clients that are not forwarded: cookies of the surrounding site do not concern the engine.
 const CLIENTS_OWN: [HeaderName; 2] = [header::COOKIE, HeaderName::from_static("cookie2")];
 
 /// Why an attempt brought no answer: what it means for the next one, and the client's answer if there is none.
@@ -57,7 +57,7 @@ pub(crate) struct Attempt<'a> {
     pub(super) member: &'a Member,
     pub(super) backend: &'a Arc<Backend>,
     pinned: Option<RankId>,
-    /// The rank that the client is shown.
+    /// The rank that the client is told.
     pub(super) shown: Option<RankId>,
     pub(super) policy: &'static str,
     pub(super) expected: Option<Expected>,
@@ -75,13 +75,13 @@ impl<'a> Attempt<'a> {
         Self { plane, job, tries, at, member, backend, pinned, shown, policy, expected }
     }
 
-    /// The request as the engine gets it: the client's, less what is about the connection, with the pin.
+    /// The request as forwarded: the client's, without connection headers, with the pin.
     pub(super) fn request(&self, head: &Parts, body: &Stripped) -> Result<Request<RequestBody>, RequestError> {
         let (route, dialect) = (self.job.route, &self.member.fit.dialect);
         let body = served::body(self.backend, route, self.job.adapter.as_deref(), body);
         let mut headers = head.headers.clone();
         strip_hop_by_hop(&mut headers);
-        // The HTTP client writes its own; the body is complete here, so no `Expect` remains.
+        // The HTTP client writes its own. The body is complete here, so `Expect` is obsolete.
         for name in CLIENTS_OWN.iter().chain(&[header::HOST, header::CONTENT_LENGTH, header::EXPECT]) {
             headers.remove(name);
         }
@@ -99,8 +99,8 @@ impl<'a> Attempt<'a> {
         Ok(request)
     }
 
-    /// Sends a request and waits for the head of its answer: until the limit, or until the backend is found unhealthy
-    /// and there is another one to ask.
+    /// Sends a request and waits for the response head, until the limit, or until the backend is found unhealthy while
+    /// another one can be asked.
     pub(super) async fn send(&self, request: Request<RequestBody>) -> Result<Response<AnswerBody>, Failed> {
         let uri = request.uri().clone();
         let mut sent = std::pin::pin!(self.backend.client.send(request));
@@ -135,7 +135,7 @@ impl<'a> Attempt<'a> {
         Failed { cause: kind, error }
     }
 
-    /// The error, where the backend is unhealthy now and another one can be asked.
+    /// An error if the backend is unhealthy now and another one can be asked.
     pub(super) fn check_health(&self) -> Result<(), Failed> {
         let cause = self.backend.cause_of_unhealthy().filter(|_| self.tries.may_move_from(self.at));
         let Some(cause) = cause else { return Ok(()) };
@@ -154,7 +154,7 @@ fn path(route: Route, head: &Parts) -> String {
     }
 }
 
-/// Removes the headers of the connection, also those that `Connection` names.
+/// Removes the connection headers, including those that `Connection` names.
 pub(super) fn strip_hop_by_hop(headers: &mut HeaderMap) {
     let named: Vec<HeaderName> = headers
         .get_all(header::CONNECTION)

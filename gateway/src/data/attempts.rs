@@ -1,5 +1,5 @@
-//! The attempts of one request, one after the other, until a backend answers or there is no other one to ask. They know
-//! nothing of the network, so that schedules are run without one (`schedule_tests`).
+//! The attempts of one request, in sequence, until a backend answers or none is left to ask. They are independent of
+//! the network, so that tests can run schedules without one (`schedule_tests`).
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -10,13 +10,13 @@ use super::{Cause, DataPlane, Job, Placed, Ticket};
 use crate::backends::RequestError;
 use crate::observe::Stage;
 
-/// The step that follows.
+/// The next step.
 pub(super) enum Next<A> {
     /// An attempt.
     Attempt(Placed),
-    /// Nothing was sent, and the model has other backends by now.
+    /// Nothing was sent, and the model's backends have changed.
     Moved,
-    /// No attempt: the client gets the answer of the last engine that failed it.
+    /// No further attempt: the client receives the answer of the last engine that failed.
     Answer(A),
 }
 
@@ -36,7 +36,7 @@ impl<'a, A> Attempts<'a, A> {
     /// Finds a place for the next attempt.
     ///
     /// # Errors
-    /// There is no place; after a failed attempt, the error of that attempt.
+    /// No place is available; after a failed attempt, that attempt's error.
     pub(super) async fn next(&mut self, ticket: &mut Ticket) -> Result<Next<A>, RequestError> {
         ticket.enter(Stage::Route);
         let patience = if self.pending.is_none() { Patience::ForAll } else { Patience::ForRoom };
@@ -48,16 +48,16 @@ impl<'a, A> Attempts<'a, A> {
             }
             (Ok(Found::Moved), None) => Ok(Next::Moved),
             (Err(error), None) => Err(error),
-            // No other backend is left: the last failure says more.
+            // No other backend is left: report the last failure.
             (Ok(Found::Moved) | Err(_), Some(pending)) => self.tries.nowhere(pending).map(Next::Answer),
         }
     }
 
-    /// An engine refused the pin of the last attempt, and gets no more: the request is placed again. That is no failure
-    /// of the backend and takes nothing from the budget.
+    /// An engine refused the pin of the last attempt and receives no more pins: place the request again. That is not a
+    /// failure of the backend and costs no budget.
     ///
     /// # Errors
-    /// `error`, where pins were refused more often than there are backends.
+    /// `error`, if more pins were refused than there are backends.
     pub(super) fn without_pin(&mut self, error: RequestError) -> Result<(), RequestError> {
         self.refused_pins += 1;
         let outcome = if self.refused_pins > self.tries.job.model.members.len() { "no_attempts" } else { "again" };
@@ -65,11 +65,11 @@ impl<'a, A> Attempts<'a, A> {
         if outcome == "again" { Ok(()) } else { Err(error) }
     }
 
-    /// The attempt on `member` failed, which leaves `last` for the client: an error, or the engine's own answer. `Some`
-    /// where that is final.
+    /// The attempt on `member` failed with `last` for the client: an error, or the engine's own answer. `Some` if that
+    /// is final.
     ///
     /// # Errors
-    /// `last`, where it is final; a request with which several engines died.
+    /// `last`, if it is final, or if several engines died while running the request.
     pub(super) async fn failed(
         &mut self,
         ticket: &mut Ticket,
@@ -82,7 +82,7 @@ impl<'a, A> Attempts<'a, A> {
         }
         match self.tries.failed(member, cause, last) {
             ControlFlow::Continue(next) => {
-                // It may wait, and nothing works on it meanwhile.
+                // It may wait, and no engine works on it meanwhile.
                 ticket.unplace();
                 self.pending = Some(next);
                 Ok(None)

@@ -1,4 +1,4 @@
-//! Reading a request body: whole, within a size, a time, and the memory that all of them may take together.
+//! Reads a request body whole, within limits on its size, its time and the memory of all bodies together.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use crate::backends::RequestError;
 const DISCARDED_BYTES: usize = 64 << 10;
 const DISCARD_TIME: Duration = Duration::from_millis(500);
 
-/// A whole body. The ticket holds its part of the memory for bodies.
+/// Reads a whole body and charges its memory to the ticket.
 pub(crate) async fn read(
     plane: &DataPlane,
     headers: &HeaderMap,
@@ -34,8 +34,8 @@ pub(crate) async fn read(
     read.unwrap_or_else(|_| Err(RequestError::BodyTimeout { seconds: limit.as_secs_f64() }))
 }
 
-/// Takes the rest of a request that is refused, if it is short and comes soon: its connection can be used again then,
-/// and a client of HTTP/2 that is still sending sees the answer and not a reset stream.
+/// Discards the rest of a refused request if it is short and arrives soon. The connection can then be reused, and an
+/// HTTP/2 client that is still sending sees the answer instead of a reset stream.
 pub(crate) async fn discard(mut body: Incoming) {
     let rest = async {
         let mut taken = 0_usize;
@@ -63,15 +63,14 @@ async fn collect(
         if length > limit_bytes {
             return Err(RequestError::BodyTooLong { limit_bytes });
         }
-        // Most bodies come in one piece, which is then passed on uncopied.
+        // Most bodies arrive in one piece, which is passed on without a copy.
         if whole.is_empty() && body.is_end_stream() {
             ticket.hold(data.len())?;
             return Ok(data);
         }
-        // Copied even if it is the first one: a piece keeps the whole buffer of its connection alive, however short it
-        // is.
+        // Copy even the first piece: however short, it keeps the connection's whole buffer alive.
         if length > whole.capacity() {
-            // Never more than twice what is there: a length that is only announced takes no memory.
+            // Never more than twice what has arrived: an announced length alone takes no memory.
             let twice = length.saturating_mul(2).min(limit_bytes);
             let wanted = if (length..=twice).contains(&announced) { announced } else { twice };
             ticket.hold(wanted - whole.capacity())?;

@@ -1,15 +1,15 @@
-//! The limit on memory that all request bodies hold together.
+//! The limit on the memory of all request bodies together.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::backends::RequestError;
 
-/// Bytes that request bodies hold, with what is made of them: copies, and trees of parsed JSON.
+/// Bytes held by request bodies and what is derived from them: copies and parsed JSON trees.
 #[derive(Default)]
 pub(crate) struct BodyMemory(AtomicUsize);
 
 impl BodyMemory {
-    /// Takes a part of `limit_bytes`, or nothing at all where too little is left.
+    /// Takes a part of `limit_bytes`, or nothing if too little is left.
     ///
     /// # Errors
     /// [`RequestError::BodyMemory`].
@@ -23,13 +23,13 @@ impl BodyMemory {
         self.0.fetch_sub(bytes, Ordering::Relaxed);
     }
 
-    /// Bytes that are held now.
+    /// Bytes held now.
     pub(crate) fn held_bytes(&self) -> usize {
         self.0.load(Ordering::Relaxed)
     }
 }
 
-/// A part of the memory for bodies, given back when this is dropped.
+/// A part of the memory for bodies, returned on drop.
 pub(crate) struct Held<'a> {
     memory: &'a BodyMemory,
     bytes: usize,
@@ -50,9 +50,9 @@ impl Drop for Held<'_> {
 }
 
 /// An upper bound on the bytes of a parsed JSON text. Every value follows one of four characters, and lists grow by
-/// doubling; such characters inside strings count too, but prompts have few.
+/// doubling. Such characters inside strings count too, but prompts have few.
 pub(crate) fn tree_bytes(text: &[u8]) -> usize {
-    // A list of one element has room for four, and an object's member has a key of its own.
+    // A list of one element has capacity for four, and an object's member owns its key.
     const VALUE_BYTES: usize = 4 * size_of::<serde_json::Value>() + 64;
     let signs = text.iter().filter(|byte| matches!(byte, b',' | b':' | b'[' | b'{')).count();
     signs.saturating_add(1).saturating_mul(VALUE_BYTES).saturating_add(text.len())

@@ -1,8 +1,8 @@
-//! Pages of other origins that may use the data plane (CORS, the Fetch standard's 3.2): `server.cors_origins`, none by
+//! Web pages of other origins that may use the data plane (CORS, Fetch standard 3.2): `server.cors_origins`, none by
 //! default.
 //!
-//! Keys travel in `Authorization`, never in cookies, so that no answer allows credentials. What engines say about
-//! origins is taken out of their answers: SGLang allows every one by itself.
+//! Keys travel in `Authorization`, never in cookies, so no answer allows credentials. CORS headers of engines are
+//! removed from their answers: SGLang allows every origin by default.
 
 use axum::response::{IntoResponse, Response};
 use http::{HeaderMap, HeaderValue, StatusCode, header};
@@ -10,29 +10,29 @@ use http::{HeaderMap, HeaderValue, StatusCode, header};
 use super::DataPlane;
 use crate::config::ANY_ORIGIN;
 
-/// Headers that scripts may read besides those that every answer shows.
+/// Headers that scripts may read besides the safelisted ones.
 const EXPOSED: HeaderValue = HeaderValue::from_static(
     "x-request-id,retry-after,x-semmoe-backend,x-semmoe-rank,x-semmoe-policy,x-semmoe-generation,x-semmoe-attempts",
 );
 const METHODS: HeaderValue = HeaderValue::from_static("GET,POST");
-/// Seconds for which browsers remember an answer; none does for longer than two hours.
+/// Seconds that browsers cache a preflight; none caches longer than two hours.
 const MAX_AGE: HeaderValue = HeaderValue::from_static("600");
 
-/// Removes what an engine says about origins.
+/// Removes an engine's CORS headers.
 pub(super) fn strip(headers: &mut HeaderMap) {
     for name in [header::ACCESS_CONTROL_ALLOW_ORIGIN, header::ACCESS_CONTROL_ALLOW_CREDENTIALS] {
         headers.remove(name);
     }
 }
 
-/// The decision of the configured origins about one request.
+/// The decision for one request under the configured origins.
 pub(super) struct Cors {
-    /// Of the page, where it is allowed.
+    /// Origin of the page, if it is allowed.
     origin: Option<HeaderValue>,
 }
 
 impl Cors {
-    /// By the origins of the current snapshot; `None` where none are configured.
+    /// Decides by the origins of the current snapshot; `None` if none are configured.
     pub(super) fn of(plane: &DataPlane, headers: &HeaderMap) -> Option<Self> {
         Self::judge(&plane.backends.current.load().config.server.cors_origins, headers)
     }
@@ -48,7 +48,7 @@ impl Cors {
         Some(Self { origin: asking.filter(is_allowed).cloned() })
     }
 
-    /// The answer to an `OPTIONS` with these headers; `None` where the page is not allowed or it is no preflight.
+    /// The answer to an `OPTIONS` with these headers; `None` if the page is not allowed or it is not a preflight.
     pub(super) fn preflight(&self, headers: &HeaderMap) -> Option<Response> {
         self.origin.as_ref()?;
         headers.get(header::ACCESS_CONTROL_REQUEST_METHOD)?;
@@ -62,9 +62,9 @@ impl Cors {
         Some(response)
     }
 
-    /// Says in a stripped answer which page may read it.
+    /// Adds the CORS headers to a stripped answer.
     pub(super) fn mark(self, headers: &mut HeaderMap) {
-        // Caches between must keep the answers to different pages apart.
+        // Caches in between must keep answers to different pages apart.
         headers.append(header::VARY, HeaderValue::from_static("Origin"));
         if let Some(origin) = self.origin {
             headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin);

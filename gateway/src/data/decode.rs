@@ -1,7 +1,7 @@
-//! Bodies made plain before anything reads them: content codings undone, other encodings of Unicode than UTF-8 and byte
-//! order marks taken away. Engines read no coding, and their parser reads all of these encodings.
+//! Decodes bodies before anything reads them: removes content codings and byte order marks, and converts other Unicode
+//! encodings to UTF-8. Engines support no content coding, but their parsers accept all of these encodings.
 //!
-//! The result is within the limit on a body, and each byte of it is accounted for before it is there.
+//! The result stays within the body limit, and its memory is charged before it is allocated.
 
 use std::io::Read;
 use std::sync::Arc;
@@ -21,10 +21,10 @@ use crate::backends::RequestError;
 const MAX_WINDOW_BYTES: u64 = 8 << 20;
 /// Members of gzip and frames of Zstandard in one body: encoders write one, and each takes time.
 const MAX_MEMBERS: usize = 1024;
-/// Taken for a body that is being decoded at first.
+/// Initial allocation for a decoded body.
 const FIRST_BYTES: usize = 4 << 10;
 const INPUT_BYTES: usize = 4 << 10;
-/// Read at a time.
+/// Bytes read at a time.
 const PIECE_BYTES: usize = 64 << 10;
 /// Characters of an unknown coding that an error repeats.
 const SHOWN: usize = 32;
@@ -39,10 +39,10 @@ pub(super) enum Coding {
 }
 
 impl Coding {
-    /// The one that the head names; it is named no more then.
+    /// The coding that the head names, removed from the head.
     ///
     /// # Errors
-    /// [`RequestError::Coding`] for unknown ones, and for more than one.
+    /// [`RequestError::Coding`] for unknown codings, and for more than one.
     pub(super) fn take(headers: &mut HeaderMap) -> Result<Option<Self>, RequestError> {
         if !headers.contains_key(header::CONTENT_ENCODING) {
             return Ok(None);
@@ -78,15 +78,16 @@ impl Coding {
     }
 }
 
-/// Whether a body is UTF-8 without a mark, or none of this module's business: a route may carry sound or forms.
+/// Whether a body is UTF-8 without a mark, or needs no decoding: a route may carry audio or forms.
 pub(super) fn is_plain(route: Route, body: &[u8]) -> bool {
     Encoding::of(body) == (Encoding::Utf8, 0) || (route == Route::Extra && !begins_object(body))
 }
 
-/// The body without its coding, as UTF-8 without a mark. Made off the network threads: little may become much.
+/// The body without its coding, as UTF-8 without a mark. Runs off the network threads, because a short body can expand
+/// a lot.
 ///
 /// # Errors
-/// [`RequestError::BodyCoding`], [`RequestError::BodyJson`] where it is not what it says, and limits on its size.
+/// [`RequestError::BodyCoding`] or [`RequestError::BodyJson`] if it is not what it claims, and the limits on its size.
 pub(super) async fn plain(
     plane: &Arc<DataPlane>,
     coding: Option<Coding>,
@@ -106,13 +107,13 @@ pub(super) async fn plain(
         Ok((plain, account))
     });
     let (plain, account) = made.await.unwrap_or_else(|error| Err(RequestError::from(error)))?;
-    // The body as it arrived is gone.
+    // The encoded body is gone.
     ticket.release_body();
     ticket.take_over(account.keep(plain.len()));
     Ok(plain)
 }
 
-/// Memory for bodies that one body takes on its way, given back when this is dropped.
+/// Memory that decoding one body takes, returned on drop.
 struct Account {
     plane: Arc<DataPlane>,
     bytes: usize,
@@ -135,7 +136,7 @@ impl Account {
         Ok(())
     }
 
-    /// Gives back all but `bytes`, which now belong to another account.
+    /// Returns all but `bytes`, which another account takes over.
     fn keep(mut self, bytes: usize) -> usize {
         let kept = bytes.min(self.bytes);
         self.bytes -= kept;
@@ -191,7 +192,7 @@ impl Account {
         loop {
             let length = plain.len();
             if length == plain.capacity() {
-                // One more byte than the limit, so that what has more is found.
+                // One byte beyond the limit, so that larger bodies are detected.
                 let room = self.limit_bytes.saturating_add(1).saturating_sub(length).min(length.max(FIRST_BYTES));
                 self.take(room)?;
                 plain.reserve_exact(room);
@@ -211,7 +212,7 @@ impl Account {
         }
     }
 
-    /// A text as Python's parser would find it encoded.
+    /// Converts a text in the encoding that Python's parser would detect.
     fn utf8(&mut self, body: &Bytes) -> Result<Bytes, RequestError> {
         let (encoding, start) = Encoding::of(body);
         if encoding == Encoding::Utf8 {
@@ -239,12 +240,12 @@ impl Drop for Account {
     }
 }
 
-/// Zlib's own head: deflate means that, but some clients send bare DEFLATE.
+/// A zlib header: `deflate` means that, but some clients send raw DEFLATE.
 fn has_zlib_head(body: &[u8]) -> bool {
     matches!(body, [first, second, ..] if first & 15 == 8 && (u32::from(*first) << 8 | u32::from(*second)) % 31 == 0)
 }
 
-/// Bytes that a decoder keeps of what it wrote, as the head of a member says.
+/// The window that a decoder must keep, from the head of a member.
 fn window_bytes(coding: Coding, member: &[u8]) -> usize {
     match (coding, member) {
         (Coding::Gzip | Coding::Deflate, _) => 32 << 10,
@@ -264,7 +265,7 @@ fn window_bytes(coding: Coding, member: &[u8]) -> usize {
     }
 }
 
-/// As the head of a frame says (RFC 8878, 3.1.1.1); `head` is what follows its descriptor.
+/// The window from the head of a frame (RFC 8878, 3.1.1.1); `head` follows the descriptor.
 fn zstd_window_bytes(descriptor: u8, head: &[u8]) -> usize {
     let is_one_segment = descriptor & 0x20 != 0;
     let bytes = if is_one_segment {

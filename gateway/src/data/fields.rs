@@ -1,8 +1,8 @@
-//! Members of a body that are more than passed on: token ids checked against the model's vocabulary, adapters against
-//! the model's own, and what no client may send.
+//! Members of a body that must be checked: token ids against the model's vocabulary, adapters against the model's own,
+//! and members that clients may not send.
 //!
-//! An engine that does not check ids looks up a row of its embedding that is not there. SGLang 0.5.23 dies of that, and
-//! a retry would kill the next engine. Values are scanned where they stand in the body, without parsing it.
+//! An engine that does not check ids reads beyond its embedding. SGLang 0.5.23 crashes on that, and a retry would crash
+//! the next engine. Values are scanned in place in the body, without parsing it.
 
 use std::ops::Range;
 
@@ -12,7 +12,7 @@ use semmoe_engines::json::Member;
 
 use crate::backends::{Model, RequestError, snapshot};
 
-/// Where members stand that are looked at once the model is known; usually there is none.
+/// Positions of members to check once the model is known; usually none.
 #[derive(Default)]
 pub(super) struct Marked {
     found: Vec<(&'static Field, Range<usize>)>,
@@ -28,8 +28,8 @@ impl Marked {
     /// Checks all of them.
     ///
     /// # Errors
-    /// [`RequestError::Field`] for an id that is not in the vocabulary, as far as its size is known, and for what is
-    /// not taken from clients; [`RequestError::UnknownModel`] for an adapter that the model has not.
+    /// [`RequestError::Field`] for an id outside the vocabulary, if its size is known, and for members that clients may
+    /// not send; [`RequestError::UnknownModel`] for an adapter that the model does not have.
     pub(super) fn check(&self, route: Route, body: &[u8], model: &Model) -> Result<(), RequestError> {
         if self.found.is_empty() {
             return Ok(());
@@ -42,7 +42,7 @@ impl Marked {
         })
     }
 
-    /// The adapters that the body names beside its model, as it names them.
+    /// The value of the body's own adapter member, if it has one.
     pub(super) fn adapters<'a>(&self, body: &'a [u8]) -> Option<&'a [u8]> {
         let mut named = self.found.iter().rev().filter(|(field, _)| field.treatment == Treatment::Adapters);
         let value = &body[named.next()?.1.clone()];
@@ -57,8 +57,7 @@ fn unknown_adapter(model: &Model, name: &str) -> RequestError {
     RequestError::unknown_model(&called(name), known.join(", "))
 }
 
-/// Rows of the model's embedding, as its tables or its configuration say; else as many as a model with its tokenizer
-/// can have.
+/// Rows of the model's embedding, from its tables or its configuration; otherwise the maximum for its tokenizer.
 fn vocabulary(model: &Model) -> Option<u32> {
     let is_other = |member: &&snapshot::Member| {
         member.fit.unpinned.as_ref().is_some_and(|why| matches!(why.reason(), "tables" | "tokenizer"))

@@ -1,4 +1,4 @@
-//! A place for a request: at once, or after a wait in its model's line.
+//! Finds a place for a request, at once or after a wait in its model's queue.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,16 +10,16 @@ use crate::backends::{Nowhere, Refused, RequestError, Room};
 /// The conditions that a request may wait for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Patience {
-    /// Room on a rank, and a backend where there is none.
+    /// Room on a rank, or any backend at all.
     ForAll,
-    /// Room: it was tried before, and there is an error to return, or an engine's own answer.
+    /// Room only: the request was tried before, and there is an error or an engine's answer to return.
     ForRoom,
 }
 
 /// The outcome.
 pub(crate) enum Found {
     Placed(Placed),
-    /// No place, but the model has other backends by now. Only for [`Patience::ForAll`].
+    /// No place, but the model's backends have changed. Only for [`Patience::ForAll`].
     Moved,
 }
 
@@ -54,7 +54,8 @@ pub(crate) async fn find(
         }
         Err(error @ RequestError::NoBackend { .. }) => {
             none = Some(error);
-            // A retry stays in the pool of its first attempt, whose ranks may never open again where it was replaced.
+            // A retry stays in the pool of its first attempt. If that pool was replaced, its ranks may never open
+            // again.
             let may_wait = rules.max_in_flight.is_some() && job.has_other(except) && !job.has_moved(plane);
             Err(if may_wait { Nowhere::Full } else { Nowhere::Gone })
         }

@@ -66,8 +66,8 @@ use stream::RelayBody;
 use ticket::Ticket;
 use watch::Watch;
 
-/// A request over HTTP/2, from its head to the end of its answer. Connections are bounded, and each has its streams;
-/// this bounds the streams of all of them.
+/// A request over HTTP/2, from its head to the end of its answer. Connections are bounded, and so are the streams of
+/// each; this bounds the streams of all of them.
 struct OpenStream(Arc<DataPlane>);
 
 impl OpenStream {
@@ -87,7 +87,7 @@ impl Drop for OpenStream {
     }
 }
 
-/// Answers one request. There is no router in between: it would allocate for each request and again for each body.
+/// Answers one request. A router in between would allocate for each request and again for each body.
 pub(crate) async fn serve(
     plane: Arc<DataPlane>,
     mut request: Request<Incoming>,
@@ -97,7 +97,7 @@ pub(crate) async fn serve(
     let cors = Cors::of(&plane, request.headers());
     let head = || check_head(&plane, request.version(), request.headers());
     let mut answer = match stream.and_then(|stream| head().map(|()| stream)) {
-        // Its body is not waited for: that would hold what is refused here.
+        // Do not wait for its body: that would hold the stream that is refused here.
         Err(refusal) => refuse(&plane, &id, request.uri().path(), &refusal).map(|body| Answered::here(body, None)),
         Ok(stream) => match route_of(&plane, &request) {
             Some(route) => {
@@ -113,7 +113,7 @@ pub(crate) async fn serve(
     Ok(answer)
 }
 
-/// The route of a request that goes to an engine.
+/// The route of a request that is forwarded to an engine.
 fn route_of(plane: &DataPlane, request: &Request<Incoming>) -> Option<Route> {
     let path = request.uri().path();
     match Route::ALL.into_iter().find(|route| route.path() == path) {
@@ -122,7 +122,7 @@ fn route_of(plane: &DataPlane, request: &Request<Incoming>) -> Option<Route> {
     }
 }
 
-/// Answers what goes to no engine; every path that is not known is 404, as engines have routes that replace weights.
+/// Answers what is not forwarded. Unknown paths get 404, because engines have routes that replace weights.
 async fn own_route(plane: &DataPlane, request: Request<Incoming>, id: &RequestId) -> OwnResponse {
     let path = request.uri().path();
     if let Some(preflight) = preflight(plane, &request) {
@@ -140,18 +140,18 @@ async fn own_route(plane: &DataPlane, request: Request<Incoming>, id: &RequestId
     }
 }
 
-/// The answer to a browser's CORS preflight; `None` for everything else.
+/// The answer to a CORS preflight; `None` for other requests.
 fn preflight(plane: &DataPlane, request: &Request<Incoming>) -> Option<OwnResponse> {
-    // Looked at first: no other request pays for this.
+    // Checked first, so that other requests do not pay for it.
     (request.method() == Method::OPTIONS)
         .then(|| Cors::of(plane, request.headers())?.preflight(request.headers()))
         .flatten()
 }
 
-/// Checks that hyper leaves to its users: readers behind this one might see another host, or wait for bytes that never
-/// come.
+/// Checks that hyper leaves to its users: a reader behind this one might see another host, or wait for bytes that never
+/// arrive.
 fn check_head(plane: &DataPlane, version: Version, headers: &HeaderMap) -> Result<(), RequestError> {
-    // HTTP/1.1 has this limit while it is read.
+    // hyper enforces this limit for HTTP/1.1 only.
     let limit = plane.backends.current.load().config.limits.headers;
     if version == Version::HTTP_2 && headers.len() > limit {
         return Err(RequestError::TooManyHeaders { found: headers.len(), limit });
@@ -209,7 +209,8 @@ async fn answer(
     if is_coded || !decode::is_plain(route, &body) {
         body = Box::pin(decode::plain(plane, coding, route, body, ticket)).await?;
     }
-    // Most of what a request holds, and nothing of it before its body is there: clients may open streams and send none.
+    // Boxed: this is most of a request's memory, and is not needed before the body arrives. Clients may open streams
+    // and send nothing.
     Box::pin(score_and_send(plane, route, &head, body, ticket)).await
 }
 
@@ -246,8 +247,8 @@ async fn score_and_send(
     }
 }
 
-/// Work that ends with an error where it still waits when the gateway closes. Every connection is polled once more
-/// then, so that no request has to be registered for it.
+/// Work that ends with an error if it still waits when the gateway closes. Every connection is polled once more then,
+/// so requests need not be registered for it.
 async fn unless_closing<T>(
     plane: &DataPlane,
     mut work: Pin<&mut impl Future<Output = Result<T, RequestError>>>,
@@ -259,7 +260,7 @@ async fn unless_closing<T>(
     .await
 }
 
-/// The list of models, or the one that the path names.
+/// The list of models, or the entry that the path names.
 fn list_models(plane: &DataPlane, mut request: Request<Incoming>, id: &RequestId) -> OwnResponse {
     let answer = plane.admit(request.headers_mut()).and_then(|caller| match models::entry_of(request.uri().path()) {
         None => Ok(models::list(plane, &caller)),
@@ -268,8 +269,8 @@ fn list_models(plane: &DataPlane, mut request: Request<Incoming>, id: &RequestId
     answer.map_or_else(|error| refuse(plane, id, models::LIST, &error), IntoResponse::into_response)
 }
 
-/// Whether requests can be served, for load balancers and clients that are made for an engine. Needs no key, says no
-/// more than engines do, and is logged only where it fails.
+/// Whether requests can be served, for load balancers and clients written for an engine. It requires no key, reveals no
+/// more than engines do, and is logged only when it fails.
 fn health(plane: &DataPlane, request: &Request<Incoming>, id: &RequestId) -> OwnResponse {
     if ![Method::GET, Method::HEAD].contains(request.method()) {
         return wrong_method(plane, request, models::METHODS, id);
@@ -292,7 +293,7 @@ async fn no_route(plane: &DataPlane, request: Request<Incoming>, id: &RequestId)
     refuse(plane, id, &path, &RequestError::NoRoute { method, path: path.clone() })
 }
 
-/// Answers what reaches no engine.
+/// Answers a request that is not forwarded.
 fn refuse(plane: &DataPlane, id: &RequestId, path: &str, error: &RequestError) -> OwnResponse {
     let status = error.status().as_u16();
     let done = Done {
@@ -307,7 +308,7 @@ fn refuse(plane: &DataPlane, id: &RequestId, path: &str, error: &RequestError) -
         generated: Generated::default(),
     };
     Record::refused(id.clone(), path).log(plane.backends.current.load().config.log.access, &done);
-    // Load balancers ask for it, and it is no request.
+    // Load balancers poll it; it does not count as a request.
     if path != HEALTH {
         plane.metrics.requests.done(&done);
     }
@@ -364,7 +365,7 @@ mod tests {
         size_of::<F>()
     }
 
-    /// Each open stream holds one, and 8,192 connections may have 128 each.
+    /// Each open stream holds one, and 8,192 connections may have 128 streams each.
     #[test]
     fn a_request_that_waits_for_its_body_is_small() {
         let bytes = future_bytes(serve);

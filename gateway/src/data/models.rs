@@ -1,4 +1,4 @@
-//! `GET /v1/models` and `/v1/models/{id}`: what can be served now.
+//! `GET /v1/models` and `/v1/models/{id}`: the models that can be served now.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ pub(super) const LIST: &str = "/v1/models";
 /// Methods of the list and of one entry.
 pub(super) const METHODS: &str = "GET,HEAD";
 
-/// The entry that a path asks for: `None` where it is the list or another route.
+/// The id that a path names; `None` for the list and other routes.
 pub(super) fn entry_of(path: &str) -> Option<&str> {
     path.strip_prefix(LIST)?.strip_prefix('/').filter(|id| !id.is_empty())
 }
@@ -24,10 +24,10 @@ pub(super) fn list(plane: &DataPlane, caller: &Caller) -> Json<Value> {
     Json(json!({ "object": "list", "data": served(&plane.backends.snapshot(), plane, caller).collect::<Vec<Value>>() }))
 }
 
-/// The entry of the list with this id, as it stands in a path.
+/// The entry with this id, as escaped in a path.
 ///
 /// # Errors
-/// Nothing of this name is in the list.
+/// The list has no such id.
 pub(super) fn entry(plane: &DataPlane, caller: &Caller, id: &str) -> Result<Json<Value>, RequestError> {
     let (snapshot, id) = (plane.backends.snapshot(), decoded(id));
     match served(&snapshot, plane, caller).find(|entry| entry["id"].as_str().map(str::as_bytes) == Some(&id)) {
@@ -49,7 +49,7 @@ fn served(snapshot: &Snapshot, plane: &DataPlane, caller: &Caller) -> impl Itera
     able(snapshot, caller).flat_map(move |model| entries(model, created))
 }
 
-/// A path's `%2F` is a slash of the name, and so is a plain slash. Malformed escapes stay as they are.
+/// `%2F` and a plain slash both mean a slash in the name. Malformed escapes are kept as they are.
 fn decoded(id: &str) -> Vec<u8> {
     let (mut bytes, mut rest) = (Vec::with_capacity(id.len()), id.as_bytes());
     while let [first, after @ ..] = rest {
@@ -69,7 +69,7 @@ fn decoded(id: &str) -> Vec<u8> {
 }
 
 fn entries(model: &Model, created: u64) -> impl Iterator<Item = Value> {
-    // A request that fits the smallest can go anywhere.
+    // A request within the smallest limit fits every backend.
     let longest = model.members.iter().filter_map(|member| member.backend.max_model_len()).min();
     let entry = move |id: &str| {
         let mut entry = json!({ "id": id, "object": "model", "created": created, "owned_by": "semmoe" });

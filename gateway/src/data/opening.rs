@@ -1,11 +1,10 @@
-//! The first piece of an answer, awaited before its head goes to the client: until then the request can be sent
-//! elsewhere.
+//! The first chunk of an answer, awaited before its head goes to the client: until then the request can be retried.
 //!
-//! An engine whose core died under a living server answers with a 500, with a 200 whose generation was aborted before
-//! its first token, or with an error as the first event of a stream. The words of an answer can be a client's, so the
-//! health route is asked whether it is dead. Servers that send the head of a stream at once do so long before the
-//! first token, which is what clients wait for: holding the head back costs them nothing. Only what comes at once with
-//! the first piece is waited for, and never longer than the limit.
+//! An engine whose core died behind a live server answers with a 500, with a 200 whose generation was aborted before
+//! its first token, or with an error as the first event of a stream. The words of an answer may be the client's, so the
+//! health route decides whether the engine is dead. Servers that send the head of a stream early do so long before the
+//! first token, which is what clients wait for: holding the head costs them nothing. Only what accompanies the first
+//! chunk is awaited, and never longer than the limit.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -24,15 +23,15 @@ use super::attempt::{Attempt, Failed, LOOK_EVERY};
 use super::reports::{Kind, Reports};
 use super::retry::ALIVE_WITHIN;
 
-/// The first event of a chat names the role, and says nothing; the next one follows in the same step of the engine.
+/// The first event of a chat names the role and carries no text; the next one follows in the same step of the engine.
 const SAME_STEP: Duration = Duration::from_millis(5);
 
 type Polled = Result<Frame<Bytes>, hyper::Error>;
 
-/// The body of an engine's answer, of which some may have been read already.
+/// The body of an engine's answer, part of which may have been read already.
 pub(crate) struct Upstream {
     body: AnswerBody,
-    /// The first bytes of the body, in order.
+    /// Frames read ahead, in order.
     ahead: [Option<Polled>; 2],
 }
 
@@ -47,18 +46,18 @@ impl Upstream {
         }
     }
 
-    /// Puts back what [`poll_frame`](Self::poll_frame) brought last.
+    /// Puts back the result of the last [`poll_frame`](Self::poll_frame).
     pub(crate) fn put_back(&mut self, polled: Polled) {
         self.ahead.swap(0, 1);
         self.ahead[0] = Some(polled);
     }
 
-    /// Whether nothing follows, as far as that is known.
+    /// Whether the body is known to have ended.
     pub(crate) fn is_end_stream(&self) -> bool {
         self.ahead[0].is_none() && self.body.is_end_stream()
     }
 
-    /// Bytes that are still to come.
+    /// Bytes still to come.
     pub(crate) fn size_hint(&self) -> SizeHint {
         let ahead: u64 = self.ahead_data().map(|data| data.len() as u64).sum();
         let mut hint = self.body.size_hint();
@@ -74,7 +73,7 @@ impl Upstream {
         self.ahead.iter().flatten().filter_map(|polled| polled.as_ref().ok()?.data_ref())
     }
 
-    /// Everything that was read and not yet passed on.
+    /// Everything read ahead and not yet passed on.
     pub(crate) fn ahead_bytes(&self) -> Bytes {
         match (&self.ahead[1], self.ahead_data().next()) {
             (None, Some(only)) => only.clone(),
@@ -88,7 +87,7 @@ pub(crate) enum Opened {
     /// It may begin to go to the client. Boxed, as its body is large and is moved often. With the failure that the
     /// engine reported before its answer had any content.
     Answer(Response<Box<Upstream>>, Option<Failure>),
-    /// The engine has no such rank, and did nothing.
+    /// The engine has no such rank and did nothing.
     Refused(RankRefusal),
 }
 
@@ -102,7 +101,7 @@ pub(crate) async fn open(attempt: &Attempt<'_>, response: Response<AnswerBody>) 
     let pinned = attempt.expected.as_ref().map(|expected| expected.wire_rank);
     let mut response = response.map(|body| Box::new(Upstream { body, ahead: [None, None] }));
     let status = response.status();
-    // The engine is dead, or only full: its health route shows which.
+    // The engine is dead, or only full: its health route decides.
     if probe::is_dead(attempt.backend.engine, Some(status.as_u16())) {
         attempt.backend.suspect();
     }
@@ -113,7 +112,7 @@ pub(crate) async fn open(attempt: &Attempt<'_>, response: Response<AnswerBody>) 
     let may_refuse = pinned.is_some() && refusal::may_refuse(status, streams);
     let is_looked_at = may_refuse || status == StatusCode::OK && route.generates();
     let kind = Kind::of(response.headers());
-    // Streams that the client asked for, and JSON documents, which come in one piece.
+    // Hold streams that the client requested, and JSON documents, which arrive in one piece.
     let is_held = kind == Kind::Json || streams && kind == Kind::Events;
     if !is_looked_at || !is_held || response.body().is_end_stream() {
         return Ok(Opened::Answer(response, None));
@@ -149,8 +148,8 @@ pub(crate) async fn open(attempt: &Attempt<'_>, response: Response<AnswerBody>) 
     Ok(Opened::Answer(response, failure))
 }
 
-/// Whether the engine's error is about every request: its health route says that the core behind the server is dead. An
-/// engine whose health route cannot know is probed.
+/// Whether the engine's error concerns every request: its health route reports that the core behind the server is dead.
+/// An engine whose health route cannot tell is probed instead.
 async fn is_core_dead(attempt: &Attempt<'_>) -> bool {
     let backend = attempt.backend;
     if !probe::health_knows_core(backend.engine) {
@@ -166,7 +165,7 @@ async fn is_core_dead(attempt: &Attempt<'_>) -> bool {
     probe::is_dead(backend.engine, error.status())
 }
 
-/// Returns when there is a first piece, at the end of the body, or after the limit.
+/// Completes with the first chunk, at the end of the body, or after the limit.
 async fn first_piece(attempt: &Attempt<'_>, upstream: &mut Upstream) -> Result<(), Failed> {
     let mut left = Duration::from_secs_f64(attempt.job.snapshot.config.retry.hold_seconds);
     while !left.is_zero() {

@@ -1,9 +1,9 @@
-//! Bytes on their way to a client: bounded while the client does not take them, and counted out when it does.
+//! Bytes in transit to a client: bounded while the client does not read them, and discounted once it does.
 //!
-//! hyper takes frames of an answer until it has 16 of them or 400 kB, and only then writes. Here a body is asked for
-//! its next frame only while few bytes are unsent, so that back-pressure reaches the engine at once. Over HTTP/1.1 one
-//! answer runs at a time, and its connection's socket reports the bytes sent. Over HTTP/2 each frame does so itself,
-//! when it is dropped: it has been written then, or never will be.
+//! hyper queues up to 16 frames or 400 kB of an answer before it writes. Here a body is polled for its next frame only
+//! while few bytes are unsent, so that back-pressure reaches the engine at once. Over HTTP/1.1 one answer runs at a
+//! time, and its connection's socket reports the bytes sent. Over HTTP/2 each frame reports when it is dropped: by then
+//! it has been written, or never will be.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -14,49 +14,49 @@ use bytes::Bytes;
 use futures_util::task::AtomicWaker;
 use http_body::{Body, Frame, SizeHint};
 
-/// No further frame is made while so many bytes are unsent.
+/// No further frame is produced while this many bytes are unsent.
 const FULL_BYTES: usize = 4 << 10;
-/// Frames up to this size are copied while others are unsent: a small one keeps a whole read buffer alive.
+/// Frames up to this size are copied while others are unsent: a small frame keeps a whole read buffer alive.
 const COPIED_BYTES: usize = 2 << 10;
 
 tokio::task_local! {
-    /// Of the HTTP/2 stream whose task runs.
+    /// The outflow of the HTTP/2 stream whose task is running.
     pub(crate) static OF_STREAM: Arc<Outflow>;
 }
 
-/// The state of a connection of HTTP/1.1, or of one stream of HTTP/2.
+/// The state of an HTTP/1.1 connection, or of one HTTP/2 stream.
 #[derive(Default)]
 pub(crate) struct Outflow {
-    /// Requests that run: from their head to the last frame of their answer.
+    /// Running requests: from their head to the last frame of their answer.
     running: AtomicUsize,
-    /// Whether there was a request.
+    /// Whether there has been a request.
     used: AtomicBool,
-    /// Bytes of frames that the client was not sent yet.
+    /// Bytes of frames not yet sent to the client.
     unsent: AtomicUsize,
-    /// Grows whenever a frame of a stream is sent.
+    /// Increases whenever a frame of a stream is sent.
     sent: AtomicU32,
-    /// The body goes on when fewer bytes are unsent; 0: it does not wait.
+    /// The body resumes once fewer bytes are unsent; 0: it is not waiting.
     wanted: AtomicUsize,
     body: AtomicWaker,
 }
 
 impl Outflow {
-    /// A request runs until the guard is dropped.
+    /// A request counts as running until the guard is dropped.
     pub(crate) fn run(self: &Arc<Self>) -> Running {
         self.running.fetch_add(1, Ordering::Relaxed);
-        // Nearly every call changes nothing, and then leaves the cache line where it is.
+        // Most calls change nothing and leave the cache line shared.
         if !self.used.load(Ordering::Relaxed) {
             self.used.store(true, Ordering::Relaxed);
         }
         Running(Arc::clone(self))
     }
 
-    /// Whether no request runs and no answer is still to be sent.
+    /// Whether no request runs and no answer remains to be sent.
     pub(crate) fn is_idle(&self) -> bool {
         self.running.load(Ordering::Relaxed) == 0 && self.unsent.load(Ordering::Relaxed) == 0
     }
 
-    /// Whether there was no request yet.
+    /// Whether there has been no request yet.
     pub(crate) fn is_unused(&self) -> bool {
         !self.used.load(Ordering::Relaxed)
     }
@@ -65,14 +65,14 @@ impl Outflow {
         self.unsent.load(Ordering::Relaxed) > 0
     }
 
-    /// Of a stream: another number when something was sent in between.
+    /// Progress of a stream: the number changes when something was sent.
     pub(crate) fn progress(&self) -> u32 {
         self.sent.load(Ordering::Relaxed)
     }
 
-    /// The client's socket took so many bytes.
+    /// The client's socket accepted `bytes`.
     pub(crate) fn sent(&self, bytes: usize) {
-        // Heads and the frames of chunks are sent, too, and were not counted.
+        // Heads and chunk framing are sent too, but were not counted.
         let take = |unsent: usize| Some(unsent.saturating_sub(bytes));
         let before = self.unsent.fetch_update(Ordering::SeqCst, Ordering::SeqCst, take).unwrap_or(0);
         if before.saturating_sub(bytes) < self.wanted.load(Ordering::SeqCst) {
@@ -88,7 +88,7 @@ impl Outflow {
         }
         self.body.register(cx.waker());
         self.wanted.store(limit, Ordering::SeqCst);
-        // Another thread may have sent the last of them in between.
+        // Another thread may have sent the last of them meanwhile.
         match self.unsent.load(Ordering::SeqCst) < limit {
             true => Poll::Ready(()),
             false => Poll::Pending,
@@ -96,7 +96,7 @@ impl Outflow {
     }
 }
 
-/// A request that runs.
+/// A running request.
 pub(crate) struct Running(Arc<Outflow>);
 
 impl Drop for Running {
@@ -105,7 +105,7 @@ impl Drop for Running {
     }
 }
 
-/// A frame of HTTP/2.
+/// An HTTP/2 frame.
 struct Unsent {
     data: Bytes,
     outflow: Arc<Outflow>,
@@ -128,13 +128,13 @@ impl Drop for Unsent {
 pub(crate) struct Paced<B> {
     body: B,
     outflow: Arc<Outflow>,
-    /// Over HTTP/1.1.
+    /// Set over HTTP/1.1.
     running: Option<Running>,
     ended: bool,
 }
 
 impl<B> Paced<B> {
-    /// `running`: over HTTP/1.1, where the request is the connection's only one.
+    /// `running`: over HTTP/1.1, where this is the connection's only request.
     pub(crate) fn new(body: B, running: Option<Running>) -> Self {
         let outflow = match &running {
             Some(Running(outflow)) => Arc::clone(outflow),
@@ -176,7 +176,7 @@ impl<B: Body<Data = Bytes> + Unpin> Body for Paced<B> {
                 error => return Poll::Ready(error),
             }
         }
-        // The end of a stream waits for the rest of it: until then its task can see that the client takes nothing.
+        // Delay the end of a stream until the rest is sent: until then its task can detect that the client has stalled.
         if this.is_stream() {
             ready!(this.outflow.below(1, cx));
         }

@@ -12,12 +12,12 @@ use crate::backends::{Health, Lease, Member, Model, RequestError, Run, Slot, Tri
 
 /// A place, and who chose it.
 pub(crate) struct Placed {
-    /// On a backend whose breaker is half open.
+    /// Set on a backend whose breaker is half open.
     pub(crate) trial: Option<Trial>,
     pub(crate) lease: Lease,
-    /// The model's policy, or the one that stands in for it while pins are ignored.
+    /// The model's policy, or its substitute while pins are ignored.
     pub(crate) policy: &'static str,
-    /// In its model's line.
+    /// Time in its model's queue.
     pub(crate) waited: Duration,
 }
 
@@ -30,7 +30,7 @@ pub(crate) fn place(plane: &Arc<DataPlane>, job: &Job, except: &[usize]) -> Resu
     let now = Instant::now();
     let is_spared = |at: &usize| members[*at].backend.gate.is_spared(now);
     let mut spared: Vec<usize> = except.iter().copied().chain((0..members.len()).filter(is_spared)).collect();
-    // Rather a backend that rests or is silent than none, and rather more trials than are allowed than an error.
+    // A resting or silent backend is better than none, and an extra trial better than an error.
     let placed =
         place_with_care(plane, job, &mut spared).or_else(|_| place_with_care(plane, job, &mut except.to_vec()));
     placed.or_else(|error| {
@@ -42,7 +42,7 @@ pub(crate) fn place(plane: &Arc<DataPlane>, job: &Job, except: &[usize]) -> Resu
     })
 }
 
-/// Places a request, on a backend whose breaker is half open only as a trial.
+/// Places a request; a backend with a half-open breaker admits it only as a trial.
 fn place_with_care(plane: &Arc<DataPlane>, job: &Job, except: &mut Vec<usize>) -> Result<Placed, RequestError> {
     let rules = &job.snapshot.config.breaker;
     for (at, member) in job.model.members.iter().enumerate() {
@@ -62,7 +62,7 @@ fn place_with_care(plane: &Arc<DataPlane>, job: &Job, except: &mut Vec<usize>) -
         if placed.trial.is_some() {
             return Ok(placed);
         }
-        // Others were faster.
+        // Other requests took the last trial.
         except.push(at);
     }
 }
@@ -89,7 +89,7 @@ fn place_among(plane: &DataPlane, job: &Job, except: &[usize]) -> Result<Placed,
         share: share.as_deref(),
         blocks: &job.scored.blocks,
         key: job.key,
-        // The first piece of a stream shows that the prompt has been computed; nothing does where all comes at once.
+        // The first chunk of a stream shows that the prompt was computed; an unstreamed answer shows nothing.
         reports: job.streams,
         sequences: job.sequences,
         most_output: job.most_output.map(|tokens| tokens.saturating_mul(u64::from(job.sequences.max(1)))),
@@ -108,20 +108,20 @@ fn place_among(plane: &DataPlane, job: &Job, except: &[usize]) -> Result<Placed,
         let of_token = info.layers() as u64 * u64::from(info.top_k);
         plane.metrics.predicted_lar(policy.acting_name(), share, job.scored.tokens.saturating_mul(of_token));
     }
-    // The policy gave every rank of this backend the same share, and the engine chooses the rank: only load decided.
+    // The policy gave every rank of this backend the same share and the engine chooses the rank: load alone decided.
     let by_load = lease.rank.is_none() && policy.needs() != Needs::default();
     let policy = if by_load { model.plan.fallback.acting_name() } else { policy.acting_name() };
     Ok(Placed { trial: None, lease, policy, waited: Duration::ZERO })
 }
 
-/// Counts a chat that goes to an engine which reads it otherwise than it was read here.
+/// Counts a chat sent to an engine that tokenizes it differently.
 fn count_misread(plane: &DataPlane, job: &Job, member: &Member) {
     if let Some(shape) = member.misread(job.scored.shapes).names().next() {
         plane.metrics.prompts.misread(&member.backend.name, shape);
     }
 }
 
-/// Which ranks have room, where they have a limit.
+/// Which ranks have room under the limit.
 struct Limit {
     of_rank: i64,
     backends: Vec<InFlight>,
@@ -129,9 +129,9 @@ struct Limit {
 
 /// Requests in flight on one backend.
 enum InFlight {
-    /// All of them, where the engine will choose the rank of this one, too; and the number of ranks.
+    /// The total, if the engine will choose this one's rank too; and the number of ranks.
     Anywhere { all: i64, ranks: i64 },
-    /// On each of its ranks, those whose ranks it chose: taken to be even.
+    /// On each of its ranks, requests whose rank the engine chose, taken as evenly spread.
     OnEach(i64),
 }
 
@@ -155,16 +155,16 @@ impl Limit {
     }
 }
 
-/// Whether a policy has nothing but loads to choose by where a prompt was not read.
+/// Whether a policy can use only loads when a prompt was not read.
 fn goes_by_prompt(policy: &dyn Policy) -> bool {
     let Needs { share, cached, key } = policy.needs();
     (share || cached) && !key && policy.watched().is_none()
 }
 
-/// The policy, and the shares that it may believe. Where a backend's engine chooses, any of its ranks may run a
-/// request, so each has the mean of its ranks' shares, as where the engine reads the prompt otherwise; where all do, or
-/// the prompt was not read, a policy that looks at prompts has nothing to choose by, and the fallback takes its place
-/// by name: the one for sessions where the request names one.
+/// The policy, and the shares that it may trust. If a backend's engine chooses the rank, any of its ranks may run the
+/// request, so each has the mean of its ranks' shares; likewise if the engine tokenizes the prompt differently. If that
+/// holds for all backends, or the prompt was not read, a policy that scores prompts has nothing to go by and its
+/// fallback acts: the one for sessions if the request names one.
 fn believed(job: &Job) -> (&dyn Policy, Option<Cow<'_, [f64]>>) {
     let (model, policy, share) = (&job.model, job.policy.as_ref(), job.scored.share.as_deref());
     if !job.scored.read && goes_by_prompt(policy) {
@@ -193,7 +193,7 @@ fn believed(job: &Job) -> (&dyn Policy, Option<Cow<'_, [f64]>>) {
     (policy, share.map(Cow::Owned))
 }
 
-/// Every backend of the model with what is wrong with it.
+/// Every backend of the model with its problem.
 fn causes(members: &[Member]) -> String {
     let cause = |member: &Member| {
         let name = &member.backend.name;

@@ -17,14 +17,14 @@ pub(crate) struct DataPlane {
     pub(crate) backends: Arc<Backends>,
     pub(crate) metrics: Arc<Metrics>,
     pub(super) live: Arc<Live>,
-    /// Where requests are traced.
+    /// Set if requests are traced.
     pub(super) tracer: Option<Arc<Tracer>>,
-    /// Prompts scored off the network threads at a time: as many as there are cores, the others wait.
+    /// Prompts scored concurrently off the network threads: one per core, others wait.
     pub(super) scoring: Arc<Semaphore>,
-    /// Those that may take seconds, as megabytes of one word do: one at a time and in a lane of their own, so that
+    /// Prompts that may take seconds, such as megabytes of a single word: one at a time in a separate lane, so that
     /// other long prompts do not wait behind them.
     pub(super) scoring_huge: Arc<Semaphore>,
-    /// Long bodies that are looked through at a time, as their prompts took too long to score.
+    /// Long bodies scanned concurrently because their prompts took too long to score.
     pub(super) skimming: Arc<Semaphore>,
     pub(crate) body_memory: BodyMemory,
     pub(crate) answer_memory: Arc<AnswerMemory>,
@@ -54,7 +54,7 @@ impl DataPlane {
         }
     }
 
-    /// Whether a path that is not the gateway's own goes to engines.
+    /// Whether a path that is not the gateway's own is forwarded to engines.
     pub(super) fn passes(&self, path: &str) -> bool {
         self.backends.current.load().config.server.extra_routes.iter().any(|route| route == path)
     }
@@ -68,7 +68,7 @@ impl DataPlane {
         self.draining.store(true, Ordering::Relaxed);
     }
 
-    /// The time to finish is over: what still runs ends with an error.
+    /// The grace period is over: requests still running end with an error.
     pub(crate) fn close(&self) {
         self.closing.store(true, Ordering::SeqCst);
     }

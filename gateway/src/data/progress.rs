@@ -1,6 +1,6 @@
-//! How an answer comes: when its first piece did, and how many tokens it has.
+//! The progress of an answer: when its first chunk arrived, and how many tokens it has.
 //!
-//! Per piece that is a search for the engine's usage and nothing else: no clock, no allocation, no lock.
+//! A chunk costs one search for the engine's usage: no clock, no allocation, no lock.
 
 use std::num::NonZeroU32;
 use std::time::{Duration, Instant};
@@ -10,18 +10,18 @@ use semmoe_engines::pieces::output_tokens;
 
 use crate::observe::{Generated, OutputTokens};
 
-/// Observations of one answer. Small, as every open stream has one: times end after 71 minutes, counts at 4 billion.
+/// Observations of one answer. Small, as every open stream has one: times saturate at 71 minutes, counts at 4 billion.
 #[derive(Default)]
 pub(super) struct Progress {
-    /// Microseconds from the request's beginning to its first piece.
+    /// Microseconds from the start of the request to its first chunk.
     first: Option<NonZeroU32>,
-    /// Tokens by the engine's usage, and one.
+    /// Tokens by the engine's usage, plus one.
     usage: Option<NonZeroU32>,
-    /// Lines of data of an event stream, and one.
+    /// Data lines of an event stream, plus one.
     data_lines: Option<NonZeroU32>,
 }
 
-/// A number that may be missing, in four bytes.
+/// An optional number in four bytes.
 fn and_one(number: u64) -> Option<NonZeroU32> {
     NonZeroU32::new(u32::try_from(number).unwrap_or(u32::MAX).saturating_add(1))
 }
@@ -31,7 +31,7 @@ fn less_one(number: Option<NonZeroU32>) -> Option<u64> {
 }
 
 impl Progress {
-    /// A piece of a good answer to a request that began at `started`; `data_lines` of an event stream so far.
+    /// A chunk of a good answer to a request that began at `started`; `data_lines` of an event stream so far.
     pub(super) fn piece(&mut self, route: Route, started: Instant, piece: &[u8], data_lines: Option<u32>) {
         if self.first.is_none() {
             self.first = and_one(u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX));
@@ -55,7 +55,7 @@ impl Progress {
     }
 }
 
-/// Events with a token, among so many: a chat begins with its role, and every stream of these ends with `[DONE]`.
+/// Events that carry a token: a chat begins with its role, and every stream of these routes ends with `[DONE]`.
 fn tokens_of_events(route: Route, events: u64) -> Option<u64> {
     let others = match route {
         Route::Chat => 2,

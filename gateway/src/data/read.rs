@@ -1,7 +1,7 @@
-//! The facts about a request: which model, how many tokens, and how local they would be on each rank.
+//! The facts about a request: its model, its number of tokens, and how local they would be on each rank.
 //!
-//! The body is parsed here and in [`super::score`] and nowhere else, and it is never written again. Long bodies are
-//! read off the network threads, and wait for their score only so long.
+//! Only this module and [`super::score`] parse the body, and nothing serializes it again. Long bodies are read off the
+//! network threads, and wait only a limited time for their score.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -24,43 +24,43 @@ use crate::data::trust::Caller;
 
 /// Names the model where the body cannot.
 const MODEL_HEADER: &str = "x-semmoe-model";
-/// A body of this size, if it is one word, takes a tenth of a second and more to encode.
+/// A single word of this size takes a tenth of a second or more to encode.
 const HUGE_BYTES: usize = 256 << 10;
 
-/// Snapshots that a waiting request may move through: its wait has an end.
+/// Snapshots that a waiting request may follow, so that its wait is bounded.
 const MAX_MOVES: u32 = 8;
 
 /// A request, read.
 pub(crate) struct Job {
-    /// The state that the request goes by, from here to its end.
+    /// The snapshot that the request uses to its end.
     pub(crate) snapshot: Arc<Snapshot>,
     pub(crate) model: Arc<Model>,
     pub(crate) route: Route,
     pub(crate) body: Stripped,
     /// Its prompt.
     pub(crate) scored: Scored,
-    /// Hash of what the client wants kept together.
+    /// Hash of the client's session.
     pub(crate) key: Option<u64>,
-    /// Whether the answer comes piece by piece.
+    /// Whether the answer is streamed.
     pub(crate) streams: bool,
-    /// Choices that the OpenAI routes are asked for, `n`.
+    /// Number of choices, `n` of the OpenAI routes.
     pub(crate) sequences: u32,
-    /// The client's limit on generated tokens of each.
+    /// The client's limit on generated tokens of each choice.
     pub(crate) most_output: Option<u64>,
-    /// As the body has it, 0 where it has none; `None` where it is not one of 0 to 255.
+    /// The body's priority, 0 if absent; `None` if it is outside 0 to 255.
     pub(crate) priority: Option<u8>,
-    /// The inputs that place this request, now and at a retry.
+    /// The policy that places this request, now and at a retry.
     pub(crate) policy: Arc<dyn Policy>,
-    /// A pin of the client, where clients are trusted.
+    /// The client's pin, where clients are trusted.
     pub(crate) client_pin: Option<RankId>,
-    /// The adapter that it names, without its model's name.
+    /// The named adapter, without its model's name.
     pub(crate) adapter: Option<String>,
-    /// How often it was read again, as the model's backends had changed while it waited.
+    /// How often the request was read again because the model's backends changed while it waited.
     moves: u32,
 }
 
 impl Job {
-    /// Without a key or a pin, of an answer in one piece.
+    /// A job without a key or a pin whose answer is not streamed.
     fn new(
         snapshot: Arc<Snapshot>,
         model: Arc<Model>,
@@ -88,14 +88,14 @@ impl Job {
         }
     }
 
-    /// Whether a backend other than `except` takes requests. The backends are asked as well as the pool: that of an
-    /// earlier snapshot no longer learns which of them are closed.
+    /// Whether a backend outside `except` accepts requests. Asks the backends as well as the pool, because the pool of
+    /// an earlier snapshot no longer learns which of them are closed.
     pub(super) fn has_other(&self, except: &[usize]) -> bool {
         let takes = |at: usize| self.model.members[at].backend.takes_requests();
         self.model.pool.has_one(|backend| !except.contains(&backend) && takes(backend))
     }
 
-    /// Whether the model has other backends or ranks by now, among which this may be placed if it is read again.
+    /// Whether the model's backends or ranks have changed, so that reading the request again may place it.
     pub(super) fn has_moved(&self, plane: &DataPlane) -> bool {
         let now = plane.backends.snapshot();
         let model = || now.models.iter().find(|model| model.name == self.model.name);
@@ -105,7 +105,7 @@ impl Job {
     }
 }
 
-/// Reads a request; `before`: as it was read by an earlier state.
+/// Reads a request; `before`: as read under an earlier snapshot.
 pub(crate) async fn read(
     plane: &Arc<DataPlane>,
     route: Route,
@@ -122,7 +122,7 @@ pub(crate) async fn read(
         Some(Err(Unread::Refused(error))) => return Err(error),
         Some(Err(Unread::NotHere)) | None => read_long(plane, snapshot, route, headers.clone(), caller, body).await?,
     };
-    // A canary counts each request once, however often it was read.
+    // A canary counts each request once, however often it is read.
     job.policy = match before.filter(|before| Arc::ptr_eq(&before.model.plan, &job.model.plan)) {
         Some(before) => Arc::clone(&before.policy),
         None => job.model.plan.next(),
@@ -131,8 +131,8 @@ pub(crate) async fn read(
     Ok(job)
 }
 
-/// Off the network threads, and with an end to the wait for the score. When the request has it, waits no longer, or its
-/// client goes away, what still works for it stops at the next slice.
+/// Reads off the network threads, with a limit on the wait for the score. Once the request has its score, stops waiting
+/// or loses its client, the remaining work for it stops at the next slice.
 async fn read_long(
     plane: &Arc<DataPlane>,
     snapshot: Arc<Snapshot>,
@@ -151,7 +151,7 @@ async fn read_long(
             Unread::NotHere => RequestError::Internal { cause: "read off the network threads in vain".to_owned() },
         })
     });
-    // No end can fail: the semaphores are never closed, and `read_now` lets no panic out of scoring.
+    // Neither can fail: the semaphores are never closed, and `read_now` lets no panic out of scoring.
     let died = |error: tokio::task::JoinError| Err(RequestError::from(error));
     let scored = async {
         let given_up = CancellationToken::new();
@@ -166,7 +166,7 @@ async fn read_long(
     };
     match tokio::time::timeout(limit, scored).await {
         Ok(job) => job,
-        // It waits for no lane in which prompts are scored.
+        // This reading takes no slot of the scoring lanes.
         Err(_) => {
             let permit = Arc::clone(&plane.skimming).acquire_owned().await;
             let done = tokio::task::spawn_blocking(move || {
@@ -181,7 +181,7 @@ async fn read_long(
 /// Why a request was not read.
 enum Unread {
     Refused(RequestError),
-    /// It takes something that no network thread does.
+    /// It needs work that no network thread may do.
     NotHere,
 }
 
@@ -191,8 +191,7 @@ impl<E: Into<RequestError>> From<E> for Unread {
     }
 }
 
-/// Where the members of a body are that the gateway looks at; of several with one name the last one counts, as in the
-/// engines' parsers.
+/// Positions of the body members that the gateway uses. Of duplicates the last one counts, as in the engines' parsers.
 #[derive(Default)]
 struct Members {
     model: Option<Range<usize>>,
@@ -203,7 +202,7 @@ struct Members {
     sampling: Option<Range<usize>>,
 }
 
-/// SGLang's sampling parameters, as far as they say how much is generated.
+/// SGLang's sampling parameters that bound the generation.
 #[derive(Default, Deserialize)]
 struct Sampling {
     n: Option<u32>,
@@ -265,7 +264,7 @@ fn read_now(
         }
     };
     if route == Route::Messages && model.scoring_text().is_some() {
-        // Engines turn this form into a chat in ways of their own.
+        // Engines turn this form into a chat in their own ways.
         plane.metrics.score_failure("messages");
     }
     let adapter = name.as_deref().filter(|name| !model.is_named(name));
@@ -277,10 +276,10 @@ fn read_now(
     }
     let key = session(headers, &routing.sticky_header).map(|value| semmoe_routing::hash_key(value.as_bytes()));
     let adapter = adapter.and_then(|name| served::adapter(model, name));
-    // The body was seen to be JSON.
+    // The body is known to be JSON.
     let streams = members.stream.is_some_and(|value| body[value] == *b"true");
     let priority = members.priority.map_or(Some(0), |value| number(body, value));
-    // A list of them goes with a list of prompts, which counts as one request.
+    // A list of them belongs to a list of prompts, which counts as one request.
     let sampling = members.sampling.filter(|_| route == Route::Generate);
     let sampling: Sampling = sampling.and_then(|value| serde_json::from_slice(&body[value]).ok()).unwrap_or_default();
     let sequences = members.sequences.and_then(|value| number(body, value)).or(sampling.n).unwrap_or(1);
@@ -290,12 +289,12 @@ fn read_now(
     Ok(Job { client_pin, key, streams, sequences, most_output, priority, ..job })
 }
 
-/// The value of a member that is a number of this kind.
+/// The value of a member that is a number of this type.
 fn number<N: std::str::FromStr>(body: &[u8], value: Range<usize>) -> Option<N> {
     std::str::from_utf8(&body[value]).ok()?.parse().ok()
 }
 
-/// Headers that other routers and agents name a session by, after the configured one.
+/// Session headers of other routers and agents, tried after the configured one.
 const SESSION_HEADERS: [&str; 2] = ["x-session-id", "conversation_id"];
 
 /// The name of the request's session.
@@ -303,8 +302,8 @@ fn session<'a>(headers: &'a HeaderMap, configured: &http::HeaderName) -> Option<
     headers.get(configured).or_else(|| SESSION_HEADERS.iter().find_map(|name| headers.get(*name)))
 }
 
-/// Of a route whose bodies are the engine's matter: there may be none. In one that is a JSON object the model is looked
-/// for, and client pins are removed as everywhere.
+/// Reads a route whose bodies only the engine understands; the body may be empty. If it is a JSON object, the model is
+/// looked up in it and client pins are removed, as on every route.
 fn read_extra(
     plane: &DataPlane,
     snapshot: Arc<Snapshot>,
@@ -316,7 +315,7 @@ fn read_extra(
     let seeing = Stripped::seeing(body, None, |member, field| marked.see(Route::Extra, field, member));
     let stripped = match seeing {
         Ok(stripped) => stripped,
-        // An engine's parser may read what ours does not, with pins and models in it.
+        // An engine's parser may accept what ours rejects, with pins and models in it.
         Err(error) if json::begins_object(body) => return Err(error.into()),
         Err(_) => Stripped::opaque(body),
     };
@@ -335,15 +334,15 @@ fn read_extra(
     Ok(Job::new(snapshot, model, Route::Extra, Scored::unseen(body), adapter, stripped))
 }
 
-/// Forms name a model in a way of their own (transcriptions of audio).
+/// Forms name a model in their own way (audio transcriptions).
 fn is_form(headers: &HeaderMap) -> bool {
     let is = |kind: &[u8], start: &[u8]| kind.get(..start.len()).is_some_and(|kind| kind.eq_ignore_ascii_case(start));
     let kinds = headers.get_all(http::header::CONTENT_TYPE).iter().map(http::HeaderValue::as_bytes);
     kinds.map(<[u8]>::trim_ascii).any(|kind| is(kind, b"multipart/") || is(kind, b"application/x-www-form-urlencoded"))
 }
 
-/// The model, if there is one of that name and the caller may use it. To a caller that may not use all models, those
-/// that it may not use are as if they were not there.
+/// The model, if one of that name exists and the caller may use it. Models that a restricted caller may not use are
+/// indistinguishable from unknown ones.
 fn permitted<'a>(
     plane: &DataPlane,
     snapshot: &'a Snapshot,
@@ -362,7 +361,7 @@ fn permitted<'a>(
     }
 }
 
-/// Engines share no keys and values between adapters: the same prompt under another one has other blocks.
+/// Engines share no KV cache between adapters: under another adapter a prompt has other blocks.
 fn tell_apart(blocks: &mut [u64], adapter: &[u8]) {
     if !blocks.is_empty() {
         let adapter = semmoe_routing::hash_key(adapter);
@@ -374,7 +373,7 @@ fn model_name<'a>(route: Route, headers: &'a HeaderMap, body: &'a [u8]) -> Resul
     named(route, headers, if route.names_model() { json::top_level(body, "model")? } else { None })
 }
 
-/// The name in the body, `value`, or else in the header.
+/// The name in the body, `value`, or otherwise in the header.
 fn named<'a>(
     route: Route,
     headers: &'a HeaderMap,

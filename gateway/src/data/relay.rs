@@ -1,5 +1,5 @@
-//! To the engine and back: one request out, or several one after the other ([`super::attempts`]), the answer relayed as
-//! it comes.
+//! To the engine and back: one request out, or several in sequence ([`super::attempts`]); the answer is relayed as it
+//! arrives.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -29,10 +29,10 @@ const BACKEND: HeaderName = HeaderName::from_static("x-semmoe-backend");
 const RANK: HeaderName = HeaderName::from_static("x-semmoe-rank");
 const POLICY: HeaderName = HeaderName::from_static("x-semmoe-policy");
 const GENERATION: HeaderName = HeaderName::from_static("x-semmoe-generation");
-/// Backends that were asked, where it was not one.
+/// Number of backends asked, if not one.
 const ATTEMPTS: HeaderName = HeaderName::from_static("x-semmoe-attempts");
 
-/// Of engines' answers: they contain addresses of engines, or speak to browsers in the gateway's name.
+/// Headers of engines that are not forwarded: they reveal engine addresses, or address browsers in the gateway's name.
 const ENGINES_OWN: [HeaderName; 6] = [
     header::LOCATION,
     header::CONTENT_LOCATION,
@@ -42,22 +42,22 @@ const ENGINES_OWN: [HeaderName; 6] = [
     HeaderName::from_static("set-cookie2"),
 ];
 
-/// The head of an engine's answer, and where it came from.
+/// The head of an engine's answer, and its origin.
 pub(crate) struct Answer {
     response: Response<Box<Upstream>>,
     kind: Kind,
-    /// The expected content of its body, and its sender.
+    /// The facts to find in its body, and its sender.
     watch: Watch,
     /// The request was sampled.
     sample: Option<Sample>,
-    /// The longest answer that is held back to cut out routed experts that nothing asked for, where it may have some.
+    /// Size limit for cutting unrequested routed experts out of the answer, if it may have some.
     unasked: Option<usize>,
-    /// Longest silence between two pieces of its body.
+    /// Longest silence between two chunks of its body.
     idle_limit: Duration,
 }
 
 impl Answer {
-    /// Why another backend is asked, where it is.
+    /// The reason to ask another backend, if there is one.
     fn failed(&self, config: &RawRetry) -> Option<Cause> {
         let by_status = || Cause::of_status(self.response.status(), config);
         self.watch.failure.map(Cause::Engine).or_else(by_status)
@@ -88,7 +88,7 @@ pub(crate) async fn attempts(
                 }
             },
             Err(Failed { cause: Cause::Unsent, error }) => return Err(error),
-            // The engine is asked again, without a pin.
+            // Ask the engine again without a pin.
             Err(Failed { cause: Cause::NoSuchRank, error }) => {
                 attempts.without_pin(error)?;
                 continue;
@@ -101,7 +101,7 @@ pub(crate) async fn attempts(
     }
 }
 
-/// Sends the request to the backend where it was placed, and waits for the head of the answer.
+/// Sends the request to its backend and waits for the head of the answer.
 async fn attempt(head: &Parts, tries: &Tries<'_>, ticket: &mut Ticket, placed: Placed) -> Result<Answer, Failed> {
     let (attempt, job, waited) = (Attempt::new(tries, &placed), tries.job, placed.waited);
     begin(&attempt, ticket, placed);
@@ -116,7 +116,7 @@ async fn attempt(head: &Parts, tries: &Tries<'_>, ticket: &mut Ticket, placed: P
     let mut sample = sampling::choose(attempt.plane, job, attempt.member, attempt.shown);
     let mut request = write(sample.as_ref().map_or(&job.body, |sample| &sample.asking.body))?;
     if sample.is_some() {
-        // Compressed answers cannot be cut.
+        // A compressed answer cannot be edited.
         request.headers_mut().remove(header::ACCEPT_ENCODING);
     }
     ticket.hold_copy(copied_bytes(&request, &job.body))?;
@@ -153,12 +153,12 @@ fn begin(Attempt { job, backend, shown, policy, .. }: &Attempt<'_>, ticket: &mut
     trace::placed(ticket, &backend.name, *shown, policy);
 }
 
-/// Status codes of engines for a body they reject. Other codes are not about a field.
+/// Status codes with which engines reject a body. Other codes do not concern a field.
 fn may_be_refusal(status: StatusCode) -> bool {
     matches!(status, StatusCode::BAD_REQUEST | StatusCode::UNPROCESSABLE_ENTITY)
 }
 
-/// The engine has no such rank, and did nothing.
+/// The engine has no such rank and did nothing.
 fn refused(attempt: &Attempt<'_>, ticket: &mut Ticket, refusal: &RankRefusal) -> Failed {
     attempt.plane.backends.note_refusal(attempt.backend, refusal);
     trace::failed(ticket, Cause::NoSuchRank.label());
@@ -173,7 +173,7 @@ fn refused(attempt: &Attempt<'_>, ticket: &mut Ticket, refusal: &RankRefusal) ->
 fn failed(attempt: &Attempt<'_>, ticket: &mut Ticket, failed: Failed) -> Failed {
     trace::failed(ticket, failed.cause.label());
     match failed.cause {
-        // Probes report unhealthy backends, and what the gateway lacks is no backend's fault.
+        // Probes report unhealthy backends, and the gateway's own shortage is no backend's fault.
         Cause::Unhealthy | Cause::Exhausted => {}
         Cause::Connect | Cause::Broke => ticket.failed(attempt.backend),
         _ => {
@@ -198,7 +198,7 @@ fn answered(
     trace::answered(ticket, response.status());
     note_head(ticket, backend, job, &response, failure);
     let rank = echo(plane, backend, route, &response, expected);
-    // Other routes have no such count of their own, but may repeat a client's object that has one.
+    // Other routes have no such count, but may echo a client's object that has one.
     let has_count = matches!(route, Route::Chat | Route::Completions | Route::Generate);
     let counted = job.scored.counted.filter(|_| has_count && response.status().is_success());
     let kind = Kind::of(response.headers());
@@ -207,11 +207,11 @@ fn answered(
     let unasked = unasked_experts(plane, backend, job, &response).then_some(config.sampling.max_answer_bytes);
     let headers = response.headers_mut();
     strip_hop_by_hop(headers);
-    // Our other headers are always set below.
+    // The gateway's other headers are always set below.
     for name in ENGINES_OWN.iter().chain(&[BACKEND, RANK, ATTEMPTS]) {
         headers.remove(name);
     }
-    // The name was checked with the configuration; one that is no header value is left out.
+    // The configuration check covers the name; one that is not a valid header value is omitted.
     if let Ok(name) = HeaderValue::from_str(&backend.name) {
         headers.insert(BACKEND, name);
     }
@@ -226,13 +226,13 @@ fn answered(
     Answer { response, kind, watch, sample, unasked, idle_limit: config.timeouts.idle }
 }
 
-/// Bytes of a request's body that are its own, as something was put into it or cut out.
+/// Bytes of a copied request body, if something was inserted or removed.
 fn copied_bytes(request: &Request<RequestBody>, body: &Stripped) -> usize {
     let sent = usize::try_from(request.body().size_hint().lower()).unwrap_or(usize::MAX);
     if sent == body.bytes().len() { 0 } else { sent }
 }
 
-/// The evidence in an answer's head about the request's load and the backend. `failure`: the engine failed before its
+/// Records the evidence in an answer's head about the load and the backend. `failure`: the engine failed before its
 /// answer had any content.
 fn note_head(
     ticket: &mut Ticket,
@@ -263,8 +263,8 @@ fn note_head(
     }
 }
 
-/// Whether an answer may have routed experts that nothing asked for. vLLM sends them to every client when it is started
-/// with its flag, in every answer that is no stream; one answer shows that for the backend.
+/// Whether an answer may have unrequested routed experts. A vLLM started with its flag adds them to every unstreamed
+/// answer; one such answer shows it for the backend.
 fn unasked_experts(plane: &DataPlane, backend: &Backend, job: &Job, response: &Response<Box<Upstream>>) -> bool {
     if backend.engine != Engine::Vllm || !matches!(job.route, Route::Chat | Route::Completions) {
         return false;
@@ -282,7 +282,7 @@ fn unasked_experts(plane: &DataPlane, backend: &Backend, job: &Job, response: &R
     !matches!(json::top_level(job.body.bytes(), routed::PROMPT_START_FIELD), Ok(Some(_)))
 }
 
-/// Compares the rank that the head of an answer names with the pin; returns what is still to be seen in its body.
+/// Compares the rank in the head of an answer with the pin; returns what to look for in its body.
 fn echo(
     plane: &DataPlane,
     backend: &Backend,
@@ -311,7 +311,7 @@ pub(crate) fn respond(answer: Answer, ticket: Ticket) -> Response<Box<RelayBody>
         None => unasked.filter(|_| !events).map(Edit::unasked),
     };
     if events || edit.is_some() {
-        // An error event may make it longer, a cut shorter.
+        // An error event may lengthen it, a cut shorten it.
         head.headers.remove(header::CONTENT_LENGTH);
     }
     let relayed = RelayBody::new(body, events, edit, idle_limit, head.status.as_u16(), watch, ticket);

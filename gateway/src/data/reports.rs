@@ -1,15 +1,15 @@
-//! Where an answer reports that its engine failed, by its head.
+//! Where the head of an answer says that failures are reported.
 
 use http::{HeaderMap, HeaderValue, header};
 use semmoe_engines::Route;
 use semmoe_engines::failures::{self, Document, Failure};
 
-/// How a body can be read.
+/// How a body can be parsed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Events,
     Json,
-    /// Something else, or compressed.
+    /// Other content, or compressed.
     Other,
 }
 
@@ -28,7 +28,7 @@ impl Kind {
     }
 }
 
-/// Where failures are looked for in an answer.
+/// Where an answer is searched for failures.
 pub(crate) enum Reports {
     Nowhere,
     Events,
@@ -36,7 +36,7 @@ pub(crate) enum Reports {
 }
 
 impl Reports {
-    /// In a good answer of this kind.
+    /// For a good answer of this kind.
     pub(super) fn of(route: Route, kind: Kind) -> Self {
         match kind {
             Kind::Events if route.generates() => Self::Events,
@@ -45,7 +45,7 @@ impl Reports {
         }
     }
 
-    /// The failure in whole events, or in a document up to the end of this piece, which may be its last one.
+    /// A failure in whole events, or in a document up to the end of this chunk, which may be its last.
     pub(super) fn look(&mut self, piece: &[u8], is_last: bool) -> Option<Failure> {
         match self {
             Self::Nowhere => None,

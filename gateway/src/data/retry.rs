@@ -1,13 +1,14 @@
-//! Whether a request that a backend failed goes to another one: a typed decision, while nothing went to the client.
+//! Whether a request that a backend failed goes to another: a typed decision, possible until something went to the
+//! client.
 //!
-//! A connection that was not made is always safe to replace. Where the connection broke before the head of an answer
-//! the engine may have begun; a client without a byte cannot notice, so that is allowed by default
-//! (`retry.after_send`). An engine that says that it cannot serve is believed, and its own answer is relayed where
-//! there is no other backend. Who waited for the whole time limit would wait as long again: that is not retried. No
-//! backend is asked twice.
+//! A connection that was never made is always safe to replace. If the connection broke before the response head, the
+//! engine may have begun; a client that has received nothing cannot notice, so a retry is allowed by default
+//! (`retry.after_send`). An engine that reports that it cannot serve is taken at its word, and its own answer is
+//! relayed if there is no other backend. A request that waited for the whole time limit would wait as long again and is
+//! not retried. No backend is asked twice.
 //!
-//! A request can be what kills engines. One whose engine died while it ran is retried once, as engines die of other
-//! things and take many requests with them; one with which a second engine died goes nowhere else.
+//! A request may itself kill engines. One whose engine died while running it is retried once, because engines die of
+//! other causes and take many requests with them; once a second engine dies it is not retried.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -22,25 +23,25 @@ use super::{DataPlane, Job};
 use crate::backends::{Backend, Paid, RequestError};
 use crate::config::RawRetry;
 
-/// Engines that may die while they run one request.
+/// Engines that may die while running one request.
 const MAX_DEATHS: usize = 2;
-/// A server that lives accepts a connection in this time.
+/// A live server accepts a connection within this time.
 pub(super) const ALIVE_WITHIN: Duration = Duration::from_secs(1);
 
-/// The failure of one attempt, as far as it concerns the next.
+/// The failure of one attempt, as far as the next attempt depends on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Cause {
     /// It could not be sent, to whatever backend.
     Unsent,
     /// No connection: the engine saw nothing.
     Connect,
-    /// No connection, as the gateway has no file or port left.
+    /// No connection, because the gateway is out of files or ports.
     Exhausted,
-    /// The engine said that it did not take the request.
+    /// The engine reported that it did not take the request.
     NotTaken,
-    /// The connection broke before the head of an answer: the engine may have begun.
+    /// The connection broke before the response head: the engine may have begun.
     Broke,
-    /// The answer broke off before its first piece.
+    /// The answer broke off before its first chunk.
     BrokeOff,
     /// Probes of the backend failed while its answer was awaited: it may have begun.
     Unhealthy,
@@ -50,7 +51,7 @@ pub(crate) enum Cause {
     Status(u16),
     /// The engine reported a failure before its answer had any content.
     Engine(Failure),
-    /// It has no such rank as the request was pinned to, and did nothing.
+    /// The engine does not have the pinned rank, and did nothing.
     NoSuchRank,
 }
 
@@ -66,7 +67,7 @@ impl Cause {
         }
     }
 
-    /// Whether an answer is a reason to ask another backend.
+    /// Whether a response is a reason to ask another backend.
     pub(crate) fn of_status(status: StatusCode, config: &RawRetry) -> Option<Self> {
         let status = status.as_u16();
         (status >= 400 && config.statuses.contains(&status)).then_some(Self::Status(status))
@@ -76,13 +77,13 @@ impl Cause {
         match self {
             Self::Connect | Self::NotTaken | Self::NoSuchRank => true,
             Self::Broke | Self::BrokeOff | Self::Unhealthy | Self::Engine(_) => config.after_send,
-            // Another backend would need a connection, too.
+            // Another backend would need a connection too.
             Self::Slow | Self::Exhausted | Self::Unsent => false,
             Self::Status(status) => config.statuses.contains(&status),
         }
     }
 
-    /// In metrics.
+    /// Label in metrics.
     pub(crate) fn label(self) -> &'static str {
         match self {
             Self::Unsent => "unsent",
@@ -104,7 +105,7 @@ impl Cause {
     }
 }
 
-/// How long an engine that is not available asks not to be asked. A 429 says that of one client, and not of all.
+/// How long an unavailable engine asks to be left alone. A 429 concerns one client rather than all.
 pub(crate) fn retry_after<B>(response: &Response<B>) -> Option<Duration> {
     if response.status() != StatusCode::SERVICE_UNAVAILABLE {
         return None;
@@ -113,36 +114,35 @@ pub(crate) fn retry_after<B>(response: &Response<B>) -> Option<Duration> {
     Some(Duration::from_secs(seconds.into()))
 }
 
-/// Engines return their own errors as JSON; these answers are of something before an engine that is gone. A 504 of a
-/// proxy is not: it says that the request took long.
+/// Engines return their own errors as JSON; these responses are from a proxy in front of an engine that is gone. A 504
+/// from a proxy does not count: it says that the request took long.
 pub(crate) fn is_not_the_engines<B>(response: &Response<B>) -> bool {
     let kind = || response.headers().get(header::CONTENT_TYPE).map_or(&b""[..], HeaderValue::as_bytes);
     matches!(response.status().as_u16(), 502 | 503) && !kind().starts_with(b"application/json")
 }
 
-/// A failed attempt that is followed by another one, if there is a place for it.
+/// A failed attempt that another one will follow, if there is a place for it.
 pub(crate) struct Pending<'a, A> {
     cause: Cause,
-    /// The client's answer if there is none: the engine's own, or an error.
+    /// The client's answer if there is none: the engine's own answer, or an error.
     failed: Result<A, RequestError>,
-    /// `None` where it needs no payment.
+    /// `None` if the retry costs no budget.
     paid: Option<Paid<'a>>,
 }
 
-/// The attempts of one request. Every retry is counted once: by its outcome, or as unfinished when this is dropped
-/// before.
+/// The attempts of one request. Every retry is counted once: by its outcome, or as unfinished if this is dropped first.
 pub(crate) struct Tries<'a> {
     pub(super) plane: &'a Arc<DataPlane>,
     pub(super) job: &'a Job,
     /// Backends that failed, as indices in the model.
     pub(super) tried: Vec<usize>,
-    /// Those of them that broke off before they answered.
+    /// Backends that broke off before they answered.
     broke: Vec<usize>,
-    /// Engines that said that they are dead.
+    /// Number of engines that reported themselves dead.
     dead: usize,
-    /// Those that did not take the request, which is no attempt.
+    /// Number of backends that did not take the request; they do not count as attempts.
     not_taken: usize,
-    /// Why the attempt that runs is made, if it is not the first.
+    /// Why the running attempt is made, if it is not the first.
     running: Option<Cause>,
 }
 
@@ -151,8 +151,8 @@ impl<'a> Tries<'a> {
         Self { plane, job, tried: Vec::new(), broke: Vec::new(), dead: 0, not_taken: 0, running: None }
     }
 
-    /// The attempt on `member` failed, which leaves `failed` for the client. `Break` is the final outcome, where no
-    /// attempt follows.
+    /// The attempt on `member` failed with `failed` for the client. `Break` holds the final outcome if no attempt
+    /// follows.
     pub(crate) fn failed<A>(
         &mut self,
         member: usize,
@@ -180,8 +180,8 @@ impl<'a> Tries<'a> {
         ControlFlow::Continue(Pending { cause, failed, paid: Some(paid) })
     }
 
-    /// Whether so many engines died with this request, the one on `member` among them, that it may be what kills them.
-    /// Those that broke off are asked whether they still listen; after a first one nothing is asked.
+    /// Whether enough engines died with this request, including the one on `member`, that it may be the cause. Backends
+    /// that broke off are checked for a listening server, but not after the first.
     pub(crate) async fn is_suspect(&mut self, member: usize, cause: Cause) -> bool {
         match cause {
             Cause::Broke | Cause::BrokeOff => self.broke.push(member),
@@ -202,7 +202,7 @@ impl<'a> Tries<'a> {
         matches!(found, Err(HttpError::Connect { .. } | HttpError::Exchange { .. }))
     }
 
-    /// The request is not sent anywhere else: engines died with it.
+    /// The request is not sent again: engines died with it.
     pub(crate) fn refuse(&mut self, cause: Cause) -> RequestError {
         self.count_running("failed");
         self.plane.metrics.retry(cause.label(), "suspect");
@@ -214,7 +214,7 @@ impl<'a> Tries<'a> {
         RequestError::Suspect { engines: self.tried.len() + 1 }
     }
 
-    /// There is no place for another attempt.
+    /// No place is available for another attempt.
     pub(crate) fn nowhere<A>(&self, Pending { cause, failed, .. }: Pending<'_, A>) -> Result<A, RequestError> {
         self.plane.metrics.retry(cause.label(), "no_backend");
         self.last_word(failed, "no other backend can serve")
@@ -228,12 +228,12 @@ impl<'a> Tries<'a> {
         self.running = Some(pending.cause);
     }
 
-    /// The attempt that runs brought an answer to relay.
+    /// The running attempt has an answer to relay.
     pub(crate) fn answered(&mut self) {
         self.count_running("answered");
     }
 
-    /// Whether another attempt may follow one on `member` that still waits.
+    /// Whether another attempt may follow a waiting one on `member`.
     pub(super) fn may_move_from(&self, member: usize) -> bool {
         let config = self.config();
         let mut tried = self.tried.clone();
@@ -267,7 +267,7 @@ impl Drop for Tries<'_> {
 mod tests {
     use super::*;
 
-    /// Every cause with what may be done about it, by default and where nothing may run twice.
+    /// Every cause and what may follow it, by default and where nothing may run twice.
     #[test]
     fn what_may_be_retried() {
         let config = |after_send, statuses: &str| {

@@ -17,7 +17,7 @@ pub(super) fn choose(plane: &DataPlane, job: &Job, member: &Member, rank: Option
     if config.share <= 0.0 {
         return None;
     }
-    // A backend that its tables do not fit says nothing about them.
+    // A backend that does not match its tables says nothing about them.
     let tables = member.tables.as_ref().filter(|_| member.fit.unpinned.is_none())?;
     let (backend, live, route) = (&member.backend, &member.backend.live, job.route);
     let layers_known = tables.tables.model().num_hidden_layers > 0 || live.hidden_layers() > 0;

@@ -1,12 +1,12 @@
-//! Schedules of requests, failures and operators, by the thousand: real queue, gates, breakers, leases and retries,
-//! with engines and clients whose every move a seed decides. Nothing is sent and no clock is waited for.
+//! Thousands of random schedules of requests, failures and operators: the real queue, gates, breakers, leases and
+//! retries, with engines and clients whose every move a seed decides. Nothing is sent and no clock is waited for.
 //!
-//! A schedule is one order of events. After every one that leaves all requests waiting or running, no request may wait
-//! for a rank that would take it; at the end every request has one outcome, and nothing is counted as in flight. Faults
-//! planted in the way the parts are used show that a broken one is found.
+//! A schedule is one order of events. After every event that leaves all requests waiting or running, no request may
+//! wait for a rank that would take it. At the end every request has one outcome and nothing is counted as in flight.
+//! Faults planted in the use of the parts prove that the checks detect them.
 //!
-//! Some requests are poison: every engine answers them with an error, which opens no breaker. And now and then one
-//! engine answers everything with an error, and loses its share.
+//! Some requests are poison: every engine answers them with an error, which opens no breaker. Now and then one engine
+//! answers everything with an error, and loses its share.
 
 use std::cell::{Cell, RefCell};
 use std::pin::Pin;
@@ -34,9 +34,9 @@ use crate::observe::Metrics;
 const LIMIT: u32 = 2;
 const MAX_REQUESTS: usize = 12;
 const STEPS: usize = 80;
-/// Fewer than a request may be read again, so that each can follow all of them.
+/// Fewer than the times a request may be read again, so that each can follow all of them.
 const MAX_SWITCHES: usize = 6;
-/// Errors in a row that open a breaker.
+/// Consecutive errors that open a breaker.
 const ERRORS: u32 = 4;
 const POISON: &str = r#"{"model":"m","prompt":"poison"}"#;
 const BREAKER_TIME: Duration = Duration::from_secs(3600);
@@ -44,29 +44,29 @@ const BREAKER_TIME: Duration = Duration::from_secs(3600);
 /// A fault in the use of one part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fault {
-    /// A client that leaves takes its lease along.
+    /// A client that leaves without returning its lease.
     LeakedLease,
-    /// A lease without the room that it gives back.
+    /// A lease that is returned without freeing its room.
     NoRoom,
     /// A trial that never ends.
     ForgottenTrial,
-    /// The end of a drain that the pool does not learn of.
+    /// An end of a drain that the pool does not learn of.
     SilentUndrain,
     /// A failed probe that the pool does not learn of.
     SilentFailure,
-    /// Requests that are not told from each other.
+    /// Requests that cannot be told apart.
     AllEqual,
-    /// Requests of which no two are equal.
+    /// Requests that are never equal.
     NoneEqual,
-    /// Good answers that are not compared with others' errors.
+    /// Successful answers that are not compared with others' errors.
     NotCompared,
 }
 
-/// An engine's decision about a request.
+/// An engine's decision on a request.
 #[derive(Clone, Copy, Debug)]
 enum Verdict {
     Goes,
-    /// An answer that is an error.
+    /// It answers with an error.
     Errs,
     Fails(Cause),
 }
@@ -75,11 +75,11 @@ enum Verdict {
 enum Stage {
     #[default]
     Waiting,
-    /// On an engine, which has not decided yet, or has.
+    /// On an engine, with its decision once made.
     Running { member: usize, verdict: Option<Verdict> },
 }
 
-/// Of one request, shared with its task.
+/// The state of one request, shared with its task.
 #[derive(Default)]
 struct Progress {
     stage: RefCell<Stage>,
@@ -127,11 +127,11 @@ struct World {
     plane: Arc<DataPlane>,
     random: RefCell<Rng>,
     fault: Option<Fault>,
-    /// Requests that came.
+    /// Requests so far.
     arrived: Cell<u64>,
-    /// The backend that answers everything with an error, as an index.
+    /// Index of the backend that answers everything with an error.
     sick: Cell<Option<usize>>,
-    /// Errors that were answered.
+    /// Errors answered so far.
     errors: Cell<u32>,
     tasks: RefCell<Vec<Task>>,
 }
@@ -240,7 +240,7 @@ impl World {
         Ok(())
     }
 
-    /// Attempts until one of them gets an answer: from which backend. `None` if the model has others by now.
+    /// Attempts until one gets an answer; returns its backend. `None` if the model's backends have changed.
     async fn answer(
         &self,
         job: &Job,
@@ -284,7 +284,7 @@ impl World {
         }
     }
 
-    /// As the data plane does at the head of an answer.
+    /// Mirrors what the data plane does at a response head.
     fn recognise(&self, job: &Job, ticket: &mut Ticket, errs: bool) {
         if !errs && !job.model.has_errors() || self.has(Fault::AllEqual) {
             return;
@@ -309,7 +309,7 @@ impl World {
         ticket.place(backend, None, placed, None);
     }
 
-    /// Polls one task; it is gone if that ended it.
+    /// Polls one task, and removes it if it ended.
     fn poll(&self, at: usize) {
         let mut task = self.tasks.borrow_mut().swap_remove(at);
         task.woken.0.store(false, Ordering::SeqCst);
@@ -327,7 +327,7 @@ impl World {
         (!woken.is_empty()).then(|| woken[self.below(woken.len())])
     }
 
-    /// Polls until every task waits for something that has not happened.
+    /// Polls until every task waits for an event.
     fn settle(&self) {
         while let Some(at) = self.find_woken() {
             self.poll(at);
@@ -337,7 +337,7 @@ impl World {
         self.check_errors();
     }
 
-    /// However often one request fails everywhere, it opens nothing.
+    /// However often one request fails everywhere, no breaker opens.
     fn check_errors(&self) {
         if self.sick.get().is_none() {
             for member in &self.model().members {
@@ -368,7 +368,7 @@ impl World {
         }
     }
 
-    /// A half-open breaker of a backend without requests lets a trial begin.
+    /// A half-open breaker of a backend without requests admits a trial.
     fn check_trials(&self) {
         let (model, config) = (self.model(), self.plane.backends.config());
         for (at, member) in model.members.iter().enumerate() {
@@ -381,7 +381,7 @@ impl World {
         }
     }
 
-    /// An engine decides about one of its requests.
+    /// An engine decides one of its requests.
     fn decide(&self, fails: bool) {
         let tasks = self.tasks.borrow();
         let runs = |at: &usize| matches!(*tasks[*at].progress.stage.borrow(), Stage::Running { verdict: None, .. });
@@ -402,7 +402,7 @@ impl World {
         task.woken.0.store(true, Ordering::SeqCst);
     }
 
-    /// A client goes away.
+    /// A client disconnects.
     fn leave(&self) {
         let count = self.tasks.borrow().len();
         if count == 0 {
@@ -430,7 +430,7 @@ impl World {
         }
     }
 
-    /// The time of a backend's breaker is over.
+    /// A backend's breaker is due to half open.
     fn half_open(&self, backend: &Arc<Backend>) {
         let _changing = self.plane.backends.changing();
         backend.gate.change(|breaker| breaker.look(Instant::now() + BREAKER_TIME));
@@ -469,7 +469,7 @@ impl World {
         }
     }
 
-    /// One engine answers everything with an error: it soon gets no more requests.
+    /// One engine answers everything with an error and soon receives no more requests.
     fn fall_sick(self: &Rc<Self>) {
         self.close_breakers();
         self.sick.set(Some(self.below(3)));
@@ -494,7 +494,7 @@ impl World {
         }
     }
 
-    /// Everything heals and every engine answers: all requests end, and nothing is left over.
+    /// Everything heals and every engine answers: all requests end, and nothing is left behind.
     fn end(&self) {
         for member in &self.model().members {
             self.undrain(&member.backend);
@@ -543,7 +543,7 @@ impl World {
 
 /// Runs schedules in batches, each with a gateway of its own; a failure names the batch's seed.
 fn run(batches: u64, schedules: u64, fault: Option<Fault>) {
-    // For the timers of requests that wait, whose time is never over here.
+    // For the timers of waiting requests, which never fire here.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
     let _entered = runtime.enter();
     for seed in 0..batches {

@@ -1,6 +1,6 @@
-//! How local a prompt would be on each rank, its tokens and its blocks.
+//! How local a prompt would be on each rank, with its tokens and blocks.
 //!
-//! The client's plain faults are reported (400); a prompt that merely cannot be scored is routed by load, counted by
+//! Clear faults of the client are reported (400). A prompt that merely cannot be scored is routed by load, counted by
 //! reason and left to the engine to judge.
 
 use std::ops::Range;
@@ -18,45 +18,45 @@ use super::DataPlane;
 use crate::backends::{Member, Model, RequestError, Text, text_route};
 use crate::data::body_memory::{Held, tree_bytes};
 
-/// Tokens of a prompt that was not tokenized, as a share of its bytes.
+/// Bytes per token assumed for a prompt that was not tokenized.
 const BYTES_PER_TOKEN: u64 = 4;
-/// Fields that carry a prompt in a form that only the engine reads.
+/// Fields that carry a prompt in a form only the engine reads.
 const OTHER_PROMPTS: [&str; 4] = ["input_embeds", "prompt_embeds", "input_ids", "image_data"];
 
 /// Why a prompt was not scored.
 pub(super) enum Unscored {
     /// The client's fault.
     Client(RequestError),
-    /// Its client is gone: the answer is discarded.
+    /// Its client is gone: discard the result.
     GivenUp,
-    /// Something has to be loaded first, which no network thread does.
+    /// Something must be loaded first, which no network thread may do.
     OracleAway,
-    /// The chat template takes more than it may on a network thread.
+    /// The chat template exceeds its budget on a network thread.
     TemplateBudget { cause: String },
-    /// No fault, or ours: routed by load.
+    /// Not the client's fault: routed by load.
     Open { reason: &'static str, cause: String },
 }
 
 /// A body, as far as it is read before its model is known.
 pub(super) struct Whole<'a> {
     bytes: &'a [u8],
-    /// Bytes that are not text are not JSON; this is the reason.
+    /// The error also says why the bytes cannot be JSON.
     text: Result<&'a str, Utf8Error>,
-    /// The chat that it is, where that is plain to see, and where its messages stand.
+    /// The chat, if it is a plain one, and the position of its messages.
     chat: Option<(PlainChat<'a>, Range<usize>)>,
 }
 
 impl<'a> Whole<'a> {
-    /// Plain chats are read even where no policy scores them: that also shows that the body is JSON.
+    /// Plain chats are parsed even if no policy scores them: that also validates the JSON.
     pub(super) fn new(route: Route, bytes: &'a [u8], effort: &Effort<'_>) -> Self {
-        // The standard library finds out where the error is.
+        // The standard library locates the error.
         let text = simdutf8::basic::from_utf8(bytes).or_else(|_| std::str::from_utf8(bytes));
         let wanted = route == Route::Chat && !matches!(effort, Effort::Skip { .. });
         let chat = text.ok().filter(|_| wanted).and_then(PlainChat::quickly);
         Self { bytes, text, chat }
     }
 
-    /// Where a part stands that was gone through.
+    /// A part of the body that was parsed already.
     pub(super) fn known(&self) -> Option<Range<usize>> {
         self.chat.as_ref().map(|(_, at)| at.clone())
     }
@@ -66,37 +66,37 @@ impl<'a> Whole<'a> {
 pub(crate) struct Scored {
     /// Prompt tokens, estimated where the prompt was not tokenized.
     pub(crate) tokens: u64,
-    /// Prompt tokens where all of the prompt was tokenized, to compare with the engine's count.
+    /// Prompt tokens if the whole prompt was tokenized, to compare with the engine's count.
     pub(crate) counted: Option<u64>,
     /// Expected local share per slot of the model's pool; `None` without evidence.
     pub(crate) share: Option<Vec<f64>>,
-    /// Names of the prompt's whole blocks, where the model's policies want them.
+    /// Hashes of the prompt's whole blocks, if the model's policies need them.
     pub(crate) blocks: Vec<u64>,
-    /// Whether its tokens are known, and not estimated.
+    /// Whether its tokens are known rather than estimated.
     pub(crate) read: bool,
-    /// Of a chat or a text that was read.
+    /// Shapes of the chat or text that was read.
     pub(crate) shapes: Shapes,
 }
 
 impl Scored {
-    /// Of a prompt that was not tokenized.
+    /// A prompt that was not tokenized.
     pub(super) fn unseen(body: &[u8]) -> Self {
         let tokens = (body.len() as u64 / BYTES_PER_TOKEN).max(1);
         Self { tokens, counted: None, share: None, blocks: Vec::new(), read: false, shapes: Shapes::NONE }
     }
 }
 
-/// Whether a prompt is scored.
+/// How much work scoring a prompt may take.
 pub(super) enum Effort<'a> {
-    /// On a network thread: at once, or not at all.
+    /// On a network thread: immediately, or not at all.
     Here,
     /// Off the network threads, until cancelled; loads what is missing.
     Away(&'a mut dyn FnMut() -> bool),
-    /// No more: it took too long.
+    /// None: it took too long.
     Skip { limit: Duration },
 }
 
-/// Tokens, the expected share per slot, and blocks. A body that no policy wants read is only checked to be JSON.
+/// Tokens, expected share per slot, and blocks. A body that no policy needs is only checked to be JSON.
 pub(super) fn score(
     plane: &DataPlane,
     model: &Model,
@@ -106,10 +106,10 @@ pub(super) fn score(
     effort: Effort<'_>,
 ) -> Result<Scored, Unscored> {
     let not_json = |cause: String| Unscored::Client(RequestError::BodyJson { cause });
-    // Values that are skipped are not looked at closely enough by the parser to see that they are no text.
+    // The parser does not inspect skipped values closely enough to notice that they are not text.
     let body = whole.text.map_err(|error| not_json(error.to_string()))?;
     let text = model.scoring_text();
-    // A plain chat was seen to be JSON.
+    // A plain chat is known to be JSON.
     let check = || match whole.chat {
         Some(_) => Ok(IgnoredAny),
         None => serde_json::from_str::<IgnoredAny>(body).map_err(|error| not_json(error.to_string())),
@@ -119,7 +119,7 @@ pub(super) fn score(
     };
     let read = |budget: Budget, keep_on: &mut dyn FnMut() -> bool| {
         let limits = Limits { template: budget, ..Limits::default() };
-        // The libraries beneath see text of any kind; a panic in them must cost no more than the score.
+        // The libraries underneath receive arbitrary text; a panic in them must cost no more than the score.
         let panicked = |_| Unscored::Open { reason: "panic", cause: "the tokenizer or template panicked".to_owned() };
         catch_unwind(AssertUnwindSafe(|| {
             let chat = whole.chat.as_ref().map(|(chat, _)| chat);
@@ -160,7 +160,7 @@ pub(super) fn score(
 /// A prompt that was read.
 struct Read {
     ids: Vec<u32>,
-    /// Whether the engine counts them by the same rule: not several prompts at once, and not images.
+    /// Whether the engine counts its tokens by the same rule: not for several prompts at once, nor for images.
     countable: bool,
     shapes: Shapes,
 }
@@ -178,7 +178,7 @@ fn plain_ids(
     Ok(Read { ids, countable: true, shapes: chat.shapes() })
 }
 
-/// A body to be read whole.
+/// A body to be parsed whole.
 struct Body<'a> {
     text: &'a str,
     plane: &'a DataPlane,
@@ -195,7 +195,7 @@ fn prompt_ids(
 ) -> Result<Read, Unscored> {
     let not_json = |error: serde_json::Error| Unscored::Client(RequestError::BodyJson { cause: error.to_string() });
     let (tokenizer, template) = (&text.tokenizer, text.template.as_deref());
-    // A hundred times the body, where that is all commas. One that is no JSON is refused whether or not there is room.
+    // A hundred times the body, if that is all commas. A body that is not JSON is refused whether or not there is room.
     let limit_bytes = plane.backends.current.load().config.limits.body_memory_bytes;
     let _held = Held::take(&plane.body_memory, tree_bytes(body.as_bytes()), limit_bytes).map_err(|error| {
         let open = |_| Unscored::Open { reason: "too_large", cause: error.to_string() };
@@ -210,7 +210,7 @@ fn prompt_ids(
     let mut read = || {
         let prompt = Prompt::read(model.preparation(), route, &value)?;
         let prompts = semmoe_text::prompt_ids_while(&prompt, tokenizer, template, limits, keep_on)?;
-        // Several prompts of one request run on one rank: they are scored as one.
+        // All prompts of a request run on one rank and are scored as one.
         let shapes = match &prompt {
             Prompt::Texts(_) => Shapes::TEXT,
             Prompt::Ids(_) => Shapes::NONE,
@@ -234,8 +234,8 @@ fn of_ids(model: &Model, read: &Read, block_tokens: u32) -> Scored {
     Scored { tokens, counted, share, blocks, read: true, shapes: *shapes }
 }
 
-/// One share per slot, backend after backend; backends that run the same tables are scored once. Any rank of a backend
-/// that is not pinned may run the prompt: its slots have the mean.
+/// One share per slot, backend by backend; backends with equal tables are scored once. Any rank of an unpinned backend
+/// may run the prompt, so its slots have the mean.
 fn shares(model: &Model, ids: &[u32]) -> Option<Vec<f64>> {
     let mut scored: Vec<(&str, Vec<f64>)> = Vec::new();
     for member in model.members.iter().filter(|member| member.fit.unpinned.is_none()) {

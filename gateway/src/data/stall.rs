@@ -1,5 +1,5 @@
-//! Clients that do not take what they are sent: their connections or streams end, for their requests hold a rank, and
-//! until then what is held for them is counted.
+//! Clients that do not read their responses. Their connections or streams are ended, because their requests occupy a
+//! rank; until then the memory held for them is counted.
 
 use std::io;
 use std::pin::Pin;
@@ -14,11 +14,11 @@ use tokio::time::{Instant, Sleep, sleep};
 use crate::data::outflow::Outflow;
 use crate::observe::MemoryMetrics;
 
-/// The most that is held for one answer that its client does not take: hyper's buffers and those of the engine's
-/// connection. It counts as so much.
+/// The most that is held for an unread answer: hyper's buffers and those of the engine's connection. Each counts as
+/// this much.
 const HELD_BYTES: usize = 128 << 10;
 
-/// The memory that answers hold whose clients take nothing.
+/// The memory of answers whose clients have stalled.
 pub(crate) struct AnswerMemory {
     limit_bytes: AtomicUsize,
     metrics: MemoryMetrics,
@@ -29,12 +29,12 @@ impl AnswerMemory {
         Self { limit_bytes: AtomicUsize::new(limit_bytes), metrics }
     }
 
-    /// For answers from now on.
+    /// Applies to later answers.
     pub(crate) fn set_limit(&self, limit_bytes: usize) {
         self.limit_bytes.store(limit_bytes, Ordering::Relaxed);
     }
 
-    /// Bytes that are held now.
+    /// Bytes held now.
     pub(crate) fn held_bytes(&self) -> usize {
         self.metrics.held_bytes()
     }
@@ -51,21 +51,21 @@ impl Holding {
         Self { memory, holds: false }
     }
 
-    /// The client takes nothing; false where others hold all that there is.
+    /// The client stalled; false if others hold all the memory there is.
     pub(crate) fn take(&mut self) -> bool {
         self.holds =
             self.holds || self.memory.metrics.hold(HELD_BYTES, self.memory.limit_bytes.load(Ordering::Relaxed));
         self.holds
     }
 
-    /// The client takes something.
+    /// The client reads again.
     pub(crate) fn give_back(&mut self) {
         if std::mem::take(&mut self.holds) {
             self.memory.metrics.give_back(HELD_BYTES);
         }
     }
 
-    /// The client took nothing for too long.
+    /// The client read nothing for too long.
     pub(crate) fn note_late(&self) {
         self.memory.metrics.closed("time");
     }
@@ -77,15 +77,15 @@ impl Drop for Holding {
     }
 }
 
-/// A socket whose writes fail when nothing of them was taken for too long. The clock runs only while they wait, so that
-/// a socket which takes everything at once never starts one.
+/// A socket whose writes fail once none was accepted for too long. The timer runs only while writes wait, so a socket
+/// that accepts everything at once never starts one.
 pub(crate) struct Stalling<S> {
     socket: S,
     limit: Duration,
     clock: Option<Pin<Box<Sleep>>>,
     waiting: bool,
     holding: Holding,
-    /// Told what was sent, where one answer at a time is.
+    /// Told what was sent, on connections with one answer at a time.
     outflow: Option<Arc<Outflow>>,
 }
 
@@ -166,7 +166,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Stalling<S> {
     }
 }
 
-/// The longest time between two looks at a stream of HTTP/2.
+/// Longest time between two checks of an HTTP/2 stream.
 const LOOK: Duration = Duration::from_secs(1);
 
 /// Ends a stream of HTTP/2 whose client takes nothing of it, whatever its socket takes. The stream's task asks at the
@@ -175,7 +175,7 @@ pub(crate) struct StalledStream {
     limit: Duration,
     clock: Option<Pin<Box<Sleep>>>,
     progress: u32,
-    /// Looks in a row between which nothing was taken.
+    /// Consecutive checks between which nothing was read.
     still: u32,
     holding: Holding,
 }
@@ -185,7 +185,7 @@ impl StalledStream {
         Self { limit, clock: None, progress: 0, still: 0, holding }
     }
 
-    /// Ready when the stream is to end.
+    /// Ready when the stream must end.
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>, outflow: &Outflow) -> Poll<()> {
         loop {
             if !outflow.has_unsent() {
@@ -233,7 +233,7 @@ mod tests {
         let mut ours = Stalling::new(ours, Duration::from_millis(20), Holding::new(Arc::clone(&memory)), None);
         let reader = tokio::spawn(async move {
             let mut taken = 0;
-            // Slow, and never still for as long as the limit.
+            // Slow, but never idle for the whole limit.
             while taken < 64 {
                 taken += theirs.read(&mut [0; 8]).await.unwrap();
                 tokio::task::yield_now().await;

@@ -1,4 +1,4 @@
-//! The body of an answer on its way to the client: frame by frame, with back-pressure, watched.
+//! The body of an answer on its way to the client: frame by frame, with back-pressure, and inspected.
 
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -15,23 +15,22 @@ use crate::observe::Edit;
 use super::opening::Upstream;
 use super::{Ticket, Watch};
 
-/// Events are gathered into one frame until it has so many bytes: what engines write at once, and little enough to
-/// copy.
+/// Events are coalesced into one frame up to this size: as much as engines write at once, and little to copy.
 const GATHERED_BYTES: usize = 16 << 10;
 
-/// Relays an engine's body. Dropping it closes the connection to the engine, so that a client that goes away is seen
-/// there at once; its ticket counts the request out at the last byte, at a failure, or at that drop.
+/// Relays an engine's body. Dropping it closes the connection to the engine, which so notices at once that the client
+/// is gone. Its ticket counts the request out at the last byte, at a failure, or on drop.
 pub(crate) struct RelayBody {
     upstream: Box<Upstream>,
-    /// Boundaries, for server-sent events.
+    /// Event boundaries, for server-sent events.
     events: Option<Events>,
-    /// Cuts out what only a sampled request asked for.
+    /// Cuts out what only sampling requested.
     edit: Option<Edit>,
     silence: Silence,
     status: u16,
     watch: Watch,
     ticket: Ticket,
-    /// The end without an error event, one look after it was seen.
+    /// Ends the answer without an error event, one poll after the failure.
     broken: Option<Box<RequestError>>,
     ended: bool,
 }
@@ -62,7 +61,7 @@ impl RelayBody {
         body
     }
 
-    /// A server that knows the length does not ask for more after the last byte, so the end is looked for here.
+    /// A server that knows the length does not poll after the last byte, so check for the end here.
     fn finish_at_end(&mut self) {
         if self.upstream.is_end_stream() {
             self.complete();
@@ -109,7 +108,7 @@ impl RelayBody {
         }
     }
 
-    /// The engine died or fell silent: an error event where one fits, or else an end that is visibly bad.
+    /// The engine died or fell silent: sends an error event if one fits, otherwise ends the answer visibly broken.
     fn fail(&mut self, cause: String) -> Result<Frame<Bytes>, RequestError> {
         self.ticket.erred(&self.watch.backend);
         self.watch.backend.suspect();
@@ -118,7 +117,7 @@ impl RelayBody {
         self.break_off(RequestError::Broken { backend, cause })
     }
 
-    /// The answer ends in the middle. Where it has no place for an error the connection to the client is closed.
+    /// The answer ends in the middle. If it has no place for an error, the client's connection is closed.
     fn break_off(&mut self, broken: RequestError) -> Result<Frame<Bytes>, RequestError> {
         self.ended = true;
         self.ticket.finish(broken.status().as_u16());
@@ -130,13 +129,13 @@ impl RelayBody {
         Ok(Frame::data(Bytes::from(form.event(&error))))
     }
 
-    /// The next frame; small events that are there together are one, as every frame costs a system call or more.
+    /// The next frame. Small events available together become one, because every frame costs at least a system call.
     fn poll_gathered(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, RequestError>>> {
         let mut gathered = Gathered::default();
         while !self.ended && gathered.has_room() {
             let next = match self.upstream.poll_frame(cx) {
                 Poll::Pending if !gathered.is_empty() => break,
-                // Asked at the end of a drain, when every connection is polled once more.
+                // Reached at the end of a drain, when every connection is polled once more.
                 Poll::Pending if self.ticket.plane.is_closing() => {
                     return Poll::Ready(Some(self.break_off(RequestError::Closing)));
                 }
@@ -181,7 +180,7 @@ impl Body for RelayBody {
             return Poll::Ready(Some(Err(*broken)));
         }
         match this.poll_gathered(cx) {
-            // hyper throws away what it has not written yet, be it the head: it gets a turn to write that first.
+            // hyper discards what it has not written yet, even the head: let it write that first.
             Poll::Ready(Some(Err(broken))) => {
                 this.broken = Some(Box::new(broken));
                 cx.waker().wake_by_ref();
@@ -201,24 +200,24 @@ impl Body for RelayBody {
     fn size_hint(&self) -> SizeHint {
         match (&self.events, &self.edit) {
             (None, None) => self.upstream.size_hint(),
-            // Held-back bytes, an error event and what is cut out are not in the engine's count.
+            // The engine's length does not account for held-back bytes, an error event or a cut.
             _ => SizeHint::default(),
         }
     }
 }
 
-/// The clock of an engine that sends nothing. It starts with the first look that finds nothing, so that a slow client,
-/// for which is not watched while it reads, never makes the engine look silent.
+/// Measures an engine's silence. It starts with the first poll that finds nothing, so that a slow client, during whose
+/// reads nothing is polled, never makes the engine look silent.
 struct Silence {
     limit: Duration,
-    /// When it is too long; `None` while something comes.
+    /// When the silence is too long; `None` while data arrives.
     deadline: Option<Instant>,
-    /// Made when first needed, and set again only when it rings: most looks that find nothing cost no timer.
+    /// Created when first needed and reset only when it fires: most polls that find nothing cost no timer.
     clock: Option<Pin<Box<Sleep>>>,
 }
 
 impl Silence {
-    /// Ready when nothing came for too long.
+    /// Ready when nothing arrived for too long.
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let deadline = *self.deadline.get_or_insert_with(|| Instant::now() + self.limit);
         let clock = self.clock.get_or_insert_with(|| Box::pin(sleep_until(deadline)));
@@ -232,7 +231,7 @@ impl Silence {
     }
 }
 
-/// Pieces that leave together. One alone is passed on uncopied.
+/// Chunks to be sent together. A single one is passed on without a copy.
 #[derive(Default)]
 struct Gathered {
     first: Bytes,
@@ -301,7 +300,7 @@ mod tests {
         let mut silence = Silence { limit, deadline: None, clock: None };
         let _ = std::future::poll_fn(|cx| Poll::Ready(silence.poll(cx))).await;
         tokio::time::sleep(limit / 2).await;
-        // Something came; the clock still stands on the time that was to be feared before.
+        // Data arrived; the timer keeps its old deadline until it fires.
         silence.deadline = None;
         let last = Instant::now();
         std::future::poll_fn(|cx| silence.poll(cx)).await;

@@ -1,4 +1,4 @@
-//! The state of one request: its lease of a rank, and the labels and clock for its metrics.
+//! The state of one request: its lease of a rank, and the labels and clock of its metrics.
 
 use std::hash::{DefaultHasher, Hasher};
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::backends::breaker::Outcome;
 use crate::backends::{Backend, FlowPart, RequestError};
 use crate::observe::{CLIENT_CLOSED, Done, Generated, NONE, Place, RequestTrace, Stage};
 
-/// Counts its request exactly once: by [`Ticket::finish`], or as closed by the client when it is dropped before.
+/// Counts its request exactly once: by [`Ticket::finish`], or as closed by the client if it is dropped first.
 pub(crate) struct Ticket {
     pub(super) plane: Arc<DataPlane>,
     /// Where it was placed last.
@@ -26,16 +26,16 @@ pub(crate) struct Ticket {
     pub(super) record: Record,
     progress: Progress,
     placed: Option<Placed>,
-    /// While it is placed, on a route that runs the model.
+    /// Held while placed, on a route that runs the model.
     flow: Option<FlowPart>,
-    /// The timings of each part, where the request is traced.
+    /// Timings of each stage, if the request is traced.
     pub(super) trace: Option<Box<RequestTrace>>,
-    /// The backend was judged by this attempt.
+    /// This attempt was reported to the breaker.
     judged: bool,
-    /// Of the body, where a backend of the model answers with errors: equal requests are recognised by it.
+    /// Digest of the body, kept while a backend of the model answers with errors: it identifies equal requests.
     digest: Option<u64>,
     finished: bool,
-    /// Of the memory for bodies: the body, and the greatest copy of it that was sent.
+    /// Charged to the memory for bodies: the body, and its largest copy sent.
     held_bytes: usize,
     copy_bytes: usize,
 }
@@ -83,8 +83,8 @@ impl Ticket {
         self.policy = job.policy.acting_name();
     }
 
-    /// The request was placed, on `rank` as far as is known; a lease that it held before is given back.
-    /// `flow` is its part in what the backend computes, if it has one.
+    /// The request was placed, on `rank` if known; an earlier lease is returned. `flow` is its part in what the backend
+    /// computes, if any.
     pub(crate) fn place(
         &mut self,
         backend: &Arc<Backend>,
@@ -114,7 +114,7 @@ impl Ticket {
         }
     }
 
-    /// A piece of a good answer is there; of an event stream, with so many lines of data so far.
+    /// A chunk of a good answer arrived; of an event stream, with `data_lines` so far.
     pub(crate) fn note_piece(&mut self, piece: &[u8], data_lines: Option<u32>) {
         if let Some(route) = self.record.route {
             self.progress.piece(route, self.started, piece, data_lines);
@@ -124,7 +124,7 @@ impl Ticket {
         }
     }
 
-    /// A piece of the answer is there; the first one shows that the prompt has been computed.
+    /// A chunk of the answer arrived; the first one shows that the prompt was computed.
     pub(crate) fn piece(&mut self) {
         if let Some(flow) = &mut self.flow {
             flow.piece();
@@ -140,7 +140,7 @@ impl Ticket {
         self.flow = None;
     }
 
-    /// Remembers a digest of the body, by which equal requests are recognised.
+    /// Remembers a digest of the body, which identifies equal requests.
     pub(crate) fn recognise(&mut self, body: &[u8]) {
         let mut hasher = DefaultHasher::new();
         hasher.write(body);
@@ -152,7 +152,7 @@ impl Ticket {
         self.judge(backend, Outcome::Failed);
     }
 
-    /// The backend answered with an error of its own, broke off or took too long: the request can be the cause.
+    /// The backend answered with an error of its own, broke off or took too long: the request may be the cause.
     pub(crate) fn erred(&mut self, backend: &Arc<Backend>) {
         self.judge(backend, Outcome::Erred { request: self.digest });
     }
@@ -164,7 +164,7 @@ impl Ticket {
             _ if self.finished => {}
             200..300 if ran => self.judge(backend, Outcome::Well),
             ..500 => self.judge(backend, Outcome::Answered),
-            // Judged by its head.
+            // Its head was judged already.
             _ => {}
         }
         self.finish(code);
@@ -179,10 +179,10 @@ impl Ticket {
         }
     }
 
-    /// The request holds so many more bytes of a body.
+    /// Charges further bytes of a body to the request.
     ///
     /// # Errors
-    /// [`RequestError::BodyMemory`] where all requests together hold too many.
+    /// [`RequestError::BodyMemory`] if all requests together hold too many.
     pub(crate) fn hold(&mut self, bytes: usize) -> Result<(), RequestError> {
         let limit_bytes = self.plane.backends.current.load().config.limits.body_memory_bytes;
         self.plane.body_memory.take(bytes, limit_bytes)?;
@@ -190,7 +190,7 @@ impl Ticket {
         Ok(())
     }
 
-    /// So many bytes of a body, taken from the memory for bodies already, belong to the request.
+    /// The request takes over bytes that were already charged to the memory for bodies.
     pub(crate) fn take_over(&mut self, bytes: usize) {
         self.held_bytes += bytes;
     }
@@ -205,7 +205,7 @@ impl Ticket {
         Ok(())
     }
 
-    /// The body is gone: it was sent, or will not be.
+    /// The body is freed: it was sent, or will not be.
     pub(crate) fn release_body(&mut self) {
         self.plane.body_memory.give_back(std::mem::take(&mut self.held_bytes));
     }

@@ -1,4 +1,4 @@
-//! The attributes of a traced request: numbers and configured names, nothing of what the client wrote.
+//! The attributes of a traced request: numbers and configured names, nothing that the client wrote.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::observe::{Generated, OutputTokens, RequestTrace, Stage, Tracer};
 
 use super::{Job, Ticket};
 
-/// A trace of this request, if it is traced.
+/// Starts a trace of this request if it is sampled for tracing.
 pub(super) fn begin(
     tracer: &Arc<Tracer>,
     headers: &HeaderMap,
@@ -49,7 +49,7 @@ pub(super) fn placed(ticket: &mut Ticket, backend: &str, rank: Option<RankId>, p
     }
 }
 
-/// The head of the engine's answer is there.
+/// The response head arrived.
 pub(super) fn answered(ticket: &mut Ticket, status: StatusCode) {
     let Some(trace) = &mut ticket.trace else { return };
     trace.note("http.response.status_code", Value::Number(status.as_u16().into()));
@@ -59,14 +59,14 @@ pub(super) fn answered(ticket: &mut Ticket, status: StatusCode) {
     }
 }
 
-/// There was no answer.
+/// No answer arrived.
 pub(super) fn failed(ticket: &mut Ticket, cause: &'static str) {
     if let Some(trace) = &mut ticket.trace {
         trace.fail(cause);
     }
 }
 
-/// The request has ended: what the model read and wrote for it.
+/// The request has ended: records the tokens that the model read and generated.
 pub(super) fn generated(trace: &mut RequestTrace, generated: &Generated) {
     let output = generated.output_tokens.map(OutputTokens::count);
     let tokens = [("gen_ai.usage.input_tokens", generated.prompt_tokens), ("gen_ai.usage.output_tokens", output)];
@@ -77,7 +77,7 @@ pub(super) fn generated(trace: &mut RequestTrace, generated: &Generated) {
     }
 }
 
-/// OpenTelemetry's name for what a route does (semantic conventions for generative AI), where it has one.
+/// OpenTelemetry's name for the operation of a route (semantic conventions for generative AI), if it has one.
 fn operation(route: Route) -> Option<&'static str> {
     match route {
         Route::Chat | Route::Responses | Route::Messages => Some("chat"),

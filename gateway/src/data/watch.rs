@@ -1,5 +1,5 @@
-//! The facts sought in an answer's pieces: the rank that a pin should have led to, the prompt's length as the engine
-//! counts it, and failures that the engine reports in it.
+//! The facts sought in the chunks of an answer: the rank that a pin should have led to, the prompt length as the engine
+//! counts it, and failures that the engine reports.
 
 use std::sync::Arc;
 
@@ -13,24 +13,24 @@ use super::reports::Reports;
 use super::{DataPlane, Ticket};
 use crate::backends::Backend;
 
-/// Why a backend whose health route says so gets no requests.
+/// The cause shown for a backend whose health route reports a dead core.
 pub(super) const CORE_IS_DEAD: &str = "its health route says that the engine core is dead";
 
-/// Pieces of an answer that are looked at for the rank; it stands in the first one as a rule.
+/// Chunks of an answer that are searched for the rank; it is usually in the first.
 const LOOKED_AT: u8 = 8;
 
 /// The rank on which a pinned request should run.
 pub(crate) struct Expected {
     route: Route,
-    /// As the engine counts.
+    /// In the engine's numbering.
     pub(crate) wire_rank: u32,
-    /// Whether the answer's meta data name the rank, in the dialects that do.
+    /// Whether the answer's metadata names the rank, in dialects that support it.
     pub(crate) in_meta: bool,
     looks_left: u8,
 }
 
 impl Expected {
-    /// `None` where there is no pin to verify.
+    /// `None` if there is no pin to verify.
     pub(crate) fn new(dialect: &Dialect, route: Route, rank: RankId) -> Option<Self> {
         match dialect.carrier(route) {
             Ok(Carrier::Header | Carrier::Field(_)) => {
@@ -46,13 +46,13 @@ impl Expected {
 pub(crate) struct Watch {
     pub(crate) backend: Arc<Backend>,
     pub(crate) rank: Option<Expected>,
-    /// The prompt's tokens as they were counted here.
+    /// The prompt's tokens as the gateway counted them.
     pub(crate) counted: Option<u64>,
-    /// Of the chat that it is.
+    /// Shapes of the chat.
     pub(crate) shapes: Shapes,
-    /// Where the answer says that the engine failed.
+    /// Where the answer would report an engine failure.
     pub(crate) reports: Reports,
-    /// The engine said in this answer that it failed.
+    /// The failure that the engine reported in this answer.
     pub(crate) failure: Option<Failure>,
 }
 
@@ -66,7 +66,7 @@ impl Watch {
         }
     }
 
-    /// Looks for a failure in whole events, or in a piece of a document.
+    /// Searches whole events, or a chunk of a document, for a failure.
     pub(crate) fn look_for_failure(&mut self, ticket: &mut Ticket, piece: &[u8], is_last: bool) {
         if self.failure.is_some() {
             return;
@@ -91,7 +91,7 @@ impl Watch {
     }
 }
 
-/// An engine said that it failed this request, which is compared with what others do; a dead one gets no more requests.
+/// An engine failed this request, which is compared with what others do; a dead engine receives no more requests.
 pub(crate) fn note_failure(ticket: &mut Ticket, backend: &Arc<Backend>, failure: Failure) {
     ticket.plane.metrics.faults.engine_failed(&backend.name, failure.label());
     if failure == Failure::Dead {

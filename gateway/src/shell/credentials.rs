@@ -1,7 +1,7 @@
-//! Files with certificates and keys are read again when they change, as renewals and rotations come without a restart.
+//! Files of certificates and keys are read again when they change, so that renewals and rotations need no restart.
 //!
-//! A file that cannot be used changes nothing: what was read before stays in force, and a warning and
-//! `semmoe_credential_reloads_total{outcome="failed"}` report it. Connections that are there stay as they are.
+//! An unusable file changes nothing: the previous credentials stay in force, and a warning and
+//! `semmoe_credential_reloads_total{outcome="failed"}` report it. Open connections are unaffected.
 
 use std::sync::Arc;
 
@@ -10,17 +10,17 @@ use tokio_util::sync::CancellationToken;
 use crate::backends::{Backends, outgoing};
 use crate::shell::server::ListenerTls;
 
-/// Looks at all files in an interval, until `stop`.
+/// Polls all files at an interval until `stop`.
 pub(crate) async fn watch(backends: Arc<Backends>, listeners: ListenerTls, stop: CancellationToken) {
     let pause = || tokio::time::sleep(backends.config().server.credentials_interval);
     while stop.run_until_cancelled(pause()).await.is_some() {
         let (backends, listeners) = (Arc::clone(&backends), listeners.clone());
-        // A panic in it was logged by its thread; the next look is another try.
+        // Its thread logged a panic; the next poll tries again.
         let _ = tokio::task::spawn_blocking(move || refresh(&backends, &listeners)).await;
     }
 }
 
-/// Reads again what has changed since it was read. Blocking.
+/// Reloads files that changed since they were read. Blocking.
 fn refresh(backends: &Backends, listeners: &ListenerTls) {
     for (place, tls) in listeners.all() {
         if tls.seen.changed(tls.files()) {

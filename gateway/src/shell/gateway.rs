@@ -1,4 +1,4 @@
-//! Starting and stopping.
+//! Startup and shutdown.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ use crate::shell::server::{Bound, ListenerTls, STATUS_CONNECTIONS, Server, bind,
 use crate::shell::summary::{self, Probed, Summary, Troubles};
 use crate::shell::{credentials, load, memory, switching, watchers};
 
-/// For answers of the admin plane and of the metrics listener that are on their way at the end.
+/// For status answers still in progress at the end.
 const STATUS_GRACE: Duration = Duration::from_secs(1);
 
 /// The gateway.
@@ -30,7 +30,7 @@ const STATUS_GRACE: Duration = Duration::from_secs(1);
 pub struct Gateway;
 
 impl Gateway {
-    /// Reads everything that the configuration names and checks that it belongs together, without serving and without
+    /// Reads everything that the configuration names and checks that it is consistent, without serving and without
     /// asking engines. Returns what would be served, and what would be routed by load.
     ///
     /// # Errors
@@ -63,8 +63,8 @@ impl Gateway {
         Ok(Probed { served: Summary::new(&backends.snapshot()), troubles: Troubles(troubles) })
     }
 
-    /// Binds, loads, probes every backend once, and serves. A backend that does not answer yet is waited for in the
-    /// background; one that does not fit its tables serves by load.
+    /// Binds, loads, probes every backend once, and serves. A backend that does not answer yet is awaited in the
+    /// background; one that does not match its tables serves by load.
     ///
     /// # Errors
     /// `StartError`: the first reason why it does not start.
@@ -79,7 +79,7 @@ impl Gateway {
     pub async fn start_with(config: Config, resolver: Arc<dyn Resolve>) -> Result<Running, StartError> {
         trust::warn_of_exposure(&config);
         let connections = connections(config.limits.connections)?;
-        // Taken at once, so that a port in use is no late surprise; listened to when there is something to say.
+        // Bind at once, so that a port in use is reported early; accept when there is something to serve.
         let data = bind("requests", config.server.listen)?;
         let admin = bind("administration", config.server.admin)?;
         let metrics_bound = config.server.metrics.map(|address| bind("metrics", address)).transpose()?;
@@ -142,7 +142,7 @@ fn url(address: SocketAddr, secure: bool) -> String {
     format!("{}://{address}", if secure { "https" } else { "http" })
 }
 
-/// A gateway that serves, until [`Running::shutdown`]. Dropping it instead leaves its tasks to the runtime.
+/// A serving gateway, until [`Running::shutdown`]. Dropping it instead leaves its tasks to the runtime.
 pub struct Running {
     control: Arc<Control>,
     data: Server,
@@ -168,12 +168,12 @@ impl std::fmt::Debug for Running {
 }
 
 impl Running {
-    /// Where clients connect.
+    /// Address for clients.
     pub fn data_addr(&self) -> SocketAddr {
         self.data_addr
     }
 
-    /// The data plane's URL; https where it has certificates.
+    /// The data plane's URL; https if it has certificates.
     pub fn data_url(&self) -> String {
         url(self.data_addr, self.control.backends.config().server.tls.is_some())
     }
@@ -183,36 +183,36 @@ impl Running {
         url(self.admin_addr, self.control.backends.config().server.admin_tls.is_some())
     }
 
-    /// Where the admin plane is.
+    /// Address of the admin plane.
     pub fn admin_addr(&self) -> SocketAddr {
         self.admin_addr
     }
 
-    /// Where the metrics listener is, if there is one.
+    /// Address of the metrics listener, if there is one.
     pub fn metrics_addr(&self) -> Option<SocketAddr> {
         self.metrics_addr
     }
 
-    /// Health of a backend; `None` if there is none of that name.
+    /// Health of a backend; `None` if none has that name.
     pub fn health(&self, backend: &str) -> Option<Health> {
         self.control.backends.backend(backend).map(|backend| backend.health())
     }
 
-    /// Returns once a backend's health is as asked; `None` if there is none of that name.
+    /// Completes once a backend's health satisfies `wanted`; `None` if none has that name.
     pub async fn wait_health(&self, backend: &str, wanted: impl FnMut(&Health) -> bool) -> Option<Health> {
         let mut changes = self.control.backends.backend(backend)?.watch_health();
         changes.wait_for(wanted).await.ok().map(|health| health.clone())
     }
 
-    /// Returns once every backend is healthy.
+    /// Completes once every backend is healthy.
     pub async fn wait_ready(&self) {
         for backend in all_of(&self.control.backends) {
-            // The sender lives as long as the backend that is held here.
+            // The sender lives as long as the backend held here.
             let _ = backend.watch_health().wait_for(Health::is_healthy).await;
         }
     }
 
-    /// Reads the configuration's file again and brings it into force; or the old one stays, and this is why.
+    /// Reads the configuration file again and applies it. On an error the old configuration stays.
     ///
     /// # Errors
     /// The problem with the file or with the files it names.
@@ -220,8 +220,8 @@ impl Running {
         reload::reload(&self.control).await
     }
 
-    /// Ends as `[drain]` says: signals load balancers first (`/readyz` is 503) and takes requests for a while still,
-    /// then [`Running::shutdown`]. `hurried`: without that signal.
+    /// Ends as `[drain]` says: signals load balancers first (`/readyz` is 503) while still accepting requests, then
+    /// calls [`Running::shutdown`]. `hurried`: without that signal.
     pub async fn drain(self, hurried: bool) {
         let rules = self.control.backends.config().drain;
         self.control.data.drain();

@@ -1,5 +1,5 @@
-//! From a checked configuration to models: reads tokenizers, templates and tables. A file that cannot be read costs its
-//! model or backend its affinity, and nothing else. Blocking: it reads files.
+//! Turns a checked configuration into models: reads tokenizers, templates and tables. An unreadable file costs its
+//! model or backend its affinity and nothing else. Blocking: it reads files.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ pub(crate) fn snapshot(config: &Arc<Config>, metrics: &Metrics) -> Result<Snapsh
     Ok(Snapshot::new(Arc::clone(config), models))
 }
 
-/// Folders that must be there.
+/// Checks that folders exist.
 pub(crate) fn check_dirs(config: &Config) -> Result<(), StartError> {
     match config.sampling.dirs().find(|(_, dir)| !dir.is_dir()) {
         Some((key, dir)) => Err(StartError::Dir { key, path: dir.to_owned() }),
@@ -28,16 +28,16 @@ pub(crate) fn check_dirs(config: &Config) -> Result<(), StartError> {
     }
 }
 
-/// A model as it runs.
+/// A running model.
 #[derive(Clone, Copy)]
 pub(crate) struct Running<'a> {
     pub(crate) model: &'a Model,
     pub(crate) config: &'a Config,
-    /// Whether files are looked at again.
+    /// Whether to check the files for changes.
     pub(crate) reread: bool,
 }
 
-/// A model with everything that it needs. With `old`, the model as it runs, what did not change is taken from there.
+/// Loads a model with everything it needs. With `old`, the running model, unchanged parts are reused.
 pub(crate) fn model(
     config: &ModelConfig,
     all: &Config,
@@ -83,8 +83,8 @@ pub(crate) fn model(
     Ok(model)
 }
 
-/// A model's tokenizer and template, and why the tokenizer could not be read. What the running model has stays in use
-/// where the files cannot be read any more.
+/// A model's tokenizer and template, and why the tokenizer could not be read. If the files have become unreadable, the
+/// running model's stay in use.
 fn text(
     config: &ModelConfig,
     segment_cache_bytes: usize,
@@ -117,7 +117,7 @@ fn text(
     }
 }
 
-/// The tokenizer, and the template or why it cannot be used; `old` has the one that stays in use then.
+/// The tokenizer, and the template or why it is unusable; then that of `old` stays in use.
 fn load_text(
     config: &ModelConfig,
     path: &Path,
@@ -148,8 +148,7 @@ fn load_text(
     Ok(Text { tokenizer, template, template_error, vocabulary, writes_date, made_of })
 }
 
-/// The template that is configured or comes with the tokenizer; a model may have none, and then serves no chat with
-/// affinity.
+/// The configured template, or the tokenizer's own. A model without one serves chats without affinity.
 fn template(config: &ModelConfig, tokenizer: &Path) -> Result<Option<ChatTemplate>, TextError> {
     let template = match &config.chat_template {
         Some(path) => ChatTemplate::from_file(path, tokenizer, unix_seconds),
@@ -162,15 +161,14 @@ fn template(config: &ModelConfig, tokenizer: &Path) -> Result<Option<ChatTemplat
     template.map(|template| Some(template.in_zone(config.zone_seconds).with_options(options)))
 }
 
-/// Read on a thread of its own: the fast library keeps words for each thread that it was tried on, and 16 MB of them go
-/// with this one.
+/// Reads it on a thread of its own: the fast library caches words per thread, and 16 MB of cache go with this one.
 fn encoder(path: &Path) -> Result<PromptEncoder, TextError> {
     let read = || Tokenizer::from_file(path).map(Tokenizer::into_encoder);
     std::thread::scope(|scope| scope.spawn(read).join()).unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
-/// A backend with its tables. `old` is the same engine as it runs: its tables, which may have been changed since, stay
-/// in use unless another file is configured for it, or the file is another one than was read, and can be read.
+/// A backend with its tables. `old` is the running state of the engine: its tables, which may have been swapped since,
+/// stay in use unless another file is configured, or the file has changed and is readable.
 fn load_member(
     config: &BackendConfig,
     all: &Config,
@@ -197,7 +195,7 @@ fn load_member(
             (member.tables_file, member.unread) = (tables_file, None);
             match opened {
                 None => member.tables = None,
-                // The watcher was faster.
+                // The watcher loaded it first.
                 Some((_, (tables, _))) if in_use.as_deref() == Some(tables.digest()) => {}
                 Some((path, (tables, stamp))) => {
                     let origin = Origin { path: Some(path.to_owned()), stamp: Some(stamp) };
@@ -205,7 +203,7 @@ fn load_member(
                 }
             }
         }
-        // Looked at again by every reload.
+        // Every reload tries it again.
         Err(error) => {
             let backend = config.name.as_str();
             tracing::error!(backend, %error, earlier_in_use = member.tables.is_some(), "cannot read the tables");

@@ -1,9 +1,9 @@
-//! Memory that was freed goes back to the system.
+//! Returns freed memory to the system.
 //!
-//! glibc keeps what a burst of requests freed wherever something that lives longer stands behind it: 16,000 streams
-//! that were closed left 110 MB. So the size of the process is compared now and then with what requests hold, and where
-//! it has grown by more than that the allocator is asked to give free pages back. Other allocators (jemalloc, musl's)
-//! do that by themselves; to them this is a look at a file every few seconds.
+//! glibc keeps freed memory that lies below a longer-lived allocation: 16,000 closed streams left 110 MB. The process
+//! size is therefore compared periodically with what requests hold, and if it has grown by more than that the allocator
+//! is asked to return free pages. Other allocators (jemalloc, musl's) do that on their own; with them this costs a file
+//! read every few seconds.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,16 +13,16 @@ use tokio_util::sync::CancellationToken;
 use crate::data::DataPlane;
 
 const EVERY: Duration = Duration::from_secs(2);
-/// Growth that is worth a walk over the allocator's free lists, which takes milliseconds.
+/// Growth that justifies a walk over the allocator's free lists, which takes milliseconds.
 const WORTH_BYTES: usize = 16 << 20;
-/// Minimum cost of a stream or connection besides its body: more would hide what is left behind.
+/// Minimum cost of a stream or connection besides its body. A higher estimate would hide what is left behind.
 const STREAM_BYTES: usize = 4 << 10;
 
-/// After a walk that freed little the next one waits twice as many looks, up to five minutes: what is there may be in
+/// After a walk that freed little, the next one waits twice as many polls, up to five minutes: the memory may be in
 /// use.
 const MAX_PAUSE: u32 = 150;
 
-/// Looks at the size of the process, until `stop`.
+/// Polls the size of the process until `stop`.
 pub(crate) async fn watch(plane: Arc<DataPlane>, stop: CancellationToken) {
     let Some(mut least) = resident_bytes() else { return };
     let (mut pause, mut looks, mut held_before) = (1, 0, 0);
@@ -30,7 +30,7 @@ pub(crate) async fn watch(plane: Arc<DataPlane>, stop: CancellationToken) {
         let held = plane.body_memory.held_bytes()
             + plane.answer_memory.held_bytes()
             + plane.metrics.trust.open_exchanges() * STREAM_BYTES;
-        // Requests that ended since the last walk left pages that can be freed.
+        // Requests that ended since the last walk left reclaimable pages.
         if held_before >= held + WORTH_BYTES {
             (pause, held_before) = (1, held);
         }
@@ -41,7 +41,7 @@ pub(crate) async fn watch(plane: Arc<DataPlane>, stop: CancellationToken) {
         if looks < pause || now.saturating_sub(held) <= least.saturating_add(WORTH_BYTES) {
             continue;
         }
-        // Off the network threads; it waits for each of the allocator's locks in turn.
+        // Off the network threads: it takes each of the allocator's locks in turn.
         let _ = tokio::task::spawn_blocking(give_back).await;
         let freed = now.saturating_sub(resident_bytes().unwrap_or(now));
         tracing::debug!(before_bytes = now, freed_bytes = freed, "unused memory returned to the system");
@@ -50,7 +50,7 @@ pub(crate) async fn watch(plane: Arc<DataPlane>, stop: CancellationToken) {
     }
 }
 
-/// `None` where the system does not say.
+/// `None` where the system does not report it.
 fn resident_bytes() -> Option<usize> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let kilobytes = status.lines().find_map(|line| line.strip_prefix("VmRSS:")?.trim().strip_suffix(" kB"))?;

@@ -10,7 +10,7 @@ use crate::backends::parity::known::Known;
 use crate::backends::{Member, Model, Snapshot};
 use crate::config::{Config, OtherNames};
 
-/// One line for each listener, model and backend.
+/// One line per listener, model and backend.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Summary {
     lines: Vec<String>,
@@ -25,7 +25,7 @@ pub struct Probed {
     pub troubles: Troubles,
 }
 
-/// One sentence for each engine that does not serve as configured.
+/// One sentence per engine that does not serve as configured.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Troubles(pub(crate) Vec<String>);
 
@@ -44,8 +44,8 @@ impl fmt::Display for Troubles {
 
 impl std::error::Error for Troubles {}
 
-/// Everything that keeps backends from being routed by affinity, as far as files, configuration and the last probes
-/// say: a sentence for each model or backend, for `--check` and `/readyz`.
+/// Everything that keeps backends from being routed by affinity, according to files, configuration and the last probes:
+/// a sentence per model or backend, for `--check` and `/readyz`.
 pub(crate) fn misfits(snapshot: &Snapshot) -> Vec<String> {
     let mut misfits = Vec::new();
     for model in &snapshot.models {
@@ -62,7 +62,7 @@ pub(crate) fn misfits(snapshot: &Snapshot) -> Vec<String> {
         for member in &model.members {
             let stale = member.unread.as_ref().filter(|_| member.tables.is_some());
             let stale = stale.map(|unread| format!("{} (the earlier tables stay in use)", unread.cause));
-            // Said of the model already.
+            // Already reported for the model.
             let affinity = model.unread.as_ref().is_none_or(|unread| unread.earlier_in_use);
             let by_load =
                 member.fit.unpinned.as_ref().filter(|_| affinity).map(|why| format!("{why} (routed by load)"));
@@ -74,7 +74,7 @@ pub(crate) fn misfits(snapshot: &Snapshot) -> Vec<String> {
     misfits
 }
 
-/// How an engine reads chats otherwise than the gateway.
+/// How an engine's tokenization of chats differs from the gateway's.
 fn misread(member: &Member) -> Option<String> {
     let known = Known::of(member);
     let detail = known.detail(member).unwrap_or_default();
@@ -82,7 +82,7 @@ fn misread(member: &Member) -> Option<String> {
         .then(|| format!("it reads chats of these shapes otherwise: {}; {detail} (routed by load)", known.differs))
 }
 
-/// Why requests of a backend that answers would not run where they are sent.
+/// Why requests of a live backend would not run where they are sent.
 pub(crate) fn ignored_pins(member: &Member) -> Option<String> {
     let pins = member.backend.pins.state();
     let state = pins.summary(|route| member.fit.dialect.reads(route).is_some());
@@ -189,7 +189,7 @@ fn backend(member: &Member) -> String {
     line
 }
 
-/// Whether an engine reads chats as the gateway does, as far as it shows that.
+/// Whether an engine tokenizes chats as the gateway does, as far as it reveals that.
 fn chats(member: &Member) -> String {
     let known = Known::of(member);
     let mut said = format!(", chats {}", known.state());

@@ -6,7 +6,7 @@ use crate::backends::{Snapshot, Watched, WatchedBackends, health, pins};
 use crate::shell::control::Control;
 use crate::shell::switching;
 
-/// Begins to watch the backends that are new in this snapshot, and ends watching those that are not in it.
+/// Starts watching the backends that are new in this snapshot, and stops watching those that are not in it.
 pub(crate) fn follow(control: &Arc<Control>, snapshot: &Snapshot) {
     let WatchedBackends { tasks, stop, backends } = &control.watched;
     let mut watched = backends.lock().unwrap_or_else(PoisonError::into_inner);
@@ -30,7 +30,7 @@ pub(crate) fn follow(control: &Arc<Control>, snapshot: &Snapshot) {
     }
 }
 
-/// Ends all of them, also those that begin later.
+/// Stops all of them, and those that would start later.
 pub(crate) async fn stop(control: &Control) {
     let WatchedBackends { tasks, stop, .. } = &control.watched;
     stop.cancel();

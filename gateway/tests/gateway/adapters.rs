@@ -1,4 +1,4 @@
-//! LoRA names: `model:adapter` is routed by its model and goes to the engine as it was written.
+//! LoRA names: `model:adapter` is routed by its model and forwarded unchanged.
 
 use serde_json::{Value, json};
 
@@ -10,7 +10,7 @@ async fn send(client: &Client, name: &str) -> (u16, Vec<u8>) {
     (client.post("/v1/completions", body.clone()).await.status, body.into_bytes())
 }
 
-/// The next request that is no probe.
+/// The next request that is not a probe.
 async fn posted(mock: &mut Mock) -> Seen {
     loop {
         let seen = mock.next().await;
@@ -58,13 +58,14 @@ async fn adapters_pass_through_unchanged() {
         assert_eq!(answer.status, 404, "{unlisted}");
         assert_eq!(answer.json()["error"]["code"], "model_not_found", "{unlisted}");
     }
-    // The engine's refusal of an adapter that it does not have is the client's answer.
+    // The engine's refusal of an unknown adapter goes to the client.
     let refused = client.mock("/v1/completions", "400", r#"{"model":"base:unknown"}"#).await;
     assert_eq!((refused.status, refused.message()), (400, "the engine's own words".to_owned()));
     settled(&gateway).await;
 }
 
-/// Engines that know the model by another name get that, whatever the client calls it; all other bytes stay.
+/// An engine that knows the model by another name receives that, whatever the client calls it; all other bytes are
+/// kept.
 #[tokio::test]
 async fn engines_get_the_name_that_they_know() {
     let (mut sglang, mut vllm) = (canned(1), canned(1));
@@ -89,7 +90,7 @@ async fn engines_get_the_name_that_they_know() {
         assert_eq!(send(&client, name).await.0, 200, "{name}");
         assert_eq!(posted(&mut vllm).await.json()["model"], expected, "{name}");
     }
-    // Without a name in the body, and where bodies are the engine's matter.
+    // Without a name in the body, and on routes whose bodies only the engine understands.
     let named = [("x-semmoe-model", "b")];
     assert_eq!(client.call(http::Method::POST, "/v1/completions", &named, r#"{"n":1}"#).await.status, 200);
     assert_eq!(posted(&mut vllm).await.body, r#"{"model":"org/b","n":1}"#);

@@ -1,4 +1,4 @@
-//! Backends that are dead, come back, lie, or are several.
+//! Backends that die, return, misreport themselves, or are several.
 
 use serde_json::json;
 
@@ -49,7 +49,7 @@ async fn an_unhealthy_answer_evicts_and_a_healthy_one_readmits() {
     assert_eq!(client.post(CHAT, "{}").await.status, 200);
 }
 
-/// A request that could not connect goes to another backend, once, and its counts are right.
+/// A request that could not connect goes to another backend, once, and the counters are right.
 #[tokio::test]
 async fn a_refused_connection_is_retried_elsewhere() {
     let (mut a, mut b) = (canned(2), canned(2));
@@ -93,7 +93,7 @@ async fn ranks_are_probed_when_absent_also_later() {
     settled(&gateway).await;
 }
 
-/// With one rank there is nothing to pin, and plain OpenAI servers get what the client sent.
+/// With one rank there is nothing to pin, and plain OpenAI servers receive what the client sent.
 #[tokio::test]
 async fn a_plain_openai_server_is_one_rank_without_pins() {
     let mut mock = canned(1);
@@ -130,7 +130,7 @@ async fn the_metrics_listener_has_status_only() {
     }
 }
 
-/// With the default interval of 5 s between probes: an engine that is back is found at once.
+/// With the default interval of 5 s between probes, an engine that returns is found at once.
 #[tokio::test]
 async fn a_quick_restart_of_the_only_backend_costs_no_interval() {
     let mut mock = canned(1);

@@ -1,4 +1,4 @@
-//! Bad input: reported in OpenAI's form where it is the client's fault, left to the engine otherwise, never a panic.
+//! Bad input: reported in OpenAI's form if it is the client's fault, left to the engine otherwise, never a panic.
 
 use bytes::Bytes;
 use http::Method;
@@ -90,7 +90,7 @@ async fn wrong_prompts_are_refused_and_odd_ones_are_routed_by_load() {
         (COMPLETIONS, r#"{"prompt_embeds":"AAAA"}"#.to_owned(), Some("other_prompt")),
         ("/generate", r#"{"input_embeds":[[0.5]]}"#.to_owned(), Some("other_prompt")),
         (COMPLETIONS, huge, Some("too_large")),
-        // Numbers to the engine's validation, or its to refuse.
+        // The engine validates these.
         (COMPLETIONS, r#"{"prompt":["a",1]}"#.to_owned(), Some("ids")),
         (COMPLETIONS, r#"{"prompt":[true,7]}"#.to_owned(), Some("ids")),
         (COMPLETIONS, r#"{"prompt":["1",7]}"#.to_owned(), Some("ids")),
@@ -112,7 +112,7 @@ async fn wrong_prompts_are_refused_and_odd_ones_are_routed_by_load() {
     settled(&gateway).await;
 }
 
-/// A megabyte takes more than a millisecond: the request does not wait for its score, and goes where the load is least.
+/// A megabyte takes more than a millisecond: the request does not wait for its score and is routed by load.
 #[tokio::test]
 async fn a_prompt_that_takes_long_to_score_is_routed_by_load() {
     let fixture = Fixture::new(2);
@@ -148,13 +148,13 @@ async fn long_bodies_are_refused_before_and_while_they_come() {
     assert!(mock.seen.try_recv().is_err());
 }
 
-/// Sends bytes as they are and returns what comes back until the connection closes.
+/// Sends raw bytes and returns everything received until the connection closes.
 async fn raw(address: std::net::SocketAddr, bytes: String) -> String {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     let mut socket = tokio::net::TcpStream::connect(address).await.unwrap();
     socket.write_all(bytes.as_bytes()).await.unwrap();
     let mut answer = Vec::new();
-    // A server that closes with unread input resets the connection; what came before counts.
+    // A server that closes with unread input resets the connection; data received before counts.
     let _ = socket.read_to_end(&mut answer).await;
     String::from_utf8_lossy(&answer).into_owned()
 }
@@ -176,7 +176,7 @@ async fn a_body_that_does_not_come_times_out() {
         raw(gateway.data_addr(), "POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 100\r\n\r\n{".to_owned())
             .await;
     assert!(answer.starts_with("HTTP/1.1 408"), "{answer}");
-    // Half a head: closed without ado.
+    // Half a head: closed without a response.
     raw(gateway.data_addr(), "POST /v1/completions HTTP/1.1\r\nhost".to_owned()).await;
 }
 
@@ -215,13 +215,13 @@ async fn several_models_need_a_name() {
     assert_eq!(client.get("/v1/models").await.json()["data"].as_array().unwrap().len(), 4);
 }
 
-/// Engines die of ids that their embedding has no row for.
+/// Engines crash on ids that their embedding has no row for.
 #[tokio::test]
 async fn ids_outside_the_vocabulary_never_arrive() {
     let fixture = Fixture::new(2);
     let mut mock = canned_as(fixture.info());
     let tables = fixture.write("t", &[], 0);
-    // Also where no policy reads prompts.
+    // Also if no policy reads prompts.
     let by_load = fixture
         .affinity(&mock.url(), &tables)
         .replace("name = \"tiny\"\n", "name = \"tiny\"\npolicy = \"least_load\"\n");

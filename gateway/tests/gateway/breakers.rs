@@ -1,5 +1,5 @@
-//! Circuit breakers and `retry-after`: a backend that fails in a row is spared for a while, none for one request's
-//! error.
+//! Circuit breakers and `retry-after`: a backend that keeps failing is spared for a while, and none because of a single
+//! request's error.
 
 use http::Method;
 use http_body_util::BodyExt;
@@ -11,7 +11,7 @@ use crate::support::{
 
 const CHAT: &str = "/v1/chat/completions";
 
-/// Opens on the second failure in a row.
+/// Opens on the second consecutive failure.
 const QUICK: &str = "[breaker]\nfailures = 2\nopen_seconds = 0.05\nlongest_seconds = 3600\ntrials = 1\npasses = 2\n";
 const QUICK_AND_LONG: &str = "[breaker]\nfailures = 2\nerrors = 2\nopen_seconds = 3600\nlongest_seconds = 3600\n";
 
@@ -66,7 +66,7 @@ async fn a_half_open_breaker_lets_trials_through_and_closes_when_they_pass() {
     settled(&gateway).await;
 }
 
-/// A client that leaves during a trial proves nothing, and makes room for the next one.
+/// A client that leaves during a trial proves nothing and frees the slot for the next one.
 #[tokio::test]
 async fn a_failed_trial_opens_again_and_an_abandoned_one_does_not() {
     let Fleet { mocks: [mut a, _b], gateway, client } = fleet(QUICK).await;
@@ -95,7 +95,7 @@ async fn a_failed_trial_opens_again_and_an_abandoned_one_does_not() {
     settled(&gateway).await;
 }
 
-/// An answer to a request says nothing about the engine, however often it is repeated.
+/// A refusal of a request says nothing about the engine, however often it is repeated.
 #[tokio::test]
 async fn errors_of_requests_open_nothing() {
     let Fleet { mocks: [_a, _b], gateway, client } = fleet(QUICK_AND_LONG).await;
@@ -112,7 +112,7 @@ async fn errors_of_requests_open_nothing() {
     settled(&gateway).await;
 }
 
-/// One that answers everything with an error, and passes its probes, gets ten requests and then only trials.
+/// A backend that answers everything with an error but passes its probes gets ten requests and then only trials.
 #[tokio::test]
 async fn a_backend_that_answers_nothing_well_loses_its_share() {
     for (behaviour, equal) in [("500", false), ("500", true), ("plain 500", false), ("503", false)] {
@@ -160,7 +160,8 @@ async fn errors_open_it_again_until_the_model_runs() {
     settled(&gateway).await;
 }
 
-/// However often it is sent, and though others' requests go well meanwhile: on the other backend, or on both.
+/// One bad request opens no breaker, however often it is sent while others' requests succeed, on the other backend or
+/// on both.
 #[tokio::test]
 async fn one_poison_request_opens_nothing() {
     for others in [0, 1, 2, 3] {
@@ -184,7 +185,7 @@ async fn one_poison_request_opens_nothing() {
     }
 }
 
-/// An error that all backends answer with is no backend's fault.
+/// An error that all backends give is no backend's fault.
 #[tokio::test]
 async fn errors_of_all_backends_open_nothing() {
     let Fleet { mocks: [a, b], gateway, client } = fleet(QUICK_AND_LONG).await;
@@ -212,7 +213,7 @@ async fn the_last_backend_of_a_model_is_spared() {
     assert!(spared("pod-a").await + spared("pod-b").await >= 1.0);
     let seen = (drained(&mut a), drained(&mut b));
     assert!(seen.0.max(seen.1) == 10, "each request reached one that is not open: {seen:?}");
-    // The one that is open serves again when the other one dies.
+    // The backend with the open breaker serves again when the other one dies.
     let open = if shown(&gateway, "pod-a").await["breaker"]["state"] == "open" { "pod-a" } else { "pod-b" };
     let (open_mock, other) = if open == "pod-a" { (&mut a, &mut b) } else { (&mut b, &mut a) };
     assert_eq!(shown(&gateway, open).await["breaker"]["state"], "open");
@@ -224,7 +225,7 @@ async fn the_last_backend_of_a_model_is_spared() {
     settled(&gateway).await;
 }
 
-/// A stream that breaks off in the middle is a failure, too, though its head was good.
+/// A stream that breaks off midway is a failure too, although its head was good.
 #[tokio::test]
 async fn broken_streams_open_a_breaker() {
     for (broken, whole) in [("die-inside", "stream"), ("die-json", "")] {
@@ -256,7 +257,7 @@ async fn an_engine_that_asks_for_rest_gets_it_while_others_can_serve() {
     settled(&gateway).await;
 }
 
-/// A retry finds only backends on trial, with as many trials as are allowed: it goes to one of them rather than fail.
+/// A retry finds only half-open backends without a free trial: it goes to one of them rather than fail.
 #[tokio::test]
 async fn a_backend_on_trial_is_better_than_none() {
     let Fleet { mocks: [mut a, mut b], gateway, client } = fleet(QUICK).await;

@@ -1,4 +1,5 @@
-//! Engines that are busy, hung or dead: the first must never be marked down, the others must, in the documented time.
+//! Engines that are busy, hung or dead: a busy one must never be marked down, the others must, within the documented
+//! time.
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +13,7 @@ use crate::support::{
 
 const GENERATE: &str = "/generate";
 
-/// Faster than the defaults, with `busy_seconds` of the caller's choice.
+/// Shorter times than the defaults, with the caller's `busy_seconds`.
 async fn start_with(busy_seconds: f64, models: &str) -> Running {
     let health = format!("interval_seconds = 0.05\ntimeout_seconds = 0.1\nbusy_seconds = {busy_seconds}");
     start_bare(&format!("[health]\n{health}\n{models}")).await
@@ -32,7 +33,7 @@ async fn marked_down_within(gateway: &Running, time: Duration) -> String {
     shown(gateway, "pod-a").await["cause"].as_str().unwrap().to_owned()
 }
 
-/// SGLang's `/health` takes 3 to 17 s under prefill: many times the time of a probe, and less than `busy_seconds`.
+/// SGLang's `/health` takes 3 to 17 s under prefill: many times a probe's limit, and less than `busy_seconds`.
 #[tokio::test]
 async fn an_engine_that_is_busy_with_long_prompts_is_never_marked_down() {
     let mut mock = canned(2);
@@ -50,7 +51,7 @@ async fn an_engine_that_is_busy_with_long_prompts_is_never_marked_down() {
     settled(&gateway).await;
 }
 
-/// The server's own loop is starved, too, so that no probe is answered; but tokens flow.
+/// The server's own event loop is starved too, so that no probe is answered; but tokens flow.
 #[tokio::test]
 async fn answers_that_flow_are_a_sign_of_life() {
     let mock = canned(2);
@@ -63,7 +64,7 @@ async fn answers_that_flow_are_a_sign_of_life() {
         for event in 1..=3 {
             mock.release(1);
             let frame = next_frame(&mut answer).await.unwrap();
-            // On a busy machine the end comes in the same frame as the last event.
+            // On a busy machine the end may share a frame with the last event.
             assert!(frame.starts_with(&format!("data: {event}\n\n")), "{frame}");
             stays_healthy(&gateway, Duration::from_millis(100)).await;
         }
@@ -75,7 +76,7 @@ async fn answers_that_flow_are_a_sign_of_life() {
     tokio::time::timeout(PATIENCE, up).await.unwrap();
 }
 
-/// Its server answers for itself, and says that the scheduler does not, as SGLang's does after 20 s.
+/// Its server answers on its own, and reports a hung scheduler, as SGLang's does after 20 s.
 #[tokio::test]
 async fn a_hung_scheduler_is_found_and_its_requests_are_moved() {
     let (mut a, b) = (canned(2), canned(2));
@@ -95,13 +96,13 @@ async fn a_hung_scheduler_is_found_and_its_requests_are_moved() {
 async fn a_server_that_is_gone_is_found_at_once() {
     let mut mock = canned(2);
     let gateway = start_with(3600.0, &plain_model(&mock, 2)).await;
-    // Long before the silence of a busy one would end.
+    // Long before the patience with a busy engine would end.
     mock.kill();
     let cause = marked_down_within(&gateway, Duration::from_secs(2)).await;
     assert!(cause.contains("cannot connect"), "{cause}");
 }
 
-/// Versions and front ends without `/ping` are asked for health, with the patience that it takes.
+/// Versions and front ends without `/ping` are asked for health, with the patience that requires.
 #[tokio::test]
 async fn an_engine_without_the_quick_route_is_asked_for_health() {
     let mock = canned(2);
@@ -114,14 +115,13 @@ async fn an_engine_without_the_quick_route_is_asked_for_health() {
     assert!(cause.contains("/health answered 503"), "{cause}");
 }
 
-/// Probes by the clock every `seconds`. Failures that must be counted never close a backend.
+/// Periodic probes every `seconds`. Failures that must be counted never close a backend.
 async fn start_with_interval(engine: &str, seconds: f64, mock: &Mock) -> Running {
     let models = plain_model(mock, 2).replace("sglang", engine);
     start_bare(&format!("[health]\ninterval_seconds = {seconds}\nunhealthy_after = 1000000\n{models}")).await
 }
 
-/// An API server of vLLM answers 503 when the engine core behind it is dead, and only then; the worker when a rank is
-/// lost.
+/// An API server of vLLM answers 503 only when the engine core behind it is dead; the worker when a rank is lost.
 #[tokio::test]
 async fn one_503_from_vllm_or_the_worker_is_enough() {
     for engine in ["vllm", "semmoe"] {
@@ -132,7 +132,7 @@ async fn one_503_from_vllm_or_the_worker_is_enough() {
     }
 }
 
-/// The next probe by the clock would come in an hour. A worker that was only full stays.
+/// The next periodic probe is an hour away. A worker that was only full stays.
 #[tokio::test]
 async fn a_request_that_gets_a_503_has_the_worker_probed_at_once() {
     let mock = canned(2);
@@ -147,7 +147,7 @@ async fn a_request_that_gets_a_503_has_the_worker_probed_at_once() {
     marked_down_within(&gateway, Duration::from_secs(20)).await;
 }
 
-/// The prober's own patience never ends here; silent streams are found by the short one.
+/// The prober's own patience never ends here; the short one detects silent streams.
 async fn start_with_stall(stall_seconds: f64, models: &str) -> Running {
     let health = format!("identity_seconds = 3600.0\nbusy_seconds = 3600.0\nstall_seconds = {stall_seconds}");
     start_bare(&format!("[health]\n{health}\n{models}")).await
@@ -157,7 +157,7 @@ async fn silences(gateway: &Running, to: &str) -> f64 {
     metric(gateway, &format!("semmoe_backend_silences_total{{backend=\"pod-a\",to=\"{to}\"}}")).await
 }
 
-/// A killed scheduler of SGLang, seen from outside: `/ping` is answered, streams stop, everything else hangs.
+/// A killed SGLang scheduler, seen from outside: `/ping` is answered, streams stop, everything else hangs.
 #[tokio::test]
 async fn streams_that_stop_with_their_scheduler_send_requests_elsewhere() {
     let (a, b) = (canned(2), canned(2));
@@ -175,11 +175,11 @@ async fn streams_that_stop_with_their_scheduler_send_requests_elsewhere() {
         let answer = client.post(GENERATE, "{\"text\":\"x\"}").await;
         assert_eq!((answer.status, &answer.headers["x-semmoe-backend"]), (200u16, &"pod-b".parse().unwrap()));
     }
-    // The other one goes, too: rather a silent backend than none.
+    // The other backend dies too: a silent backend is better than none.
     drop(b);
     let answer = client.post(GENERATE, "{\"text\":\"x\"}").await;
     assert_eq!((answer.status, &answer.headers["x-semmoe-backend"]), (200u16, &"pod-a".parse().unwrap()));
-    // It was somebody else's long prompt: the stream goes on and loses nothing.
+    // It was another client's long prompt: the stream continues and loses nothing.
     a.release(2);
     let rest = rest_of(&mut stream).await;
     assert_eq!(rest, "data: 2\n\ndata: 3\n\ndata: [DONE]\n\n");

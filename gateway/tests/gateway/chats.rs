@@ -1,4 +1,4 @@
-//! Whether engines read chats as the gateway does: what they make of the built-in ones, and the counts in answers.
+//! Whether engines tokenize chats as the gateway does: by the built-in chats, and by the counts in answers.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use crate::support::{
 const CHAT: &str = "/v1/chat/completions";
 const OTHER: &str = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}";
 
-/// The reader of an engine: the bundled model's, or one with another template.
+/// An engine's tokenizer and template: the bundled model's, or with another template.
 fn reader(other: Option<&str>) -> (Arc<Tokenizer>, ChatTemplate) {
     let template = match other {
         Some(source) => ChatTemplate::from_source(source, &Value::Null, || 0),
@@ -26,7 +26,7 @@ fn reader(other: Option<&str>) -> (Arc<Tokenizer>, ChatTemplate) {
     (tokenizer(), template.unwrap())
 }
 
-/// The ids that such a reader makes of a chat.
+/// The ids of a chat under such a reader.
 fn ids((tokenizer, template): &(Arc<Tokenizer>, ChatTemplate), chat: &Value) -> Vec<u32> {
     ids_of(Preparation::OWN, tokenizer, template, chat).unwrap()
 }
@@ -42,7 +42,7 @@ fn ids_of(
     prompt_ids(&prompt, tokenizer, Some(template), Limits::default()).map(|ids| ids.concat()).map_err(|_| 400)
 }
 
-/// A mock with `/tokenize` that takes messages; `change` is done to the ids of each chat.
+/// A mock with `/tokenize` that accepts messages; `change` modifies the ids of each chat.
 fn engine(fixture: &Fixture, other: Option<&str>, change: impl Fn(&Value, &mut Vec<u32>) + Send + 'static) -> Mock {
     let (mock, reader) = (canned(2), reader(other));
     mock.settings().info = Some(fixture.info());
@@ -58,7 +58,7 @@ fn engine(fixture: &Fixture, other: Option<&str>, change: impl Fn(&Value, &mut V
     mock
 }
 
-/// Two ranks with tables; the backend is asked again at once where something is open.
+/// Two ranks with tables; the backend is asked again at once while something is unproven.
 fn toml(fixture: &Fixture, mock: &Mock) -> String {
     let tables = fixture.write("t", &TEXTS, 0);
     format!("identity_seconds = 0.05\n{}", fixture.affinity(&mock.url(), &tables))
@@ -99,7 +99,7 @@ async fn an_engine_that_reads_chats_alike_is_proven() {
         assert_eq!(policy(&gateway, CHAT, &body).await, "affinity");
     }
     settled(&gateway).await;
-    // As --check --probe prints it.
+    // The output of --check --probe.
     let checked = Gateway::probe(config(&toml(&fixture, &mock))).await.unwrap();
     assert!(checked.troubles.is_empty(), "{}", checked.troubles);
     let served = checked.served.to_string();
@@ -133,7 +133,7 @@ async fn only_chats_that_the_engine_reads_otherwise_lose_affinity() {
     settled(&gateway).await;
 }
 
-/// A seeded deviation: another template in the gateway than in the engine.
+/// A planted deviation: the gateway has another template than the engine.
 #[tokio::test]
 async fn another_template_is_found_by_the_first_probe_and_trusted_once_it_is_right() {
     let fixture = Fixture::new(2);
@@ -150,7 +150,7 @@ async fn another_template_is_found_by_the_first_probe_and_trusted_once_it_is_rig
     settled(&gateway).await;
 }
 
-/// The engine's ids are kept: another template of the gateway's own is judged by them at once.
+/// The engine's ids are kept: another template of the gateway is judged by them at once.
 #[tokio::test]
 async fn a_reload_judges_the_new_template_without_asking() {
     let fixture = Fixture::new(2);
@@ -215,7 +215,7 @@ async fn a_route_proves_what_it_reads() {
         mock.render(move |path, chat| match path {
             "/tokenize" => Ok(json!({ "count": 1, "max_model_len": 2048, "tokens": ids(chat)?, "token_strs": null })),
             _ if renders => Ok(json!({ "request_id": "a", "token_ids": ids(chat)?, "sampling_params": {} })),
-            // As 0.32 without --enable-scale-out.
+            // Version 0.32 without --enable-scale-out.
             _ => Err(403),
         });
         let tables = fixture.write("t", &TEXTS, 0);
@@ -227,7 +227,7 @@ async fn a_route_proves_what_it_reads() {
     }
 }
 
-/// A chat that the engine would not answer either proves nothing.
+/// A chat that the engine would reject anyway proves nothing.
 #[tokio::test]
 async fn a_chat_that_the_engine_refuses_is_unproven() {
     let (mock, fixture, reader) = (canned(2), Fixture::new(2), reader(None));

@@ -1,4 +1,4 @@
-//! Compressed bodies, and bodies in other encodings of Unicode: engines get them plain.
+//! Compressed bodies, and bodies in other Unicode encodings: engines receive them decoded.
 
 use std::io::Write;
 
@@ -48,7 +48,7 @@ fn zstd(body: &[u8]) -> Vec<u8> {
     ruzstd::encoding::compress_to_vec(body, ruzstd::encoding::CompressionLevel::Fastest)
 }
 
-/// Every coding with a body in it.
+/// The body in every coding.
 fn coded() -> Vec<(&'static str, Vec<u8>)> {
     let (start, end) = BODY.split_at(20);
     vec![
@@ -119,7 +119,7 @@ async fn what_a_coding_does_not_decode_is_refused() {
     settled(&gateway).await;
 }
 
-/// Little becomes much: no more than the limit, and all of it is accounted for.
+/// A short body may expand, but no further than the limit, and all of it is accounted for.
 #[tokio::test]
 async fn bombs_are_refused() {
     let Fleet { mocks: [mut mock], gateway: _gateway, client } = alone(1, "").await;
@@ -135,13 +135,13 @@ async fn bombs_are_refused() {
         refused(&send(&client, COMPLETIONS, coding, bomb).await, 413, "body_too_long");
     }
     assert!(mock.seen.try_recv().is_err());
-    // Where there is no room for it, it is not decoded.
+    // Without room for it, it is not decoded.
     let limits = "[limits]\nbody_bytes = 20000000\nbody_memory_bytes = 20000000\n";
     let small = start(&format!("{limits}{}", plain_model(&mock, 1))).await;
     let most = [&br#"{"prompt":""#[..], &vec![b' '; 17 << 20], br#""}"#].concat();
     let client = Client::data(&small);
     refused(&send(&client, COMPLETIONS, "gzip", gzip(&most)).await, 503, "body_memory");
-    // Memory that was taken is given back in any case.
+    // Memory is returned in every case.
     let some = [&br#"{"prompt":""#[..], &vec![b' '; 5 << 20], br#""}"#].concat();
     for _ in 0..5 {
         refused(&send(&client, COMPLETIONS, "gzip", gzip(&most)).await, 503, "body_memory");
@@ -159,7 +159,7 @@ fn wide<const BYTES: usize>(text: &str, unit: impl Fn(u32) -> [u8; BYTES], mark:
     }
 }
 
-/// As Python's parser, to which engines hand them, reads them.
+/// Bodies decode as in Python's parser, which engines use.
 #[tokio::test]
 async fn other_encodings_of_unicode_are_read() {
     let mut mock = canned(1);
@@ -200,7 +200,7 @@ async fn other_encodings_of_unicode_are_read() {
             }
         }
     }
-    // Other bodies than JSON pass as they are where bodies are the engine's matter.
+    // Non-JSON bodies pass unchanged on routes whose bodies only the engine understands.
     let sound = b"\x00\x00\x00 ftypisom\x00\x00\x02\x00".to_vec();
     assert_eq!(client.call(Method::POST, "/v1/score", &[("x-semmoe-model", "tiny")], sound.clone()).await.status, 200);
     assert_eq!(mock.next().await.body, sound);

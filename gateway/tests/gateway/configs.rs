@@ -1,4 +1,4 @@
-//! The configuration is reloaded: what changed counts, what stayed goes on as it was, and what is wrong changes
+//! Reloads of the configuration: changes take effect, the rest continues undisturbed, and an invalid file changes
 //! nothing.
 
 use std::collections::HashSet;
@@ -65,7 +65,7 @@ async fn what_changed_counts_and_what_runs_ends_where_it_began() {
     assert_eq!(names(&reported, "backends_removed"), ["pod-b"]);
     assert_eq!(reported["needs_restart"], json!([]));
     assert_eq!(models(&gateway).await, ["tiny", "small", "other"]);
-    // The new ones were probed before they got requests, and those in flight on ranks that stay are counted on.
+    // The new backends were probed before they received requests; those in flight on remaining ranks stay counted.
     let now = loads(&gateway).await;
     assert_eq!(now[0], ("pod-c".to_owned(), vec![0]));
     assert_eq!(now[1], ("pod-a".to_owned(), vec![1, 1]));
@@ -76,7 +76,7 @@ async fn what_changed_counts_and_what_runs_ends_where_it_began() {
     ]);
     assert_eq!(used, HashSet::from(["pod-a".to_owned(), "pod-c".to_owned()]));
     assert_eq!(backend_of(&gateway, "other").await, "pod-d");
-    // The backend that is gone is counted until its request has ended, which it does there.
+    // The removed backend is counted until its request has ended, which it does there.
     assert_eq!(metric(&gateway, r#"semmoe_rank_inflight{backend="pod-b",rank="0"}"#).await, 1.0);
     assert_eq!(in_flight(&gateway).await, (2, 3.0));
     a.release(6);
@@ -200,7 +200,7 @@ async fn wrong_configurations_change_nothing_and_are_reported() {
     let counted = metric(&gateway, r#"semmoe_config_reloads_total{outcome="invalid"}"#).await
         + metric(&gateway, r#"semmoe_config_reloads_total{outcome="refused"}"#).await;
     assert_eq!(counted, f64::from(failures + 1));
-    // And when it is right again, it counts; nothing that did not change is loaded again.
+    // A corrected file takes effect; nothing unchanged is loaded again.
     file.write("", &format!("{good}[timeouts]\nidle_seconds = 7.0\n"));
     let answer = reload(&gateway).await;
     assert_eq!(answer.status, 200, "{answer:?}");
@@ -282,18 +282,18 @@ async fn tables_in_use_stay_unless_another_file_is_configured() {
     );
     let answer = reload(&gateway).await.json();
     assert_eq!((&answer["tables_loaded"], rank().await.as_str()), (&json!([]), "1"));
-    // Another file.
+    // A different file.
     let second = fixture.write("second", &TEXTS, 0);
     file.write("", &fixture.affinity(&mock.url(), &second));
     let answer = reload(&gateway).await.json();
     assert_eq!((&answer["tables_loaded"], rank().await.as_str()), (&json!(["pod-a"]), "0"));
     let tables = Client::admin(&gateway).get("/admin/tables").await.json();
     assert_eq!(tables["tables"][0]["generation"], answer["generation"]);
-    // The same file, with other content.
+    // The file's content changes.
     fixture.write("second", &TEXTS, 1);
     let answer = reload(&gateway).await.json();
     assert_eq!((&answer["tables_loaded"], rank().await.as_str()), (&json!(["pod-a"]), "1"));
-    // Of a placement that the engine does not run, as it reported when it was probed: as at start, by load.
+    // For a placement that the engine did not report: routed by load, as at start.
     let other = Fixture::new(4);
     let path = other.write("other", &TEXTS, 0);
     file.write("", &fixture.affinity(&mock.url(), &path));
@@ -301,7 +301,7 @@ async fn tables_in_use_stay_unless_another_file_is_configured() {
     assert_eq!((rank().await.as_str(), &shown(&gateway, "pod-a").await["by_load"]["reason"]), ("", &json!("ranks")));
 }
 
-/// A new backend that does not answer yet is waited for, as at start.
+/// A new backend that does not answer yet is awaited, as at start.
 #[tokio::test]
 async fn a_new_backend_may_come_later() {
     let (a, mut b) = (canned(1), canned(1));
@@ -319,7 +319,7 @@ async fn a_new_backend_may_come_later() {
     gateway.wait_ready().await;
     let used = HashSet::from([backend_of(&gateway, "tiny").await, backend_of(&gateway, "tiny").await]);
     assert_eq!(used.len(), 2);
-    // The same name at another place is another backend.
+    // A known name at another address is another backend.
     let c = canned(1);
     file.write("", &model("tiny", "", &[("pod-a", &c.url(), 1)]));
     let reported = reload(&gateway).await.json();

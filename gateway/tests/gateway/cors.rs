@@ -1,4 +1,4 @@
-//! Pages of other origins on the data plane: none by default, the configured ones otherwise.
+//! Web pages of other origins on the data plane: none by default, otherwise the configured ones.
 
 use http::Method;
 
@@ -56,7 +56,7 @@ async fn configured_origins_may_and_others_may_not() {
         (engines.header("access-control-allow-origin"), engines.header("access-control-allow-credentials")),
         (APP, "")
     );
-    // Refusals can be read by the page, too, and the list of models.
+    // The page can also read refusals and the list of models.
     for (method, path, status) in
         [(Method::POST, "/nothing", 404), (Method::GET, "/v1/models", 200), (Method::GET, CHAT, 405)]
     {
@@ -69,7 +69,7 @@ async fn configured_origins_may_and_others_may_not() {
         let answer = client.call(Method::POST, CHAT, &[("origin", foreign)], "{}").await;
         assert_eq!((answer.header("access-control-allow-origin"), answer.header("vary")), ("", "Origin"), "{foreign}");
     }
-    // An OPTIONS that is no preflight is a wrong method as before.
+    // An OPTIONS that is not a preflight is still a wrong method.
     assert_eq!(client.call(Method::OPTIONS, CHAT, &[("origin", APP)], "").await.status, 405);
 }
 

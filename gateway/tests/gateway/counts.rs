@@ -21,7 +21,7 @@ async fn counts_are_compared_with_the_engines() {
         ("/v1/completions", completion.clone(), format!("usage-events {right}")),
         ("/v1/completions", completion.clone(), format!("usage {}", right + 1)),
         ("/v1/chat/completions", chat(part("text")), format!("usage-events {}", right + 1000)),
-        // These say nothing: an engine without usage, two prompts, an image, a prompt that was not read.
+        // These prove nothing: an engine without usage, two prompts, an image, a prompt that was not read.
         ("/v1/completions", completion, String::new()),
         ("/v1/completions", json!({ "prompt": [text, text] }).to_string(), format!("usage {right}")),
         ("/v1/chat/completions", chat(part("image_url")), format!("usage {right}")),
@@ -47,7 +47,7 @@ async fn earlier_turns_are_not_encoded_again() {
         }
         client.post("/v1/chat/completions", json!({ "messages": messages }).to_string()).await;
         let misses = metric(&gateway, r#"semmoe_segment_cache_misses_total{model="tiny"}"#).await;
-        // The two new messages, and once what stands between messages and the turn that is opened.
+        // The two new messages, and once the text between messages and the opened turn.
         assert!(misses - missed <= if turn == 0 { 4.0 } else { 2.0 }, "turn {turn}: {missed}, {misses}");
         missed = misses;
     }
@@ -57,14 +57,14 @@ async fn earlier_turns_are_not_encoded_again() {
     settled(&gateway).await;
 }
 
-/// Texts that the fast library leaves to the slow one, which is not in memory: it is read off the network threads, and
+/// Texts that the fast library leaves to the slow one, which is not loaded: it is loaded off the network threads, and
 /// the request waits for that and is scored.
 #[tokio::test]
 async fn a_prompt_that_needs_the_slow_library_is_scored_all_the_same() {
     let fixture = Fixture::new(2);
     let mut mock = canned_as(fixture.info());
     let tables = fixture.write("t", &["river boat", "king queen"], 0);
-    // Reading the library may take longer than a request waits.
+    // Loading the library may take longer than a request waits.
     let patient = format!("[routing]\nscore_limit_seconds = 600\n{}", fixture.affinity(&mock.url(), &tables));
     let gateway = start(&patient).await;
     let client = Client::data(&gateway);

@@ -1,4 +1,4 @@
-//! Engines of several dialects behind the gateway: how they are pinned, and whether the pins are believed.
+//! Engines of several dialects behind the gateway: how requests are pinned, and whether the pins are trusted.
 
 use semmoe_gateway::{Gateway, Running};
 use semmoe_mock_engine::VLLM_0_32;
@@ -21,7 +21,7 @@ async fn pins(gateway: &Running) -> Value {
     Client::admin(gateway).get("/admin/backends").await.json()["backends"][0]["pins"].clone()
 }
 
-/// Sends the first text until the pins are called ignored; returns how many requests that took.
+/// Sends the first text until the pins are declared ignored; returns how many requests that took.
 async fn until_ignored(gateway: &Running, path: &str) -> usize {
     let body = json!({ "text": TEXTS[0], "prompt": TEXTS[0] }).to_string();
     for sent in 1..=100 {
@@ -57,7 +57,7 @@ async fn an_engine_that_ignores_pins_is_found_by_its_answers_and_comes_back() {
         assert_eq!((answer.header("x-semmoe-policy"), answer.header("x-semmoe-rank")), ("affinity", "1"));
     }
     let verified = pins(&gateway).await;
-    // On a busy machine probes may come after the last answer.
+    // On a busy machine probes may follow the last answer.
     let evidence = [&json!("answers"), &json!("probes")];
     assert!(evidence.contains(&&verified["evidence"]) && verified["contradicted"] == 0, "{verified}");
     assert_eq!(ran(&mock), [1; 8]);
@@ -66,7 +66,7 @@ async fn an_engine_that_ignores_pins_is_found_by_its_answers_and_comes_back() {
     let sent = until_ignored(&gateway, "/generate").await;
     assert!(sent <= 20, "{sent}");
     let detail = pins(&gateway).await["detail"].as_str().unwrap().to_owned();
-    // Probes run beside requests, and may have been the last to find it.
+    // Probes run alongside requests, and may have found it last.
     let named =
         ["an answer to a request pinned to rank 0 named rank 1", "ran elsewhere; one pinned to rank 1 ran on rank 0"];
     assert!(named.iter().any(|named| detail.ends_with(named)), "{detail}");
@@ -78,7 +78,7 @@ async fn an_engine_that_ignores_pins_is_found_by_its_answers_and_comes_back() {
     }
     let answer = Client::data(&gateway).post("/generate", body).await;
     assert_eq!((answer.header("x-semmoe-policy"), answer.header("x-semmoe-rank")), ("affinity", "1"));
-    // Probes find the same of the other routes.
+    // Probes reach this conclusion on the other routes.
     let began = std::time::Instant::now();
     while metric(&gateway, "semmoe_backend_pins_ignored{backend=\"pod-a\"}").await > 0.0 {
         assert!(began.elapsed() < crate::support::PATIENCE, "{}", pins(&gateway).await);
@@ -86,7 +86,8 @@ async fn an_engine_that_ignores_pins_is_found_by_its_answers_and_comes_back() {
     }
 }
 
-/// Answers of the OpenAI routes name no rank: probes do, for SGLang by their answers and for vLLM by its counters.
+/// Answers of the OpenAI routes name no rank, but probes reveal it: for SGLang by their answers, for vLLM by its
+/// counters.
 #[tokio::test]
 async fn engines_that_ignore_pins_are_found_by_probes_before_the_first_request() {
     let fixture = Fixture::new(4);
@@ -99,7 +100,7 @@ async fn engines_that_ignore_pins_are_found_by_probes_before_the_first_request()
     }
 }
 
-/// One that begins later is found by the rounds that go with its requests.
+/// Rounds triggered by requests detect pins that are ignored from a later moment on.
 #[tokio::test]
 async fn engines_that_begin_to_ignore_pins_are_found_on_chats_alone() {
     let fixture = Fixture::new(4);
@@ -124,7 +125,7 @@ async fn engines_that_begin_to_ignore_pins_are_found_on_chats_alone() {
     }
 }
 
-/// A vLLM in front of ranks 4 to 7, by either way of counting: the right rank, and never an error.
+/// A vLLM that serves ranks 4 to 7, under either numbering: the right rank, and never an error.
 #[tokio::test]
 async fn node_local_and_global_ranks_are_distinguished() {
     let fixture = Fixture::new(4);
@@ -164,7 +165,7 @@ async fn several_urls_are_ranks() {
     }
 }
 
-/// The older field on the OpenAI routes, no pin where the version reads none, and never an `x-semmoe-rank` for it.
+/// The older field on the OpenAI routes, no pin if the version reads none, and never an `x-semmoe-rank` for it.
 #[tokio::test]
 async fn older_sglang_gets_what_it_reads() {
     for (version, path, body, header) in [
@@ -195,7 +196,7 @@ async fn placements_that_show_or_are_declared_are_compared() {
     let tables = fixture.write("t", &[], 0);
     let digest = fixture.placement_digest();
     let other = "0".repeat(64);
-    // The fixture's placement is contiguous; this one has the halves of layer 3 swapped.
+    // The fixture's placement is contiguous; this one swaps the halves of layer 3.
     let mut rows: Vec<Vec<i32>> = vec![(0..32).collect(); 7];
     rows[3].rotate_left(16);
     let swapped = json!({ "physical_to_logical_map": rows }).to_string();

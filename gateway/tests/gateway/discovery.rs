@@ -1,4 +1,4 @@
-//! Backends that are found by name: they join, leave and stay as the answers say, and nothing is lost meanwhile.
+//! Backends found by name: they join, leave and stay as the answers say, and nothing is lost meanwhile.
 
 use std::io;
 use std::net::SocketAddr;
@@ -13,7 +13,7 @@ use crate::support::{
     Client, Fixture, Mock, PATIENCE, TEXTS, canned, eventually, metric, metrics, settled, shown, until_shown,
 };
 
-/// Answers what the test says.
+/// Gives the answers that the test sets.
 #[derive(Default)]
 pub(crate) struct Names(Mutex<Option<Vec<SocketAddr>>>);
 
@@ -105,7 +105,7 @@ async fn backends_join_and_leave_with_the_answers() {
     answers(&gateway, "empty", 5.0).await;
     assert_eq!(reload(&gateway).await.status, 200);
     assert_eq!(backends(&gateway).await, named(&[&a, &b]));
-    // One that is missing leaves; requests are served all the time.
+    // A missing backend leaves; requests are served all the time.
     names.set(&[&b]);
     until(&gateway, FOUND, |found| found == 1.0).await;
     assert_eq!(backends(&gateway).await, named(&[&b]));
@@ -113,12 +113,12 @@ async fn backends_join_and_leave_with_the_answers() {
         let answer = client.post("/v1/completions", r#"{"model":"tiny"}"#).await;
         assert_eq!((answer.status, answer.header("x-semmoe-backend")), (200, named(&[&b])[0].as_str()));
     }
-    // The source goes with its section.
+    // The source is removed with its section.
     file.write("", &crate::support::files::model("tiny", "", &[("pod-c", &a.url(), 1)]));
     let reported = reload(&gateway).await;
     assert_eq!(reported.json()["backends_removed"], json!(named(&[&b])), "{reported:?}");
     assert_eq!(backends(&gateway).await, ["pod-c"]);
-    // Nothing alarms about it any more.
+    // Its gauges can no longer alarm.
     eventually("its gauges go", async || !metrics(&gateway).await.contains("discovery_stale{")).await;
     settled(&gateway).await;
     gateway.shutdown(PATIENCE).await;
@@ -154,7 +154,7 @@ async fn what_does_not_answer_is_left_out_until_it_does_and_what_does_not_fit_is
     let body = json!({ "text": TEXTS[1] }).to_string();
     let answer = Client::data(&gateway).post("/generate", body).await;
     assert_eq!((answer.status, answer.header("x-semmoe-policy")), (200, "affinity"));
-    // States that are tried and not taken leave no trace.
+    // States that were tried but not adopted leave no trace.
     assert_eq!(Client::admin(&gateway).get("/admin/config").await.json()["generation"], 2);
     foreign.settings().info = Some(fixture.info());
     until_shown(&gateway, name, |shown| shown["by_load"].is_null()).await;
@@ -164,7 +164,7 @@ async fn what_does_not_answer_is_left_out_until_it_does_and_what_does_not_fit_is
     gateway.shutdown(PATIENCE).await;
 }
 
-/// A request that came before the first backend is served by it.
+/// A request that arrived before the first backend is served by it.
 #[tokio::test]
 async fn who_waits_for_a_backend_gets_the_first_that_is_found() {
     let a = canned(1);
@@ -181,7 +181,7 @@ async fn who_waits_for_a_backend_gets_the_first_that_is_found() {
     gateway.shutdown(PATIENCE).await;
 }
 
-/// As configured backends: over TLS, by HTTP/2, with a key. The certificate has the name that was asked for.
+/// Found backends support TLS, HTTP/2 and a key, like configured ones. The certificate has the name looked up.
 #[tokio::test]
 async fn found_engines_may_be_spoken_to_over_tls() {
     let authority = Authority::new();

@@ -1,4 +1,4 @@
-//! Backends that are drained, and gateways that end: no new requests, running ones finish or get an error.
+//! Drained backends and gateways that shut down: no new requests, running ones finish or get an error.
 
 use std::time::Duration;
 
@@ -66,7 +66,7 @@ async fn a_model_whose_backends_are_all_drained_is_not_ready() {
     settled(&gateway).await;
 }
 
-/// Load balancers learn of it first; who comes meanwhile is served, and who runs then finishes.
+/// Load balancers notice first; requests arriving meanwhile are served, and running ones finish.
 #[tokio::test]
 async fn a_gateway_that_is_asked_to_end_is_unready_first() {
     let Fleet { mocks: [mut mock], gateway, .. } = alone(2, "[drain]\ndelay_seconds = 1\n").await;
@@ -88,8 +88,8 @@ async fn a_gateway_that_is_asked_to_end_is_unready_first() {
     assert!(tokio::net::TcpStream::connect(address).await.is_err());
 }
 
-/// Requests that do not finish in time get an error: before the answer, in the queue, in a stream; a half answer is cut
-/// off.
+/// Requests that do not finish in time get an error: before the answer, in the queue, in a stream; a partial answer is
+/// cut off.
 #[tokio::test]
 async fn what_does_not_finish_in_time_is_reported() {
     let mut mock = canned(1);
@@ -122,7 +122,7 @@ async fn what_does_not_finish_in_time_is_reported() {
     }
 }
 
-/// Connections that send nothing, or half of a head, hold nothing up.
+/// Connections that send nothing, or half a head, delay nothing.
 #[tokio::test]
 async fn idle_connections_do_not_delay_the_end() {
     let Fleet { mocks: [_mock], gateway, client } = alone(1, "").await;

@@ -8,7 +8,7 @@ use serde_json::json;
 use crate::support::{Client, Fixture, Fleet, TEXTS, alone, canned, metric, reloadable, settled};
 
 const CHAT: &str = "/v1/chat/completions";
-/// As Prometheus 3 asks.
+/// The `Accept` header of Prometheus 3.
 const PROMETHEUS: &str = "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,\
                           application/openmetrics-text;version=0.0.1;q=0.5,text/plain;version=0.0.4;q=0.3,*/*;q=0.2";
 
@@ -120,7 +120,7 @@ async fn streams_tokens_and_their_times_are_counted() {
     settled(&gateway).await;
     assert_eq!(metric(&gateway, &streams("running")).await, 0.0);
     let labels = format!("backend=\"pod-a\",model=\"tiny\",route=\"{CHAT}\"");
-    // Three events and [DONE], of which one counts as the role.
+    // Three events and [DONE], one of which counts as the role.
     assert_eq!(metric(&gateway, &format!("semmoe_output_tokens_total{{{labels},counted=\"events\"}}")).await, 2.0);
     for name in ["time_to_first_token_seconds", "inter_token_seconds", "request_seconds"] {
         assert_eq!(metric(&gateway, &format!("semmoe_{name}_count{{{labels}}}")).await, 1.0, "{name}");
@@ -129,7 +129,7 @@ async fn streams_tokens_and_their_times_are_counted() {
     let whole = metric(&gateway, &format!("semmoe_request_seconds_sum{{{labels}}}")).await;
     assert!(first > 0.0 && first < whole, "{first} {whole}");
     assert!(metric(&gateway, &format!("semmoe_prompt_tokens_total{{{labels}}}")).await > 0.0);
-    // An answer in one piece has no first token, and counts as its engine does.
+    // An unstreamed answer has no first token, and counts by its engine's usage.
     let asked = json!({ "model": "small", "messages": [] }).to_string();
     assert_eq!(data.mock(CHAT, "generated 7", asked).await.status, 200);
     settled(&gateway).await;

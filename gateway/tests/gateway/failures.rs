@@ -1,4 +1,4 @@
-//! Engines that say themselves that they failed: in a 500, by an abort, in a stream.
+//! Engines that report their own failure: in a 500, by an abort, in a stream.
 
 use http::Method;
 use http_body_util::BodyExt;
@@ -30,7 +30,7 @@ fn served_by(answer: &Answer) -> (u16, &str) {
     (answer.status, answer.header("x-semmoe-backend"))
 }
 
-/// Whatever form the failure takes, no request is lost, and the breaker and metrics count it.
+/// In whatever form the engine fails, no request is lost, and the breaker and metrics count it.
 #[tokio::test]
 async fn a_failure_before_the_first_byte_is_retried() {
     for (behaviour, body, kind) in [
@@ -57,7 +57,7 @@ async fn a_failure_before_the_first_byte_is_retried() {
     }
 }
 
-/// The server in front of the dead core lives; its health route is asked at once, and no longer than that.
+/// The server in front of the dead core is alive; its health route is asked at once, and only until it has answered.
 #[tokio::test]
 async fn a_dead_core_takes_the_backend_out_at_its_first_word() {
     let (a, b) = (canned(2), canned(2));
@@ -124,7 +124,7 @@ async fn aborts_open_the_breaker() {
     settled(&gateway).await;
 }
 
-/// Whatever a client has engines say, as text or as an object that they repeat: no backend is blamed.
+/// Whatever a client makes engines say, as text or as an echoed object, no backend is blamed.
 #[tokio::test]
 async fn a_client_cannot_forge_a_failure() {
     const GENERATE: &str = "/generate";
@@ -151,7 +151,7 @@ async fn a_client_cannot_forge_a_failure() {
         a.release(100);
         b.release(100);
         let client = Client::data(&gateway);
-        // Twelve in a row, and twelve with good answers between them.
+        // Twelve in a row, and twelve with successful answers in between.
         for between in [0, 1] {
             for _ in 0..12 {
                 let answer = client.open(Method::POST, path, &[("x-mock", &behaviour)], body).await;
@@ -169,7 +169,7 @@ async fn a_client_cannot_forge_a_failure() {
                 let breaker = &shown["breaker"];
                 let state = (&breaker["state"], &shown["healthy"], &breaker["failures"]);
                 assert_eq!(state, (&"closed".into(), &true.into(), &0.into()), "{behaviour}: {shown}");
-                // The first one that fails late is not recognised.
+                // The first late failure is not recognised.
                 assert!(breaker["errors"].as_u64().unwrap() <= 2, "{behaviour}: {shown}");
             }
         }
@@ -177,7 +177,7 @@ async fn a_client_cannot_forge_a_failure() {
     }
 }
 
-/// Where no other backend can serve, the engine's own error is relayed.
+/// If no other backend can serve, the engine's own error is relayed.
 #[tokio::test]
 async fn the_last_backend_says_it_itself() {
     let a = canned(2);
@@ -188,7 +188,7 @@ async fn the_last_backend_says_it_itself() {
     settled(&gateway).await;
 }
 
-/// The head of a stream waits for the first event, but not for ever; one that breaks off before it is sent elsewhere.
+/// The head of a stream waits for the first event, up to a limit; a stream that breaks off before it is retried.
 #[tokio::test]
 async fn the_head_of_a_stream_waits_for_its_first_event() {
     let (mut a, mut b) = (canned(2), canned(2));
@@ -215,7 +215,7 @@ async fn the_head_of_a_stream_waits_for_its_first_event() {
     settled(&gateway).await;
 }
 
-/// Where engines are, and what was asked of them, is no client's business: not of one that fails, nor of any other.
+/// No client, of a failing engine or any other, learns where engines are or what they were asked.
 #[tokio::test]
 async fn clients_learn_neither_the_address_of_an_engine_nor_a_query() {
     let Fleet { mocks: [mut mock], gateway, .. } = alone(2, "[timeouts]\nfirst_byte_seconds = 0.3\n").await;

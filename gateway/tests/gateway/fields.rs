@@ -1,4 +1,4 @@
-//! Members and headers that stay behind, those that choose an adapter, and Anthropic's routes.
+//! Members and headers that are not forwarded, those that choose an adapter, and Anthropic's routes.
 
 use http::Method;
 use serde_json::{Value, json};
@@ -82,7 +82,7 @@ async fn no_adapter_goes_round_the_models_own() {
     settled(&gateway).await;
 }
 
-/// A chat under an adapter is cached apart from the same one without.
+/// A chat under an adapter is cached separately from the chat without it.
 #[tokio::test]
 async fn prompts_under_adapters_have_blocks_of_their_own() {
     let fixture = Fixture::new(2);
@@ -117,7 +117,7 @@ async fn cookies_and_addresses_stay_on_their_side() {
     settled(&gateway).await;
 }
 
-/// In Anthropic's form: its type, the message, and the request's id at the top.
+/// In Anthropic's form: its type, the message, and the request's id at the top level.
 #[track_caller]
 fn check_anthropic(answer: &Answer, status: u16, kind: &str) {
     let document = answer.json();
@@ -142,7 +142,7 @@ async fn anthropics_clients_get_errors_in_their_form() {
     let locked =
         start(&format!("[auth]\nkeys = [{{ name = \"a\", sha256 = \"{key}\" }}]\n{}", plain_model(&mock, 1))).await;
     check_anthropic(&Client::data(&locked).post("/v1/messages", "{}").await, 401, "authentication_error");
-    // In the middle of a stream it is an event of its kind.
+    // Midway in a stream it is an event of its kind.
     mock.release(3);
     let cut = client.mock("/v1/messages", "die-between", r#"{"model":"tiny","stream":true}"#).await;
     let text = String::from_utf8_lossy(&cut.body).into_owned();
@@ -151,12 +151,12 @@ async fn anthropics_clients_get_errors_in_their_form() {
     let document: Value = serde_json::from_str(data).unwrap();
     assert_eq!((&document["type"], &document["error"]["type"]), (&json!("error"), &json!("api_error")));
     mock.next().await;
-    // Others keep OpenAI's.
+    // Other routes keep OpenAI's form.
     assert!(client.post("/v1/message", "{}").await.json()["error"]["param"].is_null());
     settled(&gateway).await;
 }
 
-/// How many tokens a chat has is a matter of any backend.
+/// Any backend can count a chat's tokens.
 #[tokio::test]
 async fn tokens_of_messages_are_counted() {
     let Fleet { mocks: [mut mock], gateway, client } = alone(2, "").await;

@@ -1,4 +1,4 @@
-//! An engine, or what stands before it, that sends more than it was asked for: no other client gets that.
+//! An engine, or a proxy in front of it, that sends more than it was asked for: no other client receives that.
 
 use semmoe_mock_engine::{Step, Wire, chunk, document, send};
 use serde_json::json;
@@ -6,10 +6,10 @@ use tokio::sync::mpsc;
 
 use crate::support::{Client, PATIENCE, eventually, metric, settled, start};
 
-/// When the forged answer goes out.
+/// When the forged answer is sent.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum When {
-    /// In one piece with the answer.
+    /// In one write with the answer.
     Together,
     /// While the connection waits for the next request; then it is signalled.
     Later,
@@ -23,7 +23,8 @@ fn answer(body: &str, chunked: bool) -> Vec<u8> {
     format!("{head}{}0\r\n\r\n", chunk(body)).into_bytes()
 }
 
-/// Its answers have a length or are chunked. A signal is sent for each request that a forged one followed unasked.
+/// Its answers have a length or are chunked. A signal is sent for each request that an unrequested forged answer
+/// followed.
 fn forger(when: When, chunked: bool) -> (Wire, mpsc::UnboundedReceiver<()>) {
     let (reported, later) = mpsc::unbounded_channel();
     let wire = Wire::start(move |request| {

@@ -1,5 +1,5 @@
 //! Hostile clients: malformed requests get an error and are closed, slow ones are ended, and none of it reaches an
-//! engine or holds memory without a bound.
+//! engine or holds unbounded memory.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use crate::wire::{exchange, rest, status};
 const CHAT: &str = "/v1/chat/completions";
 const HEAD: &str = "POST /v1/chat/completions HTTP/1.1\r\nhost: gateway\r\n";
 
-/// Times for what clients have to send: short where they are waited for.
+/// Time limits for clients: short where the test waits for them.
 const HASTY: &str = "[timeouts]\nheader_seconds = 0.2\nbody_seconds = 0.2\n";
 const PATIENT: &str = "[timeouts]\nheader_seconds = 2\nbody_seconds = 2\n";
 
@@ -58,8 +58,8 @@ async fn malformed_requests_are_reported_and_closed() {
     still_serves(&gateway, &mut mock).await;
 }
 
-/// Length and chunks at once: whichever the gateway believes, the engine sees exactly one request, reframed, and
-/// what was hidden in it is no request.
+/// Length and chunks at once: whichever the gateway believes, the engine sees exactly one request, reframed, and the
+/// hidden one never becomes a request.
 #[tokio::test]
 async fn smuggled_requests_do_not_reach_the_engine() {
     let Fleet { mocks: [mut mock], gateway, .. } = alone(1, PATIENT).await;
@@ -71,7 +71,7 @@ async fn smuggled_requests_do_not_reach_the_engine() {
         "content-length: 4\r\ntransfer-encoding: chunked".to_owned(),
         "transfer-encoding: chunked\r\ntransfer-encoding: chunked\r\ncontent-length: 4".to_owned(),
     ] {
-        // To a reader of chunks the body is `{}`, to one of lengths the rest belongs to it.
+        // A reader of chunks sees the body `{}`, a reader of lengths includes the rest.
         let request = format!("{HEAD}{lines}\r\nconnection: close\r\n\r\n2\r\n{{}}\r\n0\r\n\r\n{hidden}");
         let answer = exchange(gateway.data_addr(), request.as_bytes()).await;
         assert!(["200", "400"].contains(&status(&answer)), "{answer}");
@@ -96,10 +96,10 @@ async fn garbage_in_chunks_is_reported() {
         ("-2\r\n{}\r\n0\r\n\r\n".to_owned(), "400"),
         ("fffffffffffffffff\r\n{}".to_owned(), "400"),
         ("2\r\n{}garbage".to_owned(), "400"),
-        // Extensions and trailers without end.
+        // Unbounded extensions and trailers.
         (format!("2;{}\r\n{{}}\r\n0\r\n\r\n", "x".repeat(100_000)), "400"),
         (format!("2\r\n{{}}\r\n0\r\n{}\r\n", "x-t: 1\r\n".repeat(20_000)), "400"),
-        // A size that is announced and does not come, and one that is too much when it comes.
+        // A size that is announced and does not arrive, and one that is too large on arrival.
         ("ffffffffffffffff\r\n{}".to_owned(), "4"),
         (format!("{:x}\r\n{}\r\n0\r\n\r\n", 10_001, "x".repeat(10_001)), "413"),
         ("1\r\nx\r\n".repeat(10_001), "413"),
@@ -122,7 +122,7 @@ async fn heads_without_end_are_cut_off() {
         let answer = exchange(gateway.data_addr(), request.as_bytes()).await;
         assert!(status(&answer) == "431" || answer.is_empty(), "{answer:.200}");
     }
-    // It stops reading long before the client has sent all of it.
+    // The gateway stops reading long before the client has sent everything.
     let mut socket = connect(&gateway).await;
     socket.write_all(HEAD.as_bytes()).await.unwrap();
     let line = format!("x-{}: {}\r\n", "n".repeat(100), "v".repeat(4000));
@@ -137,7 +137,7 @@ async fn heads_without_end_are_cut_off() {
     still_serves(&gateway, &mut mock).await;
 }
 
-/// A byte now and then: the clock of a head and of a body does not restart with each.
+/// A byte now and then: the time limits of a head and of a body do not restart with each.
 #[tokio::test]
 async fn slow_senders_are_ended() {
     let Fleet { mocks: [mut mock], gateway, .. } = alone(1, HASTY).await;
@@ -166,8 +166,7 @@ async fn slow_senders_are_ended() {
     still_serves(&gateway, &mut mock).await;
 }
 
-/// Bodies that are sent half and then held hold memory up to a limit; the next one is refused, and the memory comes
-/// back.
+/// Half-sent bodies hold memory up to a limit; the next is refused, and the memory is returned.
 #[tokio::test]
 async fn half_bodies_hold_memory_up_to_a_limit() {
     let mut mock = canned(1);
@@ -181,7 +180,7 @@ async fn half_bodies_hold_memory_up_to_a_limit() {
         let mut socket = connect(&gateway).await;
         let _ = socket.write_all(half.as_bytes()).await;
         let mut answer = [0; 12];
-        // Who is not refused says nothing: the gateway waits for the rest of his body.
+        // A connection that is not refused stays silent: the gateway waits for the rest of the body.
         if let Ok(read) = tokio::time::timeout(Duration::from_millis(300), socket.read(&mut answer)).await {
             refused = Some(String::from_utf8_lossy(&answer[..read.unwrap_or(0)]).into_owned());
         }
@@ -197,7 +196,7 @@ async fn half_bodies_hold_memory_up_to_a_limit() {
     settled(&gateway).await;
 }
 
-/// More connections than are allowed: the first ones say nothing and are closed, the others are served then.
+/// More connections than allowed: the first ones send nothing and are closed, then the others are served.
 #[tokio::test]
 async fn idle_connections_make_room() {
     let Fleet { mocks: [mut mock], gateway, .. } = alone(1, &format!("{HASTY}[limits]\nconnections = 4\n")).await;
@@ -212,7 +211,7 @@ async fn idle_connections_make_room() {
     still_serves(&gateway, &mut mock).await;
 }
 
-/// A client that closes its half while it waits is taken for gone, as by nginx: its engine's connection ends at once.
+/// A client that half-closes while it waits is taken to be gone, as nginx does: its engine's connection ends at once.
 #[tokio::test]
 async fn half_closed_connections_are_gone() {
     let Fleet { mocks: [mut mock], gateway, .. } = alone(1, "").await;
@@ -222,7 +221,7 @@ async fn half_closed_connections_are_gone() {
     socket.shutdown().await.unwrap();
     mock.next_gone().await;
     settled(&gateway).await;
-    // In the middle of a head or of a body: nothing reaches the engine.
+    // In the middle of a head or a body: nothing reaches the engine.
     for half in [HEAD.to_owned(), format!("{HEAD}content-length: 10\r\n\r\n{{")] {
         let mut socket = connect(&gateway).await;
         socket.write_all(half.as_bytes()).await.unwrap();
@@ -233,14 +232,14 @@ async fn half_closed_connections_are_gone() {
     still_serves(&gateway, &mut mock).await;
 }
 
-/// A client that does not read what it asked for: the engine's stream waits for it, and is not held in memory.
+/// A client that does not read its response: the engine's stream waits for it instead of filling memory.
 #[tokio::test]
 async fn a_client_that_does_not_read_is_not_buffered_for() {
     let Fleet { mocks: [mut mock], gateway, .. } = alone(1, "").await;
     let mut socket = connect(&gateway).await;
     socket.write_all(format!("{HEAD}x-mock: flood\r\ncontent-length: 2\r\n\r\n{{}}").as_bytes()).await.unwrap();
     mock.next().await;
-    // The bytes it can send before the reader stops.
+    // The bytes that the engine can send before the reader stops.
     let sent = mock.flooded().await;
     assert!(sent < 64 << 20, "{sent} bytes went somewhere");
     drop(socket);
@@ -248,7 +247,7 @@ async fn a_client_that_does_not_read_is_not_buffered_for() {
     settled(&gateway).await;
 }
 
-/// It holds a rank, so it may not do that for ever.
+/// It occupies a rank, so it is ended after a limit.
 #[tokio::test]
 async fn a_client_that_takes_nothing_is_ended() {
     let Fleet { mocks: [mut mock], gateway, .. } = alone(1, "[timeouts]\nclient_seconds = 0.2\n").await;

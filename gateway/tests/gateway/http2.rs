@@ -1,5 +1,5 @@
-//! HTTP/2 from clients: served, and bounded where a client means harm. Frames are written by hand, as no honest client
-//! sends them.
+//! HTTP/2 from clients: served, and bounded if a client is hostile. Frames are written by hand, because no honest
+//! client sends them.
 
 use http::{Method, Version};
 use semmoe_engines::http::ClientSettings;
@@ -13,12 +13,12 @@ use crate::wire::{
 };
 
 const CHAT: &str = "/v1/chat/completions";
-/// `POST /` without an end: a body is to follow.
+/// `POST /` without an end: a body should follow.
 const POST: [u8; 6] = [0x83, 0x86, 0x84, 0x41, 1, b'a'];
 
 const REFUSED_STREAM: u32 = 7;
 
-/// Opens with the preface, an empty SETTINGS and these frames, and writes on as long as it is taken.
+/// Opens with the preface, an empty SETTINGS and these frames, and keeps writing as long as the gateway reads.
 async fn attack(gateway: &Running, frames: Vec<u8>, times: usize) -> TcpStream {
     let mut stream = wire::open(gateway.data_addr(), &[]).await;
     for _ in 0..times {
@@ -29,7 +29,7 @@ async fn attack(gateway: &Running, frames: Vec<u8>, times: usize) -> TcpStream {
     stream
 }
 
-/// Everything up to the end of the connection, which must come by itself. Resets are an end, too.
+/// Everything up to the end of the connection, which must occur by itself. Resets are an end too.
 async fn to_end(mut stream: TcpStream) -> Vec<u8> {
     let mut said = Vec::new();
     let read = async {
@@ -42,7 +42,7 @@ async fn to_end(mut stream: TcpStream) -> Vec<u8> {
     said
 }
 
-/// Others are served, and nothing is left behind.
+/// Other clients are served, and nothing is left behind.
 async fn unharmed(gateway: &Running) {
     assert_eq!(Client::data(gateway).post(CHAT, "{}").await.status, 200);
     settled(gateway).await;
@@ -57,7 +57,7 @@ async fn http2_without_tls_by_prior_knowledge() {
     assert_eq!((answer.status().as_u16(), answer.version()), (200, Version::HTTP_2));
     let seen = mock.next().await;
     assert_eq!(seen.body, "{}");
-    // A client that resets its stream is seen at the engine, and its other streams go on.
+    // A client's stream reset reaches the engine, and its other streams continue.
     leave_before_the_answer(&client, &mut mock, CHAT).await;
     assert_eq!(client.post(CHAT, "{}").await.status, 200);
     let long = "x".repeat(1 << 20);
@@ -102,7 +102,7 @@ async fn a_continuation_flood_ends_the_connection() {
     frames.extend(frame(CONTINUATION, 0, 1, &header.repeat(100)).repeat(20));
     let mut stream = attack(&gateway, frames, 1).await;
     let more = frame(CONTINUATION, 0, 1, &header.repeat(100));
-    // 1.3 GB, if it were taken.
+    // 1.3 GB, if the gateway accepted it.
     for _ in 0..100_000 {
         if stream.write_all(&more).await.is_err() {
             break;
@@ -112,7 +112,7 @@ async fn a_continuation_flood_ends_the_connection() {
     unharmed(&gateway).await;
 }
 
-/// Small on the wire, large in memory: one entry of the dynamic table, named thousands of times.
+/// Small on the wire, large in memory: one entry of the dynamic table, referenced thousands of times.
 #[tokio::test]
 async fn a_header_bomb_is_refused() {
     let Fleet { mocks: [_mock], gateway, .. } = alone(1, "").await;
@@ -125,7 +125,7 @@ async fn a_header_bomb_is_refused() {
     unharmed(&gateway).await;
 }
 
-/// More streams at a time than are allowed are refused one by one.
+/// Streams beyond the limit are refused individually.
 #[tokio::test]
 async fn streams_over_the_limit_are_refused() {
     let mock = canned(1);
@@ -154,7 +154,7 @@ async fn streams_over_the_limit_are_refused() {
     unharmed(&gateway).await;
 }
 
-/// Frames that ask for an answer, from a client that reads none.
+/// Frames that require an answer, from a client that reads none.
 #[tokio::test]
 async fn pings_and_settings_without_end_are_bounded() {
     let Fleet { mocks: [_mock], gateway, .. } = alone(1, "[timeouts]\nheader_seconds = 0.2\n").await;
@@ -162,14 +162,13 @@ async fn pings_and_settings_without_end_are_bounded() {
         let payload: &[u8] = if kind == PING { &[0; 8] } else { &[] };
         let frames = frame(kind, 0, 0, payload).repeat(1000);
         let flood = attack(&gateway, frames, 1000);
-        // Frames whose answers are not read are not taken without end: either the writing stops or the connection ends.
+        // Frames with unread answers are not accepted without end: either the writing stalls or the connection ends.
         let _ = tokio::time::timeout(std::time::Duration::from_secs(1), flood).await;
     }
     unharmed(&gateway).await;
 }
 
-/// A client that begins and does not go on is not waited for: before the preface, after it, and in the middle of a
-/// head.
+/// A client that begins and stops is not waited for: before the preface, after it, and in the middle of a head.
 #[tokio::test]
 async fn slow_beginnings_have_their_time() {
     let Fleet { mocks: [_mock], gateway, .. } = alone(1, "[timeouts]\nheader_seconds = 0.1\n").await;

@@ -27,7 +27,7 @@ async fn setup(sampling: &str) -> Setup {
     setup_with(engine, fixture, sampling).await
 }
 
-/// An engine that generates two tokens, and whose streams leave in small pieces.
+/// An engine that generates two tokens, and whose streams are sent in small chunks.
 pub(crate) fn engine(fixture: &Fixture, dialect: Dialect) -> Mock {
     let texts = Texts::Model(tokenizer(), None);
     mock_of(fixture, dialect, texts, |settings| (settings.usual_tokens, settings.piece_bytes) = (Some(2), 97))
@@ -39,7 +39,7 @@ fn semmoe(fixture: &Fixture) -> Mock {
     engine
 }
 
-/// How often the body asks for routed experts.
+/// How often the body requests routed experts.
 fn questions(body: &[u8]) -> usize {
     count(body, b"\"return_routed_experts\"")
 }
@@ -72,7 +72,7 @@ impl Setup {
         metric(&self.gateway, &line).await
     }
 
-    /// Waits until so many samples ended like this: they are looked at behind the data plane.
+    /// Waits until this many samples had the outcome: they are evaluated behind the data plane.
     pub(crate) async fn wait(&self, outcome: &str, count: f64) {
         let wait = async {
             while self.outcome(outcome).await < count {
@@ -112,7 +112,7 @@ impl Setup {
         json!({ "input_ids": ids, "routed_dp_rank": 0, "stream": stream }).to_string()
     }
 
-    /// The engine's own answer to a request that does not ask for routed experts.
+    /// The engine's own answer to a request that does not request routed experts.
     pub(crate) async fn clean(&mut self, path: &str, fault: &str, body: &str) -> String {
         self.bodies();
         let gives_routes = std::mem::replace(&mut self.engine.settings().gives_routes, false);
@@ -122,7 +122,7 @@ impl Setup {
         answer.text()
     }
 
-    /// The answer to a sampled request: the engine's own, with nothing in it that the client did not ask for.
+    /// The answer to a sampled request: the engine's own, without anything that the client did not request.
     pub(crate) async fn relayed(&mut self, path: &str, words: &str, body: &str) -> Answer {
         let clean = self.clean(path, "", body).await;
         let answer = self.client.mock(path, words, body.to_owned()).await;
@@ -135,7 +135,7 @@ impl Setup {
         Client::admin(&self.gateway).get("/admin/live").await.json()["backends"][0][field].take()
     }
 
-    /// The bodies that clients' requests arrived with since the last call.
+    /// The bodies of clients' requests since the last call.
     pub(crate) fn bodies(&mut self) -> Vec<bytes::Bytes> {
         of_clients(&mut self.engine).into_iter().map(|seen| seen.body).collect()
     }
@@ -158,7 +158,7 @@ async fn a_share_is_asked_and_nobody_sees_it() {
         let sent: Value = serde_json::from_slice(&sent).unwrap();
         assert_eq!((&sent["text"], &sent["routed_dp_rank"]), (&json!(TEXTS[at]), &json!(at)));
     }
-    // Streams of the OpenAI routes are not asked.
+    // Streams of the OpenAI routes are not sampled.
     for _ in 0..2 {
         setup.client.post("/v1/completions", json!({ "prompt": TEXTS[0], "stream": true }).to_string()).await;
         assert_eq!(questions(&setup.bodies()[0]), 0);
@@ -168,7 +168,7 @@ async fn a_share_is_asked_and_nobody_sees_it() {
     assert_eq!(setup.samples().await.lines().count(), 2, "{}", setup.samples().await);
     assert_eq!(setup.metric("semmoe_observed_lar_count", "").await, 2.0);
     assert_eq!(setup.metric("semmoe_observed_lar_sum", "").await, 0.5);
-    // T says 0.6 for the prompt's tokens, and half for what was generated.
+    // T predicts 0.6 for the prompt's tokens, and half for the generated ones.
     let predicted = setup.metric("semmoe_sampled_predicted_lar_sum", "").await / 2.0;
     assert!((0.5..0.6).contains(&predicted), "{predicted}");
     let (layers, k) = (7.0, 4.0);
@@ -180,7 +180,7 @@ async fn a_share_is_asked_and_nobody_sees_it() {
     settled(&setup.gateway).await;
 }
 
-/// The prompt's tokens alone, as the generated ones are not reported.
+/// Only the prompt's tokens, because the generated ones are not reported.
 #[tokio::test]
 async fn completions_are_asked_too() {
     let mut setup = setup("").await;
@@ -221,7 +221,7 @@ async fn streams_are_edited_on_their_way() {
     let body = Setup::body(&[1, 2, 3], true);
     drop(setup.client.open(Method::POST, "/generate", &[("content-type", "application/json")], body).await);
     settled(&setup.gateway).await;
-    // The report may have come too late to matter.
+    // The report may have arrived too late to matter.
     let wait = async { while setup.outcome("unfinished").await + setup.outcome("observed").await < 3.0 {} };
     tokio::time::timeout(PATIENCE, wait).await.expect("the third sample is counted");
 }
@@ -266,7 +266,7 @@ async fn engines_that_lie_are_not_believed() {
     let clean = setup.clean("/generate", "other-prompt", &Setup::body(&[1, 2, 3], false)).await;
     assert_eq!(setup.ids("other-prompt", &[1, 2, 3]).await, clean);
     setup.wait("other_prompt", 1.0).await;
-    // In doubt, all of it is relayed as it came.
+    // In doubt, everything is relayed as received.
     let answer = setup.ids("malformed", &[1, 2, 3]).await;
     assert!(answer.contains(",\"routed_experts\":\"AAAA\",,"), "{answer}");
     setup.wait("malformed", 1.0).await;
@@ -281,7 +281,7 @@ async fn engines_that_lie_are_not_believed() {
 #[tokio::test]
 async fn an_engine_that_refuses_is_asked_once() {
     let mut setup = setup("").await;
-    // It refuses everything: that is the client's fault, reported in the engine's words.
+    // It refuses either form: the client's fault, reported in the engine's words.
     let answer = setup.client.mock("/generate", "400", "{\"input_ids\":[1]}").await;
     assert_eq!((answer.status, answer.message().as_str()), (400, "the engine's own words"));
     setup.wait("failed", 1.0).await;
@@ -319,7 +319,7 @@ async fn engines_that_cannot_are_not_asked() {
 }
 
 /// Short requests run far below their prediction and long ones a little above it, so that the activations of both
-/// together are as predicted.
+/// together match it.
 #[tokio::test]
 async fn drift_compares_activations_and_not_requests() {
     let setup = setup("drift_samples = 3").await;
@@ -356,7 +356,7 @@ async fn drift_is_reported_once_and_cleared() {
         assert_eq!(setup.metric("semmoe_lar_drift", "").await, raised, "{words}");
         assert_eq!(setup.shown("drift").await["alarm"], raised == 1.0);
     }
-    // Other tables start over.
+    // New tables reset the alarm.
     for _ in 0..4 {
         setup.ids("local 0", &ids).await;
         count += 1.0;
@@ -388,7 +388,7 @@ async fn counts_are_kept_as_a_profile() {
     assert!(!file.exists());
     let written = Client::admin(&first.gateway).call(Method::POST, "/admin/live/profiles", &[], "").await.json();
     assert_eq!((&written["profiles"][0]["tokens"], &written["profiles"][0]["error"]), (&json!(8), &Value::Null));
-    // The prompt and the first token generated; the last one has no route.
+    // The prompt and the first generated token; the last one has no route.
     assert_eq!((counted(5), counted(6), counted(first_generated(&first.fixture, &[5, 6, 5]))), (4, 2, 2));
     assert_eq!(std::fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
     let profile = Profile::open(&file).unwrap();
@@ -397,7 +397,7 @@ async fn counts_are_kept_as_a_profile() {
     assert_eq!((row.experts.len(), row.counts), (4, &[4, 4, 4, 4][..]));
     drop(profile);
 
-    // Requests running when it stops are counted too, and the next run goes on from there.
+    // Requests running at shutdown are counted too, and the next run continues from there.
     first.ids("local 1", &[6, 9]).await;
     let Setup { gateway, fixture, engine, .. } = first;
     gateway.shutdown(PATIENCE).await;
@@ -408,7 +408,7 @@ async fn counts_are_kept_as_a_profile() {
     assert_eq!((counted(5), counted(6)), (4, 4));
 }
 
-/// Whole requests are kept where that is asked for, in their order, in few private files.
+/// Whole requests are kept if configured, in their order, in a few private files.
 #[tokio::test]
 async fn traces_are_kept_for_those_who_ask() {
     use std::os::unix::fs::PermissionsExt;
@@ -434,7 +434,7 @@ async fn traces_are_kept_for_those_who_ask() {
     assert_eq!(kept, [vec![request(7), request(8)], vec![request(9)]]);
 }
 
-/// Held back, an answer is still one answer: nothing is sent before it is complete, and it is complete.
+/// An answer that is held back is still one answer: nothing is sent before it is complete, and then all of it.
 #[tokio::test]
 async fn the_client_gets_one_clean_end() {
     let mut setup = setup("").await;

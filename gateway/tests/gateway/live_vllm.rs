@@ -1,4 +1,4 @@
-//! Sampled requests on vLLM: token ids are asked for, routed experts come where its flag is set.
+//! Sampled requests on vLLM: token ids are requested, routed experts appear if its flag is set.
 
 use semmoe_mock_engine::VLLM_0_30;
 use serde_json::{Value, json};
@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use crate::live::{CHAT, COMPLETIONS, Setup, TEXTS, count, engine};
 use crate::support::{Client, Fixture, canned, plain_model, settled, start, tokenizer};
 
-/// How often the body asks for token ids.
+/// How often the body requests token ids.
 fn id_questions(body: &[u8]) -> usize {
     count(body, b"\"return_token_ids\"")
 }
@@ -23,7 +23,7 @@ async fn vllm_setup(flag: bool) -> Setup {
     Setup { engine, gateway, client, fixture }
 }
 
-/// A question for the route, with more members.
+/// A body for the route, with further members.
 fn vllm_body(path: &str, text: &str, more: &str) -> String {
     let text = json!(text);
     match path {
@@ -42,7 +42,7 @@ async fn vllm_is_asked_for_ids_and_the_client_sees_none_of_it() {
         assert_eq!(id_questions(&setup.bodies()[0]), 1);
         setup.wait("observed", count as f64 + 1.0).await;
     }
-    // One expert in four is on the rank that the request was pinned to; on the other one it would be three.
+    // One expert in four is on the pinned rank; on the other rank it would be three.
     assert_eq!(setup.metric("semmoe_observed_lar_sum", "").await, 0.5);
     let remote = setup.metric("semmoe_sampled_activations_total", ",phase=\"prompt\",place=\"remote\"").await;
     assert_eq!(remote, (2 * tokens.len() * 7 * 3) as f64);
@@ -61,7 +61,7 @@ async fn clients_of_vllm_get_what_they_ask_for() {
         assert!(answer.text().contains("\"prompt_token_ids\":["), "{answer:?}");
         observed += 1.0;
         setup.wait("observed", observed).await;
-        // Then the prompt's ids are computed here.
+        // In this case the gateway computes the prompt's ids.
         setup.relayed(path, "", &vllm_body(path, TEXTS[0], ",\"return_token_ids\":false")).await;
         if path == COMPLETIONS {
             observed += 1.0;
@@ -82,7 +82,7 @@ async fn clients_of_vllm_get_what_they_ask_for() {
     assert_eq!(setup.outcome("unfit").await, 2.0);
 }
 
-/// Where everything is streamed nothing is sampled, and the admin plane says so.
+/// If everything is streamed nothing is sampled, and the admin plane reports that.
 #[tokio::test]
 async fn an_operator_sees_that_streams_of_vllm_are_not_sampled() {
     let setup = vllm_setup(true).await;
@@ -107,7 +107,7 @@ async fn what_vllm_gets_wrong_is_not_believed() {
         assert_eq!(answer.body, clean, "{fault}");
         setup.wait(outcome, before + 1.0).await;
     }
-    // Other answers show that it has its flag.
+    // Other answers show that its flag is set.
     assert_eq!(setup.metric("semmoe_sampling_refused", "").await, 0.0);
 }
 
@@ -127,7 +127,7 @@ async fn a_vllm_without_its_flag_is_asked_once() {
     settled(&setup.gateway).await;
 }
 
-/// An engine's first answer may lack them for a reason of its own.
+/// An engine's first answer may lack them for unrelated reasons.
 #[tokio::test]
 async fn a_vllm_is_asked_again_when_its_answers_show_the_flag() {
     let mut setup = vllm_setup(true).await;
@@ -141,7 +141,7 @@ async fn a_vllm_is_asked_again_when_its_answers_show_the_flag() {
     assert_eq!(setup.metric("semmoe_sampling_refused", "").await, 0.0);
 }
 
-/// vLLM's flag is the server's: its answers carry routed experts, and clients get them only if they ask.
+/// vLLM's flag concerns the whole server: its answers carry routed experts, and clients receive them only on request.
 #[tokio::test]
 async fn what_vllm_tells_unasked_is_cut() {
     let mock = canned(2);

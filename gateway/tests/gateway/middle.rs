@@ -1,4 +1,4 @@
-//! HTTP/2 all the way: a client, a gateway, and an engine that expects HTTP/2 from the first byte (another gateway, in
+//! HTTP/2 end to end: a client, a gateway, and an engine that requires HTTP/2 with prior knowledge (another gateway, in
 //! front of a mock).
 
 use http::{Method, Version};
@@ -68,7 +68,7 @@ async fn events_come_one_by_one_and_who_leaves_is_seen_at_the_engine() {
     }
     drop(stream);
     mock.next_gone().await;
-    // Also before there is an answer, while others go on.
+    // Also before there is an answer, while other requests continue.
     let mut other = client.open(Method::POST, CHAT, &[("x-mock", "stream")], "{}").await;
     for _ in 0..2 {
         mock.next().await;
@@ -80,7 +80,7 @@ async fn events_come_one_by_one_and_who_leaves_is_seen_at_the_engine() {
     end(gateways).await;
 }
 
-/// The engine's stream waits for a client that takes nothing, and is held in memory nowhere.
+/// The engine's stream waits for a stalled client, and no hop buffers it.
 #[tokio::test]
 async fn nobody_buffers_for_a_client_that_does_not_read() {
     let mut mock = canned(1);
@@ -90,7 +90,7 @@ async fn nobody_buffers_for_a_client_that_does_not_read() {
     mock.next().await;
     let sent = mock.flooded().await;
     assert!(sent < 64 << 20, "{sent} bytes went somewhere");
-    // Others on the same connections are served meanwhile.
+    // Other requests on these connections are served meanwhile.
     assert_eq!(client.post(CHAT, "{}").await.status, 200);
     drop(stream);
     mock.next_gone().await;

@@ -1,4 +1,4 @@
-//! One verdict: whatever does not fit costs affinity, with its reason, and the same one at start, by a reload, by a
+//! One verdict: whatever does not match costs affinity and names the reason, identically at start, by a reload, by a
 //! probe and after a restart of the engine.
 
 use std::collections::HashSet;
@@ -13,12 +13,12 @@ use crate::support::{
     start, start_bare, until_shown,
 };
 
-/// To all backends of a gateway.
+/// Number of requests, over all backends of a gateway.
 const REQUESTS: usize = 150;
 const MODEL: &str = r#"{"model":"tiny","text":"river water boat fish"}"#;
 
-/// An engine, and what becomes of it: `Ok` with the reason for being routed by load, if any, or `Err` with a part of
-/// why it is closed.
+/// An engine and the expected verdict: `Ok` with the reason for being routed by load, if any, or `Err` with a part of
+/// the reason for being closed.
 struct Case {
     name: &'static str,
     engine: &'static str,
@@ -86,12 +86,12 @@ fn become_case(mock: &Mock, case: &Case) {
     mock.lists(case.serves);
 }
 
-/// The backend of a case.
+/// Name of the backend of a case.
 fn pod(case: usize) -> String {
     format!("pod-{case}")
 }
 
-/// A gateway before a good engine, `pod-a`, and that of each case, [`pod`], which is judged at this moment.
+/// A gateway in front of a good engine, `pod-a`, and one backend per case, [`pod`], judged at this moment.
 async fn judged_at(moment: Moment, cases: &[Case], fixture: &Fixture, tables: &Path) -> (Running, Vec<Mock>) {
     let good = canned_as(fixture.info());
     let mut mocks: Vec<Mock> = cases.iter().map(|_| canned_as(fixture.info())).collect();
@@ -132,7 +132,7 @@ async fn judged_at(moment: Moment, cases: &[Case], fixture: &Fixture, tables: &P
     (gateway, mocks)
 }
 
-/// Whether a backend serves, why its requests are routed by load, and what the gateway says of it.
+/// Checks whether a backend serves, why its requests are routed by load, and what the gateway reports about it.
 async fn check_verdict(gateway: &Running, name: &str, case: &Case, context: &str) {
     let ready = async || Client::admin(gateway).get("/readyz").await;
     match case.verdict {
@@ -166,7 +166,7 @@ async fn one_verdict_at_start_by_reload_by_probe_and_after_a_restart() {
             check_verdict(&gateway, &pod(at), case, &format!("{}, {moment:?}", case.name)).await;
         }
         let client = Client::data(&gateway);
-        // Held, so that each backend that serves has its part of them.
+        // Held, so that each serving backend receives a share of them.
         mocks.iter().for_each(|mock| mock.behave("late"));
         let asked: Vec<_> = (0..REQUESTS).map(|number| client.begin("/generate", generate(number % 24))).collect();
         eventually("all are placed", async || in_flight(&gateway).await.1 == REQUESTS as f64).await;
@@ -188,7 +188,7 @@ async fn one_verdict_at_start_by_reload_by_probe_and_after_a_restart() {
     }
 }
 
-/// It keeps its own backend closed only where there is no other, and says why.
+/// A model whose only backend is closed reports why.
 #[tokio::test]
 async fn an_engine_that_serves_another_model_is_not_ready() {
     for engine in ["semmoe", "sglang", "openai"] {
@@ -203,7 +203,7 @@ async fn an_engine_that_serves_another_model_is_not_ready() {
         let ready = Client::admin(&gateway).get("/readyz").await;
         let says = ready.text();
         assert!(ready.status == 503 && says.contains("another model, 'other'"), "{engine}: {says}");
-        // By an alias, by the name that the configuration gives, or by any name.
+        // By an alias, by the configured name, or by any name.
         for serves in ["small", "tiny", "any"] {
             mock.lists(serves);
             gateway.wait_ready().await;
@@ -217,7 +217,7 @@ async fn an_engine_that_serves_another_model_is_not_ready() {
     }
 }
 
-/// vLLM asks for its key on the routes of requests alone.
+/// vLLM requires its key only on request routes.
 #[tokio::test]
 async fn an_engine_that_refuses_the_key_is_not_ready() {
     let mock = canned(1);
@@ -233,7 +233,7 @@ async fn an_engine_that_refuses_the_key_is_not_ready() {
     assert!(format!("{health:?}").contains("401"), "{health:?}");
 }
 
-/// A file of one model that cannot be read costs that model its affinity, at start and by a reload.
+/// An unreadable file of one model costs that model its affinity, at start and by a reload.
 #[tokio::test]
 async fn a_file_that_cannot_be_read_costs_one_model_its_affinity() {
     let fixture = Fixture::new(2);
@@ -257,7 +257,7 @@ async fn a_file_that_cannot_be_read_costs_one_model_its_affinity() {
         assert!(checked.contains(says) && !checked.contains('\n'), "{says}: {checked}");
         let file = File::new("", &both);
         let gateway = file.start().await;
-        // The same by a reload, where the backend is new.
+        // A reload with a new backend has this outcome, too.
         let later = File::new("", &second);
         let reloaded = later.start().await;
         later.write("", &both);
@@ -277,7 +277,7 @@ async fn a_file_that_cannot_be_read_costs_one_model_its_affinity() {
     }
 }
 
-/// A running model keeps what it has read while the file is bad, and says so; when it is right again, nothing is said.
+/// A running model keeps what it has read while the file is bad, and reports it until the file is good again.
 #[tokio::test]
 async fn a_reload_with_a_file_that_cannot_be_read_keeps_what_is_in_use() {
     let fixture = Fixture::new(2);
@@ -302,7 +302,7 @@ async fn a_reload_with_a_file_that_cannot_be_read_keeps_what_is_in_use() {
     }
 }
 
-/// Tables that fit bring affinity back, by hand or by a reload.
+/// Matching tables restore affinity, by hand or by a reload.
 #[tokio::test]
 async fn tables_that_fit_bring_affinity_back() {
     let fixture = Fixture::new(2);
@@ -338,7 +338,7 @@ async fn tables_that_fit_bring_affinity_back() {
     assert_eq!(Client::data(&gateway).post("/generate", MODEL).await.header("x-semmoe-policy"), "affinity");
 }
 
-/// The file that SGLang names is compared where it can be read, and what was read of a process stays.
+/// The file that SGLang names is compared if readable, and what was read for a process stays.
 #[tokio::test]
 async fn the_map_in_a_file_is_compared() {
     let fixture = Fixture::new(2);
@@ -356,14 +356,14 @@ async fn the_map_in_a_file_is_compared() {
     let gateway = start(&format!("identity_seconds = 0.02\n{toml}")).await;
     let found = shown(&gateway, "pod-a").await;
     assert!(found["by_load"].is_null() && found["placement_by"] == "engine", "{found}");
-    // Written again beside an engine that runs: it still runs what it read. Another process reads the new one.
+    // Rewritten beside a running engine: it still runs the old content. A new process reads the new one.
     std::fs::write(&map, other.to_string()).unwrap();
     tokio::time::sleep(std::time::Duration::from_millis(200)).await;
     assert!(shown(&gateway, "pod-a").await["by_load"].is_null());
     mock.settings().info = Some(info(2));
     let found = until_shown(&gateway, "pod-a", |found| found["by_load"]["reason"] == "placement").await;
     assert!(found["by_load"]["detail"].as_str().unwrap().contains("group 0 of layer 0"), "{found}");
-    // A file without a map, a pipe and a folder prove nothing, and hold nothing up.
+    // A file without a map, a pipe and a folder prove nothing, and block nothing.
     for (seed, name) in [(3, "pipe.json"), (4, "folder.json"), (5, "text.json"), (6, "e.pt")] {
         let path = fixture.folder.path().join(name);
         match name {

@@ -1,5 +1,5 @@
-//! Requests that an engine did not take over HTTP/2: sent again, whatever may be retried. Frames are written by hand,
-//! as no library refuses streams on demand.
+//! Requests that an engine refused over HTTP/2: sent again, whatever the retry rules. Frames are written by hand,
+//! because no library refuses streams on demand.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -19,10 +19,10 @@ const NO_SETTINGS: &[u8] = &[0, 0, 0, SETTINGS, 0, 0, 0, 0, 0];
 /// RST_STREAM with REFUSED_STREAM, and with INTERNAL_ERROR.
 const REFUSED: &[u8] = &[0, 0, 4, 3, 0, 0, 0, 0, 0, 0, 0, 0, 7];
 const BROKEN: &[u8] = &[0, 0, 4, 3, 0, 0, 0, 0, 0, 0, 0, 0, 2];
-/// Of the connection, whose last stream is 0.
+/// GOAWAY for the connection, with last stream 0.
 const GOAWAY: &[u8] = &[0, 0, 8, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
 
-/// An engine whose answers to requests are these frames, one after the other, and then the last one again and again.
+/// An engine that answers requests with these frames in sequence, repeating the last one.
 struct Engine {
     url: String,
     requests: Arc<AtomicUsize>,
@@ -77,13 +77,13 @@ async fn serve(
         }
         socket.write_all(&answer).await?;
         if answer == GOAWAY {
-            // Closed with bytes unread, the connection would be reset, and the frame with it.
+            // If it were closed with unread bytes, the connection would be reset, and the frame lost.
             return tokio::io::copy(&mut socket, &mut tokio::io::sink()).await.map(drop);
         }
     }
 }
 
-/// Where nothing may run twice and there are no retries.
+/// Nothing may run twice, and there are no retries.
 fn careful(engines: &[&Engine]) -> String {
     let backend = |(name, engine): (char, &&Engine)| {
         format!(

@@ -1,4 +1,4 @@
-//! The admin plane does what its OpenAPI document says: every route, every answer, every failure.
+//! The admin plane conforms to its OpenAPI document: every route, every answer, every failure.
 
 use http::Method;
 use semmoe_gateway::Running;
@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::support::{Answer, Client, Fixture, Mock, TEXTS, canned, check_schema, reloadable};
 
-/// A gateway with something to show in every answer: earlier tables, an error, a shadow, requests.
+/// A gateway with content for every answer: earlier tables, an error, a shadow, requests.
 async fn gateway(mock: &Mock, fixture: &Fixture) -> Running {
     let gateway = reloadable(mock, fixture, "[sampling]\nshare = 0.5").await;
     let (admin, data) = (Client::admin(&gateway), Client::data(&gateway));
@@ -19,7 +19,7 @@ async fn gateway(mock: &Mock, fixture: &Fixture) -> Running {
     gateway
 }
 
-/// A good body for every route that is posted to.
+/// A valid body for every POST route.
 fn body_for(path: &str) -> Value {
     match path {
         "/admin/tables" => json!({ "backend": "pod-a", "path": "second" }),
@@ -82,11 +82,11 @@ async fn every_route_answers_as_the_document_says() {
         let headers = [("content-type", "application/json")];
         let named = path.replace("{name}", "pod-a");
         let answer = client.call(method.clone(), &named, &headers, body.to_string()).await;
-        // The mock does not answer as a worker does that switches; tests/command/up.rs switches one.
+        // The mock does not answer like a switchable worker; tests/command/up.rs switches one.
         let expected = if at == "POST /admin/switch" { 502 } else { 200 };
         assert_eq!(answer.status, expected, "{at}: {answer:?}");
         check(&document, operation, &answer, &at);
-        // Failures are as the document says, too.
+        // Failures conform to the document too.
         if operation["requestBody"].is_object() {
             let answer = client.call(method.clone(), &named, &headers, "{}").await;
             assert_eq!(answer.status, 400, "{at}: {answer:?}");
@@ -121,7 +121,7 @@ async fn optional_parts_are_documented_too() {
     }
 }
 
-/// Without a document for it nothing is answered, whatever the method.
+/// Anything undocumented is rejected, whatever the method.
 #[tokio::test]
 async fn what_is_not_in_the_document_is_not_there() {
     let mock = canned(2);

@@ -1,4 +1,4 @@
-//! The operators' pages say what is so: configurations are accepted; metrics, codes, routes and messages exist.
+//! The operators' pages are accurate: configurations are accepted; metrics, codes, routes and messages exist.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -13,13 +13,13 @@ fn page(name: &str) -> String {
     std::fs::read_to_string(format!("{ROOT}/docs/{name}.md")).unwrap()
 }
 
-/// Fenced blocks of one language.
+/// Fenced blocks in one language.
 fn blocks<'a>(text: &'a str, language: &str) -> Vec<&'a str> {
     let fence = format!("```{language}\n");
     text.split(&fence).skip(1).map(|rest| rest.split("```").next().unwrap()).collect()
 }
 
-/// All words that begin with `prefix`.
+/// All words with this prefix.
 fn words<'a>(text: &'a str, prefix: &str) -> BTreeSet<&'a str> {
     let parts = text.split(|letter: char| !(letter.is_ascii_alphanumeric() || "_/.".contains(letter)));
     parts.filter(|word| word.starts_with(prefix)).map(|word| word.trim_end_matches('.')).collect()
@@ -51,7 +51,7 @@ async fn metrics_and_routes_are_there() {
     let (mock, fixture) = (canned(2), Fixture::new(2));
     let gateway = reloadable(&mock, &fixture, "").await;
     let client = Client::admin(&gateway);
-    // A family without a count is not shown, so that the sources are asked for its name.
+    // A family without a sample is not exposed, so look for its name in the sources.
     let metrics = sources(Path::new(&format!("{ROOT}/gateway/src")));
     for name in words(&text, "semmoe_") {
         let family = name.trim_start_matches("semmoe_").trim_end_matches("_total").trim_end_matches("_info");

@@ -14,7 +14,7 @@ use crate::support::{Answer, Client, Fixture, Fleet, TEXTS, alone, canned, plain
 const TOKEN_SHA256: &str = "16175223c8ddce5ace0493c948569c211b03c4c6bb3d3e484434999448cffe01";
 const HTML: [(&str, &str); 1] = [("accept", "text/html,application/xhtml+xml;q=0.9,*/*;q=0.8")];
 
-/// Between the only two such tags.
+/// The content of the only such element.
 fn inside<'a>(page: &'a str, tag: &str) -> &'a str {
     let (open, close) = (format!("<{tag}>"), format!("</{tag}>"));
     assert_eq!(page.matches(&open).count(), 1, "{open}");
@@ -35,7 +35,7 @@ fn check(answer: &Answer) {
         assert!(policy.contains(rule), "{policy}");
     }
     assert!(!policy.contains("unsafe"), "{policy}");
-    // Nothing that makes markup of text, and nothing from elsewhere.
+    // Nothing turns text into markup, and nothing loads from other hosts.
     for forbidden in
         ["innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", " style=\"", "src=", "localStorage"]
     {
@@ -54,7 +54,7 @@ async fn browsers_get_the_page_and_programs_the_list() {
     let list = admin.get("/").await;
     assert!(list.json()["routes"]["GET /ui"].is_string(), "{list:?}");
     assert_eq!(list.header("vary"), "Accept");
-    // As every route of this listener, by the guard.
+    // The guard protects it like every route of this listener.
     assert_eq!(admin.call(Method::GET, "/ui", &[("host", "evil.example")], "").await.status, 403);
     assert_eq!(client.get("/ui").await.status, 404);
 }
@@ -90,7 +90,7 @@ async fn the_overview_is_what_its_parts_say() {
     for part in ["backends", "tables", "live", "routing"] {
         let mut alone = admin.get(&format!("/admin/{part}")).await.json();
         let mut within = overview[part].clone();
-        // These fade as time goes by.
+        // These decay over time.
         for value in [&mut alone, &mut within] {
             for rank in
                 value.pointer_mut("/backends/0/ranks").and_then(|ranks| ranks.as_array_mut()).into_iter().flatten()

@@ -1,4 +1,4 @@
-//! Pins are a property of engine, version and route, and nothing is pinned to a rank that an engine does not have.
+//! Pins depend on engine, version and route, and nothing is pinned to a rank that an engine does not have.
 
 use semmoe_gateway::Running;
 use semmoe_mock_engine::{SGLANG_0_5_23, VLLM_0_32};
@@ -32,13 +32,13 @@ fn body(path: &str, text: &str) -> String {
     body.to_string()
 }
 
-/// Another version, which reads pins on these paths.
+/// Changes to another version, which reads pins on these paths.
 fn upgrade(mock: &Mock, version: &str, reads: &[&'static str]) {
     let mut settings = mock.settings();
     (settings.version, settings.pinned_routes) = (version.to_owned(), Some(reads.to_vec()));
 }
 
-/// Of a route, as the admin plane shows it.
+/// A route's pins, as the admin plane shows them.
 fn route(shown: &Value, path: &str) -> Value {
     let found = shown["pins"]["routes"].as_array().unwrap().iter().find(|route| route["route"] == path);
     found.unwrap_or_else(|| panic!("no {path} in {shown}")).clone()
@@ -52,7 +52,7 @@ async fn until_pinned(gateway: &Running, path: &str, pinned: bool) -> Value {
     route(&until_shown(gateway, "pod-a", proved).await, path)
 }
 
-/// Sends both texts; returns policies, ranks that the answers name, and ranks that the engine ran them on.
+/// Sends both texts; returns policies, ranks named by the answers, and ranks that the engine ran them on.
 async fn send(gateway: &Running, mock: &Mock, path: &str) -> Vec<(String, String, u16)> {
     let mut seen = Vec::new();
     for text in TEXTS.iter().cycle().take(6) {
@@ -106,7 +106,7 @@ async fn responses_of_vllm_carry_no_rank() {
     settled(&gateway).await;
 }
 
-/// A version that no table knows is pinned where probes prove it, and where it changes in place, so are its pins.
+/// An unknown version is pinned where probes prove it; if the version changes in place, so do its pins.
 #[tokio::test]
 async fn unknown_versions_are_pinned_where_probes_prove_it() {
     let fixture = Fixture::new(2);
@@ -138,7 +138,7 @@ async fn unknown_versions_are_pinned_where_probes_prove_it() {
     settled(&gateway).await;
 }
 
-/// The answers of SGLang 0.5.23 on these routes name no rank, but it must not refuse the probes: then it ran none.
+/// SGLang 0.5.23 names no rank in answers on these routes; probes must have a form that it accepts, or nothing runs.
 #[tokio::test]
 async fn sglang_takes_the_probes_of_all_routes() {
     let fixture = Fixture::new(2);
@@ -151,7 +151,7 @@ async fn sglang_takes_the_probes_of_all_routes() {
     }
 }
 
-/// While such a request runs, no rank has it.
+/// While such a request runs, it counts on no rank.
 #[tokio::test]
 async fn a_request_that_is_not_pinned_is_in_no_ranks_account() {
     let mut mock = canned_as(json!({ "model_path": "/models/tiny", "version": "0.5.19", "dp_size": 2 }));
@@ -167,7 +167,7 @@ async fn a_request_that_is_not_pinned_is_in_no_ranks_account() {
     settled(&gateway).await;
 }
 
-/// An engine that lost a rank, or reports more than it has, costs no client a request: it says so in its refusal.
+/// An engine that lost a rank, or reports more than it has, costs no client a request: its refusal reveals it.
 #[tokio::test]
 async fn a_rank_that_is_refused_costs_no_request() {
     let fixture = Fixture::new(2);
@@ -208,7 +208,7 @@ async fn a_rank_that_is_refused_costs_no_request() {
     }
 }
 
-/// `ranks` of the configuration is believed only as far as the engine confirms it.
+/// `ranks` of the configuration is trusted only as far as the engine confirms it.
 #[tokio::test]
 async fn configured_ranks_are_pinned_where_the_engine_confirms_them() {
     let fixture = Fixture::new(2);

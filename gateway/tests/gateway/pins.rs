@@ -1,10 +1,10 @@
-//! The request as an engine gets it: the pin where it belongs, every other byte as the client sent it.
+//! The request as an engine receives it: with the pin in its place, and every other byte as the client sent it.
 
 use http::Method;
 
 use crate::support::{Fleet, alone, settled};
 
-/// Odd white space, escapes, a number that no float holds, and keys that look like pins but are none.
+/// Unusual white space, escapes, a number that no float represents, and keys that only resemble pins.
 const BODY: &str = " {\n \"prompt\" :\"caf\\u00e9 \\ud83d\\ude00\",\"n\": 1.0e0,\"big\":12345678901234567890,\t\
                      \"extra\":{\"routed_dp_rank\":7,\"x\":[1 , 2]},\"Routed_dp_rank\":1 }\n";
 
@@ -104,7 +104,7 @@ async fn answers_pass_with_headers_of_the_message_only() {
     assert_eq!(answer.json()["path"], "/v1/completions");
 }
 
-/// The engine's own errors are the client's to see, and no reason to evict it.
+/// The client sees the engine's own errors, which are no reason to evict the engine.
 #[tokio::test]
 async fn errors_of_the_engine_are_relayed_and_evict_nobody() {
     let Fleet { mocks: [mut mock], gateway, client } = alone(2, "").await;

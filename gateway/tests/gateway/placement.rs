@@ -1,4 +1,4 @@
-//! Which rank gets a request.
+//! Which rank a request goes to.
 
 use semmoe_tables::{Tables, export};
 use serde_json::{Value, json};
@@ -37,7 +37,7 @@ async fn affinity_takes_the_rank_that_the_tables_name() {
     settled(&gateway).await;
 }
 
-/// Such as 256 experts and 32 redundant slots on 72 ranks or on 144.
+/// For example 256 experts and 32 redundant slots on 72 ranks or on 144.
 #[tokio::test]
 async fn ranks_may_divide_experts_and_redundant_slots_in_place_of_experts() {
     for (experts, ranks) in [(32, 5), (256, 72), (256, 144)] {
@@ -61,7 +61,7 @@ async fn ranks_may_divide_experts_and_redundant_slots_in_place_of_experts() {
     }
 }
 
-/// Long prompts are scored on other threads, with the same result.
+/// Long prompts are scored on other threads, with equal results.
 #[tokio::test]
 async fn long_prompts_go_the_same_way() {
     let Affine { mut mock, gateway, fixture: _fixture, .. } = affine(4, &TEXTS, "").await;
@@ -85,7 +85,7 @@ async fn round_robin_is_even() {
     assert_eq!(metric(&gateway, line).await, 10.0);
 }
 
-/// Many at once: every rank gets its part, and nothing is left over.
+/// Many concurrent requests: every rank receives its share, and nothing is left behind.
 #[tokio::test]
 async fn concurrent_requests_are_spread_and_counted() {
     let fixture = Fixture::new(4);
@@ -93,7 +93,7 @@ async fn concurrent_requests_are_spread_and_counted() {
     let tables = fixture.write("t", &TEXTS, 0);
     let gateway = start(&fixture.balanced(&mock.url(), &tables)).await;
     let client = Client::data(&gateway);
-    // All want rank 0, so the cap must send most of them elsewhere.
+    // All prefer rank 0, so the cap must send most of them elsewhere.
     let calls = (0..200).map(|_| {
         let client = client.clone();
         tokio::spawn(

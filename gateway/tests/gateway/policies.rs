@@ -18,7 +18,7 @@ fn model(mock: &Mock, engine: &str, policy: &str) -> String {
     )
 }
 
-/// The model of a fixture, with more keys.
+/// The model of a fixture, with further keys.
 fn with_tables(fixture: &Fixture, mock: &Mock, keys: &str) -> String {
     mock.settings().info = Some(fixture.info());
     let tables = fixture.write("t", &TEXTS, 0);
@@ -72,7 +72,8 @@ async fn a_session_keeps_its_rank_from_the_first_request_on() {
     settled(&gateway).await;
 }
 
-/// A prompt leaves the rank that holds it for too many sequences there, and for long answers if it may have one itself.
+/// A prompt leaves the rank that caches it if too many sequences run there, and avoids long answers if its own may be
+/// long.
 #[tokio::test]
 async fn sequences_and_answers_count() {
     let mock = canned(4);
@@ -108,7 +109,7 @@ async fn sequences_and_answers_count() {
     assert!(stays(sglang, "bread and butter", json!({}), limited).await);
 }
 
-/// An engine that says that it keeps no prefixes: a prompt has no home there.
+/// An engine that reports no prefix caching: a prompt has no preferred rank there.
 #[tokio::test]
 async fn an_engine_without_a_prefix_cache_has_no_homes() {
     let mock = canned_as(json!({ "version": "0.1.0", "dp_size": 4, "disable_radix_cache": true }));
@@ -180,7 +181,7 @@ async fn a_shadow_reports_and_changes_nothing() {
     let report = &shadow["report"];
     assert_eq!((&report["requests"], &report["same_rank"]), (&json!(24), &json!(12)));
     let share = |side: &str| report[side]["local_share"].as_f64().unwrap();
-    // Half of the requests reach their home in turn; affinity brings all of them there.
+    // Half of the requests reach their preferred rank in turn; affinity sends all of them there.
     let (does, would) = (share("acting"), share("watched"));
     assert!(would > does + 0.1, "{report}");
     assert!((shadow["local_share_gain"].as_f64().unwrap() - (would - does)).abs() < 1e-12);
@@ -224,7 +225,7 @@ async fn a_canary_sends_its_part_and_both_sides_are_counted() {
     settled(&gateway).await;
 }
 
-/// A prompt whose score comes just too late is read twice, and is still one request.
+/// A prompt whose score arrives just too late is read twice, and is still one request.
 #[tokio::test]
 async fn a_canary_counts_a_late_score_once() {
     let mock = canned(4);
@@ -232,7 +233,7 @@ async fn a_canary_counts_a_late_score_once() {
     let toml = with_tables(&fixture, &mock, "canary = 50\nbaseline = \"round_robin\"");
     let gateway = start(&format!("[routing]\noffload_bytes = 1\nscore_limit_seconds = 0.001\n{toml}")).await;
     let client = Client::data(&gateway);
-    // Of all lengths, so that some are done when the limit is over.
+    // Of all lengths, so that some are done within the limit.
     for words in 1..=400 {
         let prompt = TEXTS[0].repeat(words);
         assert_eq!(client.post("/v1/completions", json!({ "prompt": prompt }).to_string()).await.status, 200);
@@ -245,7 +246,7 @@ async fn a_canary_counts_a_late_score_once() {
     settled(&gateway).await;
 }
 
-/// The tokens of a streaming request are backlog until the first piece of its answer.
+/// The tokens of a streaming request are backlog until the first chunk of its answer.
 #[tokio::test]
 async fn a_prompt_is_backlog_until_the_answer_begins() {
     let mock = canned(4);

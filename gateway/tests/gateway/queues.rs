@@ -89,7 +89,7 @@ async fn waits_end() {
     settled(&gateway).await;
 }
 
-/// An engine that restarts quickly is not noticed by who comes meanwhile.
+/// Requests that arrive while an engine restarts quickly do not notice it.
 #[tokio::test]
 async fn requests_wait_shortly_for_a_backend() {
     let Fleet { mocks: [mut mock], gateway, .. } = alone(1, "[queue]\nwait_for_backend_seconds = 60\n").await;
@@ -103,7 +103,7 @@ async fn requests_wait_shortly_for_a_backend() {
     until_depth(&gateway, 0.0).await;
 }
 
-/// A retry goes to the line where the others are full, and not beyond their limit.
+/// A retry joins the queue if the others are full, and does not exceed their limit.
 #[tokio::test]
 async fn a_retry_waits_for_room() {
     let (mut a, mut b) = (canned(1), canned(1));
@@ -131,7 +131,7 @@ async fn a_retry_waits_for_room() {
     until_depth(&gateway, 0.0).await;
 }
 
-/// Where engines choose the ranks the limit is of all of them together.
+/// If engines choose the ranks, the limit applies to all of them together.
 #[tokio::test]
 async fn the_limit_holds_where_engines_choose() {
     let Fleet { mocks: [mut mock], gateway, client } = alone(2, "[queue]\nmax_in_flight = 1\n").await;
@@ -157,7 +157,7 @@ async fn nobody_waits_in_a_line_of_no_length() {
     settled(&gateway).await;
 }
 
-/// Requests that wait for room see the backends of a reload, and those that wait for a backend see the first one found.
+/// Requests waiting for room see the backends of a reload, and those waiting for a backend see the first one found.
 #[tokio::test]
 async fn requests_that_wait_see_new_backends() {
     let (mut a, mut b) = (canned(1), canned(1));
@@ -187,7 +187,7 @@ async fn requests_that_wait_see_new_backends() {
     until_depth(&gateway, 0.0).await;
 }
 
-/// Backends of one rank.
+/// Backends with a single rank.
 fn several_of_one(mocks: &[&Mock]) -> String {
     several(mocks).replace("ranks = 2", "ranks = 1")
 }

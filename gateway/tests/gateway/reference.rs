@@ -1,5 +1,5 @@
-//! docs/configuration.md has every key of the configuration and no other, with its default; and what the other
-//! documents name is there.
+//! docs/configuration.md lists exactly the configuration's keys, with their defaults; and what the other documents name
+//! exists.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -7,14 +7,14 @@ use std::path::Path;
 use semmoe_gateway::{Config, RawConfig};
 
 const DOCS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs");
-/// A key that is in no section.
+/// A key that no section has.
 const STRANGE: &str = "zz_strange";
 
 fn document(name: &str) -> String {
     std::fs::read_to_string(format!("{DOCS}/{name}")).unwrap()
 }
 
-/// Keys with their defaults, of each section.
+/// Each section's keys with their defaults.
 fn reference() -> BTreeMap<String, BTreeMap<String, String>> {
     let text = document("configuration.md");
     let mut sections = BTreeMap::new();
@@ -29,7 +29,7 @@ fn reference() -> BTreeMap<String, BTreeMap<String, String>> {
     sections
 }
 
-/// A text that has a section, with `line` in it.
+/// A document that contains a section, with `line` in it.
 fn within(header: &str, line: &str) -> String {
     let above = match header.trim_matches(['[', ']']).rsplit_once('.') {
         Some(("models", _)) => "[[models]]\n",
@@ -37,7 +37,7 @@ fn within(header: &str, line: &str) -> String {
         Some(("models.discovery", _)) => "[[models]]\n[[models.discovery]]\n",
         _ => "",
     };
-    // Of these two structs in one the unknown key is named last.
+    // For two structs in one, the error names the unknown key last.
     let needed = if header == "[[models.discovery]]" { "name = \"n\"\nengine = \"sglang\"\n" } else { "" };
     format!("{above}{header}\n{needed}{line}\n")
 }
@@ -64,7 +64,7 @@ fn the_reference_has_every_key_and_no_other() {
         }
         assert_eq!(documented, expected, "{header}");
     }
-    // A key that is a section has a part of its own.
+    // A key that is a section is documented in its own part.
     for (header, keys) in &sections {
         for (key, _) in keys.iter().filter(|(_, default)| *default == "section") {
             let name = format!("{}.{key}", header.trim_matches(['[', ']'])).replace("admin_tls", "tls");
@@ -109,7 +109,7 @@ fn the_defaults_are_those_of_the_reference() {
     }
 }
 
-/// Every key in the examples of the other documents, also those that are commented out.
+/// Every key in the examples of the other documents, including commented ones.
 #[test]
 fn documents_name_keys_that_exist() {
     let sections = reference();
@@ -155,7 +155,7 @@ fn documents_name_keys_that_exist() {
     assert!(checked > 80, "{checked}");
 }
 
-/// The paths that security.md names are those of the data plane: who may reach what is decided by that list.
+/// The paths in security.md are those of the data plane: that list decides who may reach what.
 #[test]
 fn the_page_on_security_has_every_route() {
     let text = document("security.md");
@@ -163,12 +163,12 @@ fn the_page_on_security_has_every_route() {
     let words = section.split('`').skip(1).step_by(2).map(|word| word.trim_start_matches("GET "));
     let named: BTreeSet<&str> = words.filter(|word| word.starts_with('/')).collect();
     let routes = semmoe_engines::Route::ALL.map(semmoe_engines::Route::path);
-    // The last is the metrics listener's.
+    // The last one belongs to the metrics listener.
     let more = ["/v1/models", "/v1/models/{id}", "/health", "/readyz"];
     assert_eq!(named, routes.into_iter().chain(more).collect());
 }
 
-/// The chart passes the keys of these sections as they are, and refuses misspelt ones: its schema has all of them.
+/// The chart passes the keys of these sections through and refuses misspelt ones: its schema has all of them.
 #[test]
 fn the_charts_schema_has_every_key_and_policy() {
     let schema = std::fs::read_to_string(format!("{DOCS}/../deploy/helm/semmoe/values.schema.json")).unwrap();

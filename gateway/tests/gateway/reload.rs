@@ -1,4 +1,4 @@
-//! Tables are swapped under load, and refused with a reason.
+//! Tables are swapped under load, or refused with a reason.
 
 use half::f16;
 use http::Method;
@@ -51,7 +51,7 @@ async fn files_and_uploads_are_swapped_in() {
     assert_eq!(rank_of(&gateway, TEXTS[0]).await, "0");
     let shown = Client::admin(&gateway).get("/admin/tables").await.json();
     assert!(shown["tables"][0]["path"].is_null());
-    // As `curl -d` sends it.
+    // The content type that `curl -d` sends.
     let form = [("content-type", "application/x-www-form-urlencoded")];
     let command = json!({ "backend": "pod-a", "path": "turned" }).to_string();
     let answer = Client::admin(&gateway).call(Method::POST, "/admin/tables", &form, command).await;
@@ -60,7 +60,7 @@ async fn files_and_uploads_are_swapped_in() {
     assert_eq!(metric(&gateway, "semmoe_table_reloads_total{outcome=\"ok\"}").await, 3.0);
 }
 
-/// Tables like the fixture's but for what `change` does to the model, over a placement of `groups` groups.
+/// The fixture's tables with `change` applied to the model, over a placement of `groups` groups.
 fn other(fixture: &Fixture, groups: u16, swap: bool, change: impl Fn(&mut semmoe_tables::ModelInfo)) -> Vec<u8> {
     let mut model = fixture.model.clone();
     change(&mut model);
@@ -126,11 +126,11 @@ async fn paths_stay_below_the_root() {
     std::os::unix::fs::symlink(outside.path(), fixture.folder.path().join("link")).unwrap();
     std::fs::create_dir(fixture.folder.path().join("folder")).unwrap();
     std::os::unix::fs::symlink("first", fixture.folder.path().join("inside")).unwrap();
-    // Good tables outside, in a folder that a link leads to: neither they nor their kind is revealed.
+    // Valid tables outside, in a folder behind a link: neither they nor their kind is revealed.
     let elsewhere = tempfile::tempdir().unwrap();
     std::fs::copy(fixture.folder.path().join("first"), elsewhere.path().join("tables")).unwrap();
     std::os::unix::fs::symlink(elsewhere.path(), fixture.folder.path().join("out")).unwrap();
-    // It has no writer: a reader that opens it waits.
+    // It has no writer: a reader that opens it blocks.
     let pipe = fixture.folder.path().join("pipe");
     rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
     for (path, status) in [
@@ -161,7 +161,7 @@ async fn paths_stay_below_the_root() {
     assert_eq!(admin.call(Method::POST, "/admin/tables", &[], "x").await.status, 400);
 }
 
-/// A backend that comes back with another placement is routed by load until its tables are loaded.
+/// A backend that returns with another placement is routed by load until its tables are loaded.
 #[tokio::test]
 async fn a_backend_with_a_new_placement_is_routed_by_load_until_its_tables_are_loaded() {
     let mut mock = canned(2);
@@ -186,7 +186,7 @@ async fn a_backend_with_a_new_placement_is_routed_by_load_until_its_tables_are_l
     assert_eq!(policy().await, (200, "affinity".to_owned()));
 }
 
-/// An engine that is restarted between two probes looks healthy all the time: it is asked before its tables change.
+/// An engine that restarts between two probes looks healthy all the time: it is asked before its tables change.
 #[tokio::test]
 async fn a_quick_restart_with_a_new_placement_is_seen() {
     let mock = canned(2);
@@ -210,14 +210,14 @@ async fn a_quick_restart_with_a_new_placement_is_seen() {
     until_shown(&gateway, "pod-a", runs_another).await;
 }
 
-/// As the admin plane shows a backend with another placement than its tables'.
+/// Whether the admin plane shows that a backend's placement differs from its tables'.
 fn runs_another(shown: &Value) -> bool {
     let reason = &shown["by_load"];
     reason["reason"] == "placement" && reason["detail"].as_str().unwrap().contains("runs placement")
 }
 
-/// Drained, restarted with another E before a probe fails, the configuration changed: the reload compares the tables
-/// with what runs now, and the backend serves again when it is undrained.
+/// Drained, restarted with another E before a probe fails, and reconfigured: the reload compares the tables with what
+/// runs now, and the backend serves again once undrained.
 #[tokio::test]
 async fn a_reload_asks_a_restarted_backend_what_it_runs() {
     let mock = canned(2);
@@ -246,14 +246,14 @@ fn info_of(fixture: &Fixture, tables: &[u8]) -> serde_json::Value {
     info
 }
 
-/// Nothing else asks it: no probe failed, and no tables change.
+/// Nothing else triggers a question: no probe failed, and no tables changed.
 #[tokio::test]
 async fn another_placement_is_found_now_and_then_and_after_a_broken_connection() {
     for (health, restarts) in [("identity_seconds = 0.05", false), ("identity_seconds = 3600", true)] {
         let fixture = Fixture::new(2);
         let mut mock = canned_as(fixture.info());
         let tables = fixture.write("first", &TEXTS, 0);
-        // Too seldom to see the moment in which the engine is away.
+        // Too seldom to notice the moment in which the engine is away.
         let health = format!("[health]\ninterval_seconds = 1\n{health}");
         let gateway = start_bare(&format!("{health}\n{}", fixture.affinity(&mock.url(), &tables))).await;
         gateway.wait_ready().await;

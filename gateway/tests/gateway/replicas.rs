@@ -1,4 +1,5 @@
-//! Two gateways in front of the same engines, without a word between them: ranks stay even enough, and nothing is lost.
+//! Two gateways in front of shared engines, without communication between them: ranks stay even enough, and nothing is
+//! lost.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +10,7 @@ use serde_json::json;
 use crate::support::files::model;
 use crate::support::{Client, Fixture, Mock, canned, canned_as, in_flight, rest_of, settled, start};
 
-/// Requests of each rank that one mock saw since the last call, by its pin.
+/// Requests per rank that one mock saw since the last call, by pin.
 fn by_rank(mock: &mut Mock) -> BTreeMap<u64, u64> {
     let mut ranks = BTreeMap::new();
     while let Ok(request) = mock.seen.try_recv() {
@@ -45,7 +46,7 @@ async fn every_policy_keeps_ranks_even() {
     for policy in ["affinity", "round_robin", "least_load", "power_of_two"] {
         let toml = affinity.replace("name = \"tiny\"\n", &format!("name = \"tiny\"\npolicy = \"{policy}\"\n"));
         let gateways = [start(&toml).await, start(&toml).await];
-        // Three in four are at home on the same rank.
+        // Three in four prefer one rank.
         let body =
             |number: usize| json!({ "text": texts[if number % 4 == 3 { number / 4 % 4 } else { 0 }] }).to_string();
         tokio::join!(send_all(&gateways[0], body, 200), send_all(&gateways[1], body, 200));
@@ -59,7 +60,7 @@ async fn every_policy_keeps_ranks_even() {
     }
 }
 
-/// Each counts its own requests alone; together they are still even. When one goes, the other goes on.
+/// Each gateway counts only its own requests; together they are still even. When one stops, the other continues.
 #[tokio::test]
 async fn running_requests_are_even_and_outlive_the_other_gateway() {
     let mut mock = canned(4);

@@ -1,4 +1,4 @@
-//! Requests that a backend fails: who is asked next, what the client gets, and what is counted.
+//! Requests that a backend fails: which backend is asked next, what the client receives, and what is counted.
 
 use http::Method;
 use http_body_util::BodyExt;
@@ -41,7 +41,7 @@ async fn an_engine_that_cannot_serve_is_believed_and_another_one_asked() {
     }
 }
 
-/// A 500 is tried elsewhere where the configuration says so, and counts against the backend that said it.
+/// A 500 is tried elsewhere if configured, and counts against the backend that sent it.
 #[tokio::test]
 async fn a_500_is_retried_where_it_is_configured() {
     let Fleet { mocks: [mut a, _b], gateway, client } = fleet("[retry]\nstatuses = [500]\n").await;
@@ -55,7 +55,7 @@ async fn a_500_is_retried_where_it_is_configured() {
     settled(&gateway).await;
 }
 
-/// An engine would give the same request the same answer again.
+/// An engine would answer the request identically again.
 #[tokio::test]
 async fn other_errors_are_relayed_and_evict_nobody() {
     let Fleet { mocks: [_a, _b], gateway, client } = fleet("").await;
@@ -87,7 +87,7 @@ async fn the_engines_own_answer_is_relayed_where_nobody_can_do_better() {
     settled(&gateway).await;
 }
 
-/// The client has got nothing, so it cannot notice that a generation was begun twice.
+/// The client has received nothing, so it cannot notice that a generation began twice.
 #[tokio::test]
 async fn a_connection_that_broke_before_the_answer_is_retried_elsewhere() {
     let Fleet { mocks: [mut a, mut b], gateway, client } = fleet("").await;
@@ -133,7 +133,7 @@ async fn a_request_leaves_a_backend_that_falls_ill() {
     settled(&gateway).await;
 }
 
-/// Without another backend, an unhealthy one is waited for: probes of a busy engine fail, too.
+/// Without another backend, the request keeps waiting for an unhealthy one: probes of a busy engine fail too.
 #[tokio::test]
 async fn a_request_stays_with_an_ill_backend_that_is_alone() {
     let mut mock = canned(2);
@@ -145,7 +145,7 @@ async fn a_request_stays_with_an_ill_backend_that_is_alone() {
     mock.next().await;
     mock.settings().health = 503;
     gateway.wait_health("pod-a", |health| !health.is_healthy()).await.unwrap();
-    // Longer than the gateway waits before it looks at the backend's health.
+    // Longer than the interval at which the gateway checks the backend's health.
     assert!(tokio::time::timeout(std::time::Duration::from_millis(600), &mut answer).await.is_err());
     mock.release(1);
     let answer = answer.await.unwrap();
@@ -154,7 +154,7 @@ async fn a_request_stays_with_an_ill_backend_that_is_alone() {
     settled(&gateway).await;
 }
 
-/// Who waited for the whole limit would wait as long again.
+/// A request that waited for the whole limit would wait as long again.
 #[tokio::test]
 async fn a_slow_answer_is_not_retried() {
     let Fleet { mocks: [mut a, mut b], gateway, client } = fleet("[timeouts]\nfirst_byte_seconds = 0.2\n").await;
@@ -188,7 +188,7 @@ async fn the_last_error_tells_how_many_were_asked_and_why_no_more() {
     for (gateway, end) in gateways {
         let client = Client::data(&gateway);
         let mut call = client.begin(CHAT, "{}");
-        // Each engine that gets the request breaks off.
+        // Each engine that receives the request breaks off.
         let answer = loop {
             let [a, b, c] = &mut mocks;
             let asked = tokio::select! {
@@ -206,7 +206,7 @@ async fn the_last_error_tells_how_many_were_asked_and_why_no_more() {
     }
 }
 
-/// A stream that began is not begun again, whatever happens.
+/// A stream that has begun is never restarted, whatever happens.
 #[tokio::test]
 async fn what_was_relayed_is_never_retried() {
     let Fleet { mocks: [mut a, mut b], gateway, client } = fleet("").await;
@@ -238,8 +238,8 @@ async fn a_client_that_leaves_in_a_retry_is_counted() {
     eventually("the retry is counted", async || retries(&gateway, "broke", "unfinished").await >= 1.0).await;
 }
 
-/// However all backends fail, retries stay within their budget: good requests pay for some, failing ones and retries do
-/// not pay twice.
+/// However all backends fail, retries stay within their budget: successful requests pay for some, while failing ones
+/// and retries do not pay twice.
 #[tokio::test]
 async fn a_failing_fleet_gets_no_more_retries_than_its_budget() {
     const FAILING: usize = 1000;
@@ -267,7 +267,7 @@ async fn a_failing_fleet_gets_no_more_retries_than_its_budget() {
             .filter(|line| ["answered", "failed", "unfinished"].iter().any(|outcome| line.contains(outcome)))
             .map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap())
             .sum();
-        // The window of ten seconds, and those that passed since it began.
+        // The window of ten seconds, plus those elapsed since it began.
         let seconds = 10.0 + began.elapsed().as_secs_f64();
         let most = 0.2 * (good + FAILING) as f64 + 10.0 * seconds;
         assert!(made <= most, "{status}, {backends} backends, {good} good, {at_once} at once: {made} of {most}");
@@ -276,7 +276,7 @@ async fn a_failing_fleet_gets_no_more_retries_than_its_budget() {
     }
 }
 
-/// A request of which engines die must not go through the whole fleet.
+/// A request that kills engines must not go through the whole fleet.
 #[tokio::test]
 async fn a_request_that_two_engines_died_with_is_sent_to_no_third() {
     let Fleet { mut mocks, gateway, client } = fleet("").await;
@@ -301,7 +301,7 @@ async fn a_request_that_two_engines_died_with_is_sent_to_no_third() {
     settled(&gateway).await;
 }
 
-/// An engine that dies by itself takes many requests with it, and none of them is to blame.
+/// An engine that dies on its own takes many requests with it, and none of them is to blame.
 #[tokio::test]
 async fn requests_of_an_engine_that_dies_under_load_all_go_elsewhere() {
     let Fleet { mocks: [mut a, mut b], gateway, client } = fleet("").await;

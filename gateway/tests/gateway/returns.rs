@@ -1,5 +1,5 @@
-//! Drained backends that go and come back, or become others by their settings: they stay drained until somebody says
-//! otherwise.
+//! Drained backends that leave and return, or change identity with their settings: they stay drained until an operator
+//! says otherwise.
 
 use std::sync::Arc;
 
@@ -78,7 +78,7 @@ async fn who_is_undrained_while_away_comes_back_for_requests() {
     gateway.shutdown(PATIENCE).await;
 }
 
-/// As when an engine is drained, started with another placement, and the configuration changed to match.
+/// The engine is drained, started with another placement, and the configuration is changed to match.
 #[tokio::test]
 async fn a_drained_backend_with_other_settings_is_still_drained() {
     let (a, b) = (canned(1), canned(1));
@@ -93,7 +93,7 @@ async fn a_drained_backend_with_other_settings_is_still_drained() {
     let reported = reload(&gateway).await;
     assert_eq!(reported.json()["backends_added"], json!(["pod-a"]), "{reported:?}");
     assert_eq!(served(&client).await, ["pod-b"]);
-    // Also one that the file does not name for a while.
+    // Also one that the file omits for a while.
     file.write("", &model("tiny", "", &[("pod-b", &b.url(), 1)]));
     assert_eq!(reload(&gateway).await.status, 200);
     assert_eq!(absent(&admin).await, [json!("pod-a")]);

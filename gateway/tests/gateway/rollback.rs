@@ -1,4 +1,4 @@
-//! The way back, and files that are written to while they are in use.
+//! Rollbacks, and files that are modified while in use.
 
 use http::Method;
 use serde_json::{Value, json};
@@ -38,12 +38,12 @@ async fn earlier_tables_can_be_gone_back_to() {
         fixture.write(&format!("shift-{shift}"), &TEXTS, shift);
         assert_eq!(load(&admin, &format!("shift-{shift}")).await.status, 200);
     }
-    // Generations 1 to 4 have shifts 0 to 3; the first one fell out.
+    // Generations 1 to 4 have shifts 0 to 3; the first one was dropped.
     assert_eq!((rank_of(&data, TEXTS[0]).await.as_str(), earlier(&admin).await), ("3", vec![3, 2]));
     let answer = back(&admin, json!({ "backend": "pod-a" })).await;
     assert_eq!((answer.status, &answer.json()["generation"]), (200, &json!(5)), "{answer:?}");
     assert_eq!((rank_of(&data, TEXTS[0]).await.as_str(), earlier(&admin).await), ("2", vec![4, 2]));
-    // The replaced tables can be restored, and any of them by name.
+    // The replaced tables can be restored, and any of them by generation.
     assert_eq!(back(&admin, json!({ "backend": "pod-a" })).await.status, 200);
     assert_eq!((rank_of(&data, TEXTS[0]).await.as_str(), earlier(&admin).await), ("3", vec![5, 2]));
     assert_eq!(back(&admin, json!({ "backend": "pod-a", "generation": 2 })).await.status, 200);
@@ -68,7 +68,7 @@ async fn no_history_means_no_way_back() {
     assert_eq!(back(&admin, json!({ "backend": "pod-a" })).await.status, 409);
 }
 
-/// A map of a file that somebody cuts short ends the process that reads it.
+/// A map of a file that is then truncated kills the process that reads it.
 #[tokio::test]
 async fn files_that_are_cut_in_use_do_no_harm() {
     let mock = canned(2);
@@ -82,7 +82,7 @@ async fn files_that_are_cut_in_use_do_no_harm() {
         file.set_len(0).unwrap();
     }
     assert_eq!(rank_of(&data, TEXTS[0]).await, "1");
-    // Going back reads all of the tables that the gateway started with, and their prices.
+    // The rollback reads all of the tables that the gateway started with, and their prices.
     assert_eq!(back(&admin, json!({ "backend": "pod-a" })).await.status, 200);
     assert_eq!(rank_of(&data, TEXTS[0]).await, "0");
     assert_eq!(load(&admin, "second").await.status, 422);

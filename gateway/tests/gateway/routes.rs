@@ -1,4 +1,4 @@
-//! Routes: those of the gateway, those that the configuration adds, and no others.
+//! Routes: the gateway's own, those added by the configuration, and no others.
 
 use bytes::Bytes;
 use http::Method;
@@ -57,7 +57,7 @@ async fn listed_routes_pass_and_only_they() {
         assert_eq!((seen.path.as_str(), &seen.body), (path, &body));
         assert_eq!(seen.header_pin(), None, "the engine chooses the rank");
     }
-    // A client's pin is taken out as everywhere.
+    // A client's pin is removed here, too.
     client.post("/v1/score", "{\"routed_dp_rank\":1,\"q\":1}").await;
     assert_eq!(mock.next().await.body, "{\"q\":1}");
     for (path, body) in
@@ -74,7 +74,7 @@ async fn listed_routes_pass_and_only_they() {
     assert_eq!(metric(&gateway, line).await, 5.0);
 }
 
-/// Unknown paths are one label, however many there are.
+/// Unknown paths share one label, however many there are.
 #[tokio::test]
 async fn requests_for_other_paths_are_counted() {
     let Fleet { mocks: [_mock], gateway, client } = alone(2, "").await;
@@ -122,7 +122,7 @@ async fn messages_and_detokenize_are_relayed() {
     settled(&gateway).await;
 }
 
-/// A request that fits the engine with the least room can go to any.
+/// A request that fits the smallest context length can go to any engine.
 #[tokio::test]
 async fn the_list_of_models_has_the_smallest_context() {
     let (a, b) = (canned(2), canned(2));
@@ -133,7 +133,7 @@ async fn the_list_of_models_has_the_smallest_context() {
     assert_eq!(list["data"][0]["max_model_len"], 2048, "{list}");
 }
 
-/// As load balancers, probes and clients of engines ask: without a key, and with no word of why.
+/// Load balancers, probes and engine clients ask without a key, and are not told why.
 #[tokio::test]
 async fn health_says_whether_anything_can_be_served() {
     let mut mock = canned(1);
@@ -153,7 +153,7 @@ async fn health_says_whether_anything_can_be_served() {
     assert_eq!(answer.message(), "no model has a backend that can serve");
 }
 
-/// A form names its model in a way that the gateway does not read, so a key for some models cannot send one.
+/// The gateway does not read the model name in a form, so a restricted key cannot send one.
 #[tokio::test]
 async fn forms_need_a_key_for_all_models() {
     let mock = canned(1);

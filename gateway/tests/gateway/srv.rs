@@ -1,4 +1,4 @@
-//! Backends found by SRV records: a nameserver on loopback says what the test wants, also what is no answer.
+//! Backends found by SRV records: a nameserver on loopback gives the answers that the test sets, even invalid ones.
 
 use std::io;
 use std::net::SocketAddr;
@@ -21,14 +21,14 @@ const TOML: &str = "[[models]]\nname = \"tiny\"\npolicy = \"round_robin\"\n[[mod
 enum DnsAnswer {
     /// Priority, target and port.
     Records(Vec<(u16, &'static str, u16)>),
-    /// The answer, with this done to it.
+    /// The valid answer, modified.
     Damaged(fn(&mut Vec<u8>)),
-    /// A length, and less than that behind it.
+    /// A length prefix followed by fewer bytes.
     Cut,
     Closes,
 }
 
-/// A nameserver, and the resolver that knows the hosts `a.example`, `b.example`, ... to be on loopback.
+/// A nameserver, and a resolver that maps the hosts `a.example`, `b.example`, ... to loopback.
 struct Nameserver {
     address: SocketAddr,
     reported: Arc<Mutex<DnsAnswer>>,
@@ -123,7 +123,7 @@ async fn backends_join_and_leave_with_the_records_and_their_ports() {
     until(&gateway, FOUND, |found| found == 2.0).await;
     assert_eq!(backends(&gateway).await, named(&[&a, &b]));
     assert_eq!(Client::data(&gateway).post("/v1/completions", r#"{"model":"tiny"}"#).await.status, 200);
-    // With the first ones gone the others are the first.
+    // With the first ones gone, the others have the lowest priority number.
     nameserver.records(&[(6, "spare", &c)]);
     until(&gateway, FOUND, |found| found == 1.0).await;
     assert_eq!(backends(&gateway).await, named(&[&c]));
@@ -131,7 +131,7 @@ async fn backends_join_and_leave_with_the_records_and_their_ports() {
     gateway.shutdown(PATIENCE).await;
 }
 
-/// Who is not named in an answer with a hole may be just there.
+/// A backend that is missing from an incomplete answer may still exist.
 #[tokio::test]
 async fn while_a_target_has_no_address_others_join_and_nobody_leaves() {
     let (a, b) = (canned(1), canned(1));

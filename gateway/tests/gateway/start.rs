@@ -10,28 +10,28 @@ use crate::support::{Fixture, canned, config, plain_model};
 const MODEL: &str = "[[models]]\nname = \"m\"\npolicy = \"round_robin\"\n";
 const BACKEND: &str = "[[models.backends]]\nname = \"a\"\nengine = \"sglang\"\nurl = \"http://127.0.0.1:1\"\n";
 
-/// A good model behind `head`.
+/// `head` followed by a valid model.
 fn with(head: &str) -> String {
     format!("{head}\n{MODEL}{BACKEND}")
 }
 
-/// A model with this policy, and more keys.
+/// A model with this policy and further keys.
 fn policy(name: &str, more: &str) -> String {
     format!("{}{more}{BACKEND}", MODEL.replace("round_robin", name))
 }
 
-/// A model with more keys.
+/// A model with further keys.
 fn model(more: &str) -> String {
     policy("round_robin", more)
 }
 
-/// A model of a backend that has `to` in place of `from`, and more keys.
+/// A model of a backend that has `to` in place of `from`, and further keys.
 fn backend(from: &str, to: &str, more: &str) -> String {
     assert!(BACKEND.contains(from));
     format!("{MODEL}{}{more}", BACKEND.replace(from, to))
 }
 
-/// The error is one sentence that says this; it is returned.
+/// The error is one sentence that contains this; returns it.
 #[track_caller]
 fn refused(text: &str, says: &str) -> String {
     let error = Config::from_toml(text, Path::new("")).unwrap_err().to_string();
@@ -94,7 +94,7 @@ fn configuration_errors_name_the_key() {
     assert!(error.starts_with("cannot read the configuration /no/such.toml: "), "{error}");
 }
 
-/// Policies, their baseline and canary, and what they go by.
+/// Policies, their baseline and canary, and their inputs.
 #[test]
 fn configuration_errors_of_policies_name_the_key() {
     for (text, says) in [
@@ -154,7 +154,7 @@ fn configuration_errors_of_keys_name_the_key_and_repeat_no_digest() {
     assert!(!format!("{good:?}").contains(&other[..8]), "not even in debug output");
 }
 
-/// Several URLs, and what only an operator knows about a backend.
+/// Several URLs, and settings that only an operator knows.
 #[test]
 fn configuration_errors_of_backends_name_the_key() {
     let url = "url = \"http://127.0.0.1:1\"";
@@ -230,7 +230,7 @@ async fn a_taken_port_is_reported() {
     assert!(error.starts_with(&format!("cannot listen on {address} for requests: ")), "{error}");
 }
 
-/// Who connects while engines are probed or tokenizers are read is refused at once, and not left waiting.
+/// Connections while engines are probed or tokenizers are read are refused at once instead of waiting.
 #[tokio::test]
 async fn connections_are_refused_until_there_is_somebody_to_answer() {
     let mock = canned(1);

@@ -1,4 +1,5 @@
-//! Streams and disconnects: frames as they come, both ends notified at once, counts back at zero however it ends.
+//! Streams and disconnects: frames are relayed as they arrive, both ends are notified at once, and counters return to
+//! zero however it ends.
 
 use bytes::Bytes;
 use http::Method;
@@ -9,7 +10,7 @@ use crate::support::{Client, Fleet, PATIENCE, alone, in_flight, metric, next_fra
 
 const CHAT: &str = "/v1/chat/completions";
 
-/// The mock holds each event back until the client has the one before.
+/// The mock holds each event back until the client has the previous one.
 #[tokio::test]
 async fn events_arrive_one_by_one() {
     let Fleet { mocks: [mock], gateway, client } = alone(2, "").await;
@@ -20,7 +21,7 @@ async fn events_arrive_one_by_one() {
         mock.release(1);
         assert_eq!(next_frame(&mut answer).await, Some(format!("data: {event}\n\n")));
     }
-    // The mock sends its last words right after its last event, so they may come together.
+    // The mock sends its final bytes right after its last event, so they may arrive together.
     mock.release(1);
     let rest = answer.collect().await.unwrap().to_bytes();
     assert_eq!(rest, "data: 3\n\ndata: [DONE]\n\n");
@@ -73,7 +74,7 @@ async fn whole_stream(behaviour: &str) -> (String, bool) {
     (String::from_utf8(text).unwrap(), clean)
 }
 
-/// An error event stands alone, also when the engine died in the middle of one of its own.
+/// An error event is an event of its own, even if the engine died in the middle of one.
 #[tokio::test]
 async fn an_engine_that_dies_in_a_stream_ends_it_with_an_error_event() {
     for behaviour in ["die-between", "die-inside", "silent"] {
@@ -89,8 +90,8 @@ async fn an_engine_that_dies_in_a_stream_ends_it_with_an_error_event() {
     }
 }
 
-/// An answer with no place for an error is cut off, so that it cannot be taken for complete: the connection is closed,
-/// or its HTTP/2 stream reset. It is counted as the engine's failure.
+/// An answer with no place for an error is cut off, so that it cannot be mistaken for a complete one: the connection is
+/// closed, or its HTTP/2 stream reset. It counts as the engine's failure.
 #[tokio::test]
 async fn an_engine_that_dies_in_a_json_answer_cuts_it_off() {
     let Fleet { mocks: [mock], gateway, .. } = alone(1, "").await;
@@ -106,7 +107,7 @@ async fn an_engine_that_dies_in_a_json_answer_cuts_it_off() {
             "semmoe_requests_total{backend=\"pod-a\",model=\"tiny\",rank=\"0\",policy=\"round_robin\",code=\"502\"}";
         assert_eq!(metric(&gateway, line).await, failed);
         if http2 {
-            // The connection goes on.
+            // The connection stays usable.
             assert_eq!(client.get("/v1/models").await.status, 200);
         }
     }
@@ -130,7 +131,7 @@ async fn a_killed_engine_ends_what_runs_and_a_silent_one_times_out() {
     settled(&gateway).await;
 }
 
-/// Streams that run are finished, new connections are not taken, and what is left after the grace time is closed.
+/// Running streams finish, new connections are refused, and the rest is closed after the grace period.
 #[tokio::test]
 async fn shutdown_finishes_streams() {
     let Fleet { mocks: [mock], gateway, client } = alone(1, "").await;

@@ -1,4 +1,4 @@
-//! Hundreds of swaps of tables under load: no request is lost, and each goes where the generation that its answer names
+//! Hundreds of swaps of tables under load: no request is lost, and each goes where the generation named in its answer
 //! sends it.
 
 use std::collections::HashMap;
@@ -36,7 +36,7 @@ async fn requests(gateway: Arc<Running>, stop: Arc<AtomicBool>, number: Arc<Atom
     placed
 }
 
-/// By upload, by path and by rollback in turn. Returns where each generation has the first text.
+/// Alternates upload, path and rollback. Returns which rank the first text prefers in each generation.
 async fn swaps(gateway: &Running, fixture: &Fixture) -> HashMap<u64, u64> {
     let admin = Client::admin(gateway);
     let uploads: Vec<Vec<u8>> = (0..2).map(|shift| fixture.builder(&TEXTS, shift).to_bytes().unwrap()).collect();

@@ -33,7 +33,7 @@ fn workers(workers: &[&Worker]) -> String {
     format!("[[models]]\nname = \"tiny\"\npolicy = \"round_robin\"\n{backends}")
 }
 
-/// The unit as the admin plane shows it, once it is as wanted.
+/// Waits until the admin plane shows the wanted state of the unit, and returns it.
 async fn until(gateway: &Running, unit: &str, wanted: impl Fn(&Value) -> bool) -> Value {
     let client = Client::admin(gateway);
     let last = Arc::new(Mutex::new(Value::Null));
@@ -86,7 +86,7 @@ async fn a_worker_is_switched_both_ways_and_stays_in_service() {
     assert_eq!(unit["decisions"][0]["to"], "tp", "{unit}");
     crate::support::until_shown(&gateway, "unit-a", |shown| shown["ranks"].as_array().unwrap().len() == 1).await;
     complete(&gateway).await;
-    // The next look at the worker has it.
+    // The next poll of the worker shows it.
     let shown = async {
         while metric(&gateway, r#"semmoe_switch_layout{unit="unit-a"}"#).await != 0.0 {
             tokio::time::sleep(Duration::from_millis(20)).await;
@@ -122,7 +122,7 @@ async fn after_an_operators_switch_requests_are_pinned_to_the_ranks_that_are_lef
     assert_eq!(contradictions(&gateway).await, 0.0);
 }
 
-/// The configuration says which placement the backend runs, so tables of another one are refused before experts move.
+/// The configuration declares the backend's placement, so tables for another one are refused before experts move.
 #[tokio::test]
 async fn no_expert_moves_for_tables_that_would_be_refused() {
     let (worker, fixture) = (Worker::start("ep", 0), Fixture::new(2));
@@ -148,7 +148,7 @@ async fn no_expert_moves_for_tables_that_would_be_refused() {
     complete(&gateway).await;
 }
 
-/// The gateway learns of the switch by answers of another rank than the requests were pinned to.
+/// The gateway learns of the switch from answers of a rank other than the pinned one.
 #[tokio::test]
 async fn a_worker_that_was_switched_by_others_does_not_count_as_one_that_ignores_pins() {
     let worker = Worker::start("ep", 0);
@@ -195,7 +195,7 @@ async fn where_it_does_not_pay_nothing_is_switched() {
     assert!(worker.actions().is_empty());
 }
 
-/// A fault, how the switch ends, what the cause says, and what the worker was asked.
+/// A fault, the outcome of the switch, what the cause says, and what the worker was asked.
 struct Case {
     fault: SwitchFault,
     outcome: &'static str,
@@ -293,7 +293,7 @@ async fn the_gateway_ends_while_a_switch_is_under_way() {
     }
 }
 
-/// An operator's service: its answers in turn, the last one again and again.
+/// An operator's service that gives these answers in turn, repeating the last one.
 struct Service {
     url: String,
     asked: Arc<Mutex<Vec<Value>>>,
@@ -334,7 +334,7 @@ fn labelled(backends: &[(&Mock, &str)]) -> String {
     format!("[[models]]\nname = \"tiny\"\npolicy = \"round_robin\"\n{backends}")
 }
 
-/// So many requests that do not end.
+/// This many requests that do not end.
 fn load(gateway: &Running, requests: usize) -> Vec<tokio::task::JoinHandle<()>> {
     let one = |_| {
         let client = Client::data(gateway);

@@ -1,5 +1,5 @@
-//! Chat templates that cannot be used or take too much: their model's chats are routed by load, and nothing else
-//! happens.
+//! Chat templates that are unusable or too expensive: their model's chats are routed by load, and nothing else is
+//! affected.
 
 use std::path::PathBuf;
 
@@ -19,7 +19,7 @@ async fn failures(gateway: &semmoe_gateway::Running, reason: &str) -> f64 {
 /// A model whose chat template is the file at `path`, not written yet, and its configuration.
 struct Model {
     mock: Mock,
-    /// Has the files.
+    /// Owns the files.
     fixture: Fixture,
     text: String,
     path: PathBuf,
@@ -59,7 +59,7 @@ async fn an_unusable_template_costs_the_affinity_of_chats() {
     mock.next().await;
     assert_eq!(failures(&gateway, "template_unreadable").await, 1.0);
 
-    // A good one is taken into use by a reload, and stays there when the file is damaged again.
+    // A reload adopts a good template, which stays in use when the file is damaged again.
     std::fs::write(&path, "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}")
         .unwrap();
     assert_eq!(reload(&gateway).await.status, 200);
@@ -110,6 +110,6 @@ async fn variables_of_the_configuration_are_the_templates() {
     file.write("", &text.replace("chat_template =", keys));
     assert_eq!(reload(&gateway).await.status, 200);
     assert_eq!(send(&mut mock, plain).await, 1.0);
-    // The request's own go before them.
+    // The request's own take precedence.
     assert_eq!(send(&mut mock, with("Bonn")).await, 2.0);
 }

@@ -1,4 +1,4 @@
-//! TLS to clients and to engines, and the errors when certificates do not fit.
+//! TLS to clients and to engines, and the errors when certificates do not match.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -43,7 +43,7 @@ async fn clients_speak_either_http_over_tls() {
     }
     settled(&gateway).await;
     assert!(metric(&gateway, "semmoe_tls_handshakes_total{outcome=\"ok\"}").await >= 2.0);
-    // Another authority's client does not believe it, and a plain one gets no answer.
+    // A client of another authority rejects it, and a plain-text client gets no answer.
     let stranger = Client::with(&Authority::new().client(false, None), &url(&gateway));
     assert!(stranger.refusal("/v1/models").await.contains("UnknownIssuer"));
     let mut plain = TcpStream::connect(gateway.data_addr()).await.unwrap();
@@ -85,7 +85,7 @@ async fn the_admin_plane_over_tls() {
     assert_eq!(Client::data(&gateway).get("/v1/models").await.status, 200, "the data plane is plain");
 }
 
-/// A client that connects and says nothing is not waited for.
+/// A client that connects and sends nothing is not waited for.
 #[tokio::test]
 async fn a_handshake_has_its_time() {
     let authority = Authority::new();
@@ -100,7 +100,7 @@ async fn a_handshake_has_its_time() {
     assert_eq!(metric(&gateway, "semmoe_tls_handshakes_total{outcome=\"timeout\"}").await, 1.0);
 }
 
-/// The first bytes of a client's handshake, whole.
+/// A complete first flight of a client's handshake.
 fn client_hello(authority: &Authority) -> Vec<u8> {
     let roots = semmoe_engines::tls::roots(&authority.file("ca.pem")).unwrap();
     let provider = semmoe_engines::tls::provider();
@@ -115,8 +115,8 @@ fn client_hello(authority: &Authority) -> Vec<u8> {
     hello
 }
 
-/// Handshakes are computed one at a time here, and each may last a minute: a client that says nothing, or stops in the
-/// middle, or waits for ever, has no part in that. There are more of them than places on the admin plane.
+/// Handshakes are computed one at a time here, and each may last a minute: clients that send nothing, stop midway, or
+/// wait forever take no slot. There are more of them than places on the admin plane.
 #[tokio::test]
 async fn silent_clients_hold_up_no_handshake() {
     let authority = Authority::new();
@@ -149,7 +149,7 @@ async fn believed(authority: &Authority, gateway: &Running) {
     let wait = async {
         let path = "/v1/models";
         loop {
-            // A new client each time: a session that is resumed shows no certificate.
+            // A new client each time: a resumed session shows no certificate.
             let settings = authority.client(false, None);
             let client = HttpClient::new(&settings);
             let base = url(gateway).parse().unwrap();
@@ -185,7 +185,7 @@ async fn changed_certificates_are_read_again() {
     assert!(metric(&gateway, "semmoe_credential_reloads_total{outcome=\"ok\"}").await >= 1.0);
 }
 
-/// A gateway is an engine with TLS and HTTP/2.
+/// A gateway serves as an engine with TLS and HTTP/2.
 #[tokio::test]
 async fn engines_over_tls_and_http2() {
     let (authority, other) = (Authority::new(), Authority::new());
@@ -209,14 +209,14 @@ async fn engines_over_tls_and_http2() {
         let body = "{\"model\":\"tiny\",\"messages\":[]}";
         assert_eq!(client.post(CHAT, body).await.status, 200);
         assert_eq!(mock.next().await.body, body);
-        // A client that goes away is seen through both.
+        // A client's disconnect propagates through both.
         let call = client.begin_with(CHAT, "hang", body);
         mock.next().await;
         call.abort();
         mock.next_gone().await;
         settled(&front).await;
     }
-    // An engine that is not trusted gets no request, and the cause is logged.
+    // An untrusted engine receives no request, and the cause is logged.
     let ca = other.file("ca.pem");
     for (more, says) in [
         (format!("{shown}ca = {ca:?}\n"), "UnknownIssuer"),
@@ -273,7 +273,7 @@ async fn certificates_that_cannot_be_used_are_reported_before_serving() {
     }
 }
 
-/// As its own authority it is believed, for its names and its time; no other one of the kind is.
+/// A self-signed certificate is trusted as its own authority, for its names and its validity; no other of its kind is.
 #[tokio::test]
 async fn a_certificate_that_signed_itself_is_its_own_authority() {
     let authority = Authority::new();

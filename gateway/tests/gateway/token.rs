@@ -1,4 +1,4 @@
-//! The admin plane's token, on every route that there is.
+//! The admin plane's token, on every route.
 
 use http::Method;
 use serde_json::Value;

@@ -1,4 +1,4 @@
-//! Traces of requests: what a collector gets, what engines get, and that neither slows a request.
+//! Traces of requests: what a collector receives, what engines receive, and that neither slows a request.
 
 use std::sync::{Arc, Mutex};
 
@@ -15,7 +15,7 @@ use crate::support::{Client, Fixture, Mock, PATIENCE, TEXTS, canned, metric, rel
 
 const PARENT: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
 
-/// A collector that answers with a status, and keeps what it was sent.
+/// A collector that answers with a status, and keeps what it received.
 struct Collector {
     url: String,
     documents: Arc<Mutex<Vec<Bytes>>>,
@@ -74,7 +74,7 @@ async fn a_request_is_four_spans_and_the_engine_is_reported() {
     let mut mock = canned(2);
     let (fixture, collector) = (Fixture::new(2), Collector::start(StatusCode::OK).await);
     let gateway = gateway(&mock, &fixture, &collector.url, 0.0).await;
-    // No client asks, and the share is 0.
+    // No client requests a trace, and the share is 0.
     assert_eq!(ask(&gateway, &[]).await, 200);
     assert!(!mock.next().await.headers.contains_key("traceparent"));
     assert_eq!(ask(&gateway, &[("traceparent", PARENT), ("tracestate", "a=b")]).await, 200);
@@ -115,7 +115,7 @@ async fn a_request_is_four_spans_and_the_engine_is_reported() {
     }
 }
 
-/// A decision not to keep a trace holds for every later hop.
+/// A decision not to sample a trace holds for every later hop.
 #[tokio::test]
 async fn what_the_client_does_not_trace_is_passed_on_and_not_traced() {
     let mut mock = canned(2);
@@ -150,7 +150,7 @@ async fn failures_are_marked() {
     }
 }
 
-/// A collector that is away, or does not want the spans, is no matter for requests.
+/// A collector that is away, or rejects the spans, does not affect requests.
 #[tokio::test]
 async fn spans_that_nobody_takes_are_counted() {
     let mock = canned(2);
@@ -176,7 +176,7 @@ async fn spans_that_nobody_takes_are_counted() {
     }
 }
 
-/// Without a collector a client's trace is the client's and the engine's.
+/// Without a collector a client's trace context passes through to the engine.
 #[tokio::test]
 async fn without_a_collector_traces_pass_through() {
     let mut mock = canned(2);

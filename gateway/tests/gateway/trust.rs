@@ -70,7 +70,7 @@ async fn a_key_may_be_for_some_models() {
         let answer = chat(&client, &of_b, model).await;
         assert_eq!(answer.status, status, "{model}");
         if status == 404 {
-            // A model that it may not use looks as one that is not there.
+            // A model that the key may not use is indistinguishable from an unknown one.
             assert_eq!(answer.message(), format!("there is no model '{model}' (there are: other)"));
             assert_eq!(answer.json()["error"]["code"], "model_not_found");
         }
@@ -102,7 +102,7 @@ async fn keys_pass_where_the_configuration_says_so() {
     }
 }
 
-/// Its probes carry it, too, or the backend would not be healthy.
+/// Its probes carry the key too, or the backend would not be healthy.
 #[tokio::test]
 async fn an_engine_gets_its_own_key() {
     let mut mock = canned(1);
@@ -135,7 +135,7 @@ async fn a_request_has_one_id_everywhere() {
     let Fleet { mocks: [mut mock], gateway: _gateway, client } = alone(1, "").await;
     let answer = chat(&client, &[("x-request-id", "client-7")], "tiny").await;
     let seen = mock.next().await.headers["x-request-id"].to_str().unwrap().to_owned();
-    // The engine's has an end that no client can foresee, as engines key running requests by it.
+    // The id for the engine has a suffix that no client can predict, because engines key running requests by it.
     assert_eq!((answer.header("x-request-id"), seen.len()), ("client-7", "client-7".len() + 17));
     assert!(seen.starts_with("client-7-"), "{seen}");
     let (first, second) = (chat(&client, &[], "tiny").await, chat(&client, &[("x-request-id", "a b")], "tiny").await);

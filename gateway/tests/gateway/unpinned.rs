@@ -1,4 +1,4 @@
-//! Engines of whose ranks too little is known: they serve, routed by load, and are asked again.
+//! Engines with too little known about their ranks: they serve, routed by load, and are asked again.
 
 use semmoe_gateway::{Gateway, Running};
 use semmoe_mock_engine::VLLM_0_32;
@@ -21,7 +21,7 @@ async fn ask(gateway: &Running) -> (u16, String, String) {
     (answer.status, answer.header("x-semmoe-policy").to_owned(), answer.header("x-semmoe-rank").to_owned())
 }
 
-/// Until the prober has asked again.
+/// Waits until the prober has asked again.
 async fn until(gateway: &Running, state: &str) {
     let began = std::time::Instant::now();
     while pins(gateway).await["state"] != state {
@@ -54,7 +54,7 @@ async fn server_information_of_no_known_form_is_routed_by_load_until_it_has_one(
     }
 }
 
-/// vLLM without metrics and without `ranks`: it serves as one.
+/// vLLM without metrics and without `ranks` serves as one rank.
 #[tokio::test]
 async fn an_engine_that_reports_no_ranks_serves_as_one() {
     let mock = ranked(&Fixture::new(2), VLLM_0_32, |settings| settings.ranks = 0);
@@ -69,7 +69,7 @@ async fn an_engine_that_reports_no_ranks_serves_as_one() {
     assert!(gateway.health("pod-a").unwrap().is_healthy());
 }
 
-/// The engine's own number of ranks wins over `ranks` of the configuration.
+/// The engine's own number of ranks overrides `ranks` of the configuration.
 #[tokio::test]
 async fn configured_ranks_are_not_pinned_against_the_engines_word() {
     let fixture = Fixture::new(2);
@@ -86,7 +86,7 @@ async fn configured_ranks_are_not_pinned_against_the_engines_word() {
     assert!(found["detail"].as_str().unwrap().starts_with(says), "{found}");
 }
 
-/// An engine that served comes back with another number of ranks: affinity is lost, the backend is not.
+/// An engine returns with another number of ranks: affinity is lost, the backend is not.
 #[tokio::test]
 async fn ranks_that_change_while_serving_cost_affinity_and_no_request() {
     let fixture = Fixture::new(2);
@@ -130,7 +130,7 @@ async fn a_check_with_probes_reports_what_does_not_fit() {
     assert!(found.troubles.to_string().contains("cannot connect"), "{}", found.troubles);
 }
 
-/// An engine that reports more ranks than `limits.ranks` allows serves as one, and holds up no other model.
+/// An engine that reports more ranks than `limits.ranks` allows serves as one rank, and delays no other model.
 #[tokio::test]
 async fn an_engine_with_too_many_ranks_serves_as_one() {
     let (liar, honest) = (canned(65_535), canned(2));
@@ -145,7 +145,7 @@ async fn an_engine_with_too_many_ranks_serves_as_one() {
     let gateway = start(&text).await;
     let ranks = |wanted: usize| move |shown: &Value| shown["ranks"].as_array().unwrap().len() == wanted;
     let client = Client::data(&gateway);
-    // It may also lie later; as many as are allowed are served.
+    // It may also misreport later; as many as are allowed are served.
     for (reported, served) in [(65_535, 1), (2, 2), (65_535, 1), (1024, 1024)] {
         liar.settings().info = Some(json!({ "version": "0.5.23", "dp_size": reported }));
         let shown = until_shown(&gateway, "of-liar", ranks(served)).await;

@@ -1,4 +1,4 @@
-//! Files of tables that change while the gateway runs.
+//! Table files that change while the gateway runs.
 
 use semmoe_gateway::Running;
 use serde_json::{Value, json};
@@ -7,7 +7,7 @@ use crate::support::{Client, Fixture, PATIENCE, TEXTS, canned, metric, reloadabl
 
 const WATCH: &str = "[tables]\nwatch = true\nwatch_interval_seconds = 0.01";
 
-/// Waits until `GET /admin/tables` says so, and returns what it says.
+/// Waits until `GET /admin/tables` shows the wanted state, and returns it.
 async fn shown(gateway: &Running, wanted: impl Fn(&Value) -> bool) -> Value {
     let client = Client::admin(gateway);
     let wait = async {
@@ -41,7 +41,7 @@ async fn a_file_that_changes_is_loaded_and_a_bad_one_is_not() {
     let now = shown(&gateway, |shown| shown["generation"] == 2).await;
     assert_eq!((&now["watched"], &now["tables"][0]["path"]), (&json!(true), &json!(file)));
     assert_eq!(rank(&gateway).await, "1");
-    // Written in place, by one who is not done: half of it is no tables.
+    // Written in place by an unfinished writer: half a file is not valid tables.
     let good = fixture.builder(&TEXTS, 0).to_bytes().unwrap();
     std::fs::write(&file, &good[..good.len() / 2]).unwrap();
     let now = shown(&gateway, |shown| shown["errors"] != json!([])).await;
@@ -51,17 +51,17 @@ async fn a_file_that_changes_is_loaded_and_a_bad_one_is_not() {
     let now = shown(&gateway, |shown| shown["generation"] == 3).await;
     assert_eq!(now["errors"], json!([]));
     assert_eq!(rank(&gateway).await, "0");
-    // Gone: what is in use stays, and what comes then is loaded.
+    // The file is gone: the tables in use stay, and a later file is loaded.
     std::fs::remove_file(&file).unwrap();
     replace(&fixture, 1);
     shown(&gateway, |shown| shown["generation"] == 4).await;
-    // It is counted after it is in force.
+    // It is counted after it takes effect.
     let counted = async { while metric(&gateway, "semmoe_table_reloads_total{outcome=\"ok\"}").await < 3.0 {} };
     tokio::time::timeout(PATIENCE, counted).await.expect("counted in time");
     assert_eq!(metric(&gateway, "semmoe_table_reloads_total{outcome=\"ok\"}").await, 3.0);
 }
 
-/// The same bytes again are no reason to start over.
+/// Rewriting identical bytes is no reason to start over.
 #[tokio::test]
 async fn equal_tables_are_not_swapped() {
     let mock = canned(2);
@@ -83,14 +83,14 @@ async fn the_watcher_does_not_undo_what_was_done_by_hand() {
     shown(&gateway, |shown| shown["generation"] == 2).await;
     let back = Client::admin(&gateway).post("/admin/tables/rollback", r#"{"backend":"pod-a"}"#).await;
     assert_eq!((back.status, &back.json()["generation"]), (200, &json!(3)));
-    // A change that is refused is proof that the file was looked at since.
+    // A refused change proves that the file has been polled since.
     std::fs::write(fixture.folder.path().join("first"), "no tables").unwrap();
     let now = shown(&gateway, |shown| shown["errors"] != json!([])).await;
     assert_eq!(now["generation"], 3);
     assert_eq!(rank(&gateway).await, "0");
 }
 
-/// A ConfigMap: the file is a link to a file in a folder that is itself a link, and that one is turned by a rename.
+/// A ConfigMap: the file is a link into a folder that is itself a link, which a rename redirects.
 #[tokio::test]
 async fn folders_of_links_are_followed() {
     let mock = canned(2);

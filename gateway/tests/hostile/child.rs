@@ -25,7 +25,7 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    /// With the default limits but for what `toml` says, which goes before the models.
+    /// With the default limits except for `toml`, which precedes the models.
     pub(crate) fn start(toml: &str, engine: SocketAddr) -> Self {
         Self::start_with(toml, engine, "policy = \"round_robin\"", None)
     }
@@ -62,7 +62,7 @@ impl Process {
         self.memory("VmRSS:")
     }
 
-    /// The most that it ever held.
+    /// Peak memory of the process.
     pub(crate) fn peak_bytes(&self) -> u64 {
         self.memory("VmHWM:")
     }

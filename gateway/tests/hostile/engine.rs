@@ -1,4 +1,4 @@
-//! Engines that answer exactly the bytes that a test chose.
+//! Engines that answer with exactly the bytes that a test chose.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
@@ -32,7 +32,7 @@ impl Engine {
         Self::start(&document("", "{}"))
     }
 
-    /// The requests so far that were no probes.
+    /// The requests so far, without probes.
     pub(crate) fn seen(&self) -> Vec<RawRequest> {
         self.seen.lock().unwrap().clone()
     }

@@ -1,4 +1,4 @@
-//! Descriptors: idle clients use up their share, and everything else keeps working.
+//! File descriptors: idle clients use up their share, and everything else keeps working.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::engine::Engine;
 use crate::wire;
 
 const FILES: u64 = 256;
-/// The share of `FILES` for clients: half of what is not reserved for the other listeners and for tables and logs.
+/// The clients' share of `FILES`: half of what is not reserved for the other listeners and for tables and logs.
 const ACCEPTED: f64 = 32.0;
 
 #[tokio::test]
@@ -19,7 +19,7 @@ async fn idle_clients_leave_room_for_operators() {
     let engine = Engine::honest();
     let process = Process::start_with("", engine.address, "policy = \"round_robin\"", Some(FILES));
     let mut idle = Vec::new();
-    // More than the process may have files, or as many as the kernel takes for a gateway that accepts no more.
+    // More files than the process may have, or as many as the kernel accepts for a gateway that accepts no more.
     while idle.len() < FILES as usize + 20 {
         match tokio::time::timeout(Duration::from_secs(1), TcpStream::connect(process.data)).await {
             Ok(connected) => idle.push(connected.unwrap()),
@@ -28,7 +28,7 @@ async fn idle_clients_leave_room_for_operators() {
     }
     assert!(idle.len() > ACCEPTED as usize);
     let accepted = async {
-        // Each look is a connection of its own.
+        // Each poll uses its own connection.
         while wire::metric(process.admin, "semmoe_open_connections ").await - 1.0 != ACCEPTED {}
     };
     tokio::time::timeout(PATIENCE, accepted).await.expect("as many are accepted as there is room for");
@@ -36,7 +36,7 @@ async fn idle_clients_leave_room_for_operators() {
         let answer = wire::get(process.admin, path).await;
         assert_eq!(wire::status(&answer), "200", "{path}: {answer:.200}");
     }
-    // Those who wait are served when there is room.
+    // Waiting clients are served when there is room.
     let mut last = idle.pop().unwrap();
     drop(idle);
     last.write_all(b"GET /v1/models HTTP/1.1\r\nhost: a\r\n\r\n").await.unwrap();

@@ -1,5 +1,4 @@
-//! Frames of HTTP/2 that cost the sender little: bounded in number, in memory and in time, and others are served
-//! meanwhile.
+//! HTTP/2 frames that cost the sender little: bounded in number, memory and time, while others are served.
 
 use tokio::io::AsyncWriteExt;
 
@@ -13,7 +12,7 @@ use crate::wire::{
 const CHAT: &str = "/v1/chat/completions";
 const MB: u64 = 1_000_000;
 
-/// Sends until it is no longer taken, with an end to the wait for a gateway that reads no more.
+/// Sends until the gateway stops reading, up to a time limit.
 async fn flood(process: &Process, frames: Vec<u8>, times: usize) -> tokio::net::TcpStream {
     let mut stream = wire::open(process.data, &[]).await;
     let sending = async {
@@ -61,7 +60,7 @@ async fn floods_hold_no_memory_and_block_no_client() {
     tokio::time::timeout(PATIENCE, ended).await.expect("every stream ends");
 }
 
-/// A byte now and then does not restart the clock of a body.
+/// A byte now and then does not restart the time limit of a body.
 #[tokio::test]
 async fn slow_pieces_have_one_clock() {
     let engine = Engine::honest();

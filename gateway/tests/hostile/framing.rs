@@ -1,4 +1,4 @@
-//! Heads of HTTP/1.1 that two readers would understand in two ways.
+//! HTTP/1.1 heads that two readers could interpret differently.
 
 use crate::child::Process;
 use crate::engine::Engine;
@@ -23,7 +23,7 @@ async fn hosts_and_expectations_are_checked() {
         assert_eq!(wire::status(&answer), expected, "{lines:?}: {answer}");
         assert_eq!(answer.matches("HTTP/1.1").count(), 1, "{answer}");
     }
-    // A server may send the interim answer; the last one counts.
+    // A server may send the interim response; the last one counts.
     let request = format!("{LINE}host: a\r\nexpect: 100-Continue\r\n{LENGTH}");
     let answer = wire::exchange(process.data, request.as_bytes()).await;
     assert!(answer.contains(" 200 OK"), "{answer}");

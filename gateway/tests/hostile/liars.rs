@@ -1,5 +1,4 @@
-//! Engines, or what stands before them, whose framing can be read in two ways: answered with 502, and their connection
-//! is closed.
+//! Engines, or proxies in front of them, with ambiguous framing: the client gets 502, and the connection is closed.
 
 use crate::child::Process;
 use crate::engine::Engine;
@@ -53,7 +52,7 @@ async fn answers_that_lie_about_their_end_are_502() {
     }
 }
 
-/// Any status from 100 to 999 is one; only those with a name are labels.
+/// Any status from 100 to 999 is valid; only registered ones become labels.
 #[tokio::test]
 async fn statuses_without_a_name_are_counted_by_class() {
     let engine = Engine::start(b"HTTP/1.1 477 Odd\r\ncontent-length: 2\r\n\r\n{}");

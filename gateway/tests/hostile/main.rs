@@ -14,5 +14,5 @@ mod pins;
 mod slow;
 mod wire;
 
-/// Longer than anything here takes; a test that waits for it fails.
+/// Longer than any test takes; a test that waits for it fails.
 const PATIENCE: std::time::Duration = std::time::Duration::from_secs(60);

@@ -1,4 +1,4 @@
-//! How much memory clients can make the gateway hold, by the size of its process.
+//! How much memory clients can make the gateway hold, measured by the size of its process.
 
 use std::time::Duration;
 
@@ -20,9 +20,9 @@ async fn attack(process: &Process, frames: &[u8]) -> Vec<TcpStream> {
     let mut open = Vec::new();
     for _ in 0..CONNECTIONS {
         let mut stream = wire::open(process.data, &[]).await;
-        // The gateway's settings have come then, and its window.
+        // By then the gateway's settings and its window have arrived.
         wire::seen(&mut stream).await;
-        // A gateway that has heard enough closes the connection.
+        // A gateway that has seen enough closes the connection.
         let _ = stream.write_all(frames).await;
         open.push(stream);
     }
@@ -32,7 +32,7 @@ async fn attack(process: &Process, frames: &[u8]) -> Vec<TcpStream> {
     open
 }
 
-/// The size of the process once it has stopped to shrink, or is below the limit.
+/// The size of the process once it stops shrinking, or is below the limit.
 async fn settles_below(process: &Process, limit: u64) -> u64 {
     let mut now = process.resident_bytes();
     for _ in 0..300 {
@@ -58,7 +58,7 @@ async fn streams_with_headers_alone_are_bounded() {
     let before = process.resident_bytes();
     let open = attack(&process, &with_heads()).await;
     let during = process.resident_bytes();
-    // As many as `limits.open_streams` says may stay open; the others get 503.
+    // `limits.open_streams` may stay open; the others get 503.
     assert_eq!(wire::metric(process.admin, "semmoe_open_streams ").await, 16_384.0);
     let refused = f64::from(CONNECTIONS * STREAMS) - 16_384.0;
     assert_eq!(wire::metric(process.admin, "semmoe_streams_refused_total ").await, refused);
@@ -73,7 +73,7 @@ async fn streams_with_headers_alone_are_bounded() {
     assert!(after <= before + 50 * MB, "{} MB before, {} MB after", before / MB, after / MB);
 }
 
-/// A stream over the limit gets an answer that says so, and when to come again.
+/// A stream over the limit gets an answer that says so, and when to retry.
 #[tokio::test]
 async fn streams_over_the_limit_get_503() {
     let engine = Engine::honest();
@@ -84,7 +84,7 @@ async fn streams_over_the_limit_get_503() {
         let frame = wire::next(&mut stream).await.expect("the connection stays open");
         let is_reset = frame.kind == RST_STREAM && frame.payload != [0; 4];
         assert!(!is_reset, "an answer, not an error of the protocol");
-        // The body says it plainly; the status stands in a compressed head.
+        // The body says it in plain text; the status is in a compressed head.
         if frame.kind == DATA && !frame.payload.is_empty() {
             let body = String::from_utf8(frame.payload).unwrap();
             assert!(body.contains("too_many_streams"), "{body}");
@@ -102,7 +102,7 @@ async fn first_pieces_of_bodies_are_bounded() {
     drop(attack(&process, &[]).await);
     let before = process.resident_bytes();
     let mut frames = with_heads();
-    // The connection's window is used up: 10 kB for each stream.
+    // The connection's window is used up: 10 kB per stream.
     for stream in streams(STREAMS) {
         frames.extend(frame(DATA, 0, stream, &[b' '; 10_000]));
     }
@@ -114,7 +114,7 @@ async fn first_pieces_of_bodies_are_bounded() {
     assert!(after <= before + 50 * MB, "{} MB before, {} MB after", before / MB, after / MB);
 }
 
-/// Requests of HTTP/1.1 that wait for their bodies; each has a connection.
+/// HTTP/1.1 requests that wait for their bodies, each on its own connection.
 #[tokio::test]
 async fn waiting_requests_of_http1_are_small() {
     let engine = Engine::honest();
@@ -128,7 +128,7 @@ async fn waiting_requests_of_http1_are_small() {
         socket.write_all(head.as_bytes()).await.unwrap();
         open.push(socket);
     }
-    // The last one was accepted; give it its time.
+    // The last one was accepted; give it time.
     let served =
         async { while wire::metric(process.admin, "semmoe_open_connections ").await < f64::from(2 * CONNECTIONS) {} };
     tokio::time::timeout(PATIENCE, served).await.unwrap();
@@ -136,14 +136,14 @@ async fn waiting_requests_of_http1_are_small() {
     assert!(each <= 20_000, "{each} bytes for each");
 }
 
-/// A whole answer to a long body.
+/// The whole answer to a long body.
 async fn post(process: &Process, body: &str) -> String {
     let head =
         format!("POST {CHAT} HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-length: {}\r\n\r\n", body.len());
     wire::exchange(process.data, (head + body).as_bytes()).await
 }
 
-/// A short text can be a large tree of values, and many small messages: what is read of bodies counts as they do.
+/// A short text can become a large tree of values, or many small messages: the parsed forms of bodies count too.
 #[tokio::test]
 async fn parsed_bodies_are_bounded() {
     let engine = Engine::honest();
@@ -162,7 +162,7 @@ async fn parsed_bodies_are_bounded() {
     }
     let peak = process.peak_bytes();
     let after = settles_below(&process, before + 50 * MB).await;
-    // The bodies' own limit, and as much again for one chat that is scored.
+    // The bodies' own limit, and as much again for one chat being scored.
     assert!(peak <= before + 200 * MB, "{} MB before, {} MB at most", before / MB, peak / MB);
     assert!(after <= before + 50 * MB, "{} MB before, {} MB after", before / MB, after / MB);
 }

@@ -12,8 +12,7 @@ async fn post(process: &Process, path: &str, lines: &str, body: &[u8]) -> String
     wire::exchange(process.data, &[head.as_bytes(), body].concat()).await
 }
 
-/// Bodies that Python's parser reads as an object are read here, too, or rejected: on the engine's own routes as on
-/// fixed ones.
+/// Bodies that Python's parser accepts as an object are parsed here too, or rejected, on extra routes as on fixed ones.
 #[tokio::test]
 async fn no_pin_passes_in_another_encoding() {
     let engine = Engine::honest();
@@ -65,7 +64,7 @@ async fn no_pin_passes_in_another_encoding() {
             assert_eq!(engine.seen().last().unwrap().body, b"{}", "{path}, {name}");
         }
     }
-    // Bodies that are no JSON object are passed on unchanged where the route is the engine's.
+    // Bodies other than a JSON object pass unchanged on extra routes.
     for body in [&b"\x1f\x8b\x08\0"[..], b"\0\0\0\x20ftypisom", b"[1,2]", b""] {
         assert_eq!(wire::status(&post(&process, "/v1/score", "", body).await), "200", "{body:?}");
         assert_eq!(engine.seen().last().unwrap().body, body);

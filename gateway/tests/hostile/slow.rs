@@ -1,4 +1,4 @@
-//! Clients that ask and do not read: what is held for each of them is bounded, counted, and given back.
+//! Clients that request and do not read: the memory for each of them is bounded, counted, and returned.
 
 use std::time::Duration;
 
@@ -30,7 +30,7 @@ fn events() -> Engine {
     talkative("text/event-stream", &format!("data: {{\"text\": \"{}\"}}\n\n", "x".repeat(4000)))
 }
 
-/// A client of HTTP/1.1 that asks, and reads nothing.
+/// An HTTP/1.1 client that sends a request and reads nothing.
 async fn ask(process: &Process) -> TcpStream {
     let mut socket = TcpStream::connect(process.data).await.unwrap();
     let body = "{\"stream\": true}";
@@ -39,7 +39,7 @@ async fn ask(process: &Process) -> TcpStream {
     socket
 }
 
-/// Waits until a line of the metrics has this value.
+/// Waits until a metric line has this value.
 async fn shows(process: &Process, line: &str, value: f64) {
     let mut seen = Vec::new();
     let wait = async {
@@ -55,7 +55,7 @@ async fn shows(process: &Process, line: &str, value: f64) {
 
 const ANSWERS: &str = "semmoe_memory_bytes{kind=\"answers\"} ";
 
-/// Resident memory, once it does not grow any more.
+/// Resident memory, once it stops growing.
 async fn steady_bytes(process: &Process) -> u64 {
     let (mut bytes, mut still) = (process.resident_bytes(), 0);
     while still < 10 {
@@ -67,7 +67,7 @@ async fn steady_bytes(process: &Process) -> u64 {
     bytes
 }
 
-/// All of them are held for, and then none.
+/// Memory is held for all of them, and then for none.
 async fn bounded(process: &Process, before: u64, clients: Vec<TcpStream>, answers: u32) {
     let each = steady_bytes(process).await.saturating_sub(before) / u64::from(answers);
     assert!(each <= HELD as u64, "{each} bytes for each answer");
@@ -99,7 +99,7 @@ async fn slow_readers_of_http1_hold_little() {
     }
 }
 
-/// Without a window: the socket takes everything, and each stream waits for its own.
+/// Without a window: the socket accepts everything, and each stream waits for its own window.
 #[tokio::test]
 async fn slow_readers_of_http2_hold_little() {
     for engine in [documents(), events()] {
@@ -121,7 +121,7 @@ async fn slow_readers_of_http2_hold_little() {
     }
 }
 
-/// One that reads on gets everything, however long it stood still.
+/// A client that resumes reading receives everything, however long it paused.
 #[tokio::test]
 async fn a_slow_reader_gets_its_whole_answer() {
     let engine = events();
@@ -151,12 +151,12 @@ async fn slow_readers_hold_memory_to_a_limit() {
     }
     shows(&process, "semmoe_slow_clients_closed_total{reason=\"memory\"} ", 6.0).await;
     shows(&process, ANSWERS, 4.0 * HELD).await;
-    // Who reads is served.
+    // A client that reads is served.
     let answer = wire::get(process.data, "/v1/models").await;
     assert_eq!(wire::status(&answer), "200", "{answer}");
 }
 
-/// A stream without a window holds a rank, so it may not do that for ever; its connection is left alone.
+/// A stream without a window occupies a rank, so it is ended after a limit; its connection is left alone.
 #[tokio::test]
 async fn a_stream_that_takes_nothing_is_reset() {
     let engine = events();

@@ -1,4 +1,4 @@
-//! HTTP as no honest client writes it: frames of HTTP/2 and lines of HTTP/1.1.
+//! HTTP as no honest client writes it: HTTP/2 frames and HTTP/1.1 lines.
 
 use std::net::SocketAddr;
 
@@ -30,7 +30,7 @@ pub(crate) fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8>
     frame
 }
 
-/// The header block of a POST to a path, host `a`; a body is to follow.
+/// The header block of a POST to a path, host `a`; a body should follow.
 pub(crate) fn post(path: &str) -> Vec<u8> {
     let length = u8::try_from(path.len()).unwrap();
     assert!(length < 127, "longer lengths take another form");
@@ -42,17 +42,17 @@ pub(crate) fn streams(count: u32) -> impl Iterator<Item = u32> {
     (0..count).map(|at| 2 * at + 1)
 }
 
-/// A connection of HTTP/2 on which these frames were sent, behind the preface and empty settings.
+/// An HTTP/2 connection on which these frames were sent, after the preface and empty settings.
 pub(crate) async fn open(address: SocketAddr, frames: &[u8]) -> TcpStream {
     let mut stream = TcpStream::connect(address).await.unwrap();
     let opening = [PREFACE, &frame(SETTINGS, 0, 0, &[])].concat();
     stream.write_all(&opening).await.unwrap();
-    // A gateway that has heard enough closes the connection.
+    // A gateway that has seen enough closes the connection.
     let _ = stream.write_all(frames).await;
     stream
 }
 
-/// A frame that came.
+/// A received frame.
 #[derive(Clone, Debug)]
 pub(crate) struct Frame {
     pub(crate) kind: u8,
@@ -72,7 +72,7 @@ pub(crate) async fn next(stream: &mut TcpStream) -> Option<Frame> {
     tokio::time::timeout(PATIENCE, read).await.expect("a frame or an end in time")
 }
 
-/// Returns once everything that was sent before was read and looked at: the answer to a ping comes behind it.
+/// Returns once everything sent before has been read and handled: the answer to a ping follows it.
 pub(crate) async fn seen(stream: &mut TcpStream) -> Vec<Frame> {
     stream.write_all(&frame(PING, 0, 0, b"all read")).await.unwrap();
     let mut frames = Vec::new();
@@ -85,10 +85,10 @@ pub(crate) async fn seen(stream: &mut TcpStream) -> Vec<Frame> {
     frames
 }
 
-/// Sends a request of HTTP/1.1 and reads until the gateway closes the connection.
+/// Sends an HTTP/1.1 request and reads until the gateway closes the connection.
 pub(crate) async fn exchange(address: SocketAddr, request: &[u8]) -> String {
     let mut socket = TcpStream::connect(address).await.unwrap();
-    // A gateway that has heard enough does not read the rest.
+    // A gateway that has seen enough does not read the rest.
     let _ = socket.write_all(request).await;
     rest(&mut socket).await
 }
@@ -96,23 +96,23 @@ pub(crate) async fn exchange(address: SocketAddr, request: &[u8]) -> String {
 /// Everything until the gateway closes the connection.
 pub(crate) async fn rest(socket: &mut TcpStream) -> String {
     let mut text = Vec::new();
-    // A reset is an end, too: bytes of ours were not read.
+    // A reset is an end too: some of our bytes were not read.
     let _ = tokio::time::timeout(PATIENCE, socket.read_to_end(&mut text)).await.expect("an end in time");
     String::from_utf8(text).unwrap()
 }
 
-/// The status of an answer of HTTP/1.1; `none` without one.
+/// The status of an HTTP/1.1 response; `none` without one.
 pub(crate) fn status(answer: &str) -> &str {
     answer.strip_prefix("HTTP/1.1 ").and_then(|rest| rest.get(..3)).unwrap_or("none")
 }
 
-/// The answer of `GET path`, on a connection of its own.
+/// The response to `GET path`, on a connection of its own.
 pub(crate) async fn get(address: SocketAddr, path: &str) -> String {
     let request = format!("GET {path} HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n\r\n");
     exchange(address, request.as_bytes()).await
 }
 
-/// The value of a line of metrics; 0 without one.
+/// The value of a metric line; 0 if absent.
 pub(crate) async fn metric(admin: SocketAddr, line: &str) -> f64 {
     let text = get(admin, "/metrics").await;
     text.lines().find_map(|found| found.strip_prefix(line)?.trim().parse().ok()).unwrap_or(0.0)

@@ -1,28 +1,28 @@
-//! Requests in a row that one backend answered with errors, compared with what others did meanwhile.
+//! Consecutive requests that one backend answered with errors, compared with the other backends' answers meanwhile.
 //!
-//! An error in an answer can be the request's own fault, however often it is sent. So a request that failed here counts
-//! once, and again only where another backend has answered the same one well; and all of them together are evidence
-//! only while others answer requests.
+//! An error can be the request's own fault, however often it is sent. A request that fails here therefore counts once,
+//! and again only if another backend has answered an equal one successfully. Together they are evidence only while
+//! others answer requests.
 
-/// Distinct requests of a run that are remembered, the last ones.
+/// Number of distinct requests remembered, the newest.
 const REMEMBERED: usize = 32;
 
-/// A run of errors; empty as long as requests go well.
+/// A run of errors; empty while requests succeed.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Errors {
-    /// The last distinct requests.
+    /// The newest distinct requests.
     requests: Vec<Failed>,
-    /// Those that count.
+    /// Errors that count.
     pub(super) count: u32,
-    /// Requests that other backends of the model answered well since the first of them.
+    /// Requests that other backends of the model answered successfully since the first error.
     others: u32,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Failed {
-    /// A digest.
+    /// Digest of the request.
     request: Option<u64>,
-    /// Another backend has answered such a one well.
+    /// Another backend has answered an equal request successfully.
     elsewhere: bool,
 }
 
@@ -31,8 +31,8 @@ impl Errors {
         self.count == 0
     }
 
-    /// Adds an error. Returns whether it counts, and with the others makes so many as are `wanted`, while other
-    /// backends answered at least half as many requests well.
+    /// Adds an error. Returns whether it counts and brings the total to `wanted`, while other backends answered at
+    /// least half as many requests successfully.
     pub(super) fn add(&mut self, request: Option<u64>, wanted: u32) -> bool {
         match self.requests.iter().find(|failed| failed.request == request) {
             Some(failed) if !failed.elsewhere => return false,
@@ -45,14 +45,14 @@ impl Errors {
             }
         }
         self.count = self.count.saturating_add(1);
-        // Earlier ones weigh less.
+        // Let earlier errors decay.
         if self.count >= wanted.max(1).saturating_mul(2) {
             (self.count, self.others) = (self.count.div_ceil(2), self.others / 2);
         }
         wanted > 0 && self.count >= wanted && self.others >= self.count.div_ceil(2)
     }
 
-    /// Another backend of the model answered a request well.
+    /// Another backend of the model answered a request successfully.
     pub(super) fn answered_elsewhere(&mut self, request: Option<u64>) {
         if self.is_empty() {
             return;
@@ -93,7 +93,7 @@ mod tests {
         for request in 0..1000 {
             assert!(!errors.add(Some(request), 10), "what others did before the first error is no evidence");
         }
-        // They recover before this one does.
+        // They recover before this backend does.
         let answered = (0..).position(|request| {
             errors.answered_elsewhere(None);
             errors.add(Some(2000 + request), 10)
@@ -102,7 +102,7 @@ mod tests {
     }
 
     proptest! {
-        /// However many requests fail how often: as long as no other backend answers one of them, each counts once.
+        /// However many requests fail and however often, each counts once until another backend answers an equal one.
         #[test]
         fn repeats_are_no_evidence(sent in proptest::collection::vec((0u64..20, any::<bool>()), 0..200)) {
             let mut errors = Errors::default();

@@ -9,12 +9,12 @@
 //!                                                    enough trials pass
 //! ```
 //!
-//! Closed, every request passes. Open, none does. Half open, a few at a time do, as trials. What requests of an earlier
-//! phase come to says nothing about this one.
+//! While it is closed, every request passes; while open, none. Half open, a few pass at a time, as trials. Outcomes of
+//! requests from an earlier phase are ignored.
 //!
-//! A *failure* is a backend that cannot be reached. An *error* can be the request's fault as well: an answer that
-//! reports an error of the server, or breaks off, or takes too long. Errors are compared with what other backends do
-//! ([`Errors`]), and are remembered while it is open, so that one more opens it again.
+//! A *failure* is a backend that cannot be reached. An *error* may also be the request's fault: an answer that reports
+//! a server error, breaks off or takes too long. Errors are compared with what other backends do ([`Errors`]), and are
+//! remembered while the breaker is open, so that one more opens it again.
 
 mod errors;
 
@@ -25,7 +25,7 @@ use errors::Errors;
 /// When it opens, for how long, and when it closes.
 pub(crate) use crate::config::BreakerRules;
 
-/// The states that requests meet, by their numbers in metrics.
+/// The states as requests see them, with their values in metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum State {
     Closed,
@@ -50,20 +50,20 @@ enum Phase {
     Open { until: Instant },
 }
 
-/// The outcome of a request, as far as its backend answers for it.
+/// The outcome of a request, as far as its backend is responsible for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
-    /// The model ran, and nothing was wrong.
+    /// The model ran without errors.
     Well,
-    /// It answered something else: the request was refused, or asked for no generation.
+    /// It answered without generating: the request was refused, or did not need a generation.
     Answered,
-    /// It reports an error, breaks off or takes too long; `request` is a digest of the request, where that is known.
+    /// It reported an error, broke off or took too long; `request` is a digest of the request, if known.
     Erred { request: Option<u64> },
     /// It could not be reached.
     Failed,
 }
 
-/// Which time of being half open a trial belongs to.
+/// The half-open phase that a trial belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct TrialId(u64);
 
@@ -72,11 +72,11 @@ pub(crate) struct TrialId(u64);
 pub(crate) struct Breaker {
     phase: Phase,
     errors: Errors,
-    /// When it closed last.
+    /// When it last closed.
     closed_at: Option<Instant>,
-    /// Times that it opened since it was closed for long.
+    /// Openings since it was last closed for long.
     pub(crate) openings: u32,
-    /// Times that it was half open.
+    /// Half-open phases so far.
     trial: u64,
 }
 
@@ -96,7 +96,7 @@ impl Breaker {
         }
     }
 
-    /// Failures in a row, while it is closed.
+    /// Consecutive failures while closed.
     pub(crate) fn failures(&self) -> u32 {
         match self.phase {
             Phase::Closed { failures } => failures,
@@ -104,12 +104,12 @@ impl Breaker {
         }
     }
 
-    /// Errors in a row that count.
+    /// Consecutive errors that count.
     pub(crate) fn errors(&self) -> u32 {
         self.errors.count
     }
 
-    /// Until when it is open.
+    /// When an open breaker is due to be half opened.
     pub(crate) fn open_until(&self) -> Option<Instant> {
         match self.phase {
             Phase::Open { until } => Some(until),
@@ -117,8 +117,8 @@ impl Breaker {
         }
     }
 
-    /// The outcome of a request that was no trial. Returns whether that is enough to open; then the caller opens it, or
-    /// spares it.
+    /// Records the outcome of a request that was not a trial. Returns whether it suffices to open; the caller then
+    /// opens or spares it.
     pub(crate) fn note(&mut self, outcome: Outcome, rules: &BreakerRules) -> bool {
         let Phase::Closed { failures } = &mut self.phase else { return false };
         *failures = match outcome {
@@ -130,7 +130,7 @@ impl Breaker {
         self.note_error(outcome, rules) || (outcome == Outcome::Failed && too_many)
     }
 
-    /// Adds an outcome to the errors in a row; returns whether they are enough.
+    /// Adds an outcome to the consecutive errors; returns whether they suffice to open.
     fn note_error(&mut self, outcome: Outcome, rules: &BreakerRules) -> bool {
         match outcome {
             Outcome::Well => self.errors = Errors::default(),
@@ -140,12 +140,12 @@ impl Breaker {
         false
     }
 
-    /// Another backend of the model answered a request well.
+    /// Another backend of the model answered a request successfully.
     pub(crate) fn answered_elsewhere(&mut self, request: Option<u64>) {
         self.errors.answered_elsewhere(request);
     }
 
-    /// Lets nothing pass for a time that grows with every opening.
+    /// Blocks all requests, for a time that grows with every opening.
     pub(crate) fn open(&mut self, now: Instant, rules: &BreakerRules) {
         let long_ago = |closed: Instant| now.saturating_duration_since(closed) >= rules.open_most;
         if self.state() == State::Closed && self.closed_at.is_some_and(long_ago) {
@@ -157,7 +157,7 @@ impl Breaker {
         self.phase = Phase::Open { until: now + time };
     }
 
-    /// Lets everything pass.
+    /// Admits all requests.
     pub(crate) fn close(&mut self, now: Instant) {
         if self.state() != State::Closed {
             self.closed_at = Some(now);
@@ -192,7 +192,7 @@ impl Breaker {
         }
     }
 
-    /// Ends a trial; `None` where nothing can be said of it. Trials of an earlier time change nothing.
+    /// Ends a trial; `None` if its outcome says nothing. Trials of an earlier phase change nothing.
     pub(crate) fn end_trial(&mut self, now: Instant, trial: TrialId, outcome: Option<Outcome>, rules: &BreakerRules) {
         if trial.0 != self.trial {
             return;
@@ -200,7 +200,7 @@ impl Breaker {
         let Phase::HalfOpen { running, passed } = &mut self.phase else { return };
         *running = running.saturating_sub(1);
         let Some(outcome) = outcome else { return };
-        // Where errors opened it, only a generation shows that there are none any more.
+        // If errors opened it, only a successful generation shows that they are over.
         if outcome == Outcome::Well || (outcome == Outcome::Answered && self.errors.is_empty()) {
             *passed += 1;
             if *passed >= rules.passes {
@@ -239,7 +239,7 @@ mod tests {
         note(breaker, now, Outcome::Failed);
     }
 
-    /// A request of which there is no second.
+    /// A request unlike any other.
     fn err(breaker: &mut Breaker, now: Instant, request: u64) {
         note(breaker, now, Outcome::Erred { request: Some(request) });
     }
@@ -290,7 +290,7 @@ mod tests {
         assert_eq!((breaker.state(), breaker.failures()), (State::Closed, 2));
         fail(&mut breaker, now);
         assert_eq!(breaker.state(), State::Open);
-        // Requests that began before are late.
+        // These requests began before it opened.
         note(&mut breaker, now, Outcome::Well);
         fail(&mut breaker, now);
         assert!(!breaker.look(now + Duration::from_millis(4999)));
@@ -327,9 +327,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever happens in whatever order: trials are few and only while it is half open; it is never open for
-        /// longer than its limit; it opens on enough failures in a row, and on nothing less; late trials change
-        /// nothing.
+        /// For any sequence of events: trials are few and run only while it is half open; it never stays open longer
+        /// than its limit; it opens on enough consecutive failures and on nothing less; late trials change nothing.
         #[test]
         fn laws(steps in proptest::collection::vec((0u8..9, 0u64..20_000), 1..200)) {
             let (mut breaker, mut now) = (Breaker::default(), Instant::now());

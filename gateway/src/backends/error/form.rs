@@ -1,20 +1,20 @@
-//! The document of an error, in the form that the clients of a route read.
+//! The document of an error, in the form that a route's clients expect.
 
 use http::StatusCode;
 use semmoe_engines::Route;
 use serde_json::{Value, json};
 
-/// Whose clients read an error.
+/// The API whose clients read an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Form {
-    /// OpenAI's, and those of engines' own routes.
+    /// OpenAI's API, and the engines' own routes.
     OpenAi,
-    /// Anthropic's.
+    /// Anthropic's API.
     Anthropic,
 }
 
 impl Form {
-    /// That of the clients of a route.
+    /// The form for a route's clients.
     pub(crate) fn of(route: Option<Route>) -> Self {
         match route {
             Some(Route::Messages | Route::CountTokens) => Self::Anthropic,
@@ -22,12 +22,12 @@ impl Form {
         }
     }
 
-    /// That of a path, whether or not requests to it reach an engine.
+    /// The form for a path, whether or not requests to it reach an engine.
     pub(crate) fn of_path(path: &str) -> Self {
         Self::of(Route::ALL.into_iter().find(|route| route.path() == path))
     }
 
-    /// The document. `kind` is OpenAI's type.
+    /// The document. `kind` is OpenAI's error type.
     pub(super) fn document(self, status: StatusCode, kind: &str, code: &str, message: &str) -> Value {
         match self {
             Self::OpenAi => json!({ "error": { "message": message, "type": kind, "param": null, "code": code } }),
@@ -37,7 +37,7 @@ impl Form {
         }
     }
 
-    /// Puts the request's id where its clients look.
+    /// Puts the request's id where clients of this form expect it.
     pub(super) fn name_request(self, document: &mut Value, id: &str) {
         match self {
             Self::OpenAi => document["error"]["request_id"] = id.into(),
@@ -54,7 +54,7 @@ impl Form {
     }
 }
 
-/// Anthropic's type of an error with this status.
+/// Anthropic's error type for this status.
 fn anthropic(status: StatusCode) -> &'static str {
     match status {
         StatusCode::UNAUTHORIZED => "authentication_error",

@@ -1,4 +1,4 @@
-//! Why the gateway cannot start, and why it answers a request itself; ONE table says with which status.
+//! Why the gateway cannot start, and why it answers a request itself; one table maps errors to statuses.
 
 mod form;
 
@@ -19,7 +19,7 @@ use crate::config::ConfigError;
 
 pub(crate) use form::Form;
 
-/// Known values, for messages.
+/// Lists the known values, for messages.
 pub(crate) fn listed(known: impl Iterator<Item = String>) -> String {
     let known: Vec<String> = known.collect();
     if known.is_empty() { "none".to_owned() } else { known.join(", ") }
@@ -50,7 +50,7 @@ pub enum StartError {
         /// The problem.
         source: semmoe_routing::PolicyError,
     },
-    /// The output has no place to go.
+    /// An output folder does not exist.
     #[error("{key}: {} is not a directory", path.display())]
     Dir {
         /// The key.
@@ -66,7 +66,7 @@ pub enum StartError {
         /// The problem.
         source: semmoe_engines::tls::TlsError,
     },
-    /// The file with an engine's key.
+    /// The file with an engine's key is unusable.
     #[error("backend '{backend}': cannot use the key in {}: {source}", path.display())]
     KeyFile {
         /// The backend.
@@ -81,7 +81,7 @@ pub enum StartError {
     Files {
         /// The limit.
         files: u64,
-        /// For one client.
+        /// Files needed for one client.
         needed: u64,
     },
     /// A worker thread ended by a panic.
@@ -90,18 +90,18 @@ pub enum StartError {
 }
 
 impl StartError {
-    /// Whether it is for the user to mend the configuration or a file that it names; the rest is the machine's.
+    /// Whether the user must correct the configuration or a file that it names; other errors concern the machine.
     pub fn is_input(&self) -> bool {
         !matches!(self, Self::Bind { .. } | Self::Files { .. } | Self::Load(_))
     }
 }
 
-/// Declares [`RequestError`], the one table from errors to HTTP: each with its status, OpenAI's error type, a code that
-/// programs can match, and its message.
+/// Declares [`RequestError`], the one table from errors to HTTP: each with its status, OpenAI's error type, a code for
+/// programs, and its message.
 macro_rules! request_errors {
     ($($name:ident $({ $($field:ident: $kind:ty),* })? => $status:ident, $type:ident, $code:literal, $message:literal
         $(, $argument:expr)?;)*) => {
-        /// Why a request is answered by the gateway and not by an engine.
+        /// Why the gateway rather than an engine answers a request.
         #[derive(Debug, Clone, PartialEq, thiserror::Error)]
         pub(crate) enum RequestError {
             $(#[error($message $(, $argument)?)] $name $({ $($field: $kind),* })?,)*
@@ -218,7 +218,7 @@ impl From<ScanError> for RequestError {
     }
 }
 
-/// A pin that cannot be sent is the gateway's choice, any other the client's.
+/// A pin that cannot be sent was the gateway's choice; any other is the client's.
 impl From<PinError> for RequestError {
     fn from(error: PinError) -> Self {
         let cause = error.to_string();
@@ -242,10 +242,10 @@ struct Row(StatusCode, &'static str, &'static str);
 
 const CLIENT: &str = "invalid_request_error";
 const SERVER: &str = "server_error";
-/// OpenAI's clients wait and try again.
+/// OpenAI's clients wait and retry.
 const BUSY: &str = "rate_limit_error";
 const UPSTREAM: &str = "upstream_error";
-/// OpenAI's clients read here whether to send a request again.
+/// Tells OpenAI's clients whether to retry a request.
 const SHOULD_RETRY: HeaderName = HeaderName::from_static("x-should-retry");
 
 impl RequestError {
@@ -273,7 +273,7 @@ impl RequestError {
             StatusCode::SERVICE_UNAVAILABLE | StatusCode::TOO_MANY_REQUESTS => {
                 headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"))
             }
-            // OpenAI's clients would send it again.
+            // OpenAI's clients would retry it.
             _ if matches!(self, Self::Suspect { .. }) => {
                 headers.insert(SHOULD_RETRY, HeaderValue::from_static("false"))
             }
@@ -299,8 +299,8 @@ impl RequestError {
     }
 }
 
-/// With control characters escaped, C1 included: a message may repeat what a client or an engine sent, and is read on
-/// terminals.
+/// Escapes control characters, C1 included: a message may repeat what a client or an engine sent, and terminals display
+/// it.
 pub(crate) fn printable(text: &str) -> String {
     let mut printable = String::with_capacity(text.len());
     for character in text.chars() {
@@ -330,7 +330,7 @@ mod tests {
         for (name, status, kind) in ROWS {
             let fits = match *kind {
                 CLIENT => status.is_client_error(),
-                // Clients are asked to wait.
+                // Clients are told to wait.
                 BUSY => [StatusCode::TOO_MANY_REQUESTS, StatusCode::SERVICE_UNAVAILABLE].contains(status),
                 _ => status.is_server_error(),
             };

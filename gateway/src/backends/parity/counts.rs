@@ -1,7 +1,8 @@
-//! Evidence in answers: the engine's count of a prompt's tokens against the one made here.
+//! Evidence in answers: the engine's token count of a prompt against the gateway's.
 //!
-//! One difference may have other causes; several in a row on chats of the same shapes do not. Then the shapes that no
-//! chat with equal counts has are not trusted, until counts of such chats agree again: they are still read.
+//! A single difference may have other causes; several in a row on chats of the same shapes do not. The shapes that
+//! occur in no chat with equal counts are then not trusted until counts of such chats agree again; they are still
+//! scored.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
@@ -9,36 +10,36 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use semmoe_text::Shapes;
 
-/// Differences in a row.
+/// Consecutive differences that prove a mismatch.
 const IN_A_ROW: u8 = 3;
-/// Sets of shapes whose differences are remembered.
+/// Shape sets whose differences are remembered.
 const MAX_SETS: usize = 64;
 
 /// Counts of one backend's prompts.
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
-    /// Shapes of chats whose counts agreed, for the path of requests.
+    /// Shapes of chats whose counts agreed; an atomic, because every request reads it.
     agreed: AtomicU16,
-    /// Those that are not trusted.
+    /// Shapes that are not trusted.
     differs: AtomicU16,
-    /// Some differences are remembered.
+    /// Whether any differences are remembered.
     is_open: AtomicBool,
     /// Differences since the counts of chats of these shapes last agreed.
     missed: Mutex<BTreeMap<Shapes, u8>>,
 }
 
 impl Counts {
-    /// Shapes that the engine counts otherwise.
+    /// Shapes that the engine counts differently.
     pub(crate) fn differs(&self) -> Shapes {
         Shapes::from_bits(self.differs.load(Ordering::Relaxed))
     }
 
-    /// Shapes that it counts alike.
+    /// Shapes that it counts equally.
     pub(crate) fn agreed(&self) -> Shapes {
         Shapes::from_bits(self.agreed.load(Ordering::Relaxed))
     }
 
-    /// Another engine may answer by now.
+    /// Another engine may be answering by now.
     pub(crate) fn reset(&self) {
         let mut missed = self.missed();
         missed.clear();
@@ -47,9 +48,9 @@ impl Counts {
         self.differs.store(0, Ordering::Relaxed);
     }
 
-    /// One chat that both counted. Returns the shapes that are not trusted any more, or trusted again.
+    /// A chat counted by both. Returns the shapes that lost or regained trust.
     pub(crate) fn note(&self, shapes: Shapes, agree: bool) -> Option<Change> {
-        // Nearly every count agrees, as those before did.
+        // Most counts agree, like those before.
         if agree && !self.is_open.load(Ordering::Relaxed) && self.agreed().has(shapes) {
             return None;
         }
@@ -85,7 +86,7 @@ impl Counts {
     }
 }
 
-/// Shapes that are trusted otherwise than before.
+/// Shapes whose trust changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Change {
     Distrusted(Shapes),

@@ -1,5 +1,5 @@
-//! The findings about a backend's chats, for people: by the built-in ones, and by counts of tokens in answers, which
-//! prove no more than that something differs.
+//! The findings about a backend's chats, for people: from the built-in chats, and from token counts in answers, which
+//! can only prove that something differs.
 
 use semmoe_text::Shapes;
 
@@ -17,7 +17,7 @@ impl Known {
         Self { equal: member.fit.parity.equal.without(differs), differs }
     }
 
-    /// As in the metrics: `equal`, `differs` or `unproven`.
+    /// The label used in metrics: `equal`, `differs` or `unproven`.
     pub(crate) fn state(&self) -> &'static str {
         match (self.differs.is_empty(), self.equal.is_empty()) {
             (false, _) => "differs",
@@ -30,7 +30,7 @@ impl Known {
         Shapes::ALL.without(self.equal | self.differs)
     }
 
-    /// The first difference, or why something is unproven.
+    /// The first difference, or why a shape is unproven.
     pub(crate) fn detail(&self, member: &Member) -> Option<String> {
         let counted = member.backend.counts.differs().without(member.fit.parity.differs);
         let by_count = format!("the engine counts other numbers of tokens in chats of shape {counted}");

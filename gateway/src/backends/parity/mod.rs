@@ -1,9 +1,8 @@
-//! Whether an engine reads chats as the gateway does: the ids that it makes of the built-in chats, asked for at start,
-//! when it comes back and when it changes, are compared with those made here; and its counts in answers with ours
-//! ([`counts`]).
+//! Whether an engine tokenizes chats as the gateway does. Its ids for built-in chats, requested at start, when it
+//! returns and when it changes, are compared with the gateway's; so are its counts in answers ([`counts`]).
 //!
-//! A chat has [`Shapes`]. Where the engine reads one of them otherwise, its scores would be of another prompt, so it is
-//! routed by load. An engine that shows nothing is unproven, and keeps its affinity.
+//! A chat has [`Shapes`]. If the engine tokenizes a shape differently, scores would be for another prompt, so such
+//! chats are routed by load. An engine that reveals nothing is unproven, and keeps its affinity.
 
 pub(crate) mod counts;
 pub(crate) mod known;
@@ -20,10 +19,10 @@ use semmoe_text::{
 };
 use serde_json::Value;
 
-/// Seconds of a day: dates in prompts change with it.
+/// Seconds per day; prompts may contain the date.
 const DAY: i64 = 86_400;
 
-/// The reader of a model's chats.
+/// Tokenizes a model's chats.
 #[derive(Clone, Copy)]
 pub(crate) struct Reader<'a> {
     pub(crate) tokenizer: &'a PromptEncoder,
@@ -31,11 +30,11 @@ pub(crate) struct Reader<'a> {
     pub(crate) preparation: &'static Preparation,
     /// Whether the template writes the date.
     pub(crate) writes_date: bool,
-    /// The engines' clocks are so far ahead of UTC.
+    /// Offset of the engines' clocks from UTC.
     pub(crate) zone_seconds: i32,
 }
 
-/// Shapes of chats as an engine showed that it reads them.
+/// Shapes of chats, by what an engine has shown about them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Parity {
     pub(crate) equal: Shapes,
@@ -44,15 +43,15 @@ pub(crate) struct Parity {
     pub(crate) detail: Option<Arc<str>>,
 }
 
-/// Whether an engine that was asked is asked again: no answer came, another day began, or something differs, which the
-/// engine behind a proxy or the turn of a day may have made.
+/// Whether to ask an engine again: it gave no answer, another day began, or something differs, which may be due to a
+/// change behind a proxy or to midnight.
 pub(crate) fn is_open(probe: &Probe, parity: &Parity, reader: Option<&Reader<'_>>) -> bool {
     let Some(before) = &probe.rendering else { return true };
     let is_dated = reader.is_some_and(|reader| reader.is_of_another_day(before));
     before.failed || is_dated || !parity.differs.is_empty()
 }
 
-/// The ids that the engine made of the built-in chats against those made here.
+/// Compares the engine's ids for the built-in chats with the gateway's.
 pub(crate) fn compare(rendering: Option<&Rendering>, reader: Option<&Reader<'_>>) -> Parity {
     let (Some(rendering), Some(reader)) = (rendering, reader) else { return Parity::default() };
     let mut parity = Parity::default();
@@ -83,14 +82,14 @@ pub(crate) fn compare(rendering: Option<&Rendering>, reader: Option<&Reader<'_>>
 }
 
 impl Reader<'_> {
-    /// How the ids made here differ from the engine's, if they do.
+    /// How the gateway's ids differ from the engine's, if they do.
     ///
     /// # Errors
-    /// Why they cannot be compared here and now.
+    /// Why they cannot be compared now.
     fn differs(&self, chat: &Value, theirs: &[u32]) -> Result<Option<String>, String> {
-        // Other changes of the state wait meanwhile.
+        // Other state changes wait meanwhile.
         let limits = Limits { template: Budget::BRIEF, ..Limits::default() };
-        // The libraries beneath see a template of any kind.
+        // The libraries underneath receive arbitrary templates.
         let read = || chat_body_ids(self.preparation, chat, self.tokenizer, self.template, limits);
         let ours = catch_unwind(AssertUnwindSafe(read)).map_err(|_| "reading a chat panicked".to_owned())?;
         let ours = match ours {

@@ -1,14 +1,14 @@
-//! Keeps what is known about a backend's pins up to date.
+//! Keeps the knowledge about a backend's pins up to date.
 //!
-//! A new engine is probed before it gets requests ([`first_look`]), for a few seconds at most; after that as often as
-//! [`verify::Schedule`] says ([`watch`]), each route by itself. Answers that name their rank are evidence too, and cost
-//! nothing. An engine whose number of ranks is unknown is asked again at every health interval.
+//! A new engine is probed before it receives requests ([`first_look`]), for a few seconds at most; after that each
+//! route is probed as often as [`verify::Schedule`] says ([`watch`]). Answers that name their rank are evidence too,
+//! and free. An engine whose number of ranks is unknown is asked again at every health interval.
 //!
-//! An engine that refuses a pin, as it has no such rank, gets none until it was asked again: it may be another one by
-//! now, or one that reports more ranks than it has.
+//! An engine that refuses a pin, because it has no such rank, receives no pins until it has been asked again: it may be
+//! another engine by now, or one that reports more ranks than it has.
 //!
 //! An engine that can switch its layout may have done so since a request was pinned. An answer that contradicts its pin
-//! counts only once that engine was asked again and still has the same ranks.
+//! counts only once the engine has been asked again and still has the same ranks.
 
 pub(crate) mod record;
 mod verdict;
@@ -24,21 +24,22 @@ use semmoe_engines::{Carrier, Dialect, Engine, Route};
 use crate::backends::{Backend, Backends, Fit, Watched, health};
 use record::Suspended;
 
-/// A new backend gets requests after this time, whether its pins are verified or not.
+/// After this time a new backend receives requests, whether or not its pins are verified.
 const FIRST_LOOK: Duration = Duration::from_secs(3);
-/// A busy engine answers a probe of one token after the prompts before it.
+/// A busy engine answers a one-token probe only after the prompts ahead of it.
 const PROBE_LIMITS: AnswerLimits = AnswerLimits { timeout: Duration::from_secs(30), max_bytes: 4 << 20 };
-/// Time until an engine that refused a pin is tried again, twice as long after each try.
+/// Time until an engine that refused a pin is tried again, doubled after each try.
 const FIRST_PAUSE: Duration = Duration::from_secs(10);
 const MAX_PAUSE: Duration = Duration::from_secs(300);
 
-/// Whether there is something to verify: not with one rank, a URL for each rank, or answers that all name their rank.
+/// Whether there is something to verify: not with a single rank, a URL per rank, or answers that always name their
+/// rank.
 fn can_verify(engine: Engine, ranks: u16, dialect: &Dialect, route: Route) -> bool {
     let by_pin = matches!(dialect.carrier(route), Ok(Carrier::Header | Carrier::Field(_)));
     ranks > 1 && by_pin && matches!(engine, Engine::Sglang | Engine::Vllm)
 }
 
-/// Verifies the pins of an engine that was just probed, before it gets requests.
+/// Verifies the pins of a newly probed engine before it receives requests.
 pub(crate) async fn first_look(backends: &Backends, backend: &Backend, probe: &Probe) {
     backend.pins.reset();
     let ranks = probe.dp_size.or(backend.config.ranks).unwrap_or(0);
@@ -71,8 +72,8 @@ pub(crate) async fn watch(backends: Arc<Backends>, Watched { backend, stop }: Wa
     stop.run_until_cancelled(work).await;
 }
 
-/// Asks an engine that may have switched, and counts what was suspended if it has the same ranks as before. If its
-/// answer differs from the last one, all evidence is dropped, the suspended contradictions included.
+/// Asks an engine that may have switched, and counts the suspended evidence if it has the same ranks as before. If its
+/// answer differs from the last one, all evidence is dropped, including the suspended contradictions.
 async fn settle_suspended(backends: &Backends, backend: &Arc<Backend>) {
     loop {
         backend.pins.suspended.notified().await;
@@ -88,7 +89,7 @@ async fn settle_suspended(backends: &Backends, backend: &Arc<Backend>) {
     }
 }
 
-/// An engine of whose ranks too little is known is asked again.
+/// Asks an engine about its ranks again if too little is known of them.
 async fn ask_for_ranks(backends: &Backends, backend: &Arc<Backend>) {
     loop {
         tokio::time::sleep(backends.config().health.interval).await;
@@ -99,8 +100,8 @@ async fn ask_for_ranks(backends: &Backends, backend: &Arc<Backend>) {
     }
 }
 
-/// Asks an engine that refused a pin for its ranks. Where it reports the same as before its pins are probed, now and
-/// then, and taken again once none is refused.
+/// Asks an engine that refused a pin for its ranks. If its report is unchanged, its pins are probed periodically and
+/// used again once none is refused.
 async fn settle_refusals(backends: &Backends, backend: &Arc<Backend>) {
     loop {
         backend.pins.refusal.notified().await;
@@ -121,7 +122,7 @@ async fn settle_refusals(backends: &Backends, backend: &Arc<Backend>) {
     }
 }
 
-/// Whether the engine refuses none of the pins of one round after the other through all ranks.
+/// Whether the engine accepts every pin of a round through all ranks.
 async fn takes_all_pins(backends: &Backends, backend: &Backend, fit: &Fit) -> bool {
     let Some(route) = PROBED.into_iter().find(|route| can_verify(backend.engine, fit.ranks, &fit.dialect, *route))
     else {
@@ -201,7 +202,7 @@ async fn round(backends: &Backends, backend: &Backend, route: Route, ranks: u16,
     }
 }
 
-/// The end of a round, also of one that is cut short: its probes may be counted late, and must not be taken for the
+/// Marks the end of a round, even a cancelled one: its probes may be counted late, and must not be mistaken for the
 /// next round's.
 struct Ended<'a> {
     backend: &'a Backend,

@@ -1,4 +1,4 @@
-//! Evidence about one backend's pins, route by route, for the path of requests and for the tasks that verify them.
+//! Evidence about one backend's pins, by route, for requests and for the tasks that verify pins.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -9,15 +9,15 @@ use tokio::sync::Notify;
 
 const ROUTES: usize = Route::ALL.len();
 
-/// Knowledge about one backend's pins.
+/// The knowledge about one backend's pins.
 #[derive(Debug, Default)]
 pub(crate) struct PinRecord {
     state: Mutex<PinState>,
-    /// Of each of [`Route::ALL`], for the path of requests.
+    /// By [`Route::ALL`]; atomics, because every request reads them.
     routes: [OnRoute; ROUTES],
-    /// The engine refused a pin, as it has no such rank: none is sent until it was asked again.
+    /// The engine refused a pin, because it has no such rank: none is sent until it has been asked again.
     refused: AtomicBool,
-    /// Held by a round of probes: two at once would be counted as each other's.
+    /// Held by a round of probes: two concurrent rounds would be counted as each other's.
     pub(super) round: tokio::sync::Mutex<()>,
     /// Wakes the watcher when a contradiction was suspended.
     pub(super) suspended: Notify,
@@ -28,9 +28,9 @@ pub(crate) struct PinRecord {
 /// Whether requests on one route run where they are pinned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Belief {
-    /// There is too little evidence.
+    /// Too little evidence.
     Unproven,
-    /// They were seen to, on every rank.
+    /// They do, on every rank.
     Proven,
     /// They run elsewhere.
     Ignored,
@@ -40,12 +40,12 @@ pub(crate) enum Belief {
 struct OnRoute {
     /// A [`Belief`].
     belief: AtomicU8,
-    /// Index of the route whose evidence stands for this one: another one where this one has none of its own, as the
-    /// engine does not show where its requests run.
+    /// Index of the route whose evidence applies to this one: another route if this one has none, because the engine
+    /// does not show where its requests run.
     witness: AtomicU8,
     /// Requests whose answers do not name their rank.
     requests: AtomicU64,
-    /// `requests` at which the next round is due.
+    /// Value of `requests` at which the next round is due.
     due_at: AtomicU64,
     due: Notify,
 }
@@ -55,11 +55,11 @@ struct OnRoute {
 pub(crate) struct PinState {
     /// By [`Route::ALL`].
     routes: [RouteState; ROUTES],
-    /// The route of the last evidence.
+    /// The route with the latest evidence.
     last: Option<Route>,
     /// How the engine refused a pin.
     pub(crate) refusal: Option<String>,
-    /// Counts once the engine was asked for its ranks again.
+    /// Counts once the engine has been asked for its ranks again.
     pub(super) suspended: Option<Suspended>,
 }
 
@@ -68,13 +68,13 @@ pub(crate) struct PinState {
 pub(crate) struct RouteState {
     pub(crate) watch: PinWatch,
     pub(super) schedule: Schedule,
-    /// The outcome of the last contradiction, or else of the last round; or why that round proved nothing.
+    /// The outcome of the last contradiction, or else of the last round; or why that round was inconclusive.
     pub(crate) detail: Option<String>,
-    /// Seen to run where they are pinned, on every rank.
+    /// Observed to run where they are pinned, on every rank.
     proven: bool,
 }
 
-/// Answers that named other ranks than their pins.
+/// Answers that named a rank other than the pinned one.
 #[derive(Clone, Debug)]
 pub(super) struct Suspended {
     pub(super) route: Route,
@@ -92,7 +92,7 @@ impl OnRoute {
 }
 
 impl PinState {
-    /// Of a route; those of extra routes, which are never pinned, have no evidence.
+    /// The state of a route; extra routes are never pinned and have no evidence.
     pub(crate) fn route(&self, route: Route) -> RouteState {
         self.routes.get(route as usize).cloned().unwrap_or_default()
     }
@@ -101,14 +101,14 @@ impl PinState {
         self.routes.get_mut(route as usize)
     }
 
-    /// The routes of which something is known.
+    /// The routes with evidence.
     pub(crate) fn seen(&self) -> impl Iterator<Item = (Route, &RouteState)> {
         let has_evidence = |(_, state): &(Route, &RouteState)| state.watch.total() > 0 || state.detail.is_some();
         Route::ALL.into_iter().zip(&self.routes).filter(has_evidence)
     }
 
-    /// The route that stands for the backend: one on which pins are ignored although `reads` says that the engine reads
-    /// them there, or else that of the last evidence.
+    /// The route that represents the backend: one on which pins are ignored although `reads` says that the engine reads
+    /// them there, or else the one with the latest evidence.
     pub(crate) fn summary(&self, reads: impl Fn(Route) -> bool) -> RouteState {
         let ignored = self.seen().find(|(route, state)| reads(*route) && state.watch.pins == Pins::Ignored);
         let honoured = || self.seen().find(|(_, state)| state.watch.pins == Pins::Honoured);
@@ -145,7 +145,7 @@ impl PinRecord {
         }
     }
 
-    /// Whether the engine refused a pin and was not asked again since.
+    /// Whether the engine refused a pin and has not been asked since.
     pub(crate) fn are_refused(&self) -> bool {
         self.refused.load(Ordering::Relaxed)
     }
@@ -157,7 +157,7 @@ impl PinRecord {
         !self.refused.swap(true, Ordering::Relaxed)
     }
 
-    /// Pins are taken again.
+    /// Pins are used again.
     pub(super) fn end_refusal(&self) {
         self.locked(|state| state.refusal = None);
         self.refused.store(false, Ordering::Relaxed);
@@ -173,13 +173,13 @@ impl PinRecord {
         }
     }
 
-    /// Adds one observation; returns the verdict if it changed. `detail` describes the observation.
+    /// Adds an observation; returns the verdict if it changed. `detail` describes the observation.
     pub(crate) fn observe(&self, route: Route, seen: Observation, detail: impl FnOnce() -> String) -> Option<Pins> {
         let changed = self.locked(|state| {
             state.last = Some(route);
             let on = state.route_mut(route)?;
             let settled = on.watch.pins != Pins::Ignored && !on.watch.is_in_doubt();
-            // Every client's answer comes here: one that agrees is worth no text.
+            // Every client's answer passes here: skip the text for one that agrees.
             let tells_more = seen.evidence != Evidence::Answer || on.detail.is_none();
             if seen.contradicted > 0 || settled && tells_more {
                 on.detail = Some(detail());
@@ -194,13 +194,13 @@ impl PinRecord {
         });
         let (before, now) = changed?;
         if [before, now].contains(&Pins::Ignored) {
-            // A change on this route, of a proxy say, may be one on all.
+            // A change on this route, for example in a proxy, may affect every route.
             self.want_rounds(route);
         }
         Some(now)
     }
 
-    /// Shows the state to the path of requests.
+    /// Publishes the state for requests.
     fn publish(&self, state: &PinState) {
         let has_evidence = |route: &Route| state.routes[*route as usize].watch.total() > 0;
         let witness = PROBED.into_iter().find(has_evidence);
@@ -222,7 +222,7 @@ impl PinRecord {
         }
     }
 
-    /// A round of probes ended, on an engine of so many ranks; `conclusive`: it proved something.
+    /// A round of probes over `ranks` ended; `conclusive`: it proved something.
     pub(super) fn round_ended(&self, route: Route, conclusive: bool, ranks: u16) {
         self.locked(|state| {
             if let Some(on) = state.route_mut(route) {
@@ -233,7 +233,7 @@ impl PinRecord {
         });
     }
 
-    /// Keeps a contradiction until the engine was asked for its ranks again.
+    /// Keeps a contradiction until the engine has been asked for its ranks again.
     pub(crate) fn suspend(&self, route: Route, detail: String) {
         self.locked(|state| {
             let contradicted = state.suspended.as_ref().map_or(0, |it| it.contradicted) + 1;
@@ -253,7 +253,7 @@ impl PinRecord {
         }
     }
 
-    /// Waits until so many requests more came on a route, or there is another reason to look.
+    /// Waits for this many more requests on a route, or for another reason to verify.
     pub(super) async fn after_requests(&self, route: Route, requests: u64) {
         let Some(on) = self.routes.get(route as usize) else { return std::future::pending().await };
         let due_at = on.requests.load(Ordering::Relaxed) + requests;
@@ -289,7 +289,7 @@ mod tests {
         }
         let beliefs = [Route::Chat, Route::Responses, Route::Completions, Route::Extra].map(|it| record.belief(it));
         assert_eq!(beliefs, [Belief::Proven, Belief::Ignored, Belief::Unproven, Belief::Unproven]);
-        // Evidence about chats stands for routes without any.
+        // Evidence about chats applies to routes without any.
         record.observe(Route::Chat, probes(0, 4), String::new);
         record.observe(Route::Chat, probes(0, 4), String::new);
         let beliefs = [Route::Chat, Route::Completions, Route::Responses].map(|it| record.belief(it));
@@ -304,7 +304,7 @@ mod tests {
         assert_eq!(record.belief(Route::Chat), Belief::Unproven);
     }
 
-    /// A rank that no probe went to proves nothing, nor does a route that was contradicted lately.
+    /// A rank that no probe reached proves nothing, nor does a recently contradicted route.
     #[test]
     fn proof_takes_every_rank() {
         let record = PinRecord::default();

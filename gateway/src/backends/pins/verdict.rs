@@ -1,4 +1,4 @@
-//! Evidence as it comes: into the record of the backend, the metrics and the log.
+//! Applies evidence as it arrives: to the backend's record, the metrics and the log.
 
 use semmoe_engines::refusal::RankRefusal;
 use semmoe_engines::verify::{Evidence, Observation, Pins};
@@ -8,11 +8,11 @@ use super::record::RouteState;
 use crate::backends::verdict::Unpinned;
 use crate::backends::{Backend, Backends, Fit};
 
-/// Why a backend is routed by load that refused a pin, as metrics have it.
+/// The metric label of a backend that refused a pin and is routed by load.
 const REFUSED: &str = "ranks";
 
 impl Backends {
-    /// Adds what an answer says about a backend's pins on a route.
+    /// Adds what an answer reveals about a backend's pins on a route.
     pub(crate) fn note_pin(&self, backend: &Backend, route: Route, pinned: u32, ran_on: u32) {
         let detail = || format!("an answer to a request pinned to rank {pinned} named rank {ran_on}");
         if pinned != ran_on && backend.can_switch() {
@@ -22,7 +22,7 @@ impl Backends {
         }
     }
 
-    /// Adds an observation of a backend's pins on a route, which `detail` describes.
+    /// Adds an observation of a backend's pins on a route; `detail` describes it.
     pub(crate) fn note_pins(
         &self,
         backend: &Backend,
@@ -63,7 +63,7 @@ impl Backends {
         }
     }
 
-    /// An engine refused a pin, as it has no such rank: it gets none until it was asked again.
+    /// An engine refused a pin, because it has no such rank: it receives none until it has been asked again.
     pub(crate) fn note_refusal(&self, backend: &Backend, RankRefusal { rank, ranks }: &RankRefusal) {
         self.metrics.pins.refused(&backend.name);
         let has = ranks.map_or_else(String::new, |ranks| format!(" and says that it has {ranks}"));

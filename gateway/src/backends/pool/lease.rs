@@ -11,11 +11,11 @@ use semmoe_tables::RankId;
 use super::{Pool, Slot};
 use crate::backends::Room;
 
-/// Requests in a row that a rank may refuse before they stay in its recent load: one that refuses all would look idle,
-/// and attract all.
+/// Consecutive requests that a rank may refuse before they remain in its recent load: a rank that refuses everything
+/// would look idle and attract everything.
 const REFUSALS_FORGIVEN: u32 = 8;
 
-/// A request that is counted in; dropping it counts it out, exactly once, however the request ends.
+/// A counted request. Dropping it counts the request out, exactly once, however it ends.
 pub(crate) struct Lease {
     /// Index of the backend in its model.
     pub(crate) backend: usize,
@@ -33,7 +33,7 @@ pub(crate) struct Lease {
 pub(super) struct Counted {
     pub(super) pool: Arc<Pool>,
     pub(super) real: Charge,
-    /// Where a watched policy would have it.
+    /// Where a shadow policy would have placed it.
     pub(super) ghost: Option<Charge>,
 }
 
@@ -43,10 +43,10 @@ pub(super) enum Charge {
     Rank {
         slot: u16,
         work: Work,
-        /// Blocks of the prompt that the rank is believed to hold only since this request.
+        /// Blocks of the prompt that the rank is assumed to cache only since this request.
         new_blocks: usize,
     },
-    /// On any of several: a part of its tokens on each.
+    /// On several slots, with a part of its tokens on each.
     Among { slots: Range<u16>, part: u64 },
 }
 
@@ -57,20 +57,20 @@ impl Lease {
         Self { backend, chosen, rank, inflight, refusals, counted, room: None }
     }
 
-    /// The rank answered: its counts are reliable from now on.
+    /// The rank answered, so its counters are reliable from now on.
     pub(crate) fn answered(&self) {
         for (router, charge) in self.charges() {
             if let Charge::Rank { slot, .. } = charge {
                 router.accounts().answered(*slot);
             }
         }
-        // Nearly every call changes nothing, and then leaves the cache line where it is.
+        // Most calls change nothing and leave the cache line shared.
         if self.refusals.load(Ordering::Relaxed) > 0 {
             self.refusals.store(0, Ordering::Relaxed);
         }
     }
 
-    /// The first piece of an answer is there, so the prompt has been computed.
+    /// The first chunk of an answer arrived, so the prompt has been computed.
     pub(crate) fn computed(&mut self) {
         self.update(|router, slot, work| router.accounts().computed(slot, work));
     }
@@ -85,17 +85,17 @@ impl Lease {
         }
     }
 
-    /// So many tokens of the answer have come.
+    /// The answer has this many tokens so far.
     pub(crate) fn generates(&mut self, tokens: u64) {
         self.update(|router, slot, work| router.accounts().generates(slot, work, tokens));
     }
 
-    /// The answer is complete, with so many tokens.
+    /// The answer is complete, with this many tokens.
     pub(crate) fn generated(&self, tokens: u64) {
         self.charges().for_each(|(router, _)| router.accounts().generated(tokens));
     }
 
-    /// The engine refused the request: its rank neither computed nor holds the prompt with these blocks.
+    /// The engine refused the request: its rank neither computed nor cached the prompt with these blocks.
     pub(crate) fn refused(&self, blocks: &[u64]) {
         let forgiven = self.refusals.fetch_add(1, Ordering::Relaxed) < REFUSALS_FORGIVEN;
         for (router, charge) in self.charges() {
@@ -108,7 +108,7 @@ impl Lease {
         }
     }
 
-    /// Where this request is charged: with the router that placed it, and with a watched policy's.
+    /// Where this request is charged: the router that placed it, and the shadow's.
     fn charges(&self) -> impl Iterator<Item = (&Router, &Charge)> {
         self.counted.iter().flat_map(|Counted { pool, real, ghost }| {
             let shadow = pool.shadow.as_ref().zip(ghost.as_ref()).map(|(shadow, ghost)| (&shadow.router, ghost));

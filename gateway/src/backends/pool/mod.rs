@@ -1,8 +1,8 @@
-//! The ranks of all backends of one model, what is known of them, and the leases that keep that true.
+//! The ranks of all backends of one model, their accounts, and the leases that keep the accounts right.
 //!
-//! One decision looks at every rank of every backend, so one router covers them all. Reading and counting take no lock:
-//! a request may miss those that are being placed at the same moment, and no others, so a rank exceeds its cap by no
-//! more than these. Only the blocks of prompts are noted under a lock, after the decision.
+//! A decision considers every rank of every backend, so one router covers them all. Reading and counting take no lock:
+//! a request may miss those being placed at the same moment, and no others, so a rank exceeds its cap by no more than
+//! these. Only the blocks of prompts are recorded under a lock, after the decision.
 
 mod lease;
 
@@ -23,7 +23,7 @@ pub(crate) use lease::Lease;
 use lease::{Charge, Counted};
 
 thread_local! {
-    /// Room for decisions of this thread.
+    /// Reused scratch memory for this thread's decisions.
     static SCRATCH: RefCell<Scratch> = RefCell::default();
 }
 
@@ -34,25 +34,25 @@ pub(crate) struct Slot {
     pub(crate) backend: usize,
     pub(crate) rank: RankId,
     inflight: Gauge,
-    /// Requests in a row that it refused.
+    /// Consecutive requests that it refused.
     refusals: Arc<AtomicU32>,
 }
 
 /// Where requests of one route run on a backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Run {
-    /// On the rank that is chosen.
+    /// On the chosen rank.
     Chosen,
-    /// On the slot that is chosen, which stands for ranks among which the engine chooses.
+    /// On the chosen slot, which stands for several ranks among which the engine chooses.
     Behind,
     /// On any of its ranks: the engine chooses.
     Anywhere,
-    /// On none: no model runs.
+    /// On none: the model does not run.
     Nowhere,
 }
 
 impl Slot {
-    /// Requests in flight, over all pools that the rank was in.
+    /// Requests in flight, over all pools that have contained the rank.
     pub(crate) fn in_flight(&self) -> i64 {
         self.inflight.get()
     }
@@ -60,9 +60,9 @@ impl Slot {
 
 /// All slots of one model.
 pub(crate) struct Pool {
-    /// In the order of their backends; at most 65,535 ([`RawLimits::ranks`](crate::config::RawLimits::ranks)).
+    /// Ordered by backend; at most 65,535 ([`RawLimits::ranks`](crate::config::RawLimits::ranks)).
     slots: Vec<Slot>,
-    /// Requests in flight of each backend whose ranks its engine chose.
+    /// Requests in flight per backend whose rank the engine chose.
     unranked: Vec<Gauge>,
     router: Router,
     shadow: Option<Shadow>,
@@ -78,10 +78,10 @@ struct Shadow {
     comparison: Comparison,
 }
 
-/// Which slots may be chosen; `None` is all that are available.
+/// Which slots may be chosen; `None`: all available ones.
 pub(crate) type Admit<'a> = Option<&'a dyn Fn(&Slot) -> bool>;
 
-/// Name, ranks (0 while unknown) and table prices of a backend, to make a pool of.
+/// Name, ranks (0 while unknown) and table prices of a backend, for building a pool.
 pub(crate) struct PoolBackend<'a> {
     pub(crate) name: &'a str,
     pub(crate) ranks: u16,
@@ -93,7 +93,7 @@ pub(crate) struct PoolBackend<'a> {
 pub(crate) struct PoolSettings<'a> {
     pub(crate) routing: &'a Settings,
     pub(crate) prefix: &'a PrefixSettings,
-    /// Whether the model's policy watches another one.
+    /// Whether the model's policy shadows another.
     pub(crate) shadow: bool,
 }
 
@@ -118,9 +118,9 @@ impl Pool {
         pool
     }
 
-    /// A pool of other slots that goes on from this one, in which slot `s` was `from[s]`; one with `None` is new. What
-    /// is in flight on ranks that stay is counted in both pools, whichever a request was placed in. New slots get no
-    /// requests until [`set_available`](Self::set_available) opens them.
+    /// A pool of other slots that continues this one: slot `s` was `from[s]` here, or is new if that is `None`.
+    /// Requests in flight on remaining ranks count in both pools, whichever placed them. New slots receive no requests
+    /// until [`set_available`](Self::set_available) opens them.
     pub(crate) fn succeed(
         &self,
         from: &[Option<u16>],
@@ -151,7 +151,7 @@ impl Pool {
         }
     }
 
-    /// Whether a watched policy is followed.
+    /// Whether a shadow policy is tracked.
     pub(crate) fn has_shadow(&self) -> bool {
         self.shadow.is_some()
     }
@@ -160,8 +160,8 @@ impl Pool {
         &self.slots
     }
 
-    /// Lets a policy choose a rank, and counts the request in: on it, or on the ranks among which its engine will
-    /// choose. `run` says of a backend where it runs such requests, `remember` whether its ranks will hold the prompt.
+    /// Lets a policy choose a rank, and counts the request in, either there or on the ranks among which its engine will
+    /// choose. `run` tells where a backend runs such requests, `remember` whether its ranks will cache the prompt.
     pub(crate) fn choose(
         self: &Arc<Self>,
         policy: &dyn Policy,
@@ -203,7 +203,7 @@ impl Pool {
         Lease::new(slot, rank, inflight.clone(), counted)
     }
 
-    /// Counts a request in on all ranks of a backend, each with its part of it.
+    /// Counts a request in on all ranks of a backend, with an equal part on each.
     fn charge_among(&self, backend: usize, work: Work) -> (Charge, Option<Charge>) {
         let slots = self.slots_of(backend);
         let on = |router: &Router| {
@@ -220,7 +220,7 @@ impl Pool {
         first as u16..end as u16
     }
 
-    /// Requests in flight on a backend whose ranks its engine chose.
+    /// Requests in flight on a backend whose rank the engine chose.
     pub(crate) fn unranked_of(&self, backend: usize) -> i64 {
         self.unranked.get(backend).map_or(0, Gauge::get)
     }
@@ -246,12 +246,12 @@ impl Pool {
         Some((decision, self.slots.get(usize::from(decision.choice.rank))?))
     }
 
-    /// The real router, and that of the shadow.
+    /// The real router, and the shadow's.
     fn routers(&self) -> impl Iterator<Item = &Router> {
         std::iter::once(&self.router).chain(self.shadow.as_ref().map(|shadow| &shadow.router))
     }
 
-    /// Opens or closes all ranks of a backend. A closed one may be another process when it returns: its caches are
+    /// Opens or closes all ranks of a backend. A closed backend may return as another process, so its caches are
     /// forgotten.
     pub(crate) fn set_available(&self, backend: usize, available: bool) {
         let slots = self.slots_of(backend);
@@ -265,13 +265,13 @@ impl Pool {
         }
     }
 
-    /// Starts again from the prices of newly loaded tables; loads stay.
+    /// Restarts from the prices of newly loaded tables; loads stay.
     pub(crate) fn reset_prices(&self, members: &[PoolBackend<'_>]) {
         let prices = prices(members);
         self.routers().for_each(|router| router.accounts().reset_prices(&prices));
     }
 
-    /// Whether a backend that `admit` admits has a rank that takes requests.
+    /// Whether any backend that `admit` accepts has an available rank.
     pub(crate) fn has_one(&self, admit: impl Fn(usize) -> bool) -> bool {
         let loads = self.router.accounts().loads();
         self.slots.iter().zip(loads).any(|(slot, load)| load.available && admit(slot.backend))
@@ -282,12 +282,12 @@ impl Pool {
         self.router.accounts().counted()
     }
 
-    /// The gain of the watched policy, where there is one.
+    /// The gain of the shadow policy, if there is one.
     pub(crate) fn report(&self) -> Option<Report> {
         self.shadow.as_ref().map(|shadow| shadow.comparison.report())
     }
 
-    /// Estimated content of the ranks' caches, where that is kept.
+    /// The estimated content of the ranks' caches, if tracked.
     pub(crate) fn prefixes(&self) -> Option<&PrefixTable> {
         self.router.prefixes()
     }
@@ -305,7 +305,7 @@ fn slots(members: &[PoolBackend<'_>], metrics: &Metrics) -> Vec<Slot> {
     members.iter().enumerate().flat_map(of).collect()
 }
 
-/// The gauges of requests whose ranks the engines choose.
+/// The gauges of requests whose rank the engine chooses.
 fn unranked(members: &[PoolBackend<'_>], metrics: &Metrics) -> Vec<Gauge> {
     members.iter().map(|member| metrics.inflight(member.name, None)).collect()
 }
@@ -361,8 +361,8 @@ mod tests {
     }
 
     proptest! {
-        /// Policies with and without a shadow follow each other, requests begin and end meanwhile: in the end nothing
-        /// is counted as in flight, on the ranks or on the shadow's.
+        /// Policies with and without a shadow alternate while requests begin and end: finally nothing counts as in
+        /// flight, on the ranks or on the shadow's.
         #[test]
         fn reloads_leave_no_request_behind(
             begins_shadowed in any::<bool>(), steps in proptest::collection::vec((0u8..4, 0usize..64, any::<bool>()), 0..60),
@@ -402,7 +402,7 @@ mod tests {
         }
     }
 
-    /// Requests that an engine places itself are no rank's, yet their backend is not taken for an idle one.
+    /// Requests that an engine places itself belong to no rank, yet their backend does not look idle.
     #[test]
     fn requests_that_run_anywhere_are_shared_by_all_ranks_of_their_backend() {
         let pool = pool(true);
@@ -422,7 +422,7 @@ mod tests {
         assert_eq!(next.0.backend, 1);
         drop(lease);
         assert_eq!(pool.router.accounts().loads()[0].in_flight_tokens, 0);
-        // Nothing of a request for which no model runs.
+        // A request that runs no model counts nowhere.
         let (lease, _) = pool.choose(policy.as_ref(), &prompt, Some(&on_first), |_| Run::Nowhere, |_| true).unwrap();
         assert_eq!((lease.rank, pool.unranked_of(0)), (None, 1));
         assert_eq!(pool.router.accounts().loads()[0].in_flight_tokens, 0);

@@ -1,10 +1,10 @@
-//! Requests of one model that wait for a place: a line with a bound, first come first served.
+//! Requests of one model waiting for a place: a bounded queue, first come, first served.
 //!
-//! A request that finds no place joins the queue. When room appears (a request ended, a backend came), it is offered
-//! along the line from the front. A request that cannot use the offer, as when it is pinned to another rank, passes it
-//! on and keeps its place. While an offer is under way newcomers join behind it, so that none overtakes. The
-//! request of a client that leaves is removed at once, and passes on what it was offered. Requests that find a place at
-//! once pay for a lock only where ranks have a limit.
+//! A request without a place joins the queue. When room appears (a request ended, a backend joined), it is offered
+//! along the queue from the front. A request that cannot use the offer, for example because it is pinned to another
+//! rank, passes it on and keeps its place. During an offer newcomers join behind it, so none overtakes. A request whose
+//! client leaves is removed at once, and passes on what it was offered. Requests that find a place immediately take a
+//! lock only if ranks have a limit.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -23,23 +23,23 @@ use crate::config::QueueRules;
 pub(crate) enum Nowhere {
     /// All ranks are full.
     Full,
-    /// No backend takes requests.
+    /// No backend accepts requests.
     Gone,
 }
 
-/// Why a request waits no longer.
+/// Why a request stopped waiting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refused {
-    /// The line is as long as it may be.
+    /// The queue is full.
     TooMany,
-    /// Its time in the line is over.
+    /// Its maximum wait is over.
     TooLong,
-    /// No backend came in time.
+    /// No backend appeared in time.
     Gone,
 }
 
 impl Refused {
-    /// In metrics.
+    /// Label in metrics.
     pub(crate) fn reason(self) -> &'static str {
         match self {
             Self::TooMany => "queue_full",
@@ -49,14 +49,14 @@ impl Refused {
     }
 }
 
-/// The offer.
+/// The kind of offer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Offer {
     /// Room for one request.
     One,
     /// Room for all that can use it.
     Many,
-    /// A first look: a request that joined behind an offer has not looked yet.
+    /// A first try: a request that joined behind an offer has not tried yet.
     Look,
 }
 
@@ -64,7 +64,7 @@ enum Offer {
 struct Line {
     next: u64,
     waiting: BTreeMap<u64, Waiting>,
-    /// Offers that are on their way along the line.
+    /// Offers in progress along the queue.
     offers: usize,
 }
 
@@ -93,7 +93,7 @@ impl Line {
         }
     }
 
-    /// Goes on after an offer to `place` that found its taker, or did not (`used`).
+    /// Continues after an offer to `place` that was taken, or was not (`used`).
     fn pass_on(&mut self, place: u64, offer: Offer, used: bool) {
         match offer {
             Offer::One if used => {}
@@ -106,7 +106,7 @@ impl Line {
         }
     }
 
-    /// An offer to a place in the queue, which ends with it.
+    /// Takes the offer made to a place, which ends it.
     fn take_offer(&mut self, place: u64) -> Option<Offer> {
         let offer = self.waiting.get_mut(&place)?.offer.take()?;
         self.offers -= 1;
@@ -114,10 +114,10 @@ impl Line {
     }
 }
 
-/// The line of one model.
+/// The queue of one model.
 pub(crate) struct Queue {
     line: Mutex<Line>,
-    /// Requests that look for a place or wait for one.
+    /// Requests that seek a place or wait for one.
     looking: AtomicUsize,
     depth: Gauge,
     seconds: Histogram,
@@ -128,8 +128,8 @@ impl Queue {
         Self { line: Mutex::default(), looking: AtomicUsize::new(0), depth, seconds }
     }
 
-    /// Finds a place, at once or after a wait. `place` is called under the queue's lock: it must be quick, and must not
-    /// end a request that holds [`Room`].
+    /// Finds a place, immediately or after a wait. `place` is called under the queue's lock: it must be quick, and must
+    /// not end a request that holds [`Room`].
     pub(crate) async fn enter<P>(
         &self,
         rules: &QueueRules,
@@ -179,7 +179,7 @@ impl Queue {
         }
     }
 
-    /// A backend came or went: all waiting requests look again.
+    /// A backend joined or left: all waiting requests try again.
     pub(crate) fn wake_all(&self) {
         self.lock().offer(None, Offer::Many);
     }
@@ -189,13 +189,13 @@ impl Queue {
     }
 }
 
-/// Counts requests that look for room, so that a request that ends knows that its room is wanted.
+/// Counts requests that seek room, so that an ending request knows that its room is wanted.
 struct Looking<'a>(&'a AtomicUsize);
 
 impl<'a> Looking<'a> {
     fn new(count: &'a AtomicUsize) -> Self {
         count.fetch_add(1, Ordering::SeqCst);
-        // Either we see the room that appears in this moment, or the request that ends sees us.
+        // Either we see room that appears now, or the ending request sees us.
         fence(Ordering::SeqCst);
         Self(count)
     }
@@ -207,14 +207,14 @@ impl Drop for Looking<'_> {
     }
 }
 
-/// A place in the line, left when this is dropped.
+/// A place in the queue, left on drop.
 struct Spot<'a> {
     queue: &'a Queue,
     number: u64,
     called: Arc<Notify>,
     nowhere: Nowhere,
     since: Instant,
-    /// Since when no backend takes requests, where that is so.
+    /// Since when no backend accepts requests, if so.
     gone_since: Instant,
     _looking: Looking<'a>,
 }
@@ -250,7 +250,7 @@ impl Drop for Spot<'_> {
     }
 }
 
-/// Room that a request takes; dropping it, after the request was counted out, offers it to the line.
+/// The room that a request occupies; dropping it, after the request was counted out, offers it to the queue.
 pub(crate) struct Room(Arc<Queue>);
 
 impl Room {

@@ -1,4 +1,4 @@
-//! The line: order, bounds, leaving, and that no room is lost.
+//! The queue: order, bounds, leaving, and that no room is lost.
 
 use std::sync::atomic::AtomicI64;
 use std::time::Duration;
@@ -18,7 +18,7 @@ fn rules(max_queued: usize) -> QueueRules {
     QueueRules { max_in_flight: Some(1), max_queued, max_wait: PATIENCE, wait_for_backend: Duration::ZERO }
 }
 
-/// Ranks with room for so many.
+/// Ranks with limited room.
 struct Ranks(Vec<AtomicI64>);
 
 impl Ranks {
@@ -26,7 +26,7 @@ impl Ranks {
         Arc::new(Self(room.iter().map(|room| AtomicI64::new(*room)).collect()))
     }
 
-    /// A rank among those that `wanted` allows.
+    /// Takes a rank among those in `wanted`.
     fn take(self: &Arc<Self>, queue: &Arc<Queue>, wanted: Option<usize>) -> Result<Held, Nowhere> {
         let free = |at: &usize| wanted.is_none_or(|wanted| wanted == *at) && self.0[*at].load(Ordering::SeqCst) > 0;
         let at = (0..self.0.len()).find(free).ok_or(Nowhere::Full)?;
@@ -49,7 +49,7 @@ impl Drop for Held {
 }
 
 impl Queue {
-    /// Whether no request waits, and nothing is left of those that did.
+    /// Whether no request waits, and none has left anything behind.
     pub(crate) fn is_at_rest(&self) -> bool {
         let line = self.lock();
         line.waiting.is_empty() && line.offers == 0 && self.looking.load(Ordering::SeqCst) == 0 && self.depth.get() == 0
@@ -124,7 +124,7 @@ async fn a_backend_that_comes_is_offered_to_all() {
     assert!(queue.is_at_rest());
 }
 
-/// A request that waits for another rank than the one that is free blocks no request behind it.
+/// A request that waits for a busy rank does not block those behind it from a free one.
 #[tokio::test]
 async fn nobody_waits_behind_one_who_cannot_go() {
     let (queue, ranks) = (queue(), Ranks::new(&[1, 1]));
@@ -154,8 +154,8 @@ async fn nobody_waits_behind_one_who_cannot_go() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 40, ..ProptestConfig::default() })]
 
-    /// Requests for any rank or for one, on several threads, some of which leave in the line or with a place: none
-    /// waits while there is room for him, no limit is exceeded, and nothing is left over.
+    /// Requests for any rank or for a specific one, on several threads, some of which leave while queued or placed:
+    /// none waits while there is room for it, no limit is exceeded, and nothing is left behind.
     #[test]
     fn no_room_is_lost(
         room in proptest::collection::vec(1i64..3, 1..4),
@@ -176,7 +176,7 @@ proptest! {
                     }
                 };
                 tasks.push(tokio::spawn(async move {
-                    // A third of them leaves early.
+                    // A third of them leave early.
                     let leave = async {
                         for _ in 0..leaves {
                             tokio::task::yield_now().await;

@@ -1,50 +1,50 @@
-//! Distinguishes a dead scheduler from a long prefill, by the streams that run on a backend.
+//! Distinguishes a dead scheduler from a long prefill, by the running streams of a backend.
 //!
-//! A dead scheduler stops all of its streams at once, and probes that need it hang. A long prefill looks the same, but
-//! its prompt is nearly always one of ours that waited for its first token when the streams fell silent; a prompt that
-//! comes later is computed in a later step, before which the streams would move. So a backend is suspected when its
-//! streams have been silent for longer than these prompts can take at the rate at which it computed prompts so far, and
-//! a probe hangs, too. Another client's prompt can still be the reason, hence a suspected backend loses no request: new
-//! ones go elsewhere while there is an elsewhere. The first piece or answered probe clears it, and each false alarm
+//! A dead scheduler stops all of its streams at once, and probes that need it hang. A long prefill looks similar, but
+//! its prompt is nearly always one of ours that was waiting for its first token when the streams fell silent; a prompt
+//! that arrives later is computed in a later step, before which the streams would move. A backend is therefore
+//! suspected when its streams have been silent for longer than those prompts should take at its measured prefill rate,
+//! and a probe hangs too. Another client's prompt can still be the reason, so a suspected backend loses no request: new
+//! ones go to other backends if there are any. The first chunk or answered probe clears it, and each false alarm
 //! doubles the patience.
 
 use std::time::Duration;
 
 use crate::backends::flow::FlowReading;
 
-/// How much slower than on average the waiting prompts may be computed.
+/// How much slower than average the waiting prompts may be computed.
 const SLOWER: f64 = 2.0;
-/// False alarms that count; each one doubles the patience.
+/// Maximum false alarms counted; each one doubles the patience.
 const MAX_ALARMS: u32 = 4;
-/// So long without a false alarm takes one off.
+/// Time without a false alarm that cancels one.
 const CALM: Duration = Duration::from_secs(600);
-/// Seconds of computing after which older ones count half.
+/// Half-life of the prefill rate, in seconds of computing.
 const RATE_SECONDS: f64 = 60.0;
-/// Computing time that is added to what was seen, so that the first few prompts do not look faster than they were.
+/// Computing time added to the measured time, so that the first few prompts do not make the engine look fast.
 const RATE_PRIOR_SECONDS: f64 = 0.5;
 
 /// How patient to be.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SilenceRules {
-    /// Silence of streams that nothing explains.
+    /// Unexplained silence of streams that is tolerated.
     pub(crate) stall: Duration,
     /// The longest patience after false alarms.
     pub(crate) most: Duration,
 }
 
 impl SilenceRules {
-    /// Time between two looks.
+    /// Time between two checks.
     pub(crate) fn tick(&self) -> Duration {
         self.stall / 20
     }
 }
 
-/// The changes of one look.
+/// The result of a check, if it changes the verdict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Change {
     /// Its scheduler looks dead.
     Suspected,
-    /// It lives after all.
+    /// It proved alive.
     Recovered,
 }
 
@@ -53,9 +53,9 @@ pub(crate) enum Change {
 struct Rate {
     tokens: f64,
     seconds: f64,
-    /// Seconds with waiting prompts since the last piece: they count once a piece shows that the engine was at work.
+    /// Seconds with waiting prompts since the last chunk: they count once a chunk shows that the engine was working.
     open_seconds: f64,
-    /// As last read.
+    /// At the last reading.
     known_tokens: Option<u64>,
 }
 
@@ -75,7 +75,7 @@ impl Rate {
         }
     }
 
-    /// Longest time that these prompts should take; without end where no prompt was computed yet.
+    /// Longest time that these prompts should take; unbounded until a prompt has been computed.
     fn time_of(&self, tokens: u64) -> Duration {
         if tokens == 0 {
             return Duration::ZERO;
@@ -89,11 +89,11 @@ impl Rate {
 #[derive(Debug, Default)]
 pub(crate) struct Silence {
     rate: Rate,
-    /// How long streams have been running without a piece of any answer.
+    /// How long streams have been running without a chunk of any answer.
     pub(crate) silent: Duration,
-    /// Tokens of the prompts that waited when the streams fell silent.
+    /// Tokens of the prompts that were waiting when the streams fell silent.
     explaining_tokens: u64,
-    /// How long an answer of the scheduler has been wanted.
+    /// How long a sign of life from the scheduler has been due.
     asked: Option<Duration>,
     suspected: bool,
     false_alarms: u32,
@@ -101,7 +101,7 @@ pub(crate) struct Silence {
 }
 
 impl Silence {
-    /// One look, `elapsed` after the one before. A gateway that was itself held up counts little of that time.
+    /// One check, `elapsed` after the previous one. A gateway that was itself held up counts only part of that time.
     pub(crate) fn look(&mut self, rules: &SilenceRules, elapsed: Duration, seen: &FlowReading) -> Option<Change> {
         let elapsed = elapsed.min(rules.stall / 4);
         self.rate.look(elapsed, seen);
@@ -135,12 +135,12 @@ impl Silence {
         None
     }
 
-    /// Whether the scheduler should be asked for a sign of life now.
+    /// Whether to ask the scheduler for a sign of life now.
     pub(crate) fn wants_answer(&self) -> bool {
         self.asked.is_some()
     }
 
-    /// The scheduler answered a probe, or a piece came.
+    /// The scheduler answered a probe, or a chunk arrived.
     pub(crate) fn alive(&mut self) -> Option<Change> {
         self.forget();
         if !std::mem::take(&mut self.suspected) {
@@ -151,7 +151,7 @@ impl Silence {
         Some(Change::Recovered)
     }
 
-    /// The longest part of its silence which waiting prompts explain.
+    /// The longest part of its silence that waiting prompts explain.
     pub(crate) fn explained(&self) -> Duration {
         self.rate.time_of(self.explaining_tokens)
     }

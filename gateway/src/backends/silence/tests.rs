@@ -1,4 +1,4 @@
-//! Simulated engines: honest ones are never suspected, killed ones are in time.
+//! Simulated engines: live ones are never suspected, killed ones in time.
 
 use std::collections::VecDeque;
 
@@ -9,18 +9,18 @@ use super::*;
 const RULES: SilenceRules = SilenceRules { stall: Duration::from_secs(2), most: Duration::from_secs(20) };
 const TICK: f64 = 0.1;
 
-/// An engine that computes prompts in chunks before it goes on with its streams, as SGLang does, and answers probes
-/// between two steps.
+/// An engine that prefills in chunks before it continues its streams, as SGLang does, and answers probes between two
+/// steps.
 struct Engine {
     tokens_per_second: f64,
     chunk_tokens: u64,
     decode_seconds: f64,
-    /// Tokens left of each waiting prompt, and all of its tokens.
+    /// Remaining tokens of each waiting prompt, and its total.
     waiting: VecDeque<(u64, u64)>,
-    /// Pieces left of each stream.
+    /// Remaining chunks of each stream.
     running: Vec<u32>,
     step_ends: f64,
-    /// Prompts that the step under way finishes.
+    /// Prompts that the current step finishes.
     finishing: Vec<u64>,
     decoding: bool,
     computed_tokens: u64,
@@ -60,7 +60,7 @@ impl Engine {
         self.step_ends += prefill + if self.decoding { self.decode_seconds } else { 0.01 };
     }
 
-    /// Goes on until `now`. Returns whether pieces came, and whether a step ended, which answers probes.
+    /// Runs until `now`. Returns whether chunks arrived, and whether a step ended, which answers probes.
     fn run(&mut self, now: f64, noise: f64) -> (bool, bool) {
         let (mut moved, mut stepped) = (false, false);
         while !self.dead && self.step_ends <= now {
@@ -92,7 +92,7 @@ impl Engine {
     }
 }
 
-/// An engine and what is known of it.
+/// An engine and what is known about it.
 struct Scene {
     engine: Engine,
     silence: Silence,
@@ -114,7 +114,8 @@ impl Scene {
         self.silence.look(&RULES, Duration::from_secs_f64(TICK), &self.engine.reading(moved))
     }
 
-    /// A prompt every third tick; then goes on until streams run and none waits. False if the engine was suspected.
+    /// Sends a prompt every third tick, then continues until streams run and none waits. False if the engine was
+    /// suspected.
     fn warm_up(&mut self, ticks: u32, tokens: u64) -> bool {
         for tick in 0..ticks {
             if tick % 3 == 0 {
@@ -132,8 +133,8 @@ impl Scene {
         true
     }
 
-    /// Kills the engine while some prompts wait. How many seconds later it is suspected, and how many these prompts
-    /// explain.
+    /// Kills the engine while prompts wait. Returns after how many seconds it is suspected, and how many of them these
+    /// prompts explain.
     fn kill(&mut self, tokens: u64, late: usize) -> (f64, f64) {
         self.engine.dead = true;
         self.engine.waiting.extend((0..late).map(|_| (tokens, tokens)));
@@ -147,7 +148,7 @@ impl Scene {
     }
 }
 
-/// Prompts that arrive together: ticks before them, number, tokens of each, how much slower they are computed.
+/// Prompts that arrive together: ticks before them, number, tokens of each, and how much slower they are computed.
 fn bursts() -> impl Strategy<Value = Vec<(u32, u32, u64, f64)>> {
     let burst = prop_oneof![
         4 => (0u32..30, 1u32..4, 20u64..600),
@@ -158,7 +159,7 @@ fn bursts() -> impl Strategy<Value = Vec<(u32, u32, u64, f64)>> {
 }
 
 proptest! {
-    /// Steps of prefill take up to 6 s here, and longer prompts several of them.
+    /// Prefill steps take up to 6 s here, and longer prompts several of them.
     #[test]
     fn honest_engines_are_never_suspected(
         rate in 300.0f64..30_000.0, step_seconds in 0.1f64..6.0, decode in 0.01f64..0.4, bursts in bursts(),
@@ -178,8 +179,8 @@ proptest! {
         }
     }
 
-    /// Killed while streams run and a few short prompts wait, which explain so much; long ones that come later explain
-    /// nothing.
+    /// The engine dies while streams run and a few short prompts wait, which explain little; long ones that arrive
+    /// later explain nothing.
     #[test]
     fn killed_engines_are_suspected_when_what_waited_explains_no_more(
         rate in 3_000.0f64..30_000.0, decode in 0.01f64..0.2, warm in 40u32..400, tokens in 50u64..300, late in 0usize..4,
@@ -206,7 +207,7 @@ fn running(moved: bool) -> FlowReading {
     FlowReading { running_streams: 3, moved, ..FlowReading::default() }
 }
 
-/// Looks until it is suspected, in ticks; at most `most`.
+/// Ticks until it is suspected; at most `most`.
 fn ticks_to_suspicion(silence: &mut Silence, seen: FlowReading, most: u32) -> Option<u32> {
     (1..=most).find(|_| silence.look(&RULES, RULES.tick(), &seen) == Some(Change::Suspected))
 }

@@ -1,4 +1,5 @@
-//! One change of a backend's tables: loaded, checked, swapped in at once; or the old ones stay, and it is reported why.
+//! One change of a backend's tables: load, check and swap atomically; on a failure the old tables stay, and the reason
+//! is reported.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -15,7 +16,7 @@ use crate::backends::{Backends, Member, Model, RequestError, Snapshot, health, v
 use super::file::{self, Copy};
 use super::{LoadedTables, Origin, TablesFileError, Trouble, spool};
 
-/// Longest wait for other loads to end.
+/// Longest wait for other loads to finish.
 const MAX_WAIT: Duration = Duration::from_secs(30);
 
 /// The tables to load.
@@ -23,9 +24,9 @@ pub(crate) enum Source {
     /// A file below `server.tables_root`.
     File(PathBuf),
     Upload(Copy),
-    /// Tables that were in use: of this generation, or the latest.
+    /// Tables used earlier: of this generation, or the newest.
     Earlier(Option<u64>),
-    /// The backend's own file. Where it holds what is in use already, nothing changes.
+    /// The backend's own file. If its content is in use already, nothing changes.
     Watched(PathBuf),
 }
 
@@ -40,14 +41,14 @@ impl Source {
     }
 }
 
-/// Tables that are in use after a change.
+/// The tables in use after a change.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub(crate) struct Swapped {
     pub(crate) backend: String,
     pub(crate) generation: u64,
     pub(crate) digest: String,
     pub(crate) placement_digest: String,
-    /// False: these were in use already.
+    /// False if they were in use already.
     #[serde(skip)]
     pub(crate) changed: bool,
 }
@@ -55,7 +56,7 @@ pub(crate) struct Swapped {
 /// Changes the tables of a backend. Failures are counted, logged and kept for `GET /admin/tables`.
 pub(crate) async fn change(backends: &Arc<Backends>, backend: String, source: Source) -> Result<Swapped, RequestError> {
     let (name, by) = (backend.clone(), source.name());
-    // Compared is with what it runs now.
+    // The comparison must use what it runs now.
     if let Some(backend) = backends.backend(&backend) {
         health::look_again(backends, &backend, &backends.patient_limits()).await;
     }
@@ -76,7 +77,7 @@ pub(crate) async fn change(backends: &Arc<Backends>, backend: String, source: So
     done
 }
 
-/// Reads, validates, compares, swaps. Blocking.
+/// Reads, validates, compares and swaps. Blocking.
 fn swap(backends: &Backends, backend: &str, source: Source) -> Result<Swapped, RequestError> {
     let snapshot = backends.snapshot();
     let Some((_, member)) = snapshot.members().find(|(_, member)| member.backend.name == backend) else {
@@ -95,15 +96,15 @@ fn swap(backends: &Backends, backend: &str, source: Source) -> Result<Swapped, R
             LoadedTables::new(Arc::new(tables), Origin { path: Some(path), stamp: Some(stamp) })
         }
     };
-    // The rest is short, and requests wait for none of it.
+    // The rest is short, and no request waits for it.
     backends.swap_tables(backend, fresh)
 }
 
 impl Backends {
-    /// Checks tables against the state as it is now and swaps them in.
+    /// Checks tables against the current state and swaps them in.
     pub(crate) fn swap_tables(&self, backend: &str, fresh: LoadedTables) -> Result<Swapped, RequestError> {
         loop {
-            // All the work is done before others have to wait, and again if they changed what it was about.
+            // All the work is done before others have to wait, and repeated if they changed its inputs.
             let seen = self.snapshot();
             let gone = || RequestError::UnknownBackend { name: backend.to_owned() };
             let at = seen.find(backend).ok_or_else(gone)?;
@@ -118,8 +119,8 @@ impl Backends {
             let tables = Arc::clone(&fresh.tables);
             let next = Arc::new(seen.with_tables(at, fresh, &self.metrics));
             let swapped = Swapped::to(backend, &tables, next.generation, true);
-            // Requests take no lock, and get the one or the other; only probes and other changes wait for this one.
-            // Who sees the new ones sees no trouble with the old ones any more.
+            // Requests take no lock and see either snapshot; only probes and other changes wait for this one. A reader
+            // that sees the new tables must not see trouble with the old ones.
             member.backend.set_tables_trouble(None);
             let took = self.swap(&changing, Arc::clone(&next));
             let (model, Member { fit, .. }) = next.at(at);
@@ -175,7 +176,7 @@ fn check_fit(model: &Model, member: &Member, fresh: &LoadedTables) -> Result<(),
     let configured = member.backend.config.ranks;
     let known = member.known_ranks();
     match member.backend.last_probe() {
-        // An engine that does not report its ranks keeps those that it is known by.
+        // An engine that does not report its ranks keeps its known number.
         Some(probe) => {
             let known = known.filter(|_| probe.dp_size.is_none());
             verdict::with_backend(&probe, Some(tables), None, &member.backend.config, known).map(|_| ())
@@ -201,13 +202,13 @@ pub(super) fn note(backends: &Backends, backend: &str, by: &'static str, done: R
             tracing::info!(backend, by, generation, digest, "tables swapped");
         }
         Ok(_) => tracing::info!(backend, by, "the file has the tables that are in use already"),
-        // The watcher tries again where that may help.
+        // The watcher retries where that may help.
         Err(error) if news => tracing::warn!(backend, by, %error, "tables not swapped"),
         Err(_) => {}
     }
 }
 
-/// A file that did not become tables, as an answer.
+/// The response for a file that could not be loaded as tables.
 pub(super) fn refusal(error: &TablesFileError) -> RequestError {
     let cause = error.to_string();
     match error {
@@ -217,7 +218,7 @@ pub(super) fn refusal(error: &TablesFileError) -> RequestError {
     }
 }
 
-/// Waits for other changes to end, but not forever.
+/// Waits for other changes to finish, up to a limit.
 pub(super) async fn permit(lane: &Semaphore) -> Result<SemaphorePermit<'_>, RequestError> {
     // The semaphores are never closed.
     match tokio::time::timeout(MAX_WAIT, lane.acquire()).await {
@@ -226,7 +227,7 @@ pub(super) async fn permit(lane: &Semaphore) -> Result<SemaphorePermit<'_>, Requ
     }
 }
 
-/// Off the threads that do network I/O.
+/// Runs off the network threads.
 pub(super) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, RequestError> + Send + 'static,
 ) -> Result<T, RequestError> {

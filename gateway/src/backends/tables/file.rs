@@ -1,8 +1,8 @@
-//! A file of tables from the outside: opened once, copied, and the copy mapped.
+//! A tables file from outside: opened once, copied, and the copy mapped.
 //!
-//! The map is of a copy without a name, in `tables.spool_dir`: the kernel ends a process that reads a map of a file
-//! that was truncated in place, and no check can exclude that for a file that others may write to. A copy in the
-//! heap would do as well, but stay there for good; pages of a file can be dropped by the kernel and read again.
+//! The map is of an unlinked copy in `tables.spool_dir`: the kernel kills a process that reads a map of a file that was
+//! truncated in place, and no check can exclude that for a file that others may write to. A copy in the heap would work
+//! too, but stay resident; the kernel can drop pages of a file and read them again.
 
 use std::fs::{File, Metadata};
 use std::io::{Read, Write};
@@ -13,16 +13,16 @@ use std::path::{Component, Path, PathBuf};
 use rustix::fs::{Mode, OFlags};
 use semmoe_tables::{FormatError, Tables};
 
-/// Copied at a time.
+/// Bytes copied at a time.
 const PIECE_BYTES: usize = 256 << 10;
 
-/// Why a file did not become tables.
+/// Why a file could not be loaded as tables.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum TablesFileError {
     /// The path leads, or might lead, out of the tables root.
     #[error("{}: expected a path below the tables root {} without '..'", path.display(), root.display())]
     Outside {
-        /// As asked for.
+        /// As requested.
         path: PathBuf,
         /// As configured.
         root: PathBuf,
@@ -37,7 +37,7 @@ pub(crate) enum TablesFileError {
         /// The operating system's reason.
         source: std::io::Error,
     },
-    /// A directory, a device, a pipe.
+    /// Not a regular file: a directory, a device, a pipe.
     #[error("{} is not a regular file", path.display())]
     NotRegular {
         /// The file.
@@ -51,13 +51,13 @@ pub(crate) enum TablesFileError {
         /// The limit.
         limit_bytes: u64,
     },
-    /// It was written to meanwhile.
+    /// The file was modified meanwhile.
     #[error("{} changed while it was copied", path.display())]
     Changed {
         /// The file.
         path: PathBuf,
     },
-    /// No room, or no right, to keep the copy.
+    /// No space, or no permission, for the copy.
     #[error("cannot keep a copy of the tables in {}: {source}", folder.display())]
     Spool {
         /// The folder.
@@ -70,19 +70,19 @@ pub(crate) enum TablesFileError {
     Format(FormatError),
 }
 
-/// By what a change of a file is seen. The inode changes where a new file was renamed into place, as in a ConfigMap.
+/// Identifies the state of a file. The inode changes when a new file is renamed into place, as in a ConfigMap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Stamp {
     device: u64,
     inode: u64,
     bytes: u64,
     modified: (i64, i64),
-    /// Also moves where times and sizes are kept, as `cp -p` does.
+    /// Changes even if times and sizes are preserved, as by `cp -p`.
     changed: (i64, i64),
 }
 
 impl Stamp {
-    /// Of the file at the end of all links; `None` while there is none.
+    /// The state of the file behind all links; `None` if there is none.
     pub(crate) fn of(path: &Path) -> Option<Self> {
         std::fs::metadata(path).ok().map(|metadata| Self::from(&metadata))
     }
@@ -95,7 +95,7 @@ impl From<&Metadata> for Stamp {
     }
 }
 
-/// Bounds on what is copied, and where to.
+/// Bounds on the copy, and its folder.
 #[derive(Clone, Debug)]
 pub(crate) struct Spool {
     pub(crate) folder: PathBuf,
@@ -115,7 +115,7 @@ impl Copy {
         Ok(Self { file, spool: spool.clone(), bytes: 0 })
     }
 
-    /// False where the limit is reached.
+    /// False once the limit is reached.
     pub(crate) fn push(&mut self, piece: &[u8]) -> Result<bool, TablesFileError> {
         self.bytes = self.bytes.saturating_add(piece.len() as u64);
         if self.bytes > self.spool.limit_bytes {
@@ -134,12 +134,12 @@ fn no_room(spool: &Spool, source: std::io::Error) -> TablesFileError {
     TablesFileError::Spool { folder: spool.folder.clone(), source }
 }
 
-/// Opens a file of the configuration; gives what it looked like as well.
+/// Opens a file of the configuration; also returns its state.
 pub(crate) fn open(path: &Path, spool: &Spool) -> Result<(Tables, Stamp), TablesFileError> {
     copy(&regular(hold(path)?, path)?, path, spool)
 }
 
-/// Opens a requested file, if it is below `root`, wherever links in it lead; gives its path as well.
+/// Opens a requested file if it is below `root` after resolving links; also returns its path.
 pub(crate) fn open_below(root: &Path, requested: &Path, spool: &Spool) -> Result<(Tables, PathBuf), TablesFileError> {
     let outside = || TablesFileError::Outside { path: requested.to_owned(), root: root.to_owned() };
     let real_root = root.canonicalize().map_err(read_error("open the tables root", root))?;
@@ -147,7 +147,7 @@ pub(crate) fn open_below(root: &Path, requested: &Path, spool: &Spool) -> Result
         Ok(relative) => relative,
         Err(_) => requested,
     };
-    // Nothing outside is looked at, so that an answer does not reveal what is there.
+    // Do not inspect anything outside, so that a response does not reveal what is there.
     if !relative.components().all(|part| matches!(part, Component::Normal(_) | Component::CurDir)) {
         return Err(outside());
     }
@@ -162,8 +162,7 @@ pub(crate) fn open_below(root: &Path, requested: &Path, spool: &Spool) -> Result
     Ok((copy(&held, &path, spool)?.0, path))
 }
 
-/// Holds whatever is there without opening it for reading yet: that would wait on a pipe and might do things to a
-/// device.
+/// Takes a handle on the path without opening it for reading: that would block on a pipe and might trigger a device.
 fn hold(path: &Path) -> Result<File, TablesFileError> {
     let held = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
     held.map(File::from).map_err(|error| read_error("open", path)(error.into()))
@@ -177,7 +176,7 @@ fn regular(held: File, path: &Path) -> Result<File, TablesFileError> {
     }
 }
 
-/// The kernel's name for just what is held, whatever its path names now.
+/// The kernel's name for the very file behind the handle, whatever its path names now.
 fn by_descriptor(held: &File) -> PathBuf {
     PathBuf::from(format!("/proc/self/fd/{}", held.as_raw_fd()))
 }
@@ -230,7 +229,7 @@ mod tests {
         assert!(!copy.push(&[0; 100]).unwrap(), "beyond the limit nothing is written");
     }
 
-    /// A link that is turned to the outside between two looks at it must not matter: only what was opened does.
+    /// A link that is redirected outside between two checks must not matter: only the opened file does.
     #[test]
     fn what_was_opened_counts_and_not_its_path() {
         let folder = tempfile::tempdir().unwrap();

@@ -1,8 +1,8 @@
-//! A worker's experts move to where new tables say, and the tables are swapped in: no restart, no request lost.
+//! Moves a worker's experts to where new tables say, then swaps the tables in: no restart, no request lost.
 //!
-//! The tables are read and checked first, so that nothing moves for tables that could not be used. While the experts
-//! move the worker holds its requests and the gateway goes on sending them by the old tables; those pins stay valid, as
-//! ranks stay as they are.
+//! The tables are read and checked first, so that nothing moves for unusable tables. While the experts move, the worker
+//! holds its requests and the gateway keeps sending them by the old tables. Those pins stay valid, because the ranks do
+//! not change.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -19,18 +19,18 @@ use crate::backends::{Backend, Backends, RequestError, compat, health};
 use super::LoadedTables;
 use super::change::{blocking, note, open_requested, permit};
 
-/// How long a switch may take: ranks wait 30 s for steps to end, and large experts take their time over slow links.
+/// Time limit of a switch: ranks wait 30 s for steps to end, and large experts take long over slow links.
 const SWITCH_LIMIT: Duration = Duration::from_secs(600);
 
-/// Where a backend is to be switched to.
+/// The target of a switch.
 pub(crate) enum Target {
-    /// A layout by its name; the tables stay.
+    /// A layout by name; the tables stay.
     Layout(String),
-    /// A tables file below `server.tables_root`, which the worker finds at the same path.
+    /// A tables file below `server.tables_root`, which the worker must find under that same path.
     Tables(PathBuf),
 }
 
-/// A switch that took place.
+/// A completed switch.
 #[derive(Serialize, JsonSchema)]
 pub(crate) struct Switched {
     backend: String,
@@ -38,16 +38,16 @@ pub(crate) struct Switched {
     epoch: u64,
     layout: String,
     placement_digest: String,
-    /// For how long the worker held requests.
+    /// How long the worker held requests.
     seconds: Option<f64>,
-    /// Of the snapshot with the new tables, if there were any.
+    /// Generation of the snapshot with the new tables, if there are any.
     generation: Option<u64>,
 }
 
-/// Where a backend is.
+/// The switch status of a backend.
 ///
 /// # Errors
-/// No such backend, another engine, or one that does not answer.
+/// The backend does not exist, its engine has no hook, or it does not answer.
 pub(crate) async fn status(backends: &Backends, name: &str) -> Result<SwitchStatus, RequestError> {
     let backend = switchable(backends, name)?;
     let answer = switch::status(&backend.client, backend.config.first_url(), &backends.patient_limits()).await;
@@ -57,7 +57,7 @@ pub(crate) async fn status(backends: &Backends, name: &str) -> Result<SwitchStat
 /// Switches a backend, then swaps its tables.
 ///
 /// # Errors
-/// Before the worker has moved anything: everything stays. After it: [`RequestError::SwitchedWithoutTables`].
+/// Before the worker has moved anything, the old state stays. After that, [`RequestError::SwitchedWithoutTables`].
 pub(crate) async fn switch(
     backends: &Arc<Backends>,
     name: &str,
@@ -80,7 +80,7 @@ pub(crate) async fn switch(
     tracing::info!(backend = backend.name, layout = status.layout, epoch = status.epoch, "the backend was switched");
     let generation = match fresh {
         None => {
-            // With another layout it may have another number of ranks.
+            // With another layout its number of ranks may differ.
             health::look_again(backends, &backend, &backends.patient_limits()).await;
             None
         }
@@ -107,7 +107,7 @@ fn switchable(backends: &Backends, name: &str) -> Result<Arc<Backend>, RequestEr
     }
 }
 
-/// Tables that could be swapped in once the backend runs their placement.
+/// Tables that can be swapped in once the backend runs their placement.
 async fn prepared(
     backends: &Arc<Backends>,
     backend: &Arc<Backend>,
@@ -134,12 +134,12 @@ async fn prepared(
     .await
 }
 
-/// The tables of a backend that runs their placement by now.
+/// Swaps in the tables of a backend that runs their placement by now.
 async fn swap_in(backends: &Arc<Backends>, backend: &Arc<Backend>, fresh: LoadedTables) -> Result<u64, RequestError> {
     let probe = health::full_probe(backends, backend, &backends.patient_limits())
         .await
         .map_err(|error| refused(&backend.name, &error))?;
-    // Not judged by the old tables, which it does not fit any more; requests go on meanwhile.
+    // Not judged by the old tables, which no longer match; requests continue meanwhile.
     backend.set_probe(probe.clone());
     let (backend, backends) = (Arc::clone(backend), Arc::clone(backends));
     blocking(move || {

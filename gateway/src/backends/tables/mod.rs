@@ -2,14 +2,14 @@
 //!
 //! | part | what |
 //! |---|---|
-//! | `file` | a file from the outside: opened once, copied, the copy mapped |
-//! | `upload` | the same for the body of a request |
-//! | `change` | loaded, checked, swapped in; or the old ones stay, and the reason is kept |
+//! | `file` | a file from outside: opened once, copied, the copy mapped |
+//! | `upload` | the body of a request, copied and mapped likewise |
+//! | `change` | load, check, swap; on a failure the old tables stay, and the reason is kept |
 //! | `hot_swap` | a worker moves its experts to where new tables say, and then they are swapped in |
 //! | `watch` | files that changed |
 //!
-//! All of it happens off the threads that do network I/O, one load at a time. Requests go on with the tables that they
-//! began with, and take no lock: the next snapshot is there for those that come after.
+//! All of it runs off the network threads, one load at a time. Requests continue with the tables they began with and
+//! take no lock: later requests get the next snapshot.
 
 mod change;
 mod file;
@@ -33,7 +33,7 @@ pub(crate) use hot_swap::{Switched, Target, status, switch};
 pub(crate) use upload::{read, receive};
 pub(crate) use watch::watch;
 
-/// Uploads on their way to the disk at a time. Each may hold `limits.table_bytes` there.
+/// Concurrent uploads. Each may take up `limits.table_bytes` on disk.
 const UPLOADS: usize = 2;
 
 /// Bounds on concurrent work.
@@ -49,13 +49,13 @@ impl Lanes {
     }
 }
 
-/// Tables in use, or ready to be.
+/// Tables that are or can be in use.
 pub(crate) struct LoadedTables {
     pub(crate) tables: Arc<Tables>,
-    /// T, made ready to be summed.
+    /// T, prepared for summation.
     pub(crate) scorer: Arc<Scorer>,
     pub(crate) origin: Origin,
-    /// Generation of the snapshot that brought them; 1 until one does.
+    /// Generation of the snapshot that introduced them; 1 until one does.
     pub(crate) generation: u64,
 }
 
@@ -66,7 +66,7 @@ impl LoadedTables {
     }
 }
 
-/// Where tables came from.
+/// The origin of tables.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Origin {
     /// The file, or `None` for an upload.
@@ -75,12 +75,12 @@ pub(crate) struct Origin {
     pub(crate) stamp: Option<Stamp>,
 }
 
-/// Tables that were in use: without what only requests need.
+/// Tables used earlier, without what only requests need.
 #[derive(Clone)]
 pub(crate) struct EarlierTables {
     pub(crate) tables: Arc<Tables>,
     pub(crate) origin: Origin,
-    /// Generation of the snapshot that had brought them.
+    /// Generation of the snapshot that introduced them.
     pub(crate) generation: u64,
 }
 
@@ -99,7 +99,7 @@ impl Trouble {
     }
 }
 
-/// Where copies go, and how long they may be.
+/// Folder and size limit of copies.
 pub(crate) fn spool(config: &Config) -> Spool {
     Spool { folder: config.tables.spool_dir.clone(), limit_bytes: config.limits.table_bytes as u64 }
 }

@@ -1,4 +1,4 @@
-//! Tables in the body of a request: to the disk piece by piece, so that no upload is held in memory.
+//! Tables in the body of a request: written to disk chunk by chunk, so that no upload is held in memory.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,9 +14,9 @@ use super::change::{blocking, note, permit, refusal};
 use super::file::Copy;
 use super::spool;
 
-/// Received before it is written.
+/// Bytes received between writes.
 const PIECE_BYTES: usize = 1 << 20;
-/// An upload is long, and may take so many times `timeouts.body_seconds`.
+/// An upload is long: it may take this many times `timeouts.body_seconds`.
 const PATIENCE: u32 = 10;
 
 /// Receives an upload of tables for a backend.
@@ -31,7 +31,7 @@ pub(crate) async fn receive(backends: &Arc<Backends>, backend: &str, body: Body)
 async fn spooled(backends: &Arc<Backends>, body: Body) -> Result<Copy, RequestError> {
     let config = backends.config();
     let limit_bytes = config.limits.table_bytes;
-    // A body announced as too long need not be read.
+    // Reject a body announced as too long before reading it.
     if body.size_hint().lower() > limit_bytes as u64 {
         return Err(RequestError::BodyTooLong { limit_bytes });
     }

@@ -1,7 +1,7 @@
-//! Files of tables that change while the gateway runs; and what was replaced is freed in the same rhythm.
+//! Polls tables files for changes, and frees replaced state at the same interval.
 //!
-//! They are looked at every few seconds. Notifications of the kernel do not come from network file systems, nor for a
-//! ConfigMap, whose files change behind two links, and would still need the same wait until a writer is done.
+//! Files are polled every few seconds. Kernel notifications do not cover network file systems, nor a ConfigMap, whose
+//! files change behind two links, and would still need a wait until the writer is done.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -16,10 +16,10 @@ use crate::backends::{Backends, RequestError, Snapshot};
 use super::change::{Source, Swapped, change};
 use super::file::Stamp;
 
-/// Between two looks at the configuration while it wants no files watched.
+/// Interval at which the configuration is checked while no files are watched.
 const ASLEEP: Duration = Duration::from_secs(5);
 
-/// Looks at the files until `stop`.
+/// Polls the files until `stop`.
 pub(crate) async fn watch(backends: Arc<Backends>, stop: CancellationToken) {
     let mut files = HashMap::new();
     loop {
@@ -36,7 +36,7 @@ pub(crate) async fn watch(backends: Arc<Backends>, stop: CancellationToken) {
     }
 }
 
-/// Tables and tokenizers that the last request gave back since the last look.
+/// Frees tables and tokenizers that the last request released since the last poll.
 async fn free_replaced(backends: &Arc<Backends>) {
     if backends.current.holds_replaced() {
         let backends = Arc::clone(backends);
@@ -45,13 +45,13 @@ async fn free_replaced(backends: &Arc<Backends>) {
     }
 }
 
-/// One look at every file.
+/// One poll of every file.
 async fn look(backends: &Arc<Backends>, files: &mut HashMap<String, Watched>) {
     let snapshot = backends.snapshot();
     let paths: Vec<(String, PathBuf)> = configured(&snapshot).collect();
     files.retain(|name, _| paths.iter().any(|(known, _)| known == name));
     for (backend, path) in paths {
-        // A network file system may take its time.
+        // A network file system may be slow.
         let looked_at = path.clone();
         let Ok(stamp) = tokio::task::spawn_blocking(move || Stamp::of(&looked_at)).await else { continue };
         let probe = snapshot.backend(&backend).and_then(|backend| backend.last_probe());
@@ -76,16 +76,16 @@ fn configured(snapshot: &Snapshot) -> impl Iterator<Item = (String, PathBuf)> {
 #[derive(Debug, Default)]
 struct Watched {
     path: PathBuf,
-    /// As it was when it was loaded or refused.
+    /// Its state when it was loaded or refused.
     judged: Option<Stamp>,
-    /// As it was at the last look.
+    /// Its state at the last poll.
     seen: Option<Stamp>,
-    /// The backend's report when the file was rejected for it: another engine may fit.
+    /// The backend's report when the file was refused because of it: another engine may match.
     refused: Option<Option<Arc<Probe>>>,
 }
 
 impl Watched {
-    /// The file was loaded when the gateway started, or is not what is in use: then a change of it counts from now on.
+    /// The file was loaded when the gateway started, or differs from what is in use: then later changes to it count.
     fn new(snapshot: &Snapshot, backend: &str, path: &Path, now: Option<Stamp>) -> Self {
         let loaded = snapshot.members().find(|(_, member)| member.backend.name == backend);
         let origin = loaded.and_then(|(_, member)| member.tables.as_ref()).map(|loaded| &loaded.origin);
@@ -112,7 +112,7 @@ impl Watched {
         match done {
             Err(RequestError::TablesRefused { .. }) => self.refused = Some(probe),
             Ok(_) | Err(RequestError::TablesInvalid { .. }) => {}
-            // Not the file's fault: the next look tries again.
+            // Not the file's fault: the next poll tries again.
             Err(_) => self.judged = None,
         }
     }

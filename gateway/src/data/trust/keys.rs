@@ -1,4 +1,4 @@
-//! API keys. The configuration holds digests only; a presented key is hashed, and the digest compared with all of them.
+//! API keys. The configuration holds only digests; a presented key is hashed and compared with all of them.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -10,10 +10,10 @@ use super::API_KEY;
 use crate::backends::RequestError;
 use crate::config::KeyConfig;
 
-/// Longer ones are wrong without a look: hashing them would be work that a stranger asks for.
+/// Longer keys are rejected unhashed: hashing them would be work on a stranger's behalf.
 const MAX_KEY_BYTES: usize = 512;
 
-/// The sender of a request: a key, or any client where no keys are configured.
+/// The sender of a request: a key, or any client if no keys are configured.
 #[derive(Clone, Default)]
 pub(crate) struct Caller(Option<Arc<KeyConfig>>);
 
@@ -23,7 +23,7 @@ impl Caller {
         self.0.as_ref().map(|key| key.name.as_str())
     }
 
-    /// The models that this caller may use, `None` for all.
+    /// The models that this caller may use; `None`: all.
     pub(crate) fn models(&self) -> Option<&[String]> {
         self.0.as_ref()?.models.as_deref()
     }
@@ -47,19 +47,19 @@ pub(super) fn check(keys: &[Arc<KeyConfig>], headers: &HeaderMap) -> Result<Call
     find(keys, &digest).map(|key| Caller(Some(key))).ok_or(RequestError::KeyWrong)
 }
 
-/// Looks at all bytes of all digests, whatever it finds.
+/// Compares all bytes of all digests, in constant time.
 fn find(keys: &[Arc<KeyConfig>], digest: &[u8; 32]) -> Option<Arc<KeyConfig>> {
     let mut found = usize::MAX;
     for (at, key) in keys.iter().enumerate() {
         let differs = key.sha256.0.iter().zip(digest).fold(0, |differs, (one, other)| differs | (one ^ other));
-        // All ones where nothing differs.
+        // All ones if nothing differs.
         let mask = usize::from(black_box(differs) == 0).wrapping_neg();
         found = (found & !mask) | (at & mask);
     }
     keys.get(found).cloned()
 }
 
-/// The key in the headers. Two of one header are refused, as another reader might take the other one.
+/// The key in the headers. Repeated headers are refused, because another reader might take the other one.
 fn presented(headers: &HeaderMap) -> Result<&[u8], RequestError> {
     let only = |name: &http::HeaderName| -> Result<Option<&HeaderValue>, RequestError> {
         let mut values = headers.get_all(name).iter();

@@ -1,10 +1,10 @@
-//! Who may use the data plane, and by what name a request goes.
+//! Who may use the data plane.
 //!
 //! | part | what |
 //! |---|---|
 //! | `keys` | API keys: digests compared in constant time, models that a key may use |
 //!
-//! Keys are part of the configuration in the snapshot, so that a reload replaces them with everything else.
+//! Keys are part of the configuration in the snapshot, so a reload replaces them with everything else.
 
 mod keys;
 
@@ -16,10 +16,10 @@ use crate::observe::Metrics;
 
 pub(crate) use keys::Caller;
 
-/// Where clients of some libraries put their key.
+/// The header in which some client libraries put their key.
 const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 
-/// Lets a request in, and takes its key out of its headers where the engine is not to see it.
+/// Authenticates a request, and removes its key from the headers if the engine must not see it.
 pub(crate) fn admit(config: &AuthConfig, headers: &mut HeaderMap, metrics: &Metrics) -> Result<Caller, RequestError> {
     let caller = keys::check(&config.keys, headers).inspect_err(|error| {
         let missing = matches!(error, RequestError::KeyMissing);
@@ -32,7 +32,7 @@ pub(crate) fn admit(config: &AuthConfig, headers: &mut HeaderMap, metrics: &Metr
     Ok(caller)
 }
 
-/// Says at start which listeners anybody on the network can use.
+/// Warns at start of listeners that anyone on the network can use.
 pub(crate) fn warn_of_exposure(config: &Config) {
     let server = &config.server;
     if !server.listen.ip().is_loopback() && config.auth.keys.is_empty() {

@@ -13,32 +13,32 @@ use crate::config::DriftRules;
 #[derive(Default)]
 pub(crate) struct BackendLive {
     pub(crate) name: String,
-    /// Requests that could have been sampled so far.
+    /// Eligible requests so far.
     sequence: AtomicU64,
-    /// Of those that were due: some that could not be asked, as streamed ones of vLLM.
+    /// Due requests that could not be sampled, such as streams of vLLM.
     unfit: AtomicU64,
-    /// According to the last probe, routed experts can be asked for: on each of [`Route::ALL`].
+    /// Whether routed experts can be requested, by the last probe, for each of [`Route::ALL`].
     can_ask: [AtomicBool; Route::ALL.len()],
-    /// The engine refused requests that ask and took them when they did not, or answered without routed experts.
+    /// The engine refused sampled requests and accepted them unsampled, or answered without routed experts.
     refused: AtomicBool,
-    /// All of its answers have routed experts, as vLLM's do with its flag.
+    /// All of its answers contain routed experts, as vLLM's do with its flag.
     tells_unasked: AtomicBool,
-    /// Layers of the model, dense ones too, as the engine reports them; 0: it does not.
+    /// Layers of the model, including dense ones, as the engine reports them; 0 if it does not.
     hidden_layers: AtomicU16,
     figures: Mutex<Figures>,
 }
 
-/// Figures of the samples since the tables were loaded.
+/// Statistics of the samples since the tables were loaded.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Figures {
     /// Of the tables; 0: there are none.
     generation: u64,
-    /// Local and all activations of the samples' tokens.
+    /// Local and total activations of the samples' tokens.
     pub(crate) local: u64,
     pub(crate) activations: u64,
     /// Samples with a prediction.
     pub(crate) compared: u64,
-    /// Of their activations: how many there are, how many should be local, and how many were.
+    /// Their activations: the total, the expected local number, and the observed local number.
     pub(crate) compared_activations: u64,
     pub(crate) predicted_local: f64,
     pub(crate) observed_local: u64,
@@ -54,7 +54,7 @@ pub(crate) struct Activations {
 }
 
 impl Figures {
-    /// The rates of all activations with a prediction: predicted and observed.
+    /// The predicted and the observed rate over all activations with a prediction.
     pub(crate) fn rates(&self) -> Option<(f64, f64)> {
         let all = self.compared_activations as f64;
         (all > 0.0).then(|| (self.predicted_local / all, self.observed_local as f64 / all))
@@ -66,7 +66,7 @@ impl BackendLive {
         Self { name: name.to_owned(), ..Self::default() }
     }
 
-    /// An engine was probed, perhaps another one than before.
+    /// An engine was probed, perhaps another than before.
     pub(crate) fn probed(&self, engine: Engine, probe: &Probe) {
         let version = probe.version.as_deref().and_then(Version::parse);
         let server = probe.server.as_ref();
@@ -80,12 +80,12 @@ impl BackendLive {
         self.tells_unasked.store(false, Ordering::Relaxed);
     }
 
-    /// Whether its answers have routed experts without being asked for them.
+    /// Whether its answers contain unrequested routed experts.
     pub(crate) fn tells_unasked(&self) -> bool {
         self.tells_unasked.load(Ordering::Relaxed)
     }
 
-    /// An answer of vLLM had them; true the first time.
+    /// An answer of vLLM contained them; true the first time.
     pub(crate) fn note_unasked(&self) -> bool {
         let is_first = !self.tells_unasked.swap(true, Ordering::Relaxed);
         if is_first {
@@ -99,7 +99,7 @@ impl BackendLive {
         can_ask.is_some_and(|(can_ask, _)| can_ask.load(Ordering::Relaxed))
     }
 
-    /// Whether there is a route on which routed experts can be asked for.
+    /// Whether routed experts can be requested on any route.
     pub(crate) fn can_be_asked(&self) -> bool {
         self.can_ask.iter().any(|can_ask| can_ask.load(Ordering::Relaxed))
     }
@@ -112,22 +112,22 @@ impl BackendLive {
         self.refused.load(Ordering::Relaxed)
     }
 
-    /// The engine refuses to be asked; true the first time.
+    /// The engine refuses sampled requests; true the first time.
     pub(crate) fn refuse(&self) -> bool {
         !self.refused.swap(true, Ordering::Relaxed)
     }
 
-    /// Whether the next request is sampled: of n in a row, as even as can be, `share` x n.
+    /// Whether the next request is sampled: out of n in a row `share` x n, as evenly as possible.
     pub(crate) fn take(&self, share: f64) -> bool {
         takes(self.sequence.fetch_add(1, Ordering::Relaxed), share)
     }
 
-    /// A due request could not be asked.
+    /// A due request could not be sampled.
     pub(crate) fn note_unfit(&self) {
         self.unfit.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Due requests that could not be asked.
+    /// Due requests that could not be sampled.
     pub(crate) fn unfit(&self) -> u64 {
         self.unfit.load(Ordering::Relaxed)
     }

@@ -1,7 +1,7 @@
-//! An answer on its way: routed experts are removed, all other bytes stay.
+//! An answer in transit: removes routed experts and keeps all other bytes.
 //!
-//! An answer in one piece is held back until it is complete, within a limit; of a stream only the events that carry the
-//! member are rewritten. Where anything is in doubt the bytes are relayed as they came, and the doubt has a name.
+//! An unstreamed answer is held back until it is complete, within a limit; of a stream only the events that carry the
+//! member are rewritten. In doubt the bytes are relayed as they arrived, and the reason is counted.
 
 use std::ops::Range;
 
@@ -10,7 +10,7 @@ use semmoe_engines::routed::{self, Cut, Place};
 
 use super::seen::MISSING;
 
-/// Why an answer is not looked at.
+/// Why an answer is not evaluated.
 pub(super) type Outcome = &'static str;
 
 /// Follows one answer.
@@ -18,11 +18,11 @@ pub(super) struct Cutter {
     place: Place,
     /// The longest answer or event that is held back.
     pub(super) limit_bytes: usize,
-    /// The bytes so far, for an answer in one piece.
+    /// The bytes so far, for an unstreamed answer.
     held: Option<BytesMut>,
-    /// The newest event with routed experts; each holds all earlier ones.
+    /// The newest event with routed experts; each includes all earlier ones.
     newest: Option<Bytes>,
-    /// Why the answer was given up, once it was: the rest passes.
+    /// Why the answer was abandoned, if it was: the rest passes unchanged.
     pub(super) over: Option<Outcome>,
 }
 
@@ -32,8 +32,8 @@ impl Cutter {
         Self { place, limit_bytes, held: (!events).then(BytesMut::new), newest: None, over: None }
     }
 
-    /// Takes the next piece and returns what can be relayed now. Of a stream the pieces must be whole events; `whole`
-    /// is false once one was too long for that.
+    /// Takes the next chunk and returns what can be relayed now. Chunks of a stream must be whole events; `whole` is
+    /// false once one was too long for that.
     pub(super) fn push(&mut self, piece: Bytes, whole: bool) -> Bytes {
         if self.over.is_some() {
             return piece;
@@ -53,8 +53,8 @@ impl Cutter {
         held.split().freeze()
     }
 
-    /// The answer is complete; `rest` is what of its bytes was not pushed. Returns what is still to be relayed, and the
-    /// JSON document with the routed experts.
+    /// The answer is complete; `rest` holds its bytes not pushed yet. Returns what is still to be relayed, and the JSON
+    /// document with the routed experts.
     pub(super) fn end(&mut self, rest: Bytes) -> (Bytes, Result<Bytes, Outcome>) {
         let Some(mut held) = self.held.take().filter(|_| self.over.is_none()) else {
             let rest = if self.over.is_none() { self.events(rest) } else { rest };
@@ -120,7 +120,7 @@ mod tests {
 
     const LIMIT: usize = 256;
 
-    /// Everything that is relayed of an answer that comes in these pieces, and why it was not looked at.
+    /// Everything relayed of an answer that arrives in these chunks, and why it was not evaluated.
     fn relayed(pieces: &[&[u8]], events: bool) -> (String, Option<Outcome>) {
         let mut cutter = Cutter::new(Place::MetaInfo, LIMIT, events);
         let mut splitter = Events::with_limit(cutter.limit_bytes);
@@ -163,13 +163,13 @@ mod tests {
             (format!("{with}\n\ndata: [DONE]\n\n"), format!("{without}\n\ndata: [DONE]\n\n"), None),
             (format!(": ping\n\n{with}\r\n\r\n{with}\r\r"), format!(": ping\n\n{without}\r\n\r\n{without}\r\r"), None),
             (format!("event: a\n{with}\nid: 1\n\n"), format!("event: a\n{without}\nid: 1\n\n"), None),
-            // Without an end, it is still an event to some clients.
+            // Without a terminator, it is still an event to some clients.
             (with.to_owned(), without.to_owned(), None),
             ("data: [DONE]\n\n".to_owned(), "data: [DONE]\n\n".to_owned(), Some("missing")),
             (format!("{bad}\n\n{with}\n\n"), format!("{bad}\n\n{with}\n\n"), Some("malformed")),
             (format!("{long}\n\n{with}\n\n"), format!("{long}\n\n{with}\n\n"), Some("too_long")),
         ] {
-            // Byte by byte, and the long event is seen to be too long before it ends.
+            // Byte by byte: the long event is recognised as too long before it ends.
             let pieces: Vec<&[u8]> = stream.as_bytes().chunks(1).collect();
             let (text, counted) = relayed(&pieces, true);
             assert_eq!((text.as_str(), counted), (expected.as_str(), outcome), "{stream}");
@@ -177,7 +177,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever the cuts of the stream: the same bytes come out.
+        /// However the stream is cut, the same bytes are relayed.
         #[test]
         fn cuts_do_not_matter(
             texts in proptest::collection::vec("[a-z\"{}\\\\: é]{0,12}", 1..5), crlf in any::<bool>(), done in any::<bool>(),

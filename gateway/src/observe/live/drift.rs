@@ -1,9 +1,9 @@
-//! The drift alarm: the prediction is, for long enough, better than what engines really do.
+//! The drift alarm: predictions that stay too optimistic for long enough.
 //!
-//! The moving difference m of the predicted and the observed rate is that of the activations of about n samples, the
-//! newest of which weigh most: D += (d - D) x 2 / (n + 1) for the activations that should have been local and were not,
-//! A likewise for all of them, both begun with the first sample, and m = D / A. So a long request counts as much as
-//! many short ones, as in the rates. n samples in a row with m above the upper threshold raise the alarm, n in a row
+//! The moving difference m of the predicted and the observed rate covers the activations of about n samples, weighted
+//! towards the newest: D += (d - D) x 2 / (n + 1) for the activations that should have been local and were not, A
+//! likewise for all of them, both initialised with the first sample, and m = D / A. A long request so counts as much as
+//! many short ones, as it does in the rates. n consecutive samples with m above the upper threshold raise the alarm; n
 //! with m below the lower one clear it.
 
 use crate::config::DriftRules;
@@ -15,7 +15,7 @@ pub(crate) struct Drift {
     missing: f64,
     activations: f64,
     pub(crate) raised: bool,
-    /// Samples in a row that speak for the other state.
+    /// Consecutive samples in favour of the other state.
     against: u32,
 }
 
@@ -25,8 +25,8 @@ impl Drift {
         (self.activations > 0.0).then(|| self.missing / self.activations)
     }
 
-    /// Adds one sample of so many activations, of which `missing` more should have been local than were; returns the
-    /// state if it changed.
+    /// Adds a sample of `activations`, of which `missing` more should have been local than were; returns the state if
+    /// it changed.
     pub(crate) fn observe(&mut self, missing: f64, activations: u64, rules: &DriftRules) -> Option<bool> {
         let weight = match self.mean() {
             Some(_) => 2.0 / (f64::from(rules.samples) + 1.0),
@@ -53,7 +53,7 @@ mod tests {
 
     const RULES: DriftRules = DriftRules { raise: 0.05, clear: 0.02, samples: 10 };
 
-    /// Feeds the same difference; returns what changed, and after how many samples.
+    /// Feeds a constant difference; returns what changed, and after how many samples.
     fn feed(drift: &mut Drift, difference: f64, times: u32) -> Vec<(u32, bool)> {
         (1..=times).filter_map(|n| drift.observe(100.0 * difference, 100, &RULES).map(|raised| (n, raised))).collect()
     }
@@ -62,7 +62,7 @@ mod tests {
     fn it_is_raised_and_cleared_once() {
         let mut drift = Drift::default();
         assert_eq!(feed(&mut drift, 0.1, 200), [(10, true)]);
-        // Between the thresholds nothing changes, from either side.
+        // Between the thresholds nothing changes, from either state.
         assert_eq!(feed(&mut drift, 0.03, 200), []);
         let cleared = feed(&mut drift, 0.0, 200);
         assert!(matches!(cleared[..], [(10..=20, false)]), "{cleared:?}");
@@ -91,7 +91,7 @@ mod tests {
     }
 
     proptest! {
-        /// The state changes only after as many samples as the rules say, and only when the mean says so.
+        /// The state changes only after as many samples as the rules require, and only when the mean says so.
         #[test]
         fn changes_are_apart(differences in proptest::collection::vec(-0.2f64..0.2, 0..200)) {
             let mut drift = Drift::default();

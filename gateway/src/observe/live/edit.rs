@@ -1,4 +1,4 @@
-//! The answer of a sampled request: cut, then handed to those who look at it, or counted by why it is not.
+//! The answer of a sampled request: cut, then submitted for evaluation, or counted by why it was not.
 
 use bytes::Bytes;
 use http::header;
@@ -10,13 +10,13 @@ use super::cutter::Cutter;
 
 /// Follows one answer.
 pub(crate) struct Edit {
-    /// `None` once the answer was counted, and where it is only cut.
+    /// `None` once the answer was counted, and if it is only cut.
     sample: Option<Sample>,
     cutter: Cutter,
 }
 
 impl Edit {
-    /// `None` for an answer that has nothing to cut out. `events`: the answer is a stream of events.
+    /// `None` for an answer with nothing to cut. `events`: the answer is a stream of events.
     pub(crate) fn begin(sample: Sample, head: &Parts, events: bool) -> Option<Self> {
         if !head.status.is_success() {
             sample.give_up("failed");
@@ -30,7 +30,7 @@ impl Edit {
         Some(Self { sample: Some(sample), cutter })
     }
 
-    /// For a JSON answer of vLLM with routed experts that neither the client nor the gateway asked for.
+    /// For a JSON answer of vLLM with routed experts that neither the client nor the gateway requested.
     pub(crate) fn unasked(limit_bytes: usize) -> Self {
         Self { sample: None, cutter: Cutter::new(Place::Choices { ids: false }, limit_bytes, false) }
     }

@@ -1,10 +1,10 @@
-//! Rolling profiles on the disk: one file for each model, whole or not at all, readable by its owner alone.
+//! Rolling profiles on disk: one file per model, written atomically and readable only by its owner.
 
 use std::fmt::Write as _;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
-/// Where the profile of a model is.
+/// Path of a model's profile.
 pub(crate) fn path(dir: &Path, model: &str) -> PathBuf {
     dir.join(format!("{}.profile.safetensors", name(model)))
 }
@@ -24,7 +24,7 @@ pub(super) fn name(model: &str) -> String {
     name
 }
 
-/// Replaces the file at once. The temporary file has mode 0600 from the start.
+/// Replaces the file atomically. The temporary file has mode 0600 from the start.
 pub(crate) fn write(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
     let dir = path.parent().unwrap_or(Path::new("."));
     let mut file = tempfile::Builder::new().prefix(".semmoe-").suffix(".tmp").tempfile_in(dir)?;

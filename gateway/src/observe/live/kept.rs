@@ -1,10 +1,10 @@
-//! Entries kept by model, and their times.
+//! Entries kept per model, with their times.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// The entry of a model, made where there is none.
+/// The entry of a model, created if absent.
 pub(super) fn found_or<'a, T, E>(
     all: &'a mut BTreeMap<String, T>,
     model: &str,

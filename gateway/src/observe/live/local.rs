@@ -1,8 +1,8 @@
-//! Which activations were local: the experts that a rank hosts.
+//! Which activations were local, by the experts that a rank hosts.
 
 use semmoe_tables::{LayerIdx, RankId, Tables};
 
-/// The experts on one attention-DP rank, replicas included, as an engine uses a replica on the own rank first.
+/// The experts on one attention-DP rank, including replicas: an engine prefers a replica on its own rank.
 pub(super) struct Hosted {
     experts: usize,
     /// [L, N]

@@ -46,12 +46,12 @@ pub(crate) use sample::Sample;
 pub(crate) use seen::Seen;
 pub(crate) use task::{Task, write_profiles};
 
-/// Answers that wait to be looked at; each may be as long as the configuration allows.
+/// Answers that wait for evaluation; each may be as long as the configuration allows.
 const WAITING: usize = 16;
 
 /// Shared by the data plane, the task and the admin plane.
 pub(crate) struct Live {
-    /// Full where too many wait already.
+    /// Full if too many are waiting.
     queue: mpsc::Sender<Observation>,
     /// Until the task takes it.
     waiting: Mutex<Option<mpsc::Receiver<Observation>>>,
@@ -64,7 +64,7 @@ pub(crate) struct Live {
 pub(crate) struct ModelProfile {
     pub(crate) rolling: Rolling,
     pub(crate) file: PathBuf,
-    /// Unix time in seconds and what came of the last write.
+    /// Unix time in seconds and the result of the last write.
     pub(crate) written: Option<(u64, Result<(), String>)>,
 }
 
@@ -75,7 +75,7 @@ impl Live {
         Self { queue, waiting, profiles: Mutex::default(), traces: Mutex::default(), metrics }
     }
 
-    /// An engine does not send routed experts: it is not asked any more until it is probed again.
+    /// An engine does not send routed experts: it is not sampled again until the next probe.
     fn note_refusal(&self, backend: &BackendLive, what: &'static str) {
         if backend.refuse() {
             self.metrics.refused(&backend.name, true);
@@ -86,7 +86,7 @@ impl Live {
         }
     }
 
-    /// An answer of vLLM has routed experts, so it is started with its flag, even if an earlier answer lacked them.
+    /// An answer of vLLM contains routed experts, so it runs with its flag, even if an earlier answer lacked them.
     pub(crate) fn note_unasked(&self, backend: &BackendLive) {
         if backend.note_unasked() {
             self.metrics.refused(&backend.name, false);

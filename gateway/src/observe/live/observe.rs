@@ -1,4 +1,4 @@
-//! One answer with routed experts, believed only as far as it agrees with the request and with the model.
+//! One answer with routed experts, trusted only as far as it agrees with the request and with the model.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -13,21 +13,21 @@ use super::seen::{MISSING, Seen};
 pub(super) struct Observed {
     /// As counted in the tables, with the number of layers.
     pub(super) model: ModelInfo,
-    /// The prompt, then what was generated as far as its routes are known.
+    /// The prompt, then the generated tokens whose routes are known.
     pub(super) ids: Vec<u32>,
-    /// How many of `ids` are the prompt's.
+    /// How many of `ids` belong to the prompt.
     pub(super) prompt: u32,
     /// [n, L, k] of the MoE layers.
     pub(super) routes: Vec<u16>,
-    /// Local activations on the rank that ran it, of the prompt's tokens and of the others.
+    /// Local activations on the rank that ran it: of the prompt, and of the generated tokens.
     pub(super) local: [u64; 2],
     /// All activations, likewise.
     pub(super) all: [u64; 2],
-    /// Expected local share of the same tokens by T; `None` without evidence.
+    /// Expected local share of these tokens by T; `None` without evidence.
     pub(super) predicted: Option<f64>,
 }
 
-/// Reads an answer, or says in one word why it is not believed.
+/// Evaluates an answer, or names in a word why it is not trusted.
 pub(super) fn observe(seen: &Seen, answer: &[u8]) -> Result<Observed, &'static str> {
     let answer_ = recording::read(seen.route, answer).map_err(|_| "malformed")?;
     if answer_.aborted.is_some() {
@@ -47,14 +47,14 @@ pub(super) fn observe(seen: &Seen, answer: &[u8]) -> Result<Observed, &'static s
     }
     let (prompt, generated) = (ids.len(), answer_.output_tokens.unwrap_or(0));
     let generated = usize::try_from(generated).map_err(|_| "wrong_rows")?;
-    // The token that was generated last has been through no layer.
+    // The last generated token has not passed through any layer.
     let rows = prompt.saturating_add(generated).saturating_sub(1);
     let routes = recording::decode(&experts, rows, &model).map_err(|_| "wrong_rows")?;
     let mut routes = routes.experts(&model).map_err(|_| "bad_experts")?;
     if let Some(output_ids) = answer_.output_ids.filter(|ids| ids.len() == generated) {
         ids.extend_from_slice(&output_ids);
     }
-    // A stream may have only its newest ids, and SGLang's OpenAI routes have none: then only the prompt's are known.
+    // A stream may contain only its newest ids, and SGLang's OpenAI routes none: then only the prompt's are known.
     ids.truncate(rows);
     let per_token = model.layers() * usize::from(model.top_k);
     routes.truncate(ids.len() * per_token);
@@ -77,7 +77,7 @@ pub(super) fn observe(seen: &Seen, answer: &[u8]) -> Result<Observed, &'static s
     })
 }
 
-/// The rank that ran it: as the answer says, or else the one it was pinned to.
+/// The rank that ran it: from the answer, or else the pinned one.
 fn rank(seen: &Seen, reported: Option<u32>) -> Result<RankId, &'static str> {
     let ranks = seen.tables.dp_ranks();
     let rank = match reported {
@@ -96,7 +96,7 @@ fn model(seen: &Seen) -> ModelInfo {
     model
 }
 
-/// The prompt that the client sent. One with images has tokens that no text stands for.
+/// The client's prompt. With images it has tokens that no text represents.
 fn prompt(seen: &Seen) -> Result<Prompt, &'static str> {
     let body = serde_json::from_slice(&seen.body).map_err(|_| "unread")?;
     let route = seen.text_route.ok_or("unread")?;
@@ -104,18 +104,18 @@ fn prompt(seen: &Seen) -> Result<Prompt, &'static str> {
     if prompt.is_text_only() { Ok(prompt) } else { Err("unread") }
 }
 
-/// A prompt's ids, where the answer does not have them.
+/// A prompt's ids, if the answer lacks them.
 fn encode(seen: &Seen, prompt: Prompt) -> Result<Vec<u32>, &'static str> {
     let mut prompts = match (prompt, seen.tokenizer.as_deref()) {
         (Prompt::Ids(prompts), _) => prompts,
         (prompt, Some(tokenizer)) => {
             let ids = || semmoe_text::prompt_ids(&prompt, tokenizer, seen.template.as_deref(), Limits::default());
             let encode = || match ids() {
-                // This is no network thread.
+                // This is not a network thread.
                 Err(TextError::OracleAway) => tokenizer.load_oracle().and_then(|()| ids()),
                 ids => ids,
             };
-            // The libraries beneath see text of any kind.
+            // The libraries underneath receive arbitrary text.
             catch_unwind(AssertUnwindSafe(encode)).map_err(|_| "unread")?.map_err(|_| "unread")?
         }
         (_, None) => return Err("unread"),
@@ -126,7 +126,7 @@ fn encode(seen: &Seen, prompt: Prompt) -> Result<Vec<u32>, &'static str> {
     }
 }
 
-/// Ids are the vocabulary's, and no token has an expert twice in a layer. That they are experts was seen before.
+/// Ids are in the vocabulary, and no token takes an expert twice in a layer. Expert ranges were checked before.
 fn check(model: &ModelInfo, ids: &[u32], routes: &[u16]) -> Result<(), &'static str> {
     if ids.iter().any(|id| *id >= model.vocab_size) {
         return Err("other_prompt");

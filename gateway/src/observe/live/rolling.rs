@@ -1,16 +1,16 @@
-//! A rolling profile: counts alone, in bounded memory and for a bounded time.
+//! A rolling profile: counts only, in bounded memory and for a bounded time.
 //!
-//! Two generations of counts: the newer one is counted into; when it holds half of the entries allowed or has counted
-//! for half of the retention, it becomes the older one, and what was the older one is dropped. Counts are dropped by
-//! whole generations because the rows of a profile must stay whole tokens: halved or thinned counts would be no
-//! profile. The written profile is the sum of both.
+//! Counts are kept in two generations. New counts go to the newer one; when it holds half of the allowed entries or has
+//! counted for half of the retention, it becomes the older one and the previous older one is dropped. Whole generations
+//! are dropped because the rows of a profile must remain whole tokens: halved or thinned counts would not be a profile.
+//! The written profile is the sum of both.
 
 use semmoe_tables::{FormatError, ModelInfo, Phase, Profile, ProfileBuilder, Provenance, TraceBuilder};
 
 use super::kept::{rfc3339, unix_seconds};
 use crate::config::RollingLimits;
 
-/// How `source` of a written profile starts; behind it stands since when it was counted.
+/// How `source` of a written profile starts; the start of counting follows.
 const SOURCE: &str = "sampled requests since ";
 
 /// The rolling profile of one model. Times are seconds since 1970.
@@ -46,8 +46,8 @@ impl Rolling {
         Ok(Self { model, limits, older: None, newer, dropped: 0 })
     }
 
-    /// Adds the tokens of one request: `routes` is [n, L, k], checked here. On an error nothing was added, but for a
-    /// count that overflows, which costs the newer generation.
+    /// Adds the tokens of one request: `routes` is [n, L, k], checked here. An error adds nothing, except that a count
+    /// that overflows costs the newer generation.
     pub(crate) fn add(&mut self, ids: &[u32], prompt: u32, routes: &[u16], now: u64) -> Result<(), FormatError> {
         self.expire(now)?;
         let mut trace = TraceBuilder::new(self.model.clone(), provenance("one request"))?;
@@ -65,7 +65,7 @@ impl Rolling {
         Ok(())
     }
 
-    /// Takes over what an earlier run wrote, unless it is too old or too large; true if it was taken.
+    /// Takes over a profile written by an earlier run, unless it is too old or too large; true if taken.
     pub(crate) fn adopt(&mut self, written: &Profile, now: u64) -> Result<bool, FormatError> {
         let since = written.provenance().source.strip_prefix(SOURCE);
         let since = since.and_then(|since| humantime::parse_rfc3339(since).ok()).map(unix_seconds);

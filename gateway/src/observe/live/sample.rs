@@ -7,8 +7,8 @@ use semmoe_engines::routed::{Asking, Place};
 use super::Live;
 use super::seen::{MISSING, Observation, Seen};
 
-/// A request whose engine is asked for routed experts. It is counted exactly once: by its outcome, or as
-/// `unfinished` when it is dropped before.
+/// A request that asks its engine for routed experts. It is counted exactly once: by its outcome, or as `unfinished` if
+/// it is dropped first.
 pub(crate) struct Sample {
     live: Arc<Live>,
     seen: Option<Seen>,
@@ -22,10 +22,9 @@ impl Sample {
         Self { live: Arc::clone(live), seen: Some(seen), asking, limit_bytes }
     }
 
-    /// The answer is not looked at, and this is why.
+    /// The answer is not evaluated, for this reason.
     pub(crate) fn give_up(mut self, outcome: &'static str) {
-        // vLLM does not refuse the question when it is started without its flag: its answers just lack what was asked
-        // for.
+        // vLLM without its flag does not refuse the field: its answers just lack the routed experts.
         if outcome == MISSING
             && matches!(self.asking.place, Place::Choices { .. })
             && let Some(seen) = self.seen.as_ref().filter(|seen| !seen.backend.tells_unasked())
@@ -44,7 +43,7 @@ impl Sample {
         self.give_up(if taken { "refused" } else { "failed" });
     }
 
-    /// The answer, or the event of it, that holds the routed experts.
+    /// Submits the answer, or its event, that contains the routed experts.
     pub(super) fn submit(mut self, answer: bytes::Bytes) {
         let Some(seen) = self.seen.take() else { return };
         let backend = Arc::clone(&seen.backend);

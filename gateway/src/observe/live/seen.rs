@@ -1,4 +1,4 @@
-//! A sampled request until its answer is looked at.
+//! A sampled request until its answer is evaluated.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use super::backend::BackendLive;
 /// The outcome of an answer without routed experts.
 pub(super) const MISSING: &str = "missing";
 
-/// A sampled request, as it was placed.
+/// A sampled request, as placed.
 pub(crate) struct Seen {
     pub(crate) backend: Arc<BackendLive>,
     pub(crate) model: String,
@@ -20,7 +20,7 @@ pub(crate) struct Seen {
     /// Of the model, where it has one.
     pub(crate) tokenizer: Option<Arc<PromptEncoder>>,
     pub(crate) template: Option<Arc<ChatTemplate>>,
-    /// Those that it was placed by.
+    /// The tables that placed it.
     pub(crate) tables: Arc<Tables>,
     pub(crate) scorer: Arc<Scorer>,
     /// Of the tables.
@@ -32,7 +32,7 @@ pub(crate) struct Seen {
     pub(crate) rank: Option<RankId>,
     /// Whether pins take effect, as far as is known when the answer is looked at.
     pub(crate) is_pinned: Box<dyn Fn() -> bool + Send + Sync>,
-    /// The client's.
+    /// The client's body.
     pub(crate) body: Bytes,
 }
 

@@ -1,4 +1,4 @@
-//! The work behind the data plane: answers are looked at one after the other, profiles written now and then.
+//! The work behind the data plane: evaluates answers in sequence, and writes the profiles periodically.
 
 use std::sync::Arc;
 
@@ -43,7 +43,7 @@ impl Task {
         Some(Self { stop, task })
     }
 
-    /// Looks at what waits and writes the profiles.
+    /// Evaluates what is waiting and writes the profiles.
     pub(crate) async fn stop(self) {
         self.stop.cancel();
         if let Err(error) = self.task.await {
@@ -79,7 +79,7 @@ async fn run(work: Arc<Work>, mut waiting: mpsc::Receiver<Observation>, stop: Ca
     write().await;
 }
 
-/// Runs `work` off the network threads. One answer that made the code panic costs itself, not those behind it.
+/// Runs `work` off the network threads. An answer that panics costs only itself, not those behind it.
 async fn blocking<T: Send + 'static>(on: &Arc<Work>, work: impl FnOnce(&Work) -> T + Send + 'static) {
     let on = Arc::clone(on);
     if let Err(error) = tokio::task::spawn_blocking(move || work(&on)).await {
@@ -88,7 +88,7 @@ async fn blocking<T: Send + 'static>(on: &Arc<Work>, work: impl FnOnce(&Work) ->
 }
 
 impl Work {
-    /// Looks at one answer and counts what it shows.
+    /// Evaluates one answer and records the result.
     fn note(&self, Observation { seen, answer }: &Observation) {
         let (name, metrics) = (seen.backend.name.as_str(), &self.live.metrics);
         let observed = match observe(seen, answer) {
@@ -152,7 +152,7 @@ impl Work {
     }
 }
 
-/// Starts a model's profile, with what an earlier run wrote if that can be used.
+/// Starts a model's profile from what an earlier run wrote, if that is usable.
 fn open(model: &str, observed: &Observed, config: &ProfileConfig) -> Result<ModelProfile, FormatError> {
     let mut rolling = Rolling::new(observed.model.clone(), config.limits, now())?;
     let file = files::path(&config.dir, model);
@@ -173,7 +173,7 @@ fn show(live: &Live, model: &str, profile: &mut ModelProfile) {
     live.metrics.profile(model, profile.rolling.tokens(), profile.rolling.entries(), dropped);
 }
 
-/// Writes every model's rolling profile; one that holds nothing any more is removed. Blocking.
+/// Writes every model's rolling profile and removes empty ones. Blocking.
 pub(crate) fn write_profiles(live: &Live) {
     for (model, profile) in live.profiles().iter_mut() {
         let written = profile.rolling.bytes(now()).map_err(|error| error.to_string()).and_then(|bytes| {

@@ -1,7 +1,6 @@
-//! Latency and output as clients see them: seconds to the first token, between tokens and to the end, and tokens.
+//! Latency and output as clients see them: time to first token, between tokens and to the end, and tokens.
 //!
-//! Everything here is observed once for a request, at its end: a histogram takes a lock, and a stream has thousands of
-//! tokens.
+//! A request is observed once, at its end: a histogram takes a lock, and a stream has thousands of tokens.
 
 use std::time::Duration;
 
@@ -13,12 +12,12 @@ use super::requests::{Done, NONE, OTHER};
 
 /// From milliseconds to a few seconds.
 pub(super) const TO_SECONDS: [f64; 9] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5];
-/// Behind [`TO_SECONDS`], whole answers: from an embedding to a long generation.
+/// Continues [`TO_SECONDS`] for whole answers: from an embedding to a long generation.
 const TO_MINUTES: [f64; 8] = [5.0, 10.0, 20.0, 40.0, 60.0, 120.0, 300.0, 600.0];
-/// First tokens: objectives lie between 0.1 and 10 s.
+/// First tokens: objectives are between 0.1 and 10 s.
 const FIRST_TOKEN_SECONDS: [f64; 16] =
     [0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 60.0];
-/// Between tokens: 20 ms are 50 tokens a second for each user.
+/// Between tokens: 20 ms mean 50 tokens per second for each user.
 const INTER_TOKEN_SECONDS: [f64; 14] =
     [0.005, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0];
 
@@ -27,21 +26,21 @@ labels!(AnswerLabels { backend: String, model: String, route: &'static str });
 // `counted`: `usage` or `events`.
 labels!(OutputLabels { backend: String, model: String, route: &'static str, counted: &'static str });
 
-// Of an exemplar: a request that was traced.
+// Label of an exemplar: a traced request.
 labels!(TraceLabels { trace_id: String });
 
-/// A histogram whose buckets name the last traced request that fell into them, in OpenMetrics.
+/// A histogram whose buckets carry the last traced request as an exemplar, in OpenMetrics.
 type Traced = HistogramWithExemplars<TraceLabels>;
 
-// `state`: `waiting` for the first piece, or `running`.
+// `state`: `waiting` for the first chunk, or `running`.
 labels!(StreamLabels { backend: String, state: &'static str });
 
-/// Tokens of an answer.
+/// Tokens of an answer, by their source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OutputTokens {
-    /// As the engine reported them.
+    /// Reported by the engine.
     Usage(u64),
-    /// Events of a stream whose engine reported none: engines that send one token an event are off by one or two.
+    /// Events of a stream whose engine reported no count; off by one or two for engines that send one token per event.
     Events(u64),
 }
 
@@ -56,10 +55,10 @@ impl OutputTokens {
 /// The tokens that the model computed for a request.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Generated {
-    /// Of a prompt that was computed.
+    /// Length of the prompt, if it was computed.
     pub(crate) prompt_tokens: Option<u64>,
     pub(crate) output_tokens: Option<OutputTokens>,
-    /// Time from the arrival of the request to the first piece of its stream.
+    /// Time from the arrival of the request to the first chunk of its stream.
     pub(crate) first_token: Option<Duration>,
 }
 
@@ -88,7 +87,7 @@ metrics! {
 }
 
 impl AnswerMetrics {
-    /// The streams of a backend now: those that wait for their first piece, and those that run.
+    /// The streams of a backend now: those waiting for their first chunk, and those running.
     pub(crate) fn streams(&self, backend: &str, waiting: u64, running: u64) {
         for (state, streams) in [("waiting", waiting), ("running", running)] {
             let gauge = self.streams.get_or_create_owned(&StreamLabels { backend: backend.to_owned(), state });
@@ -103,7 +102,7 @@ impl AnswerMetrics {
         }
     }
 
-    /// Where the answers to such requests are counted.
+    /// The counters for answers to such requests.
     pub(super) fn learn(&self, done: &Done<'_>) -> KnownAnswers {
         let route = done.route.map_or(OTHER, Route::name);
         let (backend, model) = (done.backend.to_owned(), done.model.to_owned());
@@ -134,7 +133,7 @@ pub(super) struct KnownAnswers {
     model: String,
     route: Option<Route>,
     seconds: Traced,
-    /// On routes that generate tokens.
+    /// Present on routes that generate tokens.
     generation: Option<KnownGeneration>,
 }
 
@@ -166,7 +165,7 @@ impl KnownAnswers {
         let Some(first) = first_token else { return };
         generation.first_token.observe(first.as_secs_f64(), exemplar(), None);
         let tokens = output_tokens.map_or(0, OutputTokens::count);
-        // A stream that broke off ends with a silence that is between no tokens.
+        // A broken stream ends with a silence that is not a gap between tokens.
         if tokens > 1 && done.code < 300 {
             let rest = done.took.saturating_sub(first).as_secs_f64();
             generation.inter_token.observe(rest / (tokens - 1) as f64);

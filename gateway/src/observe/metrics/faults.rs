@@ -5,7 +5,7 @@ use super::labels::{BackendLabels, Counter, Family, Gauge, Histogram, Histograms
 /// Up to the longest wait that is commonly configured.
 const QUEUE_SECONDS: [f64; 12] = [0.001, 0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0];
 
-// `to`: the new state, or `spared` where it stayed closed, or closed, as no other backend could serve.
+// `to`: the new state, or `spared` if it stayed or became closed because no other backend could serve.
 labels!(BreakerLabels { backend: String, to: &'static str });
 
 labels!(ShedLabels { model: String, reason: &'static str });
@@ -45,27 +45,27 @@ impl FaultMetrics {
         (self.queue_depth.get_or_create_owned(&labels), self.queue_seconds.get_or_create_owned(&labels))
     }
 
-    /// A request that was refused for want of room.
+    /// A request was refused for lack of room.
     pub(crate) fn shed(&self, model: &str, reason: &'static str) {
         self.shed.get_or_create(&ShedLabels { model: model.to_owned(), reason }).inc();
     }
 
-    /// Connections that were closed for what a backend sent unasked.
+    /// Connections closed because a backend sent unsolicited data.
     pub(crate) fn strays(&self, backend: &str, connections: u64) {
         self.strays.get_or_create(&of_backend(backend)).inc_by(connections);
     }
 
-    /// An answer in which the engine said that it failed.
+    /// An answer in which the engine reported a failure.
     pub(crate) fn engine_failed(&self, backend: &str, kind: &'static str) {
         self.engine_failures.get_or_create(&FailureLabels { backend: backend.to_owned(), kind }).inc();
     }
 
-    /// A backend's scheduler looks dead, or lives after all.
+    /// A backend's scheduler looks dead, or proved alive.
     pub(crate) fn silence(&self, backend: &str, to: &'static str) {
         self.silences.get_or_create(&SilenceLabels { backend: backend.to_owned(), to }).inc();
     }
 
-    /// Sets the state, a number as its help says; returns that before.
+    /// Sets the state, numbered as in the metric's help; returns the previous one.
     pub(crate) fn breaker(&self, backend: &str, state: i64) -> i64 {
         self.breaker_state.get_or_create(&of_backend(backend)).set(state)
     }

@@ -1,4 +1,4 @@
-//! Labels and kinds of metrics that several groups use.
+//! Labels and metric types shared by several groups.
 
 use std::sync::atomic::AtomicU64;
 
@@ -14,10 +14,10 @@ labels!(ModelLabels { model: String });
 
 labels!(ReasonLabels { reason: &'static str });
 
-/// Counts expectations, which are no whole numbers.
+/// Counts expected values, which are not integers.
 pub(super) type RealCounter = Counter<f64, AtomicU64>;
 
-/// Histograms with buckets of their own.
+/// Histograms with custom buckets.
 pub(super) type Histograms<L> = Family<L, Histogram, fn() -> Histogram>;
 
 /// For shares, in steps of 5%.
@@ -29,7 +29,7 @@ pub(super) fn of_backend(backend: &str) -> BackendLabels {
     BackendLabels { backend: backend.to_owned() }
 }
 
-/// How a rank stands in labels.
+/// A rank as a label.
 pub(crate) fn rank_label(rank: Option<u16>) -> String {
     rank.map_or_else(|| "any".to_owned(), |rank| rank.to_string())
 }

@@ -49,7 +49,7 @@ impl LiveMetrics {
         self.sampled.get_or_create(&SampleLabels { backend: backend.to_owned(), outcome }).inc();
     }
 
-    /// Rates of one request with so many activations.
+    /// Rates of one request, weighted by its activations.
     pub(crate) fn rates(&self, backend: &str, activations: u64, observed: f64, predicted: Option<f64>) {
         let labels = of_backend(backend);
         self.observed.get_or_create(&labels).observe(observed);
@@ -75,7 +75,7 @@ impl LiveMetrics {
         self.refused.get_or_create(&of_backend(backend)).set(i64::from(refused));
     }
 
-    /// The size of a model's rolling profile, and what was dropped from it since the last call.
+    /// The size of a model's rolling profile, and what it dropped since the last call.
     pub(crate) fn profile(&self, model: &str, tokens: u64, entries: usize, dropped: u64) {
         let labels = ModelLabels { model: model.to_owned() };
         self.tokens.get_or_create(&labels).set(i64::try_from(tokens).unwrap_or(i64::MAX));

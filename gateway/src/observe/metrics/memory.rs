@@ -1,4 +1,4 @@
-//! Memory that requests hold, and clients that make the gateway hold it.
+//! Memory that requests hold, and clients that cause it.
 
 use super::labels::{Counter, Family, Gauge, ReasonLabels};
 
@@ -7,7 +7,7 @@ labels!(KindLabels { kind: &'static str });
 const ANSWERS: KindLabels = KindLabels { kind: "answers" };
 
 metrics! {
-    /// Cloning shares the counts.
+    /// Clones share the counters.
     #[derive(Clone)]
     pub(crate) struct MemoryMetrics {
         held: Family<KindLabels, Gauge>,
@@ -22,7 +22,7 @@ metrics! {
 }
 
 impl MemoryMetrics {
-    /// Answers hold so many bytes more, if that is within the limit.
+    /// Adds bytes held by answers, if that stays within the limit.
     pub(crate) fn hold(&self, bytes: usize, limit_bytes: usize) -> bool {
         let held = self.held.get_or_create(&ANSWERS);
         let fits = held.inc_by(signed(bytes)) <= signed(limit_bytes.saturating_sub(bytes));
@@ -38,18 +38,18 @@ impl MemoryMetrics {
         self.held.get_or_create(&ANSWERS).dec_by(signed(bytes));
     }
 
-    /// Bytes of answers.
+    /// Bytes held by answers.
     pub(crate) fn held_bytes(&self) -> usize {
         usize::try_from(self.held.get_or_create(&ANSWERS).get()).unwrap_or(0)
     }
 
-    /// Bytes of bodies, as they are counted elsewhere.
+    /// Bytes held by bodies, which are counted elsewhere.
     pub(crate) fn bodies(&self, bytes: usize) {
         self.held.get_or_create(&KindLabels { kind: "bodies" }).set(signed(bytes));
         drop(self.held.get_or_create(&ANSWERS));
     }
 
-    /// `time` or `memory`.
+    /// `reason`: `time` or `memory`.
     pub(crate) fn closed(&self, reason: &'static str) {
         self.slow_clients.get_or_create(&ReasonLabels { reason }).inc();
     }

@@ -1,13 +1,13 @@
-//! The gateway's metrics. Names are fixed in the design; labels that are numbers in code are text here.
+//! The gateway's metrics. The design fixes their names; numeric labels in code become text here.
 //!
-//! `code` of a request is the status that was sent, except: 499, the client went away before the end; 502, the backend
-//! broke off after a 2xx head was relayed. `rank` is "any" where the engine chose. `semmoe_predicted_lar` is a
-//! histogram of the expected local share, on the rank chosen, of every request that was scored with evidence and
-//! pinned, by the policy that chose: each request counts once, however long it is. The predicted local activation rate
-//! is that of all their activations: `semmoe_predicted_local_activations_total` over
-//! `semmoe_predicted_activations_total`. The `semmoe_shadow_*` gauges are set when they are asked for.
+//! `code` of a request is the status sent, with two exceptions: 499, the client disconnected before the end; 502, the
+//! backend broke off after a 2xx head was relayed. `rank` is "any" if the engine chose. `semmoe_predicted_lar` is a
+//! histogram of the expected local share on the chosen rank, over all requests that were scored with evidence and
+//! pinned, by the policy that chose: each request counts once, whatever its length. The predicted local activation rate
+//! is over all their activations: `semmoe_predicted_local_activations_total` divided by
+//! `semmoe_predicted_activations_total`. The `semmoe_shadow_*` gauges are set on every scrape.
 
-/// Declares a group of metrics: each with its type, how it begins where that is not by default, its name and its help.
+/// Declares a group of metrics: each with its type, its initial value if not the default, its name and its help.
 macro_rules! metrics {
     ($(#[$meta:meta])* $vis:vis struct $group:ident {
         $($field:ident: $kind:ty $(= $new:expr)?, $name:literal, $help:literal;)*
@@ -106,7 +106,7 @@ labels!(RankLabels { backend: String, rank: String });
 labels!(RetryLabels { cause: &'static str, outcome: &'static str });
 
 metrics! {
-    /// Of routing, and what belongs to no other group.
+    /// Metrics of routing, and those without a group of their own.
     struct RoutingMetrics {
         overhead_seconds: Histogram = Histogram::new(OVERHEAD_SECONDS),
             "gateway_overhead_seconds",
@@ -139,7 +139,7 @@ metrics! {
     }
 }
 
-/// Of one policy, found again without the families' locks.
+/// Handles of one policy, which bypass the families' locks.
 #[derive(Clone)]
 struct Predicted {
     policy: &'static str,
@@ -215,12 +215,12 @@ impl Metrics {
         self.routing.overhead_seconds.observe(took.as_secs_f64());
     }
 
-    /// The gauge of a rank's requests in flight; `None` is for requests whose rank the engine chooses.
+    /// The gauge of a rank's requests in flight; `None`: requests whose rank the engine chooses.
     pub(crate) fn inflight(&self, backend: &str, rank: Option<u16>) -> Gauge {
         self.routing.inflight.get_or_create_owned(&RankLabels { backend: backend.to_owned(), rank: rank_label(rank) })
     }
 
-    /// A request whose prompt has so many activations, of which this share should be local.
+    /// Counts a request whose prompt has `activations`, of which `share` should be local.
     pub(crate) fn predicted_lar(&self, policy: &'static str, share: f64, activations: u64) {
         let known = self.predicted.load();
         match known.iter().find(|of| of.policy == policy) {
@@ -254,7 +254,7 @@ impl Metrics {
         self.routing.score_failures.get_or_create(&ReasonLabels { reason }).inc();
     }
 
-    /// The state of a model's segment cache, and whether its chat template cannot be used.
+    /// The state of a model's segment cache, and whether its chat template is unusable.
     pub(crate) fn text(&self, model: &str, cache: &SegmentCache, is_unreadable: bool) {
         let labels = ModelLabels { model: model.to_owned() };
         let RoutingMetrics { cache_hits, cache_misses, cache_bytes, template_unreadable, .. } = &self.routing;
@@ -273,8 +273,8 @@ impl Metrics {
         self.routing.retries.get_or_create(&RetryLabels { cause, outcome }).inc();
     }
 
-    /// A backend is gone: it is neither healthy nor unhealthy any more. Returns whether its requests have ended, too;
-    /// until then they are counted on. Its counters stay.
+    /// Removes the gauges of a backend that is gone. Returns whether its requests have ended; until then they remain
+    /// counted. Its counters stay.
     pub(crate) fn forget_backend(&self, backend: &str, ranks: u16) -> bool {
         let labels = of_backend(backend);
         self.routing.backend_healthy.remove(&labels);
@@ -285,7 +285,8 @@ impl Metrics {
         self.forget_inflight(backend, || (0..ranks).map(Some).chain([None]))
     }
 
-    /// A backend has these ranks no more. Returns whether their requests have ended; until then they are counted on.
+    /// Removes the gauges of ranks that a backend lost. Returns whether their requests have ended; until then they
+    /// remain counted.
     pub(crate) fn forget_ranks(&self, backend: &str, ranks: Range<u16>) -> bool {
         self.forget_inflight(backend, || ranks.clone().map(Some))
     }

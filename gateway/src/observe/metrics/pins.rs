@@ -2,7 +2,7 @@
 
 use super::labels::{BackendLabels, Counter, Family, Gauge, of_backend};
 
-/// Why requests to a backend may not be pinned: labels.
+/// Reasons not to pin a backend's requests, as labels.
 const UNPINNED: [&str; 8] =
     ["ranks", "ranks unknown", "layout", "placement", "placement unproven", "tokenizer", "tables", "file"];
 
@@ -27,14 +27,14 @@ metrics! {
 }
 
 impl PinMetrics {
-    /// Requests that ran elsewhere.
+    /// Requests that ran on another rank.
     pub(crate) fn contradicted(&self, backend: &str, requests: u64) {
         if requests > 0 {
             self.contradicted.get_or_create(&of_backend(backend)).inc_by(requests);
         }
     }
 
-    /// The verdict.
+    /// Whether pins are ignored.
     pub(crate) fn ignored(&self, backend: &str, ignored: bool) {
         self.ignored.get_or_create(&of_backend(backend)).set(i64::from(ignored));
     }
@@ -49,7 +49,7 @@ impl PinMetrics {
         }
     }
 
-    /// A pin to a rank that is not there.
+    /// A pin to a rank that does not exist.
     pub(crate) fn refused(&self, backend: &str) {
         self.refused.get_or_create(&of_backend(backend)).inc();
     }

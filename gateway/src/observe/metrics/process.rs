@@ -1,7 +1,7 @@
-//! The process: what it was built from, and what it takes of the machine.
+//! The process: its build, and its use of the machine.
 //!
-//! The figures have the names that Prometheus' own libraries give them, and are read when they are asked for. Where the
-//! system does not have them they are left out.
+//! The metrics have the names used by Prometheus' own libraries and are read on every scrape. Those that the system
+//! does not provide are omitted.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -16,7 +16,7 @@ use super::labels::{Counter, Gauge};
 type Bytes = Gauge<u64, AtomicU64>;
 
 metrics! {
-    /// Figures of this process.
+    /// Metrics of this process.
     struct Figures {
         cpu_seconds: Counter<f64, AtomicU64>, "process_cpu_seconds", "CPU time of the process";
         resident: Bytes, "process_resident_memory_bytes", "Resident memory of the process";
@@ -29,7 +29,7 @@ metrics! {
     }
 }
 
-/// Figures of this process, without a prefix.
+/// Metrics of this process, without a prefix.
 pub(super) struct ProcessMetrics {
     registry: Registry,
     figures: Figures,
@@ -55,7 +55,7 @@ impl Default for ProcessMetrics {
 }
 
 impl ProcessMetrics {
-    /// Reads the process's figures, and returns the registry to encode.
+    /// Reads the metrics of the process, and returns the registry to encode.
     pub(super) fn look(&self) -> Option<&Registry> {
         let status = std::fs::read_to_string("/proc/self/status").ok()?;
         let field = |name: &str| {
@@ -66,7 +66,7 @@ impl ProcessMetrics {
         figures.resident.set(field("VmRSS")? << 10);
         figures.virtual_memory.set(field("VmSize")? << 10);
         figures.threads.set(field("Threads")?);
-        // One of them reads the folder.
+        // One of them is the handle that reads the folder.
         let files = std::fs::read_dir("/proc/self/fd").ok()?.count().saturating_sub(1);
         figures.open_files.set(files as u64);
         let time = clock_gettime(ClockId::ProcessCPUTime);

@@ -1,4 +1,4 @@
-//! Metrics of prompts: whether engines read them as the gateway does.
+//! Metrics of prompts: whether engines tokenize them as the gateway does.
 
 use semmoe_text::Shapes;
 
@@ -26,18 +26,18 @@ metrics! {
 }
 
 impl PromptMetrics {
-    /// One prompt that both counted; how many of the backend's agreed, or differed, as this one did.
+    /// A prompt counted by both; returns how many of the backend's prompts agreed, or differed, like this one.
     pub(crate) fn counted(&self, backend: &str, agree: bool) -> u64 {
         let labels = AgreementLabels { backend: backend.to_owned(), agrees: if agree { "yes" } else { "no" } };
         self.counts.get_or_create(&labels).inc() + 1
     }
 
-    /// The engine reads a chat of this shape otherwise.
+    /// The engine tokenizes a chat of this shape differently.
     pub(crate) fn misread(&self, backend: &str, shape: &'static str) {
         self.misread.get_or_create(&ShapeLabels { backend: backend.to_owned(), shape }).inc();
     }
 
-    /// Shapes that are proven to be read alike, and otherwise.
+    /// Shapes proven to be tokenized equally, and differently.
     pub(crate) fn shapes(&self, backend: &str, equal: Shapes, differs: Shapes) {
         let unproven = Shapes::ALL.without(equal | differs);
         for (state, shapes) in STATES.into_iter().zip([equal, differs, unproven]) {

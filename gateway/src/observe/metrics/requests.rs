@@ -1,7 +1,7 @@
 //! Requests by backend, rank, policy and status, and their answers.
 //!
-//! A family makes strings of its labels and takes a lock for each look. Here every counter that was ever used is found
-//! again by what a request knows anyway.
+//! A metric family allocates its labels and takes a lock on every lookup. Here the counters used so far are indexed by
+//! what a request knows anyway.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -16,29 +16,29 @@ use semmoe_tables::RankId;
 use super::answers::{AnswerMetrics, Generated, KnownAnswers};
 use super::labels::{Counter, Family, rank_label};
 
-/// The client went away before the end; nginx's code for it.
+/// The client disconnected before the end; nginx's code for it.
 pub(crate) const CLIENT_CLOSED: u16 = 499;
-/// In place of a backend, a rank or a policy where a request came to none.
+/// Stands for the backend, rank or policy of a request that had none.
 pub(crate) const NONE: &str = "none";
-/// The route of requests to paths that are none of the gateway's.
+/// The route of requests to paths that are not the gateway's.
 pub(super) const OTHER: &str = "other";
 
 // Labels of `semmoe_requests_total`.
 labels!(RequestLabels { backend: String, model: String, rank: String, policy: &'static str, code: String });
 
-/// The status as it is counted: an engine may answer with any of 900, of which each would be a line for each rank.
-/// Those that have a name are themselves; of others the first digit counts.
+/// The status as counted: an engine may answer with any of 900, each of which would add a series per rank. Registered
+/// statuses count as themselves, others by their first digit.
 fn counted(code: u16) -> u16 {
     let named = StatusCode::from_u16(code).is_ok_and(|status| status.canonical_reason().is_some());
     if named || code == CLIENT_CLOSED { code } else { code / 100 }
 }
 
-/// Such a status as a label.
+/// A counted status as a label.
 fn code_label(counted: u16) -> String {
     if counted < 100 { format!("{counted}xx") } else { counted.to_string() }
 }
 
-/// Where a request ran, as far as is known.
+/// Where a request ran, as far as known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
     /// It was not sent.
@@ -50,7 +50,7 @@ pub(crate) enum Place {
 }
 
 impl Place {
-    /// As it stands in labels and in the access log.
+    /// The label, also used in the access log.
     pub(crate) fn label(self) -> String {
         match self {
             Self::Nowhere => NONE.to_owned(),
@@ -60,19 +60,20 @@ impl Place {
     }
 }
 
-/// A request at its end.
+/// A finished request.
 #[derive(Clone, Copy)]
 pub(crate) struct Done<'a> {
-    /// Or [`NONE`], as the model and the policy. A model is named as it is configured, whatever the request named.
+    /// Or [`NONE`]; likewise the model and the policy. The model has its configured name, whatever the request called
+    /// it.
     pub(crate) backend: &'a str,
     pub(crate) model: &'a str,
-    /// `None` for paths that are none of the gateway's.
+    /// `None` for paths that are not the gateway's.
     pub(crate) route: Option<Route>,
     pub(crate) place: Place,
     pub(crate) policy: &'static str,
     pub(crate) code: u16,
     pub(crate) took: Duration,
-    /// Of a request that is traced.
+    /// Trace id, if the request is traced.
     pub(crate) trace: Option<u128>,
     pub(crate) generated: Generated,
 }
@@ -128,7 +129,7 @@ impl RequestMetrics {
         }
     }
 
-    /// Counts the first request of its kind, and remembers where.
+    /// Counts the first request of its kind and caches its counters.
     fn learn(&self, done: &Done<'_>, code: u16) {
         let Done { backend, place, policy, .. } = *done;
         let (model, rank, code_label) = (done.model.to_owned(), place.label(), code_label(code));
@@ -140,7 +141,7 @@ impl RequestMetrics {
         self.remember(backend, |of| of.counters.push(counter.clone()));
     }
 
-    /// Another thread may have learned the same; the counter is one.
+    /// Another thread may have done this already; the counter is the same.
     fn remember(&self, backend: &str, add: impl Fn(&mut OfBackend)) {
         self.known.rcu(|known| {
             let mut known = HashMap::clone(known);
@@ -208,7 +209,7 @@ mod tests {
         let chat = r#"backend="a",model="m",route="/v1/chat/completions""#;
         for line in [
             format!("time_to_first_token_seconds_sum{{{chat}}} 0.6000000000000001"),
-            // (1 - 0.2) s over 4 gaps, of the one complete stream that has any.
+            // (1 - 0.2) s over 4 gaps, from the only complete stream that has any.
             format!("inter_token_seconds_sum{{{chat}}} 0.2"),
             format!("inter_token_seconds_count{{{chat}}} 1"),
             format!("prompt_tokens_total{{{chat}}} 30"),
@@ -246,8 +247,7 @@ mod tests {
                     let labels =
                         format!(r#"{{backend="{backend}",model="m",rank="{rank}",policy="affinity",code="{code}"}}"#);
                     let line = text.lines().find(|line| line.contains(&labels)).unwrap();
-                    // 1,600 requests: two backends, four places, and two codes of the same number each, as near as it
-                    // goes.
+                    // 1,600 requests over two backends, four places and two codes, spread as evenly as possible.
                     let count: u64 = line.rsplit(' ').next().unwrap().parse().unwrap();
                     assert!([96, 104].contains(&count), "{line}");
                 }

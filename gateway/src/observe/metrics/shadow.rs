@@ -1,4 +1,4 @@
-//! Gauges of what a watched policy would have gained so far.
+//! Gauges of what a shadow policy would have gained so far.
 
 use std::sync::atomic::AtomicU64;
 

@@ -3,7 +3,7 @@
 use super::labels::{Counter, Family, OutcomeLabels};
 
 metrics! {
-    /// Cloning shares the counts.
+    /// Clones share the counters.
     #[derive(Clone)]
     pub(crate) struct SpanMetrics {
         spans: Family<OutcomeLabels, Counter>, "spans", "Spans of traced requests, by outcome";
@@ -11,7 +11,7 @@ metrics! {
 }
 
 impl SpanMetrics {
-    /// `exported`, `queue_full`, `failed` (the collector did not take them) or `rejected` (it did not want them).
+    /// `exported`, `queue_full`, `failed` (the collector could not take them) or `rejected` (it refused them).
     pub(crate) fn count(&self, outcome: &'static str, spans: usize) {
         if spans > 0 {
             self.spans.get_or_create(&OutcomeLabels { outcome }).inc_by(spans as u64);

@@ -13,7 +13,7 @@ labels!(UnitLabels { unit: String });
 labels!(DecisionLabels { unit: String, to: &'static str, outcome: &'static str });
 
 metrics! {
-    /// The counters of switches. Cloning shares them.
+    /// The counters of switches. Clones share them.
     #[derive(Clone)]
     pub(crate) struct SwitchMetrics {
         layout: Family<UnitLabels, Gauge>, "switch_layout", "Current layout: 0 TP, 1 EP, -1 unknown";
@@ -26,13 +26,13 @@ metrics! {
     }
 }
 
-/// From the milliseconds of a small model to what a slow link takes for a large one.
+/// From the milliseconds of a small model to those of a large one over a slow link.
 fn switch_seconds() -> Histogram {
     Histogram::new(TO_SECONDS.into_iter().chain([10.0, 60.0]))
 }
 
 impl SwitchMetrics {
-    /// Where a unit is, and the gain, where it was compared.
+    /// A unit's layout, and the gain if layouts were compared.
     pub(crate) fn looked(&self, unit: &str, layout: Option<Layout>, gain: Option<f64>) {
         let number = match layout {
             Some(Layout::Tp) => 0,
@@ -53,7 +53,7 @@ impl SwitchMetrics {
         }
     }
 
-    /// The unit is watched no longer; what was counted stays.
+    /// The unit is no longer watched; its counters stay.
     pub(crate) fn forget(&self, unit: &str) {
         self.layout.remove(&labels(unit));
         self.gain.remove(&labels(unit));

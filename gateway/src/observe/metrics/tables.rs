@@ -1,19 +1,19 @@
-//! Reloads of tables: how they end, and how long the swap itself takes.
+//! Reloads of tables: their outcomes, and the duration of the swap itself.
 
 use std::time::Duration;
 
 use super::labels::{Counter, Family, Histogram, Histograms, OutcomeLabels};
 
-/// Swaps take microseconds; what shows in requests begins at a millisecond.
+/// Swaps take microseconds; from a millisecond on they affect requests.
 const SWAP_SECONDS: [f64; 9] = [1e-6, 3e-6, 1e-5, 3e-5, 1e-4, 1e-3, 0.01, 0.1, 1.0];
 
 labels!(ClockLabels { clock: &'static str });
 
-/// How long readers took to get the state.
+/// How long readers took to obtain the snapshot.
 pub(crate) struct Waits {
-    /// As time went by: also while the thread was not running as others were.
+    /// Wall time, including time when the thread was descheduled.
     pub(crate) wall: Histogram,
-    /// CPU time taken. Readers take no lock and never sleep for the state, so this is their whole cost.
+    /// CPU time. Readers take no lock and never sleep for the snapshot, so this is their whole cost.
     pub(crate) cpu: Histogram,
 }
 
@@ -30,12 +30,12 @@ metrics! {
 }
 
 impl TablesMetrics {
-    /// `ok`, `unchanged`, `refused` (they do not fit), `invalid`, `denied` (the path), `failed` (all else).
+    /// `ok`, `unchanged`, `refused` (they do not match), `invalid`, `denied` (the path), `failed` (everything else).
     pub(crate) fn reload(&self, outcome: &'static str) {
         self.reloads.get_or_create(&OutcomeLabels { outcome }).inc();
     }
 
-    /// Where the readers' times go.
+    /// The histograms of the readers' times.
     pub(crate) fn waits(&self) -> Waits {
         let of = |clock| self.wait_seconds.get_or_create_owned(&ClockLabels { clock });
         Waits { wall: of("wall"), cpu: of("cpu") }

@@ -1,4 +1,4 @@
-//! The two text formats: OpenMetrics, which Prometheus asks for by `Accept`, and the older one, which everything reads.
+//! The two text formats: OpenMetrics, which Prometheus requests by `Accept`, and the older one, which everything reads.
 
 use std::fmt::Write;
 
@@ -12,7 +12,7 @@ pub(crate) enum TextFormat {
 }
 
 impl TextFormat {
-    /// The format that an `Accept` prefers; without one, and where it does not say, the older one.
+    /// The format that an `Accept` prefers; the older one if it is absent or has no preference.
     pub(crate) fn accepted(accept: &str) -> Self {
         let weight = |wanted: &str| {
             let kinds = accept.split(',').filter_map(|range| {
@@ -36,8 +36,8 @@ impl TextFormat {
     }
 }
 
-/// OpenMetrics as the older format: there counters and infos are declared by the names of their samples, exemplars are
-/// unknown, and nothing marks the end.
+/// Converts OpenMetrics to the older format, which names counters and infos after their samples, and has no exemplars
+/// and no end marker.
 pub(super) fn older(open: &str) -> String {
     let mut text = String::with_capacity(open.len());
     let mut help = None;
@@ -60,7 +60,7 @@ pub(super) fn older(open: &str) -> String {
             }
             (Some("#"), ..) => {}
             _ => {
-                // It has no exemplars. A label cannot look like one: its quotes are escaped.
+                // Drop the exemplar. A label cannot look like one: its quotes are escaped.
                 text.push_str(line.split_once(" # {trace_id=\"").map_or(line, |(sample, _)| sample));
                 text.push('\n');
             }

@@ -45,18 +45,18 @@ impl TrustMetrics {
         self.connections_displaced.inc();
     }
 
-    /// Counts a connection until the guard is dropped.
+    /// Counts a connection as open until the guard is dropped.
     pub(crate) fn open_connection(&self) -> OpenConnection {
         self.open_connections.inc();
         OpenConnection(self.open_connections.clone())
     }
 
-    /// Connections and streams that are open now.
+    /// Connections and streams open now.
     pub(crate) fn open_exchanges(&self) -> usize {
         usize::try_from(self.open_connections.get() + self.open_streams.get()).unwrap_or(0)
     }
 
-    /// One more request over HTTP/2, unless `limit` of them run already. What is counted here is to be given to
+    /// Counts a request over HTTP/2, unless `limit` are running already. Every one counted must be passed to
     /// [`TrustMetrics::stream_ended`].
     pub(crate) fn stream_begins(&self, limit: u32) -> bool {
         let fits = self.open_streams.inc() < i64::from(limit);
@@ -76,7 +76,7 @@ impl TrustMetrics {
     }
 }
 
-/// A connection of a client, counted as open.
+/// A client connection, counted as open.
 pub(crate) struct OpenConnection(Gauge);
 
 impl Drop for OpenConnection {

@@ -1,4 +1,4 @@
-//! W3C Trace Context: `traceparent`, version 00 and what later versions promise to keep of it.
+//! W3C Trace Context: `traceparent` version 00, and what later versions guarantee to keep of it.
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 
@@ -9,7 +9,7 @@ const TRACESTATE: HeaderName = HeaderName::from_static("tracestate");
 const LENGTH: usize = 55;
 const SAMPLED: u8 = 1;
 
-/// A place in a trace. Neither id is 0.
+/// A position in a trace. Neither id is 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Context {
     pub(crate) trace: u128,
@@ -18,7 +18,7 @@ pub(crate) struct Context {
 }
 
 impl Context {
-    /// The client's; `None` where there is none, or several, or one that is not as it should be.
+    /// The client's context; `None` if there is none, more than one, or an invalid one.
     pub(crate) fn of(headers: &HeaderMap) -> Option<Self> {
         let mut values = headers.get_all(&TRACEPARENT).iter();
         let value = values.next()?;
@@ -31,7 +31,7 @@ impl Context {
     fn parse(text: &[u8]) -> Option<Self> {
         let (head, rest) = text.split_at_checked(LENGTH)?;
         let version = hex(&head[..2])?;
-        // A later version may say more, behind a hyphen.
+        // A later version may append fields after a hyphen.
         let more = rest.is_empty() || (version > 0 && rest.first() == Some(&b'-'));
         if version == 0xff || !more || head[2] != b'-' || head[35] != b'-' || head[52] != b'-' {
             return None;
@@ -41,16 +41,16 @@ impl Context {
         (trace != 0).then_some(Self { trace, span, sampled: flags & u128::from(SAMPLED) != 0 })
     }
 
-    /// Sends it to the next hop.
+    /// Forwards it to the next hop.
     pub(crate) fn pass_on(self, headers: &mut HeaderMap) {
-        // An invalid traceparent is dropped, with its tracestate.
+        // Drop an invalid traceparent together with its tracestate.
         if Self::of(headers).is_none() {
             headers.remove(TRACESTATE);
         }
         headers.insert(TRACEPARENT, self.header());
     }
 
-    /// As the next hop gets it.
+    /// The header for the next hop.
     fn header(&self) -> HeaderValue {
         let text = format!("00-{:032x}-{:016x}-{:02x}", self.trace, self.span, u8::from(self.sampled) * SAMPLED);
         HeaderValue::from_str(&text).expect("hexadecimal digits and hyphens are a header value")

@@ -1,4 +1,4 @@
-//! Spans as OTLP's JSON (opentelemetry-proto 1.x: ids in hexadecimal, 64-bit numbers as text, enums as numbers).
+//! Spans in OTLP's JSON (opentelemetry-proto 1.x: ids in hexadecimal, 64-bit numbers as text, enums as numbers).
 
 use std::borrow::Cow;
 
@@ -31,7 +31,7 @@ fn as_text<S: serde::Serializer>(number: &u64, serializer: S) -> Result<S::Ok, S
     serializer.collect_str(number)
 }
 
-/// A stretch of time in a trace.
+/// A span of a trace.
 #[derive(Clone, Debug)]
 pub(crate) struct Span {
     pub(super) context: Context,
@@ -77,7 +77,7 @@ impl Span {
     }
 }
 
-/// The body posted: OTLP nests spans by resource and by scope.
+/// The request body: OTLP nests spans by resource and by scope.
 pub(super) fn encode(service: &str, spans: &[Span]) -> Vec<u8> {
     let resource = [
         ("service.name", Value::Text(service.to_owned().into())),

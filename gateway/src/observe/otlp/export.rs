@@ -1,7 +1,7 @@
 //! The queue of finished traces, and the task that sends them.
 //!
-//! Requests never wait: where the queue is full their spans are dropped and counted. A collector that is away is asked
-//! again a few times, while the queue fills.
+//! Requests never wait: if the queue is full, their spans are dropped and counted. An unavailable collector is retried
+//! a few times, while the queue fills.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,16 +16,16 @@ use crate::observe::metrics::SpanMetrics;
 
 use super::document::{Span, encode};
 
-/// Traces that wait to be sent, each of a few hundred bytes a span.
+/// Traces waiting to be sent, a few hundred bytes per span.
 const WAITING: usize = 2048;
-/// Traces in one document.
+/// Maximum traces in one document.
 const BATCH: usize = 256;
-/// A document that is not full is sent after this time.
+/// A partial document is sent after this time.
 const MAX_WAIT: Duration = Duration::from_secs(1);
-/// Waits before a collector is asked again.
+/// Delays before a collector is retried.
 const AGAIN_AFTER: [Duration; 2] = [Duration::from_millis(200), Duration::from_secs(1)];
 const LIMITS: AnswerLimits = AnswerLimits { timeout: Duration::from_secs(5), max_bytes: 64 << 10 };
-/// Time limit for the remaining work at the end.
+/// Time limit for the remaining work at shutdown.
 const GRACE: Duration = Duration::from_secs(3);
 const PATH: &str = "/v1/traces";
 
@@ -33,17 +33,17 @@ const PATH: &str = "/v1/traces";
 pub(crate) struct Tracer {
     queue: mpsc::Sender<Vec<Span>>,
     metrics: SpanMetrics,
-    /// Of 2^63.
+    /// The sampled share of 2^63.
     threshold: u64,
 }
 
 impl Tracer {
-    /// Whether a trace that begins here is kept: by its id alone, as others in the trace may decide, too.
+    /// Whether a trace that begins here is sampled: by its id alone, so that other services decide alike.
     pub(super) fn takes(&self, trace: u128) -> bool {
         (trace as u64) >> 1 < self.threshold
     }
 
-    /// Where the queue is full the spans are dropped and counted.
+    /// Queues the spans; if the queue is full they are dropped and counted.
     pub(super) fn submit(&self, spans: Vec<Span>) {
         if let Err(mpsc::error::TrySendError::Full(spans) | mpsc::error::TrySendError::Closed(spans)) =
             self.queue.try_send(spans)
@@ -53,20 +53,20 @@ impl Tracer {
     }
 }
 
-/// Of 2^63, the share.
+/// The share of 2^63.
 fn threshold(ratio: f64) -> u64 {
-    // The cast saturates; a ratio of 1 takes all of the 63 bits that are compared.
+    // The cast saturates; a ratio of 1 covers all 63 bits compared.
     (ratio * (1u64 << 63) as f64) as u64
 }
 
-/// The task, until it is stopped.
+/// The exporting task, until it is stopped.
 pub(crate) struct Exporter {
     task: JoinHandle<()>,
     stop: tokio_util::sync::CancellationToken,
 }
 
 impl Exporter {
-    /// Starts it, where the configuration wants traces.
+    /// Starts the exporter if the configuration enables tracing.
     pub(crate) fn start(config: &TracingConfig, metrics: &SpanMetrics) -> Option<(Arc<Tracer>, Self)> {
         let collector = config.otlp.clone()?;
         let (queue, waiting) = mpsc::channel(WAITING);
@@ -83,7 +83,7 @@ impl Exporter {
         Some((Arc::new(tracer), Self { task, stop }))
     }
 
-    /// Sends what is left, within a few seconds.
+    /// Sends the remaining spans, within a few seconds.
     pub(crate) async fn stop(self) {
         self.stop.cancel();
         let abort = self.task.abort_handle();
@@ -98,7 +98,7 @@ struct Work {
     collector: client::BaseUrl,
     service: String,
     metrics: SpanMetrics,
-    /// The last document was not taken.
+    /// The last document failed.
     failing: bool,
 }
 
@@ -108,7 +108,7 @@ impl Work {
         while !ending {
             let mut batch = Vec::new();
             tokio::select! {
-                // A trace that was begun before the end is still taken.
+                // Also accepts traces that began before the end.
                 received = waiting.recv_many(&mut batch, BATCH) => ending = received == 0,
                 () = stop.cancelled() => ending = true,
             }
@@ -152,7 +152,7 @@ impl Work {
         self.failing = sent.is_err();
     }
 
-    /// Returns how many spans the collector did not want.
+    /// Returns how many spans the collector rejected.
     async fn send(&self, body: bytes::Bytes) -> Result<u64, HttpError> {
         let mut waits = AGAIN_AFTER.into_iter();
         loop {
@@ -169,7 +169,7 @@ impl Work {
     }
 }
 
-/// Waits for a full document.
+/// Waits until a document is full.
 async fn fill(waiting: &mut mpsc::Receiver<Vec<Span>>, batch: &mut Vec<Vec<Span>>) {
     while batch.len() < BATCH {
         let room = BATCH - batch.len();
@@ -179,7 +179,7 @@ async fn fill(waiting: &mut mpsc::Receiver<Vec<Span>>, batch: &mut Vec<Vec<Span>
     }
 }
 
-/// Whether the same document may be taken later (OTLP, "retryable response codes").
+/// Whether a retry of the document may succeed (OTLP, "retryable response codes").
 fn may_help(error: &HttpError) -> bool {
     error.status().is_none_or(|status| matches!(status, 429 | 502 | 503 | 504))
 }

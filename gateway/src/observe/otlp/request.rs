@@ -1,4 +1,4 @@
-//! The spans of one request: the request itself, and the stages that it goes through one after the other.
+//! The spans of one request: the request itself, and its consecutive stages.
 
 use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
@@ -16,7 +16,7 @@ pub(crate) enum Stage {
     Score,
     /// A rank is chosen.
     Route,
-    /// The engine works, to the last byte of its answer. One for each attempt.
+    /// The engine works, up to the last byte of its answer. One per attempt.
     Upstream,
 }
 
@@ -34,7 +34,7 @@ impl Stage {
     }
 }
 
-/// A request that is traced.
+/// A traced request.
 pub(crate) struct RequestTrace {
     tracer: Arc<Tracer>,
     /// Nanoseconds since 1970 at `began`.
@@ -47,7 +47,7 @@ pub(crate) struct RequestTrace {
 }
 
 impl RequestTrace {
-    /// Begins where the client asks for it, or else for the share of the requests that is configured.
+    /// Begins a trace if the client asks for one, or else for the configured share of the requests.
     pub(crate) fn begin(tracer: &Arc<Tracer>, headers: &HeaderMap, path: &'static str) -> Option<Box<Self>> {
         let parent = Context::of(headers);
         let trace = parent.map_or_else(|| fastrand::u128(1..), |parent| parent.trace);
@@ -70,7 +70,7 @@ impl RequestTrace {
         self.epoch_nanos.saturating_add(since)
     }
 
-    /// The stage before it is over.
+    /// Ends the previous stage and begins this one.
     pub(crate) fn enter(&mut self, stage: Stage) {
         self.leave();
         let context = Context { span: fastrand::u64(1..), ..self.context };
@@ -84,26 +84,26 @@ impl RequestTrace {
         }
     }
 
-    /// Says something about the stage that runs.
+    /// Adds an attribute to the current stage.
     pub(crate) fn note(&mut self, key: &'static str, value: Value) {
         if let Some(stage) = &mut self.stage {
             stage.set(key, value);
         }
     }
 
-    /// Says something about the request.
+    /// Adds an attribute to the request.
     pub(crate) fn note_request(&mut self, key: &'static str, value: Value) {
         self.request.set(key, value);
     }
 
-    /// The stage that runs failed.
+    /// The current stage failed.
     pub(crate) fn fail(&mut self, cause: &'static str) {
         if let Some(stage) = &mut self.stage {
             stage.failed = Some(cause);
         }
     }
 
-    /// How long the stage has run, in seconds.
+    /// Records how long the current stage has run, in seconds.
     pub(crate) fn note_elapsed(&mut self, key: &'static str) {
         let now = self.now();
         if let Some(stage) = &mut self.stage {
@@ -112,17 +112,17 @@ impl RequestTrace {
         }
     }
 
-    /// Of all its spans.
+    /// The trace id of all its spans.
     pub(crate) fn id(&self) -> u128 {
         self.context.trace
     }
 
-    /// The place of the stage that runs.
+    /// The context of the current stage.
     pub(crate) fn here(&self) -> Context {
         self.stage.as_ref().map_or(self.context, |stage| stage.context)
     }
 
-    /// The request is over, with this status.
+    /// The request has ended with this status.
     pub(crate) fn finish(mut self: Box<Self>, code: u16) {
         let failed = match code {
             499 => Some("the client went away"),
@@ -130,7 +130,7 @@ impl RequestTrace {
             _ => None,
         };
         if let Some(cause) = failed {
-            // An answer that broke off had a good head.
+            // An answer that broke off had a successful head.
             self.fail(cause);
             self.request.failed = Some(cause);
         }

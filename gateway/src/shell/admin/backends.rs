@@ -21,14 +21,14 @@ use crate::shell::control::Control;
 pub(super) struct Backends {
     generation: u64,
     backends: Vec<Backend>,
-    /// Backends that are not there, and will be drained when they come back.
+    /// Drained backends that are absent now and will be drained when they come back.
     drained_absent: Vec<Absent>,
 }
 
 #[derive(Serialize, JsonSchema)]
 struct Absent {
     name: String,
-    /// Since it left; its drain is forgotten after a day.
+    /// Seconds since it left; its drain is forgotten after a day.
     seconds: f64,
 }
 
@@ -38,24 +38,24 @@ struct Backend {
     policy: &'static str,
     name: String,
     engine: &'static str,
-    /// The first one.
+    /// The first URL.
     url: String,
-    /// All of them, where each rank has its own.
+    /// All URLs, where each rank has its own.
     urls: Vec<String>,
     /// As the engine reports it.
     version: Option<String>,
-    /// Who says which placement runs: `engine`, `configuration`, `tables`, which are believed, or `unknown`.
+    /// The source of the placement digest: `engine`, `configuration`, `tables` (taken on trust) or `unknown`.
     placement_by: &'static str,
     pins: Pins,
     chats: Chats,
     healthy: bool,
-    /// Why its requests are routed by load and not pinned, though it serves.
+    /// Why its requests are routed by load rather than pinned, although it serves.
     by_load: Option<ByLoad>,
-    /// Why it gets no requests, or only where there is no other backend.
+    /// Why it receives no requests, or only when no other backend is available.
     cause: Option<String>,
-    /// It finishes its requests and gets no new ones.
+    /// It finishes its requests and receives no new ones.
     draining: bool,
-    /// Requests that it still works on.
+    /// Requests in flight.
     in_flight_requests: u64,
     breaker: Breaker,
     ranks: Vec<Rank>,
@@ -63,8 +63,8 @@ struct Backend {
 
 #[derive(Serialize, JsonSchema)]
 struct ByLoad {
-    /// The part that is unknown or does not fit: `ranks`, `ranks unknown`, `layout`, `placement`,
-    /// `placement unproven`, `tokenizer`, `tables`, `file`.
+    /// The unknown or mismatched part: `ranks`, `ranks unknown`, `layout`, `placement`, `placement unproven`,
+    /// `tokenizer`, `tables`, `file`.
     reason: &'static str,
     /// One sentence.
     detail: String,
@@ -72,15 +72,15 @@ struct ByLoad {
 
 #[derive(Serialize, JsonSchema)]
 struct Breaker {
-    /// `closed`, `half open`, or `open`: it gets no requests.
+    /// `closed`, `half open` or `open` (no requests).
     state: &'static str,
-    /// Requests that failed in a row.
+    /// Consecutive failures.
     failures: u32,
-    /// Errors in a row, of which equal requests count once unless another backend answered such a one well.
+    /// Consecutive errors. Equal requests count once unless another backend has answered one of them successfully.
     errors: u32,
-    /// Times that it opened lately.
+    /// Recent openings.
     openings: u32,
-    /// Until it is tried again.
+    /// Seconds until it is tried again.
     open_seconds: Option<f64>,
 }
 
@@ -92,51 +92,53 @@ pub(super) struct Drained {
     in_flight_requests: u64,
 }
 
-/// Of all routes: one on which pins are ignored stands for all, or else that of the last evidence.
+/// The verdict over all routes: a route on which pins are ignored decides it, otherwise the route with the latest
+/// evidence.
 #[derive(Serialize, JsonSchema)]
 struct Pins {
     /// `unverified`, `honoured`, `pin ignored` or `not pinned` (requests are routed by load), `by url`, or `one rank`.
     state: &'static str,
-    /// Requests and probes that were seen on the rank that they were pinned to.
+    /// Requests and probes that ran on the rank they were pinned to.
     agreed: u64,
-    /// Those that were seen on another rank.
+    /// Requests and probes that ran on another rank.
     contradicted: u64,
     /// The evidence: `answers`, `probes` or `counters`.
     evidence: Option<&'static str>,
     /// The outcome of the last contradiction, or else of the last round of probes; or why nothing is known.
     detail: Option<String>,
-    /// Those with pins, where the engine has several ranks.
+    /// Routes that take pins, where the engine has several ranks.
     routes: Vec<PinnedRoute>,
 }
 
-/// Whether the engine reads chats as the gateway does: chats of shapes that it reads otherwise are routed by load.
+/// Whether the engine tokenizes chats as the gateway does; chats of shapes that differ are routed by load.
 #[derive(Serialize, JsonSchema)]
 struct Chats {
-    /// `equal`, `differs`, or `unproven`: the engine does not show its token ids of chats, which keep their affinity.
+    /// `equal`, `differs`, or `unproven`: the engine does not expose its token ids for chats, and chats keep their
+    /// affinity.
     state: &'static str,
-    /// The engine's route that showed it.
+    /// The engine's route that provided the evidence.
     route: Option<&'static str>,
-    /// Shapes of chats that it reads alike.
+    /// Shapes that both tokenize alike.
     equal: Vec<&'static str>,
-    /// Those that it reads, or counts, otherwise.
+    /// Shapes that the engine tokenizes or counts differently.
     differs: Vec<&'static str>,
     unproven: Vec<&'static str>,
-    /// Those whose tokens it counted alike in answers.
+    /// Shapes whose token counts in answers agreed.
     counted_alike: Vec<&'static str>,
-    /// The first difference, or why something is unproven.
+    /// The first difference, or why a shape is unproven.
     detail: Option<String>,
 }
 
 #[derive(Serialize, JsonSchema)]
 struct PinnedRoute {
     route: &'static str,
-    /// Requests are sent with the rank that was chosen, and believed to run there; otherwise the engine chooses.
+    /// Requests carry the chosen rank and are assumed to run there; otherwise the engine chooses.
     pinned: bool,
-    /// `unverified`, `honoured` or `pin ignored`: what was seen.
+    /// `unverified`, `honoured` or `pin ignored`, by the evidence so far.
     state: &'static str,
     agreed: u64,
     contradicted: u64,
-    /// As of the backend.
+    /// As `detail` of the backend.
     detail: Option<String>,
 }
 
@@ -145,11 +147,12 @@ struct Rank {
     rank: u16,
     available: bool,
     in_flight_requests: u32,
-    /// Of prompts, and of answers as far as they came or are expected.
+    /// Prompt tokens, and answer tokens received or expected.
     in_flight_tokens: u64,
-    /// Prompt tokens of streaming requests that sent nothing yet, less what is believed to be cached.
+    /// Prompt tokens of streaming requests that have sent nothing yet, less the tokens assumed to be cached.
     pending_tokens: u64,
-    /// Whether the rank answered since it was opened; until then it counts as loaded as the others.
+    /// Whether the rank has answered since it opened; until then its load is taken to be the mean of the others. @40~
+    /// The engine may have restarted meanwhile with another placement.
     known: bool,
     recent_tokens: f64,
     /// In units of share.
@@ -193,7 +196,7 @@ fn set_draining(control: &Control, name: String, draining: bool) -> Result<Json<
     Ok(Json(Drained { in_flight_requests: in_flight.unwrap_or(0), name, draining }))
 }
 
-/// Requests on a backend, on chosen ranks and on those that its engine chose.
+/// Requests in flight on a backend, whether the gateway or the engine chose the rank.
 fn in_flight(model: &Model, member: usize) -> u64 {
     u64::try_from(model.pool.in_flight_of(member)).unwrap_or(0)
 }

@@ -1,4 +1,4 @@
-//! `GET /admin/config` and `POST /admin/reload`: which configuration runs, and the next one.
+//! `GET /admin/config` and `POST /admin/reload`: show the running configuration and load the next.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -15,14 +15,14 @@ use crate::shell::reload::{Last, Reloaded, reload};
 
 #[derive(Serialize, JsonSchema)]
 pub(super) struct Running {
-    /// Null for a configuration that came from no file.
+    /// Null for a configuration without a file.
     file: Option<PathBuf>,
-    /// Of the state; tables that are swapped raise it, too.
+    /// Generation of the snapshot; a swap of tables raises it too.
     generation: u64,
     started_unix_seconds: u64,
-    /// Null before the first one.
+    /// Null before the first reload.
     last_reload: Option<Last>,
-    /// The file's content when it was last read with success, without defaults; secrets stand as `(set)`.
+    /// The file's content at the last successful read, without defaults; secrets appear as `(set)`.
     settings: Value,
 }
 
@@ -39,7 +39,7 @@ pub(super) fn collect(control: &Control) -> Running {
 }
 
 pub(super) async fn load(State(control): State<Arc<Control>>) -> Result<Json<Reloaded>, RequestError> {
-    // A client that goes away in the middle must not leave half a reload.
+    // A client that disconnects must not leave a reload half done.
     let done = tokio::spawn(async move { reload(&control).await }).await;
     match done {
         Ok(Ok(reloaded)) => Ok(Json(reloaded)),

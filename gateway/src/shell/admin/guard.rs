@@ -1,9 +1,8 @@
 //! Who may use the admin plane.
 //!
-//! On loopback anyone on the machine may, and that includes every web page open in a browser there: so the `Host` must
-//! be a loopback name (a page that rebinds its own name to 127.0.0.1 sends its own), and an `Origin`, which pages
-//! cannot leave out of a cross-site POST, must be one, too. Elsewhere, and where one is configured, a bearer token is
-//! needed.
+//! On loopback every local user may, and so could every web page open in a local browser. The `Host` must therefore be
+//! a loopback name (a page that rebinds its own name to 127.0.0.1 sends that name), and so must an `Origin`, which
+//! pages cannot omit from a cross-site POST. Off loopback, or where one is configured, a bearer token is required.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -31,7 +30,7 @@ impl Guard {
         Self { loopback: bound.ip().is_loopback(), backends }
     }
 
-    /// The rules as they are now.
+    /// The rules in force now.
     fn rules(&self) -> Rules {
         Rules { loopback: self.loopback, token_sha256: self.backends.config().server.admin_token_sha256 }
     }
@@ -46,7 +45,7 @@ struct Rules {
 impl Rules {
     fn judge(&self, uri: &Uri, headers: &HeaderMap) -> Result<(), RequestError> {
         if self.loopback {
-            // HTTP/2 has it in the URI; where it is in several places, all must be good.
+            // HTTP/2 carries it in the URI. Where it appears several times, every occurrence must pass.
             let hosts = headers.get_all(header::HOST).iter().map(|host| host.to_str().unwrap_or(""));
             let mut named = hosts.chain(uri.authority().map(Authority::as_str)).peekable();
             let none = named.peek().is_none().then_some("");
@@ -59,8 +58,8 @@ impl Rules {
                 return Err(RequestError::ForeignOrigin { origin: origin.to_owned() });
             }
         }
-        // A load balancer's or kubelet's probe has no token, and learns nothing from the first two. The page has no
-        // data: it asks for the token that its requests need.
+        // Probes by a load balancer or kubelet carry no token, and the first two paths reveal nothing. The page holds
+        // no data; it asks the user for the token that its requests need.
         let is_open = match uri.path() {
             "/healthz" | "/readyz" | "/ui" => true,
             "/" => page::is_wanted(headers),
@@ -68,7 +67,7 @@ impl Rules {
         };
         match &self.token_sha256 {
             Some(expected) if !is_open && !has_token(headers, expected) => Err(RequestError::Token),
-            // One that lost its token in a reload is closed, not open.
+            // If a reload removed its token, the listener denies access.
             None if !self.loopback && !is_open => Err(RequestError::Token),
             _ => Ok(()),
         }
@@ -84,7 +83,7 @@ pub(super) async fn check(
     Ok(next.run(request).await)
 }
 
-/// A header's text; empty where there is none.
+/// The header as text; empty if absent.
 pub(super) fn text<'a>(headers: &'a HeaderMap, name: &HeaderName) -> &'a str {
     headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or("")
 }
@@ -138,7 +137,7 @@ mod tests {
         assert!(!judge(&rules, &twice("origin", "http://evil.example")));
     }
 
-    /// As HTTP/2 has it, and proxies.
+    /// As HTTP/2 and proxies send it.
     #[test]
     fn hosts_in_the_uri() {
         let rules = Rules { loopback: true, token_sha256: None };

@@ -1,4 +1,4 @@
-//! `GET /admin/live` and `POST /admin/live/profiles`: what samples show, and the rolling profiles.
+//! `GET /admin/live` and `POST /admin/live/profiles`: what the samples show, and the rolling profiles.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::shell::control::Control;
 
 #[derive(Serialize, JsonSchema)]
 pub(super) struct Live {
-    /// Of the requests whose engine can be asked.
+    /// Share of the eligible requests that is sampled.
     share: f64,
     backends: Vec<Backend>,
     profiles: Vec<Profile>,
@@ -27,13 +27,13 @@ struct Backend {
     /// `off`, `no tables`, `cannot be asked` (engine, version or its flag), `refused`, `none fit` (see `unfit`) or
     /// `on`.
     sampling: &'static str,
-    /// Requests that were due and could not be asked: vLLM streams no routed experts, and some ask or decline
-    /// themselves.
+    /// Requests that were due but could not be sampled: vLLM does not stream routed experts, and some requests set the
+    /// field themselves.
     unfit: u64,
-    /// Of the activations of all samples since the tables were loaded, the local share.
+    /// Local share of the activations of all samples since the tables were loaded.
     observed_lar: Option<f64>,
     activations: u64,
-    /// Of these samples those with a prediction, and the rates of all their activations.
+    /// Samples with a prediction; the rates below are over their activations.
     compared: u64,
     mean_observed: Option<f64>,
     mean_predicted: Option<f64>,
@@ -43,7 +43,7 @@ struct Backend {
 #[derive(Serialize, JsonSchema)]
 struct Drift {
     alarm: bool,
-    /// The predicted rate less the observed one, of the activations of the last samples.
+    /// Predicted minus observed rate, over the activations of the latest samples.
     difference: Option<f64>,
 }
 
@@ -70,7 +70,7 @@ pub(super) async fn write(State(control): State<Arc<Control>>) -> Result<Json<Li
     .await
 }
 
-/// Away from the network threads: a profile may be being written.
+/// Runs off the network threads, because a profile may be in the middle of a write.
 pub(super) async fn answer<T: Send + 'static>(
     control: Arc<Control>,
     work: fn(&Control) -> T,

@@ -1,4 +1,4 @@
-//! The admin plane and the metrics listener. Every route stands in the table of `routes`.
+//! The admin plane and the metrics listener. The table in `routes` lists every route.
 
 mod backends;
 mod config;
@@ -52,7 +52,7 @@ struct Index {
     routes: Map<String, Value>,
 }
 
-/// Programs get the list, browsers the page.
+/// Programs receive the list, browsers the page.
 async fn root(headers: HeaderMap) -> Response {
     if page::is_wanted(&headers) {
         return page::show().await;

@@ -1,6 +1,6 @@
 //! `GET /admin/openapi.json`: the table of routes as an OpenAPI 3.1 document.
 //!
-//! Schemas are derived from the types that handlers read and write, so that they cannot say anything else.
+//! Schemas are derived from the handlers' own types, so they cannot diverge from them.
 
 use schemars::generate::SchemaSettings;
 use schemars::{JsonSchema, SchemaGenerator};
@@ -9,11 +9,11 @@ use serde_json::{Map, Value, json};
 
 use super::routes::{ADMIN, Gives, Route, STATUS, Takes};
 
-/// A document of another specification.
+/// A document defined by another specification.
 #[derive(Serialize, JsonSchema)]
 pub(super) struct AnyObject(Map<String, Value>);
 
-/// The answer to everything that fails, as OpenAI's clients expect it. `crate::error` writes it; this is its schema.
+/// The body of every error, in the form that OpenAI's clients expect. `crate::error` writes it; this is its schema.
 #[derive(Serialize, JsonSchema)]
 struct Failure {
     error: FailureDetail,
@@ -27,7 +27,7 @@ struct FailureDetail {
     r#type: String,
     /// Always null.
     param: Option<String>,
-    /// For programs.
+    /// A stable code for programs.
     code: String,
 }
 
@@ -67,7 +67,7 @@ fn operation(route: &Route, answers: &mut SchemaGenerator) -> Value {
         Gives::Text => content("text/plain", json!({ "type": "string" })),
         Gives::Page => content("text/html", json!({ "type": "string" })),
     };
-    // A failure of a route that answers text is text, too: no client of it looks for JSON.
+    // A text route also fails in text: its clients do not parse JSON.
     let bad = match route.gives {
         Gives::Json(_) | Gives::Page => json!({ "$ref": "#/components/responses/Failure" }),
         Gives::Text => json!({ "description": "the causes", "content": good.clone() }),
@@ -77,7 +77,7 @@ fn operation(route: &Route, answers: &mut SchemaGenerator) -> Value {
         "responses": { "200": { "description": "done", "content": good }, "default": bad },
     });
     let mut parameters: Vec<Value> = in_path(route.path).map(|name| parameter(name, "path", true)).collect();
-    // Bodies stand in the document where they are used: what a type must have differs between reading and writing it.
+    // Bodies are inlined, because the required fields of a type differ between reading and writing.
     let mut bodies = settings().for_deserialize().with(|settings| settings.inline_subschemas = true).into_generator();
     let body = match route.takes {
         Takes::Nothing => None,

@@ -1,4 +1,4 @@
-//! `GET /admin/overview`: what the page shows, in one answer of one moment.
+//! `GET /admin/overview`: everything the page shows, collected at one moment.
 
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -20,11 +20,11 @@ pub(super) struct Overview {
     /// The gateway's clock, for ages.
     unix_seconds: f64,
     started_unix_seconds: u64,
-    /// Of the configuration; null where there is none.
+    /// The configuration file; null if there is none.
     file: Option<std::path::PathBuf>,
-    /// Null before the first one.
+    /// Null before the first reload.
     last_reload: Option<Last>,
-    /// It finishes its requests and takes no new ones.
+    /// It finishes its requests and accepts no new ones.
     draining: bool,
     backends: backends::Backends,
     tables: tables::InUse,

@@ -1,4 +1,4 @@
-//! The routes of the admin plane: one table, from which the router, the index and the OpenAPI document are made.
+//! The routes of the admin plane: one table that generates the router, the index and the OpenAPI document.
 
 use std::sync::Arc;
 
@@ -20,14 +20,14 @@ pub(super) struct Route {
     pub(super) path: &'static str,
     /// Its answer or effect, in one line.
     pub(super) what: &'static str,
-    /// The body that it takes.
+    /// The request body that it accepts.
     pub(super) takes: Takes,
-    /// A good answer.
+    /// A successful answer.
     pub(super) gives: Gives,
     handler: fn() -> MethodRouter<Arc<Control>>,
 }
 
-/// The body of a good answer.
+/// The body of a successful answer.
 #[derive(Clone, Copy)]
 pub(super) enum Gives {
     Text,
@@ -40,7 +40,7 @@ pub(super) enum Gives {
 pub(super) enum Takes {
     Nothing,
     Json(fn(&mut SchemaGenerator) -> Schema),
-    /// JSON, or a file as the body where the query `backend` names its backend.
+    /// JSON, or the file itself as the body when the query names a `backend`.
     JsonOrUpload(fn(&mut SchemaGenerator) -> Schema),
 }
 
@@ -54,7 +54,7 @@ fn shown<T: Serialize + 'static>(collect: fn(&Control) -> T) -> MethodRouter<Arc
 }
 
 impl Route {
-    /// Without a body; the answer is text.
+    /// A route without a request body whose answer is text.
     const fn get(path: &'static str, what: &'static str, handler: fn() -> MethodRouter<Arc<Control>>) -> Self {
         Self { method: "GET", path, what, takes: Takes::Nothing, gives: Gives::Text, handler }
     }
@@ -63,35 +63,35 @@ impl Route {
         Self { method: "POST", ..Self::get(path, what, handler) }
     }
 
-    /// The answer is this as JSON.
+    /// Answers with this type as JSON.
     const fn json<T: JsonSchema>(self) -> Self {
         Self { gives: Gives::Json(schema::<T>), ..self }
     }
 
-    /// The answer is a page.
+    /// Answers with a page.
     const fn page(self) -> Self {
         Self { gives: Gives::Page, ..self }
     }
 
-    /// The body is this as JSON.
+    /// Accepts this type as JSON.
     const fn takes<T: JsonSchema>(self) -> Self {
         Self { takes: Takes::Json(schema::<T>), ..self }
     }
 
-    /// The body is this as JSON, or an upload.
+    /// Accepts this type as JSON, or an upload.
     const fn takes_or_upload<T: JsonSchema>(self) -> Self {
         Self { takes: Takes::JsonOrUpload(schema::<T>), ..self }
     }
 }
 
-/// Also on the metrics listener.
+/// Routes on both the admin and the metrics listener.
 pub(super) const STATUS: &[Route] = &[
     Route::get("/healthz", "200 while the process serves", || get(status::alive)),
     Route::get("/readyz", "200 if every model has a healthy backend, else 503 with the causes", || get(status::ready)),
     Route::get("/metrics", "Prometheus text", || get(status::metrics)),
 ];
 
-/// On the admin listener alone.
+/// Routes on the admin listener only.
 pub(super) const ADMIN: &[Route] = &[
     Route::get("/", "this list; to browsers the page of /ui", || get(root)).json::<super::Index>(),
     Route::get(

@@ -1,4 +1,4 @@
-//! `GET /admin/routing`: how each model's requests are placed, and how trials go.
+//! `GET /admin/routing`: how each model's requests are placed, and the progress of trials.
 
 use schemars::JsonSchema;
 use semmoe_routing::{Report, Settings};
@@ -11,7 +11,7 @@ use crate::shell::control::Control;
 #[derive(Serialize, JsonSchema)]
 pub(super) struct Routing {
     models: Vec<ModelRouting>,
-    /// As configured; a model's own baseline stands with the model.
+    /// As configured; a model's own baseline is listed with the model.
     settings: Settings,
 }
 
@@ -36,9 +36,9 @@ struct Canary {
 struct Shadow {
     /// The policy that places the requests.
     acting: &'static str,
-    /// The policy that would.
+    /// The policy that only computes its choice.
     watched: &'static str,
-    /// More of the tokens' activations that would be local; null before the first scored request.
+    /// Additional share of the tokens' activations that would be local; null before the first scored request.
     local_share_gain: Option<f64>,
     report: Report,
 }
@@ -47,7 +47,7 @@ struct Shadow {
 struct PrefixTable {
     block_tokens: u32,
     blocks_per_rank: u32,
-    /// When every rank is full.
+    /// Memory with every rank full.
     memory_bytes: usize,
 }
 

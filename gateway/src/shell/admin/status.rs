@@ -44,7 +44,7 @@ pub(super) async fn ready(State(control): State<Arc<Control>>) -> (StatusCode, S
     } else {
         (StatusCode::SERVICE_UNAVAILABLE, causes)
     };
-    // No cause to send traffic elsewhere, but to be seen.
+    // No reason to divert traffic, but worth showing.
     for misfit in misfits(&snapshot) {
         said.push_str(&misfit);
         said.push('\n');

@@ -1,5 +1,5 @@
-//! `GET` and `POST /admin/switch`: where backends with a switch hook are, and another layout or placement while they
-//! serve.
+//! `GET` and `POST /admin/switch`: the state of backends with a switch hook, and a switch of layout or placement while
+//! they serve.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -36,7 +36,7 @@ struct Entry {
     backend: String,
     /// The answer to `GET /switch`: state, epoch, layout, placement_digest.
     status: Option<serde_json::Value>,
-    /// Why it does not.
+    /// Why it gave no answer.
     error: Option<String>,
 }
 
@@ -45,7 +45,7 @@ struct Entry {
 pub(super) struct SwitchCommand {
     backend: String,
     to: To,
-    /// Refused if the backend is at another epoch.
+    /// Refused unless the backend is at this epoch.
     #[serde(default)]
     if_epoch: Option<u64>,
 }
@@ -53,12 +53,12 @@ pub(super) struct SwitchCommand {
 #[derive(Deserialize, JsonSchema)]
 #[serde(untagged, expecting = "`to` is neither the name of a layout nor {\"tables\": PATH}")]
 enum To {
-    /// A layout by its name.
+    /// A layout by name.
     Layout(String),
     Tables(ToTables),
 }
 
-/// A file below `server.tables_root`, which the worker finds at the same path.
+/// A file below `server.tables_root`, which the worker must find under that same path.
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct ToTables {

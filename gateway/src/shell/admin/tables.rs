@@ -1,7 +1,7 @@
-//! `GET` and `POST /admin/tables`, `POST /admin/tables/rollback`: what is in use, the hot reload, and the way back.
+//! `GET` and `POST /admin/tables`, `POST /admin/tables/rollback`: the tables in use, the hot reload and the rollback.
 //!
-//! Tables loaded here stay until others are loaded: after a restart the configured file counts again, and where
-//! files are watched, a change of that file brings it back.
+//! Tables loaded here stay in use until others are loaded. After a restart the configured file applies again; with
+//! `tables.watch`, so does any change to that file.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ const MAX_COMMAND_BYTES: usize = 64 << 10;
 #[derive(Serialize, JsonSchema)]
 pub(super) struct InUse {
     generation: u64,
-    /// Whether changes of the configured files are looked for.
+    /// Whether the configured files are polled for changes.
     watched: bool,
     tables: Vec<Entry>,
     /// Backends whose last change of tables failed.
@@ -41,17 +41,17 @@ struct Entry {
     #[serde(flatten)]
     file: TablesFile,
     dp_ranks: u16,
-    /// The local activation rate that the solver measured on requests held out; null where the file does not say it.
+    /// Local activation rate that the solver measured on held-out requests; null if the file does not record it.
     promised_lar: Option<f64>,
     solver: String,
     source: String,
-    /// The tables that a rollback can restore, latest first.
+    /// The tables that a rollback can restore, newest first.
     earlier: Vec<TablesFile>,
 }
 
 #[derive(Serialize, JsonSchema)]
 struct TablesFile {
-    /// Of the swap that brought them; names them in a rollback.
+    /// Generation of the swap that loaded them; a rollback refers to them by it.
     generation: u64,
     /// Absent for an upload.
     path: Option<PathBuf>,
@@ -93,7 +93,7 @@ pub(super) struct Command {
 #[serde(deny_unknown_fields)]
 pub(super) struct Rollback {
     backend: String,
-    /// Of the earlier tables; absent: the latest ones.
+    /// Generation of the earlier tables; absent: the newest.
     #[serde(default)]
     generation: Option<u64>,
 }
@@ -131,7 +131,8 @@ fn entry(model: &Model, member: &Member) -> Option<Entry> {
 
 pub(super) async fn load(State(control): State<Arc<Control>>, request: Request) -> Result<Json<Swapped>, RequestError> {
     let (head, body) = request.into_parts();
-    // A query that names the backend goes with an upload; everything else is a command, whatever `curl -d` calls it.
+    // A query that names the backend marks an upload. Everything else is a command, whatever content type `curl -d`
+    // sets.
     let (backend, source) = match backend_of(&head.uri).filter(|_| !is_json(&head.headers)) {
         None => {
             let Command { backend, path } =
@@ -139,7 +140,7 @@ pub(super) async fn load(State(control): State<Arc<Control>>, request: Request) 
             (backend, Source::File(path))
         }
         Some(backend) => {
-            // An upload for an unknown backend need not be read.
+            // Reject an upload for an unknown backend before reading it.
             let known = control.backends.snapshot().find(&backend);
             known.ok_or_else(|| RequestError::UnknownBackend { name: backend.clone() })?;
             let copy = receive(&control.backends, &backend, body).await?;
@@ -160,7 +161,7 @@ async fn loaded(control: &Arc<Control>, backend: String, source: Source) -> Resu
     to_its_end(async move { change(&control.backends, backend, source).await }).await
 }
 
-/// Runs a change in a task of its own, so that a client that leaves does not stop it halfway.
+/// Runs a change in its own task, so that a client that disconnects does not stop it halfway.
 pub(super) async fn to_its_end<T: Send + 'static>(
     change: impl Future<Output = Result<T, RequestError>> + Send + 'static,
 ) -> Result<Json<T>, RequestError> {

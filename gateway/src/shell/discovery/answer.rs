@@ -1,4 +1,4 @@
-//! A source's answer: addresses now, and engines that are about to end.
+//! A source's answer: current addresses, and engines that are terminating.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -12,27 +12,27 @@ use tokio::sync::Notify;
 use super::srv;
 use crate::config::Place;
 
-/// Longest wait for an answer of the resolver.
+/// Longest wait for the resolver.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Most backends of one source: what a resolver answers comes from outside.
+/// Maximum backends of one source: a resolver's answers come from outside.
 pub(super) const MAX_FOUND: usize = 1024;
 
-/// How names become addresses.
+/// Resolves names to addresses.
 pub trait Resolve: Send + Sync {
     /// All addresses of `host:port`.
     fn resolve(&self, name: String) -> Resolved<'_>;
 
-    /// Who is asked for SRV records.
+    /// Nameservers for SRV records.
     ///
     /// # Errors
-    /// The operating system's, where it is unknown.
+    /// The operating system's error if they are unknown.
     fn nameservers(&self) -> io::Result<Vec<SocketAddr>> {
         srv::configured_nameservers()
     }
 }
 
-/// Addresses, or why there are none.
+/// Addresses, or the error.
 pub type Resolved<'a> = Pin<Box<dyn Future<Output = io::Result<Vec<SocketAddr>>> + Send + 'a>>;
 
 /// The operating system's resolver: A and AAAA records, and `/etc/hosts`.
@@ -49,11 +49,11 @@ impl Resolve for SystemResolver {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Answer {
     pub(super) addresses: BTreeSet<SocketAddr>,
-    /// Those that are not to be used any more, as it is known that they end.
+    /// Engines that are known to terminate and must not be used.
     pub(super) leaving: BTreeSet<SocketAddr>,
-    /// Why addresses may be missing from this answer, so that no backend leaves for it.
+    /// Why addresses may be missing from this answer; no backend leaves because of it.
     pub(super) gaps: Option<String>,
-    /// The entries left out on purpose.
+    /// Entries omitted on purpose.
     pub(super) note: Option<String>,
 }
 
@@ -71,9 +71,9 @@ pub(super) enum LookupError {
     Kubernetes(#[from] Arc<super::kubernetes::ApiError>),
 }
 
-/// How a source comes to its answers.
+/// How a source obtains its answers.
 pub(super) enum Lookup {
-    /// It is asked at every look.
+    /// It is queried at every poll.
     EachTime,
     /// A task follows it.
     #[cfg(feature = "kube")]
@@ -81,7 +81,7 @@ pub(super) enum Lookup {
 }
 
 impl Lookup {
-    /// `wake`: called when the answer changed by itself.
+    /// `wake` is notified when the answer changes on its own.
     #[cfg_attr(not(feature = "kube"), allow(unused_variables, reason = "nothing changes by itself then"))]
     pub(super) fn new(place: &Place, wake: &Arc<Notify>) -> Self {
         match place {
@@ -93,7 +93,7 @@ impl Lookup {
         }
     }
 
-    /// Whether the answer changed by itself since this was asked.
+    /// Whether the answer changed on its own since the last call.
     pub(super) fn changed(&self) -> bool {
         match self {
             Self::EachTime => false,
@@ -102,7 +102,7 @@ impl Lookup {
         }
     }
 
-    /// `None` while the first answer is awaited.
+    /// `None` while the first answer is pending.
     pub(super) async fn answer(&self, resolver: &dyn Resolve, place: &Place) -> Option<Result<Answer, LookupError>> {
         match (self, place) {
             (Self::EachTime, Place::Dns(dns)) => {

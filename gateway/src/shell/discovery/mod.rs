@@ -1,10 +1,9 @@
-//! Backends that are found by name, while the gateway runs: `[[models.discovery]]`.
+//! Backends found by name while the gateway runs: `[[models.discovery]]`.
 //!
-//! A source is asked again and again. An address that is new in an answer becomes a backend once it answered a probe
-//! that fits; one that is missing leaves after it was missing from several answers in a row, so that answers which
-//! leave some out in turn do no harm, or at once where the answer says that its engine ends. A failed or empty answer
-//! changes nothing and is counted. What joins and leaves goes the way of a reload: everything else stays as it is,
-//! running requests end where they are.
+//! Sources are polled. A new address becomes a backend once it has answered a probe that fits. An absent address leaves
+//! after several consecutive answers without it, so that answers that omit addresses in turn do no harm, or at once if
+//! the answer says that its engine is terminating. A failed or empty answer changes nothing and is counted. Joining and
+//! leaving work like a reload: everything else is unaffected, and running requests end where they are.
 
 mod answer;
 #[cfg(feature = "kube")]
@@ -28,7 +27,7 @@ use crate::shell::reload;
 use answer::{Answer, Lookup, LookupError, MAX_FOUND};
 pub use answer::{Resolve, Resolved, SystemResolver};
 
-/// The configuration is looked at so often at least, as it may name other sources.
+/// How often the configuration is checked at least, as it may name other sources.
 const MAX_SLEEP: Duration = Duration::from_secs(1);
 
 /// The state kept for one source.
@@ -36,9 +35,9 @@ struct Source {
     place: Place,
     lookup: Lookup,
     next: Instant,
-    /// Looks in a row that an address was missing from.
+    /// Consecutive polls that lacked an address.
     missing: HashMap<SocketAddr, u32>,
-    /// Addresses that were left out, with the logged cause.
+    /// Addresses left out, with the cause as logged.
     left_out: BTreeMap<String, String>,
     /// The unused part of the last answer.
     note: Option<String>,
@@ -61,15 +60,15 @@ impl Source {
 
 type Sources = HashMap<SourceKey, Source>;
 
-/// A source that is looked at now.
+/// A source that is due.
 struct Due {
     key: SourceKey,
     config: DiscoveryConfig,
-    /// Its time has come; otherwise it changed by itself.
+    /// Due by its interval, rather than by a change on its own.
     in_turn: bool,
 }
 
-/// Asks the sources until `stop`.
+/// Polls the sources until `stop`.
 pub(crate) async fn watch(control: Arc<Control>, resolver: Arc<dyn Resolve>, stop: CancellationToken) {
     let mut sources: Sources = HashMap::new();
     let wake = Arc::new(Notify::new());
@@ -88,7 +87,7 @@ pub(crate) async fn watch(control: Arc<Control>, resolver: Arc<dyn Resolve>, sto
     }
 }
 
-/// Forgets sources that were removed or query another server now; their gauges would alarm forever.
+/// Forgets sources that were removed or use another server now; their gauges would alarm forever.
 fn forget_gone(control: &Control, config: &Config, sources: &mut Sources) {
     let stays = |key: &SourceKey, source: &Source| {
         let model = config.models.iter().find(|it| it.name == key.model);
@@ -103,7 +102,7 @@ fn forget_gone(control: &Control, config: &Config, sources: &mut Sources) {
     });
 }
 
-/// The sources that are to be looked at.
+/// The sources that are due.
 fn due(config: &Config, sources: &mut Sources, wake: &Arc<Notify>) -> Vec<Due> {
     let now = Instant::now();
     let mut due = Vec::new();
@@ -123,7 +122,7 @@ fn due(config: &Config, sources: &mut Sources, wake: &Arc<Notify>) -> Vec<Due> {
     due
 }
 
-/// Asks all that are due, and brings into force what they say.
+/// Polls all sources that are due, and applies their answers.
 async fn look(control: &Arc<Control>, resolver: &dyn Resolve, due: &[Due], sources: &mut Sources) {
     let all = due.iter().map(|it| sources.get(&it.key).map(|source| source.lookup.answer(resolver, &it.config.place)));
     let answers = join_all(all.map(|answer| async { answer?.await })).await;
@@ -175,7 +174,7 @@ async fn apply(control: &Arc<Control>, changes: HashMap<SourceKey, Vec<SocketAdd
     }
 }
 
-/// Counts an answer; returns it where it is one to go by.
+/// Counts an answer; returns it if it is usable.
 fn note(
     control: &Control,
     config: &DiscoveryConfig,
@@ -199,7 +198,7 @@ fn note(
         }
     };
     control.backends.metrics.operation.discovery_answer(&config.name, outcome, answer.is_none());
-    // The first of a row.
+    // The first of a series.
     if let Some(cause) = cause.filter(|_| !source.failing) {
         let what = if answer.is_some() { "some backends may be missing" } else { "the backends stay as they are" };
         tracing::warn!(source = config.name, place = %config.place, cause, "discovery: {what}");
@@ -220,7 +219,7 @@ impl Source {
         self.note = note.map(str::to_owned);
     }
 
-    /// Those that are there, and those that were there until lately. Only looks `in_turn` count towards `leave_after`.
+    /// The addresses of the answer, and those absent only lately. Only polls `in_turn` count towards `leave_after`.
     fn wanted(
         &mut self,
         current: &BTreeSet<SocketAddr>,

@@ -1,10 +1,9 @@
-//! The configuration read again while the gateway runs, on SIGHUP or by `POST /admin/reload`.
+//! Reloads the configuration while the gateway runs, on SIGHUP or `POST /admin/reload`.
 //!
-//! The file is read and judged, and what it names is loaded and probed, beside the running state (`prepare`); then one
-//! swap brings all of it (`commit`), or the old state stays and the reason is reported. What did not change is taken
-//! over as it is: tokenizers, tables (also those that came by the admin plane), policies with their counts, and
-//! backends with their health, pins, believed caches and requests in flight. Requests that are under way end where they
-//! began.
+//! The file is read and checked, and what it names is loaded and probed, beside the running state (`prepare`). Then one
+//! swap applies all of it (`commit`), or the old state stays and the reason is reported. What did not change is reused:
+//! tokenizers, tables (including those loaded by the admin plane), policies with their counters, and backends with
+//! their health, pins, assumed caches and requests in flight. Running requests end where they began.
 
 mod commit;
 pub(crate) mod outcome;
@@ -24,10 +23,10 @@ use crate::shell::load;
 pub(crate) use outcome::Last;
 pub use outcome::{ReloadError, Reloaded};
 
-/// When the state changes that often while a reload is prepared, it is given up.
+/// A reload is abandoned after this many state changes during its preparation.
 const MAX_ATTEMPTS: usize = 10;
 
-/// Reads the configuration's file again and brings it into force, or leaves everything as it is.
+/// Reloads the configuration file and applies it, or leaves everything as it is.
 pub(crate) async fn reload(control: &Arc<Control>) -> Result<Reloaded, ReloadError> {
     let _one = control.reloads.one.lock().await;
     let done = read_and_apply(control).await;
@@ -55,7 +54,7 @@ async fn read_and_apply(control: &Arc<Control>) -> Result<Reloaded, ReloadError>
     let file = running.source.file.clone().ok_or(ReloadError::NoFile)?;
     let (config, needs_restart) = blocking(move || {
         let mut config = Config::load_with(&file, running.source.overrides.clone())?;
-        // Also those that count after a restart only, which must not fail then.
+        // Includes folders that apply only after a restart, which must not fail then.
         load::check_dirs(&config)?;
         let needs_restart = config.keep_fixed(&running);
         config.keep_found(&running);
@@ -68,7 +67,7 @@ async fn read_and_apply(control: &Arc<Control>) -> Result<Reloaded, ReloadError>
     Ok(Reloaded { needs_restart, ..reloaded })
 }
 
-/// Asks the backends that get other tables what they run now: they may have been restarted with the placement of those.
+/// Asks the backends that get other tables what they run now: they may have restarted with the matching placement.
 async fn ask_again(control: &Arc<Control>, config: &Arc<Config>) -> Result<(), ReloadError> {
     let (base, config) = (control.backends.snapshot(), Arc::clone(config));
     let backends = blocking(move || Ok(prepare::with_other_tables(&base, &config))).await?;
@@ -77,7 +76,7 @@ async fn ask_again(control: &Arc<Control>, config: &Arc<Config>) -> Result<(), R
     Ok(())
 }
 
-/// Makes the backends of sources those at these addresses, as far as they answer and fit. Returns also which were left
+/// Replaces the backends of sources by those at these addresses, if they answer and fit. Also returns which were left
 /// out, and why.
 pub(crate) async fn rediscover(
     control: &Arc<Control>,
@@ -96,19 +95,19 @@ pub(crate) async fn rediscover(
     apply(control, Arc::new(config), Manner::Discovery).await
 }
 
-/// Names of backends that do not take part, and why.
+/// Names of backends left out, and why.
 pub(crate) type LeftOut = Vec<(String, String)>;
 
-/// On whose behalf the state changes.
+/// Who requested the change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Manner {
-    /// An operator's: files are looked at again, and all of it comes into force or nothing.
+    /// An operator: files are checked again, and everything is applied or nothing.
     Reload,
     /// Backends were found, or are gone.
     Discovery,
 }
 
-/// Brings a configuration into force. Called by one at a time.
+/// Applies a configuration. Callers must not overlap.
 async fn apply(
     control: &Arc<Control>,
     config: Arc<Config>,
@@ -134,7 +133,7 @@ async fn apply(
     Err(ReloadError::Moving { attempts: MAX_ATTEMPTS })
 }
 
-/// Off the threads that do network I/O.
+/// Runs off the network threads.
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, ReloadError> + Send + 'static,
 ) -> Result<T, ReloadError> {

@@ -16,7 +16,7 @@ pub enum ReloadError {
     /// It was made in memory.
     #[error("the configuration did not come from a file, so it cannot be reloaded")]
     NoFile,
-    /// The gateway ends.
+    /// The gateway is shutting down.
     #[error("the gateway is shutting down")]
     Stopping,
     /// The file is wrong.
@@ -25,16 +25,16 @@ pub enum ReloadError {
     /// The files it names cannot be used.
     #[error(transparent)]
     Refused(#[from] StartError),
-    /// Tables or backends changed again and again meanwhile.
+    /// Tables or backends kept changing meanwhile.
     #[error("the state changed {attempts} times while the reload was prepared; try again")]
     Moving {
-        /// How often it was tried.
+        /// Number of attempts.
         attempts: usize,
     },
 }
 
 impl ReloadError {
-    /// As it is counted.
+    /// Label in metrics.
     pub(crate) fn outcome(&self) -> &'static str {
         match self {
             Self::Config(_) => "invalid",
@@ -44,29 +44,29 @@ impl ReloadError {
     }
 }
 
-/// The changes of a reload.
+/// The changes made by a reload.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, JsonSchema)]
 #[non_exhaustive]
 pub struct Reloaded {
-    /// Of the state that serves now.
+    /// Generation of the state that serves now.
     pub generation: u64,
-    /// Models that were not there before.
+    /// New models.
     pub models_added: Vec<String>,
-    /// Models that are gone.
+    /// Removed models.
     pub models_removed: Vec<String>,
-    /// Backends that were not there before, or are another engine now.
+    /// Backends that are new, or are another engine now.
     pub backends_added: Vec<String>,
-    /// Backends that are gone, or are another engine now; their requests end there.
+    /// Backends that were removed, or are another engine now; their requests end there.
     pub backends_removed: Vec<String>,
-    /// Models whose tokenizer or template was loaded again.
+    /// Models whose tokenizer or template was reloaded.
     pub tokenizers_loaded: Vec<String>,
     /// Backends whose tables were loaded.
     pub tables_loaded: Vec<String>,
-    /// Keys with a new value that counts only after a restart; everything else is in force.
+    /// Keys whose new value takes effect only after a restart; everything else is in force.
     pub needs_restart: Vec<&'static str>,
 }
 
-/// One reload at a time, and what came of the last one.
+/// Allows one reload at a time, and keeps the result of the last one.
 #[derive(Default)]
 pub(crate) struct Reloads {
     pub(super) one: tokio::sync::Mutex<()>,
@@ -80,7 +80,7 @@ pub(crate) struct Last {
     outcome: &'static str,
     /// Why the old configuration stayed.
     error: Option<String>,
-    /// Of the last one that succeeded.
+    /// Keys that need a restart, as of the last successful reload.
     needs_restart: Vec<&'static str>,
 }
 

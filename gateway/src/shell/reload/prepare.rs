@@ -1,4 +1,4 @@
-//! The next models, made beside the running ones.
+//! The next models, prepared beside the running ones.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::shell::load;
 
 use super::Manner;
 
-/// The report of a backend, or why it serves nothing.
+/// The report of a backend, or why it cannot serve.
 type Probed = Result<Arc<Probe>, Health>;
 
 /// The state that a new configuration leads to.
@@ -23,19 +23,19 @@ pub(super) struct Prepared {
     pub(super) base: Arc<Snapshot>,
     pub(super) config: Arc<Config>,
     pub(super) models: Vec<Model>,
-    /// The keys of the backends that stay.
+    /// The keys of the remaining backends.
     pub(super) keys: Vec<(Arc<Backend>, Option<HeaderValue>)>,
-    /// The reports of the new backends that serve, or why they do not.
+    /// The reports of the new backends, or why they do not serve.
     pub(super) probes: Vec<(Arc<Backend>, Probed)>,
-    /// Backends that were found and do not take part, with the reason.
+    /// Found backends that were left out, with the reason.
     pub(super) left_out: Vec<(String, String)>,
 }
 
-/// A model and member by their places.
+/// Indices of a model and a member.
 type At = (usize, usize);
 
 impl Prepared {
-    /// Loads what is new and checks that everything belongs together. Blocking.
+    /// Loads what is new and checks that everything is consistent. Blocking.
     pub(super) fn new(
         control: &Control,
         base: Arc<Snapshot>,
@@ -58,8 +58,8 @@ impl Prepared {
         Ok(Self { base, config, models, keys, probes: Vec::new(), left_out: Vec::new() })
     }
 
-    /// Asks the new backends, all at a time. One that does not answer, or cannot serve, is waited for later; of those
-    /// that were only found it is left out.
+    /// Probes the new backends concurrently. A configured one that does not answer, or cannot serve, is awaited later;
+    /// one that was found is left out.
     pub(super) async fn probe(mut self, control: &Control, manner: Manner) -> Self {
         let limits = control.backends.probe_limits();
         let fresh: Vec<At> = self.fresh().collect();
@@ -114,7 +114,7 @@ impl Prepared {
         }
     }
 
-    /// The pools once more, with the ranks that new backends reported. Blocking.
+    /// Rebuilds the pools with the ranks that new backends reported. Blocking.
     pub(super) fn renew_pools(&mut self, control: &Control) {
         for model in &mut self.models {
             let old: Option<&Model> = self.base.models.iter().find(|old| old.name == model.name).map(AsRef::as_ref);
@@ -131,7 +131,7 @@ impl Prepared {
     }
 }
 
-/// Backends that stay and get other tables. Blocking: it looks at the files.
+/// Remaining backends that get other tables. Blocking: it checks the files.
 pub(super) fn with_other_tables(base: &Snapshot, config: &Config) -> Vec<Arc<Backend>> {
     let wanted = |member: &Member| {
         let same = |wanted: &&BackendConfig| member.backend.config.is_same_engine(wanted);

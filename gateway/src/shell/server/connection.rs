@@ -1,8 +1,8 @@
-//! One accepted connection: TLS where the listener has it, then HTTP/1.1 or HTTP/2, to its end.
+//! One accepted connection: TLS if the listener has it, then HTTP/1.1 or HTTP/2, to its end.
 //!
-//! Every wait has an end: for a handshake `timeouts.handshake_seconds`; for the first byte, for the head of a request
-//! and between two requests `timeouts.header_seconds`; an HTTP/2 connection without a stream ends after that, too. A
-//! connection that waits gives way to a new one that finds no place ([`super::places`]).
+//! Every wait is bounded: a handshake by `timeouts.handshake_seconds`; the first byte, the head of a request and the
+//! time between two requests by `timeouts.header_seconds`, which also bounds an HTTP/2 connection without a stream. A
+//! waiting connection makes way for a new one that finds no place ([`super::places`]).
 
 use std::pin::{Pin, pin};
 use std::sync::Arc;
@@ -32,9 +32,9 @@ use crate::data::DataPlane;
 use crate::data::outflow::{OF_STREAM, Outflow, Paced};
 use crate::data::stall::{AnswerMemory, Holding, StalledStream, Stalling};
 
-/// For an error to be sent on a connection that is closed in the middle of a request.
+/// Time to send an error on a connection that is closed during a request.
 const LAST_WORDS: Duration = Duration::from_millis(500);
-/// Bytes that the system takes ahead of what it has sent to a client.
+/// Bytes that the kernel buffers beyond what it has sent to a client.
 #[cfg(target_os = "linux")]
 const UNSENT_BYTES: u32 = 16 << 10;
 
@@ -43,24 +43,24 @@ pub(super) struct Shared<S> {
     pub(super) service: S,
     pub(super) plane: Arc<DataPlane>,
     pub(super) tls: Option<Arc<ServerTls>>,
-    /// Handshakes that are computed at a time: they cost much more than requests.
+    /// Concurrent handshake computations: they cost much more than requests.
     pub(super) handshakes: Semaphore,
-    /// No new connection and no new request on one.
+    /// Accepts no new connection, and no new request on an open one.
     pub(super) closing: CancellationToken,
-    /// Ends connections in the middle of what they do.
+    /// Cuts connections off.
     pub(super) aborting: CancellationToken,
 }
 
 impl<S: Serves> Shared<S> {
-    /// To the connection's end. The watcher reports when a stop was asked for, and holds it up until then.
+    /// Serves the connection to its end. The watcher reports a requested stop, and delays it until then.
     pub(super) async fn serve(&self, stream: TcpStream, place: &Place, watcher: Watcher) {
-        // Events are small and urgent, and what is unsent is better held back here. A socket that refuses is closing
-        // anyway.
+        // Events are small and urgent, and unsent data is better held back here. A socket that refuses the option is
+        // closing anyway.
         let _ = stream.set_nodelay(true);
         #[cfg(target_os = "linux")]
         let _ = socket2::SockRef::from(&stream).set_tcp_notsent_lowat(UNSENT_BYTES);
         let mut open = pin!(self.open(stream, place, watcher));
-        // Errors are the client's: it went away or spoke no HTTP.
+        // Errors are the client's: it disconnected or did not send HTTP.
         tokio::select! {
             biased;
             () = open.as_mut() => {}
@@ -71,7 +71,7 @@ impl<S: Serves> Shared<S> {
     async fn open(&self, stream: TcpStream, place: &Place, watcher: Watcher) {
         let config = self.plane.backends.config();
         if let Some(tls) = &self.tls {
-            // Boxed, as the connection outlives it by far.
+            // Boxed, because the connection far outlives it.
             let handshake = Box::pin(self.handshake(tls, stream, config.timeouts.handshake));
             let secured = tokio::select! {
                 secured = handshake => secured,
@@ -91,10 +91,10 @@ impl<S: Serves> Shared<S> {
         }
     }
 
-    /// `None` where it failed or was not done within `limit`: the client's fault, and counted.
+    /// `None` if it failed or exceeded `limit`: the client's fault, and counted.
     async fn handshake(&self, tls: &ServerTls, stream: TcpStream, limit: Duration) -> Option<TlsStream<TcpStream>> {
         let accepted = async {
-            // A client that says nothing has no part in the queue.
+            // A silent client takes no slot of the semaphore.
             stream.readable().await?;
             while_it_works(&self.handshakes, pin!(tls.accept(stream))).await
         };
@@ -155,8 +155,8 @@ impl<S: Serves> Shared<S> {
     }
 }
 
-/// Does work that waits for its client again and again, with a permit only while it computes: who is slow, or silent in
-/// the middle, holds nothing that others wait for.
+/// Runs work that repeatedly waits for its client, with a permit only while it computes: a client that is slow or falls
+/// silent holds nothing that others wait for.
 async fn while_it_works<F: Future>(permits: &Semaphore, mut work: Pin<&mut F>) -> F::Output {
     loop {
         // The semaphore is never closed.
@@ -165,15 +165,15 @@ async fn while_it_works<F: Future>(permits: &Semaphore, mut work: Pin<&mut F>) -
             return done;
         }
         drop(permit);
-        // Until the work is woken, which wakes this.
+        // Until the work is woken, which wakes this too.
         let mut woken = false;
         std::future::poll_fn(|_| if std::mem::replace(&mut woken, true) { Poll::Ready(()) } else { Poll::Pending })
             .await;
     }
 }
 
-/// When all connections end, their work goes on for a moment so that clients can be sent an error; a connection that
-/// merely gives way has none to send. The caller pins: a future that takes another one by value holds it twice.
+/// When all connections end, their work continues for a moment so that clients can be sent an error; a connection that
+/// makes way has none to send. The caller pins: a future that takes another one by value stores it twice.
 async fn last_words<F: Future + ?Sized>(work: Pin<&mut F>, aborting: &CancellationToken) {
     if aborting.is_cancelled() {
         let _ = tokio::time::timeout(LAST_WORDS, work).await;
@@ -186,9 +186,9 @@ pub(super) struct StreamTasks {
     aborting: CancellationToken,
     running: TaskTracker,
     begun: Arc<AtomicU64>,
-    /// Of the connection.
+    /// Outflow of the connection.
     outflow: Arc<Outflow>,
-    /// For a client to take anything of a stream.
+    /// Time within which a client must read something of a stream.
     client_limit: Duration,
     memory: Arc<AnswerMemory>,
 }
@@ -204,7 +204,7 @@ impl StreamTasks {
         Self { aborting, running, begun, outflow, client_limit, memory }
     }
 
-    /// Returns once there was no stream for `limit`, or for up to twice as long.
+    /// Completes once there was no stream for `limit`, or for up to twice as long.
     async fn idle(&self, limit: Duration) {
         let mut seen = None;
         loop {
@@ -228,10 +228,10 @@ where
         let (aborting, running) = (self.aborting.clone(), self.outflow.run());
         let mut stalled = StalledStream::new(self.client_limit, Holding::new(Arc::clone(&self.memory)));
         let outflow = Arc::<Outflow>::default();
-        // One allocation here, or else the task holds the stream's state twice.
+        // One allocation here; otherwise the task stores the stream's state twice.
         let mut stream = Box::pin(OF_STREAM.scope(Arc::clone(&outflow), stream));
         self.running.spawn(async move {
-            // One that ends before its answer does is reset.
+            // A task that ends before its answer resets the stream.
             let mut work = pin!(std::future::poll_fn(|cx| match stream.as_mut().poll(cx) {
                 Poll::Pending => stalled.poll(cx, &outflow),
                 Poll::Ready(_) => Poll::Ready(()),

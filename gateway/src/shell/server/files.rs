@@ -1,16 +1,16 @@
-//! Open files: every connection is one, to clients and to engines, and the system allows so many.
+//! Open files: every connection to a client or an engine needs one, and the system limits them.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::backends::StartError;
 
-/// Connections at a time to the admin plane, and to the metrics listener.
+/// Concurrent connections to the admin plane, and to the metrics listener.
 pub(crate) const STATUS_CONNECTIONS: usize = 64;
-/// Files that clients of the data plane never get: connections of the other two listeners, and as many for tables,
+/// Files withheld from clients of the data plane: connections of the other two listeners, and as many for tables,
 /// certificates, probes and logs.
 const RESERVED: u64 = 3 * STATUS_CONNECTIONS as u64;
 
-/// Raises the soft limit of open files to the hard one, as far as the system allows.
+/// Raises the soft limit of open files to the hard limit, as far as the system allows.
 pub fn raise_file_limit() {
     let limit = getrlimit(Resource::Nofile);
     if limit.current != limit.maximum
@@ -20,10 +20,10 @@ pub fn raise_file_limit() {
     }
 }
 
-/// Connections that the data plane accepts at a time: `wanted`, or what the limit of open files has room for.
+/// Concurrent connections that the data plane accepts: `wanted`, or as many as the limit of open files permits.
 ///
 /// # Errors
-/// [`StartError::Files`] where it has room for none.
+/// [`StartError::Files`] if it permits none.
 pub(crate) fn connections(wanted: usize) -> Result<usize, StartError> {
     let Some(files) = getrlimit(Resource::Nofile).current else { return Ok(wanted) };
     let room = room(files);
@@ -42,7 +42,7 @@ pub(crate) fn connections(wanted: usize) -> Result<usize, StartError> {
     Ok(wanted.min(room))
 }
 
-/// Each connection of a client may need another one to an engine.
+/// Each client connection may need another one to an engine.
 fn room(files: u64) -> usize {
     usize::try_from(files.saturating_sub(RESERVED) / 2).unwrap_or(usize::MAX)
 }

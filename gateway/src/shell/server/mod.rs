@@ -34,24 +34,24 @@ pub use files::raise_file_limit;
 pub(crate) use files::{STATUS_CONNECTIONS, connections};
 pub(crate) use tls::{ListenerTls, ServerTls};
 
-/// Connections that the kernel holds until they are accepted.
+/// Connections that the kernel queues until they are accepted.
 const BACKLOG: u32 = 1024;
-/// After an accept failed for want of file descriptors or memory, some time for connections to end.
+/// Pause after an accept failed for lack of file descriptors or memory, so that connections can end.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 const COMPLAIN_EVERY: Duration = Duration::from_secs(1);
 
-/// An address that is taken and refuses connections, until it is listened to.
+/// A bound address that refuses connections until it listens.
 pub(crate) struct Bound {
     socket: TcpSocket,
     pub(crate) address: SocketAddr,
     what: &'static str,
 }
 
-/// Binds an address; port 0 takes a free one.
+/// Binds an address; port 0 picks a free one.
 pub(crate) fn bind(what: &'static str, address: SocketAddr) -> Result<Bound, StartError> {
     let bound = || {
         let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
-        // Connections of a process before this one may linger.
+        // Connections of a previous process may linger.
         socket.set_reuseaddr(true)?;
         socket.bind(address)?;
         Ok(Bound { address: socket.local_addr()?, socket, what })
@@ -60,25 +60,25 @@ pub(crate) fn bind(what: &'static str, address: SocketAddr) -> Result<Bound, Sta
 }
 
 impl Bound {
-    /// Takes connections from now on.
+    /// Accepts connections from now on.
     pub(crate) fn listen(self) -> Result<TcpListener, StartError> {
         let Self { socket, address, what } = self;
         socket.listen(BACKLOG).map_err(|source| StartError::Bind { what, address, source })
     }
 }
 
-/// One listener and the connections that it accepted.
+/// One listener and its connections.
 pub(crate) struct Server {
     /// Ends the accept loop.
     closing: CancellationToken,
-    /// Ends connections in the middle of what they do.
+    /// Cuts connections off.
     aborting: CancellationToken,
     connections: TaskTracker,
     accepting: tokio::task::JoinHandle<GracefulShutdown>,
 }
 
 impl Server {
-    /// Serves requests until [`Server::shutdown`], with at most `connections_limit` connections at a time.
+    /// Serves requests until [`Server::shutdown`], with at most `connections_limit` concurrent connections.
     pub(crate) fn start<S: Serves>(
         listener: TcpListener,
         service: S,
@@ -108,8 +108,8 @@ impl Server {
         Self { closing, aborting, connections, accepting }
     }
 
-    /// Stops accepting, lets running requests end for at most `grace`, then calls `close` and ends what is left, which
-    /// may still say so to its client.
+    /// Stops accepting, lets running requests end for at most `grace`, then calls `close` and ends the rest, which may
+    /// still send their clients an error.
     pub(crate) async fn shutdown(self, grace: Duration, close: impl FnOnce()) {
         self.closing.cancel();
         if let Ok(graceful) = self.accepting.await {
@@ -162,7 +162,7 @@ pub(crate) fn routes(router: Router) -> impl Serves {
 
 struct Accept<S> {
     places: Arc<Places>,
-    /// Connections of one address; `None`: as many as it likes.
+    /// Limit of connections per address; `None`: no limit.
     per_address: Option<usize>,
     peers: Arc<Peers>,
     connections: TaskTracker,
@@ -183,7 +183,7 @@ impl<S: Serves> Accept<S> {
                             trust.connection_refused();
                             continue;
                         }
-                        // Those after this one wait in the kernel's queue meanwhile.
+                        // Further ones wait in the kernel's queue meanwhile.
                         let place = self.places.take(|| trust.connection_displaced()).await;
                         let (shared, watcher) = (Arc::clone(&self.shared), graceful.watcher());
                         self.connections.spawn(async move {
@@ -206,11 +206,11 @@ impl<S: Serves> Accept<S> {
     }
 }
 
-/// Errors of accepting come as fast as they are asked for: one line of log a second is enough.
+/// Accept errors can repeat without pause: one log line per second suffices.
 #[derive(Default)]
 struct Complaints {
     last: Option<Instant>,
-    /// Since then.
+    /// Errors not logged since the last line.
     unsaid: u64,
 }
 

@@ -1,4 +1,4 @@
-//! Connections by client address, where their number is bounded.
+//! Connections per client address, where their number is limited.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -9,16 +9,16 @@ pub(super) struct Peers {
     counts: Mutex<HashMap<IpAddr, usize>>,
 }
 
-/// One connection of an address, until it is dropped.
+/// One connection of an address, until dropped.
 pub(super) struct Peer {
     peers: Arc<Peers>,
     address: IpAddr,
 }
 
 impl Peers {
-    /// `None` where the address has `limit` connections already.
+    /// `None` if the address has `limit` connections already.
     pub(super) fn enter(self: &Arc<Self>, address: IpAddr, limit: usize) -> Option<Peer> {
-        // One client must not have two faces.
+        // A client must not count as two addresses.
         let address = address.to_canonical();
         let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
         let count = counts.entry(address).or_default();

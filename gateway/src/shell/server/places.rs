@@ -1,7 +1,7 @@
-//! The places of a listener: where all are taken, a connection on which no request runs gives way to a new one.
+//! The places of a listener: if all are taken, a connection without a running request makes way for a new one.
 //!
-//! Connections that say nothing, or half a head, cost their clients nothing, and would hold every place for as long as
-//! they may be silent.
+//! Connections that send nothing, or half a head, cost their clients nothing, and would otherwise hold every place for
+//! as long as they may be silent.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,12 +13,12 @@ use tokio_util::sync::CancellationToken;
 
 use crate::data::outflow::Outflow;
 
-/// A connection that was to give way is gone by then, or another one is looked for.
+/// By then a displaced connection is gone, or another one is chosen.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
 pub(super) struct Places {
     free: Arc<Semaphore>,
-    /// In the order in which they came.
+    /// In order of arrival.
     taken: Mutex<BTreeMap<u64, Arc<Seat>>>,
     next: AtomicU64,
     /// Ends all of them.
@@ -30,7 +30,7 @@ struct Seat {
     leave: CancellationToken,
 }
 
-/// One connection's place, until it is dropped.
+/// One connection's place, until dropped.
 pub(super) struct Place {
     places: Arc<Places>,
     number: u64,
@@ -39,12 +39,12 @@ pub(super) struct Place {
 }
 
 impl Places {
-    /// `ending`: all connections end.
+    /// `ending`: cancelled when all connections end.
     pub(super) fn new(limit: usize, ending: CancellationToken) -> Self {
         Self { free: Arc::new(Semaphore::new(limit)), taken: Mutex::default(), next: AtomicU64::new(0), ending }
     }
 
-    /// A place, as soon as there is one. `displaced` is called for each connection that has to give way.
+    /// A place, as soon as one is available. `displaced` is called for each connection that must make way.
     pub(super) async fn take(self: &Arc<Self>, displaced: impl Fn()) -> Place {
         let permit = loop {
             if let Ok(permit) = Arc::clone(&self.free).try_acquire_owned() {
@@ -64,8 +64,7 @@ impl Places {
         Place { places: Arc::clone(self), number, seat, _permit: permit }
     }
 
-    /// Ends the oldest connection that never had a request, or else the oldest that has none now. False if there is
-    /// neither.
+    /// Ends the oldest connection that never had a request, or else the oldest idle one. False if there is neither.
     fn displace(&self) -> bool {
         let taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
         let idle = || taken.values().filter(|seat| seat.outflow.is_idle() && !seat.leave.is_cancelled());
@@ -78,12 +77,12 @@ impl Places {
 }
 
 impl Place {
-    /// Of the connection.
+    /// Outflow of the connection.
     pub(super) fn outflow(&self) -> &Arc<Outflow> {
         &self.seat.outflow
     }
 
-    /// Returns when the connection has to end: it gives way, or all do.
+    /// Completes when the connection must end: it makes way, or all end.
     pub(super) async fn ended(&self) {
         self.seat.leave.cancelled().await;
     }

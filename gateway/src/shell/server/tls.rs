@@ -1,4 +1,4 @@
-//! The gateway's side of TLS: certificates from files, which may be read again while it serves.
+//! The gateway's side of TLS: certificates from files, which may be reloaded while it serves.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -16,13 +16,13 @@ use crate::backends::StartError;
 use crate::backends::stamp::Seen;
 use crate::config::{Config, RawServerTls, TlsVersion};
 
-/// Bytes that wait for a client's socket, encrypted.
+/// Encrypted bytes waiting for a client's socket.
 const BUFFER_BYTES: usize = 16 << 10;
 
-/// Makes accepted connections secure. Connections that are there stay as they are when the files are read again.
+/// Secures accepted connections. Open connections are unaffected when the files are reloaded.
 pub(crate) struct ServerTls {
     files: RawServerTls,
-    /// As they were when they were read.
+    /// The files as they were when last read.
     pub(crate) seen: Seen,
     config: ArcSwap<ServerConfig>,
 }
@@ -34,7 +34,7 @@ impl ServerTls {
         Ok(Self { files: files.clone(), seen, config: ArcSwap::from_pointee(config(files)?) })
     }
 
-    /// Reads the files again, for connections from now on. On an error everything stays. Blocking.
+    /// Reloads the files for later connections. On an error nothing changes. Blocking.
     pub(crate) fn reload(&self) -> Result<(), TlsError> {
         self.config.store(Arc::new(config(&self.files)?));
         Ok(())
@@ -91,7 +91,7 @@ pub(crate) struct ListenerTls {
 }
 
 impl ListenerTls {
-    /// Reads them all. Blocking.
+    /// Reads all files. Blocking.
     pub(crate) fn load(config: &Config) -> Result<Self, StartError> {
         let load = |place: &str, files: &Option<RawServerTls>| {
             let loaded = files.as_ref().map(ServerTls::load).transpose();
@@ -104,7 +104,7 @@ impl ListenerTls {
         })
     }
 
-    /// Each with its place in the configuration.
+    /// Each with its key in the configuration.
     pub(crate) fn all(&self) -> impl Iterator<Item = (&'static str, &Arc<ServerTls>)> {
         let named = [("server.tls", &self.data), ("server.admin_tls", &self.admin)];
         named.into_iter().filter_map(|(place, tls)| Some((place, tls.as_ref()?)))

@@ -1,7 +1,7 @@
-//! A switch by the worker's `/switch`: prepare, commit, and every way in which that can fail.
+//! A switch through the worker's `/switch`: prepare, commit, and every way in which that can fail.
 //!
-//! Before the commit everything can be taken back, and is, by an abort. From the commit on the worker ends the switch
-//! by itself, in the new layout or in the old one; where its answer is lost, its status says which.
+//! Before the commit everything can be undone by an abort, and is on a failure. From the commit on the worker completes
+//! the switch by itself, in the new layout or back in the old one; if its reply is lost, its status tells which.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,10 +16,10 @@ use crate::config::{Meanwhile, SwitchConfig};
 
 /// A status is a few hundred bytes.
 const ANSWER_BYTES: usize = 64 << 10;
-/// Between two looks at a switch whose answer was lost.
+/// Interval between status polls after a reply was lost.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
-/// Requests go to other backends until this is dropped.
+/// Diverts requests to other backends until dropped.
 struct Spared<'a>(&'a Backend);
 
 impl<'a> Spared<'a> {
@@ -42,7 +42,7 @@ pub(super) struct Hook<'a> {
 }
 
 impl Hook<'_> {
-    /// Where the worker is.
+    /// State of the worker's switch.
     pub(super) async fn status(&self) -> Result<SwitchStatus, HttpError> {
         switch::status(&self.backend.client, self.backend.config.first_url(), &limits(self.rules.prepare)).await
     }
@@ -51,7 +51,7 @@ impl Hook<'_> {
         switch::switch(&self.backend.client, self.backend.config.first_url(), request, &limits(limit)).await
     }
 
-    /// Takes back what was prepared. A worker that does not hear it forgets a prepared switch by itself.
+    /// Undoes a prepare. A worker that does not receive the abort forgets a prepared switch by itself.
     async fn abort(&self) {
         let request = SwitchRequest { action: Some(SwitchAction::Abort), ..SwitchRequest::default() };
         if let Err(error) = self.post(&request, self.rules.prepare).await {
@@ -120,7 +120,7 @@ impl Hook<'_> {
         let began = Instant::now();
         let answer = tokio::select! {
             answer = self.post(&request, self.rules.commit) => answer,
-            // The worker ends it by itself, whether or not a caller still waits.
+            // The worker completes it by itself, whether or not a caller still waits.
             () = stop.cancelled() => return Outcome::Stopped,
         };
         match answer {
@@ -138,7 +138,7 @@ impl Hook<'_> {
         }
     }
 
-    /// A switch that is over, by the status after it.
+    /// The outcome of a finished switch, by the status after it.
     fn judge(&self, status: &SwitchStatus, name: &str, epoch: u64, began: Instant) -> Outcome {
         if status.layout == name && status.epoch > epoch {
             let seconds = status.last_seconds.unwrap_or_else(|| began.elapsed().as_secs_f64());
@@ -147,7 +147,7 @@ impl Hook<'_> {
         Outcome::RolledBack { cause: format!("it is in layout '{}' at epoch {}", status.layout, status.epoch) }
     }
 
-    /// Finds out the outcome of a commit whose answer was lost or reports that the worker failed.
+    /// Determines the outcome of a commit whose reply was lost or reports that the worker failed.
     async fn settle(&self, name: &str, epoch: u64, began: Instant, error: &HttpError) -> Outcome {
         let lost = |cause: String| Outcome::Lost { cause };
         loop {

@@ -1,17 +1,17 @@
-//! Backends that change between their TP and EP layouts by themselves (`[switch]`).
+//! Backends that switch between their TP and EP layouts automatically (`[switch]`).
 //!
 //! | part | what |
 //! |---|---|
 //! | `reading` | a worker's step counters and loads, and what happened between two readings (pure) |
 //! | `unit` | a policy of `semmoe-planner` with its clock: fed, asked, notified of outcomes |
-//! | `task` | one task for each backend: reads, asks, acts |
-//! | `hook` | a switch by the worker's `/switch`: prepare, commit, and every way in which that can fail |
+//! | `task` | one task per backend: reads, asks, acts |
+//! | `hook` | a switch through the worker's `/switch`: prepare, commit, and every way in which that can fail |
 //! | `webhook` | a switch of an engine without a hook, by an operator's service |
 //! | `pools` | new traffic moved between the TP and the EP backends of a model |
-//! | `record` | where every unit is, and its last decisions, for `GET /admin/switch` |
+//! | `record` | the state of every unit, and its last decisions, for `GET /admin/switch` |
 //!
-//! The policy decides and never acts. Whatever an action comes to is reported back to it, so that a failed switch is
-//! tried again after its wait, and no failure leaves a backend closed.
+//! The policy decides and never acts. The outcome of every action is reported back to it, so that a failed switch is
+//! retried after its wait, and no failure leaves a backend closed.
 
 mod hook;
 mod pools;
@@ -27,23 +27,23 @@ pub(crate) use task::watch;
 
 use semmoe_planner::policy::Layout;
 
-/// How an attempt to switch ended.
+/// The outcome of an attempt to switch.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Outcome {
-    /// The new layout runs; requests were held for so many seconds.
+    /// The new layout runs; requests were held for this long.
     Committed { seconds: f64 },
-    /// Nothing was changed, and this is why.
+    /// Nothing was changed, for this cause.
     Refused { cause: String },
-    /// It began, and the old layout runs on.
+    /// It began, and the old layout still runs.
     RolledBack { cause: String },
-    /// It is not known which layout runs, or none does.
+    /// It is unknown which layout runs, or none does.
     Lost { cause: String },
-    /// The gateway ends, or watches this backend no longer.
+    /// The gateway is shutting down, or no longer watches this backend.
     Stopped,
 }
 
 impl Outcome {
-    /// In metrics and reports.
+    /// Label in metrics and reports.
     fn name(&self) -> &'static str {
         match self {
             Self::Committed { .. } => "committed",
@@ -62,7 +62,7 @@ impl Outcome {
     }
 }
 
-/// A request to the part that carries out a switch.
+/// A request to the part that executes a switch.
 #[derive(Clone, Copy, Debug)]
 struct Move {
     from: Layout,

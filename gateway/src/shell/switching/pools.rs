@@ -1,5 +1,5 @@
-//! New traffic moved between the TP and the EP backends of a model, for engines that cannot switch. What runs ends
-//! where it is.
+//! New traffic moved between the TP and the EP backends of a model, for engines that cannot switch. Running requests
+//! end where they are.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ use crate::shell::control::Control;
 struct Pools {
     rules: SwitchConfig,
     unit: Unit,
-    /// Where new traffic goes.
+    /// The destination of new traffic.
     layout: Layout,
     /// Requests and prompt tokens sent so far, by backend.
     arrived: BTreeMap<String, (u64, u64)>,
@@ -62,7 +62,7 @@ fn tick(control: &Arc<Control>, rules: &SwitchConfig, pools: &mut BTreeMap<Strin
     }
 }
 
-/// A backend may have the model's name.
+/// A backend may share the model's name.
 fn unit_name(model: &str) -> String {
     format!("pools of {model}")
 }

@@ -1,7 +1,7 @@
-//! A worker's step counters and loads at one moment, and what happened between two of them.
+//! A worker's step counters and loads at one moment, and what happened between two readings.
 //!
-//! Ranks run the same steps, so rank 0's count and time are the unit's, and a step's batch is the sum over the ranks.
-//! Which ranks' batches met in which step is not recorded: the steps of an interval are taken to be alike.
+//! Ranks run steps in lockstep, so rank 0's count and time are the unit's, and a step's batch is the sum over the
+//! ranks. Which ranks' batches coincided in a step is not recorded: the steps of an interval are assumed to be alike.
 
 use std::collections::BTreeMap;
 
@@ -11,9 +11,9 @@ use semmoe_engines::sglang::Loads;
 /// One reading of the worker's counters.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Reading {
-    /// Of rank 0, by the layout's name.
+    /// Steps of rank 0, by the layout's name.
     steps: BTreeMap<String, Steps>,
-    /// Through the model, on all ranks.
+    /// Tokens through the model, on all ranks.
     decode_tokens: f64,
     prefill_tokens: f64,
     pub(super) load: Load,
@@ -30,7 +30,7 @@ struct Steps {
 pub(super) struct Load {
     pub(super) running: u32,
     pub(super) waiting: u32,
-    /// Prompt tokens of those that wait.
+    /// Prompt tokens of waiting requests.
     pub(super) waiting_tokens: u64,
     pub(super) live_kv_tokens: u64,
     pub(super) promised_kv_tokens: u64,
@@ -39,16 +39,16 @@ pub(super) struct Load {
 /// The work done between two readings.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Interval {
-    /// Steps of one layout; none where none ran, or more than one did.
+    /// Steps of one layout; `None` if no step ran, or several layouts did.
     pub(super) steps: Option<MeanStep>,
-    /// Prompt tokens that came.
+    /// Prompt tokens that arrived.
     pub(super) arrived_tokens: u64,
 }
 
-/// The steps of an interval, taken to be alike.
+/// The steps of an interval, assumed to be alike.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct MeanStep {
-    /// The worker's name of it.
+    /// The worker's name for it.
     pub(super) layout: String,
     pub(super) steps: u32,
     pub(super) sequences: u32,
@@ -56,7 +56,7 @@ pub(super) struct MeanStep {
     pub(super) seconds: f64,
 }
 
-/// An answer that lacks what is needed.
+/// A reply that lacks a required value.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("/metrics has no {name}: is the worker an older version?")]
 pub(super) struct Missing {
@@ -68,9 +68,9 @@ const SECONDS: &str = "semmoe_layout_step_seconds_total";
 const TOKENS: &str = "semmoe_tokens_total";
 
 impl Reading {
-    /// Reads the worker's page of metrics and its loads.
+    /// Parses the worker's metrics and its loads.
     pub(super) fn parse(metrics: &str, loads: &Loads) -> Result<Self, Missing> {
-        // Counters without a sample yet have their line of help.
+        // Counters without a sample yet still have a help line.
         if let Some(name) = [STEPS, SECONDS, TOKENS].into_iter().find(|name| !metrics.contains(name)) {
             return Err(Missing { name });
         }
@@ -89,7 +89,7 @@ impl Reading {
         Ok(reading)
     }
 
-    /// The work done since `before`. None where counters went back, because another process answers.
+    /// The work done since `before`; nothing if counters went back, because another process answers.
     pub(super) fn since(&self, before: &Self) -> Interval {
         let nothing = Interval { steps: None, arrived_tokens: 0 };
         let (decode, prefill) =
@@ -188,7 +188,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever a page says, nothing panics, and a mean step is made of numbers.
+        /// No input panics, and a mean step consists of numbers.
         #[test]
         fn any_page_is_read(values in prop::collection::vec(any::<f64>(), 12)) {
             let three = |at: usize| [values[at], values[at + 1]];

@@ -1,4 +1,4 @@
-//! Where every unit is, and its last decisions.
+//! The state of every unit, and its last decisions.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -12,7 +12,7 @@ use super::Outcome;
 use super::unit::Verdict;
 use crate::observe::SwitchMetrics;
 
-/// Decisions of a unit that are kept.
+/// Decisions kept per unit.
 const KEPT: usize = 16;
 
 /// All units by name.
@@ -24,21 +24,21 @@ pub(crate) struct Records {
 /// A unit that is switched as one: a backend, or the pools of a model.
 #[derive(Clone, Debug, Default, Serialize, JsonSchema)]
 pub(crate) struct Report {
-    /// Name of the backend, or of the model where traffic moves between pools.
+    /// Name of the backend, or of the model if traffic moves between pools.
     unit: String,
-    /// The actuator that carries its switches out: `worker`, `webhook` or `pools`.
+    /// The actuator that executes its switches: `worker`, `webhook` or `pools`.
     by: &'static str,
-    /// `tp` or `ep`; null while it is not known.
+    /// `tp` or `ep`; null while unknown.
     layout: Option<&'static str>,
-    /// A switch is under way to this layout.
+    /// The layout of a switch in progress.
     switching_to: Option<&'static str>,
     /// The policy's last reason, or why it was not asked.
     reason: String,
-    /// Share of a step's time that the other layout saves, as far as the policy compared them.
+    /// Share of a step's time that the other layout would save, if the policy compared them.
     gain: Option<f64>,
-    /// Requests that run and wait.
+    /// Running and waiting requests.
     in_flight: u64,
-    /// Decisions to switch, latest first.
+    /// Decisions to switch, newest first.
     decisions: VecDeque<Past>,
 }
 
@@ -47,17 +47,17 @@ pub(crate) struct Report {
 pub(crate) struct Past {
     unix_seconds: f64,
     to: &'static str,
-    /// Why the policy wanted it.
+    /// The policy's reason.
     reason: String,
-    /// `committed`, `refused`, `rolled_back`, `lost`, `stopped`, or `advised` where nothing was to be done.
+    /// `committed`, `refused`, `rolled_back`, `lost`, `stopped`, or `advised` if nothing was to be executed.
     outcome: &'static str,
     /// Why it failed.
     cause: Option<String>,
-    /// For how long requests were held.
+    /// How long requests were held.
     seconds: Option<f64>,
 }
 
-/// A unit's name and who switches it.
+/// A unit's name and its actuator.
 #[derive(Clone, Copy)]
 pub(super) struct UnitName<'a> {
     pub(super) name: &'a str,
@@ -65,12 +65,12 @@ pub(super) struct UnitName<'a> {
 }
 
 impl Records {
-    /// `metrics`: where decisions are counted.
+    /// `metrics`: counts the decisions.
     pub(crate) fn new(metrics: SwitchMetrics) -> Self {
         Self { reports: Mutex::default(), metrics }
     }
 
-    /// All of them.
+    /// Reports of all units.
     pub(crate) fn all(&self) -> Vec<Report> {
         self.lock().values().cloned().collect()
     }
@@ -92,14 +92,14 @@ impl Records {
         self.reports.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The unit is watched no longer.
+    /// The unit is no longer watched.
     pub(super) fn forget(&self, unit: &str) {
         if self.lock().remove(unit).is_some() {
             self.metrics.forget(unit);
         }
     }
 
-    /// Records the policy's verdict on a unit in this layout with so many requests in flight, or why it could not be
+    /// Records the policy's verdict on a unit in this layout with this many requests in flight, or why it could not be
     /// asked.
     pub(super) fn looked(&self, unit: UnitName<'_>, layout: Option<Layout>, in_flight: u64, verdict: &Verdict) {
         self.metrics.looked(unit.name, layout, verdict.gain);

@@ -1,4 +1,4 @@
-//! One task for each backend that can be switched: reads it, asks the policy, acts.
+//! One task per switchable backend: reads it, asks the policy, acts.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -19,9 +19,9 @@ use crate::backends::{Backend, Watched, health};
 use crate::config::{SwitchConfig, SwitchMode, Webhook};
 use crate::shell::control::Control;
 
-/// How often the configuration is looked at while nothing is to be done.
+/// How often the configuration is checked while there is nothing to do.
 const IDLE: Duration = Duration::from_secs(1);
-/// A worker's page of metrics: some lines for each layer and rank.
+/// A worker's metrics have a few lines per layer and rank.
 const METRICS_BYTES: usize = 32 << 20;
 
 /// Watches a backend until `stop`: one with a hook, or one that a webhook switches.
@@ -30,7 +30,7 @@ pub(crate) async fn watch(control: Arc<Control>, Watched { backend, stop }: Watc
     while !stop.is_cancelled() {
         let config = control.backends.config();
         let rules = &config.switch;
-        // A gateway that is shutting down does not rearrange units.
+        // A gateway that is shutting down does not switch units.
         let off = rules.mode == SwitchMode::Off || control.data.is_draining();
         let by = match (backend.engine, &rules.webhook, backend.config.layout) {
             _ if off => None,
@@ -48,7 +48,7 @@ pub(crate) async fn watch(control: Arc<Control>, Watched { backend, stop }: Watc
                 if off {
                     backend.flow.line.keep(false);
                 }
-                // Pools of this name are another task's.
+                // Another task manages pools of this name.
                 control.switches.forget(&backend.name);
                 IDLE
             }
@@ -59,7 +59,7 @@ pub(crate) async fn watch(control: Arc<Control>, Watched { backend, stop }: Watc
     control.switches.forget(&backend.name);
 }
 
-/// Who carries switches out.
+/// The actuator of switches.
 enum By<'a> {
     Worker,
     Webhook { hook: &'a Webhook, start: Layout },
@@ -74,18 +74,18 @@ impl By<'_> {
     }
 }
 
-/// A policy under the rules that it was made with, and what was last read.
+/// A policy with the rules it was made under, and the last reading.
 struct Steered {
     rules: SwitchConfig,
     unit: Unit,
     before: Option<Reading>,
     /// Requests and prompt tokens that this gateway has sent there.
     arrived: (u64, u64),
-    /// Where a webhook's engine is.
+    /// The layout of a webhook's engine.
     layout: Option<Layout>,
 }
 
-/// The result of one look at a unit.
+/// The result of one poll of a unit.
 struct Seen {
     layout: Layout,
     load: Load,
@@ -101,7 +101,7 @@ struct Task<'a> {
 impl Task<'_> {
     async fn tick(&mut self, rules: &SwitchConfig, by: &By<'_>) {
         if self.steered.as_ref().is_none_or(|steered| steered.rules != *rules) {
-            // Where an engine is does not depend on the rules.
+            // An engine's layout does not depend on the rules.
             let layout = self.steered.take().and_then(|steered| steered.layout);
             let arrived = self.backend.flow.peek();
             let arrived = (arrived.arrived, arrived.arrived_tokens);
@@ -147,7 +147,7 @@ impl Task<'_> {
         match by {
             By::Worker => {
                 let outcome = Hook { backend: self.backend, rules }.switch(requested, self.stop).await;
-                // It may have another number of ranks by now.
+                // Its number of ranks may have changed.
                 if !matches!(outcome, Outcome::Refused { .. } | Outcome::Stopped) {
                     let limits = self.control.backends.patient_limits();
                     tokio::select! {
@@ -163,7 +163,7 @@ impl Task<'_> {
 }
 
 impl Steered {
-    /// Reads the backend and feeds the policy. Why not, where that cannot be.
+    /// Reads the backend and feeds the policy, or returns why that is impossible.
     async fn look(&mut self, control: &Control, backend: &Arc<Backend>, by: &By<'_>) -> Result<Seen, String> {
         if !backend.health().is_healthy() {
             self.before = None;
@@ -225,7 +225,7 @@ async fn read(
     tokio::try_join!(hook.status(), metrics, loads)
 }
 
-/// Requests of this gateway on a backend.
+/// This gateway's requests on a backend.
 pub(super) fn in_flight(control: &Control, backend: &Arc<Backend>) -> u32 {
     let snapshot = control.backends.snapshot();
     let Some(at) = snapshot.position(backend) else { return 0 };

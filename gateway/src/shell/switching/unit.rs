@@ -1,4 +1,4 @@
-//! A policy with its clock: fed with what a unit does, asked, and notified of the outcomes of its decisions.
+//! A policy with its clock: fed with a unit's work, asked, and notified of the outcomes of its decisions.
 
 use std::time::Instant;
 
@@ -8,16 +8,16 @@ use super::Outcome;
 use super::reading::{Load, MeanStep};
 use crate::config::SwitchConfig;
 
-/// Steps of one interval that are passed to the policy; more of the same kind teach it nothing.
+/// Maximum steps of an interval passed to the policy; more of the same kind teach it nothing.
 const MAX_STEPS: u32 = 1000;
-/// Requests of one interval that are passed to it.
+/// Maximum requests of an interval passed to the policy.
 const MAX_ARRIVALS: u64 = 1000;
 
 /// A set of ranks that switches as one.
 pub(super) struct Unit {
     policy: Adaptive,
     began: Instant,
-    /// Tokens that the last switch moved.
+    /// Tokens moved by the last switch.
     kv_tokens: u64,
 }
 
@@ -25,14 +25,14 @@ pub(super) struct Unit {
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Verdict {
     pub(super) to: Option<Layout>,
-    /// Share of a step's time that the other layout saves, where both are known.
+    /// Share of a step's time that the other layout would save, if both are known.
     pub(super) gain: Option<f64>,
     /// One sentence.
     pub(super) reason: String,
 }
 
 impl Unit {
-    /// `None` for settings that were not checked.
+    /// `None` for unchecked settings.
     pub(super) fn new(rules: &SwitchConfig) -> Option<Self> {
         Some(Self { policy: rules.policy().ok()?, began: Instant::now(), kv_tokens: 0 })
     }
@@ -41,7 +41,7 @@ impl Unit {
         self.began.elapsed().as_secs_f64()
     }
 
-    /// Requests that came, with their prompt tokens in all.
+    /// Requests that arrived, with the total of their prompt tokens.
     pub(super) fn arrived(&mut self, requests: u64, tokens: u64) {
         if tokens == 0 {
             return;
@@ -93,8 +93,8 @@ impl Unit {
         }
     }
 
-    /// Records the outcome of a switch that it decided. One that is only advised has failed, so that the policy goes on
-    /// from where it was.
+    /// Records the outcome of a switch that it decided. A switch that is only advised counts as failed, so the policy
+    /// continues from the old layout.
     pub(super) fn ended(&mut self, to: Layout, outcome: Option<&Outcome>) {
         let event = match outcome {
             Some(Outcome::Committed { seconds }) => {

@@ -1,5 +1,5 @@
-//! A switch of an engine without a hook, by an operator's service: one POST, whose answer must name the layout that
-//! runs then.
+//! A switch of an engine without a hook, by an operator's service: one POST, whose response must name the layout that
+//! runs afterwards.
 
 use std::time::Instant;
 
@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 use super::{Move, Outcome};
 use crate::config::{SwitchConfig, Webhook};
 
-/// The answer is one word.
+/// The response is one word.
 const ANSWER_BYTES: usize = 64 << 10;
 
 #[derive(Serialize)]
@@ -27,7 +27,7 @@ struct Answered {
     layout: Layout,
 }
 
-/// Asks for a switch and waits for its end. It is not repeated here: after a failure the policy waits, and decides
+/// Requests a switch and waits for its end. It is not retried here: after a failure the policy waits, and decides
 /// again.
 pub(super) async fn switch(
     hook: &Webhook,
@@ -37,7 +37,7 @@ pub(super) async fn switch(
     stop: &CancellationToken,
 ) -> Outcome {
     let server = hook.server.clone();
-    // For https it reads the system's authorities.
+    // For https it loads the system's certificate authorities.
     let client = tokio::task::spawn_blocking(move || HttpClient::for_url(&server)).await;
     let client = match client {
         Ok(Ok(client)) => client,

@@ -1,4 +1,4 @@
-//! Engines as child processes, and what is done to them.
+//! Engines as child processes, and faults inflicted on them.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -26,7 +26,7 @@ impl Engine {
         engine
     }
 
-    /// A new process on the old port; the old one is killed if it still runs.
+    /// Starts a new process on the old port; kills the old one if it still runs.
     pub(super) fn restart(&mut self) {
         self.kill();
         let mut child = Command::new(std::env::current_exe().unwrap())
@@ -51,7 +51,7 @@ impl Engine {
         }
     }
 
-    /// Returns once requests are treated like this.
+    /// Returns once requests are handled this way.
     pub(super) fn behave(&mut self, mode: Mode) {
         let running = self.running.as_mut().unwrap();
         writeln!(running.orders, "{mode:?}").unwrap();
@@ -59,7 +59,7 @@ impl Engine {
         assert_eq!(done, format!("{mode:?}"));
     }
 
-    /// It does nothing any more, and its sockets stay open.
+    /// Stops the process; its sockets stay open.
     pub(super) fn freeze(&self) {
         self.signal(Signal::STOP);
     }
@@ -80,7 +80,7 @@ impl Drop for Engine {
 }
 
 impl Running {
-    /// The rest of the first line that starts so; the test harness prints others.
+    /// The rest of the first line with this prefix; the test harness prints others.
     fn until(&mut self, start: &str) -> String {
         loop {
             let mut line = String::new();

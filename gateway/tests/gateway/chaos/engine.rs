@@ -1,8 +1,8 @@
-//! The engine that misbehaves: a process of its own, so that it can be killed and frozen. It speaks HTTP over bare
-//! sockets, so that it can say what no library would.
+//! The misbehaving engine: a process of its own, so that it can be killed and frozen. It writes HTTP to bare sockets,
+//! so that it can send what no library would.
 //!
-//! The process is this test binary, started again with one test and an environment variable. It reads
-//! the fault for requests from its standard input, one word a line, and ends when that ends.
+//! The process is this test binary, started again with one test and an environment variable. It reads the fault for
+//! requests from standard input, one word per line, and exits at its end.
 
 use std::io::BufRead;
 use std::net::SocketAddr;
@@ -12,28 +12,28 @@ use std::time::Duration;
 use semmoe_mock_engine::{RawRequest, Reply, Step, Wire, chunk, close, document, send};
 use serde_json::json;
 
-/// The port to listen on; 0 takes a free one.
+/// The port to listen on; 0 picks a free one.
 pub(super) const PORT: &str = "SEMMOE_CHAOS_PORT";
-/// The test that is the engine.
+/// The test that acts as the engine.
 pub(super) const TEST: &str = "chaos::engine::process";
-/// The text that the engine prints before its port.
+/// Printed by the engine before its port.
 pub(super) const READY: &str = "listening on ";
 
-/// The fault for requests. Probes are always answered well.
+/// The fault for requests. Probes always succeed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Mode {
     Good,
-    /// Everything takes its time.
+    /// Every response is slow.
     Slow,
-    /// `content-length` is more than what comes.
+    /// `content-length` exceeds the body.
     Long,
-    /// `content-length` is less than what comes.
+    /// `content-length` is less than the body.
     Short,
-    /// The connection is reset in the middle of an event, or of a JSON document.
+    /// The connection is reset in the middle of an event or a JSON document.
     Reset,
-    /// The connection is closed in place of an answer.
+    /// The connection is closed instead of a response.
     HangUp,
-    /// The head is no HTTP.
+    /// The head is not HTTP.
     Garbage,
     /// The head breaks off.
     HalfHead,
@@ -41,7 +41,7 @@ pub(super) enum Mode {
     BadChunk,
     /// More bytes follow the answer.
     Trailing,
-    /// 503, as a proxy says it.
+    /// 503, as a proxy sends it.
     Proxy,
 }
 
@@ -67,7 +67,7 @@ impl Mode {
 
 static NOW: Mutex<Mode> = Mutex::new(Mode::Good);
 
-/// Does nothing, unless this process was started to be an engine.
+/// Does nothing unless this process was started as an engine.
 #[test]
 fn process() {
     let Ok(port) = std::env::var(PORT) else { return };
@@ -113,7 +113,7 @@ fn whole(mode: Mode, body: &str) -> Reply {
     match mode {
         Mode::Slow => vec![Step::Wait(Duration::from_millis(20)), Step::Send(good)],
         Mode::Long => close(announced(body.len() + 7, body)),
-        // It goes on as if nothing was wrong: the rest must not become the answer to somebody else.
+        // The connection stays open: the rest must not become another client's answer.
         Mode::Short => send(announced(body.len() - 7, body)),
         Mode::Reset | Mode::BadChunk => {
             vec![Step::Send(announced(body.len(), &body[..body.len() / 2]).into()), Step::Reset]

@@ -1,7 +1,7 @@
 //! Engines that are killed, frozen, restarted, slow, or lie, under load and with clients that leave at random.
 //!
-//! The law: a request fails only if bytes of its answer were relayed already; then it is cut off, or an event gives the
-//! cause. No client gets another one's bytes. Afterwards all counts are zero, and nothing hangs.
+//! The law: a request fails only if bytes of its answer were relayed already; then it is cut off, or an event states
+//! the cause. No client receives another's bytes. Afterwards all counters are zero, and nothing hangs.
 
 mod child;
 mod engine;
@@ -19,7 +19,7 @@ use child::Engine;
 use engine::Mode;
 
 const CHAT: &str = "/v1/chat/completions";
-/// Requests while one backend has one fault.
+/// Requests during one fault of one backend.
 const BATCH: usize = 16;
 
 /// A good engine's answer to a request.
@@ -27,7 +27,7 @@ fn document(id: &Value) -> String {
     json!({ "id": id, "text": format!("{id} ").repeat(50) }).to_string()
 }
 
-/// The same as a stream.
+/// A good engine's answer to a streaming request, as events.
 fn events(id: &Value) -> Vec<String> {
     let events = (0..6).map(|at| format!("data: {}\n\n", json!({ "id": id, "at": at })));
     events.chain(["data: [DONE]\n\n".to_owned()]).collect()
@@ -42,7 +42,7 @@ enum Fault {
     Restart,
 }
 
-/// A seeded generator; the same seed, the same clients.
+/// A seeded generator: a seed reproduces its clients.
 struct Dice(u64);
 
 impl Dice {
@@ -62,23 +62,23 @@ enum End {
     Whole,
     /// The client left.
     Left,
-    /// Bytes of the answer came from this backend, and then its end; for streams with a cause.
+    /// Bytes of this backend's answer arrived before it ended; for streams with a cause.
     Broken {
         backend: String,
     },
-    /// The document is shorter than it should be, and its length says so, too.
+    /// The document is shorter than it should be, but matches its declared length.
     Cheated {
         backend: String,
     },
 }
 
-/// One request: read to its end, or left after `leave` pieces.
+/// One request: read to its end, or abandoned after `leave` chunks.
 async fn ask(client: Client, id: u64, streams: bool, leave: Option<u64>) -> End {
     let id = json!(format!("request-{id}"));
     let body = json!({ "id": id, "stream": streams }).to_string();
     let open = client.open(Method::POST, CHAT, &[("content-type", "application/json")], body);
     let answer = match leave {
-        // Before an answer is there, or a moment later.
+        // Before an answer arrives, or a moment later.
         Some(0) => match tokio::time::timeout(Duration::from_millis(1), open).await {
             Err(_) => return End::Left,
             Ok(answer) => answer,
@@ -160,7 +160,7 @@ impl Field {
         tokio::spawn(ask(self.client.clone(), self.asked, streams, leaves.then_some(when)))
     }
 
-    /// A batch of requests, with the fault in its middle; then the backend is well again.
+    /// A batch of requests with the fault in its middle; afterwards the backend recovers.
     async fn endure(&mut self, at: usize, fault: Fault) {
         let mut calls: Vec<_> = (0..BATCH / 2).map(|_| self.send()).collect();
         match fault {
@@ -189,7 +189,7 @@ impl Field {
         until_shown(&self.gateway, name, |pod| pod["healthy"] == true && pod["breaker"]["state"] != "open").await;
     }
 
-    /// Everything is as it was before the first request.
+    /// Waits until everything is as before the first request.
     async fn at_rest(&self) {
         settled(&self.gateway).await;
         let shown = Client::admin(&self.gateway).get("/admin/backends").await.json();
@@ -212,7 +212,7 @@ async fn chaos(seed: u64, queue: &str, faults: &[Fault]) {
         }
     }
     field.at_rest().await;
-    // Each of them serves again.
+    // Each backend serves again.
     let mut seen = std::collections::BTreeSet::new();
     let served = async {
         while seen.len() < 3 {

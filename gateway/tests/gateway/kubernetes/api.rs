@@ -1,4 +1,4 @@
-//! A Kubernetes API server that knows EndpointSlices alone: list, watch, versions that are forgotten, and faults.
+//! A Kubernetes API server for EndpointSlices alone: list, watch, expired versions, and faults.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -22,11 +22,11 @@ type Sender = mpsc::UnboundedSender<Result<Bytes, std::io::Error>>;
 struct Cluster {
     slices: BTreeMap<String, Value>,
     version: u64,
-    /// Versions from this one on can be watched from.
+    /// The oldest version that a watch can resume from.
     oldest: u64,
     events: Vec<(u64, String)>,
     watchers: Vec<Sender>,
-    /// The answer in place of everything.
+    /// Replaces every answer.
     fault: Option<(u16, String)>,
     lists: usize,
     watches: usize,
@@ -75,7 +75,7 @@ impl Api {
         self.cluster.lock().unwrap()
     }
 
-    /// A slice for each engine, as each has a port of its own here.
+    /// One slice per engine, because each has its own port here.
     pub(crate) fn set(&self, endpoints: &[(u16, Value)]) {
         let names: Vec<String> = endpoints.iter().map(|(port, _)| format!("engines-{port}")).collect();
         let gone: Vec<String> = self.lock().slices.keys().filter(|name| !names.contains(name)).cloned().collect();
@@ -95,7 +95,7 @@ impl Api {
         }
     }
 
-    /// Answers this to everything, and breaks all watches off.
+    /// Answers everything with this, and breaks all watches off.
     pub(crate) fn fail(&self, status: u16, body: &str) {
         let mut cluster = self.lock();
         cluster.fault = Some((status, body.to_owned()));
@@ -111,7 +111,7 @@ impl Api {
         self.lock().cut();
     }
 
-    /// Ends all watches in order.
+    /// Ends all watches normally.
     pub(crate) fn end(&self) {
         self.lock().watchers.clear();
     }
@@ -121,7 +121,7 @@ impl Api {
         self.lock().say(line);
     }
 
-    /// Forgets what happened: watches from before now are answered 410.
+    /// Forgets the history: watches from earlier versions get 410.
     pub(crate) fn compact(&self) {
         let mut cluster = self.lock();
         cluster.version += 1;
@@ -129,7 +129,7 @@ impl Api {
         cluster.events.clear();
     }
 
-    /// A change without an event: only lists show it.
+    /// A change without an event, which only lists show.
     pub(crate) fn set_silently(&self, endpoints: &[(u16, Value)]) {
         let watchers = std::mem::take(&mut self.lock().watchers);
         self.set(endpoints);
@@ -145,7 +145,7 @@ impl Api {
         self.lock().watches
     }
 
-    /// The bearer tokens that came.
+    /// The bearer tokens received.
     pub(crate) fn tokens(&self) -> Vec<String> {
         self.lock().tokens.clone()
     }
@@ -168,7 +168,7 @@ impl Cluster {
     }
 
     fn say(&mut self, line: &str) {
-        // In two pieces, as they may come.
+        // In two chunks, as may happen on a network.
         let line = format!("{line}\n");
         let (first, second) = line.as_bytes().split_at(line.len() / 2);
         self.watchers.retain(|watcher| {
@@ -200,7 +200,7 @@ async fn answer(State(api): State<Api>, request: Request) -> Response {
     assert_eq!(field("labelSelector"), Some("kubernetes.io%2Fservice-name%3Dengines"));
     if field("watch").is_none() {
         cluster.lists += 1;
-        // A page for each slice: they are asked for one after the other.
+        // One page per slice, requested in sequence.
         let at: usize = field("continue").map_or(0, |token| token.strip_prefix("page%3D").unwrap().parse().unwrap());
         let more = if at + 1 < cluster.slices.len() { format!("page={}", at + 1) } else { String::new() };
         let items: Vec<&Value> = cluster.slices.values().skip(at).take(1).collect();

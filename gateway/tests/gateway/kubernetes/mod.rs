@@ -14,7 +14,7 @@ use api::{Api, ending, ready, unready};
 const STALE: &str = r#"semmoe_discovery_stale{source="pods"}"#;
 const MODEL: &str = "[[models]]\nname = \"tiny\"\npolicy = \"round_robin\"\n[[models.discovery]]\nname = \"pods\"\n\
                      engine = \"sglang\"\nranks = 1\n";
-/// Longer than any test: a backend that joins or leaves did so for an event.
+/// Longer than any test: only an event can make a backend join or leave.
 const NEVER: &str = "interval_seconds = 3600.0";
 const OFTEN: &str = "interval_seconds = 0.01";
 
@@ -42,11 +42,11 @@ async fn backends_join_and_leave_with_the_endpoints() {
     api.set(&[ready(&a), unready(&b)]);
     let gateway = start(&toml(&api.url(), "", NEVER)).await;
     found(&gateway, &[&a]).await;
-    // Both of two pages, and both of two events.
+    // All of several pages, and of several events.
     api.set(&[ready(&a), ready(&b), ready(&c)]);
     found(&gateway, &[&a, &b, &c]).await;
     until(&gateway, FOUND, |found| found == 3.0).await;
-    // One that is about to end leaves at once; who is only not ready may come back, and is spared.
+    // A terminating endpoint leaves at once; one that is merely not ready may return, and is spared.
     api.set(&[ending(&a), unready(&b), ready(&c)]);
     found(&gateway, &[&b, &c]).await;
     for _ in 0..4 {
@@ -77,14 +77,14 @@ async fn endpoints_that_vanish_leave_after_some_looks() {
     assert_eq!(backends(&gateway).await, named(&[&a, &b]));
     api.set(&[ready(&b)]);
     found(&gateway, &[&b]).await;
-    // The source goes with its section.
+    // The source is removed with its section.
     file.write("", &crate::support::files::model("tiny", "", &[("pod-c", &a.url(), 1)]));
     assert_eq!(reload(&gateway).await.json()["backends_removed"], json!(named(&[&b])));
     gateway.shutdown(PATIENCE).await;
 }
 
-/// 403, 500, what is no answer, a cut: the last known backends stay, and all of it is counted. Then what changed
-/// meanwhile counts.
+/// 403, 500, an invalid answer, a cut: the last known backends stay, and all of it is counted. Later changes then
+/// apply.
 #[tokio::test]
 async fn an_api_that_fails_loses_nobody() {
     let (a, b) = (canned(1), canned(1));
@@ -105,7 +105,7 @@ async fn an_api_that_fails_loses_nobody() {
         (200, "no JSON"),
         (200, r#"{"metadata":{"resourceVersion":"1"},"items":[{"endpoints":7}]}"#),
         (200, r#"{"items":[]}"#),
-        // Once it is a reason to list again; for ever it is a failure.
+        // Once it is a reason to list again; permanently it is a failure.
         (410, "{}"),
     ] {
         api.fail(status, body);
@@ -114,7 +114,7 @@ async fn an_api_that_fails_loses_nobody() {
         assert_eq!(served_by(&gateway).await, named(&[&a])[0]);
         api.recover();
         until(&gateway, STALE, |stale| stale == 0.0).await;
-        // It is watched again, and the next fault is a first one.
+        // The watch is restored, and the next fault is a first one.
         api.set(&[ready(&a), ready(&b)]);
         found(&gateway, &[&a, &b]).await;
         api.set(&[ready(&a), ending(&b)]);
@@ -136,7 +136,7 @@ async fn watches_that_end_go_on_and_old_ones_are_listed_anew() {
     api.set(&[ready(&a)]);
     let gateway = start(&toml(&api.url(), "", NEVER)).await;
     found(&gateway, &[&a]).await;
-    // In order, after an event: the next watch goes on from there.
+    // Ended normally after an event: the next watch resumes from there.
     api.set(&[ready(&a), ready(&b)]);
     found(&gateway, &[&a, &b]).await;
     let (lists, watches) = (api.lists(), api.watches());
@@ -149,12 +149,12 @@ async fn watches_that_end_go_on_and_old_ones_are_listed_anew() {
     api.end();
     found(&gateway, &[&a, &b]).await;
     assert!(api.lists() > lists);
-    // 410 in the middle of one.
+    // 410 in the middle of a watch.
     let reported = r#"{"type":"ERROR","object":{"kind":"Status","code":410}}"#;
     api.set_silently(&[ready(&a), ending(&b)]);
     api.say(reported);
     found(&gateway, &[&a]).await;
-    // Neither was a failure; these are: a cut, and what is no event.
+    // Neither was a failure; these are: a cut, and an invalid event.
     assert_eq!(metric(&gateway, r#"semmoe_discovery_answers_total{source="pods",outcome="failed"}"#).await, 0.0);
     for fault in [0, 1, 2] {
         api.set_silently(
@@ -173,7 +173,7 @@ async fn watches_that_end_go_on_and_old_ones_are_listed_anew() {
     gateway.shutdown(PATIENCE).await;
 }
 
-/// Over TLS, with a token that changes; one gateway stands in for the API server's certificate.
+/// Over TLS, with a token that changes; another gateway terminates TLS for the API server.
 #[tokio::test]
 async fn tokens_go_over_tls_and_are_read_again() {
     let a = canned(1);
@@ -198,7 +198,7 @@ async fn tokens_go_over_tls_and_are_read_again() {
     api.cut();
     eventually("the new token", async || api.tokens().last().is_some_and(|token| token == "Bearer second")).await;
     assert!(api.tokens().iter().all(|token| ["Bearer first", "Bearer second"].contains(&token.as_str())));
-    // A stranger's certificate is not believed.
+    // An unknown authority's certificate is rejected.
     let other = Authority::new();
     let more = format!("token_file = {token:?}\nca = {:?}\n", other.file("ca.pem"));
     let misled = start(&toml(&front.data_url(), &more, OFTEN)).await;

@@ -1,4 +1,4 @@
-//! Certificates, made for one test.
+//! Certificates made for one test.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use tempfile::TempDir;
 
 static MADE: AtomicU32 = AtomicU32::new(0);
 
-/// An authority and files of certificates that it signed.
+/// A certificate authority and the files of certificates that it signed.
 pub(crate) struct Authority {
     folder: TempDir,
     issuer: Issuer<'static, KeyPair>,
@@ -22,7 +22,7 @@ impl Authority {
         let key = KeyPair::generate().unwrap();
         let mut params = CertificateParams::default();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        // Two of one name would be taken for each other, up to the signature.
+        // Two authorities with one name would be indistinguishable up to the signature.
         let number = MADE.fetch_add(1, Ordering::Relaxed);
         params.distinguished_name.push(DnType::CommonName, format!("authority {number}"));
         let folder = tempfile::tempdir().unwrap();
@@ -43,8 +43,8 @@ impl Authority {
         std::fs::write(self.file(&format!("{name}.pem")), signed.pem()).unwrap();
     }
 
-    /// Writes NAME.pem and NAME.key of a certificate that signed itself, as `openssl req -x509` makes it: it claims to
-    /// be an authority, and without subjects it has a common name alone.
+    /// Writes NAME.pem and NAME.key of a self-signed certificate, as `openssl req -x509` makes it: it claims to be an
+    /// authority, and without subjects it has only a common name.
     pub(crate) fn own(&self, name: &str, subjects: &[&str], is_expired: bool) {
         let key = KeyPair::generate().unwrap();
         let subjects: Vec<String> = subjects.iter().map(|subject| (*subject).to_owned()).collect();
@@ -58,13 +58,13 @@ impl Authority {
         std::fs::write(self.file(&format!("{name}.pem")), params.self_signed(&key).unwrap().pem()).unwrap();
     }
 
-    /// `[server.tls]` or the like with the certificate NAME.
+    /// A section such as `[server.tls]` with the certificate NAME.
     pub(crate) fn section(&self, section: &str, name: &str) -> String {
         let (cert, key) = (self.file(&format!("{name}.pem")), self.file(&format!("{name}.key")));
         format!("[{section}]\ncert = {cert:?}\nkey = {key:?}\n")
     }
 
-    /// A client that believes this authority and, with a name, shows that certificate.
+    /// A client that trusts this authority and, with a name, presents that certificate.
     pub(crate) fn client(&self, http2: bool, name: Option<&str>) -> ClientSettings {
         let file = |kind: &str| name.map(|name| self.file(&format!("{name}.{kind}")));
         let files =

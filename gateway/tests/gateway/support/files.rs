@@ -1,4 +1,4 @@
-//! A configuration in a file, to be changed while a gateway runs by it.
+//! A configuration file to be changed while a gateway uses it.
 
 use std::path::PathBuf;
 
@@ -12,7 +12,7 @@ pub(crate) struct File {
 }
 
 impl File {
-    /// With `server` in `[server]` beside two free ports, and `rest` behind.
+    /// With `server` in `[server]` beside two free ports, followed by `rest`.
     pub(crate) fn new(server: &str, rest: &str) -> Self {
         let file = Self { folder: tempfile::tempdir().unwrap() };
         file.write(server, rest);

@@ -1,6 +1,6 @@
 //! Mock engines, tables for them, and a client of the gateway.
 //!
-//! The request's own header `x-mock`, which the gateway passes on, selects the mock's behaviour.
+//! The request header `x-mock`, which the gateway forwards, selects the mock's behaviour.
 
 pub(crate) mod certs;
 pub(crate) mod files;
@@ -26,10 +26,10 @@ pub(crate) use schema::check as check_schema;
 pub(crate) use semmoe_mock_engine::{Mock, Seen, SwitchFault, Worker, canned, canned_as};
 pub(crate) use tables::{Fixture, MODEL_DIR, tokenizer};
 
-/// Longer than anything here takes; a test that waits for it fails.
+/// Longer than any test takes; a test that waits for it fails.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Milliseconds of a step of both layouts, as the configuration has them too: TP is faster below 16 sequences.
+/// Step times in milliseconds of both layouts, also used by the configuration: TP is faster below 16 sequences.
 pub(crate) const CURVES: &str = "tp_step_ms = [[1, 1.0], [16, 10.0], [2048, 1000.0]]\n\
                                  ep_step_ms = [[1, 5.0], [16, 10.0], [2048, 100.0]]\n\
                                  tp_prefill_rate = 10000.0\nep_prefill_rate = 10000.0\n";
@@ -43,7 +43,7 @@ pub(crate) fn config(toml: &str) -> Config {
     bare_config(&format!("[health]\ninterval_seconds = 0.02\nunhealthy_after = 1\n{toml}"))
 }
 
-/// A gateway with two free ports, and by default in all else that `rest` does not say.
+/// A gateway with two free ports, and defaults for everything that `rest` does not set.
 pub(crate) async fn start_bare(rest: &str) -> Running {
     Gateway::start(bare_config(rest)).await.unwrap()
 }
@@ -67,14 +67,14 @@ impl<const N: usize> Fleet<N> {
     }
 }
 
-/// [`several`] backends of two ranks; `rules` goes before their model.
+/// [`several`] backends of two ranks; `rules` precedes their model.
 pub(crate) async fn fleet<const N: usize>(rules: &str) -> Fleet<N> {
     let mocks = [(); N].map(|()| canned(2));
     let toml = format!("{rules}{}", several(&mocks.each_ref()));
     Fleet::start(mocks, &toml).await
 }
 
-/// A [`plain_model`] of one backend; `rules` goes before it.
+/// A [`plain_model`] of one backend; `rules` precedes it.
 pub(crate) async fn alone(ranks: u16, rules: &str) -> Fleet<1> {
     let mock = canned(ranks);
     let toml = format!("{rules}{}", plain_model(&mock, ranks));
@@ -89,7 +89,7 @@ pub(crate) struct Affine {
     pub(crate) client: Client,
 }
 
-/// Text `i` is at home on rank `i`; `rules` goes before the model.
+/// Text `i` prefers rank `i`; `rules` precedes the model.
 pub(crate) async fn affine(ranks: u16, texts: &[&str], rules: &str) -> Affine {
     let fixture = Fixture::new(ranks);
     let mock = canned_as(fixture.info());
@@ -98,11 +98,11 @@ pub(crate) async fn affine(ranks: u16, texts: &[&str], rules: &str) -> Affine {
     Affine { mock, fixture, client: Client::data(&gateway), gateway }
 }
 
-/// Two texts whose words have their homes on different ranks.
+/// Two texts whose words prefer different ranks.
 pub(crate) const TEXTS: [&str; 2] = ["river water boat fish", "king queen castle sword"];
 
-/// A gateway whose backend `pod-a` runs the tables `first` of the fixture's folder, which is the root of others; text
-/// `i` is at home on rank `i`. `sections` goes before the models.
+/// A gateway whose backend `pod-a` runs the tables `first` of the fixture's folder, which is the tables root; text `i`
+/// prefers rank `i`. `sections` precedes the models.
 pub(crate) async fn reloadable(mock: &Mock, fixture: &Fixture, sections: &str) -> Running {
     mock.settings().info = Some(fixture.info());
     let tables = fixture.write("first", &TEXTS, 0);
@@ -185,12 +185,12 @@ impl Client {
         Self { http: HttpClient::default(), base: address.into() }
     }
 
-    /// With connections of another kind.
+    /// A client with other connection settings.
     pub(crate) fn with(settings: &ClientSettings, url: &str) -> Self {
         Self { http: HttpClient::new(settings), base: url.parse().unwrap() }
     }
 
-    /// The error, where no connection can be made.
+    /// The error when no connection can be made.
     pub(crate) async fn refusal(&self, path: &str) -> String {
         self.try_open(Method::GET, path, &[], "").await.unwrap_err().to_string()
     }
@@ -209,7 +209,7 @@ impl Client {
         self.http.send(request.body(Full::new(body.into())).unwrap()).await
     }
 
-    /// Sends and returns as soon as the head of the answer is there.
+    /// Sends and returns as soon as the response head arrives.
     pub(crate) async fn open(
         &self,
         method: Method,
@@ -237,7 +237,7 @@ impl Client {
         self.call(Method::POST, path, &[("content-type", "application/json")], body).await
     }
 
-    /// So many empty requests, `at_once` at a time.
+    /// This many empty requests, `at_once` at a time.
     pub(crate) async fn post_many(&self, path: &str, requests: usize, at_once: usize) {
         let calls = futures_util::stream::iter(0..requests).map(|_| self.post(path, "{}"));
         calls.buffer_unordered(at_once).for_each(async |_| ()).await;
@@ -247,7 +247,7 @@ impl Client {
         self.call(Method::POST, path, &[("content-type", "application/json"), ("x-mock", behaviour)], body).await
     }
 
-    /// Sends, and does not wait for the answer.
+    /// Sends without waiting for the answer.
     pub(crate) fn begin(&self, path: &'static str, body: impl Into<Bytes> + Send + 'static) -> JoinHandle<Answer> {
         let client = self.clone();
         tokio::spawn(async move { client.post(path, body).await })
@@ -268,7 +268,7 @@ impl Client {
     }
 }
 
-/// Waits for answers, which must be good.
+/// Waits for answers, which must be successful.
 pub(crate) async fn all_succeed(calls: impl IntoIterator<Item = JoinHandle<Answer>>) {
     for call in calls {
         assert_eq!(call.await.unwrap().status, 200);
@@ -281,7 +281,7 @@ pub(crate) async fn next_frame(response: &mut Response<AnswerBody>) -> Option<St
     Some(String::from_utf8(frame.unwrap().into_data().unwrap().to_vec()).unwrap())
 }
 
-/// The text of all frames that are still to come.
+/// The text of all remaining frames.
 pub(crate) async fn rest_of(response: &mut Response<AnswerBody>) -> String {
     let mut rest = String::new();
     while let Some(frame) = next_frame(response).await {
@@ -290,12 +290,12 @@ pub(crate) async fn rest_of(response: &mut Response<AnswerBody>) -> String {
     rest
 }
 
-/// The page of metrics.
+/// The metrics page.
 pub(crate) async fn metrics(gateway: &Running) -> String {
     Client::admin(gateway).get("/metrics").await.text()
 }
 
-/// Value of a metric line, 0 if there is none.
+/// Value of a metric line, 0 if absent.
 pub(crate) async fn metric(gateway: &Running, line: &str) -> f64 {
     let text = metrics(gateway).await;
     text.lines().find_map(|found| found.strip_prefix(line)?.trim().parse().ok()).unwrap_or(0.0)
@@ -308,7 +308,7 @@ pub(crate) async fn shown(gateway: &Running, backend: &str) -> Value {
     found.unwrap_or_else(|| panic!("no {backend} in {shown}")).clone()
 }
 
-/// Waits until the admin plane shows of a backend what is wanted.
+/// Waits until the admin plane shows the wanted state of a backend.
 pub(crate) async fn until_shown(gateway: &Running, backend: &str, wanted: impl Fn(&Value) -> bool) -> Value {
     let wait = async {
         loop {
@@ -322,7 +322,7 @@ pub(crate) async fn until_shown(gateway: &Running, backend: &str, wanted: impl F
     tokio::time::timeout(PATIENCE, wait).await.expect("the backend is shown as wanted")
 }
 
-/// Requests in flight on every rank, as the accounts and as the gauges see them.
+/// Requests in flight on every rank, by the accounts and by the gauges.
 pub(crate) async fn in_flight(gateway: &Running) -> (u64, f64) {
     let backends = Client::admin(gateway).get("/admin/backends").await.json();
     let ranks =
@@ -339,12 +339,12 @@ pub(crate) async fn in_flight(gateway: &Running) -> (u64, f64) {
     (accounts, gauges.map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()).sum())
 }
 
-/// Waits until nothing is in flight: a gateway learns of a disconnect a moment after the client caused it.
+/// Waits until nothing is in flight: a gateway notices a disconnect a moment after the client caused it.
 pub(crate) async fn settled(gateway: &Running) {
     eventually("in-flight counts return to zero", async || in_flight(gateway).await == (0, 0.0)).await;
 }
 
-/// Waits until it is so; `what` says what did not come.
+/// Waits until `is_so`; on a time-out the panic names `what`.
 pub(crate) async fn eventually(what: &str, is_so: impl AsyncFn() -> bool) {
     let wait = async {
         while !is_so().await {
@@ -354,7 +354,7 @@ pub(crate) async fn eventually(what: &str, is_so: impl AsyncFn() -> bool) {
     tokio::time::timeout(PATIENCE, wait).await.unwrap_or_else(|_| panic!("not in time: {what}"));
 }
 
-/// A client that leaves when its request is at the engine, which then hears of it.
+/// A client that leaves once its request is at the engine, which then notices it.
 pub(crate) async fn leave_before_the_answer(client: &Client, mock: &mut Mock, path: &'static str) {
     let call = client.begin_with(path, "hang", "{}");
     mock.next().await;

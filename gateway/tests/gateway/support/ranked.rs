@@ -1,4 +1,4 @@
-//! Mock engines that run requests on their ranks, and what ran there.
+//! Mock engines that run requests on their ranks, and a record of what ran there.
 
 use std::path::Path;
 
@@ -14,7 +14,7 @@ pub(crate) fn mock_of(fixture: &Fixture, dialect: Dialect, texts: Texts, change:
     Mock::start(engine.with(|settings| settings.ranks = fixture.ranks).with(change))
 }
 
-/// The same, with the tokens and the template that the gateway has: else its counts would be misread.
+/// A mock of the fixture with the gateway's tokens and template; otherwise its counts would be misread.
 pub(crate) fn ranked(fixture: &Fixture, dialect: Dialect, change: impl FnOnce(&mut Settings)) -> Mock {
     let template = ChatTemplate::beside(&Path::new(MODEL_DIR).join("tokenizer.json"), || 0).unwrap();
     let texts = Texts::Model(tokenizer(), Some(Box::new(template)));
@@ -44,13 +44,13 @@ pub(crate) fn ran(mock: &Mock) -> Vec<u16> {
     mock.ran().iter().filter(|ran| !is_probe(&ran.body)).map(|ran| ran.rank).collect()
 }
 
-/// The pins of clients' requests since the last call, whether they were read or not.
+/// The pins of clients' requests since the last call, whether or not they were read.
 pub(crate) fn sent_pins(mock: &mut Mock) -> Vec<Option<u64>> {
     let pin = |seen: Seen| seen.header_pin().map(u64::from).or(seen.json()["routed_dp_rank"].as_u64());
     of_clients(mock).into_iter().map(pin).collect()
 }
 
-/// The requests since the last call that are no probes.
+/// The requests since the last call, without probes.
 pub(crate) fn of_clients(mock: &mut Mock) -> Vec<Seen> {
     let all = std::iter::from_fn(|| mock.seen.try_recv().ok());
     all.filter(|seen| !is_probe(&seen.json())).collect()

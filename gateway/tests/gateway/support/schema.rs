@@ -1,12 +1,11 @@
-//! Enough of JSON Schema to hold answers against the admin plane's own document. What it does not know, it does not
-//! pass.
+//! The part of JSON Schema needed to check answers against the admin plane's document. Unknown keywords fail the check.
 
 use serde_json::{Map, Value};
 
 /// Annotations of a schema, not constraints on a value.
 const REMARKS: [&str; 4] = ["description", "title", "format", "default"];
 
-/// Panics, naming the place, where `value` is not as `schema` says, or has a field that the schema does not name.
+/// Panics, naming the place, if `value` does not match `schema`, or has a field that the schema does not name.
 pub(crate) fn check(document: &Value, schema: &Value, value: &Value, at: &str) {
     if let Err(why) = fits(document, schema, value, at) {
         panic!("{why}");
@@ -59,7 +58,7 @@ fn fits(document: &Value, schema: &Value, value: &Value, at: &str) -> Result<(),
     Ok(())
 }
 
-/// Every field is named, and as its schema says.
+/// Every field is named, and matches its schema.
 fn fields(document: &Value, rules: &Map<String, Value>, value: &Value, at: &str) -> Result<(), String> {
     let named = rules["properties"].as_object().unwrap();
     for (name, value) in value.as_object().into_iter().flatten() {

@@ -45,12 +45,12 @@ impl Fixture {
         Self { folder: tempfile::tempdir().unwrap(), tokenizer, model, ranks }
     }
 
-    /// The rank after `rank`, `shift` steps on.
+    /// The rank `shift` steps after `rank`, cyclically.
     fn shifted(&self, rank: usize, shift: u16) -> usize {
         (rank + usize::from(shift)) % usize::from(self.ranks)
     }
 
-    /// Tables in which the words of text `i` are at home on rank `i + shift`, and all other tokens nowhere.
+    /// Tables in which the words of text `i` prefer rank `i + shift`, and all other tokens none.
     pub(crate) fn builder(&self, texts: &[&str], shift: u16) -> TablesBuilder {
         let ranks = usize::from(self.ranks);
         let mut t = vec![f16::from_f32(1.0 / ranks as f32); self.model.vocab_size as usize * ranks];
@@ -67,7 +67,7 @@ impl Fixture {
         if slots.to_placement().is_some() { builder } else { builder.replicas(slots) }
     }
 
-    /// Experts in their order; the first ones again in the slots that are left where the ranks do not divide them.
+    /// Experts in order; the first ones are repeated in the slots left over if the ranks do not divide them.
     fn slots(&self) -> Replicas {
         let (experts, ranks) = (self.model.num_experts, self.ranks);
         let slots = experts.next_multiple_of(ranks);
@@ -106,7 +106,7 @@ impl Fixture {
         )
     }
 
-    /// The same with the default settings.
+    /// One model with affinity over one backend, with the default settings.
     pub(crate) fn balanced(&self, url: &str, tables: &Path) -> String {
         format!(
             "[[models]]\nname = \"tiny\"\ntokenizer = \"{MODEL_DIR}/tokenizer.json\"\n\

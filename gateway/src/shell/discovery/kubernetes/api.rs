@@ -15,22 +15,22 @@ use crate::config::KubernetesConfig;
 
 use super::slices::{Event, List, Slices};
 
-/// Endpoints come in slices of a hundred, of some 10 kB each.
+/// Endpoints arrive in slices of a hundred, about 10 kB each.
 const PAGE: usize = 200;
 const MAX_PAGES: usize = 50;
 const LIST: AnswerLimits = AnswerLimits { timeout: Duration::from_secs(30), max_bytes: 32 << 20 };
 /// Longest event, in bytes: one slice.
 const MAX_EVENT: usize = 4 << 20;
-/// The API server ends a watch after this time, and it starts over: an API server that fell silent is noticed so.
+/// The API server ends a watch after this time and it is renewed, which reveals a silent API server.
 const WATCH_SECONDS: u64 = 60;
-/// ...and this much later at the latest.
+/// Grace beyond [`WATCH_SECONDS`] before the watch is given up.
 const WATCH_GRACE: Duration = Duration::from_secs(15);
-/// To the head of an answer.
+/// Longest wait for a response head.
 const HEAD: Duration = Duration::from_secs(15);
 /// Tokens have one or two kB.
 const MAX_TOKEN: u64 = 64 << 10;
 
-/// Why there is no answer to go by.
+/// Why there is no usable answer.
 #[derive(Debug, thiserror::Error)]
 pub(in crate::shell::discovery) enum ApiError {
     /// The resource version that a watch resumes from has expired.
@@ -48,14 +48,14 @@ pub(in crate::shell::discovery) enum ApiError {
     Port { known: String, wanted: String },
 }
 
-/// The API server, as it is spoken to until something goes wrong.
+/// A session with the API server, used until something fails.
 pub(super) struct Api<'a> {
     client: HttpClient,
     config: &'a KubernetesConfig,
 }
 
 impl<'a> Api<'a> {
-    /// Reads the certificates; they may have been renewed since the last time.
+    /// Reads the certificates, which may have been renewed since the last time.
     pub(super) async fn open(config: &'a KubernetesConfig) -> Result<Self, ApiError> {
         let files = ClientFiles { ca: Some(config.ca.clone()), ..ClientFiles::default() };
         let tls = config.api_server.is_secure().then(|| blocking(move || Ok(ClientTls::load(files, false)?)));
@@ -81,7 +81,7 @@ impl<'a> Api<'a> {
         Ok(request)
     }
 
-    /// Everything that is there now; returns the version to watch from.
+    /// Lists everything there is now; returns the version to watch from.
     pub(super) async fn list(&self, slices: &mut Slices) -> Result<String, ApiError> {
         let mut next = String::new();
         for _ in 0..MAX_PAGES {
@@ -96,14 +96,14 @@ impl<'a> Api<'a> {
             let (version, more) = slices.add(list)?;
             match more {
                 None => return Ok(version),
-                // It is of the API server's making, and may hold what has a meaning in queries.
+                // The API server chose it; it may contain characters with a meaning in queries.
                 Some(token) => next = format!("&continue={}", escaped(&token)),
             }
         }
         Err(ApiError::Answer { cause: format!("the service has more than {} EndpointSlices", PAGE * MAX_PAGES) })
     }
 
-    /// The changes from a version on.
+    /// Watches the changes from a version on.
     pub(super) async fn watch(&self, version: &str) -> Result<Watch, ApiError> {
         let version = escaped(version);
         let query =
@@ -126,7 +126,7 @@ impl<'a> Api<'a> {
     }
 }
 
-/// A stream of events, one a line.
+/// A stream of events, one per line.
 pub(super) struct Watch {
     url: String,
     body: AnswerBody,
@@ -135,7 +135,7 @@ pub(super) struct Watch {
 }
 
 impl Watch {
-    /// The next event; `None` when the API server ended the watch in order.
+    /// The next event; `None` when the API server ended the watch normally.
     pub(super) async fn next(&mut self) -> Result<Option<Event>, ApiError> {
         let mut seen = 0;
         loop {
@@ -176,20 +176,20 @@ fn bearer(path: &Path) -> Result<HeaderValue, ApiError> {
         return Err(fail(format!("{length} bytes, expected at most {MAX_TOKEN}")));
     }
     let text = std::fs::read_to_string(path).map_err(|error| fail(error.to_string()))?;
-    // The file's content is not repeated.
+    // The error does not repeat the file's content.
     let mut value = HeaderValue::try_from(format!("Bearer {}", text.trim()))
         .map_err(|_| fail("expected one line of printable characters".to_owned()))?;
     value.set_sensitive(true);
     Ok(value)
 }
 
-/// For the value of a query's field.
+/// Escapes the value of a query field.
 fn escaped(text: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
     text.bytes().map(|byte| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") }).collect()
 }
 
-/// Off the threads that do network I/O.
+/// Runs off the network threads.
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {

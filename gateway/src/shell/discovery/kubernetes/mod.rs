@@ -1,9 +1,8 @@
 //! The endpoints of a Kubernetes service, followed by one task: listed once, then watched.
 //!
-//! The API server may go away, forget the version that a watch goes on from (410), or refuse (403). Then everything is
-//! listed again, after a wait that grows with every failure, and until that succeeds the answer is a failure: backends
-//! stay as they are known. It is spoken to through the one HTTP client; [`api`] has the requests, [`slices`] what comes
-//! back.
+//! The API server may go away, forget the version that a watch resumes from (410), or refuse (403). Everything is then
+//! listed again, after a wait that grows with every failure. Until that succeeds the answer is a failure, and the known
+//! backends stay. All requests use the one HTTP client; [`api`] has the requests, [`slices`] the responses.
 
 mod api;
 mod slices;
@@ -27,12 +26,12 @@ use slices::Slices;
 /// First and longest wait after a failure.
 const FIRST_WAIT: Duration = Duration::from_millis(200);
 const MAX_WAIT: Duration = Duration::from_secs(30);
-/// Expired versions in a row that are no failure yet.
+/// Consecutive expired versions that do not yet count as a failure.
 const MAX_GONE: u32 = 3;
-/// A watch that ends in order before this time without an event counts as failed.
+/// A watch that ends normally before this time, without an event, counts as failed.
 const SHORTEST_WATCH: Duration = Duration::from_secs(1);
 
-/// A service that is followed, until this is dropped.
+/// A service that is followed until this is dropped.
 pub(super) struct Followed {
     latest: Arc<LatestAnswer>,
     _stop: DropGuard,
@@ -46,7 +45,7 @@ struct LatestAnswer {
 }
 
 impl Followed {
-    /// Begins; `wake` is called at every change.
+    /// Starts; `wake` is notified at every change.
     pub(super) fn start(config: KubernetesConfig, wake: Arc<Notify>) -> Self {
         let latest = Arc::new(LatestAnswer { answer: Mutex::new(None), changed: AtomicBool::new(false), wake });
         let stop = CancellationToken::new();
@@ -55,12 +54,12 @@ impl Followed {
         Self { latest, _stop: stop.drop_guard() }
     }
 
-    /// Whether the answer is another one since this was asked.
+    /// Whether the answer changed since the last call.
     pub(super) fn changed(&self) -> bool {
         self.latest.changed.swap(false, Ordering::AcqRel)
     }
 
-    /// `None` until the first one is there.
+    /// `None` until the first answer arrives.
     pub(super) fn answer(&self) -> Option<Result<Answer, Arc<ApiError>>> {
         self.latest.answer.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -69,7 +68,7 @@ impl Followed {
 impl LatestAnswer {
     fn publish(&self, answer: Result<Answer, ApiError>) {
         let mut latest = self.answer.lock().unwrap_or_else(PoisonError::into_inner);
-        // Every failure is passed on, as each is counted.
+        // Report every failure, because each is counted.
         if matches!((&answer, &*latest), (Ok(now), Some(Ok(before))) if now == before) {
             return;
         }
@@ -87,7 +86,7 @@ async fn follow(config: KubernetesConfig, latest: Arc<LatestAnswer>) {
         let mut saw_event = false;
         let Err(error) = list_and_watch(&config, &latest, &mut saw_event).await;
         match error {
-            // The last answer is still the best one, and is listed again.
+            // The last answer is still the best, and the list is repeated.
             ApiError::Gone if too_old < MAX_GONE => {
                 tracing::debug!(service = config.service, "the watch has expired, listing again");
                 too_old += 1;
@@ -100,13 +99,13 @@ async fn follow(config: KubernetesConfig, latest: Arc<LatestAnswer>) {
         if saw_event || began.elapsed() >= MAX_WAIT {
             (wait, too_old) = (FIRST_WAIT, 0);
         }
-        // Several gateways do not come at the same moment.
+        // Jitter, so that several gateways do not reconnect at once.
         tokio::time::sleep(wait.mul_f64(0.5 + fastrand::f64() / 2.0)).await;
         wait = (wait * 2).min(MAX_WAIT);
     }
 }
 
-/// Lists and watches until that goes wrong. `saw_event`: a watch brought an event.
+/// Lists and watches until something fails. `saw_event`: a watch delivered an event.
 async fn list_and_watch(
     config: &KubernetesConfig,
     latest: &LatestAnswer,

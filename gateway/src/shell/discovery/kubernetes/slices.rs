@@ -1,4 +1,4 @@
-//! EndpointSlices (`discovery.k8s.io/v1`): as much of them as says where engines are.
+//! EndpointSlices (`discovery.k8s.io/v1`), as far as they locate engines.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -49,7 +49,7 @@ struct Endpoint {
     conditions: Conditions,
 }
 
-/// Absent ones mean the best.
+/// Absent conditions mean the best.
 #[derive(Debug, Default, Deserialize)]
 struct Conditions {
     ready: Option<bool>,
@@ -67,13 +67,13 @@ struct Port {
 /// An event of a watch.
 #[derive(Debug)]
 pub(super) enum Event {
-    /// A slice is there, or is another one now.
+    /// A new or changed slice.
     Set(Slice),
-    /// It is gone.
+    /// A deleted slice.
     Gone(Slice),
     /// Nothing changed up to this version.
     Bookmark(Slice),
-    /// Of a kind that is not known.
+    /// An unknown kind.
     Other,
 }
 
@@ -118,7 +118,7 @@ impl Event {
 pub(super) struct Slices(BTreeMap<String, Slice>);
 
 impl Slices {
-    /// Takes a page; returns its version, and what asks for the next one.
+    /// Adds a page; returns its version, and the token for the next page.
     pub(super) fn add(&mut self, list: List) -> Result<(String, Option<String>), ApiError> {
         for slice in list.items.into_iter().flatten() {
             self.set(slice)?;
@@ -126,7 +126,7 @@ impl Slices {
         Ok((list.metadata.resource_version, list.metadata.more.filter(|more| !more.is_empty())))
     }
 
-    /// Takes an event; returns the version after it.
+    /// Applies an event; returns the version after it.
     pub(super) fn apply(&mut self, event: Event) -> Result<Option<String>, ApiError> {
         let version = |slice: &Slice| Some(slice.metadata.resource_version.clone()).filter(|it| !it.is_empty());
         Ok(match event {
@@ -152,7 +152,7 @@ impl Slices {
         Ok(())
     }
 
-    /// Engines that take requests, and those that end. `port`: its name; `None`: the only one.
+    /// Engines that accept requests, and those that are terminating. `port`: its name; `None`: the only one.
     pub(super) fn answer(&self, port: Option<&str>) -> Result<Answer, ApiError> {
         let mut answer = Answer::default();
         let mut problem = None;
@@ -169,7 +169,7 @@ impl Slices {
                 }
             };
             for endpoint in endpoints {
-                // Further addresses are other ways to the same endpoint.
+                // Further addresses are alternatives for the same endpoint.
                 let Some(ip) = endpoint.addresses.first().and_then(|ip| ip.parse::<IpAddr>().ok()) else { continue };
                 let Conditions { ready, serving, terminating } = endpoint.conditions;
                 let address = SocketAddr::new(ip, port);
@@ -180,7 +180,7 @@ impl Slices {
                 }
             }
         }
-        // While a slice is replaced an endpoint may be in two.
+        // While a slice is being replaced, an endpoint may appear in both.
         let Answer { addresses, leaving, .. } = &mut answer;
         leaving.retain(|address| !addresses.contains(address));
         match problem {
@@ -191,7 +191,7 @@ impl Slices {
 }
 
 impl Slice {
-    /// The engines' port, or what is there in its place.
+    /// The engines' port, or an error that lists the ports there are.
     fn port(&self, wanted: Option<&str>) -> Result<u16, ApiError> {
         let ports = self.ports.as_deref().unwrap_or_default();
         let tcp = |port: &&Port| port.protocol.as_deref().is_none_or(|protocol| protocol == "TCP");
@@ -249,7 +249,7 @@ mod tests {
             endpoint("10.0.0.2", None, None, None),
             endpoint("10.0.0.3", no, no, no),
             endpoint("10.0.0.4", no, yes, yes),
-            // As with publishNotReadyAddresses.
+            // publishNotReadyAddresses sets these conditions.
             endpoint("10.0.0.5", yes, no, no),
             endpoint("10.0.0.6", yes, yes, yes),
             endpoint("no address", yes, yes, no),
@@ -261,7 +261,7 @@ mod tests {
         assert_eq!(ips(&answer.addresses), ["10.0.0.1:30000", "10.0.0.2:30000", "10.0.0.7:30000"]);
         assert_eq!(ips(&answer.leaving), ["10.0.0.4:30000", "10.0.0.6:30000"]);
         assert_eq!(known.answer(None).unwrap(), answer);
-        // In two slices: who serves in one of them serves.
+        // An endpoint that serves in either of two slices serves.
         let both = slices(vec![
             slice("a", http.clone(), vec![endpoint("10.0.0.1", no, yes, yes)]),
             slice("b", http, vec![endpoint("10.0.0.1", yes, yes, no)]),
@@ -286,7 +286,7 @@ mod tests {
         let udp = json!([{ "name": "http", "port": 1, "protocol": "UDP" }, { "port": null }]);
         assert!(one(udp).answer(None).unwrap_err().to_string().contains("the ports none"));
         assert!(one(Value::Null).answer(None).is_err());
-        // An empty set is no error.
+        // An empty set is not an error.
         assert_eq!(slices(vec![slice("a", Value::Null, Vec::new())]).answer(None).unwrap(), Answer::default());
         let mut names = slice("a", json!([{ "port": 1 }]), vec![endpoint("a.example", None, None, None)]);
         names["addressType"] = json!("FQDN");

@@ -1,7 +1,7 @@
-//! Messages of the DNS, as far as SRV records need them (RFC 1035, RFC 2782): one question, and the answer to it.
+//! DNS messages as far as SRV records need them (RFC 1035, RFC 2782): one question and its answer.
 //!
-//! `simple_dns` reads an answer: names point backwards only, and nothing is read beyond the message, which has at most
-//! 65,535 bytes. The rest is checked here: whether it answers our question, and whether its targets are host names.
+//! `simple_dns` parses an answer: names point backwards only, and nothing is read beyond the message, which has at most
+//! 65,535 bytes. This module checks the rest: that it answers our question, and that its targets are host names.
 
 use simple_dns::rdata::RData;
 use simple_dns::{CLASS, Name, OPCODE, Packet, PacketFlag, QCLASS, QTYPE, Question, RCODE, SimpleDnsError, TYPE};
@@ -9,22 +9,22 @@ use simple_dns::{CLASS, Name, OPCODE, Packet, PacketFlag, QCLASS, QTYPE, Questio
 use crate::config::is_dns_name;
 
 const HEADER_BYTES: usize = 12;
-/// Of a question; records have more.
+/// Minimum size of a question; records are longer.
 const MIN_ENTRY_BYTES: usize = 5;
 
-/// One record: where an instance of the service is.
+/// One record: the address of an instance of the service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Service {
     pub(super) priority: u16,
     pub(super) port: u16,
-    /// In small letters, without the last dot.
+    /// In lower case, without the trailing dot.
     pub(super) target: String,
 }
 
-/// Why a message is no answer to go by.
+/// Why a message is not a usable answer.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(in crate::shell::discovery) enum MessageError {
-    /// The name is not there, and no other server will know it.
+    /// The name does not exist, and no other server will know it.
     #[error("no such name")]
     NoSuchName,
     /// The server could or would not answer.
@@ -33,13 +33,13 @@ pub(in crate::shell::discovery) enum MessageError {
         /// RCODE.
         code: RCODE,
     },
-    /// It is the answer to something else.
+    /// It answers another question.
     #[error("the message does not answer the question: its {what} differs")]
     Foreign {
         /// Which part.
         what: &'static str,
     },
-    /// It has fewer bytes than it announces.
+    /// It is shorter than its header announces.
     #[error("the message has {length} bytes, too few for the {entries} entries that it announces")]
     Short {
         /// The message's length.
@@ -47,10 +47,10 @@ pub(in crate::shell::discovery) enum MessageError {
         /// Questions and records of all sections.
         entries: usize,
     },
-    /// The server had more to say than fits.
+    /// The server had more to send than fits.
     #[error("the message is truncated, expected a whole one")]
     Truncated,
-    /// It is no message, or its question could not be written.
+    /// Not a DNS message, or its question could not be encoded.
     #[error("not a message of the DNS: {0}")]
     Malformed(#[from] SimpleDnsError),
     /// A target that is not a host name.
@@ -70,15 +70,15 @@ pub(super) fn question(id: u16, name: &str) -> Result<Vec<u8>, MessageError> {
     Ok(packet.build_bytes_vec()?)
 }
 
-/// The records that an answer to [`question`] has; further names that the name stands for are followed. A target that
-/// is the root says that there is no such service, and makes no record.
+/// The records in an answer to [`question`], following aliases of the name. A root target says that the service does
+/// not exist and yields no record.
 pub(super) fn records(message: &[u8], id: u16, name: &str) -> Result<Vec<Service>, MessageError> {
     has_room(message)?;
     let packet = Packet::parse(message)?;
     let mut owner = Name::new(name)?;
     answers(&packet, id, &owner)?;
     let mut found = Vec::new();
-    // The time to live does not matter: every look asks again.
+    // The time to live does not matter: every poll asks again.
     for record in packet.answers.iter().filter(|record| record.class == CLASS::IN) {
         match &record.rdata {
             _ if record.name != owner => {}
@@ -96,7 +96,7 @@ pub(super) fn records(message: &[u8], id: u16, name: &str) -> Result<Vec<Service
     Ok(found)
 }
 
-/// Room is made for as many entries as a message announces, so it must be able to have them.
+/// The parser allocates for as many entries as a message announces, so it must be long enough to contain them.
 fn has_room(message: &[u8]) -> Result<(), MessageError> {
     let length = message.len();
     let counts = message.get(4..HEADER_BYTES).unwrap_or_default();
@@ -136,7 +136,7 @@ mod tests {
 
     const NAME: &str = "_http._tcp.engines.example";
 
-    /// An answer to the question with this id, with these records behind it.
+    /// An answer to the question with this id, followed by these records.
     fn answer(flags: u16, answers: u16, records: &[u8]) -> Vec<u8> {
         let mut message = question(7, NAME).unwrap();
         message[2..4].copy_from_slice(&(0x8000 | flags).to_be_bytes());
@@ -145,7 +145,7 @@ mod tests {
         message
     }
 
-    /// A record of this type whose owner is a pointer to `owner`.
+    /// A record of this type, owned by a pointer to `owner`.
     fn record(owner: u8, kind: u16, data: &[u8]) -> Vec<u8> {
         let mut record = vec![0xc0, owner];
         record.extend([kind.to_be_bytes(), [0, 1], [0, 0], [0, 5]].concat());
@@ -156,7 +156,7 @@ mod tests {
 
     const CNAME: u16 = 5;
     const SRV: u16 = 33;
-    /// Points to the question's name, and to its last two labels.
+    /// A pointer to the question's name, and one to its last two labels.
     const OWNER: u8 = 12;
     const DOMAIN: u8 = 12 + 11;
 
@@ -236,7 +236,7 @@ mod tests {
     }
 
     proptest! {
-        /// Bytes from outside are refused or read, and what is read could be asked for.
+        /// Arbitrary bytes are refused or parsed, and any name parsed is a valid question.
         #[test]
         fn any_bytes_end_well(tail in prop::collection::vec(any::<u8>(), 0..200), answers in 0u16..9) {
             for found in read(&answer(0, answers, &tail)).unwrap_or_default() {
@@ -244,7 +244,7 @@ mod tests {
             }
         }
 
-        /// So are good messages with some bytes changed.
+        /// The property holds for good messages with some bytes changed, too.
         #[test]
         fn damaged_answers_end_well(at in 0usize..120, byte: u8, cut in 0usize..120) {
             let records = [service(1, 80, &[2, b'p', b'0', 0xc0, DOMAIN]), record(OWNER, CNAME, &[0xc0, OWNER])];

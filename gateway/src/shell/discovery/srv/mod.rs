@@ -1,7 +1,7 @@
-//! Backends by SRV records: which hosts and ports there are is asked of the nameservers of `/etc/resolv.conf`, over
-//! TCP; the addresses of the hosts are the resolver's, as everywhere.
+//! Backends by SRV records. The nameservers of `/etc/resolv.conf` are asked over TCP for hosts and ports; the hosts'
+//! addresses come from the resolver, as everywhere.
 //!
-//! Over TCP an answer is whole (never cut, as over UDP) and cannot be forged by guessing its id.
+//! Over TCP an answer is complete (never truncated, as over UDP) and cannot be forged by guessing its id.
 
 mod message;
 
@@ -19,10 +19,10 @@ use message::{MessageError, Service, question, records};
 
 /// Longest wait for one nameserver; there are at most three.
 const SERVER_TIMEOUT: Duration = Duration::from_millis(1500);
-/// As in the system's resolver.
+/// The limit of the system's resolver.
 const MAX_SERVERS: usize = 3;
 const DNS_PORT: u16 = 53;
-/// Hosts whose addresses are asked for at a time.
+/// Hosts resolved at a time.
 const LOOKUPS: usize = 16;
 /// Longest `/etc/resolv.conf` that is read.
 const CONFIG_BYTES: u64 = 64 << 10;
@@ -33,21 +33,21 @@ pub(super) enum SrvError {
     /// No nameserver.
     #[error("cannot read the nameservers of /etc/resolv.conf: {0}")]
     Servers(io::Error),
-    /// It has only lines that are no addresses.
+    /// None of its lines is a usable address.
     #[error("/etc/resolv.conf has no nameserver with an address that can be used")]
     NoServers,
-    /// Not reached, or it broke off.
+    /// It could not be reached, or the connection broke.
     #[error("nameserver {server} (TCP): {source}")]
     Server {
-        /// Who was asked.
+        /// The nameserver.
         server: SocketAddr,
         /// The operating system's reason.
         source: io::Error,
     },
-    /// It says nothing to go by.
+    /// Its answer is unusable.
     #[error("nameserver {server}: {source}")]
     Message {
-        /// Who was asked.
+        /// The nameserver.
         server: SocketAddr,
         /// The problem.
         source: MessageError,
@@ -55,15 +55,15 @@ pub(super) enum SrvError {
     /// No target has an address.
     #[error("target {target}: {source}")]
     Target {
-        /// The first of them.
+        /// The first such target.
         target: String,
         /// The resolver's reason.
         source: io::Error,
     },
 }
 
-/// Where the instances of a service are: those of the lowest priority number, as the records want it. Weights are not
-/// looked at, as requests go by load.
+/// The instances of a service with the lowest priority number, as SRV records define. Weights are ignored, because
+/// requests are balanced by load.
 pub(super) async fn query(resolver: &dyn Resolve, name: &str) -> Result<Answer, SrvError> {
     let mut services = services(resolver, name).await?;
     let first = services.iter().map(|service| service.priority).min();
@@ -77,7 +77,7 @@ pub(super) async fn query(resolver: &dyn Resolve, name: &str) -> Result<Answer, 
     Ok(Answer { note, ..answer })
 }
 
-/// Asks one nameserver after the other, until one knows.
+/// Asks the nameservers in turn until one knows the name.
 async fn services(resolver: &dyn Resolve, name: &str) -> Result<Vec<Service>, SrvError> {
     let servers = resolver.nameservers().map_err(SrvError::Servers)?;
     let mut last = SrvError::NoServers;
@@ -101,7 +101,7 @@ async fn exchange(server: SocketAddr, name: &str) -> Result<Vec<Service>, SrvErr
     records(&message, id, name).map_err(unreadable)
 }
 
-/// A message and its answer, each with its length before it. The answer has at most 65,535 bytes.
+/// Exchanges a message and its answer, each with a length prefix. The answer has at most 65,535 bytes.
 async fn send(server: SocketAddr, message: &[u8]) -> io::Result<Vec<u8>> {
     let mut stream = TcpStream::connect(server).await?;
     let length = u16::try_from(message.len()).map_err(io::Error::other)?;
@@ -111,12 +111,11 @@ async fn send(server: SocketAddr, message: &[u8]) -> io::Result<Vec<u8>> {
     Ok(answer)
 }
 
-/// The addresses of all targets. Where the resolver does not know one of them, the others are taken, and it is
-/// reported.
+/// The addresses of all targets. If the resolver does not know a target, the others are used and it is reported.
 async fn addresses(resolver: &dyn Resolve, targets: BTreeSet<(String, u16)>) -> Result<Answer, SrvError> {
     let too_many = targets.len().saturating_sub(MAX_FOUND);
     let lookup = |(target, port): (String, u16)| async move {
-        // With a dot behind it no search list is tried.
+        // A trailing dot disables the search list.
         let found = resolver.resolve(format!("{target}.:{port}")).await;
         (target, found)
     };
@@ -140,7 +139,7 @@ async fn addresses(resolver: &dyn Resolve, targets: BTreeSet<(String, u16)>) -> 
     Ok(answer)
 }
 
-/// The nameservers of `/etc/resolv.conf`; without a line of them this machine, as resolv.conf(5) has it.
+/// The nameservers of `/etc/resolv.conf`; if it lists none, this machine, as resolv.conf(5) says.
 pub(super) fn configured_nameservers() -> io::Result<Vec<SocketAddr>> {
     let mut text = String::new();
     io::Read::read_to_string(&mut io::Read::take(std::fs::File::open("/etc/resolv.conf")?, CONFIG_BYTES), &mut text)?;
@@ -156,7 +155,7 @@ fn nameservers(text: &str) -> Vec<SocketAddr> {
     if lines.is_empty() {
         return vec![SocketAddr::from(([127, 0, 0, 1], DNS_PORT))];
     }
-    // Addresses with a zone (`fe80::1%eth0`) are none that the standard library reads.
+    // The standard library does not parse addresses with a zone (`fe80::1%eth0`).
     let addresses = lines.iter().filter_map(|line| line.parse::<IpAddr>().ok());
     addresses.map(|address| SocketAddr::new(address, DNS_PORT)).collect()
 }
