@@ -1,17 +1,17 @@
 //! The gateway: data plane, admin plane, backends, one reloadable snapshot.
 //!
-//! Rooms, the lowest first; each imports only from those before it:
+//! Its modules in layers, the lowest first; each imports only from those before it:
 //!
-//! | room | what |
+//! | module | what |
 //! |---|---|
 //! | [`config`] | TOML, raw and validated |
 //! | `observe` | metrics, traces, sampled requests |
-//! | `backends` | one engine and all of them: health, pins, pools, tables, the snapshot that is swapped at once |
+//! | `backends` | one engine and all of them: health, pins, pools, tables, the snapshot that is swapped atomically |
 //! | `data` | a request's way to an engine and back |
 //! | `shell` | listeners, administration, discovery, reloads, switches of layouts |
 //!
-//! Bodies pass through byte for byte, but for the pin and an engine's own name of the model; what is retried, what
-//! fails open and what is refused is said in the modules' own words.
+//! Bodies pass through byte for byte, except for the pin and an engine's own name of the model. The modules document
+//! what is retried, what fails open and what is refused.
 
 mod backends;
 pub mod config;

@@ -1,4 +1,4 @@
-//! Admission of a backend that was probed, and the reports about it in log and metrics.
+//! Admits a probed backend, and reports about it in log and metrics.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ impl Backends {
         self.judge_by(backend, probe, true)
     }
 
-    /// Judges a backend that serves already, and goes on as it does.
+    /// Judges a backend that already serves by a new report; it continues to serve.
     pub(crate) fn judge_again(&self, backend: &Arc<Backend>, probe: &Probe) -> Result<(), Closed> {
         self.judge_by(backend, probe, false)
     }
@@ -75,7 +75,7 @@ impl Backends {
         if !fit.parity.differs.is_empty() {
             let (backend, shapes) = (backend.name.as_str(), fit.parity.differs);
             let how = fit.parity.detail.as_deref().unwrap_or_default();
-            tracing::warn!(backend, %shapes, how, "the engine reads such chats otherwise, so they are routed by load");
+            tracing::warn!(backend, %shapes, how, "the engine tokenizes such chats differently, so they are routed by load");
         }
         if let Some(why) = &fit.unpinned {
             let (backend, reason) = (backend.name.as_str(), why.reason());
@@ -111,7 +111,7 @@ fn note_shapes(backend: &Backend, shapes: Shapes, agree: bool) {
         Some(Change::Distrusted(shapes)) => tracing::warn!(
             backend = name,
             %shapes,
-            "the engine counts the tokens of such chats otherwise: they are routed by load until the counts agree"
+            "the engine's token counts of such chats differ: they are routed by load until the counts agree"
         ),
         Some(Change::Trusted(shapes)) => {
             tracing::info!(backend = name, %shapes, "the counts of such chats agree again")

@@ -85,7 +85,7 @@ impl Backends {
         true
     }
 
-    /// Drains a joining backend if one of its name was drained. The caller holds what [`Backends::changing`] gives.
+    /// Drains a joining backend if one of that name was drained before. The caller holds [`Backends::changing`].
     pub(crate) fn keep_drained(&self, backend: &Backend) {
         if self.drains.holds(&backend.name) {
             self.drain_or_not(backend, true);
@@ -115,8 +115,8 @@ impl Backends {
         !members.any(|(other, member)| other != at.member && can_serve(&member.backend) && is_closed(&member.backend))
     }
 
-    /// Opens and closes the ranks of a model as the health and gates of its backends say. The caller holds what
-    /// [`Backends::changing`] gives.
+    /// Opens and closes the ranks of a model according to the health and gates of its backends. The caller holds
+    /// [`Backends::changing`].
     pub(crate) fn refresh(&self, backend: &Arc<Backend>) {
         let snapshot = self.snapshot();
         if let Some(at) = snapshot.position(backend) {

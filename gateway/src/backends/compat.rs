@@ -1,5 +1,5 @@
-//! Whether tables fit the model they are for, and the backend that they will steer: single checks. What follows for a
-//! backend is in [`verdict`](crate::backends::verdict).
+//! Whether tables match the model, and the backend that they are for: the single checks.
+//! [`verdict`](crate::backends::verdict) draws the conclusion for a backend.
 
 use semmoe_engines::probe::Probe;
 use semmoe_engines::sglang::{PlacementDifference, ServerInfo};

@@ -1,15 +1,15 @@
-//! Probing of backends: one task per backend.
+//! Probes of backends: one task per backend.
 //!
-//! While a backend is healthy it is only asked whether its server answers, for server information costs an engine more.
-//! When it comes (back), it is asked for everything, as it may be another engine with another placement by now. Between
-//! probes the task sleeps; a request that could not connect wakes it, and so does an idle connection that the engine
-//! closed: one that dies while nothing runs is noticed within a second, and costs the living no probe.
+//! A healthy backend is only asked whether its server answers, because server information costs an engine more. When it
+//! appears (or returns), it is asked for everything, as it may be another engine with another placement. Between probes
+//! the task sleeps. A request that could not connect wakes it, and so does an idle connection that the engine closed:
+//! an engine that dies while idle is noticed within a second, at no extra probes for the others.
 //!
-//! A busy engine must not be taken for a dead one. A refused connection closes a backend at once, and answers that say
-//! no close it after `unhealthy_after`; silence closes it only after `busy`, and bytes of any answer to a request end
-//! that silence. SGLang's server answers for itself while its scheduler hangs, so where no answers flow for `busy` its
-//! health route is asked as well, which runs the model and may take as long again. Streams that ran and fell silent
-//! show a dead scheduler within seconds, though not for certain: see [`silence`](crate::backends::silence).
+//! A busy engine must not be mistaken for a dead one. A refused connection closes a backend at once, and negative
+//! answers close it after `unhealthy_after`. Silence closes it only after `busy`, and bytes of any answer end that
+//! silence. SGLang's server answers on its own while its scheduler hangs, so if no answers flow for `busy` its health
+//! route is asked as well, which runs the model and may take as long again. Streams that ran and fell silent reveal a
+//! dead scheduler within seconds, though not with certainty: see [`silence`](crate::backends::silence).
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

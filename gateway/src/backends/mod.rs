@@ -1,21 +1,21 @@
-//! The engines behind the gateway: how each is, what requests may ask of it, and the tables that fit it.
+//! The engines behind the gateway: their state, what requests may ask of them, and the tables that match them.
 //!
 //! | module | what |
 //! |---|---|
 //! | `state` | all backends of one gateway, and their current snapshot |
-//! | `snapshot`, `current` | everything reloadable, swapped at once; read without a lock |
-//! | `backend`, `health`, `admission`, `compat`, `verdict` | one engine; probing it; what a probe leads to; whether its tables fit it |
-//! | `gate`, `breaker`, `drains`, `availability` | whether a healthy backend gets requests: drained (also once it comes back), circuit breaker; and so its ranks |
-//! | `pins` | whether pins take effect: probes before a backend gets requests, and now and then after |
+//! | `snapshot`, `current` | all reloadable state, swapped atomically; read without a lock |
+//! | `backend`, `health`, `admission`, `compat`, `verdict` | one engine; its probes and their consequences; whether its tables match |
+//! | `gate`, `breaker`, `drains`, `availability` | whether a healthy backend receives requests: drain (kept while it is away), circuit breaker; and so its ranks |
+//! | `pins` | whether pins take effect: probes before a backend receives requests, and periodically after |
 //! | `pool` | the ranks of a model, their accounts, leases |
 //! | `plan` | which policy places a request: the model's, or the baseline of its canary |
 //! | `budget` | how many retries a model's requests pay for |
 //! | `queue` | requests that wait for a rank, or for a backend |
-//! | `flow`, `heads`, `silence` | what is in flight on a backend; whether its silent streams mean that its scheduler is dead |
-//! | `tables` | tables loaded while the gateway runs: copied, checked, swapped in, watched, kept to go back to |
-//! | `parity`, `vocabulary`, `names` | whether an engine reads chats as the gateway does; its token ids; the names of models |
-//! | `outgoing`, `stamp` | what a backend is spoken to with: its key, certificates; states of files |
-//! | `error`, `request_id` | the one table from errors to HTTP statuses; the name of one request in logs, answers and at the engine |
+//! | `flow`, `heads`, `silence` | the load in flight on a backend; whether silent streams mean that its scheduler is dead |
+//! | `tables` | tables loaded while the gateway runs: copied, checked, swapped in, watched, kept for rollbacks |
+//! | `parity`, `vocabulary`, `names` | whether an engine tokenizes chats as the gateway does; its token ids; the names of models |
+//! | `outgoing`, `stamp` | a backend's connections, key and certificates; states of files |
+//! | `error`, `request_id` | the one table from errors to HTTP statuses; the id of a request in logs, answers and at the engine |
 
 pub(crate) mod admission;
 pub(crate) mod availability;

@@ -101,7 +101,7 @@ impl Model {
         self.members[at].fit = fit.unwrap_or_else(|_| Fit::unprobed(&backend.config, 0));
     }
 
-    /// Online prices start again from the tables' prices.
+    /// Restarts online prices from the tables' prices.
     pub(crate) fn reset_prices(&self) {
         self.pool.reset_prices(&pool_members(&self.members));
     }
@@ -281,7 +281,7 @@ impl Member {
         Some(self.fit.ranks).filter(|ranks| *ranks > 0 && self.fit.unpinned.is_none())
     }
 
-    /// The generation of its tables; 0 without any.
+    /// The generation of its tables; 0 without tables.
     pub(crate) fn tables_generation(&self) -> u64 {
         self.tables.as_ref().map_or(0, |tables| tables.generation)
     }
@@ -358,8 +358,8 @@ impl Snapshot {
         self.models.iter().flat_map(|model| model.members.iter().map(move |member| (model, member)))
     }
 
-    /// The next snapshot, with other tables for one backend, and those that it has now among its earlier ones. Once it
-    /// is the current one, [`Model::reset_prices`].
+    /// The next snapshot, with other tables for one backend; the previous ones join its earlier tables. Once it is
+    /// current, call [`Model::reset_prices`].
     pub(crate) fn with_tables(&self, at: Position, fresh: LoadedTables, metrics: &Metrics) -> Self {
         let loaded = Arc::new(LoadedTables { generation: self.generation + 1, ..fresh });
         self.with_model(at, metrics, |model| {

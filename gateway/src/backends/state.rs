@@ -1,4 +1,4 @@
-//! The backends of one gateway and the current snapshot. Tables, probes and reloads change it; requests read it.
+//! The backends of one gateway and the current snapshot, which tables, probes and reloads change and requests read.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -74,7 +74,7 @@ impl Backends {
         self.sweep();
     }
 
-    /// These backends have fewer ranks than these, or none.
+    /// Records that these backends lost ranks, or are gone.
     pub(crate) fn retire_ranks(&self, had: impl IntoIterator<Item = (String, u16)>) {
         self.retired.lock().unwrap_or_else(PoisonError::into_inner).extend(had);
     }

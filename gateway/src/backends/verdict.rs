@@ -30,7 +30,7 @@ pub(crate) enum Unpinned {
         layout: String,
     },
     /// The engine does not report its placement, and neither does the configuration.
-    #[error("placement unproven: {cause}; set `placement_digest` to that of the placement which the backend runs")]
+    #[error("placement unproven: {cause}; set `placement_digest` to the digest of the backend's placement")]
     Unproven {
         /// One sentence.
         cause: String,
@@ -69,7 +69,7 @@ impl From<Incompatible> for Unpinned {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Closed {
     /// It does not know the model by any name that requests use.
-    #[error("it serves another model, '{found}', and none by the name that requests have; set `served_name`")]
+    #[error("it serves another model, '{found}', and none by the name used in requests; set `served_name`")]
     OtherModel {
         /// The first model that it lists.
         found: String,
@@ -155,7 +155,7 @@ pub(crate) fn judge(probe: Option<&Probe>, subject: &Subject<'_>) -> Result<Fit,
     Ok(Fit { parity: parity::compare(rendering, reader.as_ref()), ..fit })
 }
 
-/// Its ranks, or fewer where `limits.ranks` leaves no room for them.
+/// `fit` with its ranks, or with fewer if `limits.ranks` leaves no room for them.
 fn within(fit: Fit, config: &BackendConfig, room: usize) -> Result<Fit, Closed> {
     let too_many = Incompatible::TooManyRanks { ranks: fit.ranks, room };
     let fits = |fit: &Fit| usize::from(fit.ranks) <= room;

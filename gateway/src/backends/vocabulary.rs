@@ -39,7 +39,7 @@ impl Vocabulary {
         };
         let size = tokens.saturating_add((tokens / PADDING_SHARE).max(LEAST_PADDING));
         let path = path.display().to_string();
-        tracing::warn!(model, path, %why, size, "the model's vocabulary is not known, ids up to this size pass");
+        tracing::warn!(model, path, %why, size, "the model's vocabulary size is unknown: ids below this bound are accepted");
         Self::AtMost(size)
     }
 

@@ -78,7 +78,7 @@ pub(super) fn auth(
     let forward = raw.forward.unwrap_or(if keys.is_empty() { Forward::Pass } else { Forward::Strip });
     if forward == Forward::Strip && ["authorization", "x-api-key"].contains(&sticky_header.as_str()) {
         let cause = format!(
-            "'{sticky_header}' is taken off requests by auth.forward = \"strip\", so nothing could stick to it"
+            "'{sticky_header}' is removed from requests by auth.forward = \"strip\", so policy sticky could not use it"
         );
         return Err(ConfigError::value("routing.sticky_header", cause));
     }
@@ -92,7 +92,7 @@ fn own_names(key: &str, allowed: &[String], models: &[ModelConfig]) -> Result<Ve
         Ok(found.name.clone())
     };
     if allowed.is_empty() {
-        return Err(ConfigError::value(key, "empty, expected at least one model; leave it out to allow all"));
+        return Err(ConfigError::value(key, "empty, expected at least one model; omit it to allow all"));
     }
     allowed.iter().map(own).collect()
 }

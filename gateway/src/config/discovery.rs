@@ -68,7 +68,7 @@ impl RawDiscovery {
         let mut template = self.backend.clone();
         for (field, set) in [("url", !template.url.is_empty()), ("urls", !template.urls.is_empty())] {
             if set {
-                let cause = "set, but the addresses of these backends are found";
+                let cause = "set, but discovery finds the addresses of these backends";
                 return Err(ConfigError::value(format!("{key}.{field}"), cause));
             }
         }
@@ -123,8 +123,7 @@ impl Place {
 
     fn srv(key: &str, srv: &str) -> Result<Self, ConfigError> {
         let name = srv.strip_suffix('.').unwrap_or(srv);
-        let wrong =
-            || ConfigError::value(key, format!("'{srv}' is no name of the DNS, such as _http._tcp.engines.example"));
+        let wrong = || ConfigError::value(key, format!("'{srv}' is not a DNS name such as _http._tcp.engines.example"));
         if is_dns_name(name) { Ok(Self::Srv(name.to_owned())) } else { Err(wrong()) }
     }
 

@@ -84,7 +84,7 @@ mod checked {
         let token_file = raw.token_file.as_ref().map(|path| base.join(path));
         if token_file.is_some() && !api_server.is_secure() {
             let cause =
-                "set, but the API server's URL does not begin with https://, and a token is not sent in the clear";
+                "set, but the API server's URL does not begin with https://, and a token is not sent in plain text";
             return Err(ConfigError::value(format!("{key}.token_file"), cause));
         }
         Ok(KubernetesConfig {

@@ -16,8 +16,8 @@ macro_rules! section {
             }
         }
     };
-    // With `$checked`, the section as the rest of the crate has it. Behind `=>` stand a field's name and type
-    // there, and what makes it of the raw value: `fn(key: &str, raw) -> Result<field>`.
+    // A section with `$checked`, its type in the rest of the crate. `=>` gives the name and type of a checked field,
+    // and the function that makes it of the raw value: `fn(key: &str, raw) -> Result<field>`.
     ($name:ident => $(#[$meta:meta])* $checked:ident, $section:literal, $about:literal;
      $($(#[$doc:meta])* $key:ident: $kind:ty = $default:expr => $field:ident: $type:ty = $check:expr,)*) => {
         section! { $name, $about; $($(#[$doc])* $key: $kind = $default,)* }
@@ -127,10 +127,11 @@ impl Config {
         Self::load_with(path, Vec::new())
     }
 
-    /// [`Config::load`] with values that replace those of the file, also when the file is read again.
+    /// Reads and checks a TOML file, with `overrides` replacing its values now and at every reload. Relative paths are
+    /// below its folder.
     ///
     /// # Errors
-    /// As `Self::load`.
+    /// `ConfigError` names the file, and the key that is wrong.
     pub fn load_with(path: &Path, overrides: Vec<Override>) -> Result<Self> {
         let text = std::fs::read_to_string(path)
             .map_err(|source| ConfigError::Read { path: path.to_owned(), cause: source.to_string() })?;
@@ -148,10 +149,10 @@ impl Config {
         Self::from_toml_with(text, base, Vec::new())
     }
 
-    /// [`Config::from_toml`] with values that replace those of the text.
+    /// Checks TOML text, with `overrides` replacing its values. Relative paths in it are below `base`.
     ///
     /// # Errors
-    /// As `Self::from_toml`.
+    /// `ConfigError` names the key that is wrong.
     pub fn from_toml_with(text: &str, base: &Path, overrides: Vec<Override>) -> Result<Self> {
         let syntax = |error| ConfigError::syntax(text, &error);
         // Parse the unmodified text first: only then do errors carry line numbers.

@@ -67,7 +67,7 @@ fn place(table: &mut Table, path: &[String], value: Value) -> Result<(), String>
     match table.entry(key.clone()).or_insert_with(|| Value::Table(Table::new())) {
         Value::Table(section) => place(section, rest, value),
         Value::Array(list) => {
-            let (at, rest) = rest.split_first().ok_or("names a list, expected a place in it")?;
+            let (at, rest) = rest.split_first().ok_or("names a list, expected an index into it")?;
             let length = list.len();
             let entry = at.parse().ok().and_then(|at: usize| list.get_mut(at)).and_then(Value::as_table_mut);
             let entry = entry.ok_or_else(|| format!("`{key}` has {length} entries, so there is no `{key}.{at}`"))?;

@@ -179,7 +179,7 @@ pub(super) fn switch(raw: RawSwitch, models: &[ModelConfig]) -> Result<SwitchCon
     };
     settings.validate().map_err(|error| ConfigError::value("switch", error))?;
     if raw.tp_layout == raw.ep_layout {
-        return wrong("tp_layout", format!("'{}' is ep_layout, too", raw.tp_layout));
+        return wrong("tp_layout", format!("'{}' is also ep_layout", raw.tp_layout));
     }
     if !(0.0..=MAX_SECONDS).contains(&raw.switch_seconds) || raw.switch_seconds == 0.0 {
         return wrong("switch_seconds", format!("{}, expected more than 0 and at most a day", raw.switch_seconds));

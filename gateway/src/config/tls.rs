@@ -36,7 +36,7 @@ pub enum TlsVersion {
 }
 
 impl RawServerTls {
-    /// Puts relative paths below `base`. The files are read at start.
+    /// Resolves relative paths below `base`. The files are read at start.
     pub(super) fn below(self, base: &Path) -> Self {
         let client_ca = self.client_ca.map(|path| base.join(path));
         Self { cert: base.join(self.cert), key: base.join(self.key), client_ca, ..self }

@@ -114,7 +114,7 @@ fn extra_routes(routes: Vec<String>) -> Result<Vec<String>> {
             || path == super::HEALTH
             || semmoe_engines::Route::ALL.iter().any(|route| route.path() == path)
         {
-            return wrong("is a route of the gateway already");
+            return wrong("is already a route of the gateway");
         }
         if routes[..at].contains(path) {
             return wrong("is there already");

@@ -1,4 +1,4 @@
-//! One attempt: a request to the backend where it was placed, until there is the head of an answer.
+//! One attempt: a request to the backend where it was placed, up to the head of an answer.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -35,7 +35,7 @@ const HOP_BY_HOP: [HeaderName; 9] = [
 /// Headers of clients that are not forwarded: cookies of the surrounding site do not concern the engine.
 const CLIENTS_OWN: [HeaderName; 2] = [header::COOKIE, HeaderName::from_static("cookie2")];
 
-/// Why an attempt brought no answer: what it means for the next one, and the client's answer if there is none.
+/// Why an attempt brought no answer: the consequence for the next one, and the client's answer if there is none.
 pub(super) struct Failed {
     pub(super) cause: Cause,
     pub(super) error: RequestError,
@@ -119,7 +119,7 @@ impl<'a> Attempt<'a> {
         }
     }
 
-    /// Why no answer came; the prober is notified.
+    /// The error of a missing answer; notifies the prober.
     pub(super) fn no_answer(&self, cause: HttpError) -> Failed {
         if let HttpError::Exhausted { cause } = cause {
             return Failed { cause: Cause::Exhausted, error: RequestError::Exhausted { cause } };

@@ -68,7 +68,7 @@ async fn collect(
             ticket.hold(data.len())?;
             return Ok(data);
         }
-        // Copy even the first piece: however short, it keeps the connection's whole buffer alive.
+        // Copy even the first chunk: however short, it keeps the connection's whole buffer alive.
         if length > whole.capacity() {
             // Never more than twice what has arrived: an announced length alone takes no memory.
             let twice = length.saturating_mul(2).min(limit_bytes);

@@ -37,7 +37,7 @@ pub(crate) struct Held<'a> {
 
 impl<'a> Held<'a> {
     /// # Errors
-    /// [`RequestError::BodyMemory`] where too little is left.
+    /// [`RequestError::BodyMemory`] if too little is left.
     pub(crate) fn take(memory: &'a BodyMemory, bytes: usize, limit_bytes: usize) -> Result<Self, RequestError> {
         memory.take(bytes, limit_bytes).map(|()| Self { memory, bytes })
     }

@@ -182,7 +182,7 @@ impl Account {
         Err(bad(format!("it has more than {MAX_MEMBERS} members")))
     }
 
-    /// Reads to the end of one member. `bad`: what the decoder's error becomes.
+    /// Reads one member to its end. `bad` converts the decoder's error.
     fn fill(
         &mut self,
         plain: &mut Vec<u8>,

@@ -1,9 +1,9 @@
-//! The data plane: one way for every route.
+//! The data plane: one path for every route.
 //!
-//! A request to an engine, in order: admit ([`trust`]), read ([`body`], [`decode`]), score ([`read`], [`score`]),
-//! attempts ([`relay`]: where to, [`find`] and [`place`]; one attempt, [`attempt`] and [`opening`]; whether there is
-//! another, [`attempts`] and [`retry`]), relay ([`relay`], [`stream`]), while its pieces are looked at ([`watch`]). A
-//! [`ticket::Ticket`] goes with it from its first byte to its last and counts it, however it ends.
+//! A request to an engine passes these steps: admit ([`trust`]), read ([`body`], [`decode`]), score ([`read`],
+//! [`score`]), attempts ([`relay`]; a place, [`find`] and [`place`]; one attempt, [`attempt`] and [`opening`]; whether
+//! another follows, [`attempts`] and [`retry`]), relay ([`relay`], [`stream`]), while [`watch`] inspects its chunks. A
+//! [`ticket::Ticket`] accompanies it from its first byte to its last and counts it, however it ends.
 
 mod access;
 mod attempt;
@@ -167,7 +167,7 @@ fn check_head(plane: &DataPlane, version: Version, headers: &HeaderMap) -> Resul
     }
 }
 
-/// Answers a request. Its ticket goes with it to the last byte of the answer, and counts it however it ends.
+/// Answers a request. Its ticket accompanies it to the last byte of the answer, and counts it however it ends.
 async fn engine_route(
     plane: &Arc<DataPlane>,
     route: Route,
@@ -220,7 +220,7 @@ fn admit(plane: &DataPlane, headers: &mut HeaderMap, ticket: &mut Ticket) -> Res
     Coding::take(headers)
 }
 
-/// Reads the request with its score, and sends it; again, if its model has other backends by then.
+/// Reads and scores the request, and sends it; repeats that if its model's backends change meanwhile.
 async fn score_and_send(
     plane: &Arc<DataPlane>,
     route: Route,

@@ -82,19 +82,19 @@ impl Upstream {
     }
 }
 
-/// The head of an answer, and perhaps its first piece.
+/// The head of an answer, and perhaps its first chunk.
 pub(crate) enum Opened {
-    /// It may begin to go to the client. Boxed, as its body is large and is moved often. With the failure that the
-    /// engine reported before its answer had any content.
+    /// It may be sent to the client. Boxed, as its body is large and often moved. Includes the failure that the engine
+    /// reported before its answer had any content.
     Answer(Response<Box<Upstream>>, Option<Failure>),
     /// The engine has no such rank and did nothing.
     Refused(RankRefusal),
 }
 
-/// Waits for the first piece of an answer and looks at it.
+/// Waits for the first chunk of an answer and inspects it.
 ///
 /// # Errors
-/// The body broke off before its first piece, or the backend's probes failed while it was awaited.
+/// The body broke off before its first chunk, or the backend's probes failed meanwhile.
 pub(crate) async fn open(attempt: &Attempt<'_>, response: Response<AnswerBody>) -> Result<Opened, Failed> {
     let (route, streams) = (attempt.job.route, attempt.job.streams);
     // As the engine counts.

@@ -1,4 +1,4 @@
-//! The state that all requests share.
+//! The state shared by all requests.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,7 +12,7 @@ use crate::data::stall::AnswerMemory;
 use crate::data::trust::{self, Caller};
 use crate::observe::{Live, Metrics, Tracer, unix_seconds};
 
-/// Requests to engines: where they go, and what they may take.
+/// The state of requests to engines: the backends, and limits.
 pub(crate) struct DataPlane {
     pub(crate) backends: Arc<Backends>,
     pub(crate) metrics: Arc<Metrics>,
@@ -59,7 +59,7 @@ impl DataPlane {
         self.backends.current.load().config.server.extra_routes.iter().any(|route| route == path)
     }
 
-    /// Admits a request, and takes its key out of its headers where the engine is not to see it.
+    /// Authenticates a request, and removes its key from the headers if the engine must not see it.
     pub(super) fn admit(&self, headers: &mut HeaderMap) -> Result<Caller, RequestError> {
         trust::admit(&self.backends.current.load().config.auth, headers, &self.metrics)
     }

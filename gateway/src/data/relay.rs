@@ -64,7 +64,8 @@ impl Answer {
     }
 }
 
-/// Attempts, until one brings an answer to relay. `None` if nothing was sent, and the model has other backends by now.
+/// Makes attempts until one brings an answer to relay. `None` if nothing was sent, and the model's backends have
+/// changed.
 pub(crate) async fn attempts(
     plane: &Arc<DataPlane>,
     head: &Parts,
@@ -127,7 +128,7 @@ async fn attempt(head: &Parts, tries: &Tries<'_>, ticket: &mut Ticket, placed: P
         attempt.plane.metrics.overhead(ticket.arrived.elapsed().saturating_sub(waited));
     }
     let mut answer = attempt.send(request).await;
-    // An engine may refuse the question of a sample. As nothing has gone to the client, it is sent again without.
+    // An engine may refuse a sampled request. Nothing has gone to the client yet, so it is sent again unsampled.
     if let Some(refused) = sample.take_if(|_| answer.as_ref().is_ok_and(|answer| may_be_refusal(answer.status()))) {
         // Boxed: few requests are sampled, and all would reserve memory for it.
         answer = Box::pin(attempt.send(write(&job.body)?)).await;
@@ -185,7 +186,7 @@ fn failed(attempt: &Attempt<'_>, ticket: &mut Ticket, failed: Failed) -> Failed 
     failed
 }
 
-/// The head of an answer came, and perhaps its first piece. Our headers take the place of the engine's own.
+/// The head of an answer arrived, and perhaps its first chunk. The gateway's headers replace the engine's own.
 fn answered(
     attempt: Attempt<'_>,
     ticket: &mut Ticket,
@@ -300,7 +301,7 @@ fn echo(
     }
 }
 
-/// The engine's answer; the ticket goes with the body.
+/// The engine's answer; its body owns the ticket.
 pub(crate) fn respond(answer: Answer, ticket: Ticket) -> Response<Box<RelayBody>> {
     let Answer { response, kind, watch, sample, unasked, idle_limit } = answer;
     let (mut head, body) = response.into_parts();

@@ -31,7 +31,7 @@ pub(super) const ALIVE_WITHIN: Duration = Duration::from_secs(1);
 /// The failure of one attempt, as far as the next attempt depends on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Cause {
-    /// It could not be sent, to whatever backend.
+    /// It could not be sent to any backend.
     Unsent,
     /// No connection: the engine saw nothing.
     Connect,

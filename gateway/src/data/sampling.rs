@@ -1,4 +1,4 @@
-//! Which requests ask their engine for routed experts.
+//! Selects the requests that ask their engine for routed experts.
 
 use std::sync::Arc;
 
@@ -10,8 +10,7 @@ use crate::observe::{Sample, Seen};
 
 use super::{DataPlane, Job};
 
-/// A sample of this request, if it is its turn, the backend can be asked, and it says nothing about routed experts
-/// itself.
+/// Samples this request if it is due, the backend supports it, and it does not set the field itself.
 pub(super) fn choose(plane: &DataPlane, job: &Job, member: &Member, rank: Option<RankId>) -> Option<Sample> {
     let config = &job.snapshot.config.sampling;
     if config.share <= 0.0 {

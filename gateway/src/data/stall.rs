@@ -107,7 +107,7 @@ impl<S> Stalling<S> {
             self.waiting = true;
             clock.as_mut().reset(Instant::now() + limit);
             if !self.holding.take() {
-                let error = io::Error::new(io::ErrorKind::OutOfMemory, "too many clients take nothing");
+                let error = io::Error::new(io::ErrorKind::OutOfMemory, "too many clients read nothing");
                 return Poll::Ready(Err(error));
             }
         }
@@ -115,7 +115,7 @@ impl<S> Stalling<S> {
             return Poll::Pending;
         }
         self.holding.note_late();
-        Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the client takes nothing")))
+        Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the client reads nothing")))
     }
 
     fn wrote(&mut self, cx: &mut Context<'_>, written: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
@@ -169,8 +169,8 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Stalling<S> {
 /// Longest time between two checks of an HTTP/2 stream.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Ends a stream of HTTP/2 whose client takes nothing of it, whatever its socket takes. The stream's task asks at the
-/// end of each turn; the clock is set again only when it rings.
+/// Ends an HTTP/2 stream whose client has stalled, whatever its socket accepts. The stream's task polls it at the end
+/// of each turn; the timer is reset only when it fires.
 pub(crate) struct StalledStream {
     limit: Duration,
     clock: Option<Pin<Box<Sleep>>>,

@@ -70,7 +70,7 @@ impl Ticket {
         }
     }
 
-    /// The body of the request is there, or its model has other backends by now: it is scored.
+    /// The body has arrived, or the model's backends have changed: scoring begins.
     pub(super) fn arrive(&mut self) {
         self.arrived = Instant::now();
         self.enter(Stage::Score);
@@ -195,10 +195,10 @@ impl Ticket {
         self.held_bytes += bytes;
     }
 
-    /// An attempt sends a copy of the body, of so many bytes; that of the attempt before is gone.
+    /// An attempt sends a copy of the body; that of the previous attempt is gone.
     ///
     /// # Errors
-    /// [`RequestError::BodyMemory`] where all requests together hold too many bytes.
+    /// [`RequestError::BodyMemory`] if all requests together hold too many bytes.
     pub(crate) fn hold_copy(&mut self, bytes: usize) -> Result<(), RequestError> {
         self.hold(bytes.saturating_sub(self.copy_bytes))?;
         self.copy_bytes = self.copy_bytes.max(bytes);

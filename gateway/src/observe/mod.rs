@@ -1,4 +1,4 @@
-//! Facts counted and shown: metrics, traces, sampled requests. This room calls no other.
+//! Observations: metrics, traces, sampled requests. This module calls no other of the crate's layers.
 //!
 //! | module | what |
 //! |---|---|

@@ -41,10 +41,11 @@ impl Gateway {
         Ok(Probed { served: Summary::new(&snapshot), troubles: Troubles(summary::misfits(&snapshot)) })
     }
 
-    /// Does what [`Gateway::check`] does, asks every engine what it is and verifies its pins, without serving.
+    /// Does the work of [`Gateway::check`], then asks every engine for its identity and verifies its pins, without
+    /// serving.
     ///
     /// # Errors
-    /// `StartError`: the first reason why it would not start. What is wrong with engines is in the answer.
+    /// `StartError`: the first reason why it would not start. The result reports problems with engines.
     pub async fn probe(config: Config) -> Result<Probed, StartError> {
         ListenerTls::load(&config)?;
         let (snapshot, metrics) = load_all(config).await?;
@@ -72,7 +73,7 @@ impl Gateway {
         Self::start_with(config, Arc::new(SystemResolver)).await
     }
 
-    /// Starts with `resolver` for the names of backends.
+    /// Starts as [`Gateway::start`] does, resolving names with `resolver`.
     ///
     /// # Errors
     /// `StartError`: the first reason why it does not start.

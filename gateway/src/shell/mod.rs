@@ -3,14 +3,14 @@
 //! | module | what |
 //! |---|---|
 //! | `control` | the state of the control plane |
-//! | `gateway`, `server` | start and shutdown; listeners |
+//! | `gateway`, `server` | startup and shutdown; listeners |
 //! | `load` | tokenizers, templates and tables from disk into the first snapshot |
-//! | `reload` | the next configuration, made beside the running one and swapped in |
-//! | `discovery` | backends that are found by DNS (addresses, SRV records) or Kubernetes, and come and go |
-//! | `switching` | layouts changed as the policy says: reading a backend, deciding, driving its hook, a webhook or pools |
+//! | `reload` | the next configuration, prepared beside the running one and swapped in |
+//! | `discovery` | backends found by DNS (addresses, SRV records) or Kubernetes that come and go |
+//! | `switching` | layouts switched by the policy: reading a backend, deciding, driving its hook, a webhook or pools |
 //! | `watchers` | the tasks that watch each backend |
 //! | `admin`, `summary` | status, metrics, tables, backends, routing; what a start would serve |
-//! | `credentials`, `memory` | files with keys and certificates, read again when they change; freed memory goes back to the system |
+//! | `credentials`, `memory` | files of keys and certificates, read again when they change; freed memory returned to the system |
 
 pub(crate) mod admin;
 pub(crate) mod control;

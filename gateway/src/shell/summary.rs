@@ -78,8 +78,9 @@ pub(crate) fn misfits(snapshot: &Snapshot) -> Vec<String> {
 fn misread(member: &Member) -> Option<String> {
     let known = Known::of(member);
     let detail = known.detail(member).unwrap_or_default();
-    (!known.differs.is_empty())
-        .then(|| format!("it reads chats of these shapes otherwise: {}; {detail} (routed by load)", known.differs))
+    (!known.differs.is_empty()).then(|| {
+        format!("it tokenizes chats of these shapes differently: {}; {detail} (routed by load)", known.differs)
+    })
 }
 
 /// Why requests of a live backend would not run where they are sent.
@@ -111,9 +112,8 @@ impl Summary {
             let config = snapshot.config.models.iter().find(|config| config.name == model.name);
             for source in config.iter().flat_map(|config| &config.discovery) {
                 let (name, place, seconds) = (&source.name, &source.place, source.interval.as_secs_f64());
-                lines.push(format!(
-                    "  backends '{name}-ADDRESS' at the addresses of {place}, looked for every {seconds} s"
-                ));
+                lines
+                    .push(format!("  backends '{name}-ADDRESS' at the addresses of {place}, polled every {seconds} s"));
             }
         }
         Self { lines }

@@ -126,7 +126,8 @@ async fn only_chats_that_the_engine_reads_otherwise_lose_affinity() {
     assert_eq!(policy(&gateway, "/v1/completions", &completion).await, "affinity");
     let ready = Client::admin(&gateway).get("/readyz").await;
     let said = ready.text();
-    let trouble = "backend 'pod-a': it reads chats of these shapes otherwise: tools, tool_choice; the tools chat: ";
+    let trouble =
+        "backend 'pod-a': it tokenizes chats of these shapes differently: tools, tool_choice; the tools chat: ";
     assert!(ready.status == 200 && said.contains(trouble), "{said}");
     let checked = Gateway::probe(config(&toml(&fixture, &mock))).await.unwrap();
     assert!(checked.troubles.to_string().contains(trouble), "{}", checked.troubles);
@@ -266,7 +267,7 @@ async fn several_other_counts_in_answers_cost_affinity_until_they_agree_again() 
     }
     let chats = shown(&gateway, "pod-a").await["chats"].take();
     assert_eq!((&chats["differs"], &chats["counted_alike"]), (&json!(["tools"]), &json!(["plain"])), "{chats}");
-    assert_eq!(chats["detail"], "the engine counts other numbers of tokens in chats of shape tools");
+    assert_eq!(chats["detail"], "the engine's token counts differ in chats of shape tools");
     assert_eq!(send(right, with_tools()).await, "least_load");
     settled(&gateway).await;
     assert_eq!(send(right, with_tools()).await, "affinity");

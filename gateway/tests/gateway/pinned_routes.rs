@@ -200,7 +200,7 @@ async fn a_rank_that_is_refused_costs_no_request() {
         assert_eq!(ran(&mock), [0; 40]);
         let pins = shown(&gateway, "pod-a").await["pins"].clone();
         assert_eq!(pins["state"], "not pinned", "{pins}");
-        assert!(pins["detail"].as_str().unwrap().contains("pinned to rank 1 and says that it has 1"), "{pins}");
+        assert!(pins["detail"].as_str().unwrap().contains("pinned to rank 1 and reports 1"), "{pins}");
         assert!(metric(&gateway, "semmoe_pins_refused_total{backend=\"pod-a\"}").await >= 1.0);
         let again = "semmoe_retries_total{cause=\"no_such_rank\",outcome=\"again\"}";
         assert_eq!(metric(&gateway, again).await, 1.0);

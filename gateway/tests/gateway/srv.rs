@@ -187,7 +187,7 @@ fn wrong_sources_name_the_key() {
     let key = "models[0].discovery[0]";
     let both = "srv = \"a.example\"\ndns = \"a.example:1\"";
     for (to, says) in [
-        ("srv = \"engines.example:30000\"", format!("{key}.srv: 'engines.example:30000' is no name of the DNS")),
+        ("srv = \"engines.example:30000\"", format!("{key}.srv: 'engines.example:30000' is not a DNS name")),
         ("srv = \"\"", format!("{key}.srv: ''")),
         ("srv = \"a..b\"", format!("{key}.srv: 'a..b'")),
         ("", format!("{key}: has none of `dns`, `srv` and `kubernetes`")),

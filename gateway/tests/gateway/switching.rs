@@ -208,17 +208,17 @@ async fn whatever_goes_wrong_the_old_layout_or_the_new_one_serves() {
     let case = |fault, outcome, says, asked| Case { fault, outcome, says, asked };
     for Case { fault, outcome, says, asked } in [
         case(SwitchFault::RefusePrepare, "refused", "no room", &["prepare"]),
-        case(SwitchFault::HangPrepare, "lost", "the preparation was not answered", &["prepare", "abort"]),
+        case(SwitchFault::HangPrepare, "lost", "the prepare was not answered", &["prepare", "abort"]),
         case(SwitchFault::WrongEpoch, "refused", "at epoch 10, expected 3", &["prepare", "abort"]),
         case(SwitchFault::RefuseCommit, "rolled_back", "a checksum differs", &["prepare", "commit"]),
         case(
             SwitchFault::LoseCommitBefore,
             "rolled_back",
-            "the commit did not arrive",
+            "the commit was not delivered",
             &["prepare", "commit", "abort"],
         ),
         case(SwitchFault::LoseCommitAfter, "committed", "", &["prepare", "commit"]),
-        case(SwitchFault::HangCommit, "lost", "no end within 0.3 s", &["prepare", "commit", "abort"]),
+        case(SwitchFault::HangCommit, "lost", "not finished within 0.3 s", &["prepare", "commit", "abort"]),
     ] {
         let worker = Worker::start("tp", 64);
         worker.script().fault = fault;
@@ -460,7 +460,7 @@ fn what_cannot_be_driven_is_a_configuration_error() {
         (format!("{drive}ttft_ms = [[256, 5.0]]"), &worker, "256"),
         (format!("{drive}switch_seconds = 0.0"), &worker, "switch.switch_seconds: 0"),
         (format!("{drive}interval_seconds = 0.0"), &worker, "switch.interval_seconds: 0"),
-        (format!("{drive}tp_layout = \"ep\""), &worker, "'ep' is ep_layout, too"),
+        (format!("{drive}tp_layout = \"ep\""), &worker, "'ep' is also ep_layout"),
         (format!("{drive}webhook = \"ops\""), &worker, "switch.webhook: "),
         (format!("{drive}hook = \"ops\""), &worker, "unknown field `hook`"),
     ] {

@@ -33,7 +33,7 @@ impl Known {
     /// The first difference, or why a shape is unproven.
     pub(crate) fn detail(&self, member: &Member) -> Option<String> {
         let counted = member.backend.counts.differs().without(member.fit.parity.differs);
-        let by_count = format!("the engine counts other numbers of tokens in chats of shape {counted}");
+        let by_count = format!("the engine's token counts differ in chats of shape {counted}");
         let by_count = Some(by_count).filter(|_| !counted.is_empty() && member.fit.parity.differs.is_empty());
         let by_chats = || member.fit.parity.detail.as_deref().map(str::to_owned);
         by_count.or_else(by_chats).or_else(|| member.backend.last_probe()?.rendering.as_ref()?.cause.clone())

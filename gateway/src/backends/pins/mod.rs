@@ -116,7 +116,7 @@ async fn settle_refusals(backends: &Backends, backend: &Arc<Backend>) {
             {
                 backend.pins.end_refusal();
                 backends.show_pins(backend, &fit);
-                tracing::info!(backend = backend.name, "the engine refuses no pin any more");
+                tracing::info!(backend = backend.name, "the engine no longer refuses pins");
             }
         }
     }

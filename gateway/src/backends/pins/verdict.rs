@@ -58,7 +58,9 @@ impl Backends {
                 detail,
                 "pin ignored: requests run on other ranks than they are pinned to, so they are routed by load"
             ),
-            Pins::Ignored => tracing::info!(backend = name, %route, evidence, detail, "no pins are read on this route"),
+            Pins::Ignored => {
+                tracing::info!(backend = name, %route, evidence, detail, "the engine reads no pins on this route")
+            }
             _ => tracing::info!(backend = name, %route, evidence, agreed, "pins are honored"),
         }
     }
@@ -66,7 +68,7 @@ impl Backends {
     /// An engine refused a pin, because it has no such rank: it receives none until it has been asked again.
     pub(crate) fn note_refusal(&self, backend: &Backend, RankRefusal { rank, ranks }: &RankRefusal) {
         self.metrics.pins.refused(&backend.name);
-        let has = ranks.map_or_else(String::new, |ranks| format!(" and says that it has {ranks}"));
+        let has = ranks.map_or_else(String::new, |ranks| format!(" and reports {ranks}"));
         let detail = format!("the engine refused a request pinned to rank {rank}{has}");
         if backend.pins.refuse(detail.clone()) {
             self.metrics.pins.unpinned(&backend.name, Some(REFUSED));

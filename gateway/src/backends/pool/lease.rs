@@ -21,7 +21,7 @@ pub(crate) struct Lease {
     pub(crate) backend: usize,
     /// The rank that the policy chose, whether or not the request will run there.
     pub(crate) chosen: RankId,
-    /// The rank where it will run; `None` where the engine chooses.
+    /// The rank that the request will run on; `None` if the engine chooses.
     pub(crate) rank: Option<RankId>,
     inflight: Gauge,
     refusals: Arc<AtomicU32>,

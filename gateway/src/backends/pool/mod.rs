@@ -68,11 +68,11 @@ pub(crate) struct Pool {
     shadow: Option<Shadow>,
     /// Counts decisions; policies break ties with it.
     sequence: AtomicU64,
-    /// Counts decisions for requests that only need a backend.
+    /// Counts decisions that only need a backend.
     unranked_sequence: AtomicU64,
 }
 
-/// The ranks as they would be if the watched policy placed the requests.
+/// The accounts of the ranks if the shadow policy placed the requests.
 struct Shadow {
     router: Router,
     comparison: Comparison,

@@ -141,7 +141,7 @@ impl Backends {
 /// Tables from a file below `server.tables_root`, and its absolute path. Blocking.
 pub(super) fn open_requested(snapshot: &Snapshot, requested: &Path) -> Result<(LoadedTables, PathBuf), RequestError> {
     let root = snapshot.config.server.tables_root.as_deref().ok_or_else(|| RequestError::TablesPath {
-        cause: "server.tables_root is not set, so only uploads are taken".to_owned(),
+        cause: "server.tables_root is not set, so only uploads are accepted".to_owned(),
     })?;
     let (tables, path) =
         file::open_below(root, requested, &spool(&snapshot.config)).map_err(|error| refusal(&error))?;
@@ -201,7 +201,7 @@ pub(super) fn note(backends: &Backends, backend: &str, by: &'static str, done: R
         Ok(Swapped { changed: true, generation, digest, .. }) => {
             tracing::info!(backend, by, generation, digest, "tables swapped");
         }
-        Ok(_) => tracing::info!(backend, by, "the file has the tables that are in use already"),
+        Ok(_) => tracing::info!(backend, by, "the file contains the tables already in use"),
         // The watcher retries where that may help.
         Err(error) if news => tracing::warn!(backend, by, %error, "tables not swapped"),
         Err(_) => {}

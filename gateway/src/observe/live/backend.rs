@@ -31,7 +31,7 @@ pub(crate) struct BackendLive {
 /// Statistics of the samples since the tables were loaded.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Figures {
-    /// Of the tables; 0: there are none.
+    /// Generation of the tables; 0 if there are none.
     generation: u64,
     /// Local and total activations of the samples' tokens.
     pub(crate) local: u64,
@@ -49,7 +49,7 @@ pub(crate) struct Figures {
 pub(crate) struct Activations {
     pub(crate) local: u64,
     pub(crate) all: u64,
-    /// The share of them that should be local.
+    /// The predicted local share of them.
     pub(crate) predicted: Option<f64>,
 }
 
@@ -136,7 +136,7 @@ impl BackendLive {
         *self.lock()
     }
 
-    /// The tables of this generation predict now; figures of others are dropped.
+    /// Switches to the tables of this generation; statistics of others are dropped.
     pub(crate) fn follow(&self, generation: u64) {
         let mut figures = self.lock();
         if figures.generation != generation {
@@ -144,8 +144,8 @@ impl BackendLive {
         }
     }
 
-    /// Adds a sample that was predicted by the tables of this generation, unless others are in use by now. Returns the
-    /// alarm's state if it changed.
+    /// Adds a sample predicted by the tables of this generation, unless others are in use by now. Returns the alarm's
+    /// state if it changed.
     pub(crate) fn add(&self, generation: u64, sample: &Activations, rules: &DriftRules) -> Option<bool> {
         let Activations { local, all, predicted } = *sample;
         let mut figures = self.lock();

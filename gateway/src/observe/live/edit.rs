@@ -40,7 +40,7 @@ impl Edit {
         self.cutter.limit_bytes
     }
 
-    /// Takes the next piece and returns what the client gets now. `whole`: of a stream, it is made of whole events.
+    /// Takes the next chunk and returns what can be relayed now. `whole`: chunks of a stream are whole events.
     pub(crate) fn push(&mut self, piece: Bytes, whole: bool) -> Bytes {
         let now = self.cutter.push(piece, whole);
         if let Some(outcome) = self.cutter.over

@@ -1,4 +1,4 @@
-//! Live local activation rate: for a share of the requests the engine is asked which experts its tokens took.
+//! Live local activation rate: a share of the requests asks the engine which experts their tokens took.
 //!
 //! | part | what |
 //! |---|---|
@@ -7,11 +7,11 @@
 //! | `observe`, `local` | an answer checked; which of its activations were local |
 //! | `drift` | the alarm |
 //! | `rolling`, `files` | the rolling profile |
-//! | `traces` | whole requests, only where that is asked for |
-//! | `seen`, `kept` | a request until its answer is looked at; entries by model, and their times |
-//! | `task` | the thread of work behind the data plane: all but the cutting happens there |
+//! | `traces` | whole requests, only if configured |
+//! | `seen`, `kept` | a request until its answer is evaluated; entries per model, with their times |
+//! | `task` | the worker thread behind the data plane: everything but the cutting |
 //!
-//! Counts alone are kept, and never a request unless `trace_dir` asks for it. See `docs/profile-and-solve.md`.
+//! Only counts are kept, and requests only if `trace_dir` is set. See `docs/profile-and-solve.md`.
 
 pub(crate) mod backend;
 mod cutter;
@@ -93,7 +93,7 @@ impl Live {
         }
     }
 
-    /// A request that is due could not be asked.
+    /// A due request could not be sampled.
     pub(crate) fn note_unfit(&self, backend: &BackendLive) {
         backend.note_unfit();
         self.metrics.sampled(&backend.name, "unfit");

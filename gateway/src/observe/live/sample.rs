@@ -34,8 +34,8 @@ impl Sample {
         self.count(outcome);
     }
 
-    /// The engine refused the question, and was sent the request without it. Where it takes that, it is not asked any
-    /// more until it is probed again; refused either way, it was the client's fault.
+    /// The engine refused a sampled request, which was sent again unsampled. If the engine took that, it is not sampled
+    /// again until the next probe; if it refused either way, it was the client's fault.
     pub(crate) fn sent_without(self, taken: bool) {
         if let Some(seen) = self.seen.as_ref().filter(|_| taken) {
             self.live.note_refusal(&seen.backend, "refuses requests that ask for routed experts");

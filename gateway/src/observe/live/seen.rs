@@ -17,20 +17,20 @@ pub(crate) struct Seen {
     pub(crate) backend: Arc<BackendLive>,
     pub(crate) model: String,
     pub(crate) preparation: &'static Preparation,
-    /// Of the model, where it has one.
+    /// The model's tokenizer, if it has one.
     pub(crate) tokenizer: Option<Arc<PromptEncoder>>,
     pub(crate) template: Option<Arc<ChatTemplate>>,
     /// The tables that placed it.
     pub(crate) tables: Arc<Tables>,
     pub(crate) scorer: Arc<Scorer>,
-    /// Of the tables.
+    /// Generation of the tables.
     pub(crate) generation: u64,
     pub(crate) dialect: Dialect,
     pub(crate) route: Route,
     pub(crate) text_route: Option<semmoe_text::Route>,
     /// The rank it was pinned to.
     pub(crate) rank: Option<RankId>,
-    /// Whether pins take effect, as far as is known when the answer is looked at.
+    /// Whether pins take effect, as known when the answer is evaluated.
     pub(crate) is_pinned: Box<dyn Fn() -> bool + Send + Sync>,
     /// The client's body.
     pub(crate) body: Bytes,

@@ -24,12 +24,12 @@ pub(crate) struct Task {
 /// The task's inputs.
 struct Work {
     live: Arc<Live>,
-    /// The settings as they are now.
+    /// Returns the current settings.
     config: Box<dyn Fn() -> Arc<Config> + Send + Sync>,
 }
 
 impl Task {
-    /// `None` if it was started before. `config` returns the settings as they are now.
+    /// `None` if it was started before. `config` returns the current settings.
     pub(crate) fn start(live: &Arc<Live>, config: impl Fn() -> Arc<Config> + Send + Sync + 'static) -> Option<Self> {
         let waiting = live.waiting.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take()?;
         let now = config();

@@ -72,7 +72,7 @@ metrics! {
             "request_seconds", "Time from the arrival of the request to the end of the response";
         first_token: Family<AnswerLabels, Traced, fn() -> Traced> =
             Family::new_with_constructor(|| Traced::new(FIRST_TOKEN_SECONDS.into_iter())),
-            "time_to_first_token_seconds", "Time from the arrival of the request to the first piece of its stream";
+            "time_to_first_token_seconds", "Time from the arrival of the request to the first chunk of its stream";
         inter_token: Histograms<AnswerLabels> = Family::new_with_constructor(|| Histogram::new(INTER_TOKEN_SECONDS)),
             "inter_token_seconds",
             "Mean inter-token latency of a stream after its first token, one observation per complete stream";
@@ -82,7 +82,7 @@ metrics! {
         output_tokens: Family<OutputLabels, Counter>,
             "output_tokens", "Tokens generated, from the engine's usage or else counted as events of the stream";
         streams: Family<StreamLabels, Gauge>,
-            "streams", "Streams in flight, waiting for their first piece or running";
+            "streams", "Streams in flight, waiting for their first chunk or running";
     }
 }
 

@@ -18,13 +18,13 @@ metrics! {
             "sampled_requests", "Requests whose engine was asked for routed experts, by outcome";
         observed: Histograms<BackendLabels> = Family::new_with_constructor(shares),
             "observed_lar",
-            "Local share of each sampled request's activations, each request counted once however long it is";
+            "Local share of each sampled request's activations, each request counted once whatever its length";
         predicted: Histograms<BackendLabels> = Family::new_with_constructor(shares),
             "sampled_predicted_lar",
-            "Local share that T predicts for the same tokens of the same requests, each counted once";
+            "Local share that T predicts for these requests' tokens, each request counted once";
         predicted_local: Family<BackendLabels, RealCounter>,
             "sampled_predicted_local_activations",
-            "Activations of sampled requests that T predicts to be local; over all of those with a prediction, their rate";
+            "Activations of sampled requests that T predicts to be local; divided by all of those with a prediction, their rate";
         predicted_all: Family<BackendLabels, Counter>,
             "sampled_predicted_activations", "All activations of the sampled requests with a prediction";
         activations: Family<PlaceLabels, Counter>, "sampled_activations", "Activations of sampled requests";

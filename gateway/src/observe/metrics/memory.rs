@@ -12,11 +12,11 @@ metrics! {
     pub(crate) struct MemoryMetrics {
         held: Family<KindLabels, Gauge>,
             "memory_bytes",
-            "Bytes that request bodies hold, and answers whose clients do not take them (128 KiB each), at most \
+            "Bytes that request bodies hold, and answers that clients do not read (128 KiB each), at most \
              limits.body_memory_bytes and limits.answer_memory_bytes";
         slow_clients: Family<ReasonLabels, Counter>,
             "slow_clients_closed",
-            "Connections and HTTP/2 streams closed because their clients took nothing: for timeouts.client_seconds \
+            "Connections and HTTP/2 streams closed because their clients read nothing: for timeouts.client_seconds \
              (time), or while others held limits.answer_memory_bytes (memory)";
     }
 }

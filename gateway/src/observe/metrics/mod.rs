@@ -114,12 +114,12 @@ metrics! {
         inflight: Family<RankLabels, Gauge>, "rank_inflight", "Requests in flight";
         predicted_lar: Histograms<PolicyLabels> = Family::new_with_constructor(shares),
             "predicted_lar",
-            "Expected local share of each scored and pinned request on its rank, each counted once however long it is";
+            "Expected local share of each scored and pinned request on its rank, each counted once whatever its length";
         predicted_local: Family<PolicyLabels, RealCounter>,
             "predicted_local_activations",
-            "Activations of the prompts of these requests that are expected to be local; over all of them, the predicted local activation rate";
+            "Activations of these requests' prompts that are expected to be local; divided by all of them, the predicted local activation rate";
         predicted_all: Family<PolicyLabels, Counter>,
-            "predicted_activations", "All activations of the prompts of these requests";
+            "predicted_activations", "All activations of these requests' prompts";
         canary: Family<CanaryLabels, Counter>, "canary_requests", "Requests of a model with a canary, by arm";
         tables_generation: Gauge<u64, AtomicU64>,
             "tables_generation", "Generation of the reloadable state; grows with every swap";
@@ -129,7 +129,7 @@ metrics! {
             "segment_cache_hits", "Texts between added tokens whose ids were reused, such as earlier turns of a chat";
         cache_misses: Family<ModelLabels, Counter>,
             "segment_cache_misses", "Texts between added tokens that were encoded";
-        cache_bytes: Family<ModelLabels, Gauge>, "segment_cache_bytes", "Bytes held by that cache";
+        cache_bytes: Family<ModelLabels, Gauge>, "segment_cache_bytes", "Bytes held by the segment cache";
         template_unreadable: Family<ModelLabels, Gauge>,
             "chat_template_unreadable", "1 if the model's chat template cannot be used; an earlier one is, or none";
         backend_healthy: Family<BackendLabels, Gauge>, "backend_healthy", "1 if the backend gets requests";

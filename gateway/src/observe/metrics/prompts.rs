@@ -18,10 +18,10 @@ metrics! {
             "Prompts whose tokens the engine counted too, by whether the counts agree";
         shapes: Family<StateLabels, Gauge>,
             "chat_shapes",
-            "Shapes of chats, by whether the engine reads them as the gateway does: equal, differs or unproven";
+            "Shapes of chats, by whether the engine tokenizes them as the gateway does: equal, differs or unproven";
         misread: Family<ShapeLabels, Counter>,
             "chats_misread",
-            "Chats routed by load as the engine reads them otherwise than the gateway, by the first such shape";
+            "Chats routed by load because the engine tokenizes them differently, by the first such shape";
     }
 }
 

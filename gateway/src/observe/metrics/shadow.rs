@@ -17,7 +17,7 @@ metrics! {
             "shadow_requests", "Requests placed by both the acting and the shadow policy";
         local_share: Shares, "shadow_local_share", "Expected local share of the scored tokens, by policy";
         cached_share: Shares,
-            "shadow_cached_share", "Prompt tokens believed to be cached on the chosen rank, by policy";
+            "shadow_cached_share", "Prompt tokens assumed to be cached on the chosen rank, by policy";
         imbalance: Shares, "shadow_tokens_max_over_mean", "Tokens of the busiest rank over the mean, by policy";
     }
 }

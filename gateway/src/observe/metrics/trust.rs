@@ -17,7 +17,7 @@ metrics! {
             "connections_refused", "Connections closed because their address had too many";
         connections_displaced: Counter,
             "connections_displaced",
-            "Connections closed while no request ran on them, as a new one found no place";
+            "Connections closed while no request ran on them, because a new one found no place";
         open_connections: Gauge,
             "open_connections",
             "Open client connections to all listeners, at most limits.connections of them to the data plane";

@@ -96,7 +96,7 @@ pub(super) const ADMIN: &[Route] = &[
     Route::get("/", "this list; to browsers the page of /ui", || get(root)).json::<super::Index>(),
     Route::get(
         "/ui",
-        "a page that shows all this and does what can be done; it needs no token and asks for one",
+        "the admin page; loading it needs no token, using it does",
         || get(page::show),
     )
     .page(),
@@ -136,17 +136,17 @@ pub(super) const ADMIN: &[Route] = &[
         post(backends::drain)
     })
     .json::<backends::Drained>(),
-    Route::post("/admin/backends/{name}/undrain", "new requests come again", || post(backends::undrain))
+    Route::post("/admin/backends/{name}/undrain", "new requests are accepted again", || post(backends::undrain))
         .json::<backends::Drained>(),
     Route::get("/admin/routing", "every model's policy, its canary's counts and its shadow's report", || {
         shown(routing::collect)
     })
     .json::<routing::Routing>(),
-    Route::get("/admin/config", "which configuration runs, since when, and what came of the last reload", || {
+    Route::get("/admin/config", "which configuration runs, since when, and the result of the last reload", || {
         shown(config::collect)
     })
     .json::<config::Running>(),
-    Route::post("/admin/reload", "read the configuration's file again; the old one stays if it is wrong", || {
+    Route::post("/admin/reload", "reload the configuration file; the old configuration stays if it is invalid", || {
         post(config::load)
     })
     .json::<crate::shell::reload::Reloaded>(),

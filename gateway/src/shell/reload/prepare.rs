@@ -143,7 +143,7 @@ pub(super) fn with_other_tables(base: &Snapshot, config: &Config) -> Vec<Arc<Bac
     base.members().filter(|(_, member)| changes(member)).map(|(_, member)| Arc::clone(&member.backend)).collect()
 }
 
-/// Whether both are one value, not equal ones.
+/// Whether both are the very same allocation, not merely equal.
 pub(super) fn same<T>(a: Option<&Arc<T>>, b: Option<&Arc<T>>) -> bool {
     match (a, b) {
         (Some(a), Some(b)) => Arc::ptr_eq(a, b),

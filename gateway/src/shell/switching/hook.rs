@@ -63,12 +63,12 @@ impl Hook<'_> {
     pub(super) async fn switch(&self, requested: Move, stop: &CancellationToken) -> Outcome {
         let before = match self.status().await {
             Ok(status) if status.state == SwitchState::Stable => status,
-            Ok(_) => return Outcome::Refused { cause: "another switch is under way".to_owned() },
+            Ok(_) => return Outcome::Refused { cause: "another switch is in progress".to_owned() },
             Err(error) => return Outcome::Lost { cause: error.reason() },
         };
         let name = self.rules.names[requested.to].as_str();
         if before.layout != self.rules.names[requested.from] {
-            return Outcome::Refused { cause: format!("it is in layout '{}' by now", before.layout) };
+            return Outcome::Refused { cause: format!("it is now in layout '{}'", before.layout) };
         }
         if let Err(outcome) = self.prepare(name, before.epoch, stop).await {
             return outcome;
@@ -100,7 +100,7 @@ impl Hook<'_> {
             Ok(status) => {
                 self.abort().await;
                 let cause = format!(
-                    "it prepared nothing: it is {:?} at epoch {}, expected {epoch}",
+                    "it prepared nothing; its state is {:?} at epoch {}, expected {epoch}",
                     status.state, status.epoch
                 );
                 Err(Outcome::Refused { cause })
@@ -109,7 +109,7 @@ impl Hook<'_> {
             Err(error) => {
                 self.unreachable(&error);
                 self.abort().await;
-                Err(Outcome::Lost { cause: format!("the preparation was not answered: {}", error.reason()) })
+                Err(Outcome::Lost { cause: format!("the prepare was not answered: {}", error.reason()) })
             }
         }
     }
@@ -163,7 +163,7 @@ impl Hook<'_> {
                 }
                 Ok(status) if status.state == SwitchState::Prepared => {
                     self.abort().await;
-                    return Outcome::RolledBack { cause: format!("the commit did not arrive: {}", error.reason()) };
+                    return Outcome::RolledBack { cause: format!("the commit was not delivered: {}", error.reason()) };
                 }
                 Ok(_) => {}
                 Err(gone) if !gone.may_have_been_sent() => {
@@ -175,7 +175,7 @@ impl Hook<'_> {
             if began.elapsed() >= self.rules.commit {
                 self.abort().await;
                 let state = status.map_or_else(|error| error.reason(), |status| format!("it is {:?}", status.state));
-                return lost(format!("no end within {} s: {state}", self.rules.commit.as_secs_f64()));
+                return lost(format!("not finished within {} s: {state}", self.rules.commit.as_secs_f64()));
             }
             tokio::time::sleep(LOOK_AGAIN).await;
         }

@@ -207,7 +207,7 @@ impl Steered {
             return Err(format!("it runs layout '{found}', which is neither '{}' nor '{}'", names.tp, names.ep));
         };
         if status.state != SwitchState::Stable {
-            return Err("a switch is under way".to_owned());
+            return Err("a switch is in progress".to_owned());
         }
         Ok(Seen { layout, load })
     }

@@ -123,7 +123,7 @@ fn reason_of(cause: &Cause) -> String {
 fn why(stay: &Stay) -> String {
     match stay {
         Stay::Fixed => "the layout is fixed".to_owned(),
-        Stay::Idle => "nothing runs or waits".to_owned(),
+        Stay::Idle => "no requests run or wait".to_owned(),
         Stay::Best { gain } => {
             format!("steps would take {:.1}% {} there", 100.0 * gain.abs(), if *gain > 0.0 { "less" } else { "more" })
         }
@@ -136,7 +136,7 @@ fn why(stay: &Stay) -> String {
         Stay::Switching { to } => format!("it switches to {}", to.name()),
         Stay::NoRoom(no_room) => no_room.to_string(),
         Stay::Unknown { layout, sequences } => {
-            format!("the time of a step of {sequences} sequences is not known for {}", layout.name())
+            format!("the step time of {sequences} sequences is unknown for {}", layout.name())
         }
     }
 }

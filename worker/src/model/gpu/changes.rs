@@ -102,7 +102,7 @@ impl Mover {
 
 impl Changes<'_> {
     /// Exchanges the addresses of all ranks' memory; all ranks are in one process.
-    fn meet(&mut self, ep: &mut ExpertParallel) -> Result<[Vec<Buffer>; 2], UnitError> {
+    fn exchange_memory(&mut self, ep: &mut ExpertParallel) -> Result<[Vec<Buffer>; 2], UnitError> {
         if let Some(known) = &self.mover.memory {
             return Ok(known.clone());
         }
@@ -133,7 +133,7 @@ impl Changes<'_> {
         if stays(&self.experts.layout, &next) {
             return Ok(SwitchOutcome::Committed);
         }
-        let [memory, _] = self.meet(ep)?;
+        let [memory, _] = self.exchange_memory(ep)?;
         let Self { stream, mover, experts, .. } = self;
         let switch = |pool| Switch::new(pool, &experts.layout, &next, experts.side).map_err(unfit);
         let [gate_up, down] = &experts.pools;
@@ -174,7 +174,7 @@ impl Changes<'_> {
         let placed = self.cache.place(moves).map_err(Obstacle::Own);
         let cause = vote(ep, placed.as_ref().map(|_| moves.digest))?;
         let (None, Ok((old, new))) = (&cause, placed) else { return Ok(cause) };
-        let [_, memory] = self.meet(ep)?;
+        let [_, memory] = self.exchange_memory(ep)?;
         let message: Vec<u8> = old.iter().flat_map(|place| place.to_le_bytes()).collect();
         let messages = allgather_messages(ep, message)?;
         let place_of = |PageAt { rank, page }: PageAt| {

@@ -51,7 +51,7 @@ pub(in crate::shell::discovery) enum MessageError {
     #[error("the message is truncated, expected a whole one")]
     Truncated,
     /// Not a DNS message, or its question could not be encoded.
-    #[error("not a message of the DNS: {0}")]
+    #[error("not a DNS message: {0}")]
     Malformed(#[from] SimpleDnsError),
     /// A target that is not a host name.
     #[error("the target {target:?} is not a host name: its labels must consist of letters, digits, '-' and '_'")]
