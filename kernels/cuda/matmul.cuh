@@ -98,7 +98,7 @@ __device__ inline u32 matmul_stretch(const MatMulParams& p) {
   return (chunks + MATMUL_STRETCHES - 1) / MATMUL_STRETCHES;
 }
 
-// A lane's share of A for one of the two products over a chunk: of rows of weights eight apart.
+// A lane's share of A for one of the two products over a chunk, from rows of weights eight apart.
 struct MatMulFragment {
   u32 a[4];
 

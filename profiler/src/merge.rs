@@ -31,7 +31,7 @@ pub struct MergeOptions {
 }
 
 impl MergeOptions {
-    /// Unweighted, on two threads.
+    /// Default options: profiles are not weighted, and two threads are used.
     pub fn new(profiles: Vec<DomainInput>, out: PathBuf) -> Self {
         MergeOptions { profiles, out, threads: 2, weight_by_domain: false }
     }

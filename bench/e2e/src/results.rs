@@ -48,7 +48,7 @@ pub(crate) struct Level {
 pub(crate) struct Outcome {
     pub(crate) contest: Contest,
     pub(crate) ranks: u16,
-    /// The first one is unlimited.
+    /// Link rates of the contest; the first one is unlimited.
     pub(crate) links: Vec<Link>,
     /// Predictions for both configurations.
     pub(crate) predictions: [Prediction; 2],

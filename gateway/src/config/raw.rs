@@ -198,7 +198,7 @@ section! { RawRouting => RoutingConfig, "routing", "`[routing]`";
     sticky_header: String = "x-semmoe-session".to_owned() => sticky_header: http::HeaderName = header,
     /// The assumed state of the engines' prefix caches.
     prefix: PrefixSettings = PrefixSettings::default() => prefix: PrefixSettings = prefix,
-    /// The policies' own numbers.
+    /// Parameters of the policies.
     settings: Settings = Settings::default() => settings: Settings = settings,
 }
 

@@ -23,7 +23,7 @@ pub(crate) enum ToRank {
     Flush,
     /// A step of a layout switch; answered by [`FromRank::Switch`], except for aborts.
     Switch {
-        /// Repeated in the answers.
+        /// Identifies the step; answers repeat it.
         ticket: u64,
         /// The step to take.
         order: SwitchOrder,

@@ -206,7 +206,7 @@ fn placement(
             let digest = if domains.size() == 1 { digest } else { format!("{digest}, domains of {domains}") };
             let digest = match config.force_local_rate {
                 None => digest,
-                Some(rate) => format!("{digest}, a local rate of {} forced", rate.get()),
+                Some(rate) => format!("{digest}, a forced local rate of {}", rate.get()),
             };
             Ok((copies.map_err(WorkerError::Placement)?, digest))
         }

@@ -60,5 +60,5 @@ fn what_else_says_where_experts_are_is_refused() {
         assert!(refused(world, forced(0.4)).ends_with(says), "{world}");
     }
     let errors = refused_unit(2, |config| forced(0.1 + 0.2 * f64::from(config.rank))(config));
-    assert!(errors[0].0.contains("a local rate of 0.1 forced"), "{errors:?}");
+    assert!(errors[0].0.contains("a forced local rate of 0.1"), "{errors:?}");
 }
