@@ -1,7 +1,8 @@
 //! The cost of placing a request, and the choice of a rank under its caps.
 //!
 //! In token-equivalents of prefill work, for a request of `a` tokens in `k` sequences that is expected to generate `o`
-//! tokens, with expected local shares `s[r]`; `m` is the mean recent request, `n[r]` the sequences in flight:
+//! tokens, with expected local shares `s[r]`; `m` is the mean recent request, `n[r]` the sequences in flight, `u` their
+//! mean over the unit of `r`:
 //!
 //! ```text
 //! cost(r) =  wait[r] + w * in_flight[r]           backlog: what rank r computes first, and what slows its steps
@@ -14,7 +15,7 @@
 //! wait[r] =  pending[r]^2 / (pending[r] + b)
 //! q       =  mean of pending / m
 //! n       =  mean of n[r]
-//! d[r]    =  (n[r] - n + 4 * max(n[r] + k - max of n[r], 0) / k) * min(n / 5, 1) * 8 / max(n, 8)
+//! d[r]    =  (n[r] - u + 4 * max(n[r] + k - max of n in r's unit, 0) / k + 4 * (u - n)) * min(n / 5, 5 / n)
 //! ```
 //!
 //! On a rank that ran the request's session before, the terms with shares and their prices are omitted: a session moves
@@ -61,8 +62,8 @@ pub struct Cost {
     sequence_weight: f64,
 }
 
-/// The cost of one request on each of the ranks in `loads`.
-#[derive(Clone, Copy, Debug)]
+/// The cost of one request on each of the ranks in `loads`: what does not depend on the rank is multiplied out.
+#[derive(Debug)]
 pub struct Costs<'a> {
     cost: Cost,
     request: &'a Request<'a>,
@@ -70,15 +71,33 @@ pub struct Costs<'a> {
     loads: &'a [RankLoad],
     /// Requests that wait for this one's work: itself, and those behind it.
     waiters: f64,
-    /// gamma times the requests that wait for communication: `waiters`, and a fraction of the running ones.
-    communication: f64,
-    /// k * (m + o): the request's sequences, in tokens.
-    sequence_tokens: f64,
-    mean_sequences: f64,
-    /// Sequences of the fullest rank.
-    most_sequences: f64,
-    /// Price of each sequence above the mean.
+    /// Cost of the request's tokens if all of their activations are remote.
+    remote: f64,
+    /// Factor of a rank's price of tokens.
+    price: f64,
+    /// Factor of a rank's price of sequences.
     sequence_price: f64,
+    mean_sequences: f64,
+    /// Cost of each sequence above the mean of its unit.
+    above_mean: f64,
+    /// Cost of each sequence beyond the fullest rank of its unit.
+    beyond_fullest: f64,
+    /// Of the unit of the last rank examined.
+    unit: Cell<UnitSequences>,
+}
+
+/// The sequences in flight of one unit.
+#[derive(Clone, Copy, Debug)]
+struct UnitSequences {
+    unit: u16,
+    mean: f64,
+    most: f64,
+}
+
+impl UnitSequences {
+    fn of(unit: u16, sums: &Sums) -> Self {
+        UnitSequences { unit, mean: sums.sequences / sums.ranks, most: sums.most_sequences }
+    }
 }
 
 /// Cost of a request on one rank, in token-equivalents of prefill work.
@@ -101,13 +120,20 @@ impl CostParts {
     }
 }
 
-/// Price of a sequence beyond the fullest rank's, relative to one above the mean: all ranks wait for it.
+/// Price of a sequence by which a unit's mean exceeds that of all ranks, relative to one above the mean of the unit.
+/// Within a unit, all ranks step at one pace; units differ in pace, which shows only in what they still have to do.
+const BETWEEN_UNITS: f64 = 4.0;
+
+/// Price of a sequence beyond the fullest rank's, relative to one above the mean: all ranks of the unit wait for it.
 const FULLEST: f64 = 4.0;
 
-/// Weight of one sequence if ranks run `mean_sequences`: small while ranks are mostly idle; from eight on it falls as 1
-/// / mean, since one more matters less.
+/// Sequences per rank at which one more matters most.
+const BUSY: f64 = 5.0;
+
+/// Weight of one sequence if ranks run `mean_sequences`: small while ranks are mostly idle, and with many running it is
+/// their relative difference that matters.
 fn occupancy(mean_sequences: f64) -> f64 {
-    (mean_sequences / 5.0).min(1.0) * 8.0 / mean_sequences.max(8.0)
+    if mean_sequences < BUSY { mean_sequences / BUSY } else { BUSY / mean_sequences }
 }
 
 /// Fraction of a rank's running sequences that counts as waiting for communication.
@@ -141,20 +167,26 @@ impl Cost {
         share: Option<&'a [f64]>,
         loads: &'a [RankLoad],
     ) -> Costs<'a> {
-        let mean_request = sums.mean_request(request.tokens());
+        let (tokens, output, sequences) = (request.tokens(), request.output as f64, request.sequences());
+        let mean_request = sums.mean_request(tokens);
         let waiters = 1.0 + sums.pending / (sums.ranks * mean_request);
         let mean_sequences = sums.sequences / sums.ranks;
+        let communication = self.communication * (waiters + RUNNING_SHARE * mean_sequences);
+        let sequence_price = communication * sequences * (mean_request + output);
+        let above_mean = sequence_price * self.sequence_weight * occupancy(mean_sequences);
         Costs {
             cost: *self,
             request,
             share,
             loads,
             waiters,
-            communication: self.communication * (waiters + RUNNING_SHARE * mean_sequences),
-            sequence_tokens: request.sequences() * (mean_request + request.output as f64),
+            remote: communication * (tokens + output),
+            price: communication * tokens,
+            sequence_price,
             mean_sequences,
-            most_sequences: sums.most_sequences,
-            sequence_price: self.sequence_weight * occupancy(mean_sequences),
+            above_mean,
+            beyond_fullest: above_mean * FULLEST / sequences,
+            unit: Cell::new(first_unit(loads, sums, UnitSequences::of)),
         }
     }
 }
@@ -163,21 +195,30 @@ impl Costs<'_> {
     /// The cost on the rank at `index`.
     pub fn on(&self, index: usize) -> CostParts {
         let load = &self.loads[index];
-        let (tokens, output) = (self.request.tokens(), self.request.output as f64);
-        let remote = |share: &[f64]| {
-            let sent = (tokens + output) * (1.0 - share[index]);
-            sent + tokens * load.price + self.sequence_tokens * load.sequence_price
+        let communication = |share: &[f64]| {
+            self.remote * (1.0 - share[index]) + self.price * load.price + self.sequence_price * load.sequence_price
         };
-        let above = load.in_flight_sequences as f64 - self.mean_sequences;
-        let beyond = load.in_flight_sequences as f64 + self.request.sequences() - self.most_sequences;
-        let crowding = above + FULLEST * beyond.max(0.0) / self.request.sequences();
         CostParts {
             backlog: self.cost.wait(load.pending_tokens as f64)
                 + self.cost.in_flight_weight * load.in_flight_tokens as f64,
             uncached: self.waiters * self.request.work(index, self.loads.len()),
-            communication: self.communication * self.share.map_or(0.0, remote),
-            crowding: self.communication * self.sequence_tokens * self.sequence_price * crowding,
+            communication: self.share.map_or(0.0, communication),
+            crowding: self.crowding(load.unit, load.in_flight_sequences as f64),
         }
+    }
+
+    fn crowding(&self, unit: u16, sequences: f64) -> f64 {
+        let UnitSequences { mean, most, .. } = self.in_unit(unit);
+        let beyond = (sequences + self.request.sequences() - most).max(0.0);
+        self.above_mean * (sequences - mean + BETWEEN_UNITS * (mean - self.mean_sequences))
+            + self.beyond_fullest * beyond
+    }
+
+    fn in_unit(&self, unit: u16) -> UnitSequences {
+        if self.unit.get().unit != unit {
+            self.unit.set(UnitSequences::of(unit, &Sums::of(ranks_of(self.loads, unit))));
+        }
+        self.unit.get()
     }
 }
 
@@ -211,8 +252,8 @@ pub struct LoadLimits<'a> {
     mean_request: f64,
     /// Maximum sequences in flight on a rank that may take the request.
     pub sequences: f64,
-    /// Cached limit for the unit of the last rank examined.
-    recent: Cell<Option<UnitLimit>>,
+    /// For the unit of the last rank examined.
+    recent: Cell<UnitLimit>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -230,13 +271,11 @@ impl LoadLimits<'_> {
 
     /// Maximum recent tokens of a rank of this unit that may take the request.
     pub fn recent_in(&self, unit: u16) -> f64 {
-        if let Some(last) = self.recent.get().filter(|last| last.unit == unit) {
-            return last.recent;
+        if self.recent.get().unit != unit {
+            let recent = self.cap.recent(&Sums::of(ranks_of(self.loads, unit)), self.tokens, self.mean_request);
+            self.recent.set(UnitLimit { unit, recent });
         }
-        let sums = Sums::of(self.loads.iter().filter(|load| load.unit == unit));
-        let recent = self.cap.recent(&sums, self.tokens, self.mean_request);
-        self.recent.set(Some(UnitLimit { unit, recent }));
-        recent
+        self.recent.get().recent
     }
 
     /// Whether the current load in flight lets a rank take the request.
@@ -281,6 +320,20 @@ impl Sums {
     }
 }
 
+/// The ranks of one unit, which are contiguous.
+fn ranks_of(loads: &[RankLoad], unit: u16) -> &[RankLoad] {
+    let from = loads.partition_point(|load| load.unit < unit);
+    let many = loads[from..].partition_point(|load| load.unit == unit);
+    &loads[from..from + many]
+}
+
+/// `of` the first unit and its sums: those of all ranks, if it is the only one.
+fn first_unit<T>(loads: &[RankLoad], all: &Sums, of: impl Fn(u16, &Sums) -> T) -> T {
+    let unit = loads.first().map_or(0, |load| load.unit);
+    let only = loads.last().is_none_or(|load| load.unit == unit);
+    if only { of(unit, all) } else { of(unit, &Sums::of(ranks_of(loads, unit))) }
+}
+
 impl Cap {
     /// Builds the caps from these settings.
     pub fn new(settings: &Settings) -> Self {
@@ -301,15 +354,13 @@ impl Cap {
     fn given<'a>(&self, sums: &Sums, request: &Request<'_>, loads: &'a [RankLoad]) -> LoadLimits<'a> {
         let (tokens, sequences) = (request.tokens(), request.sequences());
         let mean_request = sums.mean_request(tokens);
-        // Units are contiguous; if there is only one, its sums are known.
-        let one = loads.first().zip(loads.last()).filter(|(first, last)| first.unit == last.unit);
-        let of = |unit| UnitLimit { unit, recent: self.recent(sums, tokens, mean_request) };
+        let of = |unit, sums: &Sums| UnitLimit { unit, recent: self.recent(sums, tokens, mean_request) };
         LoadLimits {
             loads,
             cap: *self,
             tokens,
             mean_request,
-            recent: Cell::new(one.map(|(first, _)| of(first.unit))),
+            recent: Cell::new(first_unit(loads, sums, of)),
             sequences: SEQUENCES_OVER_MEAN * (sums.sequences + sequences) / sums.ranks + SPARE_SEQUENCES
                 - sequences.min(SPARE_SEQUENCES),
         }
@@ -358,9 +409,10 @@ impl Weighing {
         let sums = Sums::of(loads);
         let costs = self.cost.given(&sums, request, share.filter(|_| !request.settled), loads);
         let limits = self.cap.given(&sums, request, loads);
-        let work = |index: usize| request.work(index, loads.len());
-        let most = available(loads).map(|(index, _)| work(index)).fold(0.0, f64::max);
-        let allows = |index: usize, load: &RankLoad| limits.allows(load, work(index) < most);
+        let cached = request.cached_by(loads.len());
+        let fewest = cached.and_then(|cached| available(loads).map(|(index, _)| cached[index]).min());
+        let holds = |index: usize| cached.zip(fewest).is_some_and(|(cached, fewest)| cached[index] > fewest);
+        let allows = |index: usize, load: &RankLoad| limits.allows(load, holds(index));
         let (index, capped) = cheapest(loads, sequence, allows, |index, _| costs.on(index).total())?;
         Choice::at(index, request, capped)
     }

@@ -42,8 +42,13 @@ impl Request<'_> {
         self.missing(rank, ranks).max(1)
     }
 
+    /// [`cached`](Self::cached), if it is for this many ranks.
+    pub(crate) fn cached_by(&self, ranks: usize) -> Option<&[u64]> {
+        self.cached.filter(|cached| cached.len() == ranks)
+    }
+
     fn missing(&self, rank: usize, ranks: usize) -> u64 {
-        let cached = self.cached.filter(|cached| cached.len() == ranks).map_or(0, |cached| cached[rank]);
+        let cached = self.cached_by(ranks).map_or(0, |cached| cached[rank]);
         self.tokens.max(1).saturating_sub(cached)
     }
 

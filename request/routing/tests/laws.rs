@@ -165,9 +165,9 @@ fn a_long_queue_everywhere_does_not_drown_what_is_local() {
     let share = [0.55, 0.15, 0.15, 0.15];
     let request = Request { tokens: 100, share: Some(&share), ..Request::default() };
     let waiting = Work { tokens: 100, pending: 100, ..Work::default() };
-    accounts.assign(0, waiting);
+    accounts.assign(0, Work { pending: 600, ..waiting });
     assert_ne!(affinity().choose(&request, &accounts.loads(), 0).unwrap().rank, 0);
-    for rank in (0..4).cycle().take(40) {
+    for rank in (0..4).cycle().take(80) {
         accounts.assign(rank, waiting);
     }
     assert_eq!(affinity().choose(&request, &accounts.loads(), 0).unwrap().rank, 0);
