@@ -103,9 +103,9 @@ pub fn best_domains(stream: &Stream, levels: &[HybridLevel], used: Use) -> Resul
 }
 
 /// All domain sizes over all levels that fit the memory, including none. A GPU gathers from the outermost level
-/// inwards: at level l it receives the experts that its peers have gathered further out, `P_E x prod(S_j, j < l) x (S_l
-/// - 1)` bytes, and sends `D (1 - S_l / SF_l)` of its data, twice. `stream` provides everything except workers and
-/// bandwidth.
+/// inwards: at level l it receives the experts that its peers have gathered further out, `(S_l - 1) x P_E x
+/// prod(S_j, j < l)` bytes, and sends `D (1 - S_l / SF_l)` of its data, twice. `stream` provides everything except
+/// workers and bandwidth.
 ///
 /// # Errors
 /// [`PlanError::Value`] for invalid values of `stream` or of a level.
