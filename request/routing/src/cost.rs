@@ -15,7 +15,7 @@
 //! wait[r] =  pending[r]^2 / (pending[r] + b)
 //! q       =  mean of pending / m
 //! n       =  mean of n[r]
-//! d[r]    =  (n[r] - u + 4 * max(n[r] + k - max of n in r's unit, 0) / k + 4 * (u - n)) * min(n / 5, 5 / n)
+//! d[r]    =  (n[r] - u + 4 * max(n[r] + k - max of n in r's unit, 0) / k + 4 * (u - n)) * min(n / 5, 1, 8 / n)
 //! ```
 //!
 //! On a rank that ran the request's session before, the terms with shares and their prices are omitted: a session moves
@@ -127,13 +127,10 @@ const BETWEEN_UNITS: f64 = 4.0;
 /// Price of a sequence beyond the fullest rank's, relative to one above the mean: all ranks of the unit wait for it.
 const FULLEST: f64 = 4.0;
 
-/// Sequences per rank at which one more matters most.
-const BUSY: f64 = 5.0;
-
-/// Weight of one sequence if ranks run `mean_sequences`: small while ranks are mostly idle, and with many running it is
-/// their relative difference that matters.
+/// Weight of one sequence if ranks run `mean_sequences`: small while ranks are mostly idle; from eight on it falls as 1
+/// / mean, since one more matters less.
 fn occupancy(mean_sequences: f64) -> f64 {
-    if mean_sequences < BUSY { mean_sequences / BUSY } else { BUSY / mean_sequences }
+    (mean_sequences / 5.0).min(1.0) * 8.0 / mean_sequences.max(8.0)
 }
 
 /// Fraction of a rank's running sequences that counts as waiting for communication.

@@ -45,7 +45,7 @@ impl Default for Settings {
             communication: 0.5,
             in_flight_weight: 0.0001,
             backlog_tokens: 4096,
-            sequence_weight: 0.0175,
+            sequence_weight: 0.02,
             load_margin: 0.05,
             load_slack: 1.2,
             memory: 128,
