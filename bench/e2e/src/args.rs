@@ -5,6 +5,8 @@ use std::path::PathBuf;
 
 use clap::Parser;
 
+use crate::figures::Figure;
+
 /// End-to-end benchmark: a model's ranks in network namespaces with limited links, real prompts, recorded arrivals, and
 /// two configurations that alternate for each kind of attention.
 #[derive(Debug, Parser)]
@@ -22,6 +24,11 @@ pub(crate) struct Args {
     /// `dp` or `tp` alone, or both.
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "dp,tp")]
     pub(crate) attention: Vec<AttentionArg>,
+    /// A figure of the Sem-MoE paper in place of the proof, over links of the first of --rates: `4` = three systems at
+    /// each of --loads (attention dp), `table-2` = three systems at 1 request a second (attention tp), `6d` =
+    /// collectives by forced local rates.
+    #[arg(long, value_name = "FIGURE")]
+    pub(crate) figure: Option<Figure>,
     /// The semmoe program.
     #[arg(long, value_name = "FILE", default_value = "target/release/semmoe")]
     pub(crate) semmoe: PathBuf,

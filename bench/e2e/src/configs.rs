@@ -50,6 +50,12 @@ pub(crate) const TP: Contest = Contest {
     },
 };
 
+/// Experts as MoETuner places them, for each kind of attention; everything else is as before.
+pub(crate) const MOETUNER: [Config; 2] = [
+    Config { name: "dp, MoETuner, round robin", solved: true, ..DP.before },
+    Config { name: "tp, MoETuner, no shuffle", solved: true, ..TP.before },
+];
+
 impl Contest {
     pub(crate) fn configs(&self) -> [Config; 2] {
         [self.before, self.after]

@@ -11,7 +11,7 @@ use crate::configs::{Config, Contest};
 use crate::error::BenchError;
 use crate::measure::{Contestant, Traffic};
 use crate::network::Network;
-use crate::prepare::{Attention, Judged, Recorded, Workshop};
+use crate::prepare::{Attention, Judged, Placing, Recorded, Workshop};
 use crate::results::{Level, Link, Outcome, Placed, share};
 use crate::unit::{Unit, UnitSpec};
 
@@ -21,7 +21,7 @@ const MAX_GUESSES: usize = 4;
 /// The load at which requests hardly overlap, as a share of the baseline's capacity.
 const LIGHTEST: f64 = 0.1;
 /// Good requests finish within this multiple of the lightest load's median.
-const SLO_FACTOR: f64 = 5.0;
+pub(crate) const SLO_FACTOR: f64 = 5.0;
 
 /// The measurements, and how often each is repeated.
 #[derive(Clone, Debug)]
@@ -60,7 +60,7 @@ impl Stage<'_> {
     /// Records, solves, starts, measures, stops.
     pub(crate) async fn run(&self, contest: Contest, recorded: &Recorded, say: Say<'_>) -> Result<Outcome, BenchError> {
         say(&format!("solving and judging tables for attention {}", contest.attention));
-        let solved = self.workshop.solve(recorded, contest.attention, None).await?;
+        let solved = self.workshop.solve(recorded, contest.attention, Placing::Solved).await?;
         let predictions = self.predict(contest, recorded, &solved).await?;
         let mut sides = Vec::new();
         for config in contest.configs() {
@@ -76,8 +76,7 @@ impl Stage<'_> {
         self.arrive(&sides, &mut outcome, say).await?;
         self.network.limit(None)?;
         for side in sides {
-            side.gateway.shutdown(std::time::Duration::from_secs(1)).await;
-            side.unit.stop().await?;
+            side.stop().await?;
         }
         Ok(outcome)
     }
@@ -108,7 +107,7 @@ impl Stage<'_> {
     }
 
     /// A unit behind a gateway in this process, on free ports of 127.0.0.1.
-    async fn contestant(
+    pub(crate) async fn contestant(
         &self,
         config: Config,
         attention: Attention,
@@ -144,7 +143,7 @@ impl Stage<'_> {
         let raw = semmoe_gateway::Config::from_raw(raw, Path::new("")).map_err(BenchError::input)?;
         let gateway = Gateway::start(raw).await.map_err(BenchError::failed)?;
         let url = format!("http://{}", gateway.data_addr()).parse().map_err(BenchError::failed)?;
-        Ok(Contestant { config, unit, gateway, url })
+        Ok(Contestant { config, unit, gateway: Some(gateway), url })
     }
 
     /// Predictions for both configurations. Baselines place experts in order; requests go round robin (attention dp),
@@ -155,7 +154,7 @@ impl Stage<'_> {
         recorded: &Recorded,
         solved: &Path,
     ) -> Result<[Prediction; 2], BenchError> {
-        let linear = self.workshop.solve(recorded, contest.attention, Some("linear")).await?;
+        let linear = self.workshop.solve(recorded, contest.attention, Placing::InOrder).await?;
         let step_tokens = self.step_tokens * u32::from(self.workshop.ranks);
         let [before, after] = match contest.attention {
             Attention::Dp => [Judged::Policy(contest.before.policy), Judged::Policy(contest.after.policy)],
@@ -277,7 +276,7 @@ impl Stage<'_> {
 }
 
 /// 0 to n, reversed in odd rounds, so that each configuration goes first equally often.
-fn turned(n: usize, round: usize) -> Vec<usize> {
+pub(crate) fn turned(n: usize, round: usize) -> Vec<usize> {
     let mut order: Vec<usize> = (0..n).collect();
     if round % 2 == 1 {
         order.reverse();

@@ -9,11 +9,13 @@
 //! | `contest`, `measure` | link rates for communication shares, rounds, blocks of load |
 //! | `analysis`, `results` | Amdahl's law, predicted bytes, verdicts |
 //! | `report`, `pictures` | tables and pictures |
+//! | `figures` | figures of the Sem-MoE paper with more than two configurations |
 
 mod analysis;
 mod args;
 mod configs;
 mod contest;
+mod figures;
 mod measure;
 mod pictures;
 mod prepare;
@@ -35,6 +37,7 @@ use args::{Args, AttentionArg};
 use configs::{DP, TP};
 use contest::{Schedule, Stage};
 use error::BenchError;
+use figures::Figure;
 use measure::Traffic;
 use network::{Namespaces, Network, Shape};
 use prepare::{Workshop, chats};
@@ -70,10 +73,17 @@ async fn run(args: &Args) -> Result<(), BenchError> {
     chats(&args.prompts, &served, args.limit)?;
     let stage = stage(args, &network, folder.path())?;
     let say = |line: &str| say(&format!("{:5.0} s  {line}", began.elapsed().as_secs_f64()));
+    if args.figure == Some(Figure::SixD) {
+        return figures::forced(&stage, &say).await.and_then(|text| figures::write(args, &text));
+    }
     say("recording routing");
     let unit = stage.unit(DP.attention, DP.before, None).await?;
     let recorded = stage.workshop.record(&unit.url, &profile, &served).await?;
     unit.stop().await?;
+    if let Some(figure) = args.figure {
+        let text = figures::three_systems(figure, &stage, &recorded, &say).await?;
+        return figures::write(args, &text);
+    }
     let mut outcomes = Vec::new();
     for attention in &args.attention {
         let contest = if *attention == AttentionArg::Dp { DP } else { TP };
@@ -106,6 +116,7 @@ fn stage<'a>(args: &'a Args, network: &'a Network, folder: &'a Path) -> Result<S
         network,
         traffic: Traffic {
             prompts: folder.join("served.jsonl"),
+            api: semmoe_load::Api::Chat,
             arrivals: args.arrivals.clone(),
             arrivals_per_second: arrivals.len() as f64 / last,
             max_tokens: args.max_tokens,

@@ -7,6 +7,7 @@ use semmoe_engines::http::BaseUrl;
 use semmoe_gateway::Running;
 use semmoe_load::{Api, LatencySummary, Limit, LoadOptions, Pace, Report, Slo};
 use serde::Serialize;
+use serde_json::json;
 use tokio::time::sleep;
 
 use crate::configs::Config;
@@ -23,8 +24,10 @@ pub(crate) const OPEN: f64 = 1.5;
 /// How load is generated.
 #[derive(Clone, Debug)]
 pub(crate) struct Traffic {
-    /// JSON Lines of chats.
+    /// JSON Lines: chats, or ids where requests go to a unit itself.
     pub(crate) prompts: PathBuf,
+    /// The route that takes them.
+    pub(crate) api: Api,
     /// Arrival times, and their mean rate per second.
     pub(crate) arrivals: PathBuf,
     pub(crate) arrivals_per_second: f64,
@@ -44,8 +47,8 @@ pub(crate) struct Traffic {
 pub(crate) struct Contestant {
     pub(crate) config: Config,
     pub(crate) unit: Unit,
-    /// Stops when dropped.
-    pub(crate) gateway: Running,
+    /// Stops when dropped; without one requests go to the unit itself.
+    pub(crate) gateway: Option<Running>,
     pub(crate) url: BaseUrl,
 }
 
@@ -141,17 +144,33 @@ impl Contestant {
         slo_ms: Option<f64>,
     ) -> LoadOptions {
         let prompts = traffic.prompts.clone();
+        let extra = match traffic.api {
+            Api::Chat | Api::Completions => ("temperature", 0.into()),
+            // Forced local rates make answers wrong, so that any may end at once.
+            Api::Generate => {
+                let params = json!({"temperature": 0, "ignore_eos": true, "max_new_tokens": traffic.max_tokens});
+                ("sampling_params", params)
+            }
+        };
         LoadOptions {
-            api: Api::Chat,
+            api: traffic.api,
             stream: true,
             max_tokens: traffic.max_tokens,
-            extra: [("temperature".to_owned(), 0.into())].into_iter().collect(),
+            extra: [(extra.0.to_owned(), extra.1)].into_iter().collect(),
             warmup,
             timeout: TIMEOUT,
             slo: Slo { e2e_ms: slo_ms, ..Slo::default() },
             threads: Some(1),
             ..LoadOptions::new(self.url.clone(), prompts, pace, Limit::Duration(length))
         }
+    }
+
+    /// Ends the gateway and the ranks.
+    pub(crate) async fn stop(self) -> Result<(), BenchError> {
+        if let Some(gateway) = self.gateway {
+            gateway.shutdown(Duration::from_secs(1)).await;
+        }
+        self.unit.stop().await
     }
 
     /// A failed request fails the measurement.

@@ -4,7 +4,10 @@
 
 use std::path::{Path, PathBuf};
 
+use semmoe_bench_placement::baselines::moetuner;
+use semmoe_bench_placement::counts::LayerCounts;
 use semmoe_engines::http::BaseUrl;
+use semmoe_tables::Profile;
 use semmoe_text::{LineForm, LinePrompt, PromptLines};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -59,6 +62,17 @@ impl std::fmt::Display for Attention {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(self.name())
     }
+}
+
+/// The rule that places experts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Placing {
+    /// The solver's.
+    Solved,
+    /// Experts stay where they are.
+    InOrder,
+    /// MoETuner's, of the recorded profile.
+    MoeTuner,
 }
 
 /// The rule that decides where a token is computed.
@@ -122,23 +136,34 @@ impl Workshop<'_> {
         &self,
         recorded: &Recorded,
         attention: Attention,
-        placement: Option<&str>,
+        placing: Placing,
     ) -> Result<PathBuf, BenchError> {
-        let out =
-            self.folder.join(format!("{}-{}.tables.safetensors", attention.name(), placement.unwrap_or("solved")));
+        let out = self.folder.join(format!("{}-{placing:?}.tables.safetensors", attention.name()));
         let mut command =
             self.command(&["solve", "--attention", attention.name(), "--groups", &self.ranks.to_string()]);
         command.arg("--profile").arg(&recorded.profile).arg("--trace").arg(&recorded.trace);
         command.arg("--tokenizer").arg(self.model).arg("--out").arg(&out);
-        match placement {
-            Some(placement) => command.args(["--placement", placement]),
-            None if self.redundant > 0 => command.args(["--redundant", &self.redundant.to_string()]),
+        match placing {
+            Placing::InOrder => command.args(["--placement", "linear"]),
+            Placing::MoeTuner => command.arg("--placement").arg(self.moetuner(recorded)?),
+            Placing::Solved if self.redundant > 0 => command.args(["--redundant", &self.redundant.to_string()]),
             // A token is sent once to each rank, however many of its experts are there; bytes follow from that.
-            None if attention == Attention::Dp => command.args(["--objective", "ranks"]),
-            None => &mut command,
+            Placing::Solved if attention == Attention::Dp => command.args(["--objective", "ranks"]),
+            Placing::Solved => &mut command,
         };
         finish(command).await?;
         Ok(out)
+    }
+
+    /// MoETuner's placement in the form that engines read: the experts of each layer, rank by rank.
+    fn moetuner(&self, recorded: &Recorded) -> Result<PathBuf, BenchError> {
+        let profile = Profile::open(&recorded.profile).map_err(BenchError::input)?;
+        let counts = LayerCounts::all(&profile);
+        let placed = moetuner(&counts, &LayerCounts::transitions(&profile), self.ranks.into());
+        let rows: Vec<Vec<usize>> = placed.iter().map(|group_of| rank_by_rank(group_of)).collect();
+        let path = self.folder.join("moetuner.json");
+        std::fs::write(&path, json!({"physical_to_logical_map": rows}).to_string()).map_err(BenchError::file(&path))?;
+        Ok(path)
     }
 
     /// The prediction of `evaluate` for the served prompts.
@@ -186,6 +211,13 @@ impl Workshop<'_> {
         command.args(arguments).kill_on_drop(true).process_group(0);
         command
     }
+}
+
+/// The experts in order of their ranks.
+fn rank_by_rank(group_of: &[u16]) -> Vec<usize> {
+    let mut experts: Vec<usize> = (0..group_of.len()).collect();
+    experts.sort_by_key(|&expert| group_of[expert]);
+    experts
 }
 
 /// Runs the command to completion and returns its standard output.
@@ -251,6 +283,11 @@ mod tests {
         assert_eq!(contents[0], json!({"messages": [{"role": "user", "content": "hi"}]}));
         assert_eq!(contents[1]["messages"][0]["content"], "x");
         assert_eq!(chats(&from, &to, Some(1)).unwrap(), 1);
+    }
+
+    #[test]
+    fn experts_are_listed_rank_by_rank() {
+        assert_eq!(rank_by_rank(&[1, 0, 2, 1, 0, 2]), [1, 4, 0, 3, 2, 5]);
     }
 
     #[test]

@@ -38,7 +38,7 @@ pub(crate) fn in_page(page: &str, tables: &str) -> Option<String> {
 }
 
 /// Median (minimum to maximum).
-fn shown(spread: Option<Spread>, factor: f64, digits: usize) -> String {
+pub(crate) fn shown(spread: Option<Spread>, factor: f64, digits: usize) -> String {
     spread.map_or_else(
         || "-".to_owned(),
         |Spread { median, least, greatest }| {
@@ -49,12 +49,12 @@ fn shown(spread: Option<Spread>, factor: f64, digits: usize) -> String {
 }
 
 /// The header rows of a table.
-fn head(columns: &[&str], out: &mut String) {
+pub(crate) fn head(columns: &[&str], out: &mut String) {
     let _ = writeln!(out, "| {} |\n|{}", columns.join(" | "), " --- |".repeat(columns.len()));
 }
 
 /// A line of a table.
-fn row(cells: &[String], out: &mut String) {
+pub(crate) fn row(cells: &[String], out: &mut String) {
     let _ = writeln!(out, "| {} |", cells.join(" | "));
 }
 

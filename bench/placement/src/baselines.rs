@@ -9,17 +9,17 @@ use crate::assignment::assign_groups;
 use crate::counts::LayerCounts;
 
 /// The group of each expert of one layer.
-pub(crate) type Groups = Vec<u16>;
+pub type Groups = Vec<u16>;
 
 /// A random permutation of the contiguous placement.
-pub(crate) fn random(experts: usize, groups: usize, random: &mut fastrand::Rng) -> Groups {
+pub fn random(experts: usize, groups: usize, random: &mut fastrand::Rng) -> Groups {
     let mut group_of: Groups = (0..experts).map(|expert| (expert * groups / experts) as u16).collect();
     random.shuffle(&mut group_of);
     group_of
 }
 
 /// EPLB without replicas: experts in descending order of load, each to the least loaded group with room.
-pub(crate) fn eplb(counts: &LayerCounts, groups: usize) -> Groups {
+pub fn eplb(counts: &LayerCounts, groups: usize) -> Groups {
     let each = counts.experts / groups;
     let mut group_of = vec![0; counts.experts];
     let (mut load, mut held) = (vec![0.0; groups], vec![0; groups]);
@@ -36,7 +36,7 @@ pub(crate) fn eplb(counts: &LayerCounts, groups: usize) -> Groups {
 
 /// Greedy co-activation: a group starts with the hottest unplaced expert, then takes those that are most co-activated
 /// with its members beyond chance until it is full.
-pub(crate) fn coactivation(counts: &LayerCounts, groups: usize) -> Groups {
+pub fn coactivation(counts: &LayerCounts, groups: usize) -> Groups {
     let each = counts.experts / groups;
     let mut group_of = vec![u16::MAX; counts.experts];
     let order = by_load(counts);
@@ -56,7 +56,7 @@ pub(crate) fn coactivation(counts: &LayerCounts, groups: usize) -> Groups {
 
 /// Greedy co-activation over all groups at once: experts in descending order of load, each to the open group with most
 /// co-activations beyond chance per member.
-pub(crate) fn coactivation_by_load(counts: &LayerCounts, groups: usize) -> Groups {
+pub fn coactivation_by_load(counts: &LayerCounts, groups: usize) -> Groups {
     let each = counts.experts / groups;
     let mut group_of = vec![0; counts.experts];
     let mut members = vec![Vec::new(); groups];
@@ -74,7 +74,7 @@ pub(crate) fn coactivation_by_load(counts: &LayerCounts, groups: usize) -> Group
 /// Spectral clustering: the leading eigenvectors of the normalised co-activations; balanced k-means with exact
 /// assignment from many starts, of which the one with most co-activations within groups is kept; then swaps that raise
 /// those.
-pub(crate) fn spectral(counts: &LayerCounts, groups: usize, random: &mut fastrand::Rng) -> Groups {
+pub fn spectral(counts: &LayerCounts, groups: usize, random: &mut fastrand::Rng) -> Groups {
     let n = counts.experts;
     let scale: Vec<f64> = counts.load.iter().map(|load| load.max(1.0).sqrt()).collect();
     let normal = Array2::from_shape_fn((n, n), |(a, b)| counts.centred(a, b) / (scale[a] * scale[b]));
@@ -155,7 +155,7 @@ fn swap_within(counts: &LayerCounts, group_of: &mut [u16]) -> bool {
 /// MoETuner's two programs: experts in groups of even load, then, layer by layer, an assignment of groups to devices
 /// that keeps most tokens from the previous layer (`transitions`, [N, N]) where they are. The first is solved greedily
 /// with swaps, the second exactly.
-pub(crate) fn moetuner(counts: &[LayerCounts], transitions: &[Array2<f64>], groups: usize) -> Vec<Groups> {
+pub fn moetuner(counts: &[LayerCounts], transitions: &[Array2<f64>], groups: usize) -> Vec<Groups> {
     let mut layers: Vec<Groups> = Vec::with_capacity(counts.len());
     for (layer, counts) in counts.iter().enumerate() {
         let clusters = even_load(counts, groups);
@@ -194,14 +194,9 @@ fn even_load(counts: &LayerCounts, groups: usize) -> Groups {
     }
 }
 
-/// ExFlow's program: places as many consecutively activated experts of neighbouring layers as possible on the same
-/// device. Each layer in turn is assigned exactly, given its neighbours, from several starts.
-pub(crate) fn exflow(
-    experts: usize,
-    transitions: &[Array2<f64>],
-    groups: usize,
-    rng: &mut fastrand::Rng,
-) -> Vec<Groups> {
+/// ExFlow's program: experts of consecutive layers that follow each other share a device, as many as can be. Every
+/// layer in turn is assigned exactly, given its neighbours, from several starts.
+pub fn exflow(experts: usize, transitions: &[Array2<f64>], groups: usize, rng: &mut fastrand::Rng) -> Vec<Groups> {
     let layers = transitions.len() + 1;
     let mut best: Option<(f64, Vec<Groups>)> = None;
     for _ in 0..EXFLOW_STARTS {

@@ -4,19 +4,21 @@ use ndarray::Array2;
 use semmoe_tables::{LayerIdx, Profile, TokenId};
 
 /// One layer of a profile.
-pub(crate) struct LayerCounts {
-    pub(crate) experts: usize,
+pub struct LayerCounts {
+    /// N.
+    pub experts: usize,
     /// \[N\] activations.
-    pub(crate) load: Vec<f64>,
-    /// [N, N] `sum over tokens t of w[t,e] w[t,e'] / a[t]`, a = occurrences of t: co-activations expected from each
-    /// token's shares. Counts do not record which experts one occurrence activated together.
-    pub(crate) together: Array2<f64>,
+    pub load: Vec<f64>,
+    /// [N, N] `sum over tokens t of w[t,e] w[t,e'] / a[t]`, a = occurrences of t: co-activations expected from the
+    /// tokens' own shares. Counts do not say what one occurrence activated together.
+    pub together: Array2<f64>,
     /// Occurrences with a known route.
-    pub(crate) tokens: f64,
+    pub tokens: f64,
 }
 
 impl LayerCounts {
-    pub(crate) fn all(profile: &Profile) -> Vec<Self> {
+    /// Those of every layer.
+    pub fn all(profile: &Profile) -> Vec<Self> {
         (0..profile.model().layers()).map(|layer| LayerCounts::new(profile, LayerIdx::new(layer as u16))).collect()
     }
 
@@ -38,12 +40,17 @@ impl LayerCounts {
     }
 
     /// Co-activations beyond those expected from the loads alone.
-    pub(crate) fn centred(&self, a: usize, b: usize) -> f64 {
+    pub fn centred(&self, a: usize, b: usize) -> f64 {
         self.together[[a, b]] - self.load[a] * self.load[b] / self.tokens.max(1.0)
     }
 
-    /// Transitions between the experts of this layer and the next, expected from each token's shares.
-    pub(crate) fn transitions(profile: &Profile, layer: usize) -> Array2<f64> {
+    /// Transitions between the experts of each layer but the last and of the next, expected from the tokens' own
+    /// shares.
+    pub fn transitions(profile: &Profile) -> Vec<Array2<f64>> {
+        (1..profile.model().layers()).map(|next| Self::transitions_from(profile, next - 1)).collect()
+    }
+
+    fn transitions_from(profile: &Profile, layer: usize) -> Array2<f64> {
         let experts = usize::from(profile.model().num_experts);
         let (here, next) = (LayerIdx::new(layer as u16), LayerIdx::new(layer as u16 + 1));
         let mut sums = Array2::<f64>::zeros((experts, experts));

@@ -3,9 +3,6 @@
 //! README.md has the tables and their commands. The baselines are in this crate to keep them out of the `semmoe`
 //! binary.
 
-mod assignment;
-mod baselines;
-mod counts;
 mod domains;
 mod drift;
 mod error;

@@ -3,11 +3,11 @@
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
+use semmoe_bench_placement::baselines;
+use semmoe_bench_placement::counts::LayerCounts;
 use semmoe_solver::{PaperCap, PaperOptions, SolveOptions, Solved, TokenStrings, solve, solve_paper};
 use semmoe_tables::{Attention, Placement, Profile, Provenance};
 
-use crate::baselines;
-use crate::counts::LayerCounts;
 use crate::error::BenchError;
 use crate::given::Given;
 
@@ -88,7 +88,7 @@ pub(crate) fn baselines(profile: &Profile, setting: &Setting) -> Result<Vec<Plac
             expected: "expected groups of equal size, because most baselines need them",
         });
     }
-    let transitions: Vec<_> = (1..counts.len()).map(|next| LayerCounts::transitions(profile, next - 1)).collect();
+    let transitions = LayerCounts::transitions(profile);
     let mut rng = fastrand::Rng::with_seed(setting.seed);
     let mut each = |rule: &mut dyn FnMut(&LayerCounts, &mut fastrand::Rng) -> Vec<u16>| -> Vec<Vec<u16>> {
         counts.iter().map(|counts| rule(counts, &mut rng)).collect()
