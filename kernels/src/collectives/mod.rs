@@ -27,7 +27,7 @@ use crate::split::RowSplit;
 
 pub use cast::CastCollectives;
 pub use group::{GroupLink, LevelBytes, UnitLink};
-pub use hybrid::{HybridCollectives, MAX_CHUNKS, Stage, StageName, StageObserver, Unobserved, hybrid_bytes};
+pub use hybrid::{HybridCollectives, MAX_CHUNKS, Stage, StageName, StageObserver, Unobserved};
 pub use lockstep::{Exchange, Lockstep, MAX_MESSAGE_BYTES, UnitError, Wake, Waker};
 pub use memory::{Half, PeerRows, PrivateMemory, RowMemory, SharedRows};
 pub use rows::{DISPATCH_HEADER_BYTES, RowCollectives, dispatch_row_bytes, split_bytes};

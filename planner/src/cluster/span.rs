@@ -68,6 +68,13 @@ impl<'a> Span<'a> {
         level.latency + bytes / (level.bytes_per_second * self.share)
     }
 
+    /// Rounds of a reduce-scatter or an allgather over a level. Inside the innermost domain members read all others at
+    /// once; between domains those whose data has arrived can at most double in a round, as in NCCL's trees.
+    fn rounds(&self, at: &Crossed<'_>) -> f64 {
+        let innermost = std::ptr::eq(at.level, &self.cluster.levels[0]);
+        if innermost { 1.0 } else { (at.reach / at.below).log2().ceil() }
+    }
+
     /// The table of an operator if it was measured over as many ranks of the only level that the group crosses.
     fn table(&self, operator: Operator) -> Option<&'a Measured> {
         let mut crossed = self.crossed();
@@ -101,7 +108,8 @@ impl<'a> Span<'a> {
     fn modelled_scatter(&self, bytes: f64) -> f64 {
         let of = |at: Crossed<'_>| {
             let factor = at.reach / at.below;
-            self.sent(at.level, bytes / at.below * (factor - 1.0) / factor)
+            let further = (self.rounds(&at) - 1.0) * at.level.latency;
+            further + self.sent(at.level, bytes / at.below * (factor - 1.0) / factor)
         };
         self.crossed().map(of).sum()
     }

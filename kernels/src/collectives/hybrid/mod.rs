@@ -30,7 +30,6 @@ use crate::split::RowSplit;
 use fused::Fused;
 use unfused::Unfused;
 
-pub use pieces::hybrid_bytes;
 pub use stage::{Stage, StageName, StageObserver, Unobserved};
 
 /// Maximum chunks into which a fused exchange divides what one node sends another.

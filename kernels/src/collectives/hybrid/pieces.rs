@@ -2,9 +2,6 @@
 
 use std::ops::Range;
 
-use crate::collectives::rows::{DISPATCH_HEADER_BYTES, dispatch_row_bytes};
-use crate::dispatch::DispatchPlan;
-use crate::element::Dtype;
 use crate::nodes::NodeGrid;
 
 /// The rows that cross, in pieces: first those to the next node, in C chunks, then those to the node after that, and so
@@ -52,17 +49,6 @@ impl Pieces {
 /// One of `parts` even parts of some rows.
 pub(super) fn part(rows: usize, index: usize, parts: usize) -> Range<usize> {
     rows * index / parts..rows * (index + 1) / parts
-}
-
-/// The exact number of message bytes that a rank's tokens cause between nodes, both ways. `plan` is over nodes;
-/// `chunks` is 1 unless the exchange is fused.
-pub fn hybrid_bytes(plan: &DispatchPlan, node: usize, dtype: Dtype, hidden: usize, chunks: usize) -> u64 {
-    let others = (0..plan.ranks()).filter(|&other| other != node).map(|other| plan.rank(other));
-    let bytes = others.map(|sent| {
-        let rows = sent.pairs.iter().map(|&pairs| dispatch_row_bytes(dtype, pairs.into(), hidden) as u64);
-        rows.sum::<u64>() + (sent.tokens.len().min(chunks) * DISPATCH_HEADER_BYTES) as u64
-    });
-    bytes.sum()
 }
 
 #[cfg(test)]
