@@ -108,16 +108,8 @@ pub(super) const ROWS: &[Row] = &[
         at: "Figure 15",
         claim: "fusing saves 30% of encoding and 45% of decoding",
         verdict: NeedsGpu,
-        why: "encoding was measured on a CPU only, not fused",
-        by: By::Bench(Bench {
-            command: "code not kept",
-            document: "bench/papers/README.md",
-            figures: &[
-                "| 50 | 85 to 87 ms | .80 to .91, .76 to .91 |",
-                "| 2 | 129 to 163 ms | .27 to .32, .31 to .36 |",
-            ],
-            ours: "CPU: an expert of Qwen3-235B encoded in 85 to 163 ms, decoded at .27 to .91 of a copy's rate",
-        }),
+        why: "decoded on a CPU only, not fused",
+        by: By::Run(experts::figure_15),
     },
     Row {
         id: "figure-16",

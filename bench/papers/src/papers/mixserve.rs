@@ -97,7 +97,7 @@ pub(super) const ROWS: &[Row] = &[
         at: "Figure 12",
         claim: "fused communication takes slightly longer than that between nodes; TTFT, ITL, throughput gain",
         verdict: Reproduced,
-        why: "direction; over the exchange between nodes alone 1.19, 1.18, 1.06 times at link ratios 1, 2, 8",
+        why: "direction, without TTFT and ITL; over the exchange between nodes alone 1.19, 1.18, 1.06 times",
         by: By::Bench(Bench {
             command: "sudo bench/hybrid/run",
             document: "bench/hybrid/README.md",

@@ -117,8 +117,7 @@ mod tests {
         let ids: BTreeSet<(Paper, &str)> = each().map(|(paper, row)| (paper, row.id)).collect();
         assert_eq!((ids.len(), each().count()), (69, 69));
         for (_, row) in each() {
-            let (open, nothing) = (row.verdict == Verdict::NotYet, matches!(row.by, By::Nothing));
-            assert_eq!((open, row.why.is_empty()), (nothing, nothing), "{}", row.id);
+            assert!(!row.why.is_empty(), "{}", row.id);
         }
         assert!(each().filter(|(_, row)| row.verdict == Verdict::NeedsGpu).count() <= 10);
     }

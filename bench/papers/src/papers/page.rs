@@ -79,8 +79,8 @@ pub(super) fn write_picture(name: &str, svg: &str) -> Outcome<String> {
 pub(super) fn text(ours: &Ours) -> String {
     let mut text = String::from(
         "# The papers, row by row\n\n\
-         Mechanisms, figures and tables of the five papers that semmoe builds on, and verdicts. \
-         `bench/papers/one PAPER ROW` runs a row\nand prints its table, such as `bench/papers/one hybridep table-7`; rows that another \
+         Mechanisms, figures and tables of the five papers behind semmoe, and verdicts. \
+         `bench/papers/one PAPER ROW` runs a row\nand prints its table; rows that another \
          benchmark measured name its command. `bench/papers/all`\nruns all and writes this page; `--small` uses \
          less data. Tests fail if the verdict of a count or a model changes. Timed figures are\nfrom CPUs unless a GPU is named. \
          Moebius is quoted from a review, by its sections.\n\n",
@@ -108,11 +108,14 @@ fn line(row: &Row, shown: Option<&Shown>) -> String {
         }
         _ => String::new(),
     };
-    // "Figure 4" repeats the row's id.
-    let named = row.at.to_lowercase().replace(' ', "-") == row.id;
-    let at = if named { String::new() } else { format!("{}: ", row.at) };
-    let why = if row.why.is_empty() { String::new() } else { format!(": {}", row.why) };
-    format!("| {id} | {at}{} | {ours}{measured} | {}{why} |\n", row.claim, row.verdict)
+    format!("| {id} | {}{} | {ours}{measured} | {}: {} |\n", place(row), row.claim, row.verdict, row.why)
+}
+
+/// Where the paper has it, without the row's name: "Figure 4, 4.4" is "4.4" in the row figure-4.
+fn place(row: &Row) -> String {
+    let named = row.at.to_lowercase().replace(' ', "-").starts_with(row.id);
+    let at = if named { row.at[row.id.len()..].trim_start_matches([',', ' ']) } else { row.at };
+    if at.is_empty() { String::new() } else { format!("{at}: ") }
 }
 
 /// Rows by paper and verdict.

@@ -54,12 +54,10 @@ pub(super) enum Verdict {
     Refuted,
     /// Only a GPU can show it; the model's figure is given beside the paper's.
     NeedsGpu,
-    /// Nothing here computes or measures it.
-    NotYet,
 }
 
 impl Verdict {
-    pub(super) const ALL: [Self; 5] = [Self::Reproduced, Self::Corrected, Self::Refuted, Self::NeedsGpu, Self::NotYet];
+    pub(super) const ALL: [Self; 4] = [Self::Reproduced, Self::Corrected, Self::Refuted, Self::NeedsGpu];
 
     /// Reproduced if `holds`, otherwise `otherwise`.
     pub(super) fn of(holds: bool, otherwise: Self) -> Self {
@@ -74,7 +72,6 @@ impl fmt::Display for Verdict {
             Self::Corrected => "corrected",
             Self::Refuted => "refuted",
             Self::NeedsGpu => "needs a GPU",
-            Self::NotYet => "not yet",
         })
     }
 }
@@ -122,8 +119,6 @@ pub(super) enum By {
     Run(fn(Size) -> Outcome<Found>),
     /// Another benchmark measured it.
     Bench(Bench),
-    /// Nothing computes it.
-    Nothing,
 }
 
 /// A figure that another benchmark publishes.
@@ -156,7 +151,6 @@ impl Row {
             By::Model(run) => run(),
             By::Run(run) => run(size),
             By::Bench(bench) => Ok(Found::new(self.verdict, bench.ours)),
-            By::Nothing => Ok(Found::new(Verdict::NotYet, "-")),
         }
     }
 

@@ -1,10 +1,14 @@
 //! Communicating pairs, and the similarity of experts.
 
+use std::hint::black_box;
+use std::time::Instant;
+
+use half::f16;
 use semmoe_bench_papers::sr;
 use semmoe_bench_papers::topology::{Frequency, Topology, frequency};
 
 use crate::Outcome;
-use crate::papers::Verdict::{Corrected, Refuted, Reproduced};
+use crate::papers::Verdict::{Corrected, NeedsGpu, Refuted, Reproduced};
 use crate::papers::{Found, Size, Verdict};
 use crate::perplexity::{bundled_experts, rises};
 
@@ -81,4 +85,29 @@ pub(super) fn figure_14(size: Size) -> Outcome<Found> {
     let ours =
         format!("bundled model: perplexity {:+.0}% with the shared expert, {:+.0}% without", with * 1e2, without * 1e2);
     Ok(Found::new(if with < 0.01 { Reproduced } else { Refuted }, ours))
+}
+
+/// Seconds of the fastest of five runs.
+fn fastest<T>(of: impl Fn() -> T) -> f64 {
+    let seconds = |_| {
+        let began = Instant::now();
+        black_box(of());
+        began.elapsed().as_secs_f64()
+    };
+    (0..5).map(seconds).fold(f64::INFINITY, f64::min)
+}
+
+/// An expert of Qwen3-235B (a sixteenth of one, small), random weights, a ratio of 50.
+pub(super) fn figure_15(size: Size) -> Outcome<Found> {
+    let weights = 3 * 4096 * 1536 / if size == Size::Full { 1 } else { 16 };
+    let mut random = fastrand::Rng::with_seed(1);
+    let mut expert = || (0..weights).map(|_| f16::from_f32(random.f32() - 0.5)).collect::<Vec<_>>();
+    let experts = [expert(), expert()];
+    let shared = sr::mean(&[&experts[0], &experts[1]]);
+    let kept = sr::kept(weights, 50, sr::INDEX_BYTES[0]);
+    let residual = sr::encode(&experts[0], &shared, kept);
+    let decode = fastest(|| sr::decode(&residual, &shared));
+    let copy = fastest(|| shared.clone());
+    let ours = format!("CPU: an expert of Qwen3-235B at 50 decoded at {:.2} of a copy's rate", copy / decode);
+    Ok(Found::new(NeedsGpu, ours))
 }

@@ -1,8 +1,9 @@
 //! Times and memory of a switch, and of steps in either layout.
 
+use semmoe_planner::cluster::Cluster;
 use semmoe_planner::fitted::fitted;
 use semmoe_planner::shape::{Dtype, ModelShape};
-use semmoe_planner::step::{Target, Work, step};
+use semmoe_planner::step::{Constants, Target, Work, step};
 use semmoe_planner::switching::switch_seconds;
 
 use crate::Outcome;
@@ -18,16 +19,33 @@ const HBM: [f64; 2] = [4.8e12, 2.039e12];
 /// 4.1: GPUs of a server.
 const SERVER: f64 = 8.0;
 
+/// DeepSeek-V2.5 on 16 GPUs: two units of TP8, or one of EP16.
+struct Layouts {
+    shape: ModelShape,
+    one: Cluster,
+    two: Cluster,
+    constants: Constants,
+}
+
+impl Layouts {
+    fn new() -> Outcome<Self> {
+        let constants = fitted("vllm", "H100", Dtype::of("bf16").ok_or("bf16")?)?.constants;
+        Ok(Self { shape: deepseek_v2()?, one: h200(1)?, two: h200(2)?, constants })
+    }
+
+    /// Seconds of a step of all sequences, each with `cached` tokens.
+    fn seconds(&self, tp: bool, sequences: f64, cached: f64) -> f64 {
+        let (cluster, layout, units) =
+            if tp { (&self.one, layout([8, 1], [8, 1]), 2.0) } else { (&self.two, layout([1, 16], [1, 16]), 1.0) };
+        let work = Work { sequences: sequences / units, tokens: 1.0, cached };
+        step(&Target { shape: &self.shape, cluster, layout, constants: &self.constants }, &work).total()
+    }
+}
+
 /// Tokens per second of 16 GPUs by number of sequences: two units of TP8, one of EP16; and seconds per token.
 pub(super) fn figure_1() -> Outcome<Found> {
-    let (shape, one, two) = (deepseek_v2()?, h200(1)?, h200(2)?);
-    let constants = fitted("vllm", "H100", Dtype::of("bf16").ok_or("bf16")?)?.constants;
-    let seconds = |tp: bool, sequences: f64| {
-        let (cluster, layout, units) =
-            if tp { (&one, layout([8, 1], [8, 1]), 2.0) } else { (&two, layout([1, 16], [1, 16]), 1.0) };
-        let work = Work { sequences: sequences / units, tokens: 1.0, cached: 1024.0 };
-        step(&Target { shape: &shape, cluster, layout, constants: &constants }, &work).total()
-    };
+    let layouts = Layouts::new()?;
+    let seconds = |tp: bool, sequences: f64| layouts.seconds(tp, sequences, 1024.0);
     let batches: Vec<f64> = (4..=12).map(|power| f64::from(1 << power)).collect();
     let mut table = String::from("sequences   TP8 x 2, ms   EP16, ms\n");
     batches.iter().for_each(|&batch| {
@@ -53,6 +71,22 @@ pub(super) fn figure_1() -> Outcome<Found> {
         },
     );
     Ok(Found::new(Verdict::of(holds, Refuted), ours).with_table(table).with_picture("parasmoe-figure-1", panel))
+}
+
+/// How few of figure 5's answers may outlast its 2k tokens if TP is to be the faster layout for the others, as
+/// appendix C has it. The answers themselves need a policy and GPUs.
+pub(super) fn figure_5() -> Outcome<Found> {
+    const ANSWERS: f64 = 16_382.0;
+    let layouts = Layouts::new()?;
+    let tp_wins = |left: u32| {
+        let [tp, ep] = [true, false].map(|tp| layouts.seconds(tp, f64::from(left), 2048.0));
+        tp < ep
+    };
+    let left = (1..=4096).take_while(|&left| tp_wins(left)).last().ok_or("TP8 x 2 never wins")?;
+    let share = f64::from(left) / ANSWERS * 1e2;
+    let ours =
+        format!("model: TP8 x 2 beats EP16 up to {left} sequences: {share:.1}% of them may outlast 2k for appendix C");
+    Ok(Found::new(NeedsGpu, ours))
 }
 
 /// Bytes of a layer that each GPU gathers between nodes, permutes, and sends within its node.
