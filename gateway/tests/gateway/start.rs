@@ -137,7 +137,7 @@ fn configuration_errors_of_keys_name_the_key_and_repeat_no_digest() {
         (with("[auth]\nforward = \"drop\""), "line 2: "),
         (
             with("[auth]\nforward = \"strip\"\n[routing]\nsticky_header = \"authorization\""),
-            "routing.sticky_header: 'authorization' is taken off",
+            "routing.sticky_header: 'authorization' is removed from requests",
         ),
     ] {
         assert!(!refused(&text, says).contains("my-secret"), "{text}");

@@ -43,7 +43,7 @@ fn only_those_with_the_same_secret_meet() {
     let [accepted, connected] = shake(secret(one), secret(other));
     assert!(accepted.is_err() && connected.unwrap_err().contains("another secret"));
     let [accepted, connected] = shake(secret(one), None);
-    assert!(accepted.is_err() && connected.unwrap_err().contains("asks for a secret"));
+    assert!(accepted.is_err() && connected.unwrap_err().contains("requires a secret"));
     let [accepted, connected] = shake(None, secret(one));
     assert!(accepted.is_err() && connected.unwrap_err().contains("started without a secret"));
 }

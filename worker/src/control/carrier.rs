@@ -256,7 +256,7 @@ mod tests {
         let [_first, second] = links();
         let (rank, terms) = (RankId::new(1), terms(TransportChoice::Auto));
         let error = Sharing { rank, links: &second, terms, patience: &patience }.share(&[9, 9]).unwrap_err();
-        assert!(error.to_string().contains("rank 9 broke off"), "{error}");
+        assert!(error.to_string().contains("rank 9 disconnected"), "{error}");
     }
 
     #[test]
@@ -268,7 +268,7 @@ mod tests {
         assert!(both_share(too_much, TransportChoice::Auto).iter().all(|shared| matches!(shared, Ok(None))));
         let [own, other] = both_share(too_much, TransportChoice::Shm);
         assert!(own.unwrap_err().to_string().contains("ranks without shared memory need --transport tcp"));
-        assert!(other.unwrap_err().to_string().contains("rank 0 broke off"));
+        assert!(other.unwrap_err().to_string().contains("rank 0 disconnected"));
     }
 
     #[test]

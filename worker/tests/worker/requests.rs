@@ -44,7 +44,7 @@ fn wrong_generate_requests() -> Vec<Case> {
         (
             "/generate",
             generate(json!({"sampling_params": {"min_new_tokens": 9, "max_new_tokens": 3}})),
-            "cannot both be",
+            "contradict each other",
         ),
         ("/generate", generate(json!({"sampling_params": {"stop": vec!["x"; 33]}})), "33 texts, at most 32"),
         ("/generate", generate(json!({"sampling_params": {"stop": ["x".repeat(1025)]}})), "1025 bytes"),
