@@ -210,7 +210,9 @@ mod tests {
         assert_eq!(pages(KvBudget::Tokens(1), 1, Some(1)), Ok(1), "the requested amount counts");
         assert_eq!(pages(KvBudget::Tokens(65), 1, None), Ok(2));
         assert_eq!(pages(KvBudget::Bytes(3 * page - 1), 1, None), Ok(2));
-        assert!(pages(KvBudget::Bytes(page - 1), 1, None).unwrap_err().to_string().contains("is smaller than one page"));
+        assert!(
+            pages(KvBudget::Bytes(page - 1), 1, None).unwrap_err().to_string().contains("is smaller than one page")
+        );
     }
 
     #[test]
