@@ -210,7 +210,7 @@ fn a_unit_on_gpus_switches_in_mid_request() {
         assert_eq!(request.join().unwrap(), expected);
     });
     let (status, refusal) = gpu.ask("POST", "/switch", r#"{"to": "ep", "kv_step_bytes": 1000}"#);
-    assert!(status >= 400 && refusal.contains("(kv_step_bytes) cannot be had on a GPU"), "{status}: {refusal}");
+    assert!(status >= 400 && refusal.contains("(kv_step_bytes) is not supported on a GPU"), "{status}: {refusal}");
     assert_eq!(gpu.continued_by(TOKENS, &prompt, &greedy), expected, "after a switch that was refused");
     gpu.stop();
 }
