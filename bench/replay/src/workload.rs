@@ -12,7 +12,7 @@ pub(crate) struct Job {
     pub(crate) output_tokens: u32,
     /// Names of the prompt's whole blocks.
     pub(crate) blocks: Vec<u64>,
-    /// T's mean share by rank: what a router may know.
+    /// T's mean share by rank: all that a router sees of the experts.
     pub(crate) expected: Vec<f64>,
     /// Recorded share of the prompt's activations by rank: what actually happens.
     pub(crate) local: Vec<f64>,

@@ -64,9 +64,9 @@ impl Backends {
     }
 
     /// Checks whether an open breaker is due to be half opened.
-    pub(crate) fn look_at_breaker(&self, backend: &Arc<Backend>) {
+    pub(crate) fn poll_breaker(&self, backend: &Arc<Backend>) {
         self.change_gate(backend, |gate, _| {
-            gate.change(|breaker| breaker.look(Instant::now()));
+            gate.change(|breaker| breaker.half_open_if_due(Instant::now()));
         });
     }
 

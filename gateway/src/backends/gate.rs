@@ -64,7 +64,7 @@ impl Gate {
     }
 
     /// Whether a request needs a check before it is placed: it may need a trial, or the backend rests or is silent.
-    pub(crate) fn asks_for_care(&self) -> bool {
+    pub(crate) fn needs_check(&self) -> bool {
         self.marks() & (TRIALS | RESTS | ASIDE) != 0
     }
 

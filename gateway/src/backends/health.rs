@@ -1,7 +1,7 @@
 //! Probes of backends: one task per backend.
 //!
 //! A healthy backend is only asked whether its server answers, because server information costs an engine more. When it
-//! appears (or returns), it is asked for everything, as it may be another engine with another placement. Between probes
+//! appears (or returns), the probe covers everything, as it may be another engine with another placement. Between probes
 //! the task sleeps. A request that could not connect wakes it, and so does an idle connection that the engine closed:
 //! an engine that dies while idle is noticed within a second, at no extra probes for the others.
 //!
@@ -61,7 +61,7 @@ pub(crate) async fn full_probe(
 
 /// Asks a backend for everything, and judges it again if its answers changed: an engine that restarted between two
 /// probes looks healthy all the time, and may run another placement. Returns whether it answered within `limits`.
-pub(crate) async fn look_again(backends: &Backends, backend: &Arc<Backend>, limits: &AnswerLimits) -> bool {
+pub(crate) async fn probe_again(backends: &Backends, backend: &Arc<Backend>, limits: &AnswerLimits) -> bool {
     let (mut found, known) = (full_probe(backends, backend, limits).await, backend.last_probe());
     if let (Ok(found), Some(known)) = (&mut found, &known) {
         found.keep_placement(known);
@@ -100,7 +100,7 @@ pub(crate) async fn chats_of(backends: &Backends, backend: &Backend, model: &Mod
     Some(Arc::new(rendering::ask(&backend.client, backend.engine, url, &bodies, within).await))
 }
 
-/// Whether it is asked for them again, although it reports to be the same engine.
+/// Whether to ask for the built-in prompts' token ids again, although the engine reports that it is the same one.
 fn is_open(backends: &Backends, backend: &Arc<Backend>, probe: &Probe) -> bool {
     let snapshot = backends.snapshot();
     let Some(at) = snapshot.position(backend) else { return false };
@@ -116,7 +116,7 @@ async fn admit(backends: &Backends, backend: &Arc<Backend>, found: Result<Probe,
             return Verdict::Silent(error);
         }
     };
-    pins::first_look(backends, backend, &probe).await;
+    pins::prove_at_start(backends, backend, &probe).await;
     match backends.admit(backend, &probe) {
         Ok(()) => Verdict::Admitted,
         Err(closed) => {
@@ -147,7 +147,7 @@ struct Failures {
     silent_since: Option<Instant>,
 }
 
-/// When a healthy backend is asked for its identity again.
+/// When to query the identity of a healthy backend again.
 struct Identity {
     /// When it last reported its identity.
     known_at: Instant,
@@ -163,7 +163,7 @@ impl Identity {
     /// Asks again at the next probe if the engine is too busy to answer.
     async fn verify(&mut self, backends: &Backends, backend: &Arc<Backend>) {
         self.in_doubt |= backend.client.take_broken() || self.known_at.elapsed() >= backends.config().health.identity;
-        if self.in_doubt && look_again(backends, backend, &backends.probe_limits()).await {
+        if self.in_doubt && probe_again(backends, backend, &backends.probe_limits()).await {
             *self = Self::known();
         }
     }
@@ -189,7 +189,7 @@ async fn watch_server(backends: &Arc<Backends>, backend: &Arc<Backend>) {
             () = tokio::time::sleep(if away { interval.min(RETURN) } else { interval }) => looked_early = false,
             () = backend.client.connection_lost(), if !looked_early => looked_early = true,
             () = backend.suspected() => {}
-            () = backend.gate.wait_for_trials() => backends.look_at_breaker(backend),
+            () = backend.gate.wait_for_trials() => backends.poll_breaker(backend),
         }
         away = check(backends, backend, &mut failures, &mut identity).await;
     }
@@ -302,8 +302,8 @@ async fn watch_streams(backends: &Arc<Backends>, backend: &Arc<Backend>) {
             continue;
         }
         let elapsed = std::mem::replace(&mut last, Instant::now()).elapsed();
-        let looked = silence.look(&rules, elapsed, &backend.flow.read());
-        note_silence(backends, backend, looked, &silence);
+        let change = silence.observe(&rules, elapsed, &backend.flow.read());
+        note_silence(backends, backend, change, &silence);
         if answered == Some(true) {
             let recovered = silence.alive();
             note_silence(backends, backend, recovered, &silence);

@@ -180,8 +180,8 @@ section! { RawHealth => HealthConfig, "health", "`[health]`";
     /// there, while its scheduler answers no probe. New requests then go to other backends, if any, until a chunk or an
     /// answer arrives. Each false alarm doubles it, up to `busy_seconds`.
     stall_seconds: f64 = 2.0 => stall: Duration = seconds,
-    /// How often a healthy backend is asked for its version, ranks and placement, in case another engine replaced it.
-    /// It is also asked after it closes a connection that was in use or kept for reuse.
+    /// How often to query a healthy backend's version, ranks and placement, in case another engine replaced it. They
+    /// are also queried after it closes a connection that was in use or kept for reuse.
     identity_seconds: f64 = 30.0 => identity: Duration = seconds,
 }
 

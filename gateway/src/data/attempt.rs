@@ -17,7 +17,7 @@ use super::{Cause, DataPlane, Job, Placed, served};
 use crate::backends::{Backend, Member, RequestError};
 
 /// How often the backend's health is checked while a response head is awaited.
-pub(super) const LOOK_EVERY: Duration = Duration::from_millis(500);
+pub(super) const HEALTH_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Headers that concern a single connection (RFC 9110, 7.6.1).
 const HOP_BY_HOP: [HeaderName; 9] = [
@@ -57,7 +57,7 @@ pub(crate) struct Attempt<'a> {
     pub(super) member: &'a Member,
     pub(super) backend: &'a Arc<Backend>,
     pinned: Option<RankId>,
-    /// The rank that the client is told.
+    /// The rank named in the client's answer.
     pub(super) shown: Option<RankId>,
     pub(super) policy: &'static str,
     pub(super) expected: Option<Expected>,
@@ -107,11 +107,11 @@ impl<'a> Attempt<'a> {
         let limit = self.job.snapshot.config.timeouts.first_byte;
         let mut left = limit;
         loop {
-            let look = LOOK_EVERY.min(left);
-            if let Ok(answer) = tokio::time::timeout(look, &mut sent).await {
+            let wait = HEALTH_INTERVAL.min(left);
+            if let Ok(answer) = tokio::time::timeout(wait, &mut sent).await {
                 return answer.map_err(|error| self.no_answer(error));
             }
-            left = left.saturating_sub(look);
+            left = left.saturating_sub(wait);
             if left.is_zero() {
                 return Err(self.no_answer(HttpError::timeout(&uri, "the head of the answer", limit)));
             }

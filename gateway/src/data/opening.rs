@@ -19,7 +19,7 @@ use semmoe_engines::http::{AnswerBody, AnswerLimits, HttpError};
 use semmoe_engines::probe;
 use semmoe_engines::refusal::{self, RankRefusal};
 
-use super::attempt::{Attempt, Failed, LOOK_EVERY};
+use super::attempt::{Attempt, Failed, HEALTH_INTERVAL};
 use super::reports::{Kind, Reports};
 use super::retry::ALIVE_WITHIN;
 
@@ -110,16 +110,16 @@ pub(crate) async fn open(attempt: &Attempt<'_>, response: Response<AnswerBody>) 
         return Ok(Opened::Answer(response, failure));
     }
     let may_refuse = pinned.is_some() && refusal::may_refuse(status, streams);
-    let is_looked_at = may_refuse || status == StatusCode::OK && route.generates();
+    let is_examined = may_refuse || status == StatusCode::OK && route.generates();
     let kind = Kind::of(response.headers());
     // Hold streams that the client requested, and JSON documents, which arrive in one piece.
     let is_held = kind == Kind::Json || streams && kind == Kind::Events;
-    if !is_looked_at || !is_held || response.body().is_end_stream() {
+    if !is_examined || !is_held || response.body().is_end_stream() {
         return Ok(Opened::Answer(response, None));
     }
-    let look = |response: &Response<Box<Upstream>>| {
+    let examine = |response: &Response<Box<Upstream>>| {
         let ahead = response.body().ahead_bytes();
-        let failure = Reports::of(route, kind).look(&ahead, true);
+        let failure = Reports::of(route, kind).find(&ahead, true);
         // Parsing an answer costs more than relaying it.
         let is_empty = (streams || failure.is_some()) && failures::is_empty(&ahead);
         (failure, is_empty)
@@ -132,13 +132,13 @@ pub(crate) async fn open(attempt: &Attempt<'_>, response: Response<AnswerBody>) 
     } else if status != StatusCode::OK {
         return Ok(Opened::Answer(response, None));
     }
-    let mut seen = look(&response);
+    let mut seen = examine(&response);
     if streams && seen == (None, true) {
         let upstream = response.body_mut();
         if let Ok(second) = tokio::time::timeout(SAME_STEP, upstream.body.frame()).await {
             upstream.ahead[1] = second;
         }
-        seen = look(&response);
+        seen = examine(&response);
     }
     let failure = match seen {
         (Some(Failure::Error), true) if is_core_dead(attempt).await => Some(Failure::Dead),
@@ -169,8 +169,8 @@ async fn is_core_dead(attempt: &Attempt<'_>) -> bool {
 async fn first_piece(attempt: &Attempt<'_>, upstream: &mut Upstream) -> Result<(), Failed> {
     let mut left = Duration::from_secs_f64(attempt.job.snapshot.config.retry.hold_seconds);
     while !left.is_zero() {
-        let look = LOOK_EVERY.min(left);
-        match tokio::time::timeout(look, upstream.body.frame()).await {
+        let wait = HEALTH_INTERVAL.min(left);
+        match tokio::time::timeout(wait, upstream.body.frame()).await {
             Ok(Some(Err(error))) => {
                 let (url, cause) = (format!("backend '{}'", attempt.backend.name), error.to_string());
                 return Err(attempt.no_answer(HttpError::Body { url, cause }));
@@ -179,7 +179,7 @@ async fn first_piece(attempt: &Attempt<'_>, upstream: &mut Upstream) -> Result<(
                 upstream.ahead[0] = first;
                 return Ok(());
             }
-            Err(_) => left = left.saturating_sub(look),
+            Err(_) => left = left.saturating_sub(wait),
         }
         attempt.check_health()?;
     }

@@ -24,7 +24,7 @@ pub(crate) struct Placed {
 /// Places a request on a backend that is not among `except`.
 pub(crate) fn place(plane: &Arc<DataPlane>, job: &Job, except: &[usize]) -> Result<Placed, RequestError> {
     let members = &job.model.members;
-    if !members.iter().any(|member| member.backend.gate.asks_for_care()) {
+    if !members.iter().any(|member| member.backend.gate.needs_check()) {
         return place_among(plane, job, except);
     }
     let now = Instant::now();

@@ -46,7 +46,7 @@ impl Reports {
     }
 
     /// A failure in whole events, or in a document up to the end of this chunk, which may be its last.
-    pub(super) fn look(&mut self, piece: &[u8], is_last: bool) -> Option<Failure> {
+    pub(super) fn find(&mut self, piece: &[u8], is_last: bool) -> Option<Failure> {
         match self {
             Self::Nowhere => None,
             Self::Events => failures::in_events(piece),

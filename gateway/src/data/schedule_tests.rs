@@ -349,7 +349,7 @@ impl World {
     /// No request waits for a rank that would take it.
     fn check_waiting(&self) {
         let model = self.model();
-        let usual = |backend: &Backend| backend.gate.state() == State::Closed && !backend.gate.asks_for_care();
+        let usual = |backend: &Backend| backend.gate.state() == State::Closed && !backend.gate.needs_check();
         for task in &*self.tasks.borrow() {
             let is_new = task.progress.attempts.get() == 0;
             if !matches!(*task.progress.stage.borrow(), Stage::Waiting) || !is_new {
@@ -433,7 +433,7 @@ impl World {
     /// A backend's breaker is due to half open.
     fn half_open(&self, backend: &Arc<Backend>) {
         let _changing = self.plane.backends.changing();
-        backend.gate.change(|breaker| breaker.look(Instant::now() + BREAKER_TIME));
+        backend.gate.change(|breaker| breaker.half_open_if_due(Instant::now() + BREAKER_TIME));
         self.plane.backends.refresh(backend);
     }
 
@@ -509,7 +509,7 @@ impl World {
         let model = self.model();
         assert!(model.queue.is_at_rest(), "the queue holds something");
         assert_eq!(self.plane.body_memory.held_bytes(), 0, "bytes of bodies");
-        for load in model.pool.look() {
+        for load in model.pool.counted() {
             let left = (load.in_flight_requests, load.in_flight_tokens, load.pending_tokens);
             assert_eq!(left, (0, 0, 0), "a rank's load");
         }

@@ -94,7 +94,7 @@ impl<S> Stalling<S> {
         Self { socket, limit, clock: None, waiting: false, holding, outflow }
     }
 
-    fn look<T>(&mut self, cx: &mut Context<'_>, written: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+    fn track<T>(&mut self, cx: &mut Context<'_>, written: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         if written.is_ready() {
             if std::mem::take(&mut self.waiting) {
                 self.holding.give_back();
@@ -122,7 +122,7 @@ impl<S> Stalling<S> {
         if let (Some(outflow), Poll::Ready(Ok(bytes))) = (&self.outflow, &written) {
             outflow.sent(*bytes);
         }
-        self.look(cx, written)
+        self.track(cx, written)
     }
 }
 
@@ -142,13 +142,13 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Stalling<S> {
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         let flushed = Pin::new(&mut this.socket).poll_flush(cx);
-        this.look(cx, flushed)
+        this.track(cx, flushed)
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         let shut = Pin::new(&mut this.socket).poll_shutdown(cx);
-        this.look(cx, shut)
+        this.track(cx, shut)
     }
 
     fn poll_write_vectored(

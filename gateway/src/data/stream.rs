@@ -81,14 +81,14 @@ impl RelayBody {
         }
         self.ticket.piece();
         self.ticket.record.sent(data.len());
-        self.watch.look(&self.ticket.plane, &data);
+        self.watch.read(&self.ticket.plane, &data);
         let now = match &mut self.events {
             None => data,
             Some(events) => events.push(data),
         };
         if is_good {
             self.ticket.note_piece(&now, self.events.as_ref().map(Events::data_lines));
-            self.watch.look_for_failure(&mut self.ticket, &now, self.upstream.is_end_stream());
+            self.watch.find_failure(&mut self.ticket, &now, self.upstream.is_end_stream());
         }
         let now = match &mut self.edit {
             None => now,

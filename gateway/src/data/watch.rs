@@ -57,8 +57,8 @@ pub(crate) struct Watch {
 }
 
 impl Watch {
-    pub(crate) fn look(&mut self, plane: &DataPlane, piece: &[u8]) {
-        self.look_for_rank(plane, piece);
+    pub(crate) fn read(&mut self, plane: &DataPlane, piece: &[u8]) {
+        self.find_rank(plane, piece);
         let Some(counted) = self.counted else { return };
         if let Some(reported) = prompt_tokens(piece) {
             plane.backends.note_count(&self.backend, self.shapes, counted, reported);
@@ -67,17 +67,17 @@ impl Watch {
     }
 
     /// Searches whole events, or a chunk of a document, for a failure.
-    pub(crate) fn look_for_failure(&mut self, ticket: &mut Ticket, piece: &[u8], is_last: bool) {
+    pub(crate) fn find_failure(&mut self, ticket: &mut Ticket, piece: &[u8], is_last: bool) {
         if self.failure.is_some() {
             return;
         }
-        self.failure = self.reports.look(piece, is_last);
+        self.failure = self.reports.find(piece, is_last);
         if let Some(failure) = self.failure {
             note_failure(ticket, &self.backend, failure);
         }
     }
 
-    fn look_for_rank(&mut self, plane: &DataPlane, piece: &[u8]) {
+    fn find_rank(&mut self, plane: &DataPlane, piece: &[u8]) {
         let Some(expected) = &mut self.rank else { return };
         let found = rank_in_meta(piece);
         expected.looks_left -= 1;

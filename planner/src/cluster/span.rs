@@ -30,6 +30,15 @@ struct Crossed<'a> {
     below: f64,
     /// Members reached with it.
     reach: f64,
+    is_innermost: bool,
+}
+
+impl Crossed<'_> {
+    /// Rounds of a reduce-scatter or an allgather over a level. Inside the innermost domain members read all others at
+    /// once; between domains those whose data has arrived can at most double in a round, as in NCCL's trees.
+    fn rounds(&self) -> f64 {
+        if self.is_innermost { 1.0 } else { (self.reach / self.below).log2().ceil() }
+    }
 }
 
 impl Cluster {
@@ -59,20 +68,15 @@ impl<'a> Span<'a> {
 
     fn crossed(&self) -> impl Iterator<Item = Crossed<'a>> {
         let below = std::iter::once(1.0).chain(self.reach.iter().copied());
-        let levels = self.cluster.levels.iter().zip(below).zip(&self.reach);
-        levels.map(|((level, below), reach)| Crossed { level, below, reach: *reach }).filter(|at| at.reach > at.below)
+        let levels = self.cluster.levels.iter().enumerate().zip(below).zip(&self.reach);
+        let crossed =
+            levels.map(|(((at, level), below), reach)| Crossed { level, below, reach: *reach, is_innermost: at == 0 });
+        crossed.filter(|at| at.reach > at.below)
     }
 
     /// Seconds for `bytes` over one level's links.
     fn sent(&self, level: &Level, bytes: f64) -> f64 {
         level.latency + bytes / (level.bytes_per_second * self.share)
-    }
-
-    /// Rounds of a reduce-scatter or an allgather over a level. Inside the innermost domain members read all others at
-    /// once; between domains those whose data has arrived can at most double in a round, as in NCCL's trees.
-    fn rounds(&self, at: &Crossed<'_>) -> f64 {
-        let innermost = std::ptr::eq(at.level, &self.cluster.levels[0]);
-        if innermost { 1.0 } else { (at.reach / at.below).log2().ceil() }
     }
 
     /// The table of an operator if it was measured over as many ranks of the only level that the group crosses.
@@ -99,8 +103,8 @@ impl<'a> Span<'a> {
     }
 
     /// Seconds of a reduce-scatter or an allgather of `bytes`, the size of the whole tensor (MixServe, equation 1, with
-    /// a bandwidth and a latency per level): every level moves `x (d - 1) / (d B)` and adds its latency once, where x
-    /// is what the inner levels left.
+    /// a bandwidth and a latency per level): every level moves `x (d - 1) / (d B)` and adds its latency for each
+    /// round, where x is what the inner levels left.
     pub fn scatter(&self, bytes: f64) -> f64 {
         self.operation(Operator::Scatter, bytes, || self.modelled_scatter(bytes))
     }
@@ -108,7 +112,7 @@ impl<'a> Span<'a> {
     fn modelled_scatter(&self, bytes: f64) -> f64 {
         let of = |at: Crossed<'_>| {
             let factor = at.reach / at.below;
-            let further = (self.rounds(&at) - 1.0) * at.level.latency;
+            let further = (at.rounds() - 1.0) * at.level.latency;
             further + self.sent(at.level, bytes / at.below * (factor - 1.0) / factor)
         };
         self.crossed().map(of).sum()
@@ -174,6 +178,19 @@ mod tests {
         ] {
             assert!((seconds * 1e6 - microseconds).abs() < 0.005, "{case}: {seconds}");
         }
+    }
+
+    /// 4 nodes of 8 GPUs: one latency inside a node, log2 of the nodes between them, however the group is spread.
+    #[test]
+    fn latency_between_nodes_counts_once_a_round() {
+        let mut cluster = h200(4);
+        (cluster.levels[0].latency, cluster.levels[1].latency) = (1.0, 10.0);
+        for (size, stride, seconds) in [(8, 1, 1.0), (16, 1, 11.0), (32, 1, 21.0), (2, 8, 10.0), (4, 8, 20.0)] {
+            let span = cluster.span(Group { size, stride });
+            assert_eq!((span.scatter(0.0), span.all_reduce(0.0)), (seconds, 2.0 * seconds), "{size} by {stride}");
+        }
+        // With three nodes the second round is not full, and takes as long.
+        assert_eq!(cluster.span(Group { size: 3, stride: 8 }).scatter(0.0), 20.0);
     }
 
     #[test]

@@ -31,6 +31,8 @@
 //! `gamma` is [`Settings::communication`](crate::Settings::communication), `w`
 //! [`Settings::in_flight_weight`](crate::Settings::in_flight_weight), `b`
 //! [`Settings::backlog_tokens`](crate::Settings::backlog_tokens) and `v`
+//! [`Settings::sequence_weight`](crate::Settings::sequence_weight).
+//!
 //! The cheapest rank under both caps is taken:
 //!
 //! ```text
@@ -82,22 +84,52 @@ pub struct Costs<'a> {
     above_mean: f64,
     /// Cost of each sequence beyond the fullest rank of its unit.
     beyond_fullest: f64,
-    /// Of the unit of the last rank examined.
-    unit: Cell<UnitSequences>,
+    units: ByUnit<'a, UnitSequences>,
 }
 
 /// The sequences in flight of one unit.
 #[derive(Clone, Copy, Debug)]
 struct UnitSequences {
-    unit: u16,
     mean: f64,
     most: f64,
 }
 
 impl UnitSequences {
-    fn of(unit: u16, sums: &Sums) -> Self {
-        UnitSequences { unit, mean: sums.sequences / sums.ranks, most: sums.most_sequences }
+    fn of(sums: &Sums) -> Self {
+        UnitSequences { mean: sums.sequences / sums.ranks, most: sums.most_sequences }
     }
+}
+
+/// A value derived from the sums of a unit; keeps the last one, since the ranks of a unit are neighbours.
+#[derive(Debug)]
+struct ByUnit<'a, T: Copy> {
+    /// By ascending unit.
+    loads: &'a [RankLoad],
+    last: Cell<(u16, T)>,
+}
+
+impl<'a, T: Copy> ByUnit<'a, T> {
+    /// `all`: the sums of `loads`, which are those of the first unit if it is the only one.
+    fn new(loads: &'a [RankLoad], all: &Sums, of: impl Fn(&Sums) -> T) -> Self {
+        let unit = loads.first().map_or(0, |load| load.unit);
+        let only = loads.last().is_none_or(|load| load.unit == unit);
+        let first = if only { of(all) } else { of(&Sums::of(ranks_of(loads, unit))) };
+        Self { loads, last: Cell::new((unit, first)) }
+    }
+
+    fn get(&self, unit: u16, of: impl Fn(&Sums) -> T) -> T {
+        if self.last.get().0 != unit {
+            self.last.set((unit, of(&Sums::of(ranks_of(self.loads, unit)))));
+        }
+        self.last.get().1
+    }
+}
+
+/// The ranks of one unit.
+fn ranks_of(loads: &[RankLoad], unit: u16) -> &[RankLoad] {
+    let from = loads.partition_point(|load| load.unit < unit);
+    let many = loads[from..].partition_point(|load| load.unit == unit);
+    &loads[from..from + many]
 }
 
 /// Cost of a request on one rank, in token-equivalents of prefill work.
@@ -183,7 +215,7 @@ impl Cost {
             mean_sequences,
             above_mean,
             beyond_fullest: above_mean * FULLEST / sequences,
-            unit: Cell::new(first_unit(loads, sums, UnitSequences::of)),
+            units: ByUnit::new(loads, sums, UnitSequences::of),
         }
     }
 }
@@ -205,17 +237,10 @@ impl Costs<'_> {
     }
 
     fn crowding(&self, unit: u16, sequences: f64) -> f64 {
-        let UnitSequences { mean, most, .. } = self.in_unit(unit);
+        let UnitSequences { mean, most } = self.units.get(unit, UnitSequences::of);
         let beyond = (sequences + self.request.sequences() - most).max(0.0);
         self.above_mean * (sequences - mean + BETWEEN_UNITS * (mean - self.mean_sequences))
             + self.beyond_fullest * beyond
-    }
-
-    fn in_unit(&self, unit: u16) -> UnitSequences {
-        if self.unit.get().unit != unit {
-            self.unit.set(UnitSequences::of(unit, &Sums::of(ranks_of(self.loads, unit))));
-        }
-        self.unit.get()
     }
 }
 
@@ -243,21 +268,13 @@ pub struct Cap {
 /// The caps for one request among given loads.
 #[derive(Debug)]
 pub struct LoadLimits<'a> {
-    loads: &'a [RankLoad],
     cap: Cap,
     tokens: f64,
     mean_request: f64,
     /// Maximum sequences in flight on a rank that may take the request.
     pub sequences: f64,
-    /// For the unit of the last rank examined.
-    recent: Cell<UnitLimit>,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct UnitLimit {
-    unit: u16,
     /// Maximum recent tokens of a rank that may take the request.
-    recent: f64,
+    recent: ByUnit<'a, f64>,
 }
 
 impl LoadLimits<'_> {
@@ -268,11 +285,7 @@ impl LoadLimits<'_> {
 
     /// Maximum recent tokens of a rank of this unit that may take the request.
     pub fn recent_in(&self, unit: u16) -> f64 {
-        if self.recent.get().unit != unit {
-            let recent = self.cap.recent(&Sums::of(ranks_of(self.loads, unit)), self.tokens, self.mean_request);
-            self.recent.set(UnitLimit { unit, recent });
-        }
-        self.recent.get().recent
+        self.recent.get(unit, |sums| self.cap.recent(sums, self.tokens, self.mean_request))
     }
 
     /// Whether the current load in flight lets a rank take the request.
@@ -317,20 +330,6 @@ impl Sums {
     }
 }
 
-/// The ranks of one unit, which are contiguous.
-fn ranks_of(loads: &[RankLoad], unit: u16) -> &[RankLoad] {
-    let from = loads.partition_point(|load| load.unit < unit);
-    let many = loads[from..].partition_point(|load| load.unit == unit);
-    &loads[from..from + many]
-}
-
-/// `of` the first unit and its sums: those of all ranks, if it is the only one.
-fn first_unit<T>(loads: &[RankLoad], all: &Sums, of: impl Fn(u16, &Sums) -> T) -> T {
-    let unit = loads.first().map_or(0, |load| load.unit);
-    let only = loads.last().is_none_or(|load| load.unit == unit);
-    if only { of(unit, all) } else { of(unit, &Sums::of(ranks_of(loads, unit))) }
-}
-
 impl Cap {
     /// Builds the caps from these settings.
     pub fn new(settings: &Settings) -> Self {
@@ -351,13 +350,11 @@ impl Cap {
     fn given<'a>(&self, sums: &Sums, request: &Request<'_>, loads: &'a [RankLoad]) -> LoadLimits<'a> {
         let (tokens, sequences) = (request.tokens(), request.sequences());
         let mean_request = sums.mean_request(tokens);
-        let of = |unit, sums: &Sums| UnitLimit { unit, recent: self.recent(sums, tokens, mean_request) };
         LoadLimits {
-            loads,
             cap: *self,
             tokens,
             mean_request,
-            recent: Cell::new(first_unit(loads, sums, of)),
+            recent: ByUnit::new(loads, sums, |sums| self.recent(sums, tokens, mean_request)),
             sequences: SEQUENCES_OVER_MEAN * (sums.sequences + sequences) / sums.ranks + SPARE_SEQUENCES
                 - sequences.min(SPARE_SEQUENCES),
         }

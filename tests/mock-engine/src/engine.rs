@@ -287,7 +287,7 @@ impl Engine {
         }
         let running = Running { engine: self, rank };
         let lingers = self.settings().lingers;
-        // Twice: whoever queried first must still see the request when it compares with its own count.
+        // Twice: the client that queried first must still see the request when it compares with its own count.
         for _ in 0..if lingers { 2 } else { 0 } {
             let _ = tokio::time::timeout(Duration::from_millis(500), self.loads_asked.notified()).await;
         }

@@ -57,7 +57,7 @@ pub(crate) fn write(args: &Args, text: &str) -> Result<(), BenchError> {
     Ok(())
 }
 
-/// Figure 4 or table 2: SGLang's way, MoETuner's experts, and semmoe.
+/// Figure 4 or table 2: contiguous experts and round robin as in SGLang, MoETuner's placement, and semmoe.
 pub(crate) async fn three_systems(
     figure: Figure,
     stage: &Stage<'_>,
@@ -88,13 +88,13 @@ pub(crate) async fn three_systems(
     Ok(text)
 }
 
-/// The link, in a sentence's middle.
+/// The link, as a phrase for the middle of a sentence.
 fn link(stage: &Stage<'_>) -> String {
     let rate = stage.schedule.rates.first();
     rate.map_or_else(|| "unlimited links".to_owned(), |bits| format!("links of {:.0} Mbit/s", *bits as f64 / 1e6))
 }
 
-/// Prompts of exactly so many tokens: the served ones one after the other, cut.
+/// Prompts of exactly this many tokens: the served ones concatenated, then cut.
 fn prompts_of(stage: &Stage<'_>, tokens: usize) -> Result<PathBuf, BenchError> {
     let tokenizer = Tokenizer::from_file(&stage.workshop.model.join("tokenizer.json")).map_err(BenchError::input)?;
     let mut ids = Vec::new();
@@ -114,12 +114,12 @@ fn prompts_of(stage: &Stage<'_>, tokens: usize) -> Result<PathBuf, BenchError> {
     Ok(path)
 }
 
-/// Requests of so many tokens to the unit itself.
+/// Requests of this many tokens, sent to the unit without a gateway.
 fn direct(stage: &Stage<'_>, tokens: usize) -> Result<Traffic, BenchError> {
     Ok(Traffic { prompts: prompts_of(stage, tokens)?, api: Api::Generate, ..stage.traffic.clone() })
 }
 
-/// Names as columns.
+/// A table's column heads: the first ones, then the configurations' names.
 fn columns<'a>(first: &[&'a str], configs: impl Iterator<Item = &'a Config>) -> Vec<&'a str> {
     first.iter().copied().chain(configs.map(|config| config.name)).collect()
 }

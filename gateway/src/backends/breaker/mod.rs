@@ -167,7 +167,7 @@ impl Breaker {
     }
 
     /// Half opens it if its time is over; returns whether it did.
-    pub(crate) fn look(&mut self, now: Instant) -> bool {
+    pub(crate) fn half_open_if_due(&mut self, now: Instant) -> bool {
         let over = self.open_until().is_some_and(|until| until <= now);
         if over {
             self.trial += 1;
@@ -266,7 +266,7 @@ mod tests {
         }
         assert_eq!(breaker.state(), State::Open);
         let now = now + RULES.open_most;
-        assert!(breaker.look(now));
+        assert!(breaker.half_open_if_due(now));
         try_once(&mut breaker, now, Outcome::Erred { request: Some(0) });
         assert_eq!(breaker.state(), State::HalfOpen, "the fault of this request, as far as is known");
         (0..RULES.passes).for_each(|_| try_once(&mut breaker, now, Outcome::Answered));
@@ -274,7 +274,7 @@ mod tests {
         try_once(&mut breaker, now, Outcome::Erred { request: Some(9) });
         assert_eq!(breaker.state(), State::Open);
         let now = now + RULES.open_most;
-        assert!(breaker.look(now));
+        assert!(breaker.half_open_if_due(now));
         (0..RULES.passes).for_each(|_| try_once(&mut breaker, now, Outcome::Well));
         assert_eq!((breaker.state(), breaker.errors()), (State::Closed, 0));
     }
@@ -293,9 +293,9 @@ mod tests {
         // These requests began before it opened.
         note(&mut breaker, now, Outcome::Well);
         fail(&mut breaker, now);
-        assert!(!breaker.look(now + Duration::from_millis(4999)));
+        assert!(!breaker.half_open_if_due(now + Duration::from_millis(4999)));
         let now = now + RULES.open;
-        assert!(breaker.look(now));
+        assert!(breaker.half_open_if_due(now));
         let trials: Vec<TrialId> = (0..2).map(|_| breaker.begin_trial(&RULES).unwrap()).collect();
         assert!(breaker.begin_trial(&RULES).is_none());
         breaker.end_trial(now, trials[0], None, &RULES);
@@ -315,7 +315,7 @@ mod tests {
             let until = breaker.open_until().unwrap();
             assert_eq!(until - now, Duration::from_secs(seconds));
             now = until;
-            assert!(breaker.look(now));
+            assert!(breaker.half_open_if_due(now));
             try_once(&mut breaker, now, Outcome::Failed);
         }
         breaker.close(now);
@@ -354,7 +354,7 @@ mod tests {
                         prop_assert_eq!(before == State::Closed && in_a_row >= RULES.failures,
                             before == State::Closed && breaker.state() == State::Open);
                     }
-                    3 => { breaker.look(now); }
+                    3 => { breaker.half_open_if_due(now); }
                     4 => {
                         let trial = breaker.begin_trial(&RULES);
                         prop_assert!(trial.is_none() || before == State::HalfOpen);
@@ -382,7 +382,7 @@ mod tests {
             }
             // It always gets another chance.
             if breaker.state() == State::Open {
-                prop_assert!(breaker.look(now + RULES.open_most));
+                prop_assert!(breaker.half_open_if_due(now + RULES.open_most));
             }
         }
     }

@@ -1,6 +1,6 @@
 //! Keeps the knowledge about a backend's pins up to date.
 //!
-//! A new engine is probed before it receives requests ([`first_look`]), for a few seconds at most; after that each
+//! A new engine is probed before it receives requests ([`prove_at_start`]), for a few seconds at most; after that each
 //! route is probed as often as [`verify::Schedule`] says ([`watch`]). Answers that name their rank are evidence too,
 //! and free. An engine whose number of ranks is unknown is asked again at every health interval.
 //!
@@ -40,7 +40,7 @@ fn can_verify(engine: Engine, ranks: u16, dialect: &Dialect, route: Route) -> bo
 }
 
 /// Verifies the pins of a newly probed engine before it receives requests.
-pub(crate) async fn first_look(backends: &Backends, backend: &Backend, probe: &Probe) {
+pub(crate) async fn prove_at_start(backends: &Backends, backend: &Backend, probe: &Probe) {
     backend.pins.reset();
     let ranks = probe.dp_size.or(backend.config.ranks).unwrap_or(0);
     if ranks > backends.config().limits.ranks {
@@ -77,7 +77,7 @@ pub(crate) async fn watch(backends: Arc<Backends>, Watched { backend, stop }: Wa
 async fn settle_suspended(backends: &Backends, backend: &Arc<Backend>) {
     loop {
         backend.pins.suspended.notified().await;
-        let answered = health::look_again(backends, backend, &backends.patient_limits()).await;
+        let answered = health::probe_again(backends, backend, &backends.patient_limits()).await;
         let suspended = backend.pins.locked(|state| state.suspended.take());
         let is_pinned = backends.member(backend).is_some_and(|member| member.fit.unpinned.is_none());
         if let Some(Suspended { route, contradicted, detail }) = suspended.filter(|_| answered && is_pinned) {
@@ -95,7 +95,7 @@ async fn ask_for_ranks(backends: &Backends, backend: &Arc<Backend>) {
         tokio::time::sleep(backends.config().health.interval).await;
         let is_unpinned = backends.member(backend).is_some_and(|member| member.fit.unpinned.is_some());
         if is_unpinned && backend.health().is_healthy() {
-            health::look_again(backends, backend, &backends.patient_limits()).await;
+            health::probe_again(backends, backend, &backends.patient_limits()).await;
         }
     }
 }
@@ -105,7 +105,7 @@ async fn ask_for_ranks(backends: &Backends, backend: &Arc<Backend>) {
 async fn settle_refusals(backends: &Backends, backend: &Arc<Backend>) {
     loop {
         backend.pins.refusal.notified().await;
-        health::look_again(backends, backend, &backends.patient_limits()).await;
+        health::probe_again(backends, backend, &backends.patient_limits()).await;
         let mut pause = FIRST_PAUSE;
         while backend.pins.are_refused() {
             tokio::time::sleep(pause).await;

@@ -161,7 +161,7 @@ impl Pool {
     }
 
     /// Lets a policy choose a rank, and counts the request in, either there or on the ranks among which its engine will
-    /// choose. `run` tells where a backend runs such requests, `remember` whether its ranks will cache the prompt.
+    /// choose. `run`: where a backend runs such requests. `remember`: whether its ranks will cache the prompt.
     pub(crate) fn choose(
         self: &Arc<Self>,
         policy: &dyn Policy,
@@ -278,7 +278,7 @@ impl Pool {
     }
 
     /// The counts and the price of each slot.
-    pub(crate) fn look(&self) -> Vec<RankLoad> {
+    pub(crate) fn counted(&self) -> Vec<RankLoad> {
         self.router.accounts().counted()
     }
 
@@ -339,7 +339,7 @@ mod tests {
     }
 
     fn in_flight(pool: &Pool) -> Vec<u32> {
-        pool.look().iter().map(|load| load.in_flight_requests).collect()
+        pool.counted().iter().map(|load| load.in_flight_requests).collect()
     }
 
     #[test]
@@ -350,14 +350,14 @@ mod tests {
         let choose = || pool.choose(policy.as_ref(), &prompt, None, |_| Run::Chosen, |_| true).unwrap().0;
         let mut leases: Vec<Lease> = (0..6).map(|_| choose()).collect();
         assert_eq!(in_flight(&pool), [2, 2, 2]);
-        let pending = |pool: &Pool| pool.look().iter().map(|load| load.pending_tokens).sum::<u64>();
+        let pending = |pool: &Pool| pool.counted().iter().map(|load| load.pending_tokens).sum::<u64>();
         assert_eq!(pending(&pool), 30);
         leases[0].computed();
         leases[0].computed();
         assert_eq!(pending(&pool), 25);
         drop(leases);
         assert_eq!(in_flight(&pool), [0, 0, 0]);
-        assert!(pool.look().iter().all(|load| load.in_flight_tokens == 0 && load.pending_tokens == 0));
+        assert!(pool.counted().iter().all(|load| load.in_flight_tokens == 0 && load.pending_tokens == 0));
     }
 
     proptest! {
@@ -412,7 +412,7 @@ mod tests {
         let (lease, _) = pool.choose(policy.as_ref(), &prompt, Some(&on_first), |_| Run::Anywhere, |_| true).unwrap();
         assert_eq!((lease.rank, in_flight(&pool)), (None, vec![0; 3]));
         assert_eq!((pool.unranked_of(0), pool.in_flight_of(0)), (1, 1));
-        assert!(pool.look().iter().all(|load| load.in_flight_tokens == 0));
+        assert!(pool.counted().iter().all(|load| load.in_flight_tokens == 0));
         let seen = pool.router.accounts().loads();
         assert_eq!(seen.iter().map(|load| load.in_flight_tokens).collect::<Vec<_>>(), [5, 5, 0]);
         let mut cached = [0; 3];

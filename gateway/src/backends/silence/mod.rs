@@ -60,7 +60,7 @@ struct Rate {
 }
 
 impl Rate {
-    fn look(&mut self, elapsed: Duration, seen: &FlowReading) {
+    fn observe(&mut self, elapsed: Duration, seen: &FlowReading) {
         if seen.waiting_streams > 0 {
             self.open_seconds += elapsed.as_secs_f64();
         }
@@ -102,9 +102,9 @@ pub(crate) struct Silence {
 
 impl Silence {
     /// One check, `elapsed` after the previous one. A gateway that was itself held up counts only part of that time.
-    pub(crate) fn look(&mut self, rules: &SilenceRules, elapsed: Duration, seen: &FlowReading) -> Option<Change> {
+    pub(crate) fn observe(&mut self, rules: &SilenceRules, elapsed: Duration, seen: &FlowReading) -> Option<Change> {
         let elapsed = elapsed.min(rules.stall / 4);
-        self.rate.look(elapsed, seen);
+        self.rate.observe(elapsed, seen);
         self.calm_down(elapsed);
         if seen.moved {
             return self.alive();

@@ -111,7 +111,7 @@ impl Scene {
             let recovered = self.silence.alive();
             assert_eq!(recovered, None, "it was suspected before");
         }
-        self.silence.look(&RULES, Duration::from_secs_f64(TICK), &self.engine.reading(moved))
+        self.silence.observe(&RULES, Duration::from_secs_f64(TICK), &self.engine.reading(moved))
     }
 
     /// Sends a prompt every third tick, then continues until streams run and none waits. False if the engine was
@@ -209,14 +209,14 @@ fn running(moved: bool) -> FlowReading {
 
 /// Ticks until it is suspected; at most `most`.
 fn ticks_to_suspicion(silence: &mut Silence, seen: FlowReading, most: u32) -> Option<u32> {
-    (1..=most).find(|_| silence.look(&RULES, RULES.tick(), &seen) == Some(Change::Suspected))
+    (1..=most).find(|_| silence.observe(&RULES, RULES.tick(), &seen) == Some(Change::Suspected))
 }
 
 #[test]
 fn silent_streams_alone_are_no_evidence_while_the_scheduler_answers() {
     let mut silence = Silence::default();
     for _ in 0..1000 {
-        assert_eq!(silence.look(&RULES, RULES.tick(), &running(false)), None);
+        assert_eq!(silence.observe(&RULES, RULES.tick(), &running(false)), None);
         if silence.wants_answer() {
             silence.alive();
         }
@@ -241,7 +241,7 @@ fn a_false_alarm_doubles_the_patience_and_calm_halves_it() {
     let mut silence = Silence::default();
     let first = ticks_to_suspicion(&mut silence, running(false), 100).unwrap();
     assert_eq!(first, 20);
-    assert_eq!(silence.look(&RULES, RULES.tick(), &running(true)), Some(Change::Recovered));
+    assert_eq!(silence.observe(&RULES, RULES.tick(), &running(true)), Some(Change::Recovered));
     assert_eq!(ticks_to_suspicion(&mut silence, running(false), 100), Some(40));
     assert_eq!(silence.alive(), Some(Change::Recovered));
     for _ in 0..10 {
@@ -249,7 +249,7 @@ fn a_false_alarm_doubles_the_patience_and_calm_halves_it() {
         silence.alive();
     }
     for _ in 0..10 * CALM.as_secs() {
-        assert_eq!(silence.look(&RULES, Duration::from_secs(1), &running(true)), None);
+        assert_eq!(silence.observe(&RULES, Duration::from_secs(1), &running(true)), None);
     }
     assert_eq!(ticks_to_suspicion(&mut silence, running(false), 100), Some(20));
 }
@@ -257,7 +257,7 @@ fn a_false_alarm_doubles_the_patience_and_calm_halves_it() {
 #[test]
 fn a_gateway_that_was_held_up_counts_little_of_it() {
     let mut silence = Silence::default();
-    assert_eq!(silence.look(&RULES, Duration::from_secs(60), &running(false)), None);
-    assert_eq!(silence.look(&RULES, RULES.tick(), &running(false)), None);
+    assert_eq!(silence.observe(&RULES, Duration::from_secs(60), &running(false)), None);
+    assert_eq!(silence.observe(&RULES, RULES.tick(), &running(false)), None);
     assert!(silence.silent < RULES.stall);
 }

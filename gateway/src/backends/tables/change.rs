@@ -58,7 +58,7 @@ pub(crate) async fn change(backends: &Arc<Backends>, backend: String, source: So
     let (name, by) = (backend.clone(), source.name());
     // The comparison must use what it runs now.
     if let Some(backend) = backends.backend(&backend) {
-        health::look_again(backends, &backend, &backends.patient_limits()).await;
+        health::probe_again(backends, &backend, &backends.patient_limits()).await;
     }
     let done = match permit(&backends.lanes.loads).await {
         Err(busy) => Err(busy),

@@ -81,7 +81,7 @@ pub(crate) async fn switch(
     let generation = match fresh {
         None => {
             // With another layout its number of ranks may differ.
-            health::look_again(backends, &backend, &backends.patient_limits()).await;
+            health::probe_again(backends, &backend, &backends.patient_limits()).await;
             None
         }
         Some(fresh) => Some(swap_in(backends, &backend, fresh).await.map_err(|cause| {

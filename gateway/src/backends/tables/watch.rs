@@ -32,7 +32,7 @@ pub(crate) async fn watch(backends: Arc<Backends>, stop: CancellationToken) {
             files.clear();
             continue;
         }
-        stop.run_until_cancelled(look(&backends, &mut files)).await;
+        stop.run_until_cancelled(poll(&backends, &mut files)).await;
     }
 }
 
@@ -46,20 +46,20 @@ async fn free_replaced(backends: &Arc<Backends>) {
 }
 
 /// One poll of every file.
-async fn look(backends: &Arc<Backends>, files: &mut HashMap<String, Watched>) {
+async fn poll(backends: &Arc<Backends>, files: &mut HashMap<String, Watched>) {
     let snapshot = backends.snapshot();
     let paths: Vec<(String, PathBuf)> = configured(&snapshot).collect();
     files.retain(|name, _| paths.iter().any(|(known, _)| known == name));
     for (backend, path) in paths {
         // A network file system may be slow.
-        let looked_at = path.clone();
-        let Ok(stamp) = tokio::task::spawn_blocking(move || Stamp::of(&looked_at)).await else { continue };
+        let file = path.clone();
+        let Ok(stamp) = tokio::task::spawn_blocking(move || Stamp::of(&file)).await else { continue };
         let probe = snapshot.backend(&backend).and_then(|backend| backend.last_probe());
         let watched = files.entry(backend.clone()).or_insert_with(|| Watched::new(&snapshot, &backend, &path, stamp));
         if watched.path != path {
             *watched = Watched { path: path.clone(), ..Watched::default() };
         }
-        if watched.look(stamp, probe.as_deref()) {
+        if watched.should_load(stamp, probe.as_deref()) {
             let done = change(backends, backend, Source::Watched(path)).await;
             watched.judged(stamp, probe, &done);
         }
@@ -96,7 +96,7 @@ impl Watched {
     }
 
     /// Whether to load it now.
-    fn look(&mut self, now: Option<Stamp>, probe: Option<&Probe>) -> bool {
+    fn should_load(&mut self, now: Option<Stamp>, probe: Option<&Probe>) -> bool {
         let before = std::mem::replace(&mut self.seen, now);
         match now {
             None => false,
@@ -151,32 +151,34 @@ mod tests {
     fn a_file_is_loaded_once_it_rests() {
         let (old, half, whole) = (stamp("old"), stamp("ha"), stamp("whole"));
         let mut watched = Watched { judged: old, ..Watched::default() };
-        assert!(!watched.look(old, None) && !watched.look(old, None));
-        assert!(!watched.look(half, None) && !watched.look(whole, None) && !watched.look(None, None));
-        assert!(!watched.look(whole, None) && watched.look(whole, None));
+        assert!(!watched.should_load(old, None) && !watched.should_load(old, None));
+        assert!(
+            !watched.should_load(half, None) && !watched.should_load(whole, None) && !watched.should_load(None, None)
+        );
+        assert!(!watched.should_load(whole, None) && watched.should_load(whole, None));
         watched.judged(whole, None, &Err(RequestError::TablesInvalid { cause: String::new() }));
-        assert!(!watched.look(whole, None), "what is damaged stays so until it changes");
-        assert!(!watched.look(old, None) && watched.look(old, None));
+        assert!(!watched.should_load(whole, None), "what is damaged stays so until it changes");
+        assert!(!watched.should_load(old, None) && watched.should_load(old, None));
         watched.judged(old, None, &Err(RequestError::TablesBusy { seconds: 1 }));
-        assert!(watched.look(old, None), "what was not the file's fault is tried again");
+        assert!(watched.should_load(old, None), "what was not the file's fault is tried again");
     }
 
     #[test]
     fn a_refused_file_is_tried_again_for_another_engine() {
         let (now, first, second) = (stamp("now"), probe("1"), probe("2"));
         let mut watched = Watched { judged: None, seen: now, ..Watched::default() };
-        assert!(watched.look(now, Some(&first)));
+        assert!(watched.should_load(now, Some(&first)));
         let refused = RequestError::TablesRefused {
             backend: String::new(),
             cause: crate::backends::compat::Incompatible::Moving,
         };
         watched.judged(now, Some(Arc::clone(&first)), &Err(refused));
-        assert!(!watched.look(now, Some(&probe("1"))));
-        assert!(watched.look(now, Some(&second)));
+        assert!(!watched.should_load(now, Some(&probe("1"))));
+        assert!(watched.should_load(now, Some(&second)));
         let none = String::new;
         let swapped =
             Swapped { backend: none(), generation: 2, digest: none(), placement_digest: none(), changed: true };
         watched.judged(now, Some(second), &Ok(swapped));
-        assert!(!watched.look(now, Some(&first)));
+        assert!(!watched.should_load(now, Some(&first)));
     }
 }

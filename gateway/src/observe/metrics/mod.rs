@@ -201,7 +201,7 @@ impl Metrics {
     pub(crate) fn encode(&self, format: TextFormat) -> String {
         let mut text = String::new();
         // Writing into a String cannot fail.
-        for registry in [Some(&self.registry), self.process.look()].into_iter().flatten() {
+        for registry in [Some(&self.registry), self.process.refreshed()].into_iter().flatten() {
             let _ = encode_registry(&mut text, registry);
         }
         let _ = encode_eof(&mut text);

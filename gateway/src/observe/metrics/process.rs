@@ -56,7 +56,7 @@ impl Default for ProcessMetrics {
 
 impl ProcessMetrics {
     /// Reads the metrics of the process, and returns the registry to encode.
-    pub(super) fn look(&self) -> Option<&Registry> {
+    pub(super) fn refreshed(&self) -> Option<&Registry> {
         let status = std::fs::read_to_string("/proc/self/status").ok()?;
         let field = |name: &str| {
             let value = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;

@@ -33,7 +33,7 @@ fn switch_seconds() -> Histogram {
 
 impl SwitchMetrics {
     /// A unit's layout, and the gain if layouts were compared.
-    pub(crate) fn looked(&self, unit: &str, layout: Option<Layout>, gain: Option<f64>) {
+    pub(crate) fn observed(&self, unit: &str, layout: Option<Layout>, gain: Option<f64>) {
         let number = match layout {
             Some(Layout::Tp) => 0,
             Some(Layout::Ep) => 1,

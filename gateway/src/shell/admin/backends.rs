@@ -181,7 +181,7 @@ pub(super) async fn undrain(
 ) -> Result<Json<Drained>, RequestError> {
     // It may have been restarted in the meantime, with another placement.
     if let Some(backend) = control.backends.backend(&name) {
-        crate::backends::health::look_again(&control.backends, &backend, &control.backends.patient_limits()).await;
+        crate::backends::health::probe_again(&control.backends, &backend, &control.backends.patient_limits()).await;
     }
     set_draining(&control, name, false)
 }
@@ -214,7 +214,7 @@ fn breaker(backend: &crate::backends::backend::Backend) -> Breaker {
 }
 
 fn describe(model: &Model) -> Vec<Backend> {
-    let loads = model.pool.look();
+    let loads = model.pool.counted();
     let ranks = |member: usize| {
         let slots = model.pool.slots().iter().zip(&loads);
         slots

@@ -76,7 +76,7 @@ pub(crate) async fn watch(control: Arc<Control>, resolver: Arc<dyn Resolve>, sto
         let config = control.backends.config();
         forget_gone(&control, &config, &mut sources);
         let due = due(&config, &mut sources, &wake);
-        stop.run_until_cancelled(look(&control, resolver.as_ref(), &due, &mut sources)).await;
+        stop.run_until_cancelled(resolve_due(&control, resolver.as_ref(), &due, &mut sources)).await;
         let next = sources.values().map(|source| source.next).min();
         let longest = Instant::now() + MAX_SLEEP;
         tokio::select! {
@@ -123,7 +123,7 @@ fn due(config: &Config, sources: &mut Sources, wake: &Arc<Notify>) -> Vec<Due> {
 }
 
 /// Polls all sources that are due, and applies their answers.
-async fn look(control: &Arc<Control>, resolver: &dyn Resolve, due: &[Due], sources: &mut Sources) {
+async fn resolve_due(control: &Arc<Control>, resolver: &dyn Resolve, due: &[Due], sources: &mut Sources) {
     let all = due.iter().map(|it| sources.get(&it.key).map(|source| source.lookup.answer(resolver, &it.config.place)));
     let answers = join_all(all.map(|answer| async { answer?.await })).await;
     let running = control.backends.config();

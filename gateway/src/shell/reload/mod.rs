@@ -72,7 +72,7 @@ async fn ask_again(control: &Arc<Control>, config: &Arc<Config>) -> Result<(), R
     let (base, config) = (control.backends.snapshot(), Arc::clone(config));
     let backends = blocking(move || Ok(prepare::with_other_tables(&base, &config))).await?;
     let limits = control.backends.patient_limits();
-    join_all(backends.iter().map(|backend| health::look_again(&control.backends, backend, &limits))).await;
+    join_all(backends.iter().map(|backend| health::probe_again(&control.backends, backend, &limits))).await;
     Ok(())
 }
 

@@ -71,7 +71,7 @@ impl Prepared {
                 let mut found = probe(&backend.client, &Target { names: &names, ..backend.target() }, &limits).await;
                 if let Ok(probe) = &mut found {
                     probe.rendering = chats_of(&control.backends, &backend, model_of).await;
-                    pins::first_look(&control.backends, &backend, probe).await;
+                    pins::prove_at_start(&control.backends, &backend, probe).await;
                     backend.set_probe(probe.clone());
                 }
                 let found = found.map_err(|error| (error.to_string(), fault_of(&backend, &error)));

@@ -1,7 +1,7 @@
 //! A switch through the worker's `/switch`: prepare, commit, and every way in which that can fail.
 //!
 //! Before the commit everything can be undone by an abort, and is on a failure. From the commit on the worker completes
-//! the switch by itself, in the new layout or back in the old one; if its reply is lost, its status tells which.
+//! the switch by itself, in the new layout or back in the old one; if its reply is lost, its status names the layout.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

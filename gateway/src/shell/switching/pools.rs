@@ -106,7 +106,7 @@ impl Pools {
         let verdict = self.unit.decide(self.layout, &load, &heads);
         let name = unit_name(&model.name);
         let unit = UnitName { name: &name, by: "pools" };
-        control.switches.looked(unit, Some(self.layout), running.into(), &verdict);
+        control.switches.observed(unit, Some(self.layout), running.into(), &verdict);
         if let Some(to) = verdict.to {
             let outcome = match self.rules.mode {
                 SwitchMode::Drive if serving(to) > 0 => Some(Outcome::Committed { seconds: 0.0 }),

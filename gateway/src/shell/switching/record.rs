@@ -101,8 +101,8 @@ impl Records {
 
     /// Records the policy's verdict on a unit in this layout with this many requests in flight, or why it could not be
     /// asked.
-    pub(super) fn looked(&self, unit: UnitName<'_>, layout: Option<Layout>, in_flight: u64, verdict: &Verdict) {
-        self.metrics.looked(unit.name, layout, verdict.gain);
+    pub(super) fn observed(&self, unit: UnitName<'_>, layout: Option<Layout>, in_flight: u64, verdict: &Verdict) {
+        self.metrics.observed(unit.name, layout, verdict.gain);
         self.with(unit, |report| {
             report.layout = layout.map(Layout::name);
             report.in_flight = in_flight;

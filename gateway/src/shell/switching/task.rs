@@ -113,20 +113,20 @@ impl Task<'_> {
         let (control, stop, backend) = (self.control, self.stop, self.backend);
         let Some(steered) = &mut self.steered else { return };
         let seen = tokio::select! {
-            seen = steered.look(control, backend, by) => seen,
+            seen = steered.observe(control, backend, by) => seen,
             () = stop.cancelled() => return,
         };
         let Seen { layout, load } = match seen {
             Ok(seen) => seen,
             Err(reason) => {
                 let verdict = Verdict { to: None, gain: None, reason };
-                return control.switches.looked(unit, None, 0, &verdict);
+                return control.switches.observed(unit, None, 0, &verdict);
             }
         };
         let heads = backend.flow.line.heads(Instant::now());
         let verdict = steered.unit.decide(layout, &load, &heads);
         let in_flight = u64::from(load.running) + u64::from(load.waiting);
-        control.switches.looked(unit, Some(layout), in_flight, &verdict);
+        control.switches.observed(unit, Some(layout), in_flight, &verdict);
         let Some(to) = verdict.to else { return };
         let outcome = match rules.mode {
             SwitchMode::Drive => {
@@ -151,7 +151,7 @@ impl Task<'_> {
                 if !matches!(outcome, Outcome::Refused { .. } | Outcome::Stopped) {
                     let limits = self.control.backends.patient_limits();
                     tokio::select! {
-                        _ = health::look_again(&self.control.backends, self.backend, &limits) => {}
+                        _ = health::probe_again(&self.control.backends, self.backend, &limits) => {}
                         () = self.stop.cancelled() => {}
                     }
                 }
@@ -164,7 +164,7 @@ impl Task<'_> {
 
 impl Steered {
     /// Reads the backend and feeds the policy, or returns why that is impossible.
-    async fn look(&mut self, control: &Control, backend: &Arc<Backend>, by: &By<'_>) -> Result<Seen, String> {
+    async fn observe(&mut self, control: &Control, backend: &Arc<Backend>, by: &By<'_>) -> Result<Seen, String> {
         if !backend.health().is_healthy() {
             self.before = None;
             return Err("the backend is not healthy".to_owned());
@@ -173,7 +173,7 @@ impl Steered {
         let sent = (flow.arrived - self.arrived.0, flow.arrived_tokens - self.arrived.1);
         self.arrived = (flow.arrived, flow.arrived_tokens);
         match by {
-            By::Worker => self.look_at_worker(control, backend, sent.0).await,
+            By::Worker => self.query_worker(control, backend, sent.0).await,
             By::Webhook { start, .. } => {
                 self.unit.arrived(sent.0, sent.1);
                 let load = Load { running: in_flight(control, backend), ..Load::default() };
@@ -182,7 +182,7 @@ impl Steered {
         }
     }
 
-    async fn look_at_worker(&mut self, control: &Control, backend: &Arc<Backend>, sent: u64) -> Result<Seen, String> {
+    async fn query_worker(&mut self, control: &Control, backend: &Arc<Backend>, sent: u64) -> Result<Seen, String> {
         let (status, reading) = match read(control, backend, &self.rules).await {
             Ok((status, metrics, loads)) => {
                 (status, Reading::parse(&metrics, &loads).map_err(|error| error.to_string())?)
