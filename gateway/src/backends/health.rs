@@ -1,9 +1,9 @@
 //! Probes of backends: one task per backend.
 //!
 //! A healthy backend is only asked whether its server answers, because server information costs an engine more. When it
-//! appears (or returns), the probe covers everything, as it may be another engine with another placement. Between probes
-//! the task sleeps. A request that could not connect wakes it, and so does an idle connection that the engine closed:
-//! an engine that dies while idle is noticed within a second, at no extra probes for the others.
+//! appears (or returns), the probe covers everything, as it may be another engine with another placement. Between
+//! probes the task sleeps. A request that could not connect wakes it, and so does an idle connection that the engine
+//! closed: an engine that dies while idle is noticed within a second, at no extra probes for the others.
 //!
 //! A busy engine must not be mistaken for a dead one. A refused connection closes a backend at once, and negative
 //! answers close it after `unhealthy_after`. Silence closes it only after `busy`, and bytes of any answer end that
