@@ -182,12 +182,12 @@ pub(crate) async fn watch(backends: Arc<Backends>, Watched { backend, stop }: Wa
 async fn watch_server(backends: &Arc<Backends>, backend: &Arc<Backend>) {
     let (mut failures, mut identity) = (Failures::default(), Identity::known());
     // An engine that keeps idle connections only briefly is not probed for each of them.
-    let (mut looked_early, mut away) = (false, false);
+    let (mut probed_early, mut away) = (false, false);
     loop {
         let interval = backends.config().health.interval;
         tokio::select! {
-            () = tokio::time::sleep(if away { interval.min(RETURN) } else { interval }) => looked_early = false,
-            () = backend.client.connection_lost(), if !looked_early => looked_early = true,
+            () = tokio::time::sleep(if away { interval.min(RETURN) } else { interval }) => probed_early = false,
+            () = backend.client.connection_lost(), if !probed_early => probed_early = true,
             () = backend.suspected() => {}
             () = backend.gate.wait_for_trials() => backends.poll_breaker(backend),
         }

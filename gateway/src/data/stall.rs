@@ -167,7 +167,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Stalling<S> {
 }
 
 /// Longest time between two checks of an HTTP/2 stream.
-const LOOK: Duration = Duration::from_secs(1);
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Ends an HTTP/2 stream whose client has stalled, whatever its socket accepts. The stream's task polls it at the end
 /// of each turn; the timer is reset only when it fires.
@@ -193,12 +193,12 @@ impl StalledStream {
                 self.holding.give_back();
                 return Poll::Pending;
             }
-            let look = LOOK.min(self.limit / 8);
-            let clock = self.clock.get_or_insert_with(|| Box::pin(sleep(look)));
+            let interval = CHECK_INTERVAL.min(self.limit / 8);
+            let clock = self.clock.get_or_insert_with(|| Box::pin(sleep(interval)));
             if clock.as_mut().poll(cx).is_pending() {
                 return Poll::Pending;
             }
-            clock.as_mut().reset(Instant::now() + look);
+            clock.as_mut().reset(Instant::now() + interval);
             let progress = outflow.progress();
             if std::mem::replace(&mut self.progress, progress) != progress {
                 self.still = 0;
@@ -206,7 +206,7 @@ impl StalledStream {
                 continue;
             }
             self.still += 1;
-            if look * self.still >= self.limit {
+            if interval * self.still >= self.limit {
                 self.holding.note_late();
                 return Poll::Ready(());
             }

@@ -17,7 +17,7 @@ use crate::backends::Backend;
 pub(super) const CORE_IS_DEAD: &str = "its health route says that the engine core is dead";
 
 /// Chunks of an answer that are searched for the rank; it is usually in the first.
-const LOOKED_AT: u8 = 8;
+const EVENTS_CHECKED: u8 = 8;
 
 /// The rank on which a pinned request should run.
 pub(crate) struct Expected {
@@ -26,7 +26,7 @@ pub(crate) struct Expected {
     pub(crate) wire_rank: u32,
     /// Whether the answer's metadata names the rank, in dialects that support it.
     pub(crate) in_meta: bool,
-    looks_left: u8,
+    checks_left: u8,
 }
 
 impl Expected {
@@ -35,7 +35,7 @@ impl Expected {
         match dialect.carrier(route) {
             Ok(Carrier::Header | Carrier::Field(_)) => {
                 let in_meta = route == Route::Generate;
-                Some(Self { route, wire_rank: dialect.wire_rank(rank), in_meta, looks_left: LOOKED_AT })
+                Some(Self { route, wire_rank: dialect.wire_rank(rank), in_meta, checks_left: EVENTS_CHECKED })
             }
             Ok(Carrier::Url) | Err(_) => None,
         }
@@ -80,8 +80,8 @@ impl Watch {
     fn find_rank(&mut self, plane: &DataPlane, piece: &[u8]) {
         let Some(expected) = &mut self.rank else { return };
         let found = rank_in_meta(piece);
-        expected.looks_left -= 1;
-        let (route, wire_rank, done) = (expected.route, expected.wire_rank, expected.looks_left == 0);
+        expected.checks_left -= 1;
+        let (route, wire_rank, done) = (expected.route, expected.wire_rank, expected.checks_left == 0);
         if let Some(found) = found {
             plane.backends.note_pin(&self.backend, route, wire_rank, found);
         }

@@ -25,7 +25,7 @@ use crate::backends::{Backend, Backends, Fit, Watched, health};
 use record::Suspended;
 
 /// After this time a new backend receives requests, whether or not its pins are verified.
-const FIRST_LOOK: Duration = Duration::from_secs(3);
+const PROOF_LIMIT: Duration = Duration::from_secs(3);
 /// A busy engine answers a one-token probe only after the prompts ahead of it.
 const PROBE_LIMITS: AnswerLimits = AnswerLimits { timeout: Duration::from_secs(30), max_bytes: 4 << 20 };
 /// Time until an engine that refused a pin is tried again, doubled after each try.
@@ -53,7 +53,7 @@ pub(crate) async fn prove_at_start(backends: &Backends, backend: &Backend, probe
             }
         }
     };
-    if tokio::time::timeout(FIRST_LOOK, rounds).await.is_err() {
+    if tokio::time::timeout(PROOF_LIMIT, rounds).await.is_err() {
         tracing::info!(backend = backend.name, "not all pins are verified yet: the engine is slow to answer probes");
     }
 }

@@ -59,13 +59,13 @@ async fn run(work: Arc<Work>, mut waiting: mpsc::Receiver<Observation>, stop: Ca
             traces::write_all(&mut live.traces(), &live.metrics, &config());
         })
     };
-    let look = |observation| blocking(&work, move |work| work.note(&observation));
+    let note = |observation| blocking(&work, move |work| work.note(&observation));
     let interval = || (work.config)().sampling.interval;
     let mut pause = Box::pin(tokio::time::sleep(interval()));
     loop {
         tokio::select! {
             () = stop.cancelled() => break,
-            Some(observation) = waiting.recv() => look(observation).await,
+            Some(observation) = waiting.recv() => note(observation).await,
             () = &mut pause => {
                 write().await;
                 pause.set(tokio::time::sleep(interval()));

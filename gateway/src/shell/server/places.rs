@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 use crate::data::outflow::Outflow;
 
 /// By then a displaced connection is gone, or another one is chosen.
-const LOOK_AGAIN: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 pub(super) struct Places {
     free: Arc<Semaphore>,
@@ -54,7 +54,7 @@ impl Places {
                 displaced();
             }
             // The semaphore is never closed.
-            if let Ok(Ok(permit)) = tokio::time::timeout(LOOK_AGAIN, Arc::clone(&self.free).acquire_owned()).await {
+            if let Ok(Ok(permit)) = tokio::time::timeout(POLL_INTERVAL, Arc::clone(&self.free).acquire_owned()).await {
                 break permit;
             }
         };

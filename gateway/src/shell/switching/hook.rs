@@ -17,7 +17,7 @@ use crate::config::{Meanwhile, SwitchConfig};
 /// A status is a few hundred bytes.
 const ANSWER_BYTES: usize = 64 << 10;
 /// Interval between status polls after a reply was lost.
-const LOOK_AGAIN: Duration = Duration::from_millis(100);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Diverts requests to other backends until dropped.
 struct Spared<'a>(&'a Backend);
@@ -177,7 +177,7 @@ impl Hook<'_> {
                 let state = status.map_or_else(|error| error.reason(), |status| format!("it is {:?}", status.state));
                 return lost(format!("not finished within {} s: {state}", self.rules.commit.as_secs_f64()));
             }
-            tokio::time::sleep(LOOK_AGAIN).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     }
 
