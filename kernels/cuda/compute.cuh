@@ -19,6 +19,14 @@ __device__ inline u32 bits_of(float v) {
 #endif
 }
 
+__device__ inline float float_of(u32 bits) {
+#ifdef __CUDA_ARCH__
+  return __uint_as_float(bits);
+#else
+  return shim::float_of_bits(bits);
+#endif
+}
+
 // Ends the kernel on numbers that its caller promised otherwise. There is no report word: the host sees the trap.
 __device__ inline void trap() {
 #ifdef __CUDA_ARCH__

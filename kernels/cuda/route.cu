@@ -27,13 +27,6 @@ constexpr u32 KEY_TAKEN = 0;
 constexpr u32 KEY_NAN = 1;
 constexpr u32 NO_EXPERT = 0xffffffffu;
 
-__device__ inline float float_of(u32 bits) {
-#ifdef __CUDA_ARCH__
-  return __uint_as_float(bits);
-#else
-  return shim::float_of_bits(bits);
-#endif
-}
 __device__ inline u32 key_of(float score) {
   if (score != score) return KEY_NAN;
   // Both zeros are equal.

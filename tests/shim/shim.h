@@ -197,6 +197,12 @@ inline u32 __reduce_min_sync(u32 mask, u32 value) {
   }
   return least;
 }
+// Threads are fibers of one OS thread: nothing comes between.
+inline u32 atomicAdd(u32* to, u32 v) {
+  const u32 before = *to;
+  *to += v;
+  return before;
+}
 inline int __popc(u32 v) { return __builtin_popcount(v); }
 inline int __ffs(u32 v) { return __builtin_ffs(static_cast<int>(v)); }
 inline int __ffsll(long long v) { return __builtin_ffsll(v); }

@@ -4,7 +4,7 @@ use fastrand::Rng;
 use serde::{Deserialize, Serialize};
 
 use super::request::Sampling;
-use crate::model::likeliest;
+use crate::model::{Candidate, Draw, likeliest};
 
 /// Chooses the tokens of one sequence. Deterministic in logits and seed, also after a move to another rank.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -15,14 +15,6 @@ pub(super) struct Sampler {
     /// Scratch, empty between tokens.
     #[serde(skip)]
     candidates: Vec<Candidate>,
-}
-
-/// A candidate token.
-#[derive(Clone, Copy, Debug)]
-struct Candidate {
-    /// Proportional to its probability; 1 for the likeliest token.
-    weight: f32,
-    id: u32,
 }
 
 impl Sampler {
@@ -43,70 +35,29 @@ impl Sampler {
         if !max.is_finite() {
             return None;
         }
-        if self.sampling.temperature <= 0.0 {
-            return Some(best);
-        }
-        let scale = 1.0 / self.sampling.temperature;
-        let candidates = ids().map(|(id, &logit)| Candidate { weight: ((logit - max) * scale).exp(), id });
-        self.candidates.extend(candidates.filter(|candidate| candidate.weight > 0.0));
-        self.keep_top_k();
-        self.keep_top_p();
-        let drawn = self.draw();
+        let Some(draw) = self.draw() else { return Some(best) };
+        self.candidates.extend(draw.weigh(max, ids().map(|(id, logit)| (id, *logit))));
+        let drawn = draw.choose(&mut self.candidates);
         self.candidates.clear();
+        self.advance();
         Some(drawn.unwrap_or(best))
     }
 
-    fn keep_top_k(&mut self) {
-        let k = self.sampling.top_k as usize;
-        if k > 0 && k < self.candidates.len() {
-            self.candidates.select_nth_unstable_by(k - 1, likelier);
-            self.candidates.truncate(k);
+    /// How the next token is drawn; `None` if it is the likeliest.
+    pub(super) fn draw(&self) -> Option<Draw> {
+        let Sampling { temperature, top_p, top_k, .. } = self.sampling;
+        let number = Rng::with_seed(self.state).f64();
+        (temperature > 0.0).then_some(Draw { temperature, top_p, top_k, number })
+    }
+
+    /// To the next draw, if there are any.
+    pub(super) fn advance(&mut self) {
+        if self.sampling.temperature > 0.0 {
+            let mut rng = Rng::with_seed(self.state);
+            rng.f64();
+            self.state = rng.get_seed();
         }
     }
-
-    /// Keeps the smallest set of likeliest candidates that reaches top-p.
-    fn keep_top_p(&mut self) {
-        let top_p = f64::from(self.sampling.top_p);
-        if top_p >= 1.0 {
-            // A fixed order, independent of the selection above.
-            self.candidates.sort_unstable_by_key(|candidate| candidate.id);
-            return;
-        }
-        let total = self.total();
-        // Candidates below this weigh less than 1 - top_p together, so none of them can be needed: sort only the
-        // others.
-        let floor = total * (1.0 - top_p) / self.candidates.len().max(1) as f64;
-        self.candidates.retain(|candidate| f64::from(candidate.weight) >= floor);
-        self.candidates.sort_unstable_by(likelier);
-        let mut sum = 0.0;
-        let needed = self.candidates.iter().position(|candidate| {
-            sum += f64::from(candidate.weight);
-            sum >= top_p * total
-        });
-        self.candidates.truncate(needed.map_or(self.candidates.len(), |last| last + 1));
-    }
-
-    fn draw(&mut self) -> Option<u32> {
-        let mut rng = Rng::with_seed(self.state);
-        let mut left = rng.f64() * self.total();
-        self.state = rng.get_seed();
-        for &Candidate { weight, id } in &self.candidates {
-            left -= f64::from(weight);
-            if left < 0.0 {
-                return Some(id);
-            }
-        }
-        self.candidates.last().map(|candidate| candidate.id)
-    }
-
-    fn total(&self) -> f64 {
-        self.candidates.iter().map(|candidate| f64::from(candidate.weight)).sum()
-    }
-}
-
-/// Higher probability first, then lower id.
-fn likelier(a: &Candidate, b: &Candidate) -> std::cmp::Ordering {
-    b.weight.total_cmp(&a.weight).then(a.id.cmp(&b.id))
 }
 
 #[cfg(test)]

@@ -95,18 +95,22 @@ impl Sequence {
 
     /// The cheapest output that suffices to choose its next token.
     fn wants(&self) -> Wants {
-        let SequenceRequest { sampling, logprobs, stop, .. } = &self.carried.request;
+        let SequenceRequest { logprobs, stop, .. } = &self.carried.request;
         let filtered = self.is_early() && !stop.token_ids.is_empty();
-        match sampling.temperature <= 0.0 && logprobs.is_none() && !filtered {
-            true => Wants::Likeliest,
-            false => Wants::Logits,
+        match self.carried.sampler.draw() {
+            _ if logprobs.is_some() || filtered => Wants::Logits,
+            Some(draw) => Wants::Drawn(draw),
+            None => Wants::Likeliest,
         }
     }
 
     /// Chooses the next token; `None` if the logits are unusable.
     pub(super) fn sample(&mut self, next: Next<'_>) -> Option<Sampled> {
         let logits = match next {
-            Next::Likeliest(token) => return token.map(|token| Sampled { token, logprobs: None }),
+            Next::Token(token) => {
+                self.carried.sampler.advance();
+                return token.map(|token| Sampled { token, logprobs: None });
+            }
             Next::Logits(logits) => logits,
         };
         let (early, stop) = (self.is_early(), &self.carried.request.stop);

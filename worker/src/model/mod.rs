@@ -7,6 +7,7 @@
 //! | `load` | tensors by name, checked against the configuration, packed |
 //! | `weights` | the weights that a rank keeps: one block for all families |
 //! | `step` | the input and the output of a step |
+//! | `sampling` | one token drawn by the weights of all |
 //! | `forward` | a step through all layers |
 //! | `backend` | the interface of compute backends: `cpu` on the host, `gpu` on a GPU |
 //! | `share` | a rank's heads with attention tp, and its part of every expert with experts tp |
@@ -43,6 +44,7 @@ mod relayout;
 mod rope;
 mod router;
 mod rows;
+mod sampling;
 mod share;
 mod step;
 mod streamed;
@@ -72,6 +74,8 @@ pub use kv::{
     PAGE_TOKENS, StagedKv,
 };
 pub use probe::Probe;
+pub(crate) use sampling::Candidate;
+pub use sampling::Draw;
 pub use share::HeadSlice;
 pub(crate) use share::expert_columns;
 pub use step::{DeviceWork, Next, StepItem, StepOutput, Wants, likeliest};

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::KvCache;
 use super::compute::first_largest;
+use super::sampling::Draw;
 use crate::ep::StepPhase;
 
 /// Some tokens of one sequence: a whole prompt, a chunk of one, or the token generated last.
@@ -19,12 +20,14 @@ pub struct StepItem<'a> {
 }
 
 /// The output required after an item's last token.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Wants {
     /// None: more tokens follow.
     Nothing,
     /// The id of the largest logit: the logits may stay where they were computed.
     Likeliest,
+    /// A token drawn at random: the same.
+    Drawn(Draw),
     /// The logits.
     Logits,
 }
@@ -34,8 +37,9 @@ pub enum Wants {
 pub enum Next<'a> {
     /// `[V]`
     Logits(&'a [f32]),
-    /// The id of the largest logit, the lowest id on ties; `None` if no logit is finite.
-    Likeliest(Option<u32>),
+    /// The id of the largest logit, the lowest id on ties, or the token that was drawn; `None` if the largest is not
+    /// finite.
+    Token(Option<u32>),
 }
 
 /// The id of the largest of the logits `[V]`, the lowest id on ties; `None` if all are NaN.
@@ -56,6 +60,8 @@ pub struct DeviceWork {
     pub written: u64,
     /// Bytes to the host.
     pub read: u64,
+    /// Rows of logits among them.
+    pub logit_rows: u64,
 }
 
 /// The results of one step, in buffers that the next step reuses.
@@ -67,8 +73,6 @@ pub struct StepOutput {
     pub(super) results: Vec<ItemResult>,
     /// `[items with logits, V]`
     pub(super) logits: Vec<f32>,
-    /// `[items that want only the likeliest token]`
-    pub(super) likeliest: Vec<Option<u32>>,
     pub(super) vocab_size: usize,
     /// `[rows, L, k]`
     pub(super) routes: Vec<u16>,
@@ -84,9 +88,9 @@ pub(super) enum ItemResult {
     None,
     /// A row of the logits.
     Logits(usize),
-    /// An index into the likeliest tokens.
+    /// The token itself.
     #[cfg_attr(not(feature = "gpu"), expect(dead_code, reason = "the CPU has all logits at hand"))]
-    Likeliest(usize),
+    Token(Option<u32>),
 }
 
 impl StepOutput {
@@ -94,17 +98,17 @@ impl StepOutput {
     pub fn logits(&self, item: usize) -> Option<&[f32]> {
         match self.next(item)? {
             Next::Logits(logits) => Some(logits),
-            Next::Likeliest(_) => None,
+            Next::Token(_) => None,
         }
     }
 
     /// The result after the item's last token, if one was required; a backend that has the logits at hand may return
-    /// them also if the likeliest token suffices. Panics if there is no such item.
+    /// them also if a token suffices. Panics if there is no such item.
     pub fn next(&self, item: usize) -> Option<Next<'_>> {
         match self.results[item] {
             ItemResult::None => None,
             ItemResult::Logits(row) => Some(Next::Logits(&self.logits[row * self.vocab_size..][..self.vocab_size])),
-            ItemResult::Likeliest(row) => Some(Next::Likeliest(self.likeliest[row])),
+            ItemResult::Token(token) => Some(Next::Token(token)),
         }
     }
 

@@ -7,6 +7,7 @@
 
 mod argmax;
 mod attend;
+mod candidates;
 mod heads;
 mod matmul;
 mod params;
@@ -17,6 +18,7 @@ use semmoe_kernels::Dtype;
 
 pub use argmax::Argmax;
 pub use attend::Attend;
+pub use candidates::{CandidateAsk, CandidateRow, Candidates};
 pub use heads::{
     HeadNorms, HeadRows, MAX_HEAD_ELEMENTS, PAGE_TOKENS, PagedHeads, ProjectedHeads, RotaryAngles, RotaryLayout,
 };

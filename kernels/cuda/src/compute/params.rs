@@ -5,6 +5,8 @@ use crate::params::{Params, Raw, params};
 params! {
     /// `ArgmaxParams`
     ArgmaxParams { logits: Raw, best: Raw, rows: u32, vocab: u32 }
+    /// `CandidatesParams`
+    CandidatesParams { logits: Raw, asks: Raw, out: Raw, rows: u32, vocab: u32 }
     /// `MatMulParams`
     MatMulParams {
         x: Raw, weights: Raw, out: Raw, bias: Raw, row_of: Raw, tiles: Raw, inputs: u32, outputs: u32,
@@ -46,6 +48,7 @@ params! {
 
 const _: () = {
     assert!(size_of::<ArgmaxParams>() == 24);
+    assert!(size_of::<CandidatesParams>() == 3 * 8 + 2 * 4);
     assert!(size_of::<MatMulParams>() == 80);
     assert!(size_of::<EmbedParams>() == 3 * 8 + 4 * 4);
     assert!(size_of::<RowNormParams>() == 5 * 8 + 4 * 4);

@@ -182,7 +182,7 @@ fn the_likeliest_alone_is_the_same_token() {
             let mut items = [StepItem { kv: &mut kv, tokens: &tokens, wants, phase: StepPhase::Prefill }];
             match rank.model.step(&mut items, &mut rank.ep).unwrap().next(0).unwrap() {
                 Next::Logits(logits) => (wants, likeliest(logits)),
-                Next::Likeliest(token) => (Wants::Likeliest, token),
+                Next::Token(token) => (Wants::Likeliest, token),
             }
         });
         assert_eq!(both[0].1, both[1].1);

@@ -113,6 +113,12 @@ impl Unit {
         })
     }
 
+    /// The sum of a metric over ranks.
+    fn counted(&self, name: &str) -> f64 {
+        let (_, metrics) = self.ask("GET", "/metrics", "");
+        metrics.lines().filter_map(|line| line.strip_prefix(name)?.split_once(' ')?.1.parse::<f64>().ok()).sum()
+    }
+
     fn stop(self) {
         self.shutdown.request();
         self.process.join().unwrap().unwrap();
@@ -124,29 +130,36 @@ fn prompts() -> [String; 3] {
     ["[5, 9, 200, 31]".to_owned(), "[77]".to_owned(), format!("{:?}", (1..=90).collect::<Vec<u32>>())]
 }
 
-/// Sampled on the GPU, and on the host from logits that were read back.
 const GREEDY: &str = r#""temperature": 0"#;
-const SAMPLED: &str = r#""temperature": 0.8, "top_p": 0.9, "sampling_seed": 7"#;
+/// Drawn from candidates of the GPU, the last one by logits that were read back: there are more candidates than places.
+const SAMPLED: [&str; 4] = [
+    r#""temperature": 0.7, "top_p": 0.6, "sampling_seed": 7"#,
+    r#""temperature": 0.9, "top_p": 0.8, "top_k": 20, "sampling_seed": 7"#,
+    r#""temperature": 1.0, "top_p": 1.0, "sampling_seed": 7"#,
+    r#""temperature": 1.0, "top_k": 200, "sampling_seed": 7"#,
+];
 
 #[test]
 fn a_unit_on_gpus_answers_as_one_on_cpus() {
     let Some(shim) = shim() else { return };
     let cpu = Unit::start(None, 1, Attention::Dp);
     let expected = cpu.continued(&prompts(), GREEDY);
-    let sampled = cpu.continued(&prompts()[..2], SAMPLED);
+    let sampled = SAMPLED.map(|sampling| cpu.continued(&prompts()[..2], sampling));
     cpu.stop();
     for (attention, other) in [(Attention::Dp, "tp"), (Attention::Tp, "ep")] {
         let gpu = Unit::start(Some(shim), 2, attention);
         assert_eq!(gpu.continued(&prompts(), GREEDY), expected, "attention {attention}");
-        assert_eq!(gpu.continued(&prompts()[..2], SAMPLED), sampled, "attention {attention}");
+        let mut logit_rows = Vec::new();
+        for (sampling, expected) in SAMPLED.into_iter().zip(&sampled) {
+            assert_eq!(gpu.continued(&prompts()[..2], sampling), *expected, "attention {attention}, {sampling}");
+            logit_rows.push(gpu.counted("semmoe_gpu_logit_rows_total{"));
+        }
+        // Of 8 tokens each.
+        eprintln!("notice: {logit_rows:?}");
         assert_eq!(gpu.continued(&prompts()[2..], GREEDY), expected[2..], "from pages that were computed before");
         let (_, metrics) = gpu.ask("GET", "/metrics", "");
-        let counted = |name: &str| {
-            let of = metrics.lines().filter_map(|line| line.strip_prefix(name)?.split_once(' ')?.1.parse::<f64>().ok());
-            of.sum::<f64>()
-        };
-        assert!(counted("semmoe_gpu_launches_total{") > 1000.0, "{metrics}");
-        assert!(counted("semmoe_cached_prompt_tokens_total{") >= 64.0 || attention == Attention::Dp, "{metrics}");
+        assert!(gpu.counted("semmoe_gpu_launches_total{") > 1000.0, "{metrics}");
+        assert!(gpu.counted("semmoe_cached_prompt_tokens_total{") >= 64.0 || attention == Attention::Dp, "{metrics}");
         let (status, refusal) = gpu.ask("POST", "/switch", &format!(r#"{{"to": "{other}"}}"#));
         assert!(status == 400 && refusal.contains("cannot be switched to"), "{status}: {refusal}");
         assert_eq!(gpu.ask("POST", "/flush_cache", "").0, 200);

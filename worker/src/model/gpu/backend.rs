@@ -5,12 +5,13 @@ use std::sync::Arc;
 use semmoe_kernels::Element;
 use semmoe_kernels::collectives::Collectives;
 use semmoe_kernels_cuda::Buffer;
-use semmoe_kernels_cuda::compute::{self, AddRows, Argmax, Embed, Norm, Route};
+use semmoe_kernels_cuda::compute::{self, AddRows, Embed, Norm, Route};
 use semmoe_kernels_cuda::unit::Gpu;
 
 use super::attention::{AttentionCall, Cache, DeviceHeadNorms, group_limit, grouped};
 use super::buffers::Buffers;
 use super::changes::Mover;
+use super::choose::Choices;
 use super::experts::{DeviceExperts, PairLists};
 use super::matrix::{DeviceMatrix, Product};
 use super::memory::{Stream, rows_of};
@@ -21,7 +22,7 @@ use crate::model::backend::{ComputeBackend, LayerStep, RowLists, WantedRows};
 use crate::model::config::Scoring;
 use crate::model::mlp::Mlp;
 use crate::model::probe::Probe;
-use crate::model::step::{ItemResult, StepOutput, Wants};
+use crate::model::step::StepOutput;
 use crate::model::weights::{FeedForward, HeadWeights, Weights};
 
 /// A rank's weights, pages and rows on its GPU.
@@ -66,7 +67,7 @@ pub(super) struct HostLists {
     pub(super) pairs: PairLists,
     /// Weights of f32, then expert ids of u16, as the router's kernel leaves them.
     routed: Vec<u32>,
-    best: Vec<u32>,
+    pub(super) choices: Choices,
 }
 
 /// The rows that a norm reads: those of the residual stream.
@@ -258,8 +259,7 @@ impl<T: Element> ComputeBackend for GpuBackend<T> {
         if std::mem::take(&mut self.is_pending) {
             self.add(self.buffers.residual, self.buffers.added, None, self.rows)?;
         }
-        let (rows, vocab) = (wanted.rows.len(), self.config.vocab_size);
-        out.likeliest.clear();
+        let rows = wanted.rows.len();
         out.logits.clear();
         out.device = Some(self.stream.done);
         if rows == 0 {
@@ -267,22 +267,9 @@ impl<T: Element> ComputeBackend for GpuBackend<T> {
         }
         let row_of = self.stream.write(&wanted.rows, self.buffers.wanted)?;
         self.norm(NormSource { added: None, row_of: Some(row_of) }, rows, self.final_norm)?;
-        let Buffers { normed, logits, best, .. } = self.buffers;
+        let Buffers { normed, logits, .. } = self.buffers;
         self.weights.output.apply::<T>(normed, rows, Product::f32(logits), &mut self.stream)?;
-        self.stream.launch(Argmax { logits, best, rows: rows as u64, vocab: vocab as u64 }.launch())?;
-        self.lists.best.resize(rows, 0);
-        self.stream.read(best, &mut self.lists.best)?;
-        for (row, item) in wanted.items.iter().enumerate() {
-            out.results[item.at] = if item.wants == Wants::Likeliest {
-                out.likeliest.push(Some(self.lists.best[row]).filter(|best| *best != Argmax::NONE));
-                ItemResult::Likeliest(out.likeliest.len() - 1)
-            } else {
-                let first = out.logits.len();
-                out.logits.resize(first + vocab, 0.0);
-                self.stream.read(logits.from_offset(4 * (row * vocab) as u64), &mut out.logits[first..])?;
-                ItemResult::Logits(first / vocab)
-            };
-        }
+        self.choose(&wanted.items, out)?;
         out.device = Some(self.stream.done);
         Ok(())
     }

@@ -2,6 +2,7 @@
 
 use semmoe_kernels::Element;
 use semmoe_kernels_cuda::Buffer;
+use semmoe_kernels_cuda::compute::{CandidateAsk, CandidateRow};
 
 use super::attention::{AttentionBuffers, grouped};
 use super::experts::PairLists;
@@ -36,6 +37,8 @@ pub(super) struct Buffers {
     pub(super) wanted: Buffer,
     pub(super) logits: Buffer,
     pub(super) best: Buffer,
+    pub(super) asks: Buffer,
+    pub(super) found: Buffer,
 }
 
 /// Elements of a row in the parts of a layer, the widest of all layers.
@@ -116,6 +119,8 @@ impl Buffers {
         layout.add::<u32>(wanted);
         layout.add::<f32>(wanted * vocab);
         layout.add::<u32>(wanted);
+        layout.add::<CandidateAsk>(wanted);
+        layout.add::<CandidateRow>(wanted);
         let mut pieces = layout.allocate(gpu)?;
         let mut next = || pieces.next().unwrap_or_default();
         Ok(Self {
@@ -138,6 +143,8 @@ impl Buffers {
             wanted: next(),
             logits: next(),
             best: next(),
+            asks: next(),
+            found: next(),
         })
     }
 }

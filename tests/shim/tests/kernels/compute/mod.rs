@@ -3,6 +3,7 @@
 
 mod argmax;
 mod attend;
+mod candidates;
 mod heads;
 mod matmul;
 mod route;
@@ -44,6 +45,7 @@ fn close<T: Element>(what: &str, found: &[T], expected: &[f64]) -> Result<(), St
 pub(crate) fn results(shim: &Shim, seed: u64) -> Vec<(&'static str, Result<(), String>)> {
     let mut results = vec![
         ("argmax", argmax::argmax(shim, 3, 1000, seed)),
+        ("candidates", candidates::candidates(shim, 3, 1000, seed)),
         ("norm", rows::norm::<f32>(shim, rows::NormCase::new(2, 260), seed)),
         ("heads", heads::heads::<f32>(shim, &heads::Case::of_whole_norm(), seed)),
         ("attention", attend::attend::<half::bf16>(shim, &attend::case_of_barriers(72), seed)),

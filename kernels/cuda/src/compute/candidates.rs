@@ -1,0 +1,83 @@
+//! What a token is drawn from.
+
+use bytemuck::{Pod, Zeroable};
+
+use super::params::CandidatesParams;
+use super::{address, apart, bytes_of};
+use crate::calls::ELEMENT_ALIGNMENT;
+use crate::error::LaunchError;
+use crate::launch::Launch;
+use crate::params::SORT_THREADS;
+use crate::team::{Buffer, in_range};
+
+/// For each row that asks: its largest logits, or those around the token that a drawn number falls on; and the sum of
+/// all weights, `exp((logit - largest) * scale)`, NaN's being 0. If that sum is 0 the largest are given.
+#[derive(Clone, Copy, Debug)]
+pub struct Candidates {
+    /// `[rows, vocab]` f32
+    pub logits: Buffer,
+    /// `[rows]` of [`CandidateAsk`]
+    pub asks: Buffer,
+    /// `[rows]` of [`CandidateRow`]; a row that asks for nothing is not written.
+    pub out: Buffer,
+    /// Rows.
+    pub rows: u64,
+    /// Logits of a row, [`Candidates::MAX_VOCAB`] at most.
+    pub vocab: u64,
+}
+
+/// What a row asks for (`CandidateAsk`).
+#[derive(Clone, Copy, PartialEq, Debug, Default, Pod, Zeroable)]
+#[repr(C)]
+pub struct CandidateAsk {
+    /// One over the temperature; 0: nothing.
+    pub scale: f32,
+    /// The logits around the token with which the weights, by ascending id, exceed this share of their sum; below 0:
+    /// the largest.
+    pub drawn: f32,
+}
+
+/// The answer (`CandidateRow`).
+#[derive(Clone, Copy, PartialEq, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub struct CandidateRow {
+    /// The sum of all weights, in [`CandidateRow::UNITS`].
+    pub total: u64,
+    /// That of the ids below the first of these, if a number was drawn.
+    pub before: u64,
+    /// The largest logit; NaN if there is none.
+    pub largest: f32,
+    /// Candidates.
+    pub count: u32,
+    /// The first `count` are those of the candidates, in no order; if a number was drawn ascending, and all between.
+    pub ids: [u32; Candidates::MOST],
+    /// Their logits.
+    pub logits: [f32; Candidates::MOST],
+}
+
+impl CandidateRow {
+    /// A weight of 1 (`WEIGHT_UNITS`).
+    pub const UNITS: f64 = (1_u64 << 42) as f64;
+}
+
+impl Candidates {
+    /// Most of a row (`CANDIDATES`).
+    pub const MOST: usize = 128;
+    /// A longer row's weights may not fit their sum.
+    pub const MAX_VOCAB: u64 = 1 << 20;
+
+    /// # Errors
+    /// As listed in [`LaunchError`].
+    pub fn launch(&self) -> Result<Launch, LaunchError> {
+        let bytes = |size: usize| bytes_of(&[self.rows, size as u64]);
+        let params = CandidatesParams {
+            logits: address("logits", self.logits, bytes_of(&[self.rows, self.vocab, 4]), ELEMENT_ALIGNMENT)?,
+            asks: address("asks", self.asks, bytes(size_of::<CandidateAsk>()), 8)?,
+            out: address("candidates", self.out, bytes(size_of::<CandidateRow>()), 8)?,
+            rows: in_range("rows", self.rows, 0, i32::MAX as u64)?,
+            vocab: in_range("vocabulary", self.vocab, 1, Self::MAX_VOCAB)?,
+        };
+        let threads = self.vocab.div_ceil(4).next_multiple_of(32).min(u64::from(SORT_THREADS)) as u32;
+        apart("semmoe_candidates", [self.rows, 1], threads, &params)
+    }
+}
