@@ -23,6 +23,10 @@ SIZES = {
 }
 BATCHES = (1, 16, 64)
 LAYOUTS = tuple((world, attention) for world in (1, 2, 4) for attention in ("dp", "tp"))
+# Sampling of the requests. Drawn answers may differ where a random number falls between two tokens: one in ten at most.
+GREEDY = {"temperature": 0}
+DRAWS = ({"temperature": 0.7, "top_p": 0.8}, {"temperature": 0.9, "top_k": 20}, {"temperature": 1.0})
+LEAST_EQUAL_DRAWS = 0.9
 # Time limit of a step in seconds.
 LIMITS_S = {"checkpoints": 120, "logits": 100, "switch": 30, "speed": 75, "transformers": 75, "tp": 30}
 # Limits: logits and log probabilities in f32; the gap below which either of the two best tokens is accepted.
@@ -252,8 +256,8 @@ class Unit:
             raise RuntimeError(f"{path} answered {answer.status}: {text[:300]}")
         return text
 
-    def generate(self, ids, new, **more):
-        params = {"max_new_tokens": new, "temperature": 0, "ignore_eos": True}
+    def generate(self, ids, new, sampling=GREEDY, **more):
+        params = {"max_new_tokens": new, "ignore_eos": True, **sampling}
         return json.loads(self.ask("POST", "/generate", {"input_ids": ids, "sampling_params": params, **more}))
 
     def together(self, prompts, new, **more):
@@ -262,6 +266,10 @@ class Unit:
             begun = time.monotonic()
             answers = list(pool.map(lambda ids: self.generate(ids, new, **more), prompts))
             return answers, time.monotonic() - begun
+
+    def drawn(self, prompts, new):
+        """The tokens of each prompt, drawn in each way."""
+        return [answer["output_ids"] for way in DRAWS for answer in self.together(prompts, new, sampling={**way, "sampling_seed": 7})[0]]
 
     def counters(self):
         """Seconds, launches and the like, summed over ranks, layers and batches."""
@@ -352,6 +360,7 @@ class Lab:
         asked = {"return_logprob": True, "top_logprobs_num": 2}
         with Unit(self, self.folder / "f32", device="cpu") as unit:
             expected, _ = unit.together(prompts, new, **asked)
+            expected_draws = unit.drawn(prompts[:4], new)
         rows = []
         for world, attention in LAYOUTS:
             row = {"world": world, "attention": attention}
@@ -362,7 +371,14 @@ class Lab:
                     row["up_s"] = round(time.monotonic() - begun, 1)
                     found, seconds = unit.together(prompts, new, **asked)
                     counters = unit.counters()
+                    draws = unit.drawn(prompts[:4], new)
+                    # Of logprobs all rows were read before.
+                    rows_read = unit.counters().get("semmoe_gpu_logit_rows_total", 0) - counters.get("semmoe_gpu_logit_rows_total", 0)
+                same = sum(ours == theirs for ours, theirs in zip(draws, expected_draws, strict=True))
+                row |= {"drawn": len(draws), "drawn_equal": same, "logit_rows_of_drawn": rows_read}
                 row |= {**compare(expected, found), "seconds": round(seconds, 2), "counters": counters}
+                if row["passed"] and same < LEAST_EQUAL_DRAWS * len(draws):
+                    row |= {"passed": False, "reason": f"{len(draws) - same} of {len(draws)} answers that were drawn differ"}
             except Exception as error:  # noqa: BLE001 - the other layouts are still to be seen
                 row |= {"passed": False, "reason": str(error)[:300]}
             rows.append(row)

@@ -54,6 +54,7 @@ pub const SOURCES: &[Source] = &[
     source!("matmul_plain.cu", 80),
     source!("embed.cu", 80),
     source!("norm.cu", 80),
+    source!("sort_pairs.cu", 80),
     source!("pairs.cu", 80),
     source!("heads.cu", 80),
     source!("attend.cu", 80),

@@ -1,11 +1,13 @@
 //! One step through all layers.
 
+use semmoe_tables::LayerIdx;
+
 use super::backend::{ComputeBackend, LayerStep, RowLists, WantedItem, WantedRows};
 use super::probe::Probe;
 use super::rows::{PlanInput, RowPlan};
 use super::step::{ItemResult, StepItem, StepOutput, Wants};
 use super::{ModelConfig, StepError};
-use crate::ep::{ExpertParallel, ForcedRate, StepPhase};
+use crate::ep::{ExpertParallel, ForcedRate, RoutedBatch, StepPhase};
 
 /// Buffers of a step, reused by the next one.
 #[derive(Default)]
@@ -41,7 +43,25 @@ impl Forward<'_> {
         }
         self.want_rows(items);
         self.out.vocab_size = self.config.vocab_size;
-        Ok(self.backend.head(&self.scratch.wanted, self.out, self.probe)?)
+        self.backend.head(&self.scratch.wanted, self.out, self.probe)?;
+        if self.scratch.lists.are_kept {
+            self.count_kept();
+        }
+        Ok(())
+    }
+
+    /// Counts what was sent to experts that the host has only learned of with the result.
+    fn count_kept(&mut self) {
+        let (top_k, width) = (self.config.top_k, self.out.route_width);
+        let Scratch { phases, lists: RowLists { experts, weights, .. }, .. } = &mut *self.scratch;
+        weights.clear();
+        weights.resize(phases.len() * top_k, 0.0);
+        for first in (0..width).step_by(top_k) {
+            experts.clear();
+            experts.extend(self.out.routes.chunks_exact(width).flat_map(|row| &row[first..first + top_k]));
+            let batch = RoutedBatch { x: &[], experts, weights, phases, top_k, hidden: self.config.hidden };
+            self.ep.plan_layer(LayerIdx::new((first / top_k) as u16), &batch);
+        }
     }
 
     /// Concatenates the rows of the items.

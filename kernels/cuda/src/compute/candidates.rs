@@ -1,4 +1,4 @@
-//! What a token is drawn from.
+//! Candidates that a token is drawn from.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -26,7 +26,7 @@ pub struct Candidates {
     pub vocab: u64,
 }
 
-/// What a row asks for (`CandidateAsk`).
+/// The candidates that a row asks for (`CandidateAsk`).
 #[derive(Clone, Copy, PartialEq, Debug, Default, Pod, Zeroable)]
 #[repr(C)]
 pub struct CandidateAsk {

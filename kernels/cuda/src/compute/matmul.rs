@@ -59,7 +59,7 @@ pub struct Tile {
 }
 
 /// Bytes of a tile.
-const TILE_BYTES: u64 = size_of::<Tile>() as u64;
+pub(crate) const TILE_BYTES: u64 = size_of::<Tile>() as u64;
 
 /// The tiles of groups whose rows are contiguous: `counts` by group.
 pub fn tiles(counts: impl IntoIterator<Item = u32>) -> Vec<Tile> {

@@ -21,6 +21,11 @@ params! {
     }
     /// `AddRowsParams`
     AddRowsParams { residual: Raw, added: Raw, gate: Raw, rows: u32, hidden: u32 }
+    /// `SortPairsParams`
+    SortPairsParams {
+        experts: Raw, weights: Raw, row_of: Raw, sorted: Raw, first_pair: Raw, pair_of: Raw, tiles: Raw, rows: u32,
+        top_k: u32, num_experts: u32, tile_count: u32, tile_rows: u32, padding: u32,
+    }
     /// `SumPairsParams`
     SumPairsParams {
         y: Raw, first_pair: Raw, pair_of: Raw, weights: Raw, out: Raw, rows: u32, pairs: u32, hidden: u32,
@@ -53,6 +58,7 @@ const _: () = {
     assert!(size_of::<EmbedParams>() == 3 * 8 + 4 * 4);
     assert!(size_of::<RowNormParams>() == 5 * 8 + 4 * 4);
     assert!(size_of::<AddRowsParams>() == 3 * 8 + 2 * 4);
+    assert!(size_of::<SortPairsParams>() == 7 * 8 + 6 * 4);
     assert!(size_of::<SumPairsParams>() == 5 * 8 + 4 * 4);
     assert!(size_of::<HeadRowsParams>() == 11 * 8 + 16 * 4);
     assert!(size_of::<AttendParams>() == 10 * 8 + 12 * 4);

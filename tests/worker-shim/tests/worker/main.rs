@@ -11,7 +11,7 @@ use semmoe_kernels::Dtype;
 use semmoe_kernels_cuda::Accelerator as _;
 use semmoe_tables::{Attention, ExpertCopies, Placement};
 use semmoe_worker::ep::{ExpertLayout, ExpertParallel, LocalTransport, StepPhase};
-use semmoe_worker::model::{KvCache, Model, ModelConfig, Next, StepItem, Wants, likeliest};
+use semmoe_worker::model::{DeviceWork, Draw, KvCache, Model, ModelConfig, Next, StepItem, Wants, likeliest};
 
 use semmoe_worker_shim::{Layout, Rank, Watched, loaded_alone, on_gpus, on_streams};
 
@@ -188,6 +188,58 @@ fn the_likeliest_alone_is_the_same_token() {
         assert_eq!(both[0].1, both[1].1);
         assert_eq!(both.map(|(wants, _)| wants), [Wants::Logits, Wants::Likeliest]);
     });
+}
+
+/// The work of the last rank's GPU in a step of as many sequences, with one token each.
+fn work_of_a_step(world: usize, sequences: usize, wants: Wants) -> Option<DeviceWork> {
+    let dir = fixture("qwen3-moe");
+    let placement: ExpertCopies = (&contiguous(&ModelConfig::load(&dir).unwrap(), world as u16)).into();
+    let layout = Layout::new(world, Attention::Dp, ExpertLayout::Ep, Dtype::F32);
+    let work = on_gpus(&dir, &placement, layout, |mut rank| {
+        let mut kvs: Vec<KvCache> = (0..sequences).map(|_| rank.model.new_sequence()).collect();
+        let mut step = |tokens: &[u32], wants| {
+            let phase = StepPhase::Decode;
+            let mut items: Vec<_> = kvs.iter_mut().map(|kv| StepItem { kv, tokens, wants, phase }).collect();
+            let out = rank.model.step(&mut items, &mut rank.ep).unwrap();
+            let chosen = (0..sequences).all(|item| matches!(out.next(item), Some(Next::Token(Some(_)))));
+            assert!(chosen || wants == Wants::Nothing, "{wants:?}");
+            rank.model.device_work().unwrap()
+        };
+        let before = step(&[3, 1, 4], Wants::Nothing);
+        let after = step(&[5], wants);
+        DeviceWork {
+            launches: after.launches - before.launches,
+            synchronisations: after.synchronisations - before.synchronisations,
+            waited: after.waited - before.waited,
+            written: after.written - before.written,
+            read: after.read - before.read,
+            logit_rows: after.logit_rows - before.logit_rows,
+        }
+    })?;
+    work.last().copied()
+}
+
+/// Beside logits: what the rows are, and what became of them. A rank that is not alone plans its rows on the host.
+#[test]
+fn few_bytes_go_to_a_gpu_and_back() {
+    let config = ModelConfig::load(&fixture("qwen3-moe")).unwrap();
+    let (layers, chosen) = (config.num_moe_layers() as u64, config.top_k as u64);
+    let draw = Draw { temperature: 0.7, top_p: 0.5, top_k: 0, number: 0.3 };
+    for sequences in [1, 5] {
+        let rows = sequences as u64;
+        for (wants, asked, answered) in [(Wants::Likeliest, 0, 4), (Wants::Drawn(draw), 8, 24 + 8 * 128)] {
+            let Some(work) = work_of_a_step(1, sequences, wants) else { return };
+            // The token, its position, page and sequence, four pages of the sequence, and the row whose logits count.
+            assert_eq!(work.written, rows * (4 + 12 + 16 + 4 + asked), "{wants:?}");
+            assert_eq!(work.read, rows * (2 * layers * chosen + answered), "{wants:?}");
+            assert!(work.written / rows <= 64 && work.logit_rows == 0, "{work:?}");
+            assert_eq!(work.synchronisations, 2, "tokens and experts");
+        }
+        let work = work_of_a_step(2, sequences, Wants::Likeliest).unwrap();
+        assert_eq!(work.read, rows * (layers * chosen * 6 + 4));
+        assert_eq!(work.synchronisations, layers + 1);
+        eprintln!("notice: world 2, {sequences} rows of {layers} x {chosen}: {work:?}");
+    }
 }
 
 #[test]

@@ -46,6 +46,10 @@ pub(in crate::model) struct GpuBackend<T: Element> {
     pub(super) own_rows: usize,
     /// Whether `added` has not been added yet.
     pub(super) is_pending: bool,
+    /// This rank has all experts and all rows: nothing is sent.
+    pub(super) is_alone: bool,
+    /// Whether experts of this step are in `buffers.kept`.
+    pub(super) keeps: bool,
 }
 
 /// Vectors of one layer.
@@ -67,6 +71,7 @@ pub(super) struct HostLists {
     pub(super) pairs: PairLists,
     /// Weights of f32, then expert ids of u16, as the router's kernel leaves them.
     routed: Vec<u32>,
+    pub(super) kept: Vec<u16>,
     pub(super) choices: Choices,
 }
 
@@ -189,7 +194,11 @@ impl<T: Element> ComputeBackend for GpuBackend<T> {
         let (rows, top_k) = (self.own_rows, self.config.top_k);
         let Some(moe) = self.weights.moe(step.layer) else { return Ok(()) };
         let Buffers { normed, router_logits, routed, .. } = self.buffers;
-        let (experts, weights) = lists.resize(rows, top_k);
+        // A forced rate changes the choice on the host; a split sends it along with the rows.
+        lists.are_kept = self.is_alone && step.split.is_none() && step.ep.forced.is_none();
+        let kept = step.moe.filter(|_| lists.are_kept).map(|layer| self.kept(layer));
+        self.keeps = kept.is_some();
+        let (experts, weights) = lists.resize(if self.keeps { 0 } else { rows }, top_k);
         moe.router.apply::<T>(normed, rows, Product::f32(router_logits), &mut self.stream)?;
         if rows == 0 {
             return Ok(());
@@ -198,7 +207,7 @@ impl<T: Element> ComputeBackend for GpuBackend<T> {
         let launch = Route {
             logits: router_logits,
             correction: self.norms[step.layer].correction,
-            experts: routed.from_offset(4 * pairs as u64),
+            experts: kept.unwrap_or(routed.from_offset(4 * pairs as u64)),
             weights: routed,
             rows: rows as u64,
             num_experts: self.config.num_experts as u64,
@@ -213,6 +222,9 @@ impl<T: Element> ComputeBackend for GpuBackend<T> {
         }
         .launch();
         self.stream.launch(launch)?;
+        if self.keeps {
+            return Ok(());
+        }
         self.lists.routed.resize(pairs + pairs.div_ceil(2), 0);
         self.stream.read(routed, &mut self.lists.routed)?;
         let (found, chosen) = self.lists.routed.split_at(pairs);
@@ -223,6 +235,9 @@ impl<T: Element> ComputeBackend for GpuBackend<T> {
 
     fn experts(&mut self, step: &mut LayerStep<'_, '_>, lists: &RowLists) -> Result<(), UnitError> {
         let Some(layer) = step.moe else { return Ok(()) };
+        if lists.are_kept {
+            return self.apply_own(layer);
+        }
         let (top_k, hidden, elements) = (self.config.top_k, self.config.hidden, self.own_rows * self.config.hidden);
         let RowLists { experts, weights, phases, .. } = lists;
         step.ep.plan_layer(layer, &RoutedBatch { x: &[], experts, weights, phases, top_k, hidden });
@@ -261,15 +276,14 @@ impl<T: Element> ComputeBackend for GpuBackend<T> {
         }
         let rows = wanted.rows.len();
         out.logits.clear();
-        out.device = Some(self.stream.done);
-        if rows == 0 {
-            return Ok(());
+        if rows > 0 {
+            let row_of = self.stream.write(&wanted.rows, self.buffers.wanted)?;
+            self.norm(NormSource { added: None, row_of: Some(row_of) }, rows, self.final_norm)?;
+            let Buffers { normed, logits, .. } = self.buffers;
+            self.weights.output.apply::<T>(normed, rows, Product::f32(logits), &mut self.stream)?;
+            self.choose(&wanted.items, out)?;
         }
-        let row_of = self.stream.write(&wanted.rows, self.buffers.wanted)?;
-        self.norm(NormSource { added: None, row_of: Some(row_of) }, rows, self.final_norm)?;
-        let Buffers { normed, logits, .. } = self.buffers;
-        self.weights.output.apply::<T>(normed, rows, Product::f32(logits), &mut self.stream)?;
-        self.choose(&wanted.items, out)?;
+        self.read_kept(out)?;
         out.device = Some(self.stream.done);
         Ok(())
     }

@@ -27,6 +27,8 @@ pub(super) struct Buffers {
     pub(super) attention: AttentionBuffers,
     pub(super) router_logits: Buffer,
     pub(super) routed: Buffer,
+    /// `[layers with experts, rows, k]`
+    pub(super) kept: Buffer,
     pub(super) pairs: Buffer,
     /// `[pairs or rows, width]`
     pub(super) product: Buffer,
@@ -48,6 +50,7 @@ pub(super) struct Widths {
     vocab: usize,
     experts: usize,
     top_k: usize,
+    moe_layers: usize,
     max_positions: usize,
     /// Of a projection of queries, keys and values.
     qkv: usize,
@@ -70,6 +73,7 @@ impl Widths {
             vocab: config.vocab_size,
             experts: config.num_experts,
             top_k: config.top_k,
+            moe_layers: config.num_moe_layers(),
             max_positions: config.max_positions,
             expert: config.expert_width,
             ..Self::default()
@@ -100,7 +104,7 @@ impl Buffers {
         scratch: u64,
         gpu: &SharedAccelerator,
     ) -> Result<Self, String> {
-        let Widths { hidden, vocab, experts, top_k, max_positions, qkv, heads, dense, expert } = widths;
+        let Widths { hidden, vocab, experts, top_k, moe_layers, max_positions, qkv, heads, dense, expert } = widths;
         let (rows, wanted) = (settings.step_tokens, settings.running);
         let (received, pairs) = (ranks * rows, ranks * rows * top_k);
         let mut layout = Layout::default();
@@ -111,6 +115,8 @@ impl Buffers {
         layout.add::<u8>(scratch as usize);
         layout.add::<f32>(rows * experts);
         layout.add::<u32>(rows * top_k * 2);
+        // Only where nothing is sent.
+        layout.add::<u16>(if ranks == 1 { moe_layers * rows * top_k } else { 0 });
         layout.add::<u32>(PairLists::max_words(pairs, received, experts));
         layout.add::<T>((pairs * expert).max(rows * dense));
         layout.add::<T>(pairs * hidden);
@@ -135,6 +141,7 @@ impl Buffers {
             attention: AttentionBuffers { queries: next(), scratch: next() },
             router_logits: next(),
             routed: next(),
+            kept: next(),
             pairs: next(),
             product: next(),
             results: next(),

@@ -1,5 +1,5 @@
-//! Tokens of rows of logits on the GPU: it gives the likeliest, or candidates out of which the host draws the token that
-//! it would draw out of all. Where they do not decide, all logits are read.
+//! Logits on the GPU become tokens: it gives the likeliest of each row, or candidates out of which the host draws the
+//! token that it would draw out of all. Where they do not decide, all logits are read.
 
 use semmoe_kernels::Element;
 use semmoe_kernels_cuda::compute::{Argmax, CandidateAsk, CandidateRow, Candidates};
@@ -12,10 +12,10 @@ use crate::model::backend::WantedItem;
 use crate::model::sampling::{Candidate, Draw, likelier, nucleus, order_by_id, total};
 use crate::model::step::{ItemResult, StepOutput, Wants};
 
-/// The host's sum of all weights and the GPU's differ by less, relative to the sum: each weight by two of its last places,
-/// and by what is cut off a GPU's.
+/// The host's sum of all weights and the GPU's differ by less, relative to the sum: each weight by two of its last
+/// places, and by what is cut off a GPU's.
 const TOLERANCE: f64 = 1e-6;
-/// The same weights in another order.
+/// So much do sums of the same weights differ that are taken in another order.
 const TOLERANCE_OF_ORDER: f64 = 1e-12;
 
 /// Which token all logits would give depends on more than the candidates.
@@ -88,7 +88,7 @@ fn is_of_all(draw: &Draw) -> bool {
     draw.top_k == 0 && draw.top_p >= 1.0
 }
 
-/// What the GPU is asked for a row; nothing where it could not help.
+/// The GPU's part in choosing a token; none where candidates could not decide.
 fn ask(wants: Wants, vocab: usize) -> CandidateAsk {
     let Wants::Drawn(draw) = wants else { return CandidateAsk::default() };
     let scale = 1.0 / draw.temperature;

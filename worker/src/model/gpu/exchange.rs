@@ -3,15 +3,17 @@
 use semmoe_kernels::Element;
 use semmoe_kernels::collectives::{AllRowsIn, NormIn, OwnRowsIn, ReceivedIn};
 use semmoe_kernels_cuda::Buffer;
-use semmoe_kernels_cuda::compute::{Activation, MatMul, MatMulRows, SumPairs};
+use semmoe_kernels_cuda::compute::{Activation, MatMul, MatMulRows, SortPairs, SumPairs, Tiles};
 use semmoe_kernels_cuda::unit::Gpu;
 use semmoe_tables::LayerIdx;
 
 use super::backend::GpuBackend;
 use super::buffers::Buffers;
+use super::experts::DevicePairs;
 use super::memory::rows_of;
 use crate::ep::{ExpertParallel, UnitError};
 use crate::model::backend::{LayerStep, RowLists};
+use crate::model::step::StepOutput;
 
 impl<T: Element> GpuBackend<T> {
     /// This rank's rows of the residual stream with the sums of all ranks added, and their norm (SRS).
@@ -53,13 +55,66 @@ impl<T: Element> GpuBackend<T> {
         let sorted = self.lists.pairs.sort(&received, ep.hosts(layer));
         sorted.map_err(|wrong| UnitError::protocol(wrong.from, wrong.to_string()))?;
         let (rows, sums) = (received.rows.rows.buffer(), received.sums.buffer());
+        drop(received);
         let pairs = &self.lists.pairs;
         if pairs.rows() == 0 {
             return Ok(());
         }
         let lists = pairs.parts(self.stream.write(pairs.words(), self.buffers.pairs)?);
+        self.multiply(layer, lists, [rows, sums])
+    }
+
+    /// The experts on all rows, which are this rank's as all experts are: the GPU sorts the pairs itself.
+    pub(super) fn apply_own(&mut self, layer: LayerIdx) -> Result<(), UnitError> {
+        let (rows, top_k, num_experts) = (self.own_rows, self.config.top_k, self.config.num_experts as u64);
+        if rows == 0 {
+            return Ok(());
+        }
+        let (Buffers { normed, added, routed, pairs, .. }, count) = (self.buffers, rows * top_k);
+        let lists = DevicePairs::new(pairs, count, rows, Tiles::of(count as u64, num_experts));
+        let sort = SortPairs {
+            experts: self.kept(layer),
+            weights: routed,
+            row_of: lists.row_of,
+            sorted: lists.weights,
+            first_pair: lists.first_pair,
+            pair_of: lists.pair_of,
+            tiles: lists.tiles,
+            rows: rows as u64,
+            top_k: top_k as u64,
+            num_experts,
+        };
+        self.stream.launch(sort.launch())?;
+        self.multiply(layer, lists, [normed, added].map(|of| rows_of::<T>(of, rows * self.config.hidden).buffer()))
+    }
+
+    /// The experts of a layer, which stay on the GPU until the step's end.
+    pub(super) fn kept(&self, layer: LayerIdx) -> Buffer {
+        let pairs = self.own_rows * self.config.top_k;
+        self.buffers.kept.from_offset(2 * (layer.index() * pairs) as u64)
+    }
+
+    /// Reads those of all layers.
+    pub(super) fn read_kept(&mut self, out: &mut StepOutput) -> Result<(), UnitError> {
+        let (top_k, width) = (self.config.top_k, out.route_width);
+        let pairs = self.rows * top_k;
+        if !std::mem::take(&mut self.keeps) || pairs == 0 {
+            return Ok(());
+        }
+        self.lists.kept.resize(self.rows * width, 0);
+        self.stream.read(self.buffers.kept, &mut self.lists.kept)?;
+        for (layer, experts) in self.lists.kept.chunks_exact(pairs).enumerate() {
+            for (row, chosen) in out.routes.chunks_exact_mut(width).zip(experts.chunks_exact(top_k)) {
+                row[layer * top_k..][..top_k].copy_from_slice(chosen);
+            }
+        }
+        Ok(())
+    }
+
+    /// The experts on rows, and the sums of their results by row.
+    fn multiply(&mut self, layer: LayerIdx, lists: DevicePairs, [rows, sums]: [Buffer; 2]) -> Result<(), UnitError> {
         let (experts, hidden, width) = (self.experts.layer(layer), self.config.hidden, self.experts.width());
-        let Buffers { product, results, .. } = self.buffers;
+        let (Buffers { product, results, .. }, pairs) = (self.buffers, lists.pairs as u64);
         let gate_up = MatMul {
             x: rows,
             weights: experts.gate_up,
@@ -72,17 +127,17 @@ impl<T: Element> GpuBackend<T> {
             out_f32: false,
             rows: MatMulRows::Grouped {
                 tiles: lists.tiles,
-                count: pairs.tiles as u64,
-                most: pairs.fullest as u64,
+                count: lists.room.count,
+                most: lists.room.rows,
                 groups: experts.slots as u64,
-                rows: pairs.pairs() as u64,
+                rows: pairs,
             },
             row_of: Some(lists.row_of),
             activation: Activation::SiluProduct,
         };
         self.stream.launch(gate_up.launch())?;
         let down = MatMul {
-            x: Buffer { bytes: (pairs.pairs() * width * size_of::<T>()) as u64, ..product },
+            x: Buffer { bytes: (lists.pairs * width * size_of::<T>()) as u64, ..product },
             weights: experts.down,
             out: results,
             inputs: width as u64,
@@ -95,12 +150,12 @@ impl<T: Element> GpuBackend<T> {
         self.stream.launch(down.launch())?;
         let sum = SumPairs {
             y: results,
-            pairs: pairs.pairs() as u64,
+            pairs,
             first_pair: lists.first_pair,
             pair_of: lists.pair_of,
             weights: lists.weights,
             out: sums,
-            rows: pairs.rows() as u64,
+            rows: lists.rows as u64,
             hidden: hidden as u64,
             dtype: T::DTYPE,
         };

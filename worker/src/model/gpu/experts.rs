@@ -6,7 +6,7 @@ use semmoe_kernels::collectives::ReceivedIn;
 use semmoe_kernels::reshard::{ExpertArray, ExpertShape, Layout, Pool, ReshardError, Side};
 use semmoe_kernels::{Element, RankOrder, argsort_by_rank};
 use semmoe_kernels_cuda::Buffer;
-use semmoe_kernels_cuda::compute::TILE_ROWS;
+use semmoe_kernels_cuda::compute::{TILE_ROWS, Tiles};
 use semmoe_kernels_cuda::unit::Gpu;
 use semmoe_tables::{ExpertId, LayerIdx, RankId};
 
@@ -135,13 +135,17 @@ pub(super) struct PairLists {
     words: Vec<u32>,
     pairs: usize,
     rows: usize,
-    pub(super) tiles: usize,
+    tiles: usize,
     /// Rows of the fullest tile.
-    pub(super) fullest: usize,
+    fullest: usize,
 }
 
 /// Where the lists lie on the GPU.
+#[derive(Clone, Copy)]
 pub(super) struct DevicePairs {
+    pub(super) pairs: usize,
+    pub(super) rows: usize,
+    pub(super) room: Tiles,
     /// `[pairs]`: the row of each, by expert.
     pub(super) row_of: Buffer,
     /// `[pairs]`, in f32
@@ -154,10 +158,27 @@ pub(super) struct DevicePairs {
     pub(super) tiles: Buffer,
 }
 
+impl DevicePairs {
+    /// One behind the other.
+    pub(super) fn new(at: Buffer, pairs: usize, rows: usize, room: Tiles) -> Self {
+        let mut lists = WordLists(at);
+        Self {
+            pairs,
+            rows,
+            room,
+            row_of: lists.next(pairs),
+            weights: lists.next(pairs),
+            first_pair: lists.next(rows + 1),
+            pair_of: lists.next(pairs),
+            tiles: lists.next(3 * room.count as usize),
+        }
+    }
+}
+
 impl PairLists {
     /// Words at most for so many pairs of so many rows, over experts of `slots` slots.
     pub(super) fn max_words(pairs: usize, rows: usize, slots: usize) -> usize {
-        3 * pairs + rows + 1 + 3 * (pairs.div_ceil(TILE_ROWS as usize) + slots)
+        3 * pairs + rows + 1 + 3 * Tiles::most(pairs as u64, slots as u64) as usize
     }
 
     /// Sorts what was received.
@@ -215,10 +236,6 @@ impl PairLists {
         }
     }
 
-    pub(super) fn pairs(&self) -> usize {
-        self.pairs
-    }
-
     pub(super) fn rows(&self) -> usize {
         self.rows
     }
@@ -230,13 +247,7 @@ impl PairLists {
 
     /// Where the lists are, once they were written to `at`.
     pub(super) fn parts(&self, at: Buffer) -> DevicePairs {
-        let mut lists = WordLists(at);
-        DevicePairs {
-            row_of: lists.next(self.pairs),
-            weights: lists.next(self.pairs),
-            first_pair: lists.next(self.rows + 1),
-            pair_of: lists.next(self.pairs),
-            tiles: lists.next(3 * self.tiles),
-        }
+        let tiles = Tiles { count: self.tiles as u64, rows: self.fullest as u64 };
+        DevicePairs::new(at, self.pairs, self.rows, tiles)
     }
 }

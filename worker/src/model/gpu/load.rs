@@ -81,6 +81,8 @@ impl<T: Element> GpuBackend<T> {
             rows: 0,
             own_rows: 0,
             is_pending: false,
+            is_alone: at.world == 1,
+            keeps: false,
         })
     }
 }

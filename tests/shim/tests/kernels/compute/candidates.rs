@@ -1,4 +1,4 @@
-//! What a token is drawn from.
+//! Candidates that a token is drawn from.
 
 use fastrand::Rng;
 use semmoe_kernels_cuda::compute::{CandidateAsk, CandidateRow, Candidates};

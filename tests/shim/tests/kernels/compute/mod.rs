@@ -8,6 +8,7 @@ mod heads;
 mod matmul;
 mod route;
 mod rows;
+mod sort_pairs;
 
 use fastrand::Rng;
 use semmoe_kernels::{Dtype, Element};
@@ -46,6 +47,8 @@ pub(crate) fn results(shim: &Shim, seed: u64) -> Vec<(&'static str, Result<(), S
     let mut results = vec![
         ("argmax", argmax::argmax(shim, 3, 1000, seed)),
         ("candidates", candidates::candidates(shim, 3, 1000, seed)),
+        ("sorted pairs", sort_pairs::sort_pairs(shim, sort_pairs::CASES[2], seed)),
+        ("sorted pairs", sort_pairs::sort_pairs(shim, sort_pairs::CASES[4], seed)),
         ("norm", rows::norm::<f32>(shim, rows::NormCase::new(2, 260), seed)),
         ("heads", heads::heads::<f32>(shim, &heads::Case::of_whole_norm(), seed)),
         ("attention", attend::attend::<half::bf16>(shim, &attend::case_of_barriers(72), seed)),

@@ -1,0 +1,84 @@
+//! The pairs of row and expert, by expert.
+
+use super::matmul::{TILE_BYTES, TILE_ROWS};
+use super::params::SortPairsParams;
+use super::route::{MAX_CHOSEN, MAX_EXPERTS};
+use super::{address, apart, bytes_of};
+use crate::error::LaunchError;
+use crate::launch::Launch;
+use crate::params::SORT_THREADS;
+use crate::team::{Buffer, in_range};
+
+/// Sorts the choices of the router, where all experts are here, by expert and then by row: the lists that
+/// [`MatMul`](super::MatMul) and [`SumPairs`](super::SumPairs) read. The host knows none of it.
+#[derive(Clone, Copy, Debug)]
+pub struct SortPairs {
+    /// `[rows, top_k]` u16. A kernel that finds one past the experts traps.
+    pub experts: Buffer,
+    /// `[rows, top_k]` f32
+    pub weights: Buffer,
+    /// `[pairs]` u32: the row of each sorted pair.
+    pub row_of: Buffer,
+    /// `[pairs]` f32: the weights of the sorted pairs.
+    pub sorted: Buffer,
+    /// `[rows + 1]` u32
+    pub first_pair: Buffer,
+    /// `[pairs]` u32: of each row the sorted pairs, by ascending expert.
+    pub pair_of: Buffer,
+    /// [`Tiles::count`] of [`Tile`](super::Tile), the empty ones last.
+    pub tiles: Buffer,
+    /// Rows.
+    pub rows: u64,
+    /// Experts of a row.
+    pub top_k: u64,
+    /// Experts.
+    pub num_experts: u64,
+}
+
+/// Room for the tiles of some pairs, however they fall on the experts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Tiles {
+    /// Tiles at most.
+    pub count: u64,
+    /// Rows of the largest.
+    pub rows: u64,
+}
+
+impl Tiles {
+    /// Small tiles where an expert has few rows on average: a product is made for the largest that there may be.
+    pub fn of(pairs: u64, experts: u64) -> Self {
+        let rows = [8, 16].into_iter().find(|rows| pairs * 2 <= experts * rows).unwrap_or(u64::from(TILE_ROWS));
+        Self { count: pairs.min(experts + pairs / rows), rows }
+    }
+
+    /// At most, for up to so many pairs.
+    pub fn most(pairs: u64, experts: u64) -> u64 {
+        experts + (experts / 2).max(pairs.div_ceil(u64::from(TILE_ROWS)))
+    }
+}
+
+impl SortPairs {
+    /// # Errors
+    /// As listed in [`LaunchError`].
+    pub fn launch(&self) -> Result<Launch, LaunchError> {
+        let pairs = self.rows.saturating_mul(self.top_k);
+        let tiles = Tiles::of(in_range("pairs", pairs, 0, i32::MAX as u64)?.into(), self.num_experts);
+        let words = |what, buffer, words| address(what, buffer, bytes_of(&[words, 4]), 4);
+        let params = SortPairsParams {
+            experts: address("experts", self.experts, bytes_of(&[pairs, 2]), 2)?,
+            weights: words("weights", self.weights, pairs)?,
+            row_of: words("rows of pairs", self.row_of, pairs)?,
+            sorted: words("sorted weights", self.sorted, pairs)?,
+            first_pair: words("first pairs", self.first_pair, self.rows + 1)?,
+            pair_of: words("pairs of rows", self.pair_of, pairs)?,
+            tiles: address("tiles", self.tiles, bytes_of(&[tiles.count, TILE_BYTES]), 4)?,
+            rows: in_range("rows", self.rows, 0, i32::MAX as u64)?,
+            top_k: in_range("experts of a row", self.top_k, 1, MAX_CHOSEN)?,
+            num_experts: in_range("experts", self.num_experts, 1, MAX_EXPERTS)?,
+            tile_count: in_range("tiles", tiles.count, 0, 65_535)?,
+            tile_rows: tiles.rows as u32,
+            padding: 0,
+        };
+        apart("semmoe_sort_pairs", [self.num_experts.div_ceil(32), 1], SORT_THREADS, &params)
+    }
+}

@@ -1,0 +1,109 @@
+//! The pairs of row and expert, by expert.
+
+use fastrand::Rng;
+use semmoe_kernels_cuda::compute::{SortPairs, TILE_ROWS, Tile, Tiles};
+use semmoe_kernels_shim::{HostBuffer, Shim};
+use semmoe_reference::data::same;
+
+use super::run;
+use crate::support::{holding, read, shim};
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Case {
+    pub(super) rows: usize,
+    pub(super) top_k: usize,
+    pub(super) experts: usize,
+    /// The others are chosen by no row.
+    pub(super) chosen: usize,
+}
+
+pub(super) fn sort_pairs(shim: &Shim, case: Case, seed: u64) -> Result<(), String> {
+    let Case { rows, top_k, experts, chosen } = case;
+    let mut rng = Rng::with_seed(seed);
+    let mut ids: Vec<u16> = Vec::new();
+    for _ in 0..rows {
+        let mut of_row: Vec<u16> = (0..chosen as u16).map(|id| id + (experts - chosen) as u16).collect();
+        rng.shuffle(&mut of_row);
+        ids.extend(&of_row[..top_k]);
+    }
+    let weights: Vec<f32> = ids.iter().map(|_| rng.f32()).collect();
+    let (pairs, tiles) = (rows * top_k, Tiles::of((rows * top_k) as u64, experts as u64));
+    let lists = [pairs, pairs, rows + 1, pairs].map(|words| HostBuffer::poisoned(words * 4));
+    let cut = HostBuffer::poisoned(tiles.count as usize * size_of::<Tile>());
+    let (of_pairs, of_weights) = (holding(&ids), holding(&weights));
+    let [row_of, sorted, first_pair, pair_of] = lists.each_ref().map(HostBuffer::buffer);
+    let call = SortPairs {
+        experts: of_pairs.buffer(),
+        weights: of_weights.buffer(),
+        row_of,
+        sorted,
+        first_pair,
+        pair_of,
+        tiles: cut.buffer(),
+        rows: rows as u64,
+        top_k: top_k as u64,
+        num_experts: experts as u64,
+    };
+    run(shim, &[call.launch().unwrap()], seed)?;
+    let mut order: Vec<usize> = (0..pairs).collect();
+    order.sort_by_key(|&pair| (ids[pair], pair));
+    let [row_of, sorted, first_pair, pair_of] = &lists;
+    same("rows", &read(row_of), &order.iter().map(|pair| (pair / top_k) as u32).collect::<Vec<u32>>())?;
+    same("weights", &read(sorted), &order.iter().map(|&pair| weights[pair].to_bits()).collect::<Vec<u32>>())?;
+    same("first pairs", &read(first_pair), &(0..=rows as u32).map(|row| row * top_k as u32).collect::<Vec<u32>>())?;
+    // The sorted pairs come by expert, and so do a row's.
+    let mut of_rows: Vec<u32> = (0..pairs as u32).collect();
+    of_rows.sort_by_key(|&place| order[place as usize] / top_k);
+    same("pairs of rows", &read(pair_of), &of_rows)?;
+    let counts: Vec<u32> =
+        (0..experts).map(|id| ids.iter().filter(|&&of| usize::from(of) == id).count() as u32).collect();
+    let found: Vec<Tile> = read(&cut);
+    check_tiles(&found, &counts, tiles.rows as u32)
+}
+
+/// Each expert's rows, and nothing behind them.
+fn check_tiles(found: &[Tile], counts: &[u32], rows: u32) -> Result<(), String> {
+    let (mut expected, mut first) = (Vec::new(), 0);
+    for (group, &count) in (0..).zip(counts) {
+        for done in (0..count).step_by(rows as usize) {
+            expected.push(Tile { group, first: first + done, rows: rows.min(count - done) });
+        }
+        first += count;
+    }
+    expected.resize(found.len().max(expected.len()), Tile { group: 0, first: 0, rows: 0 });
+    match found == expected {
+        true => Ok(()),
+        false => Err(format!("tiles {found:?}, expected {expected:?}")),
+    }
+}
+
+pub(super) const CASES: [Case; 7] = [
+    Case { rows: 1, top_k: 1, experts: 1, chosen: 1 },
+    Case { rows: 1, top_k: 8, experts: 128, chosen: 128 },
+    Case { rows: 13, top_k: 3, experts: 37, chosen: 5 },
+    Case { rows: 70, top_k: 2, experts: 8, chosen: 3 },
+    Case { rows: 33, top_k: 6, experts: 64, chosen: 64 },
+    Case { rows: 5, top_k: 32, experts: 1024, chosen: 40 },
+    Case { rows: 0, top_k: 4, experts: 9, chosen: 9 },
+];
+
+#[test]
+fn pairs_are_sorted_by_expert_and_then_by_row() {
+    let Some(shim) = shim() else { return };
+    for (seed, case) in CASES.into_iter().enumerate() {
+        sort_pairs(shim, case, seed as u64).unwrap_or_else(|error| panic!("{case:?}: {error}"));
+    }
+}
+
+#[test]
+fn tiles_fit_however_pairs_fall() {
+    for (pairs, experts) in [(1_u64, 1_u64), (8, 128), (512, 128), (513, 128), (1024, 128), (1025, 128), (70_000, 64)] {
+        let tiles = Tiles::of(pairs, experts);
+        assert!(tiles.rows <= u64::from(TILE_ROWS) && tiles.count <= Tiles::most(pairs, experts), "{pairs}, {experts}");
+        // Worst: one pair for every expert but one, which has the others; and all the same.
+        let lone = pairs.min(experts) - 1;
+        assert!(lone + (pairs - lone).div_ceil(tiles.rows) <= tiles.count, "{pairs}, {experts}: {tiles:?}");
+        let each = pairs.div_ceil(experts);
+        assert!((pairs / each) * each.div_ceil(tiles.rows) <= tiles.count, "{pairs}, {experts}: {tiles:?}");
+    }
+}
