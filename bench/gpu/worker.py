@@ -268,7 +268,7 @@ class Unit:
             return answers, time.monotonic() - begun
 
     def drawn(self, prompts, new):
-        """The tokens of each prompt, drawn in each way."""
+        """The tokens of each prompt with each sampling."""
         return [answer["output_ids"] for way in DRAWS for answer in self.together(prompts, new, sampling={**way, "sampling_seed": 7})[0]]
 
     def counters(self):
@@ -372,7 +372,7 @@ class Lab:
                     found, seconds = unit.together(prompts, new, **asked)
                     counters = unit.counters()
                     draws = unit.drawn(prompts[:4], new)
-                    # Of logprobs all rows were read before.
+                    # Requests with logprobs, above, read all rows.
                     rows_read = unit.counters().get("semmoe_gpu_logit_rows_total", 0) - counters.get("semmoe_gpu_logit_rows_total", 0)
                 same = sum(ours == theirs for ours, theirs in zip(draws, expected_draws, strict=True))
                 row |= {"drawn": len(draws), "drawn_equal": same, "logit_rows_of_drawn": rows_read}

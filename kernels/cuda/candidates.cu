@@ -1,6 +1,6 @@
-// What a token is drawn from, for each row that asks: its largest logits, or those around the token that a drawn number falls on; and the sum
-// of all weights, exp((logit - largest) scale), in units of 2^-42. Such sums have no order. One block for each row, four to six passes
-// over it. Bytes: 4 V read for a row, then from the cache.
+// Sampling candidates of each row that requests them: its largest logits, or those around the token that a random
+// number selects, and the sum of all weights, exp((logit - largest) scale), in units of 2^-42: integer sums do not
+// depend on order. One block per row, four to six passes over it. Bytes: 4 V read per row, then from the cache.
 #include "logits.cuh"
 
 constexpr u32 CANDIDATE_THREADS = 1024;
@@ -10,15 +10,15 @@ constexpr float WEIGHT_UNITS = 4398046511104.0f;  // 2^42
 constexpr u32 MOST_BUCKETS = 1u << 11;
 
 struct CandidateAsk {
-  float scale;  // one over the temperature; 0: the row asks for nothing
-  float drawn;  // of [0, 1): where the sum of weights is to be met; below 0: the largest logits
+  float scale;  // 1 / temperature; 0: no request
+  float drawn;  // in [0, 1): share of the sum of weights that selects the token; below 0: the largest logits
 };
 
 struct CandidateRow {
   u64 total;    // of all weights
-  u64 before;   // of the weights of ids below the first of these, if one was drawn
+  u64 before;   // of the weights of ids below the first candidate, if a number selects
   float largest;
-  u32 count;    // of what follows
+  u32 count;    // of candidates
   u32 ids[CANDIDATES];
   float logits[CANDIDATES];
 };
@@ -35,10 +35,10 @@ struct CandidatesShared {
   u64 sums[CANDIDATE_THREADS / WARP];  // by warp
   u32 keys[CANDIDATE_THREADS / WARP];  // the largest, by warp
   u32 buckets[MOST_BUCKETS];
-  u32 key;    // of the least candidate, as far as it is known
-  u32 equal;  // candidates with this key, of those that have it
-  u32 above;  // candidates written: with a larger key, and with this one
-  u32 level;
+  u32 key;    // of the smallest candidate: the digits found so far
+  u32 equal;  // candidates among the logits with this key
+  u32 above;  // candidates written with a larger key
+  u32 level;  // candidates written with this key
 };
 
 struct RowOfLogits {
@@ -49,7 +49,7 @@ struct RowOfLogits {
 
   __device__ u64 weight(float logit) const {
     const float exponent = multiply(add(logit, -largest), scale);
-    // Not so for NaN.
+    // False for NaN.
     return exponent <= 0.0f ? static_cast<u64>(multiply(expf(exponent), WEIGHT_UNITS)) : 0;
   }
 };
@@ -72,7 +72,7 @@ __device__ inline u32 largest_key(CandidatesShared& shared, const float* logits,
   return __reduce_max_sync(ALL_LANES, lane_id() < blockDim.x / WARP ? shared.keys[lane_id()] : 0);
 }
 
-// The ids of this warp: whole tiles of CANDIDATES.
+// The range of ids of this warp, in whole tiles of CANDIDATES.
 struct Part {
   u32 begin;
   u32 end;
@@ -86,7 +86,7 @@ struct Part {
   }
 };
 
-// Writes the tile in which the sum of weights meets `target`, by the warp whose part it is in.
+// Writes the tile in which the sum of weights passes `target`. The warp that owns the tile writes it.
 __device__ inline void write_drawn(const CandidatesShared& shared, const RowOfLogits& row, u64 target, CandidateRow& out) {
   u64 before = 0;
   for (u32 warp = 0; warp < warp_id(); ++warp) before += shared.sums[warp];
@@ -119,12 +119,13 @@ __device__ inline void write_drawn(const CandidatesShared& shared, const RowOfLo
   }
 }
 
-// Finds the next digit of the least candidate's key, in warp 0: the bucket in which the candidates, counted from the largest, end.
+// Finds the next digit of the smallest candidate's key: counted from the largest, the candidates end in its bucket.
+// Runs in warp 0.
 __device__ inline void find_digit(CandidatesShared& shared, u32 shift, u32 buckets) {
   const u32 each = buckets / WARP;
   const u32 first = buckets - (lane_id() + 1) * each;
   u32 own = 0;
-  // Begun apart, so that lanes read different banks.
+  // Each lane starts at another bucket, so that lanes read different banks.
   for (u32 i = 0; i < each; ++i) own += shared.buckets[first + (i + lane_id()) % each];
   u32 sum = own;
 #pragma unroll
@@ -142,7 +143,7 @@ __device__ inline void find_digit(CandidatesShared& shared, u32 shift, u32 bucke
   shared.equal = left;
 }
 
-// Writes the `count` largest logits; of equal ones at the end any.
+// Writes the `count` largest logits; ties with the smallest are broken arbitrarily.
 __device__ inline void write_largest(CandidatesShared& shared, const RowOfLogits& row, u32 count, CandidateRow& out) {
   u32 known = 0;  // bits of the key
   for (u32 digit = 0; digit < 3; ++digit) {

@@ -23,8 +23,8 @@ __device__ inline u64 of_lane_across(u64 value, u32 step) {
   return static_cast<u64>(high) << 32 | low;
 }
 
-// The logits from `begin` on and before `end`, of which `begin` is whole vectors, and so is `end` where rows are: `take(id, logit)` is called
-// for those of thread `thread` of `threads`.
+// Calls `take(id, logit)` for this thread's logits in [begin, end): `thread` of `threads`. `begin` is a multiple of a
+// vector; so is `end` if rows are whole vectors.
 template <class Take>
 __device__ inline void each_logit(const float* logits, u32 vocab, u32 begin, u32 end, u32 thread, u32 threads, Take take) {
   if (!whole_vectors<float>(vocab)) {
@@ -50,7 +50,7 @@ __device__ inline void each_logit(const float* logits, u32 vocab, u32 begin, u32
   }
 }
 
-// Of a whole row, by all threads of the block.
+// A whole row, divided over all threads of the block.
 template <class Take>
 __device__ inline void each_logit(const float* logits, u32 vocab, Take take) {
   each_logit(logits, vocab, 0, vocab, threadIdx.x, blockDim.x, take);

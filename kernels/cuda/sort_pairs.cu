@@ -1,18 +1,18 @@
-// The pairs of row and expert of a rank that has all experts, by expert and then by row: what the products of the experts and the sums of
-// their rows read. Every block counts all pairs, and places those of as many experts as it has warps. Bytes: the ids once for each block and
-// once for each expert with rows, 22 written for a pair.
+// Sorts the pairs of row and expert of a rank that has all experts by expert, then by row, into the lists that the
+// experts' products and sums read. Each block counts all pairs; each of its warps places those of one expert. Bytes:
+// the ids once per block and once per expert with rows, 22 written per pair.
 #include "matmul.cuh"
 
-constexpr u32 SORT_PAIRS_THREADS = 1024;  // one for each expert, and so as many as a router chooses from
+constexpr u32 SORT_PAIRS_THREADS = 1024;  // one per expert; a router has no more
 
 struct SortPairsParams {
   const u16* experts;    // [n, k]
   const float* weights;  // [n, k]
-  u32* row_of;           // [n k]: of the sorted pairs
+  u32* row_of;           // [n k]: rows of the sorted pairs
   float* sorted;         // [n k]: their weights
   u32* first_pair;       // [n + 1]
-  u32* pair_of;          // [n k]: of each row the sorted pairs, by ascending expert
-  MatMulTile* tiles;     // [tile_count]; behind those with rows come empty ones
+  u32* pair_of;          // [n k]: the sorted pairs of each row, by ascending expert
+  MatMulTile* tiles;     // [tile_count], empty ones last
   u32 rows;
   u32 top_k;
   u32 num_experts;
@@ -28,7 +28,7 @@ struct SortPairsShared {
   u32 tiles_of_warp[SORT_PAIRS_THREADS / WARP];
 };
 
-// Of the lanes below and this one.
+// Inclusive prefix sum over the lanes.
 __device__ inline u32 sum_to_lane(u32 sum) {
 #pragma unroll
   for (u32 step = 1; step < WARP; step *= 2) {
@@ -49,7 +49,7 @@ __device__ inline void count_pairs(const SortPairsParams& p, SortPairsShared& sh
   __syncthreads();
 }
 
-// Where the pairs of each expert begin; the first block writes their tiles.
+// Finds where each expert's pairs begin. The first block writes the tiles.
 __device__ inline void cut_tiles(const SortPairsParams& p, SortPairsShared& shared) {
   const u32 pairs = shared.counts[threadIdx.x];
   const u32 tiles = (pairs + p.tile_rows - 1) / p.tile_rows;
@@ -76,7 +76,7 @@ __device__ inline void cut_tiles(const SortPairsParams& p, SortPairsShared& shar
   for (u32 empty = all_tiles + threadIdx.x; empty < p.tile_count; empty += blockDim.x) p.tiles[empty] = MatMulTile{0, 0, 0};
 }
 
-// A pair's place among those of its row.
+// The place of a pair among those of its row.
 __device__ inline u32 place_in_row(const SortPairsParams& p, u32 pair, u32 expert) {
   const u32 first = pair / p.top_k * p.top_k;
   u32 place = 0;

@@ -50,7 +50,7 @@ impl Sampler {
         (temperature > 0.0).then_some(Draw { temperature, top_p, top_k, number })
     }
 
-    /// To the next draw, if there are any.
+    /// Advances the random state past one draw; greedy sampling has none.
     pub(super) fn advance(&mut self) {
         if self.sampling.temperature > 0.0 {
             let mut rng = Rng::with_seed(self.state);

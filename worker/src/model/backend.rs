@@ -22,7 +22,7 @@ pub(super) trait ComputeBackend: Send {
     /// or with a split its part of the sums over all ranks (SRS, section 3.4 of the paper).
     fn attention(&mut self, step: &mut LayerStep<'_, '_>) -> Result<(), UnitError>;
 
-    /// Chooses the experts of these rows, and says whether it keeps them to itself.
+    /// Chooses the experts of these rows. Sets `lists.are_kept` if they stay with the backend.
     fn route(&mut self, step: &mut LayerStep<'_, '_>, lists: &mut RowLists) -> Result<(), UnitError>;
 
     /// Sends the normed rows to their experts and back.
@@ -32,7 +32,7 @@ pub(super) trait ComputeBackend: Send {
     /// and the experts that they went to (SAG).
     fn feed_forward(&mut self, step: &mut LayerStep<'_, '_>, lists: &mut RowLists) -> Result<(), UnitError>;
 
-    /// The logits of some rows, and experts that it kept.
+    /// The results of some rows, and the experts that the backend kept.
     fn head(&mut self, wanted: &WantedRows, out: &mut StepOutput, probe: &mut dyn Probe) -> Result<(), UnitError>;
 }
 
@@ -76,7 +76,7 @@ pub(super) struct RowLists {
     pub(super) weights: Vec<f32>,
     /// `[all rows, k]`: the experts of the rows that a split gathered.
     pub(super) gathered: Vec<u16>,
-    /// The backend keeps the experts and their weights; [`ComputeBackend::head`] gives the experts of all layers.
+    /// The backend keeps the experts and weights of each layer; [`ComputeBackend::head`] returns the experts of all.
     pub(super) are_kept: bool,
 }
 

@@ -50,7 +50,7 @@ impl Forward<'_> {
         Ok(())
     }
 
-    /// Counts what was sent to experts that the host has only learned of with the result.
+    /// Counts the pairs of experts that the host received only with the result.
     fn count_kept(&mut self) {
         let (top_k, width) = (self.config.top_k, self.out.route_width);
         let Scratch { phases, lists: RowLists { experts, weights, .. }, .. } = &mut *self.scratch;

@@ -7,7 +7,7 @@
 //! | `load` | tensors by name, checked against the configuration, packed |
 //! | `weights` | the weights that a rank keeps: one block for all families |
 //! | `step` | the input and the output of a step |
-//! | `sampling` | one token drawn by the weights of all |
+//! | `sampling` | draws a token at random |
 //! | `forward` | a step through all layers |
 //! | `backend` | the interface of compute backends: `cpu` on the host, `gpu` on a GPU |
 //! | `share` | a rank's heads with attention tp, and its part of every expert with experts tp |

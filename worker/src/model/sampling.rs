@@ -1,4 +1,4 @@
-//! Draws one token by the weights of all.
+//! Draws a token at random, with temperature, top-k and top-p.
 
 /// How a token is drawn.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -9,7 +9,7 @@ pub struct Draw {
     pub top_p: f32,
     /// Keep this many of the likeliest tokens; 0 keeps all.
     pub top_k: u32,
-    /// Random, in `[0, 1)`: the place of the token among the weights of those kept.
+    /// Random, in `[0, 1)`: selects the token by its share of the kept tokens' weights.
     pub number: f64,
 }
 
@@ -33,7 +33,7 @@ impl Draw {
         logits.map(weigh).filter(|candidate| candidate.weight > 0.0)
     }
 
-    /// Draws a token from all of them; `None` if there are none. The candidates kept remain.
+    /// Draws a token; `None` without candidates. Removes candidates that top-k and top-p exclude.
     pub(crate) fn choose(&self, candidates: &mut Vec<Candidate>) -> Option<u32> {
         self.keep_top_k(candidates);
         self.keep_top_p(candidates);
@@ -63,7 +63,7 @@ impl Draw {
         candidates.truncate(nucleus(candidates, top_p * total).unwrap_or(candidates.len()));
     }
 
-    /// The candidate at the drawn number.
+    /// The candidate that the random number selects.
     pub(super) fn take(&self, candidates: &[Candidate]) -> Option<u32> {
         let mut left = self.number * total(candidates);
         for &Candidate { weight, id } in candidates {
@@ -81,12 +81,12 @@ pub(super) fn likelier(a: &Candidate, b: &Candidate) -> std::cmp::Ordering {
     b.weight.total_cmp(&a.weight).then(a.id.cmp(&b.id))
 }
 
-/// A fixed order, independent of any selection before.
+/// A fixed order, whatever the selection before left.
 pub(super) fn order_by_id(candidates: &mut [Candidate]) {
     candidates.sort_unstable_by_key(|candidate| candidate.id);
 }
 
-/// The number of first candidates that together reach a weight.
+/// How many of the first candidates reach this weight together.
 pub(super) fn nucleus(candidates: &[Candidate], needed: f64) -> Option<usize> {
     let mut sum = 0.0;
     let last = candidates.iter().position(|candidate| {

@@ -26,7 +26,7 @@ pub enum Wants {
     Nothing,
     /// The id of the largest logit: the logits may stay where they were computed.
     Likeliest,
-    /// A token drawn at random: the same.
+    /// A token drawn at random: the logits may stay there too.
     Drawn(Draw),
     /// The logits.
     Logits,
@@ -60,7 +60,7 @@ pub struct DeviceWork {
     pub written: u64,
     /// Bytes to the host.
     pub read: u64,
-    /// Rows of logits among them.
+    /// Rows of logits that the host read.
     pub logit_rows: u64,
 }
 

@@ -168,7 +168,7 @@ fn devices(page: &mut Page, stats: &[RankStats]) {
     let help = "Bytes from host to GPU, except those of collectives.";
     family("semmoe_gpu_written_bytes_total", help, |of| of.written as f64);
     family("semmoe_gpu_read_bytes_total", "Bytes from GPU to host.", |of| of.read as f64);
-    let help = "Rows of logits among them: of tokens that the GPU's candidates did not decide, and of logprobs.";
+    let help = "Rows of logits read by the host: logprobs, and tokens that the GPU's candidates did not decide.";
     family("semmoe_gpu_logit_rows_total", help, |of| of.logit_rows as f64);
 }
 

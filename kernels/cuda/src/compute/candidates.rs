@@ -1,4 +1,4 @@
-//! Candidates that a token is drawn from.
+//! Candidates for sampling a token.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -10,15 +10,15 @@ use crate::launch::Launch;
 use crate::params::SORT_THREADS;
 use crate::team::{Buffer, in_range};
 
-/// For each row that asks: its largest logits, or those around the token that a drawn number falls on; and the sum of
-/// all weights, `exp((logit - largest) * scale)`, NaN's being 0. If that sum is 0 the largest are given.
+/// For each row that requests them: its largest logits, or those around the token that a random number selects, and
+/// the sum of all weights, `exp((logit - largest) * scale)`. NaN weighs 0. If the sum is 0 the largest are returned.
 #[derive(Clone, Copy, Debug)]
 pub struct Candidates {
     /// `[rows, vocab]` f32
     pub logits: Buffer,
     /// `[rows]` of [`CandidateAsk`]
     pub asks: Buffer,
-    /// `[rows]` of [`CandidateRow`]; a row that asks for nothing is not written.
+    /// `[rows]` of [`CandidateRow`]; a row without a request is not written.
     pub out: Buffer,
     /// Rows.
     pub rows: u64,
@@ -26,14 +26,14 @@ pub struct Candidates {
     pub vocab: u64,
 }
 
-/// The candidates that a row asks for (`CandidateAsk`).
+/// A row's request (`CandidateAsk`).
 #[derive(Clone, Copy, PartialEq, Debug, Default, Pod, Zeroable)]
 #[repr(C)]
 pub struct CandidateAsk {
-    /// One over the temperature; 0: nothing.
+    /// 1 / temperature; 0: no request.
     pub scale: f32,
-    /// The logits around the token with which the weights, by ascending id, exceed this share of their sum; below 0:
-    /// the largest.
+    /// Selects the token at which the weights, summed by ascending id, exceed this share of their total; below 0: the
+    /// largest logits.
     pub drawn: f32,
 }
 
@@ -43,13 +43,13 @@ pub struct CandidateAsk {
 pub struct CandidateRow {
     /// The sum of all weights, in [`CandidateRow::UNITS`].
     pub total: u64,
-    /// That of the ids below the first of these, if a number was drawn.
+    /// The sum of the ids below the first candidate, if a number selects.
     pub before: u64,
     /// The largest logit; NaN if there is none.
     pub largest: f32,
     /// Candidates.
     pub count: u32,
-    /// The first `count` are those of the candidates, in no order; if a number was drawn ascending, and all between.
+    /// The first `count` are candidates: consecutive ids if a number selects, otherwise in no order.
     pub ids: [u32; Candidates::MOST],
     /// Their logits.
     pub logits: [f32; Candidates::MOST],
@@ -63,7 +63,7 @@ impl CandidateRow {
 impl Candidates {
     /// Most of a row (`CANDIDATES`).
     pub const MOST: usize = 128;
-    /// A longer row's weights may not fit their sum.
+    /// The sum of more weights may overflow.
     pub const MAX_VOCAB: u64 = 1 << 20;
 
     /// # Errors

@@ -9,11 +9,11 @@ use crate::launch::Launch;
 use crate::params::SORT_THREADS;
 use crate::team::{Buffer, in_range};
 
-/// Sorts the choices of the router, where all experts are here, by expert and then by row: the lists that
-/// [`MatMul`](super::MatMul) and [`SumPairs`](super::SumPairs) read. The host knows none of it.
+/// Sorts the router's choices on a rank with all experts by expert, then by row, into the lists that
+/// [`MatMul`](super::MatMul) and [`SumPairs`](super::SumPairs) read. The host reads none of them.
 #[derive(Clone, Copy, Debug)]
 pub struct SortPairs {
-    /// `[rows, top_k]` u16. A kernel that finds one past the experts traps.
+    /// `[rows, top_k]` u16. The kernel traps on an id out of range.
     pub experts: Buffer,
     /// `[rows, top_k]` f32
     pub weights: Buffer,
@@ -23,7 +23,7 @@ pub struct SortPairs {
     pub sorted: Buffer,
     /// `[rows + 1]` u32
     pub first_pair: Buffer,
-    /// `[pairs]` u32: of each row the sorted pairs, by ascending expert.
+    /// `[pairs]` u32: the sorted pairs of each row, by ascending expert.
     pub pair_of: Buffer,
     /// [`Tiles::count`] of [`Tile`](super::Tile), the empty ones last.
     pub tiles: Buffer,
@@ -35,23 +35,23 @@ pub struct SortPairs {
     pub num_experts: u64,
 }
 
-/// Room for the tiles of some pairs, however they fall on the experts.
+/// Room for the tiles of some pairs, however they are distributed over experts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Tiles {
-    /// Tiles at most.
+    /// Largest number of tiles.
     pub count: u64,
     /// Rows of the largest.
     pub rows: u64,
 }
 
 impl Tiles {
-    /// Small tiles where an expert has few rows on average: a product is made for the largest that there may be.
+    /// Small tiles if experts have few rows on average: the product's kernel is chosen by the largest possible tile.
     pub fn of(pairs: u64, experts: u64) -> Self {
         let rows = [8, 16].into_iter().find(|rows| pairs * 2 <= experts * rows).unwrap_or(u64::from(TILE_ROWS));
         Self { count: pairs.min(experts + pairs / rows), rows }
     }
 
-    /// At most, for up to so many pairs.
+    /// The largest count for up to this many pairs.
     pub fn most(pairs: u64, experts: u64) -> u64 {
         experts + (experts / 2).max(pairs.div_ceil(u64::from(TILE_ROWS)))
     }

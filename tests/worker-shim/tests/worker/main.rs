@@ -236,7 +236,9 @@ fn few_bytes_go_to_a_gpu_and_back() {
             assert_eq!(work.synchronisations, 2, "tokens and experts");
         }
         let work = work_of_a_step(2, sequences, Wants::Likeliest).unwrap();
-        assert_eq!(work.read, rows * (layers * chosen * 6 + 4));
+        // Weights in f32 and experts in u16, in whole words, and the token.
+        let pairs = rows * chosen;
+        assert_eq!(work.read, layers * 4 * (pairs + pairs.div_ceil(2)) + rows * 4);
         assert_eq!(work.synchronisations, layers + 1);
         eprintln!("notice: world 2, {sequences} rows of {layers} x {chosen}: {work:?}");
     }

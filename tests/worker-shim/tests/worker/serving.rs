@@ -154,8 +154,7 @@ fn a_unit_on_gpus_answers_as_one_on_cpus() {
             assert_eq!(gpu.continued(&prompts()[..2], sampling), *expected, "attention {attention}, {sampling}");
             logit_rows.push(gpu.counted("semmoe_gpu_logit_rows_total{"));
         }
-        // Of 8 tokens each.
-        eprintln!("notice: {logit_rows:?}");
+        assert_eq!(logit_rows, [0.0, 0.0, 0.0, 8.0], "of 8 tokens each");
         assert_eq!(gpu.continued(&prompts()[2..], GREEDY), expected[2..], "from pages that were computed before");
         let (_, metrics) = gpu.ask("GET", "/metrics", "");
         assert!(gpu.counted("semmoe_gpu_launches_total{") > 1000.0, "{metrics}");

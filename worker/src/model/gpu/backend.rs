@@ -46,9 +46,9 @@ pub(in crate::model) struct GpuBackend<T: Element> {
     pub(super) own_rows: usize,
     /// Whether `added` has not been added yet.
     pub(super) is_pending: bool,
-    /// This rank has all experts and all rows: nothing is sent.
+    /// This rank has all experts and all rows, so no rows are sent.
     pub(super) is_alone: bool,
-    /// Whether experts of this step are in `buffers.kept`.
+    /// Whether this step's chosen experts are in `buffers.kept`.
     pub(super) keeps: bool,
 }
 
@@ -194,7 +194,7 @@ impl<T: Element> ComputeBackend for GpuBackend<T> {
         let (rows, top_k) = (self.own_rows, self.config.top_k);
         let Some(moe) = self.weights.moe(step.layer) else { return Ok(()) };
         let Buffers { normed, router_logits, routed, .. } = self.buffers;
-        // A forced rate changes the choice on the host; a split sends it along with the rows.
+        // A forced rate changes the choice on the host; a split sends the choice with the rows.
         lists.are_kept = self.is_alone && step.split.is_none() && step.ep.forced.is_none();
         let kept = step.moe.filter(|_| lists.are_kept).map(|layer| self.kept(layer));
         self.keeps = kept.is_some();

@@ -115,7 +115,7 @@ impl Buffers {
         layout.add::<u8>(scratch as usize);
         layout.add::<f32>(rows * experts);
         layout.add::<u32>(rows * top_k * 2);
-        // Only where nothing is sent.
+        // Used only by a rank alone.
         layout.add::<u16>(if ranks == 1 { moe_layers * rows * top_k } else { 0 });
         layout.add::<u32>(PairLists::max_words(pairs, received, experts));
         layout.add::<T>((pairs * expert).max(rows * dense));

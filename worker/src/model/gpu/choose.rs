@@ -1,5 +1,5 @@
-//! Logits on the GPU become tokens: it gives the likeliest of each row, or candidates out of which the host draws the
-//! token that it would draw out of all. Where they do not decide, all logits are read.
+//! Chooses tokens from logits on the GPU: the GPU returns each row's likeliest token, or candidates from which the host
+//! draws the token that all logits would give. If candidates do not decide, the host reads all logits of the row.
 
 use semmoe_kernels::Element;
 use semmoe_kernels_cuda::compute::{Argmax, CandidateAsk, CandidateRow, Candidates};
@@ -12,13 +12,13 @@ use crate::model::backend::WantedItem;
 use crate::model::sampling::{Candidate, Draw, likelier, nucleus, order_by_id, total};
 use crate::model::step::{ItemResult, StepOutput, Wants};
 
-/// The host's sum of all weights and the GPU's differ by less, relative to the sum: each weight by two of its last
-/// places, and by what is cut off a GPU's.
+/// Bounds the relative difference between the host's sum of all weights and the GPU's: rounding of `exp` and the GPU's
+/// truncation to fixed point.
 const TOLERANCE: f64 = 1e-6;
-/// So much do sums of the same weights differ that are taken in another order.
+/// Bounds the relative difference between sums of the same weights in different orders.
 const TOLERANCE_OF_ORDER: f64 = 1e-12;
 
-/// Which token all logits would give depends on more than the candidates.
+/// The candidates do not determine the token that all logits would give.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Undecided;
 
@@ -27,7 +27,7 @@ struct Undecided;
 pub(super) struct Choices {
     likeliest: Vec<u32>,
     asks: Vec<CandidateAsk>,
-    /// `[rows]`, if a row asks.
+    /// `[rows]`, if a row has a request.
     found: Vec<CandidateRow>,
 }
 
@@ -51,7 +51,7 @@ impl Choices {
         Ok(())
     }
 
-    /// The token of a row, if it was chosen: none if there is no finite largest logit.
+    /// The token of a row if candidates decide: `Some(None)` if the largest logit is not finite.
     fn token(&self, row: usize, wants: Wants, vocab: usize) -> Option<Option<u32>> {
         match wants {
             Wants::Likeliest => Some(Some(self.likeliest[row]).filter(|best| *best != Argmax::NONE)),
@@ -83,12 +83,12 @@ impl<T: Element> GpuBackend<T> {
     }
 }
 
-/// Whether a number falls among the weights of all tokens.
+/// Whether the random number selects among all tokens.
 fn is_of_all(draw: &Draw) -> bool {
     draw.top_k == 0 && draw.top_p >= 1.0
 }
 
-/// The GPU's part in choosing a token; none where candidates could not decide.
+/// The request to the GPU; none if candidates could not decide.
 fn ask(wants: Wants, vocab: usize) -> CandidateAsk {
     let Wants::Drawn(draw) = wants else { return CandidateAsk::default() };
     let scale = 1.0 / draw.temperature;
@@ -99,7 +99,7 @@ fn ask(wants: Wants, vocab: usize) -> CandidateAsk {
     }
 }
 
-/// The token that is drawn out of all; none if there is no finite largest logit.
+/// The token that all logits would give; `None` if the largest logit is not finite.
 fn choose(draw: &Draw, row: &CandidateRow, vocab: usize) -> Result<Option<u32>, Undecided> {
     if !row.largest.is_finite() {
         return Ok(None);
@@ -109,7 +109,7 @@ fn choose(draw: &Draw, row: &CandidateRow, vocab: usize) -> Result<Option<u32>, 
     let candidates: Vec<Candidate> = draw.weigh(row.largest, logits).collect();
     let token = match is_of_all(draw) {
         true => among_all(draw, row, &candidates)?,
-        // Where one of them has no weight, the others have none either.
+        // If a candidate has no weight, no token beyond them has any.
         false => among_likeliest(draw, row, candidates.len() < count || count == vocab, candidates)?,
     };
     Ok(Some(token))
@@ -126,7 +126,7 @@ fn among_likeliest(
     all: bool,
     mut candidates: Vec<Candidate>,
 ) -> Result<u32, Undecided> {
-    // No token beyond the candidates is heavier; of equal ones the lower id is taken, which may be another's.
+    // A token beyond the candidates weighs at most this; on a tie the lower id wins, which may be that token's.
     let beyond = if all { 0.0 } else { lightest(&candidates) };
     draw.keep_top_k(&mut candidates);
     let (all_weights, tolerance) = match draw.top_k {
@@ -147,7 +147,7 @@ fn among_likeliest(
     draw.take(&candidates).ok_or(Undecided)
 }
 
-/// The number must fall on one of these with some distance from its neighbours.
+/// The number must select one of the candidates, further from its neighbours than sums may be off.
 fn among_all(draw: &Draw, row: &CandidateRow, candidates: &[Candidate]) -> Result<u32, Undecided> {
     let [total, before] = [row.total, row.before].map(|units| units as f64 / CandidateRow::UNITS);
     let (at, slack, mut sum) = (draw.number * total, TOLERANCE * total, before);
@@ -165,7 +165,7 @@ fn among_all(draw: &Draw, row: &CandidateRow, candidates: &[Candidate]) -> Resul
 mod tests {
     use super::*;
 
-    /// As the kernel gives it.
+    /// As the kernel returns it.
     fn row_of(draw: &Draw, logits: &[f32]) -> CandidateRow {
         let mut row: CandidateRow = bytemuck::Zeroable::zeroed();
         row.largest = logits.iter().copied().fold(f32::NAN, f32::max);
@@ -184,7 +184,7 @@ mod tests {
             };
             ids = ids.chunks(Candidates::MOST).find(tile).unwrap().to_vec();
         } else {
-            // Of equal ones the highest id, which the host would not take.
+            // On a tie the highest id, which the host would not take.
             ids.sort_by(|a, b| logit(b).total_cmp(&logit(a)).then(b.cmp(a)));
             ids.truncate(Candidates::MOST);
         }
@@ -200,7 +200,7 @@ mod tests {
         draw.choose(&mut draw.weigh(largest, (0..).zip(logits.iter().copied())).collect())
     }
 
-    /// How many of 300 draws the candidates decide; those are what all logits give.
+    /// How many of 300 draws the candidates decide. Checks that all logits give the same tokens.
     fn decided(temperature: f32, top_p: f32, top_k: u32, logits: impl Fn(&mut fastrand::Rng) -> f32) -> usize {
         let mut rng = fastrand::Rng::with_seed(5);
         let mut decided = 0;

@@ -64,7 +64,7 @@ impl<T: Element> GpuBackend<T> {
         self.multiply(layer, lists, [rows, sums])
     }
 
-    /// The experts on all rows, which are this rank's as all experts are: the GPU sorts the pairs itself.
+    /// Applies the experts to all rows of a rank that has all experts. The GPU sorts the pairs.
     pub(super) fn apply_own(&mut self, layer: LayerIdx) -> Result<(), UnitError> {
         let (rows, top_k, num_experts) = (self.own_rows, self.config.top_k, self.config.num_experts as u64);
         if rows == 0 {
@@ -88,13 +88,13 @@ impl<T: Element> GpuBackend<T> {
         self.multiply(layer, lists, [normed, added].map(|of| rows_of::<T>(of, rows * self.config.hidden).buffer()))
     }
 
-    /// The experts of a layer, which stay on the GPU until the step's end.
+    /// Where a layer's chosen experts stay until the end of the step.
     pub(super) fn kept(&self, layer: LayerIdx) -> Buffer {
         let pairs = self.own_rows * self.config.top_k;
         self.buffers.kept.from_offset(2 * (layer.index() * pairs) as u64)
     }
 
-    /// Reads those of all layers.
+    /// Reads the chosen experts of all layers.
     pub(super) fn read_kept(&mut self, out: &mut StepOutput) -> Result<(), UnitError> {
         let (top_k, width) = (self.config.top_k, out.route_width);
         let pairs = self.rows * top_k;
@@ -111,7 +111,7 @@ impl<T: Element> GpuBackend<T> {
         Ok(())
     }
 
-    /// The experts on rows, and the sums of their results by row.
+    /// Applies the experts to rows and sums their results by row.
     fn multiply(&mut self, layer: LayerIdx, lists: DevicePairs, [rows, sums]: [Buffer; 2]) -> Result<(), UnitError> {
         let (experts, hidden, width) = (self.experts.layer(layer), self.config.hidden, self.experts.width());
         let (Buffers { product, results, .. }, pairs) = (self.buffers, lists.pairs as u64);

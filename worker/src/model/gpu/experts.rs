@@ -159,7 +159,7 @@ pub(super) struct DevicePairs {
 }
 
 impl DevicePairs {
-    /// One behind the other.
+    /// Lays out the lists consecutively.
     pub(super) fn new(at: Buffer, pairs: usize, rows: usize, room: Tiles) -> Self {
         let mut lists = WordLists(at);
         Self {

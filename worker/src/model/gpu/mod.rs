@@ -9,7 +9,7 @@
 //! | `rows` | the rows of a step: their positions, their pages |
 //! | `attention` | a layer's attention |
 //! | `exchange` | rows to other ranks and back, and the experts between |
-//! | `choose` | logits become tokens |
+//! | `choose` | chooses tokens from logits |
 //! | `changes` | experts and pages move to another layout |
 //! | `backend` | all of it, behind the interface of backends; `load` creates it |
 //!
