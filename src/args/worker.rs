@@ -55,6 +55,11 @@ pub(crate) struct WorkerArgs {
     /// starts with. Must be the same on all ranks [default: as many as the initial placement needs].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) expert_slots: Option<u16>,
+    /// Independent groups of neighbouring ranks that the unit can switch to: with 8 ranks 2 means two groups of four,
+    /// each with all experts and its own requests (layout tp:2x4). Keeps attention weights for each. Must be the same
+    /// on all ranks.
+    #[arg(long, value_name = "N", value_delimiter = ',', value_parser = clap::value_parser!(u16).range(2..))]
+    pub(crate) switch_groups: Vec<u16>,
     #[command(flatten)]
     pub(crate) device: WorkerDeviceArgs,
     #[command(flatten)]

@@ -42,7 +42,7 @@ pub(crate) fn run(args: WorkerArgs) -> Result<(), CliError> {
     config.force_local_rate = args.force_local_rate;
     let unit = args.attention.read()?;
     (config.attention, config.both_attentions, config.shuffle) = (unit.attention, unit.both, unit.shuffle);
-    config.attention_groups = unit.groups;
+    (config.attention_groups, config.switch_groups) = (unit.groups, args.switch_groups);
     if let Some(path) = &args.plan {
         let planned = Chosen::read(path, &config.model_dir)?.unit()?;
         if planned.ranks != args.world {

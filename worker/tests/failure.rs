@@ -37,6 +37,8 @@ fn rank_process() {
     config.exit_after_loss = arguments[6].parse().ok().map(Duration::from_millis);
     config.experts = arguments[7].parse().unwrap();
     config.both_attentions = arguments[8].parse().unwrap();
+    config.switch_groups =
+        arguments[9].split(',').filter_map(|groups| groups.parse().ok()).filter(|groups| *groups > 0).collect();
     config.announce = Arc::new(|event| eprintln!("event {}", serde_json::to_string(event).unwrap()));
     let code = match run(config) {
         Ok(()) => 0,
@@ -61,6 +63,8 @@ struct Started {
     experts: &'static str,
     /// Allows attention to switch.
     both_attentions: bool,
+    /// Groups that the unit can be switched to; none if 0.
+    groups: u16,
 }
 
 /// The transports under test.
@@ -69,7 +73,8 @@ const TRANSPORTS: [TransportChoice; 2] = [TransportChoice::Shm, TransportChoice:
 impl Started {
     fn patient(world: u16, transport: TransportChoice) -> Self {
         let (attention, experts) = (Attention::Dp, "ep");
-        Self { world, collective_ms: 120_000, transport, attention, exit_ms: None, experts, both_attentions: false }
+        let (exit_ms, both_attentions, groups) = (None, false, 0);
+        Self { world, collective_ms: 120_000, transport, attention, exit_ms, experts, both_attentions, groups }
     }
 }
 
@@ -82,11 +87,11 @@ struct Rank {
 
 impl Rank {
     fn start(rank: u16, unit: Started, rendezvous: SocketAddr) -> Self {
-        let Started { world, collective_ms, transport, attention, exit_ms, experts, both_attentions } = unit;
+        let Started { world, collective_ms, transport, attention, exit_ms, experts, both_attentions, groups } = unit;
         let exit = exit_ms.map_or_else(|| "never".to_owned(), |after| after.to_string());
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["rank_process", "--exact", "--nocapture"])
-            .env(RANK, format!("{rank} {world} {rendezvous} {collective_ms} {transport} {attention} {exit} {experts} {both_attentions}"))
+            .env(RANK, format!("{rank} {world} {rendezvous} {collective_ms} {transport} {attention} {exit} {experts} {both_attentions} {groups}"))
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
@@ -283,15 +288,18 @@ async fn switch_to_and_fro(unit: &Processes, there: &str) -> String {
 }
 
 /// A kill and a stall at various moments of a switch, alternating over both transports: the unit ends, names the rank,
-/// and nothing hangs. Every third unit has four ranks.
+/// and nothing hangs. Every third unit has four ranks, as has each that becomes groups.
 async fn lost_while_switching(there: &str, moments_ms: &[u64]) {
     let strikes = [(Signal::KILL, "rank 1 was lost"), (Signal::STOP, "did not answer within 2")];
     for case in 0..2 * moments_ms.len() {
         let (strike, cause) = strikes[case % 2];
         let transport = TRANSPORTS[case / 2 % 2];
         let after_ms = moments_ms[case / 2];
-        let world = if case % 3 == 0 { 4 } else { 2 };
-        let started = Started { collective_ms: 2000, both_attentions: true, ..Started::patient(world, transport) };
+        let in_groups = there.starts_with("tp:");
+        let world = if case % 3 == 0 || in_groups { 4 } else { 2 };
+        let groups = if in_groups { 2 } else { 0 };
+        let patient = Started::patient(world, transport);
+        let started = Started { collective_ms: 2000, both_attentions: true, groups, ..patient };
         let mut unit = Processes::start(started);
         let bodies: Vec<Value> = (0..world).map(|rank| long(rank.into(), false)).collect();
         let requests = futures_util::future::join_all(bodies.iter().map(|body| unit.post(body)));
@@ -327,6 +335,11 @@ async fn a_rank_lost_while_experts_move_ends_the_unit_with_its_name() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_rank_lost_while_keys_and_values_move_ends_the_unit_with_its_name() {
     lost_while_switching("tp-ep", &[0, 2, 5, 9, 14, 24]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_rank_lost_while_a_unit_becomes_groups_ends_the_unit_with_its_name() {
+    lost_while_switching("tp:2x2", &[0, 3, 9, 17, 30]).await;
 }
 
 /// Exits so that a supervisor restarts it. Requests in flight are answered first, and the exit reports its cause.

@@ -9,8 +9,8 @@ use super::rows::INLINE_RANKS;
 use super::wire;
 use crate::nodes::NodeGrid;
 
-/// The link of a unit whose ranks agree on their nodes; shared by its clones and groups. All ranks use groups in the
-/// same order: an exchange of any group counts as one of the unit's, so each rank makes equally many.
+/// The link of a unit whose ranks agree on their nodes; shared by its clones and groups. Any two ranks use the groups
+/// that have both in the same order.
 pub struct UnitLink<L> {
     state: Arc<Mutex<State<L>>>,
     grid: NodeGrid,

@@ -11,7 +11,8 @@ use super::rows::INLINE_RANKS;
 /// Maximum bytes that one rank may send another in one collective.
 pub const MAX_MESSAGE_BYTES: usize = 1 << 30;
 
-/// One rank's end of a unit that runs in lockstep: all ranks make equally many exchanges, with all ranks or with some.
+/// One rank's end of a unit that runs in lockstep: any two ranks make equally many exchanges with each other, among all
+/// ranks or some. So groups of ranks may go on by themselves for as long as they exchange nothing with others.
 ///
 /// Lockstep needs no coordinator. A rank with work begins a step, its first message wakes the others from
 /// [`Lockstep::wait`], and they join with whatever they have, possibly an empty step; every step has the same number of
@@ -35,8 +36,8 @@ pub trait Lockstep: Send {
         self.group_all_to_all(Exchange { peers: &peers, outgoing, incoming, arrived: &mut |_| () })
     }
 
-    /// Exchanges messages among some ranks only, each of which names this one. Counts as one exchange of each rank, and
-    /// waits only for the peers: other groups run theirs concurrently.
+    /// Exchanges messages among some ranks only, each of which names this one. Counts as one exchange with each of
+    /// them, and waits only for them: other groups run theirs concurrently.
     ///
     /// # Errors
     /// Those of [`Lockstep::all_to_all`].

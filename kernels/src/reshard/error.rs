@@ -57,7 +57,13 @@ pub enum ReshardError {
     /// TP in a buffer that has no room for it.
     #[error("the buffer was made for EP alone")]
     EpOnly,
-    /// A switch from TP to TP.
+    /// Groups in a buffer that has no room for them.
+    #[error("the buffer has no room for groups of {width} ranks")]
+    NoGroups {
+        /// Ranks of a group.
+        width: usize,
+    },
+    /// A switch from slices to the same slices.
     #[error("the unit has its experts in TP slices already")]
     Same,
     /// A slot names an expert that the model does not have.

@@ -97,6 +97,8 @@ pub enum Layout {
     Ep(Hosts),
     /// Each rank has its slice of all experts; each node has all slices.
     Tp,
+    /// TP in groups of so many neighbouring ranks, each with all experts: a rank has some neighbouring slices.
+    Groups(usize),
 }
 
 /// The end of the buffer that a layout occupies; the rest is the spare room for the next switch.
@@ -129,6 +131,15 @@ pub struct Pool {
     slots: usize,
     ep_bytes: usize,
     tp_bytes: usize,
+    /// Of groups that there is room for.
+    groups: Vec<GroupSlot>,
+    bytes: usize,
+}
+
+/// Bytes of a layer's slot in groups of so many ranks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct GroupSlot {
+    width: usize,
     bytes: usize,
 }
 
@@ -161,7 +172,33 @@ impl Pool {
             (bytes <= isize::MAX as usize).then_some((ep, tp, bytes))
         };
         let (ep_bytes, tp_bytes, bytes) = bytes().ok_or(ReshardError::TooLarge)?;
-        Ok(Self { shape, grid, experts, layers, slots, ep_bytes, tp_bytes, bytes })
+        Ok(Self { shape, grid, experts, layers, slots, ep_bytes, tp_bytes, groups: Vec::new(), bytes })
+    }
+
+    /// Makes room for groups of so many ranks each as well: with S the bytes of the largest slot of any layout and X
+    /// those of the next one, an EP slot at least, `K S + X`.
+    ///
+    /// # Errors
+    /// Groups that do not divide the ranks of a node, more bytes than can be addressed.
+    pub fn with_groups(mut self, widths: &[usize]) -> Result<Self, ReshardError> {
+        let slices = self.grid.width();
+        for &width in widths {
+            if width == 0 || !slices.is_multiple_of(width) {
+                let what = "the ranks of a node";
+                return Err(ReshardError::Divides { what, found: slices, divisor: width });
+            }
+            let of_group = |place| self.held(&Layout::Groups(width), place).len();
+            let widest = (0..width).map(of_group).max().unwrap_or(0);
+            let expert = self.shape.first_bytes(self.shape.arrays().len(), widest);
+            let bytes = expert.checked_mul(self.experts).ok_or(ReshardError::TooLarge)?;
+            self.groups.push(GroupSlot { width, bytes });
+        }
+        let mut slots: Vec<usize> = self.groups.iter().map(|group| group.bytes).collect();
+        slots.extend([self.ep_bytes, self.ep_bytes, self.tp_bytes]);
+        slots.sort_unstable_by_key(|&bytes| std::cmp::Reverse(bytes));
+        let bytes = slots[0].checked_mul(self.layers).and_then(|bytes| bytes.checked_add(slots[1]));
+        self.bytes = bytes.filter(|&bytes| bytes <= isize::MAX as usize).ok_or(ReshardError::TooLarge)?;
+        Ok(self)
     }
 
     /// Limits the buffer to switches from one E to another: K + 1 EP slots, N times less on N nodes than with TP.
@@ -170,7 +207,8 @@ impl Pool {
         Self { tp_bytes: 0, bytes: (self.layers + 1) * self.ep_bytes, ..self }
     }
 
-    /// Bytes of each rank's buffer: `K max(T, X) + X` with T and X the bytes of a TP and an EP slot.
+    /// Bytes of each rank's buffer: `K max(T, X) + X` with T and X the bytes of a TP and an EP slot; for groups see
+    /// [`Pool::with_groups`].
     pub fn bytes(&self) -> usize {
         self.bytes
     }
@@ -195,7 +233,13 @@ impl Pool {
         match layout {
             Layout::Ep(_) => self.ep_bytes,
             Layout::Tp => self.tp_bytes,
+            Layout::Groups(width) => self.group_bytes(*width).unwrap_or(0),
         }
+    }
+
+    /// None where there is no room for such groups.
+    fn group_bytes(&self, width: usize) -> Option<usize> {
+        self.groups.iter().find(|group| group.width == width).map(|group| group.bytes)
     }
 
     /// The range of a layer in every rank's buffer. Panics if there is no such layer.
@@ -228,6 +272,9 @@ impl Pool {
             Layout::Ep(hosts) => hosts,
             Layout::Tp if self.tp_bytes == 0 => return Err(ReshardError::EpOnly),
             Layout::Tp => return Ok(()),
+            Layout::Groups(width) => {
+                return self.group_bytes(*width).map(|_| ()).ok_or(ReshardError::NoGroups { width: *width });
+            }
         };
         check_equal("experts of the layout", hosts.experts, self.experts)?;
         check_equal("ranks of the layout", hosts.ranks, self.grid.ranks())?;
@@ -241,7 +288,9 @@ impl Pool {
     /// The experts that a rank has a part of in a layer, each with its position in the slot, in order.
     pub(super) fn hosted(&self, layout: &Layout, layer: usize, rank: usize) -> Vec<Hosted> {
         match layout {
-            Layout::Tp => (0..self.experts).map(|expert| Hosted { expert: expert as u16, position: expert }).collect(),
+            Layout::Tp | Layout::Groups(_) => {
+                (0..self.experts).map(|expert| Hosted { expert: expert as u16, position: expert }).collect()
+            }
             Layout::Ep(hosts) => {
                 let slots = hosts.of_rank(layer, rank).iter().enumerate();
                 let used = slots.filter(|(_, expert)| **expert != NO_HOST);
@@ -255,7 +304,18 @@ impl Pool {
         match layout {
             Layout::Ep(_) => 0..self.grid.width(),
             Layout::Tp => self.grid.local(rank)..self.grid.local(rank) + 1,
+            Layout::Groups(width) => {
+                let each = self.grid.width() / width;
+                rank % width * each..(rank % width + 1) * each
+            }
         }
+    }
+
+    /// The steps of an expert's width that a rank has of the experts it hosts.
+    fn held(&self, layout: &Layout, rank: usize) -> Range<usize> {
+        let steps = |slice| self.shape.steps(slice, self.grid.width());
+        let slices = self.slices(layout, rank);
+        steps(slices.start).start..steps(slices.end - 1).end
     }
 
     /// Appends the location of everything that a rank has of a layer to `parts`: by position in the slot, slice and
@@ -279,10 +339,8 @@ impl Pool {
         at: HostedAt,
     ) -> impl Iterator<Item = Part> {
         let steps = self.shape.steps(piece.slice.into(), self.grid.width());
-        let (first, of_step) = match layout {
-            Layout::Ep(_) => (steps.start, self.shape.width()),
-            Layout::Tp => (0, steps.len()),
-        };
+        let held = self.held(layout, at.rank);
+        let (first, of_step) = (steps.start.saturating_sub(held.start), held.len());
         let slot = Slot { layout, side, layer: piece.layer };
         let arrays = if steps.is_empty() { 0 } else { self.shape.arrays().len() };
         (0..arrays).map(move |array| {
@@ -296,10 +354,7 @@ impl Pool {
     /// The range of one array of everything that a rank has of the expert at this position of a slot: `[outer, steps,
     /// inner]`, for code that computes with it. Panics if there is no such layer or array.
     pub fn entry(&self, slot: Slot<'_>, rank: usize, position: usize, array: usize) -> Range<usize> {
-        let steps = match slot.layout {
-            Layout::Ep(_) => self.shape.width(),
-            Layout::Tp => self.shape.steps(self.grid.local(rank), self.grid.width()).len(),
-        };
+        let steps = self.held(slot.layout, rank).len();
         self.array(slot, position, array, steps)
     }
 

@@ -51,11 +51,11 @@ impl<'a> Switch<'a> {
     /// From the layout at `side` to another, which will be at the other side.
     ///
     /// # Errors
-    /// Layouts that do not fit the pool; TP to TP, which changes nothing.
+    /// Layouts that do not fit the pool; slices to the same slices, which changes nothing.
     pub fn new(pool: &'a Pool, from: &'a Layout, to: &'a Layout, side: Side) -> Result<Self, ReshardError> {
         pool.check(from)?;
         pool.check(to)?;
-        if matches!((from, to), (Layout::Tp, Layout::Tp)) {
+        if from == to && !matches!(from, Layout::Ep(_)) {
             return Err(ReshardError::Same);
         }
         Ok(Self { pool, from, to, side })
@@ -99,7 +99,7 @@ impl<'a> Switch<'a> {
     /// layer begins.
     ///
     /// Among several copies a rank uses its own, else one on its node, else any; among these the least used so far. So
-    /// from TP to EP nothing crosses nodes, and to TP each slice that a node lacks crosses once.
+    /// from TP to EP nothing crosses nodes, and to TP each slice that a node lacks crosses once. Groups are as nodes.
     ///
     /// # Panics
     /// If there is no such layer.
@@ -121,7 +121,7 @@ impl<'a> Switch<'a> {
         }
     }
 
-    /// `[N]`: the locations of each complete expert before the switch; empty under TP.
+    /// `[N]`: the locations of each complete expert before the switch; empty where there are slices.
     fn copies(&self, layer: usize) -> Vec<Vec<HostedAt>> {
         let mut copies = vec![Vec::new(); self.pool.experts()];
         if let Layout::Ep(_) = self.from {
@@ -136,14 +136,22 @@ impl<'a> Switch<'a> {
 
     fn source(&self, copies: &[Vec<HostedAt>], taken: &[usize], to: usize, expert: u16, slice: usize) -> HostedAt {
         let (grid, expert) = (self.pool.grid, usize::from(expert));
+        let near = |rank: usize| match self.to {
+            Layout::Groups(width) => rank / width,
+            _ => grid.node(rank),
+        };
         let distance = |rank: usize| match rank {
             _ if rank == to => 0,
-            _ if grid.node(rank) == grid.node(to) => 1,
+            _ if near(rank) == near(to) => 1,
             _ => 2,
         };
         let nearest = copies[expert].iter().min_by_key(|copy| (distance(copy.rank), taken[copy.rank], copy.rank));
-        // There is no copy of the complete expert: it is under TP, and the node has each slice once.
-        nearest.copied().unwrap_or_else(|| HostedAt { rank: grid.rank(grid.node(to), slice), position: expert })
+        // There is no copy of the complete expert: the node, or the group, has each slice once.
+        let rank = || match self.from {
+            Layout::Groups(width) => to / width * width + slice * width / grid.width(),
+            _ => grid.rank(grid.node(to), slice),
+        };
+        nearest.copied().unwrap_or_else(|| HostedAt { rank: rank(), position: expert })
     }
 
     /// The moves of one piece.
@@ -172,6 +180,9 @@ impl<'a> Switch<'a> {
         word(usize::from(self.side == Side::Low));
         for layout in [self.from, self.to] {
             word(pool.slot_bytes(layout));
+            if let Layout::Groups(width) = layout {
+                word(*width);
+            }
             let Layout::Ep(hosts) = layout else { continue };
             for layer in 0..pool.layers() {
                 for rank in 0..pool.grid.ranks() {

@@ -76,6 +76,9 @@ fn layouts_that_do_not_fit() {
             "the buffer was made for EP alone",
         ),
         (refuse(&Layout::Tp, &Layout::Tp), "the unit has its experts in TP slices already"),
+        (refuse(&ep, &Layout::Groups(1)), "the buffer has no room for groups of 1 ranks"),
+        (sentence(pool.clone().with_groups(&[3])), "the ranks of a node is 2, expected a multiple of 3"),
+        (sentence(pool.clone().with_groups(&[0])), "the ranks of a node is 2, expected a multiple of 0"),
     ] {
         assert_eq!(found, expected);
     }

@@ -96,18 +96,24 @@ fn bytes(pool: &KvPool, page: u32, heads: std::ops::Range<usize>) -> Vec<u8> {
         .collect()
 }
 
+/// Ranks of a group before a switch, and after it.
+#[derive(Clone, Copy)]
+struct Widths {
+    before: usize,
+    after: usize,
+}
+
 /// Checks that the moves fill every new page of every rank, each byte exactly once.
-fn assert_filled(shape: &KvShape, plan: &KvPlan, before: &[KvPool], to_tp: bool) {
-    let whole = 0..whole_heads(shape);
+fn assert_filled(shape: &KvShape, plan: &KvPlan, pools: &[KvPool], Widths { before, after }: Widths) {
     let mut moves = Vec::new();
     for rank in 0..shape.ranks() {
         let planned = plan.pool(rank);
-        let new = if to_tp { shape.heads_of(rank) } else { whole.clone() };
+        let new = shape.heads_in(after, rank);
         let mut pages = vec![vec![None; shape.page_bytes(&new)]; planned.pool.pages.len()];
         plan.moves(rank, &mut moves);
         for moved in &moves {
-            let held = if to_tp { whole.clone() } else { shape.heads_of(moved.from.rank) };
-            let source = bytes(&before[if to_tp { moved.from.rank } else { 0 }], moved.from.page, held);
+            let held = shape.heads_in(before, moved.from.rank);
+            let source = bytes(&pools[moved.from.rank / before], moved.from.page, held);
             for row in 0..moved.rows {
                 for byte in 0..moved.bytes {
                     let to = &mut pages[moved.page as usize][moved.to_offset + row * moved.to_stride + byte];
@@ -137,6 +143,11 @@ fn sequences<'a>(pools: impl Iterator<Item = &'a KvPool>) -> Vec<(u64, Vec<u32>,
     all
 }
 
+/// Heads, ranks, and ranks of a group.
+fn grouped_shapes() -> impl Strategy<Value = (usize, usize, usize)> {
+    prop::sample::select(vec![(1, 4, 2), (4, 4, 2), (2, 4, 2), (2, 8, 4), (8, 8, 2), (6, 6, 3), (6, 6, 2)])
+}
+
 fn shapes() -> impl Strategy<Value = (KvShape, usize)> {
     let grouped = prop::sample::select(vec![(1usize, 1usize), (4, 1), (4, 2), (4, 4), (2, 4), (1, 3), (2, 8), (6, 3)]);
     (grouped, any::<bool>()).prop_map(|((heads, ranks), latent)| match latent {
@@ -159,7 +170,7 @@ proptest! {
         let (mut random, ranks) = (Random(seed), shape.ranks());
         let pools: Vec<KvPool> = (0..ranks).map(|rank| pool(rank as u64 * 100, ranks, &mut random)).collect();
         let tp = KvPlan::gather(shape, &pools, 1000).unwrap();
-        assert_filled(&shape, &tp, &pools, true);
+        assert_filled(&shape, &tp, &pools, Widths { before: 1, after: ranks });
         let union = &tp.pool(0).pool;
         prop_assert_eq!(sequences([union].into_iter()), sequences(pools.iter()));
         let mut sealed: Vec<_> = (0..union.pages.len() as u32).filter(|&page| union.pages[page as usize].sealed).map(|page| chain(union, page)).collect();
@@ -185,7 +196,7 @@ proptest! {
         }
 
         let dp = KvPlan::scatter(shape, union, Balance { capacity: 1000, full: 1000, slack }).unwrap();
-        assert_filled(&shape, &dp, std::slice::from_ref(union), false);
+        assert_filled(&shape, &dp, std::slice::from_ref(union), Widths { before: ranks, after: 1 });
         let after: Vec<KvPool> = (0..ranks).map(|rank| dp.pool(rank).pool.clone()).collect();
         prop_assert_eq!(sequences(after.iter()), sequences(pools.iter()));
         let back = KvPlan::gather(shape, &after, 1000).unwrap();
@@ -195,6 +206,39 @@ proptest! {
         let again = KvPlan::scatter(shape, union, Balance { capacity: 1000, full: 1000, slack }).unwrap();
         prop_assert_eq!(again.digest(), dp.digest());
         prop_assert!(union.pages.is_empty() || ranks == 1 || tp.digest() != dp.digest());
+    }
+
+    /// DP -> groups -> TP -> groups -> DP: every page arrives with the heads of its rank.
+    #[test]
+    fn groups_merge_and_split((heads, ranks, width) in grouped_shapes(), latent: bool, seed: u64) {
+        let shape = |ranks| match latent {
+            true => KvShape::latent(LAYERS, HEAD_BYTES, ranks).unwrap(),
+            false => KvShape::grouped(LAYERS, heads, HEAD_BYTES, ranks).unwrap(),
+        };
+        let (inside, all, groups) = (shape(width), shape(ranks), ranks / width);
+        let mut random = Random(seed);
+        let pools: Vec<KvPool> = (0..ranks).map(|rank| pool(rank as u64 * 100, 0, &mut random)).collect();
+        let expected = sequences(pools.iter());
+        let gathered = pools.chunks(width).map(|pools| {
+            let plan = KvPlan::gather(inside, pools, 1000).unwrap();
+            assert_filled(&inside, &plan, pools, Widths { before: 1, after: width });
+            plan.pool(0).pool.clone()
+        });
+        let gathered: Vec<KvPool> = gathered.collect();
+        let merged = KvPlan::merge(all, width, &gathered, 1000).unwrap();
+        assert_filled(&all, &merged, &gathered, Widths { before: width, after: ranks });
+        let union = merged.pool(0).pool.clone();
+        prop_assert_eq!(sequences([&union].into_iter()), expected.clone());
+        let split = KvPlan::split(all, width, &union, Balance { capacity: 1000, full: 1000, slack: 0 }).unwrap();
+        assert_filled(&all, &split, std::slice::from_ref(&union), Widths { before: ranks, after: width });
+        let apart: Vec<KvPool> = split.pools().iter().map(|pool| pool.pool.clone()).collect();
+        prop_assert_eq!((apart.len(), sequences(apart.iter())), (groups, expected.clone()));
+        let scattered = apart.iter().flat_map(|pool| {
+            let plan = KvPlan::scatter(inside, pool, Balance { capacity: 1000, full: 1000, slack: 0 }).unwrap();
+            assert_filled(&inside, &plan, std::slice::from_ref(pool), Widths { before: width, after: 1 });
+            plan.pools().iter().map(|pool| pool.pool.clone()).collect::<Vec<_>>()
+        });
+        prop_assert_eq!(sequences(scattered.collect::<Vec<_>>().iter()), expected);
     }
 
     /// Longest first: no rank has more than the least loaded one plus the longest sequence, if nothing is shared.
@@ -335,7 +379,17 @@ fn what_cannot_be_is_refused() {
     let full = KvPlan::scatter(shape, &good, Balance { capacity: 1, full: 1, slack: 0 }).unwrap_err();
     assert_eq!(full.to_string(), "no rank has room for sequence 7 with 2 pages; each has 1");
     let pools = KvPlan::gather(shape, &[good.clone(), good], 9).unwrap_err();
-    assert_eq!(pools.to_string(), "there are 2 pools, expected 1, one for each rank");
+    assert_eq!(pools.to_string(), "there are 2 pools, expected 1, one for each rank or group");
+    let groups = KvPlan::split(
+        KvShape::grouped(1, 4, 1, 4).unwrap(),
+        3,
+        &KvPool::default(),
+        Balance { capacity: 1, full: 1, slack: 0 },
+    )
+    .unwrap_err();
+    assert_eq!(groups.to_string(), "groups of 3 ranks do not fit 4 ranks with 4 heads of keys and values");
+    let groups = KvPlan::merge(KvShape::grouped(1, 6, 1, 12).unwrap(), 4, &[], 9).unwrap_err();
+    assert_eq!(groups.to_string(), "groups of 4 ranks do not fit 12 ranks with 6 heads of keys and values");
     let heads = KvShape::grouped(1, 3, 1, 2).unwrap_err().to_string();
     assert_eq!(heads, "2 ranks can neither split nor replicate 3 heads of keys and values evenly");
     assert!(

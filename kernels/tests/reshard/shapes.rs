@@ -90,16 +90,19 @@ fn slots(pool: &Pool, case: Case) -> usize {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, cases: 200, ..ProptestConfig::default() })]
 
-    /// A walk over TP and any E, then all the way back: each layout holds every expert's bytes, and the end equals the
-    /// beginning.
+    /// A walk over TP, groups and any E, then all the way back: each layout holds every expert's bytes, and the end
+    /// equals the beginning.
     #[test]
     fn a_walk_over_layouts_and_back_is_the_identity(case in cases(), side in prop::sample::select(vec![Side::Low, Side::High])) {
         let mut random = Random(case.seed);
-        let pool = pool(case, &mut random);
+        let widths: Vec<usize> = (1..case.per_node).filter(|width| case.per_node.is_multiple_of(*width)).collect();
+        let pool = pool(case, &mut random).with_groups(&widths).unwrap();
+        let sliced = |at: usize| widths.get(at).map_or(Layout::Tp, |width| Layout::Groups(*width));
         let mut layouts = vec![Layout::Ep(hosts(case, slots(&pool, case), &mut random))];
-        for _ in 0..4 {
-            let tp = random.below(2) == 0 && layouts.last() != Some(&Layout::Tp);
-            layouts.push(if tp { Layout::Tp } else { Layout::Ep(hosts(case, slots(&pool, case), &mut random)) });
+        for _ in 0..6 {
+            let slices = sliced(random.below(widths.len() + 1));
+            let whole = random.below(3) == 0 || layouts.last() == Some(&slices);
+            layouts.push(if whole { Layout::Ep(hosts(case, slots(&pool, case), &mut random)) } else { slices });
         }
         let first = Sim::load(&pool, &layouts[0], side, &truth);
         let mut sim = first.clone();

@@ -1,10 +1,11 @@
-//! A rank's part in a switch of attention between dp and tp: its sequences continue in the other layout, on this rank
-//! or another.
+//! A rank's part in a switch of attention between dp, tp and groups of tp: its sequences continue in the other layout,
+//! on this rank or another.
 //!
-//! With dp each rank has its own sequences; with tp all ranks have all of them. So between two steps every rank sends
-//! the others the state that only it has: with dp its running and waiting sequences, with tp those whose tokens it
-//! chooses (and rank 0 the waiting ones). Then all have the same list, and pages move
-//! ([`crate::model::Model::stage_attention`]). The engine does not change before all ranks have agreed.
+//! With dp each rank has its own sequences; with tp the ranks of a group have all of its sequences. So between two
+//! steps every rank sends the others the state that only it has: with dp its running and waiting sequences, with tp
+//! those whose tokens it chooses (and the first rank of a group the waiting ones). Then all ranks of a span
+//! ([`KvSpan`]) have the same list, and pages move ([`crate::model::Model::stage_shape`]). The engine does not change
+//! before all ranks have agreed.
 //!
 //! With lazy moves, pages follow after the switch: before each step those of the next sequences, which run from then
 //! on. A sequence that is cancelled earlier is removed together with its pages once they have arrived.
@@ -19,7 +20,9 @@ use super::request::{SequenceEvent, SequenceRequest};
 use super::run::Engine;
 use super::sequence::{Carried, Sequence};
 use crate::ep::UnitError;
-use crate::model::{AttentionChange, KvArrival, KvCache, KvPhase, MovingSequence, StagedKv, allgather_messages};
+use crate::model::{
+    AttentionChange, AttentionShape, KvArrival, KvCache, KvPhase, KvSpan, MovingSequence, StagedKv, allgather_messages,
+};
 
 /// The sequences that a rank sends the others; then those of all ranks, oldest first.
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -32,6 +35,8 @@ struct Known {
 pub(super) struct Staged {
     /// Its homes include the waiting sequences.
     pub(super) kv: StagedKv,
+    /// Whether this rank reports the homes.
+    pub(super) leads: bool,
     /// All sequences that run here, by id.
     carried: HashMap<u64, Carried>,
     step_bytes: u64,
@@ -48,54 +53,67 @@ pub(super) struct Arriving {
 }
 
 impl Engine {
-    /// Prepares the switch to the other attention, together with all ranks. The inner error is why it is impossible,
+    /// Prepares the switch to another attention, together with all ranks. The inner error is why it is impossible,
     /// and is identical on all ranks. With `step_bytes` pages move afterwards, at most that many before each step
     /// ([`Engine::arrive`]).
     pub(super) fn stage_attention(
         &mut self,
+        to: AttentionShape,
         step_bytes: Option<u64>,
         objection: &dyn Fn(&Inbox) -> Option<String>,
     ) -> Result<Result<Staged, String>, UnitError> {
         // Sequences still arriving from an earlier switch arrive now.
         self.arriving.iter_mut().for_each(|arriving| arriving.step_bytes = u64::MAX);
         self.arrive()?;
-        let to = self.model.other_attention().expect("a prepared change of attention");
-        let known = match self.gather_known(to)? {
+        let span = KvSpan::new(self.model.attention_shape().ranks, to.ranks, self.ep.rank().index());
+        let known = match self.gather_known(&span)? {
             Ok(known) => known,
             Err(cause) => return Ok(Err(cause)),
         };
         let moving = self.running.iter().map(|Sequence { carried, kv, .. }| MovingSequence {
             id: carried.request.id,
             kv,
-            shares: self.shares(&carried.request),
+            shares: self.shares(&carried.request, &span),
         });
         let sequences: Vec<MovingSequence<'_>> = moving.collect();
-        let (capacity, lazily) = (self.limits.kv_pages.of(to), step_bytes.is_some());
+        let (capacity, lazily) = (self.pages(to), step_bytes.is_some());
         let change = AttentionChange { pool: &self.pool, sequences: &sequences, capacity, lazily };
         let mut objects = |_: KvPhase| objection(&self.inbox);
-        let staged = self.model.stage_attention(&change, &mut self.ep, &mut objects)?;
-        Ok(staged.map(|staged| self.staged(to, known, staged, step_bytes.unwrap_or_default())))
+        let staged = self.model.stage_shape(to, &change, &mut self.ep, &mut objects)?;
+        Ok(staged.map(|staged| self.staged(&span, known, staged, step_bytes.unwrap_or_default())))
     }
 
-    fn staged(&self, to: Attention, known: Known, mut kv: StagedKv, step_bytes: u64) -> Staged {
-        let me = self.ep.rank().get();
-        let here = |rank: u16| to == Attention::Tp || rank == me;
-        let own: HashSet<u64> = kv.homes.iter().filter(|(_, rank)| here(*rank)).map(|(id, _)| *id).collect();
+    fn staged(&self, span: &KvSpan, known: Known, mut kv: StagedKv, step_bytes: u64) -> Staged {
+        let me = self.ep.rank().index();
+        let here = |group: u16| usize::from(group) == me / span.after;
+        let own: HashSet<u64> = kv.homes.iter().filter(|(_, group)| here(*group)).map(|(id, _)| *id).collect();
         let mut waiting = VecDeque::new();
-        let mut loads = vec![0_usize; self.ep.world()];
-        kv.homes.iter().for_each(|&(_, rank)| loads[usize::from(rank)] += 1);
-        let even = (kv.homes.len() + known.waiting.len()).div_ceil(4 * self.ep.world());
+        let (first, groups) = (span.first_group() as u16, span.groups());
+        let mut loads = vec![0_usize; groups];
+        kv.homes.iter().for_each(|&(_, group)| loads[usize::from(group - first)] += 1);
+        let even = (kv.homes.len() + known.waiting.len()).div_ceil(4 * groups);
         for request in known.waiting {
-            let rank = if to == Attention::Tp { 0 } else { place(&loads, &self.shares(&request), even) };
-            loads[usize::from(rank)] += 1;
-            kv.homes.push((request.id, rank));
-            if here(rank) {
+            let group = place(&loads, &self.shares(&request, span), even);
+            loads[usize::from(group)] += 1;
+            kv.homes.push((request.id, first + group));
+            if here(first + group) {
                 waiting.push_back(request);
             }
         }
         let running = known.running.into_iter().map(|carried| (carried.request.id, carried));
         let carried = running.filter(|(id, _)| own.contains(id)).collect();
-        Staged { kv, carried, step_bytes, waiting }
+        Staged { kv, leads: me == span.ranks.start, carried, step_bytes, waiting }
+    }
+
+    /// Pages of a rank's cache with attention of this shape.
+    pub(super) fn pages(&self, of: AttentionShape) -> usize {
+        let pages = self.limits.kv_pages;
+        let dp = pages.of(Attention::Dp);
+        match of.attention == Attention::Tp && of.ranks < self.ep.world() && dp > 0 {
+            // As many bytes as with dp.
+            true => self.model.pages_of(of, dp).unwrap_or(0),
+            false => pages.of(of.attention),
+        }
     }
 
     /// Continues with the staged state.
@@ -105,7 +123,7 @@ impl Engine {
         for ticket in std::mem::take(&mut self.together).tickets {
             self.report_stats(ticket);
         }
-        let Staged { kv, mut carried, step_bytes, waiting } = staged;
+        let Staged { kv, mut carried, step_bytes, waiting, .. } = staged;
         let old = std::mem::take(&mut self.running).into_iter().map(|sequence| sequence.kv).collect();
         (self.pool, self.waiting, self.admitted) = (kv.pool, waiting, 0);
         self.resume(kv.sequences, &mut carried);
@@ -128,7 +146,8 @@ impl Engine {
     fn resume(&mut self, came: Vec<(u64, KvCache)>, carried: &mut HashMap<u64, Carried>) {
         for (id, kv) in came {
             let Some(carried) = carried.remove(&id) else { continue };
-            match carried.resume(kv, self.admitted % self.ep.world(), &self.tokenizer) {
+            let group = self.ep.attention_group();
+            match carried.resume(kv, group.start + self.admitted % group.len(), &self.tokenizer) {
                 Ok(sequence) => self.running.push(sequence),
                 Err(error) => self.events.push((id, SequenceEvent::Failed { message: error.to_string() })),
             }
@@ -136,13 +155,13 @@ impl Engine {
         }
     }
 
-    /// Exchanges sequences with the other ranks.
-    fn gather_known(&mut self, to: Attention) -> Result<Result<Known, String>, UnitError> {
+    /// Exchanges sequences with the other ranks; those of the span.
+    fn gather_known(&mut self, span: &KvSpan) -> Result<Result<Known, String>, UnitError> {
         let me = self.ep.rank().index();
         let all = self.model.attention() == Attention::Dp;
         let own = self.running.iter().filter(|sequence| all || sequence.owner == me);
         let own = own.map(|sequence| sequence.carried.clone());
-        let waiting = self.waiting.iter().filter(|_| all || me == 0).cloned();
+        let waiting = self.waiting.iter().filter(|_| self.is_leader()).cloned();
         let known = Known { running: own.collect(), waiting: waiting.collect() };
         // If serialisation fails, the message is empty and every rank, including this one, fails to read it: all agree.
         let messages = allgather_messages(&mut self.ep, serde_json::to_vec(&known).unwrap_or_default())?;
@@ -152,9 +171,15 @@ impl Engine {
                 Ok(received) => received,
                 Err(error) => return Ok(Err(format!("rank {rank} cannot describe its sequences: {error}"))),
             };
-            if to == Attention::Tp {
+            if !span.ranks.contains(&rank) {
+                continue;
+            }
+            if span.merges() {
                 let running = received.running.iter_mut().map(|carried| &mut carried.request);
-                running.chain(&mut received.waiting).for_each(|request| request.home = Some(rank as u16));
+                let is_home = |home: &u16| usize::from(*home) / span.before == rank / span.before;
+                running
+                    .chain(&mut received.waiting)
+                    .for_each(|request| request.home = request.home.filter(is_home).or(Some(rank as u16)));
             }
             known.running.append(&mut received.running);
             known.waiting.append(&mut received.waiting);
@@ -164,22 +189,25 @@ impl Engine {
         Ok(Ok(known))
     }
 
-    /// How much each rank is preferred for a sequence: its previous or pinned rank, or by T; empty if neither is known.
-    fn shares(&self, request: &SequenceRequest) -> Vec<f32> {
+    /// How much each group of the span is preferred for a sequence: that of its previous or pinned rank, or by T; empty
+    /// if neither is known.
+    fn shares(&self, request: &SequenceRequest, span: &KvSpan) -> Vec<f32> {
         let world = self.ep.world();
-        if let Some(home) = request.home.map(usize::from).filter(|home| *home < world) {
-            return (0..world).map(|rank| f32::from(u8::from(rank == home))).collect();
+        if let Some(home) = request.home.map(usize::from).filter(|home| span.ranks.contains(home)) {
+            let first = span.ranks.clone().step_by(span.after);
+            return first.map(|first| f32::from(u8::from((first..first + span.after).contains(&home)))).collect();
         }
         let Some(tables) = self.affinity.as_ref().filter(|tables| usize::from(tables.dp_ranks()) == world) else {
             return Vec::new();
         };
         let rows = request.tokens.iter().filter_map(|&token| tables.token_row(TokenId::new(token)));
         let shares = Score::of_rows(world, rows).share().unwrap_or_default();
-        shares.into_iter().map(|share| share as f32).collect()
+        let of_span = shares.get(span.ranks.clone()).unwrap_or_default();
+        of_span.chunks(span.after).map(|group| group.iter().sum::<f64>() as f32).collect()
     }
 }
 
-/// The preferred rank among those with at most `slack` more load than the least loaded one.
+/// The preferred group among those with at most `slack` more load than the least loaded one.
 fn place(loads: &[usize], shares: &[f32], slack: usize) -> u16 {
     let least = loads.iter().copied().min().unwrap_or(0);
     let near = (0_u16..).zip(loads).filter(|(_, load)| **load <= least + slack);

@@ -15,7 +15,7 @@ use super::run::Engine;
 use crate::control::message::{FromRank, ToRank};
 use crate::ep::{ExpertSpread, UnitError};
 use crate::memory::{available_bytes, shortage};
-use crate::model::{ModelError, SwitchOutcome};
+use crate::model::{AttentionShape, ModelError, SwitchOutcome};
 
 /// An order from rank 0 to a rank. They arrive in this sequence, except for `Abort`, which may arrive at any time.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -36,8 +36,7 @@ pub(crate) enum SwitchOrder {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct SwitchTo {
     pub(crate) spread: ExpertSpread,
-    /// Whether attention switches between dp and tp.
-    pub(crate) turns_attention: bool,
+    pub(crate) attention: AttentionShape,
     /// If set, keys and values move after the switch: before each step those of some sequences, at most this many bytes
     /// per rank, but at least one sequence. Otherwise they move during the switch.
     pub(crate) kv_step_bytes: Option<u64>,
@@ -59,7 +58,7 @@ pub(crate) enum SwitchReport {
     Quiet,
     /// Progress of `Move`, from rank 0 only: about to move this MoE layer.
     Layer(u16),
-    /// Progress of `Move`, from rank 0 only: the new rank of each sequence.
+    /// Progress of `Move`, from the first rank of each span: the new group of each sequence, with dp its rank.
     Homes(Vec<(u64, u16)>),
     /// Reply to `Move`, at the end.
     Ended(SwitchOutcome),
@@ -134,22 +133,38 @@ impl Engine {
 
     /// Why this rank cannot take part, if so.
     fn refusal(&self, to: &SwitchTo) -> Option<String> {
-        if self.ep.attention_group().len() < self.ep.world() {
+        if self.ep.attention_group().len() < self.ep.step_ranks().len() {
             return Some("its attention is in groups of ranks, which cannot switch".to_owned());
         }
-        if to.turns_attention {
-            let Some(attention) = self.model.other_attention() else {
-                return Some(format!("it has only the weights of attention {}", self.model.attention()));
-            };
+        let now = self.model.attention_shape();
+        if to.attention != now {
+            if !self.model.other_attentions().any(|other| other == to.attention) {
+                let AttentionShape { attention, ranks } = to.attention;
+                return Some(format!("it has no weights of attention {attention} in groups of {ranks} ranks"));
+            }
+            let [less, more] = [now.ranks.min(to.attention.ranks), now.ranks.max(to.attention.ranks)];
+            if !more.is_multiple_of(less) {
+                return Some(format!(
+                    "keys and values do not move between groups of {} and of {} ranks, of which neither divides the other: \
+                     switch to ep in between",
+                    now.ranks, to.attention.ranks
+                ));
+            }
+            let in_groups = [self.ep.spread(), &to.spread].into_iter().any(|spread| spread.layout.groups().is_some());
+            if to.kv_step_bytes.is_some() && in_groups {
+                return Some(
+                    "with groups of ranks keys and values move in the switch: leave kv_step_bytes out".to_owned(),
+                );
+            }
             if to.kv_step_bytes.is_some() && !self.model.is_on_host() {
                 return Some(
                     ModelError::NotOnGpu("keys and values that move after the switch (kv_step_bytes)").to_string(),
                 );
             }
-            // With tp every rank has the pages of a single one.
-            let (usage, room) = (self.pool.usage(), self.limits.kv_pages.of(attention) as u64);
+            // In a larger group every rank has the pages that one has now.
+            let (usage, room) = (self.pool.usage(), self.pages(to.attention) as u64);
             let pages = usage.used + usage.promised;
-            if pages > room && attention == Attention::Tp {
+            if pages > room && to.attention.ranks > now.ranks {
                 return Some(format!(
                     "its sequences need {pages} pages of keys and values, and with attention tp it has {room}"
                 ));
@@ -161,7 +176,7 @@ impl Engine {
         if let Err(error) = self.model.check_spread(&to.spread, &self.ep) {
             return Some(error.to_string());
         }
-        shortage(self.model.switch_bytes(&self.ep) as u64, available_bytes())
+        shortage(self.model.switch_bytes(&to.spread, &self.ep) as u64, available_bytes())
     }
 
     /// Moves to the new layout: keys and values first, to unused pages, then experts; then both take effect. All ranks
@@ -173,7 +188,8 @@ impl Engine {
         self.flush();
         let abort = ToRank::Switch { ticket, order: SwitchOrder::Abort };
         let objection = |inbox: &Inbox| (aborted || inbox.holds(&abort)).then(|| ABORTED.to_owned());
-        let staged = to.turns_attention.then(|| self.stage_attention(to.kv_step_bytes, &objection));
+        let turns = to.attention != self.model.attention_shape();
+        let staged = turns.then(|| self.stage_attention(to.attention, to.kv_step_bytes, &objection));
         let staged = staged.transpose()?.transpose();
         let outcome = match staged {
             Err(cause) => SwitchOutcome::RolledBack { cause },
@@ -216,7 +232,7 @@ impl Engine {
     }
 
     fn turn_attention(&mut self, ticket: u64, mut staged: Staged) {
-        if self.ep.rank().get() == 0 {
+        if staged.leads {
             self.report(ticket, SwitchReport::Homes(std::mem::take(&mut staged.kv.homes)));
         }
         self.install_attention(staged);

@@ -4,7 +4,7 @@
 //!
 //! If attention is in groups, this applies to each group, whose first rank takes the role of rank 0. All ranks take
 //! part in each sync and in the step after it, groups without sequences with an empty one, because their experts serve
-//! all.
+//! all. Groups with all experts run independently: their syncs and steps are those of the group alone.
 //!
 //! Agreement is checked: each sync carries the digest of the last batch and the ids of the tokens' sequences.
 
@@ -102,7 +102,7 @@ impl Engine {
             self.admit();
             self.flush();
             self.arrive()?;
-            let has_groups = self.ep.attention_group().len() < self.ep.world();
+            let has_groups = self.ep.attention_group().len() < self.ep.step_ranks().len();
             if has_groups || !self.running.is_empty() {
                 self.step()?;
             }
@@ -130,25 +130,26 @@ impl Engine {
 
     /// Exchanges chosen tokens and rank 0's orders, and executes these; true if the loop must end.
     fn sync(&mut self) -> Result<bool, UnitError> {
-        let me = self.ep.rank().index();
+        let first = self.ep.step_ranks().start;
+        let me = self.ep.rank().index() - first;
         let together = &mut self.together;
         let orders = together.next_orders();
         let (steps, digest, chosen) = (together.steps, together.digest, std::mem::take(&mut together.chosen));
         let own = StepSync { steps, digest, chosen, orders };
         let mut message = std::mem::take(&mut together.message);
         own.encode(&mut message)
-            .map_err(|error| UnitError::protocol(me, format!("its orders cannot be serialized: {error}")))?;
+            .map_err(|error| UnitError::protocol(first + me, format!("its orders cannot be serialized: {error}")))?;
         let received = self.ep.allgather_bytes(&message)?;
         let mut syncs = Vec::with_capacity(received.len());
-        for (rank, message) in received.iter().enumerate() {
+        for (place, message) in received.iter().enumerate() {
             // This rank's own message is not transported.
-            let sync = if rank == me { Ok(StepSync::default()) } else { StepSync::decode(message) };
-            syncs.push(sync.map_err(|detail| UnitError::protocol(rank, detail))?);
+            let sync = if place == me { Ok(StepSync::default()) } else { StepSync::decode(message) };
+            syncs.push(sync.map_err(|detail| UnitError::protocol(first + place, detail))?);
         }
         self.together.message = message;
         syncs[me] = own;
         let group = self.ep.attention_group();
-        for (rank, syncs) in syncs.iter_mut().enumerate() {
+        for (rank, syncs) in (first..).zip(&mut syncs) {
             if !group.contains(&rank) {
                 (syncs.digest, syncs.chosen) = (digest, Vec::new());
             }
@@ -160,21 +161,22 @@ impl Engine {
                 return Err(UnitError::protocol(rank, "it sent orders, which only rank 0 may"));
             }
         }
-        // All groups end together, with the first that gets the order.
+        // All groups that step together end together, with the first that gets the order.
         let stop = syncs.iter().any(|syncs| syncs.orders.contains(&ToRank::Stop));
-        let orders = std::mem::take(&mut syncs[group.start].orders);
+        let orders = std::mem::take(&mut syncs[group.start - first].orders);
         self.take_tokens(syncs)?;
         Ok(self.obey(orders)? || stop)
     }
 
     /// Gives every sequence of the last batch its token.
     fn take_tokens(&mut self, syncs: Vec<StepSync>) -> Result<(), UnitError> {
+        let first = self.ep.step_ranks().start;
         let mut chosen: Vec<_> = syncs.into_iter().map(|syncs| syncs.chosen.into_iter()).collect();
         let places: HashMap<u64, usize> =
             self.running.iter().enumerate().map(|(at, sequence)| (sequence.carried.request.id, at)).collect();
         let mut ended = Vec::new();
         for (id, owner) in std::mem::take(&mut self.together.awaited) {
-            let Some(Chosen { sequence, sampled }) = chosen[owner].next() else {
+            let Some(Chosen { sequence, sampled }) = chosen[owner - first].next() else {
                 return Err(UnitError::protocol(owner, format!("it chose no token for sequence {id}")));
             };
             let (Some(&at), true) = (places.get(&id), sequence == id) else {
@@ -195,7 +197,7 @@ impl Engine {
             }
         }
         if let Some(owner) = chosen.iter().position(|chosen| chosen.len() > 0) {
-            return Err(UnitError::protocol(owner, "it chose more tokens than sequences wait for"));
+            return Err(UnitError::protocol(first + owner, "it chose more tokens than sequences wait for"));
         }
         // In descending order, so that earlier indices stay valid.
         ended.sort_unstable();

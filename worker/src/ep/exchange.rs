@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::time::Instant;
 
 use semmoe_kernels::collectives::{
-    AllRows, Lockstep, Norm, OwnRows, PrivateMemory, RowCollectives, UnitError, Wake, Waker, split_bytes,
+    AllRows, Exchange, Lockstep, Norm, OwnRows, PrivateMemory, RowCollectives, UnitError, Wake, Waker, split_bytes,
 };
 use semmoe_kernels::{DispatchPlan, RowSplit};
 use semmoe_tables::{ExpertCopies, LayerIdx, RankId};
@@ -13,7 +13,7 @@ use super::counters::{Collective, Counters, StepPhase};
 use super::forced::ForcedRate;
 use super::hosts::LayerHosts;
 use super::inbox::Inbox;
-use super::layout::ExpertLayout;
+use super::layout::{ExpertLayout, RankGroups, SwitchableRows};
 use super::spread::ExpertSpread;
 use super::stages::StageLog;
 use super::timings::{StepBatch, TimedCollective, Timings};
@@ -74,6 +74,10 @@ const EXPERTS: &str = "experts";
 /// This rank's part of the unit: its collectives, the place of every expert, and its counters.
 pub struct ExpertParallel {
     pub(super) unit: WireRows,
+    /// This rank's group, in each grouping that the unit may be switched to.
+    groups: Vec<(RankGroups, WireRows)>,
+    /// The one that runs independently now.
+    pub(super) group: Option<usize>,
     pub(super) spread: ExpertSpread,
     layers: Vec<LayerHosts>,
     /// `[W]`: whether each rank is on this rank's node, itself included; hybrid experts use the layout's nodes instead.
@@ -94,6 +98,18 @@ pub struct ExpertParallel {
     incoming: Vec<Vec<u8>>,
 }
 
+/// The collectives of the ranks that step together.
+fn stepping<'a>(
+    unit: &'a mut WireRows,
+    groups: &'a mut [(RankGroups, WireRows)],
+    group: Option<usize>,
+) -> &'a mut WireRows {
+    match group {
+        None => unit,
+        Some(at) => &mut groups[at].1,
+    }
+}
+
 impl ExpertParallel {
     /// Joins a placement to a link that carries rows in messages; group g of the placement is rank g. Of several copies
     /// of an expert, this rank's tokens use the one that [`ExpertCopies`] names.
@@ -111,16 +127,17 @@ impl ExpertParallel {
     /// # Errors
     /// A placement whose number of groups is not the number of ranks, or of nodes in a hybrid layout.
     pub fn over(
-        unit: WireRows,
+        unit: impl Into<SwitchableRows>,
         placement: impl Into<ExpertCopies>,
         layout: ExpertLayout,
     ) -> Result<Self, WorldMismatch> {
+        let SwitchableRows { unit, groups: switchable } = unit.into();
         let spread = ExpertSpread { layout, copies: placement.into() };
         let (groups, world) = (usize::from(spread.copies.groups()), unit.world());
         if groups != layout.hosts(world) || layout.world(groups) != world {
             return Err(WorldMismatch { groups, world, layout });
         }
-        Ok(Self {
+        let mut joined = Self {
             counters: Counters::new(spread.copies.layers()),
             timings: Timings::new(spread.copies.layers()),
             layers: LayerHosts::of_spread(&spread, RankId::new(unit.rank() as u16)),
@@ -129,12 +146,16 @@ impl ExpertParallel {
             stages: None,
             forced: None,
             unit,
+            groups: switchable,
+            group: None,
             spread,
             plan: DispatchPlan::default(),
             inbox: Inbox::default(),
             outgoing: vec![Vec::new(); world],
             incoming: vec![Vec::new(); world],
-        })
+        };
+        joined.regroup();
+        Ok(joined)
     }
 
     /// Counts bytes to these ranks as to its own node; by default each rank is a node. Hybrid experts use the layout's
@@ -169,6 +190,37 @@ impl ExpertParallel {
         self.attention_group.clone()
     }
 
+    /// The ranks that step together: all, or an independent group.
+    pub(crate) fn step_ranks(&self) -> Range<usize> {
+        if self.group.is_some() { self.attention_group() } else { 0..self.world() }
+    }
+
+    /// The groupings that the unit may be switched to.
+    pub(crate) fn groupings(&self) -> impl Iterator<Item = RankGroups> {
+        self.groups.iter().map(|(grouping, _)| *grouping)
+    }
+
+    /// The collectives of the ranks that step together.
+    fn rows(&mut self) -> &mut WireRows {
+        stepping(&mut self.unit, &mut self.groups, self.group)
+    }
+
+    /// Makes the ranks of the layout's groups step by themselves, or all ranks step together.
+    fn regroup(&mut self) {
+        let before = self.group;
+        self.group = self.spread.layout.groups().and_then(|of| self.groupings().position(|grouping| grouping == of));
+        if let Some(at) = self.group {
+            let (grouping, rank) = (self.groups[at].0, self.unit.rank());
+            let first = rank - rank % usize::from(grouping.ranks);
+            self.attention_group = first..first + usize::from(grouping.ranks);
+        } else if before.is_some() {
+            self.attention_group = 0..self.world();
+        }
+        let ranks = self.step_ranks().len();
+        self.outgoing.resize(ranks, Vec::new());
+        self.incoming.resize(ranks, Vec::new());
+    }
+
     /// This rank's index in its attention group.
     pub(crate) fn attention_place(&self) -> usize {
         self.unit.rank() - self.attention_group.start
@@ -184,6 +236,7 @@ impl ExpertParallel {
         debug_assert_eq!(spread.copies.layers(), self.layers.len());
         self.layers = LayerHosts::of_spread(&spread, self.rank());
         self.spread = spread;
+        self.regroup();
     }
 
     /// Sends each other rank its message and returns theirs, by rank; this rank's slot is meaningless. For use outside
@@ -194,6 +247,22 @@ impl ExpertParallel {
     pub(crate) fn exchange(&mut self, outgoing: Vec<Vec<u8>>) -> Result<Vec<Vec<u8>>, UnitError> {
         let mut incoming = vec![Vec::new(); outgoing.len()];
         self.unit.all_to_all(&outgoing, &mut incoming)?;
+        Ok(incoming)
+    }
+
+    /// An [`ExpertParallel::exchange`] among some ranks, including this one; messages are by index in `ranks`.
+    ///
+    /// # Errors
+    /// A rank failed.
+    pub(crate) fn exchange_among(
+        &mut self,
+        ranks: Range<usize>,
+        outgoing: &[Vec<u8>],
+    ) -> Result<Vec<Vec<u8>>, UnitError> {
+        let mut incoming = vec![Vec::new(); outgoing.len()];
+        let peers: Vec<usize> = ranks.collect();
+        let exchange = Exchange { peers: &peers, outgoing, incoming: &mut incoming, arrived: &mut |_| () };
+        self.unit.group_all_to_all(exchange)?;
         Ok(incoming)
     }
 
@@ -230,17 +299,18 @@ impl ExpertParallel {
         self.unit.waker()
     }
 
-    /// Sends every other rank the same message and returns theirs, by rank; this rank's slot is meaningless.
+    /// Sends the other ranks that step with this one the same message and returns theirs, by index in
+    /// [`ExpertParallel::step_ranks`]; this rank's slot is meaningless.
     ///
     /// # Errors
     /// A rank failed.
     pub(crate) fn allgather_bytes(&mut self, message: &[u8]) -> Result<&[Vec<u8>], UnitError> {
-        self.counters.add_collective(Collective::Sync, (self.world() - 1) * message.len());
+        self.counters.add_collective(Collective::Sync, (self.outgoing.len() - 1) * message.len());
         for to in &mut self.outgoing {
             to.clear();
             to.extend_from_slice(message);
         }
-        self.unit.all_to_all(&self.outgoing, &mut self.incoming)?;
+        stepping(&mut self.unit, &mut self.groups, self.group).all_to_all(&self.outgoing, &mut self.incoming)?;
         Ok(&self.incoming)
     }
 
@@ -249,7 +319,7 @@ impl ExpertParallel {
     /// # Errors
     /// Those of [`Collectives::part`](semmoe_kernels::collectives::Collectives::part).
     pub(crate) fn part(&mut self, len: usize) -> Result<&mut [f32], UnitError> {
-        self.unit.part(len)
+        self.rows().part(len)
     }
 
     /// Counts the bytes that this rank sends in a reduce-scatter.
@@ -277,7 +347,7 @@ impl ExpertParallel {
     ) -> Result<(), UnitError> {
         self.count_scatter(hidden, split);
         let began = Instant::now();
-        self.unit.reduce_scatter(hidden, split, norm, out)?;
+        self.rows().reduce_scatter(hidden, split, norm, out)?;
         self.time(layer, TimedCollective::Scatter, began);
         Ok(())
     }
@@ -293,7 +363,7 @@ impl ExpertParallel {
     ) -> Result<(), UnitError> {
         self.count_gather(own.hidden, own.width, split);
         let began = Instant::now();
-        self.unit.allgather(own, split, out)?;
+        self.rows().allgather(own, split, out)?;
         self.time(layer, TimedCollective::Gather, began);
         Ok(())
     }
@@ -322,13 +392,13 @@ impl ExpertParallel {
         let RoutedBatch { x, hidden, .. } = batch;
         self.log(|stages| stages.begin_layer(layer, batch.phases.len()));
         let dispatch = self.begin(TimedCollective::Dispatch);
-        self.unit.dispatch(x, hidden, &self.plan)?;
+        stepping(&mut self.unit, &mut self.groups, self.group).dispatch(x, hidden, &self.plan)?;
         self.end(layer, TimedCollective::Dispatch, dispatch);
 
         experts.ready().map_err(|cause| UnitError::PeerLost { rank: self.unit.rank(), cause })?;
         self.log(|stages| stages.begin(EXPERTS, 0));
         let hosts = &self.layers[layer.index()];
-        let received = self.unit.received();
+        let received = stepping(&mut self.unit, &mut self.groups, self.group).received();
         self.inbox.apply(received, hidden, hosts, experts).map_err(|wrong| {
             let from = self.spread.layout.source(self.unit.rank(), wrong.from);
             UnitError::protocol(from, wrong.to_string())
@@ -337,7 +407,7 @@ impl ExpertParallel {
         self.log(|stages| stages.end(EXPERTS, 0));
 
         let combine = self.begin(TimedCollective::Combine);
-        self.unit.combine(&self.plan, out)?;
+        stepping(&mut self.unit, &mut self.groups, self.group).combine(&self.plan, out)?;
         self.end(layer, TimedCollective::Combine, combine);
         self.timings.add_moe(layer, began.elapsed());
         Ok(())
@@ -362,7 +432,9 @@ impl ExpertParallel {
                 let parts = self.spread.layout.hosts(self.unit.world());
                 self.plan.build(chosen, weights, top_k, &self.layers[layer.index()].rank_of, parts)
             }
-            ExpertLayout::Tp => self.plan.build_everywhere(chosen, weights, top_k, self.unit.world()),
+            ExpertLayout::Tp | ExpertLayout::Groups(_) => {
+                self.plan.build_everywhere(chosen, weights, top_k, self.step_ranks().len())
+            }
         };
         planned.expect("the router chooses among the placement's experts");
         let (traffic, levels) = self.traffic(batch);

@@ -63,7 +63,7 @@ impl LayerHosts {
         };
         let slot_of = (0..spread.copies.experts()).map(slot).collect();
         let rank_of = match spread.layout {
-            ExpertLayout::Tp => Vec::new(),
+            ExpertLayout::Tp | ExpertLayout::Groups(_) => Vec::new(),
             layout => spread.copies.used_at(layout.host(rank.index()), layer).to_vec(),
         };
         Self { rank_of, slot_of, slots: slots.into() }

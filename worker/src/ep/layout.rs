@@ -23,6 +23,32 @@ pub enum ExpertLayout {
     Tp,
     /// Both: each expert is on the node that the placement names, and every rank of the node has a slice of it.
     Hybrid(NodeLayout),
+    /// Tensor parallel in independent groups of neighbouring ranks: each group has all experts. Reached only by a
+    /// switch.
+    Groups(RankGroups),
+}
+
+/// Independent groups of neighbouring ranks, each with sequences of its own: rank r is in group r / P.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+pub struct RankGroups {
+    /// N: at least 2.
+    pub groups: u16,
+    /// P: ranks of a group, at least 2.
+    pub ranks: u16,
+}
+
+impl RankGroups {
+    /// Groups that a unit of `world` ranks can be in.
+    pub fn new(groups: u16, world: u16) -> Option<Self> {
+        let ranks = world.checked_div(groups)?;
+        (groups > 1 && ranks > 1 && groups.checked_mul(ranks) == Some(world)).then_some(Self { groups, ranks })
+    }
+}
+
+impl fmt::Display for RankGroups {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}x{}", self.groups, self.ranks)
+    }
 }
 
 /// The nodes of a hybrid layout, each with at least one rank: rank r is on node r / P.
@@ -75,9 +101,22 @@ impl ExpertLayout {
     /// The nodes of a hybrid layout.
     pub(crate) fn nodes(self) -> Option<NodeLayout> {
         match self {
-            Self::Ep | Self::Tp => None,
+            Self::Ep | Self::Tp | Self::Groups(_) => None,
             Self::Hybrid(nodes) => Some(nodes),
         }
+    }
+
+    /// The independent groups, if ranks are in such groups.
+    pub(crate) fn groups(self) -> Option<RankGroups> {
+        match self {
+            Self::Groups(groups) => Some(groups),
+            _ => None,
+        }
+    }
+
+    /// Whether every rank has a slice of every expert.
+    pub(crate) fn is_sliced(self) -> bool {
+        matches!(self, Self::Tp | Self::Groups(_))
     }
 
     /// The number of placement groups for `world` ranks.
@@ -102,7 +141,11 @@ impl ExpertLayout {
 
     /// The rank that sent rows, from its index in the collectives of `rank`.
     pub(super) fn source(self, rank: usize, named: usize) -> usize {
-        self.nodes().map_or(named, |_| self.host(rank) * self.width() + named)
+        match self {
+            Self::Ep | Self::Tp => named,
+            Self::Hybrid(_) => self.host(rank) * self.width() + named,
+            Self::Groups(groups) => rank - rank % usize::from(groups.ranks) + named,
+        }
     }
 
     /// Maximum number of messages into which the rows for one host are cut.
@@ -156,6 +199,43 @@ impl ExpertLayout {
         let group = wire(Box::new(RowCollectives::of_group(link.inside(), inside)));
         Ok(unit.with_groups(link, group))
     }
+
+    /// The collectives of all ranks, and those of this rank's group in each grouping that the unit may be switched to,
+    /// over one link: rows travel inside a group in messages.
+    ///
+    /// # Errors
+    /// Those of [`ExpertLayout::join`]; groups that do not divide the ranks.
+    pub fn join_switchable<T: Element>(
+        self,
+        groupings: &[RankGroups],
+        wire: fn(Box<dyn Collectives<T>>) -> WireRows,
+        link: impl Lockstep + 'static,
+        memory: impl RowMemory<T> + 'static,
+        observer: Box<dyn StageObserver + Send>,
+    ) -> Result<SwitchableRows, UnitError> {
+        let shared = UnitLink::join(link, 1)?;
+        let mut groups = Vec::new();
+        for grouping in groupings {
+            let link = UnitLink::join(shared.clone(), grouping.groups.into())?;
+            let inside = PrivateMemory::new(link.grid().local(link.rank()));
+            groups.push((*grouping, wire(Box::new(RowCollectives::of_group(link.inside(), inside)))));
+        }
+        Ok(SwitchableRows { unit: wire(self.join(shared, memory, observer)?), groups })
+    }
+}
+
+/// The collectives of a rank among all ranks, and in groups that the unit may be switched to.
+pub struct SwitchableRows {
+    /// Among all ranks.
+    pub unit: WireRows,
+    /// In this rank's group of each grouping.
+    pub groups: Vec<(RankGroups, WireRows)>,
+}
+
+impl From<WireRows> for SwitchableRows {
+    fn from(unit: WireRows) -> Self {
+        Self { unit, groups: Vec::new() }
+    }
 }
 
 impl fmt::Display for ExpertLayout {
@@ -163,6 +243,7 @@ impl fmt::Display for ExpertLayout {
         match self {
             Self::Ep => f.write_str("ep"),
             Self::Tp => f.write_str("tp"),
+            Self::Groups(groups) => write!(f, "tp:{groups}"),
             Self::Hybrid(NodeLayout { nodes, width, chunks: None }) => write!(f, "hybrid:{nodes}x{width}"),
             Self::Hybrid(NodeLayout { nodes, width, chunks: Some(chunks) }) => {
                 write!(f, "hybrid:{nodes}x{width}:{chunks}")
@@ -196,6 +277,17 @@ mod tests {
             let error = name.parse::<ExpertLayout>().unwrap_err().to_string();
             assert!(error.starts_with(&format!("'{name}' is not a layout of experts: expected ep, tp, ")), "{error}");
         }
+    }
+
+    #[test]
+    fn groups_have_two_ranks_at_least_and_divide_the_world() {
+        let groups = RankGroups::new(2, 4).unwrap();
+        assert_eq!(
+            (groups, ExpertLayout::Groups(groups).to_string()),
+            (RankGroups { groups: 2, ranks: 2 }, "tp:2x2".into())
+        );
+        assert!([0, 1, 3, 4, 5].into_iter().all(|groups| RankGroups::new(groups, 4).is_none()));
+        assert_eq!([0, 1].map(|local| ExpertLayout::Groups(groups).source(3, local)), [2, 3]);
     }
 
     #[test]

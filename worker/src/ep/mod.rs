@@ -42,7 +42,7 @@ pub use exchange::{ExpertParallel, LocalExperts, RoutedBatch, WorldMismatch};
 pub use forced::ForcedRate;
 #[cfg(feature = "gpu")]
 pub(crate) use hosts::{LayerHosts, NotHere};
-pub use layout::{ExpertLayout, NodeLayout};
+pub use layout::{ExpertLayout, NodeLayout, RankGroups, SwitchableRows};
 pub(crate) use poll::poll_until;
 pub(crate) use semmoe_kernels::collectives::{AllRows, Norm, OwnRows};
 pub use semmoe_kernels::collectives::{Lockstep, MAX_MESSAGE_BYTES, UnitError, Wake, Waker};

@@ -18,7 +18,7 @@ impl ExpertSpread {
     /// Whether a rank has this expert, or a slice of it.
     pub fn has(&self, rank: RankId, layer: LayerIdx, expert: ExpertId) -> bool {
         let host = GroupId::new(self.layout.host(rank.index()) as u16);
-        self.layout == ExpertLayout::Tp || self.copies.holds(host, layer, expert)
+        self.layout.is_sliced() || self.copies.holds(host, layer, expert)
     }
 
     /// The experts of a layer of which a rank has the whole or a slice, in ascending id.

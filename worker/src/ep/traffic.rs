@@ -12,13 +12,14 @@ impl ExpertParallel {
     /// across nodes.
     pub(super) fn traffic(&self, batch: &RoutedBatch<'_>) -> (LayerTraffic, LevelBytes) {
         let (mut traffic, mut levels) = (LayerTraffic::default(), LevelBytes::default());
-        let (layout, own_host) = (self.spread.layout, self.spread.layout.host(self.unit.rank()));
+        let layout = self.spread.layout;
+        let own_host = layout.host(self.unit.rank()) - self.first_host();
         for host in 0..self.plan.ranks() {
             let (rows, is_local) = (self.plan.rank(host), host == own_host);
             let mut row_bytes = 0;
             for (token, pairs) in rows.tokens.iter().zip(rows.pairs) {
                 let of = traffic.of_mut(batch.phases[*token as usize]);
-                if is_local || layout != ExpertLayout::Tp {
+                if is_local || !layout.is_sliced() {
                     of.activations.add(is_local, u64::from(*pairs));
                 }
                 let bytes = dispatch_row_bytes(self.unit.dtype, usize::from(*pairs), batch.hidden) as u64;
@@ -31,9 +32,14 @@ impl ExpertParallel {
                 header_bytes = (rows.tokens.len().min(layout.messages()) * DISPATCH_HEADER_BYTES) as u64;
                 traffic.of_mut(batch.phases[*first as usize]).bytes.add(is_local, header_bytes);
             }
-            self.count_levels(host, row_bytes, header_bytes, &mut levels);
+            self.count_levels(self.first_host() + host, row_bytes, header_bytes, &mut levels);
         }
         (traffic, levels)
+    }
+
+    /// The first rank of an independent group, whose collectives count from there.
+    fn first_host(&self) -> usize {
+        if self.group.is_some() { self.attention_group().start } else { 0 }
     }
 
     /// All ranks of a node gather a row for it, in messages with rows of several ranks, so their headers belong to no
@@ -46,9 +52,9 @@ impl ExpertParallel {
                 let is_local = host == self.spread.layout.host(rank);
                 *(if is_local { &mut levels.rank } else { &mut levels.other }) += bytes;
             }
-            ExpertLayout::Ep | ExpertLayout::Tp if host == rank => levels.rank += bytes,
-            ExpertLayout::Ep | ExpertLayout::Tp if self.near[host] => levels.node += bytes,
-            ExpertLayout::Ep | ExpertLayout::Tp => levels.other += bytes,
+            _ if host == rank => levels.rank += bytes,
+            _ if self.near[host] => levels.node += bytes,
+            _ => levels.other += bytes,
         }
     }
 }

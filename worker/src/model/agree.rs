@@ -18,12 +18,25 @@ pub(super) enum Obstacle {
     Peer(usize),
 }
 
-/// Whether all ranks can continue, with equal digests of their results. Otherwise the first objection by rank, which is
-/// identical on all ranks.
+/// A [`vote_of_spans`] with one span of all ranks.
 ///
 /// # Errors
 /// A rank was lost, or failed without a reason.
+#[cfg(feature = "gpu")]
 pub(super) fn vote(ep: &mut ExpertParallel, own: Result<u64, &Obstacle>) -> Result<Option<String>, UnitError> {
+    vote_of_spans(ep, ep.world(), own)
+}
+
+/// Whether all ranks can continue, with equal digests of their results in each span of `ranks` neighbours. Otherwise
+/// the first objection by rank, which is identical on all ranks.
+///
+/// # Errors
+/// A rank was lost, or failed without a reason.
+pub(super) fn vote_of_spans(
+    ep: &mut ExpertParallel,
+    ranks: usize,
+    own: Result<u64, &Obstacle>,
+) -> Result<Option<String>, UnitError> {
     let (vote, detail) = match own {
         Ok(digest) => (AGREES, digest.to_le_bytes().to_vec()),
         Err(Obstacle::Own(cause)) => (OBJECTS, cause.clone().into_bytes()),
@@ -38,8 +51,9 @@ pub(super) fn vote(ep: &mut ExpertParallel, own: Result<u64, &Obstacle>) -> Resu
         let peer = vote.get(1..).and_then(|word| word.first_chunk()).map_or(0, |word| u64::from_le_bytes(*word));
         return Err(UnitError::protocol(peer as usize, "it failed to do its part of a switch without giving a reason"));
     }
-    let other = votes.iter().position(|vote| vote != &votes[0]);
-    Ok(other.map(|rank| format!("the result of rank {rank} differs from rank 0's")))
+    let first = |rank: usize| rank - rank % ranks;
+    let other = (0..votes.len()).find(|&rank| votes[rank] != votes[first(rank)]);
+    Ok(other.map(|rank| format!("the result of rank {rank} differs from rank {}'s", first(rank))))
 }
 
 /// Sends every rank the same message, of any length, and returns those of all ranks, by rank.

@@ -7,7 +7,7 @@ use super::attention::{AttentionScratch, AttentionStep};
 use super::backend::{ComputeBackend, LayerStep, RowLists, WantedRows};
 use super::checkpoint::Checkpoint;
 use super::compute::{add, rms_norm};
-use super::expert::Place;
+use super::expert::{Place, SwitchRoom};
 use super::load::Loader;
 use super::mlp::MlpScratch;
 use super::probe::Probe;
@@ -25,8 +25,8 @@ use crate::ep::{AllRows, ExpertSpread, Norm, OwnRows, RoutedBatch, UnitError};
 pub(super) struct CpuBackend {
     config: Arc<ModelConfig>,
     weights: Weights,
-    /// Heads in the other layout of attention, `[layers]`, if the rank may switch to it.
-    other: Option<Vec<HeadWeights>>,
+    /// Heads in the other layouts of attention that the rank may switch to, each `[layers]`.
+    others: Vec<Vec<HeadWeights>>,
     pub(super) experts: RankExperts,
     pub(super) peers: Peers,
     angles: RotaryTable,
@@ -57,6 +57,8 @@ struct Scratch {
 pub(super) struct HeadSlices {
     pub(super) start: HeadSlice,
     pub(super) other: Option<HeadSlice>,
+    /// In groups of ranks, after `other`.
+    pub(super) in_groups: Vec<HeadSlice>,
 }
 
 impl CpuBackend {
@@ -67,29 +69,30 @@ impl CpuBackend {
         shares: &HeadSlices,
         spread: &ExpertSpread,
         room: ExpertRoom,
+        groups: &[usize],
     ) -> Result<Self, ModelError> {
         let loader = |share| Loader { checkpoint, config, share, packer: &Panels };
         let mut weights = loader(shares.start).load()?;
         weights.settle();
-        let other = shares.other.map(|share| {
+        let others = shares.other.iter().chain(&shares.in_groups).map(|&share| {
             let mut layers = loader(share).load_heads()?;
             settle(layers.iter_mut().flat_map(HeadWeights::linears).collect());
             Ok(layers)
         });
-        let other = other.transpose()?;
+        let others = others.collect::<Result<_, ModelError>>()?;
         let loader = loader(shares.start);
         let experts = match room.memory {
-            None => RankExperts::Resident(loader.experts(at, spread, room.slots)?),
+            None => RankExperts::Resident(loader.experts(at, spread, SwitchRoom { slots: room.slots, groups })?),
             Some(limit) => RankExperts::Streamed(StreamedExperts::new(&loader, at, spread, limit)?),
         };
         let angles = RotaryTable::new(config.rope_dim(), &config.rope);
         let (peers, scratch) = (Peers::OnHost(Vec::new()), Scratch::default());
-        Ok(Self { config: Arc::clone(config), weights, other, experts, peers, angles, scratch })
+        Ok(Self { config: Arc::clone(config), weights, others, experts, peers, angles, scratch })
     }
 
-    /// Switches to the heads of the other attention.
-    pub(super) fn exchange_heads(&mut self) {
-        for (block, weights) in self.weights.blocks.iter_mut().zip(self.other.iter_mut().flatten()) {
+    /// Switches to the heads of another layout of attention, and keeps the current ones in its place.
+    pub(super) fn exchange_heads(&mut self, other: usize) {
+        for (block, weights) in self.weights.blocks.iter_mut().zip(&mut self.others[other]) {
             swap(&mut block.heads, weights);
         }
     }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use semmoe_kernels::reshard::{MemoryFault, ReshardError};
 use semmoe_tables::ConfigError;
 
-use crate::ep::{ExpertLayout, UnitError};
+use crate::ep::{ExpertLayout, RankGroups, UnitError};
 
 /// A model directory that cannot be loaded.
 #[derive(Debug, thiserror::Error)]
@@ -36,6 +36,12 @@ pub enum ModelError {
     /// Experts that cannot be moved after the start.
     #[error("experts {0} cannot be switched while the unit runs")]
     FixedLayout(ExpertLayout),
+    /// Groups that the unit was not started with.
+    #[error("the ranks were not started with groups of {groups}: expected --switch-groups {}", groups.groups)]
+    Groups {
+        /// The groups.
+        groups: RankGroups,
+    },
     /// A JSON file is not valid.
     #[error("{} is not valid: {detail}", path.display())]
     Json {

@@ -182,6 +182,15 @@ impl Packing {
     }
 }
 
+/// Room on a rank for other spreads than the first one.
+#[derive(Clone, Copy)]
+pub(super) struct SwitchRoom<'a> {
+    /// Whole experts of a layer on a rank; at least as many as in the first spread.
+    pub(super) slots: Option<u16>,
+    /// Ranks of each kind of independent group.
+    pub(super) groups: &'a [usize],
+}
+
 /// All routed experts, or slices of them, on a rank.
 pub(super) struct Experts {
     packing: Packing,
@@ -191,29 +200,56 @@ pub(super) struct Experts {
     pub(super) layout: Layout,
     pub(super) side: Side,
     pub(super) memory: SharedExperts,
+    /// Bytes at the low and the high end of the buffer that were ever written.
+    touched: [usize; 2],
     /// Checksums of what was loaded: of this rank's pieces, and after the first exchange of all ranks'.
     pub(super) checksums: Checksums,
 }
 
 impl Experts {
-    /// Allocates memory for a rank's experts in a spread, and for any other with at most `slots` whole experts on a
-    /// rank; at least as many as in this spread.
+    /// Allocates memory for a rank's experts in a spread and in those that `room` names.
     pub(super) fn new(
         config: &ModelConfig,
         at: Place,
         spread: &ExpertSpread,
         types: ExpertTypes,
-        slots: Option<u16>,
+        room: SwitchRoom<'_>,
     ) -> Result<Self, ModelError> {
+        let SwitchRoom { slots, groups } = room;
         let packing = Packing::new(config, spread.layout, at, types)?;
         let home = Home::new(spread, at.world, slots).map_err(ModelError::Experts)?;
         let shape = packing.shape().map_err(ModelError::Experts)?;
         let pool = home.pool(shape, config.num_experts, packing.slices == at.world).map_err(ModelError::Experts)?;
+        if !groups.is_empty() && packing.slices != at.world {
+            return Err(ModelError::ExpertWidth { width: config.expert_width, ranks: at.world });
+        }
+        let pool = if groups.is_empty() { pool } else { pool.with_groups(groups).map_err(ModelError::Experts)? };
         let layout = home.layout;
         let memory = SharedExperts::create(at.rank, at.world, pool.bytes())
             .map_err(|error| ModelError::ExpertMemory(error.to_string()))?;
         let checksums = Checksums::new(&pool);
-        Ok(Self { packing, width: config.expert_width, pool, layout, side: Side::Low, memory, checksums })
+        let touched = [0; 2];
+        let mut experts =
+            Self { packing, width: config.expert_width, pool, layout, side: Side::Low, memory, touched, checksums };
+        experts.touch();
+        Ok(experts)
+    }
+
+    /// Bytes of the buffer that a switch to a spread writes for the first time.
+    pub(super) fn untouched(&self, to: &ExpertSpread) -> usize {
+        let slot = self.arrange(to).map_or(0, |layout| self.pool.slot_bytes(&layout));
+        let [near, far] = match self.side {
+            Side::High => [self.touched[0], self.touched[1]],
+            Side::Low => [self.touched[1], self.touched[0]],
+        };
+        (slot * self.pool.layers()).saturating_sub(near).min(self.pool.bytes().saturating_sub(near + far))
+    }
+
+    /// Notes what the layout in force has written.
+    pub(super) fn touch(&mut self) {
+        let (bytes, end) =
+            (self.pool.slot_bytes(&self.layout) * self.pool.layers(), usize::from(self.side == Side::High));
+        self.touched[end] = self.touched[end].max(bytes);
     }
 
     /// Packs this rank's part of a layer. `tensors` returns gate, up and down of an expert, and is called for all
@@ -254,7 +290,11 @@ impl Experts {
 
     /// Slices that this rank has of each of its experts.
     fn slices(&self) -> usize {
-        if self.layout == Layout::Tp { 1 } else { self.packing.slices }
+        match self.layout {
+            Layout::Ep(_) => self.packing.slices,
+            Layout::Tp => 1,
+            Layout::Groups(ranks) => self.packing.slices / ranks,
+        }
     }
 
     /// Number of experts on this rank in a layer.
@@ -294,13 +334,13 @@ impl Home {
     /// The capacity for a spread and any other with at most `slots` whole experts on a rank; at least as many as in
     /// this spread.
     pub(super) fn new(spread: &ExpertSpread, world: usize, slots: Option<u16>) -> Result<Self, ReshardError> {
-        let whole = match spread.layout {
-            ExpertLayout::Tp => ExpertSpread { layout: ExpertLayout::Ep, ..spread.clone() },
-            ExpertLayout::Ep | ExpertLayout::Hybrid(_) => spread.clone(),
+        let whole = match spread.layout.is_sliced() {
+            true => ExpertSpread { layout: ExpertLayout::Ep, ..spread.clone() },
+            false => spread.clone(),
         };
         let (whole, layers) = (hosts(&whole, world)?, spread.copies.layers());
         let slots = whole.slots().max(slots.unwrap_or(0).into());
-        let layout = if spread.layout == ExpertLayout::Tp { Layout::Tp } else { Layout::Ep(whole) };
+        let layout = sliced(spread.layout).unwrap_or(Layout::Ep(whole));
         Ok(Self { layout, world, layers, slots })
     }
 
@@ -313,17 +353,26 @@ impl Home {
 
 /// The places of a pool's experts in a spread.
 pub(super) fn arrange(pool: &Pool, spread: &ExpertSpread) -> Result<Layout, ReshardError> {
-    let layout = match spread.layout {
-        ExpertLayout::Tp => Layout::Tp,
-        ExpertLayout::Ep | ExpertLayout::Hybrid(_) => Layout::Ep(hosts(spread, pool.grid().ranks())?),
+    let layout = match sliced(spread.layout) {
+        Some(layout) => layout,
+        None => Layout::Ep(hosts(spread, pool.grid().ranks())?),
     };
     pool.check(&layout).map(|()| layout)
+}
+
+/// The layout of a pool whose ranks have slices of all experts.
+fn sliced(layout: ExpertLayout) -> Option<Layout> {
+    match layout {
+        ExpertLayout::Tp => Some(Layout::Tp),
+        ExpertLayout::Groups(groups) => Some(Layout::Groups(groups.ranks.into())),
+        ExpertLayout::Ep | ExpertLayout::Hybrid(_) => None,
+    }
 }
 
 /// Number of experts on a rank in a layer.
 pub(super) fn hosted(pool: &Pool, layout: &Layout, layer: LayerIdx, rank: usize) -> usize {
     match layout {
-        Layout::Tp => pool.experts(),
+        Layout::Tp | Layout::Groups(_) => pool.experts(),
         Layout::Ep(hosts) => hosts.of_rank(layer.index(), rank).iter().filter(|&&expert| expert != NO_HOST).count(),
     }
 }

@@ -27,6 +27,7 @@ mod transfer;
 pub use arrival::KvArrival;
 pub use cache::KvCache;
 pub(super) use change::KvChange;
+pub(crate) use change::KvSpan;
 #[cfg(feature = "gpu")]
 pub(super) use change::PageMoves;
 pub use change::{AttentionChange, MovingSequence, StagedKv};

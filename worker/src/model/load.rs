@@ -8,7 +8,7 @@ use super::attention::{Attention, Heads};
 use super::checkpoint::{Checkpoint, TensorData, TensorPlace};
 use super::compute::PanelType;
 use super::config::{AttentionKind, GATED, GroupedAttention, HeadNormKind, LatentAttention, Scoring};
-use super::expert::{ExpertTypes, Experts, Place};
+use super::expert::{ExpertTypes, Experts, Place, SwitchRoom};
 use super::grouped::{Grouped, HeadNorms, Projected};
 use super::latent::Latent;
 use super::mlp::{Mlp, Shared};
@@ -177,8 +177,13 @@ impl<'a, P: Packer> Loader<'a, P> {
     }
 
     /// The experts of all layers: keeps those, or the slices of those, that the spread assigns to this rank.
-    pub(super) fn experts(&self, at: Place, spread: &ExpertSpread, slots: Option<u16>) -> Result<Experts, ModelError> {
-        let mut experts = Experts::new(self.config, at, spread, self.expert_types()?, slots)?;
+    pub(super) fn experts(
+        &self,
+        at: Place,
+        spread: &ExpertSpread,
+        room: SwitchRoom<'_>,
+    ) -> Result<Experts, ModelError> {
+        let mut experts = Experts::new(self.config, at, spread, self.expert_types()?, room)?;
         for layer in self.moe_layers() {
             experts.load(layer, |expert| self.expert_tensors(layer, expert))?;
         }

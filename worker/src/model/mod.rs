@@ -59,6 +59,7 @@ use semmoe_kernels::Dtype;
 #[cfg(feature = "gpu")]
 use semmoe_kernels_cuda::unit::UnitRank;
 use semmoe_tables::{Attention, ExpertCopies, GroupId, RankId, Tables};
+use serde::{Deserialize, Serialize};
 
 pub(crate) use agree::allgather_messages;
 pub(crate) use checkpoint::read_small_file;
@@ -69,6 +70,7 @@ pub use config::{
     Rope, RopeLayout, Router, Scoring, SharedExpert, Yarn,
 };
 pub use error::{ModelError, StepError};
+pub(crate) use kv::KvSpan;
 pub use kv::{
     AttentionChange, CacheShape, KvArrival, KvCache, KvObjection, KvPhase, KvPool, KvUsage, MovingSequence,
     PAGE_TOKENS, StagedKv,
@@ -126,8 +128,10 @@ impl From<ExpertLayout> for ExpertRoom {
 pub struct Model {
     config: Arc<ModelConfig>,
     division: Division,
-    /// The layout of the other attention, if the rank may switch to it.
-    other: Option<Division>,
+    /// The layouts of attention that the rank may switch to: the other attention first.
+    others: Vec<Division>,
+    /// Index of the one that pages were staged for.
+    staged: usize,
     backend: Backend,
     /// Pool of sequences that share nothing.
     pool: KvPool,
@@ -175,9 +179,20 @@ impl Backend {
     }
 }
 
+/// Attention, and how many ranks share it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct AttentionShape {
+    /// dp: all heads of a rank's own sequences; tp: a rank's share of the heads of its group's sequences.
+    pub attention: Attention,
+    /// Ranks of a group with sequences of its own; 1 with dp.
+    pub ranks: usize,
+}
+
 /// Layout of attention over the ranks.
 struct Division {
     share: HeadSlice,
+    /// Ranks that have the same sequences.
+    ranks: usize,
     /// With attention tp: which rows go to which rank.
     rows: Option<RowPlan>,
 }
@@ -193,6 +208,8 @@ pub struct AttentionPlan {
     /// With tp: size of the groups of neighbouring ranks that have their own sequences; `None` if all ranks form one
     /// group.
     pub group: Option<usize>,
+    /// Ranks of each kind of independent group that the rank can switch to, with weights for each.
+    pub groups: Vec<usize>,
     /// With tp: the tables that place rows on ranks, which must match the model and the placement; without them rows
     /// are split evenly.
     pub tables: Option<Arc<Tables>>,
@@ -200,7 +217,7 @@ pub struct AttentionPlan {
 
 impl From<Attention> for AttentionPlan {
     fn from(start: Attention) -> Self {
-        Self { start, both: false, group: None, tables: None }
+        Self { start, both: false, group: None, groups: Vec::new(), tables: None }
     }
 }
 
@@ -208,25 +225,39 @@ impl Division {
     /// This rank's part of attention under a plan.
     fn new(config: &ModelConfig, at: Place, plan: &AttentionPlan, attention: Attention) -> Result<Self, ModelError> {
         match attention {
-            Attention::Dp => Ok(Self { share: HeadSlice::ALL, rows: None }),
-            Attention::Tp => {
-                let ranks = plan.group.unwrap_or(at.world);
-                let share = HeadSlice::new(config, at.rank % ranks, ranks)?;
-                Ok(Self { share, rows: Some(RowPlan::new(ranks, plan.tables.clone())) })
-            }
+            Attention::Dp => Ok(Self { share: HeadSlice::ALL, ranks: 1, rows: None }),
+            Attention::Tp => Self::of_group(config, at, plan.group.unwrap_or(at.world), plan.tables.clone()),
         }
     }
 
-    /// The initial layout, the other one if attention may switch, and the heads of both.
-    fn both(
+    /// A rank's part of tp in groups of so many ranks.
+    fn of_group(
         config: &ModelConfig,
         at: Place,
-        plan: &AttentionPlan,
-    ) -> Result<(Self, Option<Self>, HeadSlices), ModelError> {
+        ranks: usize,
+        tables: Option<Arc<Tables>>,
+    ) -> Result<Self, ModelError> {
+        let share = HeadSlice::new(config, at.rank % ranks, ranks)?;
+        Ok(Self { share, ranks, rows: Some(RowPlan::new(ranks, tables)) })
+    }
+
+    /// The initial layout, those that attention may switch to, and the heads of all.
+    fn all(config: &ModelConfig, at: Place, plan: &AttentionPlan) -> Result<(Self, Vec<Self>, HeadSlices), ModelError> {
         let of = |attention| Self::new(config, at, plan, attention);
         let (division, other) = (of(plan.start)?, plan.both.then(|| of(plan.start.other())).transpose()?);
-        let shares = HeadSlices { start: division.share, other: other.as_ref().map(|division| division.share) };
-        Ok((division, other, shares))
+        let groups = plan.groups.iter().map(|&ranks| Self::of_group(config, at, ranks, None));
+        let groups = groups.collect::<Result<Vec<_>, _>>()?;
+        let share = |division: &Self| division.share;
+        let shares = HeadSlices {
+            start: division.share,
+            other: other.as_ref().map(share),
+            in_groups: groups.iter().map(share).collect(),
+        };
+        Ok((division, other.into_iter().chain(groups).collect(), shares))
+    }
+
+    fn shape(&self) -> AttentionShape {
+        AttentionShape { attention: self.attention(), ranks: self.ranks }
     }
 
     fn attention(&self) -> Attention {
@@ -267,22 +298,16 @@ impl Model {
         let at = Place { rank: rank.index(), world: layout.world(copies.groups().into()) };
         expert_columns(&config, layout, at.rank, at.world)?;
         let plan: AttentionPlan = attention.into();
-        let (division, other, shares) = Division::both(&config, at, &plan)?;
+        let (division, others, shares) = Division::all(&config, at, &plan)?;
         let (checkpoint, spread) = (Checkpoint::open(model_dir)?, ExpertSpread { layout, copies });
-        let cpu = CpuBackend::load(&checkpoint, &config, at, &shares, &spread, room)?;
+        let cpu = CpuBackend::load(&checkpoint, &config, at, &shares, &spread, room, &plan.groups)?;
         let pool = KvPool::new(division.share.cache_shape(&config), usize::MAX, false);
-        Ok(Self::of(config, division, other, Backend::Cpu(Box::new(cpu)), pool))
+        Ok(Self::of(config, division, others, Backend::Cpu(Box::new(cpu)), pool))
     }
 
-    fn of(
-        config: Arc<ModelConfig>,
-        division: Division,
-        other: Option<Division>,
-        backend: Backend,
-        pool: KvPool,
-    ) -> Self {
+    fn of(config: Arc<ModelConfig>, division: Division, others: Vec<Division>, backend: Backend, pool: KvPool) -> Self {
         let (scratch, out) = (Scratch::default(), StepOutput::default());
-        Self { config, division, other, backend, pool, scratch, out }
+        Self { config, division, others, staged: 0, backend, pool, scratch, out }
     }
 
     /// Loads a model directory on a GPU, for a unit of such ranks: whole experts or slices of them, attention dp or tp.
@@ -312,12 +337,13 @@ impl Model {
             (layout.nodes().is_some(), "hybrid experts"),
             (memory.is_some(), STREAMED),
             (plan.group.is_some_and(|ranks| ranks != at.world), "attention in groups of ranks"),
+            (!plan.groups.is_empty(), "groups of ranks that a unit can be switched to"),
         ];
         if let Some((_, what)) = refused.into_iter().find(|(refused, _)| *refused) {
             return Err(ModelError::NotOnGpu(what));
         }
         let (checkpoint, spread) = (&Checkpoint::open(model_dir)?, &ExpertSpread { layout, copies });
-        let (division, other, shares) = Division::both(&config, at, &plan)?;
+        let (division, others, shares) = Division::all(&config, at, &plan)?;
         let load = gpu::GpuLoad { checkpoint, config: &config, at, shares: &shares, spread, slots, settings };
         let backend: Box<dyn gpu::DeviceBackend> = match settings.dtype {
             Dtype::F32 => Box::new(gpu::GpuBackend::<f32>::load(&load, rank, link)?),
@@ -325,7 +351,7 @@ impl Model {
             Dtype::F16 => return Err(ModelError::NotOnGpu("f16")),
         };
         let pool = KvPool::new(division.share.cache_shape(&config).elsewhere(), settings.pages, false);
-        Ok(Self::of(config, division, other, Backend::Gpu(backend), pool))
+        Ok(Self::of(config, division, others, Backend::Gpu(backend), pool))
     }
 
     /// The checkpoint's configuration.

@@ -1,12 +1,14 @@
-//! Switches attention between dp and tp while sequences run: a rank that may do that has the weights of both, all heads
-//! and its share of them, and its sequences' pages move to the other layout ([`KvPool`](super::KvPool)).
+//! Switches attention between dp, tp and groups of tp while sequences run: a rank that may do that has the weights of
+//! each, all heads and its shares of them, and its sequences' pages move to the other layout
+//! ([`KvPool`](super::KvPool)).
 
 use semmoe_kernels::reshard::kv::{KvError, KvShape};
 use semmoe_tables::Attention;
 
 use super::config::AttentionKind;
-use super::kv::{AttentionChange, CacheShape, KvChange, KvObjection, KvPool, StagedKv};
-use super::{Backend, Division, Model, ModelConfig};
+use super::kv::{AttentionChange, CacheShape, KvChange, KvObjection, KvPool, KvSpan, StagedKv};
+use super::share::HeadSlice;
+use super::{AttentionShape, Backend, Division, Model, ModelConfig};
 use crate::ep::{ExpertParallel, UnitError};
 
 impl Model {
@@ -15,39 +17,54 @@ impl Model {
         self.division.attention()
     }
 
-    /// The other layout of attention, if it may switch.
-    pub fn other_attention(&self) -> Option<Attention> {
-        self.other.as_ref().map(Division::attention)
+    /// Attention, and the ranks that share it now.
+    pub fn attention_shape(&self) -> AttentionShape {
+        self.division.shape()
     }
 
-    /// Moves pages to where the other attention needs them, or plans that, together with all ranks and between two
-    /// steps. Nothing changes until [`Model::install_attention`], except that a GPU drops the pages that no sequence
-    /// holds, since pages move within its memory. The inner error is the first rank's objection.
+    /// The other layouts of attention that it may switch to.
+    pub fn other_attentions(&self) -> impl Iterator<Item = AttentionShape> {
+        self.others.iter().map(Division::shape)
+    }
+
+    /// Number of pages in another layout of attention that fit the memory of `dp_pages` pages with dp.
+    pub(crate) fn pages_of(&self, to: AttentionShape, dp_pages: usize) -> Option<usize> {
+        let division = self.others.iter().chain([&self.division]).find(|division| division.shape() == to)?;
+        let [whole, part] = [HeadSlice::ALL, division.share].map(|share| share.cache_shape(&self.config).page_bytes());
+        Some(dp_pages.saturating_mul(whole) / part)
+    }
+
+    /// Moves pages to where another layout of attention needs them, or plans that, together with all ranks and between
+    /// two steps. Nothing changes until [`Model::install_attention`], except that a GPU drops the pages that no
+    /// sequence holds, because pages move within its memory. The inner error is the first rank's objection.
     ///
     /// # Errors
     /// A rank was lost.
     ///
     /// # Panics
-    /// If the model does not have the other attention.
-    pub fn stage_attention(
+    /// If the model does not have it.
+    pub fn stage_shape(
         &mut self,
+        to: AttentionShape,
         change: &AttentionChange<'_>,
         ep: &mut ExpertParallel,
         objection: KvObjection<'_>,
     ) -> Result<Result<StagedKv, String>, UnitError> {
-        let other = self.other.as_ref().expect("a model with both attentions");
+        self.staged = self.others.iter().position(|other| other.shape() == to).expect("a division that the rank has");
+        let other = &self.others[self.staged];
         let elsewhere = self.backend.cpu().is_none();
         if elsewhere {
             change.pool.flush();
         }
-        let whole = match plan_shape(&self.config, self.head_bytes(), ep.world()) {
+        let span = KvSpan::new(self.division.ranks, other.ranks, ep.rank().index());
+        let whole = match plan_shape(&self.config, self.head_bytes(), span.ranks.len()) {
             Ok(whole) => whole,
             Err(error) => return Ok(Err(error.to_string())),
         };
         let change = KvChange {
             change,
             whole,
-            to: other.attention(),
+            span,
             shape: self.shape_of(other),
             route_width: self.config.num_moe_layers() * self.config.top_k,
             elsewhere,
@@ -81,16 +98,15 @@ impl Model {
         }
     }
 
-    /// Switches to the other attention.
+    /// Switches to the attention that pages were staged for.
     ///
     /// # Panics
     /// If the model does not have the other attention.
     pub fn install_attention(&mut self) {
-        let other = self.other.as_mut().expect("a model with both attentions");
-        std::mem::swap(&mut self.division, other);
+        std::mem::swap(&mut self.division, &mut self.others[self.staged]);
         let pages = match &mut self.backend {
             Backend::Cpu(cpu) => {
-                cpu.exchange_heads();
+                cpu.exchange_heads(self.staged);
                 usize::MAX
             }
             #[cfg(feature = "gpu")]

@@ -7,16 +7,16 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::{Barrier, Mutex};
 
-use semmoe_kernels::collectives::{PrivateMemory, RowCollectives};
+use semmoe_kernels::collectives::{PrivateMemory, RowCollectives, Unobserved};
 use semmoe_tables::{Placement, RankId};
 use tempfile::TempDir;
 
 use super::super::share::HeadSlice;
 use super::*;
-use crate::ep::{ExpertLayout, LocalTransport, Lockstep, StepPhase, WireRows};
-use crate::model::AttentionPlan;
+use crate::ep::{ExpertLayout, ExpertSpread, LocalTransport, Lockstep, RankGroups, StepPhase, WireRows};
 use crate::model::kv::{KvArrival, KvCache, KvPhase, KvUsage, MovingSequence, PAGE_TOKENS};
 use crate::model::step::{StepItem, Wants};
+use crate::model::{AttentionPlan, SwitchOutcome};
 
 const FIXTURES: [&str; 7] =
     ["qwen3-moe", "qwen2-moe", "mixtral", "olmoe", "deepseek-v2-lite", "deepseek-v2", "deepseek-v3"];
@@ -96,17 +96,75 @@ struct Text {
     generated: Vec<u32>,
     /// Tokens of the prompt that went through the model.
     fed: usize,
+    /// Its group of ranks, which is its rank with dp.
     home: usize,
+}
+
+/// Some steps in one layout.
+#[derive(Clone, Copy)]
+struct Part {
+    attention: Attention,
+    experts: ExpertLayout,
+    steps: usize,
+}
+
+impl Part {
+    fn shape(self, world: usize) -> AttentionShape {
+        let ranks = match (self.attention, self.experts.groups()) {
+            (Attention::Dp, _) => 1,
+            (Attention::Tp, Some(groups)) => groups.ranks.into(),
+            (Attention::Tp, None) => world,
+        };
+        AttentionShape { attention: self.attention, ranks }
+    }
+}
+
+/// From dp to tp and back, twice; experts stay.
+fn dp_and_tp() -> Vec<Part> {
+    let attention = [Attention::Dp, Attention::Tp].into_iter().cycle();
+    attention
+        .zip([3, 3, 2, 3, 3])
+        .map(|(attention, steps)| Part { attention, experts: ExpertLayout::Ep, steps })
+        .collect()
+}
+
+/// The layouts of these names, two steps in each.
+fn named(names: &[&str], world: usize) -> Vec<Part> {
+    let part = |name: &&str| {
+        let (attention, experts) = match *name {
+            "ep" => (Attention::Dp, ExpertLayout::Ep),
+            "dp-tp" => (Attention::Dp, ExpertLayout::Tp),
+            "tp" => (Attention::Tp, ExpertLayout::Tp),
+            "tp-ep" => (Attention::Tp, ExpertLayout::Ep),
+            groups => {
+                let groups = groups.strip_prefix("tp:").unwrap().parse().unwrap();
+                (Attention::Tp, ExpertLayout::Groups(RankGroups::new(groups, world as u16).unwrap()))
+            }
+        };
+        Part { attention, experts, steps: 2 }
+    };
+    names.iter().map(part).collect()
+}
+
+/// The groupings that parts need.
+fn groupings(parts: &[Part]) -> Vec<RankGroups> {
+    let mut all: Vec<RankGroups> = parts.iter().filter_map(|part| part.experts.groups()).collect();
+    all.sort();
+    all.dedup();
+    all
 }
 
 /// State that all ranks can see.
 struct Shared {
     world: usize,
+    parts: Vec<Part>,
     barrier: Barrier,
     texts: Mutex<BTreeMap<u64, Text>>,
     contents: Mutex<BTreeMap<u64, Content>>,
     logits: Mutex<BTreeMap<(usize, u64), Vec<u32>>>,
-    /// Homes after each switch to dp.
+    /// Homes after the current switch, as far as ranks have reported them.
+    moved: Mutex<BTreeMap<u64, u16>>,
+    /// Homes after each switch.
     homes: Mutex<Vec<BTreeMap<u64, u16>>>,
     digests: Mutex<Vec<u64>>,
     /// For the oracle: the sequences of each step.
@@ -114,8 +172,6 @@ struct Shared {
 }
 
 const CHUNK: usize = 45;
-/// Steps in each layout, beginning with dp.
-const SCHEDULE: [usize; 5] = [3, 3, 2, 3, 3];
 /// A cancelled sequence, and the switch before which that happens.
 const CANCELLED: (usize, u64) = (1, 4);
 
@@ -136,13 +192,15 @@ fn texts(config: &ModelConfig, world: usize) -> BTreeMap<u64, Text> {
 }
 
 impl Shared {
-    fn new(config: &ModelConfig, world: usize) -> Self {
+    fn new(config: &ModelConfig, world: usize, parts: Vec<Part>) -> Self {
         Self {
             world,
+            parts,
             barrier: Barrier::new(world),
             texts: Mutex::new(texts(config, world)),
             contents: Mutex::default(),
             logits: Mutex::default(),
+            moved: Mutex::default(),
             homes: Mutex::default(),
             digests: Mutex::default(),
             schedule: None,
@@ -150,14 +208,14 @@ impl Shared {
     }
 
     /// The sequences that a rank runs.
-    fn own(&self, rank: usize, attention: Attention) -> BTreeMap<u64, Text> {
+    fn own(&self, rank: usize, shape: AttentionShape) -> BTreeMap<u64, Text> {
         let texts = self.texts.lock().unwrap().clone();
-        texts.into_iter().filter(|(_, text)| attention == Attention::Tp || text.home == rank).collect()
+        texts.into_iter().filter(|(_, text)| text.home == rank / shape.ranks).collect()
     }
 
     /// One step of all present and scheduled sequences of a rank: a chunk of the prompt, or a token.
     fn step(&self, at: usize, model: &mut Model, ep: &mut ExpertParallel, caches: &mut BTreeMap<u64, KvCache>) {
-        let mut texts = self.own(ep.rank().index(), model.attention());
+        let mut texts = self.own(ep.rank().index(), model.attention_shape());
         let scheduled = |id: u64| self.schedule.as_ref().is_none_or(|schedule| schedule.contains(&(at, id)));
         texts.retain(|id, _| caches.contains_key(id) && scheduled(*id));
         let tokens: BTreeMap<u64, Vec<u32>> = texts
@@ -215,8 +273,27 @@ fn joined(link: LocalTransport, placement: &Placement) -> ExpertParallel {
     ExpertParallel::over(unit, placement, ExpertLayout::Ep).unwrap()
 }
 
+/// A rank of a unit that can switch to these groupings.
+fn switchable(
+    link: LocalTransport,
+    placement: &Placement,
+    experts: ExpertLayout,
+    groupings: &[RankGroups],
+) -> ExpertParallel {
+    let memory = PrivateMemory::new(Lockstep::rank(&link));
+    let rows = experts.join_switchable(groupings, WireRows::f32, link, memory, Box::new(Unobserved)).unwrap();
+    ExpertParallel::over(rows, placement, experts).unwrap()
+}
+
 fn both(dir: &Path, rank: usize, placement: &Placement) -> Model {
-    let plan = AttentionPlan { both: true, ..Attention::Dp.into() };
+    able(dir, rank, placement, &dp_and_tp())
+}
+
+/// A model that can run in all these layouts.
+fn able(dir: &Path, rank: usize, placement: &Placement, parts: &[Part]) -> Model {
+    let groups = groupings(parts).iter().map(|groups| groups.ranks.into()).collect();
+    let tp = parts.iter().any(|part| part.attention == Attention::Tp && part.experts.groups().is_none());
+    let plan = AttentionPlan { both: tp, groups, ..Attention::Dp.into() };
     Model::load_divided(dir, RankId::new(rank as u16), placement, ExpertLayout::Ep, plan).unwrap()
 }
 
@@ -238,6 +315,19 @@ fn admitted(pool: &KvPool, texts: BTreeMap<u64, Text>) -> BTreeMap<u64, KvCache>
 fn stage(
     model: &mut Model,
     ep: &mut ExpertParallel,
+    pages: (&KvPool, &BTreeMap<u64, KvCache>),
+    (capacity, lazily): (usize, bool),
+    objection: KvObjection<'_>,
+) -> Result<StagedKv, String> {
+    let to = model.other_attentions().next().unwrap();
+    stage_to(to, model, ep, pages, (capacity, lazily), objection)
+}
+
+/// Stages a switch to any layout of attention.
+fn stage_to(
+    to: AttentionShape,
+    model: &mut Model,
+    ep: &mut ExpertParallel,
     (pool, caches): (&KvPool, &BTreeMap<u64, KvCache>),
     (capacity, lazily): (usize, bool),
     objection: KvObjection<'_>,
@@ -245,7 +335,7 @@ fn stage(
     let sequences: Vec<MovingSequence<'_>> =
         caches.iter().map(|(&id, kv)| MovingSequence { id, kv, shares: Vec::new() }).collect();
     let change = AttentionChange { pool, sequences: &sequences, capacity, lazily };
-    model.stage_attention(&change, ep, objection).unwrap()
+    model.stage_shape(to, &change, ep, objection).unwrap()
 }
 
 /// Lazily, one sequence arrives before each step, and the remaining ones before the next switch.
@@ -256,12 +346,13 @@ fn run_switched(
     rank: usize,
     link: LocalTransport,
 ) {
-    let (mut model, mut ep) = (both(dir, rank, placement), joined(link, placement));
+    let mut model = able(dir, rank, placement, &shared.parts);
+    let mut ep = switchable(link, placement, ExpertLayout::Ep, &groupings(&shared.parts));
     let mut pool = KvPool::new(model.cache_shape(), 400, true);
-    let mut caches = admitted(&pool, shared.own(rank, Attention::Dp));
+    let mut caches = admitted(&pool, shared.own(rank, model.attention_shape()));
     let mut arrival: Option<KvArrival> = None;
     let mut at = 0;
-    for (part, steps) in SCHEDULE.into_iter().enumerate() {
+    for (part, layout) in shared.parts.iter().enumerate() {
         if part > 0 {
             if let Some(mut arrival) = arrival.take() {
                 assert!(!arrival.is_over(), "some arrive while others run");
@@ -273,14 +364,27 @@ fn run_switched(
                 caches.remove(&CANCELLED.1);
                 shared.texts.lock().unwrap().remove(&CANCELLED.1);
             }
-            let staged = stage(&mut model, &mut ep, (&pool, &caches), (400, lazily), &mut |_| None).unwrap();
+            let to = layout.shape(shared.world);
+            let pages = (&pool, &caches);
+            let staged = stage_to(to, &mut model, &mut ep, pages, (400, lazily), &mut |_| None).unwrap();
+            let spread = ExpertSpread { layout: layout.experts, copies: placement.into() };
+            if spread != *ep.spread() {
+                model.check_spread(&spread, &ep).unwrap();
+                let outcome = model.switch_experts(&spread, &mut ep, &mut |_| None).unwrap();
+                assert_eq!(outcome, SwitchOutcome::Committed);
+            }
             model.install_attention();
-            if model.attention() == Attention::Tp {
+            assert_eq!(
+                (model.attention_shape(), ep.step_ranks().len()),
+                (to, layout.experts.groups().map_or(shared.world, |_| to.ranks))
+            );
+            if to.ranks == shared.world {
                 shared.digests.lock().unwrap().push(staged.digest);
             }
+            shared.moved.lock().unwrap().extend(staged.homes.iter().copied());
             shared.barrier.wait();
             if rank == 0 {
-                let homes: BTreeMap<u64, u16> = staged.homes.iter().copied().collect();
+                let homes = std::mem::take(&mut *shared.moved.lock().unwrap());
                 let mut texts = shared.texts.lock().unwrap();
                 texts.iter_mut().for_each(|(id, text)| text.home = homes[id].into());
                 shared.homes.lock().unwrap().push(homes);
@@ -292,7 +396,7 @@ fn run_switched(
             }
             shared.barrier.wait();
         }
-        for _ in 0..steps {
+        for _ in 0..layout.steps {
             if let Some(arrival) = &mut arrival {
                 caches.extend(arrival.advance(0, &mut ep).unwrap());
             }
@@ -312,20 +416,20 @@ fn run_naively(
     links: Vec<LocalTransport>,
 ) {
     let config = ModelConfig::load(dir).unwrap();
-    let tp = HeadSlice::new(&config, rank, shared.world).unwrap();
     let mut caches: BTreeMap<u64, KvCache> = BTreeMap::new();
     let mut first = 0;
     let mut at = 0;
-    for ((part, steps), link) in SCHEDULE.into_iter().enumerate().zip(links) {
-        let is_tp = part % 2 == 1;
-        let id = RankId::new(rank as u16);
-        let mut model = match is_tp {
-            false => Model::load(dir, id, placement).unwrap(),
-            true => Model::load_divided(dir, id, placement, ExpertLayout::Ep, Attention::Tp).unwrap(),
-        };
-        let mut ep = joined(link, placement);
+    for ((part, layout), link) in shared.parts.iter().enumerate().zip(links) {
+        let Part { attention, experts, .. } = *layout;
+        let (id, ranks) = (RankId::new(rank as u16), layout.shape(shared.world).ranks);
+        let groups: Vec<RankGroups> = experts.groups().into_iter().collect();
+        let widths = groups.iter().map(|groups| groups.ranks.into()).collect();
+        let plan = AttentionPlan { group: Some(ranks), groups: widths, ..attention.into() };
+        let mut model = Model::load_divided(dir, id, placement, experts, plan).unwrap();
+        let mut ep = switchable(link, placement, experts, &groups);
         if part == 0 {
-            caches = shared.own(rank, Attention::Dp).into_keys().map(|id| (id, model.new_sequence())).collect();
+            caches =
+                shared.own(rank, model.attention_shape()).into_keys().map(|id| (id, model.new_sequence())).collect();
         } else {
             shared.barrier.wait();
             shared.publish(&caches, first);
@@ -337,9 +441,9 @@ fn run_naively(
                 texts.iter_mut().for_each(|(id, text)| text.home = homes[part - 1][id].into());
             }
             shared.barrier.wait();
-            first = if is_tp { first_head(&config, tp) } else { 0 };
+            first = first_head(&config, HeadSlice::new(&config, rank % ranks, ranks).unwrap());
             let contents = shared.contents.lock().unwrap().clone();
-            let own = shared.own(rank, model.attention());
+            let own = shared.own(rank, model.attention_shape());
             caches = own.into_keys().map(|id| (id, rebuilt(&model, &contents[&id], first))).collect();
             shared.barrier.wait();
             if rank == 0 {
@@ -347,29 +451,27 @@ fn run_naively(
             }
             shared.barrier.wait();
         }
-        for _ in 0..steps {
+        for _ in 0..layout.steps {
             shared.step(at, &mut model, &mut ep, &mut caches);
             at += 1;
         }
     }
 }
 
-fn check(name: &str, world: usize, lazily: bool) {
+fn check(name: &str, world: usize, parts: Vec<Part>, lazily: bool) {
     let folder = fixture(name);
     let dir = folder.path();
     let config = ModelConfig::load(dir).unwrap();
-    if HeadSlice::new(&config, 0, world).is_err() {
-        return;
-    }
+    let whole = parts.iter().filter(|part| part.shape(world).ranks == world).count();
     let placement = Placement::contiguous(config.num_moe_layers(), config.num_experts as u16, world as u16).unwrap();
-    let found = Shared::new(&config, world);
+    let found = Shared::new(&config, world, parts.clone());
     on_ranks(world, |rank, link| run_switched(dir, (&found, lazily), &placement, rank, link));
     let homes = found.homes.into_inner().unwrap();
     let found_logits = found.logits.into_inner().unwrap();
     let schedule = Some(found_logits.keys().copied().collect());
-    let expected = Shared { schedule, ..Shared::new(&config, world) };
+    let expected = Shared { schedule, ..Shared::new(&config, world, parts.clone()) };
     let meshes: Vec<Mutex<Vec<Option<LocalTransport>>>> =
-        SCHEDULE.iter().map(|_| Mutex::new(LocalTransport::mesh(world).into_iter().map(Some).collect())).collect();
+        parts.iter().map(|_| Mutex::new(LocalTransport::mesh(world).into_iter().map(Some).collect())).collect();
     on_ranks(world, |rank, _| {
         let links = meshes.iter().map(|mesh| mesh.lock().unwrap()[rank].take().unwrap()).collect();
         run_naively(dir, &expected, &homes, &placement, rank, links);
@@ -379,9 +481,12 @@ fn check(name: &str, world: usize, lazily: bool) {
     for (step, logits) in &found_logits {
         assert!(logits == &expected[step], "{name}, {world} ranks: step and sequence {step:?}");
     }
-    assert!(homes[1].values().any(|home| *home > 0), "{name}: more than one rank has sequences");
+    let spread_out = parts[1..].iter().zip(&homes).filter(|(part, _)| part.shape(world).ranks < world);
+    for (_, homes) in spread_out {
+        assert!(homes.values().any(|home| *home != homes[&0]), "{name}: more than one group has sequences");
+    }
     let digests = found.digests.into_inner().unwrap();
-    assert_eq!(digests.len(), 2 * world);
+    assert_eq!(digests.len(), whole * world);
     for change in digests.chunks(world) {
         assert!(change.iter().all(|digest| *digest == change[0]), "{name}: pools differ between ranks");
     }
@@ -391,9 +496,24 @@ fn check(name: &str, world: usize, lazily: bool) {
 fn every_family_steps_as_the_oracle_through_four_changes() {
     for name in FIXTURES {
         for (world, lazily) in [(2, false), (2, true), (4, false), (4, true)] {
-            check(name, world, lazily);
+            check(name, world, dp_and_tp(), lazily);
         }
     }
+}
+
+/// Between any two of ep, tp and two groups of two, and over the mixed layouts.
+#[test]
+fn every_family_steps_as_the_oracle_between_any_two_of_ep_tp_and_groups() {
+    for name in FIXTURES {
+        check(name, 4, named(&["ep", "tp", "tp:2", "ep", "tp:2", "tp", "ep"], 4), false);
+    }
+    check("qwen3-moe", 4, named(&["ep", "tp:2", "dp-tp", "tp:2", "tp-ep", "tp:2", "ep"], 4), false);
+}
+
+/// Groups of two, of four, and all heads again, on a unit that cannot have attention tp over all its ranks.
+#[test]
+fn groups_become_larger_and_smaller_as_the_oracle_says() {
+    check("mixtral", 8, named(&["ep", "tp:4", "tp:2", "tp:4", "ep", "tp:2", "ep"], 8), false);
 }
 
 /// The content of a rank's sequences, and its pool's counts.
@@ -411,11 +531,11 @@ fn there_and_back_every_byte_is_the_same() {
         let config = ModelConfig::load(dir).unwrap();
         let placement =
             Placement::contiguous(config.num_moe_layers(), config.num_experts as u16, world as u16).unwrap();
-        let shared = Shared::new(&config, world);
+        let shared = Shared::new(&config, world, dp_and_tp());
         let found: Vec<(usize, usize)> = on_ranks(world, |rank, link| {
             let (mut model, mut ep) = (both(dir, rank, &placement), joined(link, &placement));
             let mut pool = KvPool::new(model.cache_shape(), 400, true);
-            let mut caches = admitted(&pool, shared.own(rank, Attention::Dp));
+            let mut caches = admitted(&pool, shared.own(rank, model.attention_shape()));
             (0..3).for_each(|at| shared.step(at, &mut model, &mut ep, &mut caches));
             let texts = shared.texts.lock().unwrap().clone();
             // One sequence ends: its pages stay known, and move along.
@@ -448,11 +568,11 @@ fn an_objection_changes_nothing_on_any_rank() {
     let dir = folder.path();
     let config = ModelConfig::load(dir).unwrap();
     let placement = Placement::contiguous(config.num_moe_layers(), config.num_experts as u16, world as u16).unwrap();
-    let shared = Shared::new(&config, world);
+    let shared = Shared::new(&config, world, dp_and_tp());
     on_ranks(world, |rank, link| {
         let (mut model, mut ep) = (both(dir, rank, &placement), joined(link, &placement));
         let mut pool = KvPool::new(model.cache_shape(), 400, true);
-        let mut caches = admitted(&pool, shared.own(rank, Attention::Dp));
+        let mut caches = admitted(&pool, shared.own(rank, model.attention_shape()));
         let mut first = 0;
         (0..2).for_each(|at| shared.step(at, &mut model, &mut ep, &mut caches));
         for _ in 0..2 {

@@ -81,6 +81,7 @@ pub(crate) fn expert_columns(
         ExpertLayout::Ep => (0, 1),
         ExpertLayout::Tp => (rank, world),
         ExpertLayout::Hybrid(nodes) => (rank % usize::from(nodes.width), nodes.width.into()),
+        ExpertLayout::Groups(groups) => (rank % usize::from(groups.ranks), groups.ranks.into()),
     };
     let width = config.expert_width;
     if ranks == 0 || !width.is_multiple_of(ranks) {

@@ -63,6 +63,9 @@ impl Model {
         if let Some(fixed) = [ep.spread().layout, to.layout].into_iter().find(|layout| layout.nodes().is_some()) {
             return Err(ModelError::FixedLayout(fixed));
         }
+        if let Some(groups) = to.layout.groups().filter(|to| !ep.groupings().any(|grouping| grouping == *to)) {
+            return Err(ModelError::Groups { groups });
+        }
         check_placement(&self.config, GroupId::new(ep.rank().get()), &to.copies)?;
         let world = ep.world();
         for (field, found) in [("groups", to.copies.groups().into()), ("places", to.copies.places())] {
@@ -90,20 +93,15 @@ impl Model {
 
     /// Additional bytes that this rank needs while experts move: unused memory for experts, and the messages of ranks
     /// without shared memory.
-    pub(crate) fn switch_bytes(&self, ep: &ExpertParallel) -> usize {
+    pub(crate) fn switch_bytes(&self, to: &ExpertSpread, ep: &ExpertParallel) -> usize {
         let (Some(experts), Some(cpu)) = (self.resident(), self.backend.cpu()) else { return 0 };
-        let Experts { pool, layout, .. } = experts;
-        let slot = pool.slot_bytes(layout);
+        let slot = experts.pool.slot_bytes(&experts.layout);
         let near = |peer: usize| match &cpu.peers {
             Peers::OnHost(ranks) => ranks.contains(&peer),
             Peers::Mapped => experts.memory.reaches(peer),
         };
         let far = (0..ep.world()).filter(|&peer| peer != ep.rank().index() && !near(peer)).count();
-        let unused = match cpu.peers {
-            Peers::OnHost(_) => pool.bytes() - pool.layers() * slot,
-            Peers::Mapped => 0,
-        };
-        unused + 2 * far * CHUNK_BYTES.min(slot)
+        experts.untouched(to) + 2 * far * CHUNK_BYTES.min(slot)
     }
 
     /// Moves the experts to another spread, which every rank must have been given and have checked, and makes it the
@@ -147,22 +145,23 @@ fn switch_on_host(
         let detail = ModelError::StreamedExperts.to_string();
         return Err(UnitError::Operands { rank: ep.rank().index(), detail });
     };
-    let is_first = matches!(peers, Peers::OnHost(_));
     if let Peers::OnHost(near) = peers {
         map_peers(experts, near, ep)?;
         *peers = Peers::Mapped;
     }
+    let is_new = experts.untouched(to) > 0;
     let outcome = move_experts(experts, to, ep, objection)?;
-    if is_first {
-        // The spare slot was written for the first time.
+    if is_new {
+        // Pages were written for the first time.
         experts.settle();
+        experts.touch();
     }
     Ok(outcome)
 }
 
 /// Whether a switch moves nothing.
 pub(super) fn stays(from: &Layout, to: &Layout) -> bool {
-    (from, to) == (&Layout::Tp, &Layout::Tp)
+    from == to && !matches!(from, Layout::Ep(_))
 }
 
 /// The error of a checked spread that does not fit after all.

@@ -71,12 +71,12 @@ fn experts_take_one_slot_more_than_they_are() {
             let rows = RowCollectives::new(link, PrivateMemory::new(rank.index()));
             let unit = crate::ep::WireRows::f32(Box::new(rows));
             let mut ep = ExpertParallel::over(unit, &whole.copies, ExpertLayout::Ep).unwrap();
-            assert!(model.switch_bytes(&ep) as u64 <= slot + 7 * redundant / 2 * EXPERT_BYTES);
+            assert!(model.switch_bytes(&slices, &ep) as u64 <= slot + 7 * redundant / 2 * EXPERT_BYTES);
             for to in [&slices, &whole, &slices, &whole] {
                 assert_eq!(model.switch_experts(to, &mut ep, &mut |_| None).unwrap(), SwitchOutcome::Committed);
                 assert!(taken() <= 7 * slot + slot, "{} of {experts}", taken());
             }
-            assert_eq!(model.switch_bytes(&ep), 0);
+            assert_eq!(model.switch_bytes(&slices, &ep), 0);
         };
         std::thread::scope(|scope| {
             LocalTransport::mesh(2).into_iter().for_each(|link| drop(scope.spawn(|| run(link))));

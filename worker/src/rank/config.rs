@@ -16,7 +16,7 @@ use super::error::WorkerError;
 use super::gpu::GpuProvider;
 use crate::control::{Location, Secret, TransportChoice};
 use crate::engine::EngineLimits;
-use crate::ep::{ExpertLayout, ForcedRate, WireType};
+use crate::ep::{ExpertLayout, ForcedRate, RankGroups, WireType};
 use crate::unit::Shutdown;
 
 /// Receives the events of a starting rank; each is meant to be printed as one line of JSON.
@@ -105,6 +105,9 @@ pub struct WorkerConfig {
     pub attention: Attention,
     /// With attention tp: groups of neighbouring ranks, each with its own sequences.
     pub attention_groups: u16,
+    /// Groups that the unit may be switched to, where attention may switch: each of neighbouring ranks that step by
+    /// themselves, with all experts.
+    pub switch_groups: Vec<u16>,
     /// Whether attention may switch while the unit serves: ranks then keep the weights of both layouts.
     pub both_attentions: bool,
     /// With attention tp: whether tables, if there are any, shuffle rows to ranks.
@@ -166,6 +169,7 @@ impl WorkerConfig {
             tables_root: None,
             attention: Attention::Dp,
             attention_groups: 1,
+            switch_groups: Vec::new(),
             both_attentions: false,
             shuffle: true,
             exit_on_stdin_eof: false,
@@ -185,6 +189,11 @@ impl WorkerConfig {
 
     pub(super) fn location(&self) -> Location<'_> {
         Location { rendezvous: self.rendezvous, data: self.data_address, place: self.place.as_deref() }
+    }
+
+    /// The groups that the unit may be switched to, without impossible ones, which `prepare` refuses.
+    pub(super) fn groups(&self) -> Vec<RankGroups> {
+        self.switch_groups.iter().filter_map(|&groups| RankGroups::new(groups, self.world)).collect()
     }
 
     /// The possible layouts of attention, the initial one first.

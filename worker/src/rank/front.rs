@@ -54,6 +54,7 @@ pub(super) fn run(config: WorkerConfig, runtime: &Handle) -> Result<(), WorkerEr
     let unit = Unit::new(
         config.world,
         config.attention_groups,
+        config.groups(),
         UnitLayout { epoch: 0, attention: config.attention, spread, placement_digest },
         limits,
         Timeouts { step: config.collective_timeout, prepared: config.prepared_timeout },

@@ -19,8 +19,8 @@ use super::device::{self, DeviceChoice};
 use super::error::WorkerError;
 
 use crate::control::Identity;
-use crate::engine::{KvMemory, UnitLimits};
-use crate::ep::{ExpertLayout, ExpertSpread, StageLog};
+use crate::engine::{EngineLimits, KvMemory, UnitLimits};
+use crate::ep::{ExpertLayout, ExpertSpread, RankGroups, StageLog};
 use crate::memory::available_bytes;
 use crate::model::{
     HeadSlice, ModelConfig, ModelError, check_expert_memory, expert_columns, read_small_file, token_ids,
@@ -81,6 +81,7 @@ pub(super) fn prepare(config: &WorkerConfig) -> Result<Prepared, WorkerError> {
     device::check_model(config, &model)?;
     check_experts(config, &model)?;
     check_attention_groups(config)?;
+    check_switch_groups(config, &model)?;
     check_forced_rate(config, &model)?;
     let node = node(config)?;
     let tokenizer = tokenizer(&model_dir, &model)?;
@@ -126,8 +127,11 @@ pub(super) fn prepare(config: &WorkerConfig) -> Result<Prepared, WorkerError> {
         top_p: generation.top_p.unwrap_or(neutral.top_p),
         top_k: generation.top_k.unwrap_or(neutral.top_k),
     };
-    let limits = config
-        .limits
+    // In a group a rank runs the sequences of all its ranks.
+    let ranks = config.groups().iter().map(|groups| groups.ranks).max().unwrap_or(1);
+    let least = if ranks > 1 { config.limits.running.max(1).saturating_mul(2 * usize::from(ranks)) } else { 0 };
+    let wanted = EngineLimits { step_tokens: config.limits.step_tokens.max(least), ..config.limits };
+    let limits = wanted
         .fitted(&model, &shares[..], config.world, kv_memory(config, &model_dir)?)
         .map_err(WorkerError::arguments)?;
     let tokenizer = Arc::new(tokenizer);
@@ -215,7 +219,11 @@ fn placement(
 
 /// The layout of attention as text, for the ranks to compare.
 fn attention_name(config: &WorkerConfig) -> String {
-    let names = config.attentions().iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
+    let list = |names: Vec<String>| names.join(",");
+    let names = list(config.attentions().iter().map(ToString::to_string).collect());
+    if !config.switch_groups.is_empty() {
+        return format!("{names} or {} groups", list(config.switch_groups.iter().map(ToString::to_string).collect()));
+    }
     match config.attention_groups {
         1 => names,
         groups => format!("{names} in {groups} groups"),
@@ -224,6 +232,11 @@ fn attention_name(config: &WorkerConfig) -> String {
 
 fn refused<T>(detail: String) -> Result<T, WorkerError> {
     Err(WorkerError::Arguments(detail))
+}
+
+/// The first of some settings that was given.
+fn first_given(settings: &[(bool, &'static str)]) -> Option<&'static str> {
+    settings.iter().find(|(given, _)| *given).map(|(_, name)| *name)
 }
 
 /// Checks that attention can be divided into this many groups.
@@ -245,6 +258,34 @@ fn check_attention_groups(config: &WorkerConfig) -> Result<(), WorkerError> {
     }
 }
 
+/// Checks that the unit can be switched to these groups.
+fn check_switch_groups(config: &WorkerConfig, model: &ModelConfig) -> Result<(), WorkerError> {
+    let (all, world) = (&config.switch_groups, config.world);
+    let Some(first) = all.first() else { return Ok(()) };
+    let refused = |groups: u16, detail: String| refused(format!("--switch-groups {groups} {detail}"));
+    let others = [
+        (config.device != DeviceChoice::Cpu, "a GPU"),
+        (!config.attentions().contains(&Attention::Dp), "attention tp alone: start with dp, or with both"),
+        (config.experts.nodes().is_some(), "experts hybrid"),
+        (config.domains != Domains::NONE, "expert domains"),
+        (config.expert_memory.is_some(), "streamed experts"),
+    ];
+    if let Some(other) = first_given(&others) {
+        return refused(*first, format!("cannot be combined with {other}"));
+    }
+    for (at, &groups) in all.iter().enumerate() {
+        let Some(RankGroups { ranks, .. }) = RankGroups::new(groups, world) else {
+            return refused(groups, format!("groups of at least two ranks each do not divide the world of {world}"));
+        };
+        if all[..at].contains(&groups) {
+            return refused(groups, "is given twice".to_owned());
+        }
+        HeadSlice::new(model, (config.rank % ranks).into(), ranks.into())?;
+    }
+    // Slices move one by one, and every layout has whole ones.
+    expert_columns(model, ExpertLayout::Tp, config.rank.into(), world.into()).map(|_| ()).map_err(WorkerError::from)
+}
+
 /// Checks that a local rate can be forced: nothing else may determine where experts are, and both this rank and the
 /// others need enough of them for a token.
 fn check_forced_rate(config: &WorkerConfig, model: &ModelConfig) -> Result<(), WorkerError> {
@@ -260,7 +301,7 @@ fn check_forced_rate(config: &WorkerConfig, model: &ModelConfig) -> Result<(), W
         (config.world == 1, "a single rank"),
         (here < model.top_k, "fewer experts on a rank than a token has"),
     ];
-    if let Some((_, other)) = others.iter().find(|(given, _)| *given) {
+    if let Some(other) = first_given(&others) {
         return refused(format!("--force-local-rate {} cannot be combined with {other}", rate.get()));
     }
     tracing::warn!(local_rate = rate.get(), "experts are drawn at random: every answer of this unit is wrong");

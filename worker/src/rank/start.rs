@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use semmoe_kernels::Element;
-use semmoe_kernels::collectives::{Collectives, PrivateMemory, StageObserver, Unobserved};
+use semmoe_kernels::collectives::{Collectives, PrivateMemory, RowMemory, StageObserver, Unobserved};
 use semmoe_tables::RankId;
 
 use super::config::WorkerConfig;
@@ -19,9 +19,10 @@ use super::gpu;
 use super::prepare::{Prepared, StageFile};
 use crate::control::Ends;
 use crate::engine::{Emit, Engine, EngineEnd, Inbox, UnitLimits};
-#[cfg(feature = "gpu")]
-use crate::ep::Lockstep;
-use crate::ep::{ExpertParallel, LocalTransport, ShmTransport, StageLog, TcpTransport, WireRows, WireType};
+use crate::ep::{
+    ExpertParallel, LocalTransport, Lockstep, ShmTransport, StageLog, SwitchableRows, TcpTransport, UnitError,
+    WireRows, WireType,
+};
 #[cfg(feature = "gpu")]
 use crate::model::gpu::GpuLink;
 use crate::model::{AttentionPlan, ExpertMemory, ExpertRoom, Model, instructions, with_threads};
@@ -55,7 +56,7 @@ pub(super) fn connect(config: &WorkerConfig, prepared: &Prepared, ends: Ends) ->
         (DeviceChoice::Cuda { dtype, .. }, _) => {
             let (joined, rows) = gpu::join(config, dtype, ends)?;
             link = Some(joined);
-            Ok(rows)
+            Ok(rows.into())
         }
         (_, WireType::F32) => ends.join(WireRows::f32, config, log.clone()),
         (_, WireType::Bf16) => ends.join(WireRows::bf16, config, log.clone()),
@@ -107,8 +108,7 @@ impl Ends {
         wire: fn(Box<dyn Collectives<T>>) -> WireRows,
         config: &WorkerConfig,
         stages: Option<StageLog>,
-    ) -> io::Result<WireRows> {
-        let (experts, groups) = (config.experts, usize::from(config.attention_groups));
+    ) -> io::Result<SwitchableRows> {
         let (rank, limit) = (usize::from(config.rank), config.collective_timeout);
         let private = || PrivateMemory::new(rank);
         let observer: Box<dyn StageObserver + Send> = match stages {
@@ -117,20 +117,34 @@ impl Ends {
         };
         let unit = match self.memory {
             _ if self.data.len() == 1 => {
-                experts.join_grouped(groups, wire, LocalTransport::mesh(1).remove(0), private(), observer)
+                join_over(config, wire, LocalTransport::mesh(1).remove(0), private(), observer)
             }
             Some(shared) if shared.ranks.len() == self.data.len() => {
                 let (link, rows) = ShmTransport::new(rank, shared.memory, self.data, limit)?;
-                experts.join_grouped(groups, wire, link, rows, observer)
+                join_over(config, wire, link, rows, observer)
             }
             // A rank that also waits for ranks of other hosts has to poll sockets.
             Some(shared) => {
                 let rows = Arc::new(shared.memory).rows(rank, &shared.ranks, self.data.len());
-                experts.join_grouped(groups, wire, TcpTransport::new(rank, self.data, limit)?, rows, observer)
+                join_over(config, wire, TcpTransport::new(rank, self.data, limit)?, rows, observer)
             }
-            None => experts.join_grouped(groups, wire, TcpTransport::new(rank, self.data, limit)?, private(), observer),
+            None => join_over(config, wire, TcpTransport::new(rank, self.data, limit)?, private(), observer),
         };
         unit.map_err(io::Error::other)
+    }
+}
+
+/// The collectives over a link, in groups if attention is or may be.
+fn join_over<T: Element>(
+    config: &WorkerConfig,
+    wire: fn(Box<dyn Collectives<T>>) -> WireRows,
+    link: impl Lockstep + 'static,
+    rows: impl RowMemory<T> + 'static,
+    observer: Box<dyn StageObserver + Send>,
+) -> Result<SwitchableRows, UnitError> {
+    match &config.groups()[..] {
+        [] => config.experts.join_grouped(config.attention_groups.into(), wire, link, rows, observer).map(Into::into),
+        groups => config.experts.join_switchable(groups, wire, link, rows, observer),
     }
 }
 
@@ -146,7 +160,8 @@ fn load(config: &WorkerConfig, prepared: &Prepared) -> Result<Model, WorkerError
 /// The rank's layout of attention.
 fn attention_plan(config: &WorkerConfig, prepared: &Prepared) -> AttentionPlan {
     let (group, tables) = (Some((config.world / config.attention_groups).into()), prepared.shuffle.clone());
-    AttentionPlan { start: config.attention, both: config.both_attentions, group, tables }
+    let groups = config.groups().iter().map(|groups| groups.ranks.into()).collect();
+    AttentionPlan { start: config.attention, both: config.both_attentions, group, groups, tables }
 }
 
 impl Connected {

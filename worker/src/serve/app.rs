@@ -108,7 +108,7 @@ impl App {
             tp_size: Some(world / replicas),
             ep_size: Some(match layout.spread.layout {
                 ExpertLayout::Ep => world,
-                ExpertLayout::Tp => 1,
+                ExpertLayout::Tp | ExpertLayout::Groups(_) => 1,
                 ExpertLayout::Hybrid(layout) => layout.nodes,
             }),
             enable_dp_attention: Some(layout.attention == Attention::Dp || replicas > 1),
@@ -117,8 +117,8 @@ impl App {
             enable_return_routed_experts: Some(true),
             placement_digest: Some(layout.placement_digest.clone()),
             experts: Some(layout.spread.layout.to_string()),
-            layout: Some(layout.name().name().to_owned()),
-            layouts: Some(self.layouts().into_iter().map(|layout| layout.name().to_owned()).collect()),
+            layout: Some(layout.name().to_string()),
+            layouts: Some(self.layouts().iter().map(ToString::to_string).collect()),
             transport: Some(self.transport.to_owned()),
             force_local_rate: self.force_local_rate,
             tokenizer_sha256: info.tokenizer_sha256,
@@ -142,10 +142,16 @@ impl App {
     /// The layouts that the unit can switch to, including its own: attention switches if ranks have the weights of
     /// both, and slices must be even. Streamed experts cannot move.
     pub(crate) fn layouts(&self) -> Vec<LayoutName> {
-        let current = self.unit.layout().name();
+        let (current, both) = (self.unit.layout().name(), self.unit.both_attentions);
+        let in_groups = !self.unit.groups.is_empty();
         let even = self.served.config.expert_width.is_multiple_of(self.unit.world.into());
         let has = |layout: &LayoutName| {
-            let attention = self.unit.both_attentions || layout.attention() == current.attention();
+            let attention = match layout {
+                LayoutName::Groups(_) => true,
+                // A unit that can be in groups has the weights of dp.
+                _ if layout.attention() == Attention::Dp => both || in_groups || current.attention() == Attention::Dp,
+                _ => both || current.attention() == Attention::Tp && !in_groups,
+            };
             attention
                 && (self.moves_experts || *layout == current)
                 && match (current.experts(), layout.experts()) {
@@ -154,6 +160,7 @@ impl App {
                     _ => false,
                 }
         };
-        LayoutName::ALL.into_iter().filter(has).collect()
+        let groups = self.unit.groups.iter().copied().map(LayoutName::Groups);
+        LayoutName::ALL.into_iter().chain(groups).filter(has).collect()
     }
 }

@@ -100,7 +100,7 @@ fn switches(epoch: u64, history: &SwitchHistory) -> String {
     page.sample("", epoch);
     page.family("semmoe_switch_total", "counter", "Switches by source, target and outcome.");
     for (SwitchKind { from, to, end }, count) in &history.counts {
-        page.sample(&format!("from=\"{}\",to=\"{}\",outcome=\"{}\"", from.name(), to.name(), end.name()), count);
+        page.sample(&format!("from=\"{from}\",to=\"{to}\",outcome=\"{}\"", end.name()), count);
     }
     if let Some(last) = history.last {
         page.family("semmoe_switch_last_seconds", "gauge", "How long the last switch held requests.");
@@ -208,7 +208,7 @@ fn steps_by_batch(page: &mut Page, stats: &[RankStats]) {
             let mut counts = stats.timings.by_batch.clone();
             counts.sort_by_key(|count| (layout_of(count), count.phase, count.batch));
             counts.into_iter().map(move |count| {
-                let (layout, phase, batch) = (layout_of(&count).name(), count.phase.name(), count.batch);
+                let (layout, phase, batch) = (layout_of(&count), count.phase.name(), count.batch);
                 (format!(",layout=\"{layout}\",phase=\"{phase}\",batch=\"{batch}\""), value(&count))
             })
         });

@@ -12,7 +12,7 @@ use super::app::App;
 use super::error::ApiError;
 use super::listen::WholeBody;
 use crate::ep::{ExpertLayout, ExpertSpread};
-use crate::unit::{LayoutName, UnitLayout};
+use crate::unit::UnitLayout;
 
 /// `GET /switch`
 pub(super) async fn status(State(app): State<Arc<App>>) -> Json<SwitchStatus> {
@@ -67,10 +67,11 @@ async fn target(app: &Arc<App>, to: SwitchTarget) -> Result<UnitLayout, ApiError
     let current = app.unit.layout();
     match to {
         SwitchTarget::Layout(name) => {
-            let possible = || app.layouts().into_iter().map(LayoutName::name).collect::<Vec<_>>().join(", ");
-            let Some(layout) = LayoutName::from_name(&name).filter(|layout| app.layouts().contains(layout)) else {
+            let layouts = app.layouts();
+            let Some(layout) = layouts.iter().find(|layout| layout.to_string() == name) else {
                 let name: String = name.chars().take(64).collect();
-                let message = format!("this unit cannot be switched to '{name}', only to one of {}", possible());
+                let possible = layouts.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+                let message = format!("this unit cannot be switched to '{name}', only to one of {possible}");
                 return Err(ApiError::param("to", message));
             };
             let experts = layout.experts().unwrap_or(current.spread.layout);
@@ -78,6 +79,13 @@ async fn target(app: &Arc<App>, to: SwitchTarget) -> Result<UnitLayout, ApiError
             Ok(UnitLayout { spread, attention: layout.attention(), ..(*current).clone() })
         }
         SwitchTarget::Tables(SwitchTables { tables }) => {
+            if current.spread.layout.groups().is_some() {
+                let message = format!(
+                    "the unit is in groups ({}), each of which has all experts: switch to ep first",
+                    current.name()
+                );
+                return Err(ApiError::param("to", message));
+            }
             if app.shuffles {
                 let message =
                     "rows are shuffled by the tables that the unit was started with, which cannot be replaced";

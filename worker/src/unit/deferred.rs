@@ -25,7 +25,7 @@ pub(super) struct Deferred {
     events: Vec<(RankId, Events)>,
     /// Ranks that have finished their part: their later messages belong to the layout that they finished in.
     pub(super) ended: HashSet<RankId>,
-    /// The new ranks of sequences.
+    /// The new replicas of sequences.
     pub(super) homes: HashMap<u64, RankId>,
 }
 
@@ -55,8 +55,8 @@ impl Unit {
                     continue;
                 }
             };
-            if let Some(rank) = state.sequences.get(&id).map(|entry| entry.rank) {
-                state.send(rank, order);
+            if let Some(replica) = state.sequences.get(&id).map(|entry| entry.rank) {
+                state.send(state.leader(replica), order);
             }
         }
         self.note_ended(ended);

@@ -15,6 +15,7 @@ use super::switch::{Switch, SwitchHistory};
 use crate::control::link::LinkSender;
 use crate::control::message::{FromRank, ToRank};
 use crate::engine::{Inbox, RankStats, SequenceEvent, SequenceRequest, UnitLimits};
+use crate::ep::RankGroups;
 use crate::threads::lock;
 
 /// How long a rank may take to report its counts between two steps.
@@ -94,6 +95,8 @@ pub(crate) struct Shared {
     pub(super) timeouts: Timeouts,
     /// Whether attention may switch, so that requests can be pinned in either layout.
     pub(crate) both_attentions: bool,
+    /// Groups that the unit can be switched to.
+    pub(crate) groups: Vec<RankGroups>,
     state: Mutex<State>,
     status: watch::Sender<UnitStatus>,
 }
@@ -133,6 +136,7 @@ impl Unit {
     pub(crate) fn new(
         world: u16,
         attention_groups: u16,
+        groups: Vec<RankGroups>,
         layout: UnitLayout,
         limits: UnitLimits,
         timeouts: Timeouts,
@@ -155,7 +159,8 @@ impl Unit {
         state.in_flight = vec![0; state.replicas().into()];
         let status = watch::Sender::new(UnitStatus::default());
         let both_attentions = limits.kv_pages.are_both();
-        Self(Arc::new(Shared { world, limits, timeouts, both_attentions, state: Mutex::new(state), status }))
+        let state = Mutex::new(state);
+        Self(Arc::new(Shared { world, limits, timeouts, both_attentions, groups, state, status }))
     }
 
     /// Sets the connections to the ranks, in rank order.
@@ -177,7 +182,7 @@ impl Unit {
 
     /// Number of ranks that a sequence can be pinned to, in any layout that the unit may have.
     pub(crate) fn pins(&self) -> u16 {
-        if self.both_attentions { self.world } else { self.replicas() }
+        if self.both_attentions || !self.groups.is_empty() { self.world } else { self.replicas() }
     }
 
     /// Subscribes to the state of the unit.
@@ -201,7 +206,8 @@ impl Unit {
             return Err(SubmitError::Stopping);
         }
         let pinned = rank;
-        request.home = pinned.map(RankId::get);
+        // A pin to a group says no more than which ranks.
+        request.home = pinned.filter(|_| state.stride() == 1).map(RankId::get);
         let rank = state.rank_for(rank);
         let limit = self.limits.running + self.limits.waiting;
         if state.in_flight[rank.index()] >= limit {
@@ -362,13 +368,17 @@ impl State {
     pub(super) fn replicas(&self) -> u16 {
         match self.layout.attention {
             Attention::Dp => self.world,
-            Attention::Tp => self.attention_groups,
+            Attention::Tp => self.layout.spread.layout.groups().map_or(self.attention_groups, |groups| groups.groups),
         }
     }
 
     /// Ranks from one replica's first to the next one's. Without groups the single replica may become one per rank.
     fn stride(&self) -> u16 {
-        if self.attention_groups > 1 { self.world / self.attention_groups } else { 1 }
+        match self.layout.spread.layout.groups() {
+            Some(groups) => groups.ranks,
+            None if self.attention_groups > 1 => self.world / self.attention_groups,
+            None => 1,
+        }
     }
 
     /// The rank that represents a replica.
@@ -403,14 +413,17 @@ impl State {
         self.ports.iter().step_by(stride.into()).take(all.into()).for_each(|port| port.send(order.clone()));
     }
 
-    /// The replica for a sequence: the requested one, or the next in turn.
+    /// The replica for a sequence: the requested one, the group of a rank that was requested before the switch to
+    /// groups, or the next in turn.
     pub(super) fn rank_for(&mut self, requested: Option<RankId>) -> RankId {
-        let replicas = self.replicas();
-        requested.filter(|_| replicas > 1).unwrap_or_else(|| {
+        let (replicas, stride) = (self.replicas(), self.stride());
+        let replica = |rank: RankId| if rank.get() < replicas { rank } else { RankId::new(rank.get() / stride) };
+        let next = || {
             let rank = RankId::new(self.next_rank % replicas);
             self.next_rank = (rank.get() + 1) % replicas;
             rank
-        })
+        };
+        requested.filter(|_| replicas > 1).map_or_else(next, replica)
     }
 
     /// Forwards events; returns how many were the last of their sequence.

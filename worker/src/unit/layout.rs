@@ -1,9 +1,11 @@
 //! The unit's current layout, and the names of layouts.
 
-use semmoe_tables::Attention;
-use serde::Serialize;
+use std::fmt;
 
-use crate::ep::{ExpertLayout, ExpertSpread};
+use semmoe_tables::Attention;
+
+use crate::ep::{ExpertLayout, ExpertSpread, RankGroups};
+use crate::model::AttentionShape;
 
 /// A layout in force; each switch creates a new one.
 #[derive(Clone, Debug, PartialEq)]
@@ -18,8 +20,7 @@ pub(crate) struct UnitLayout {
 
 /// Names for combinations of both axes: `ep` = attention dp and experts ep, `tp` = attention tp and experts tp, and the
 /// mixed ones.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
-#[serde(rename_all = "kebab-case")]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum LayoutName {
     /// Attention dp, experts ep.
     Ep,
@@ -33,13 +34,17 @@ pub(crate) enum LayoutName {
     DpHybrid,
     /// Attention tp, experts sliced within nodes.
     TpHybrid,
+    /// Both tp in groups of ranks that step by themselves.
+    Groups(RankGroups),
 }
 
 impl LayoutName {
+    /// Those without groups.
     pub(crate) const ALL: [Self; 6] = [Self::Ep, Self::Tp, Self::DpTp, Self::TpEp, Self::DpHybrid, Self::TpHybrid];
 
     pub(crate) fn of(attention: Attention, experts: ExpertLayout) -> Self {
         match (attention, experts) {
+            (_, ExpertLayout::Groups(groups)) => Self::Groups(groups),
             (Attention::Dp, ExpertLayout::Ep) => Self::Ep,
             (Attention::Tp, ExpertLayout::Tp) => Self::Tp,
             (Attention::Dp, ExpertLayout::Tp) => Self::DpTp,
@@ -49,25 +54,10 @@ impl LayoutName {
         }
     }
 
-    pub(crate) fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|layout| layout.name() == name)
-    }
-
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Ep => "ep",
-            Self::Tp => "tp",
-            Self::DpTp => "dp-tp",
-            Self::TpEp => "tp-ep",
-            Self::DpHybrid => "dp-hybrid",
-            Self::TpHybrid => "tp-hybrid",
-        }
-    }
-
     pub(crate) fn attention(self) -> Attention {
         match self {
             Self::Ep | Self::DpTp | Self::DpHybrid => Attention::Dp,
-            Self::Tp | Self::TpEp | Self::TpHybrid => Attention::Tp,
+            Self::Tp | Self::TpEp | Self::TpHybrid | Self::Groups(_) => Attention::Tp,
         }
     }
 
@@ -76,14 +66,39 @@ impl LayoutName {
         match self {
             Self::Ep | Self::TpEp => Some(ExpertLayout::Ep),
             Self::Tp | Self::DpTp => Some(ExpertLayout::Tp),
+            Self::Groups(groups) => Some(ExpertLayout::Groups(groups)),
             Self::DpHybrid | Self::TpHybrid => None,
         }
+    }
+}
+
+impl fmt::Display for LayoutName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Ep => "ep",
+            Self::Tp => "tp",
+            Self::DpTp => "dp-tp",
+            Self::TpEp => "tp-ep",
+            Self::DpHybrid => "dp-hybrid",
+            Self::TpHybrid => "tp-hybrid",
+            Self::Groups(groups) => return write!(f, "tp:{groups}"),
+        })
     }
 }
 
 impl UnitLayout {
     pub(crate) fn name(&self) -> LayoutName {
         LayoutName::of(self.attention, self.spread.layout)
+    }
+
+    /// The shape of attention in a unit of `world` ranks. A unit whose attention alone is in groups never switches.
+    pub(crate) fn attention_shape(&self, world: u16) -> AttentionShape {
+        let ranks = match (self.attention, self.spread.layout.groups()) {
+            (Attention::Dp, _) => 1,
+            (Attention::Tp, Some(groups)) => groups.ranks,
+            (Attention::Tp, None) => world,
+        };
+        AttentionShape { attention: self.attention, ranks: ranks.into() }
     }
 }
 
@@ -93,12 +108,13 @@ mod tests {
 
     #[test]
     fn names_and_axes_belong_together() {
-        for layout in LayoutName::ALL {
-            assert_eq!(LayoutName::from_name(layout.name()), Some(layout));
+        let groups = LayoutName::Groups(RankGroups::new(2, 4).unwrap());
+        assert_eq!(groups.to_string(), "tp:2x2");
+        for layout in LayoutName::ALL.into_iter().chain([groups]) {
             let hybrid = || "hybrid:2x2".parse().unwrap();
             assert_eq!(LayoutName::of(layout.attention(), layout.experts().unwrap_or_else(hybrid)), layout);
-            assert_eq!(serde_json::to_value(layout).unwrap(), layout.name());
         }
-        assert_eq!(LayoutName::from_name("EP"), None);
+        let names: std::collections::BTreeSet<_> = LayoutName::ALL.iter().map(ToString::to_string).collect();
+        assert_eq!(names.len(), LayoutName::ALL.len());
     }
 }

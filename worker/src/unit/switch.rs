@@ -148,9 +148,9 @@ impl Unit {
         SwitchStatus {
             state: switch.map_or(SwitchState::Stable, |switch| switch.phase),
             epoch: state.layout.epoch,
-            layout: state.layout.name().name().to_owned(),
+            layout: state.layout.name().to_string(),
             placement_digest: state.layout.placement_digest.clone(),
-            to: switch.map(|switch| switch.to.name().name().to_owned()),
+            to: switch.map(|switch| switch.to.name().to_string()),
             layer: switch.and_then(|switch| switch.layer),
             last_seconds: state.switches.last.map(|last| last.as_secs_f64()),
         }
@@ -222,9 +222,11 @@ impl Unit {
         {
             let mut state = self.state();
             state.switch_of(ticket)?.phase = SwitchState::Moving;
-            // With attention tp rank 0 forwards it to the others, so that all move between the same two steps.
+            // With attention tp the first rank of a group forwards it to the others, so that all move between the same
+            // two steps.
             let order = || ToRank::Switch { ticket, order: SwitchOrder::Move };
-            (0..state.replicas()).for_each(|rank| state.send(RankId::new(rank), order()));
+            let leaders = (0..state.replicas()).map(|replica| state.leader(RankId::new(replica)));
+            leaders.for_each(|rank| state.send(rank, order()));
         }
         let mut outcome = None;
         // No limit: a lost or late rank ends the unit, and with it this wait.
@@ -285,8 +287,8 @@ impl Unit {
         state.check_epoch(if_epoch)?;
         let (reports, receiver) = mpsc::unbounded_channel();
         let ticket = state.take_id();
-        let turns_attention = to.attention != state.layout.attention;
-        let prepare = Box::new(SwitchTo { spread: to.spread.clone(), turns_attention, kv_step_bytes });
+        let attention = to.attention_shape(self.world);
+        let prepare = Box::new(SwitchTo { spread: to.spread.clone(), attention, kv_step_bytes });
         let to = Arc::new(UnitLayout { epoch: state.layout.epoch + 1, ..to });
         let phase = SwitchState::Preparing;
         state.switch =

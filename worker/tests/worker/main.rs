@@ -35,6 +35,7 @@ mod streamed;
 mod switch_experts;
 mod switching;
 mod switching_attention;
+mod switching_groups;
 mod transport;
 mod trust;
 mod wire;

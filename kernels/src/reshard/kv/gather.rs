@@ -1,4 +1,4 @@
-//! DP to TP: the pools of all ranks become one.
+//! DP to TP, or small groups to a larger one: the pools of all ranks become one.
 
 use std::collections::BTreeMap;
 
@@ -16,13 +16,22 @@ impl KvPlan {
     /// # Errors
     /// Invalid pools, or more pages, held and promised, than there is room for.
     pub fn gather(shape: KvShape, pools: &[KvPool], capacity: usize) -> Result<Self, KvError> {
-        if pools.len() != shape.ranks() {
-            return Err(KvError::Ranks { found: pools.len(), expected: shape.ranks() });
+        Self::merge(shape, 1, pools, capacity)
+    }
+
+    /// Merges the pools of groups of `width` ranks, one for each group.
+    ///
+    /// # Errors
+    /// Those of [`KvPlan::gather`]; groups that do not fit the ranks.
+    pub fn merge(shape: KvShape, width: usize, pools: &[KvPool], capacity: usize) -> Result<Self, KvError> {
+        let groups = shape.groups(width)?;
+        if pools.len() != groups {
+            return Err(KvError::Ranks { found: pools.len(), expected: groups });
         }
         let mut union = Union::default();
-        for (rank, pool) in pools.iter().enumerate() {
-            pool.check(rank, shape.ranks())?;
-            union.add(rank, pool);
+        for (group, pool) in pools.iter().enumerate() {
+            pool.check(group, groups)?;
+            union.add(group * width, pool);
         }
         let mut keep: Vec<bool> = union.pool.holders().iter().map(|&holders| holders > 0).collect();
         let used = keep.iter().filter(|keep| **keep).count();
@@ -39,7 +48,8 @@ impl KvPlan {
         let idle = &idle[idle.len().saturating_sub(capacity - used)..];
         idle.iter().for_each(|&(_, page)| keep[page as usize] = true);
         union.pool.idle = idle.iter().map(|&(_, page)| page).collect();
-        Ok(Self { shape, pools: vec![renumber(union.pool, &union.sources, &keep)] })
+        let pools = vec![renumber(union.pool, &union.sources, &keep)];
+        Ok(Self { shape, before: width, after: shape.ranks(), pools })
     }
 }
 

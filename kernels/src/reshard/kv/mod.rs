@@ -3,7 +3,8 @@
 //! Under attention DP a rank has all heads of its own sequences. Under TP all ranks of a node act alike: they have the
 //! same sequences in the same pages, each rank with its own heads. If there are fewer heads than ranks, heads are
 //! replicated; a latent cache (MLA) cannot be split, so every rank has all of it. Nodes are independent: a sequence
-//! stays on its node, and ranks here are those of one node.
+//! stays on its node, and ranks here are those of one node. Between DP and TP there are groups of neighbouring ranks,
+//! each with sequences of its own: a plan merges smaller groups into one, or splits one into smaller ones.
 //!
 //! | module | what |
 //! |---|---|

@@ -8,7 +8,7 @@ use crate::hash::mix;
 /// A page of a rank's pool.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PageAt {
-    /// The rank of the pool. Before a switch from TP all pools are equal, and it is 0.
+    /// The rank of the pool. The ranks of a group have equal pools, and it is the first of them.
     pub rank: usize,
     /// Index in the pool.
     pub page: u32,
@@ -48,47 +48,59 @@ pub struct KvMove {
 #[derive(Clone, PartialEq, Debug)]
 pub struct KvPlan {
     pub(super) shape: KvShape,
-    /// One for all ranks under TP, else one per rank.
+    /// Ranks that share a pool before the switch, and after it: 1 under DP.
+    pub(super) before: usize,
+    pub(super) after: usize,
+    /// One for each group after the switch.
     pub(super) pools: Vec<PlannedPool>,
 }
 
 impl KvPlan {
-    fn to_tp(&self) -> bool {
-        self.pools.len() == 1 && self.shape.ranks() > 1
+    /// The pools after the switch.
+    pub fn pools(&self) -> &[PlannedPool] {
+        &self.pools
     }
 
     /// A rank's pool after the switch. Panics if there is no such rank.
     pub fn pool(&self, rank: usize) -> &PlannedPool {
-        &self.pools[if self.to_tp() { 0 } else { rank }]
+        &self.pools[rank / self.after]
+    }
+
+    /// The ranks with a pool after the switch.
+    pub fn ranks_of(&self, pool: usize) -> Range<usize> {
+        pool * self.after..(pool + 1) * self.after
+    }
+
+    /// Whether a rank was in the group that had a page: it knows what all its ranks know of the page, such as routes.
+    pub fn had(&self, rank: usize, page: PageAt) -> bool {
+        rank / self.before == page.rank / self.before
     }
 
     /// The copies that fill a rank's new pages, by page. Panics if there is no such rank.
     pub fn moves(&self, rank: usize, moves: &mut Vec<KvMove>) {
         moves.clear();
         for (page, &source) in self.pool(rank).sources.iter().enumerate() {
-            let to = PageAt { rank, page: page as u32 };
-            if self.to_tp() {
-                let own = self.shape.heads_of(rank);
-                moves.push(self.copy(source, &self.shape.all(), to, &own, &own));
-            } else {
-                self.whole(source, to, moves);
-            }
+            self.copies(source, PageAt { rank, page: page as u32 }, moves);
         }
     }
 
-    /// Copies all heads of a page from the ranks that have them: from this rank if possible, else in rotation.
-    fn whole(&self, source: PageAt, to: PageAt, moves: &mut Vec<KvMove>) {
-        let all = self.shape.all();
-        let mut next = all.start;
-        while next < all.end {
-            let having = |rank: &usize| self.shape.heads_of(*rank).contains(&next);
-            let count = (0..self.shape.ranks()).filter(having).count();
+    /// Copies the heads of a page from the ranks that have them: from this rank if possible, else in rotation.
+    fn copies(&self, source: PageAt, to: PageAt, moves: &mut Vec<KvMove>) {
+        let wanted = self.shape.heads_in(self.after, to.rank);
+        let held = |rank: usize| self.shape.heads_in(self.before, rank);
+        let group = source.rank..source.rank + self.before;
+        let mut next = wanted.start;
+        while next < wanted.end {
+            let having = |rank: &usize| held(*rank).contains(&next);
+            let count = group.clone().filter(having).count();
             let turn = (source.page as usize + to.rank) % count;
-            let other = (0..self.shape.ranks()).filter(having).nth(turn);
-            let rank = if having(&to.rank) { to.rank } else { other.unwrap_or(to.rank) };
-            let held = self.shape.heads_of(rank);
-            moves.push(self.copy(PageAt { rank, ..source }, &held, to, &all, &held));
-            next = held.end;
+            let other = group.clone().filter(having).nth(turn);
+            let own = group.contains(&to.rank) && having(&to.rank);
+            let rank = if own { to.rank } else { other.unwrap_or(to.rank) };
+            let held = held(rank);
+            let heads = next..held.end.min(wanted.end);
+            next = heads.end;
+            moves.push(self.copy(PageAt { rank, ..source }, &held, to, &wanted, &heads));
         }
     }
 

@@ -44,6 +44,15 @@ impl KvShape {
         }
     }
 
+    /// How many groups of `width` ranks there are, if each can have all heads.
+    pub(super) fn groups(&self, width: usize) -> Result<usize, KvError> {
+        let even = self.latent || (width > 0 && (self.heads.is_multiple_of(width) || width.is_multiple_of(self.heads)));
+        match self.ranks.checked_div(width).filter(|groups| groups * width == self.ranks && even) {
+            Some(groups) => Ok(groups),
+            None => Err(KvError::Groups { width, ranks: self.ranks, heads: self.heads }),
+        }
+    }
+
     /// Number of ranks on the node.
     pub fn ranks(&self) -> usize {
         self.ranks
@@ -56,11 +65,16 @@ impl KvShape {
 
     /// The heads of a rank under TP.
     pub fn heads_of(&self, rank: usize) -> Range<usize> {
+        self.heads_in(self.ranks, rank)
+    }
+
+    /// The heads of a rank in groups of `width` ranks that share them; all heads where a group is one rank.
+    pub fn heads_in(&self, width: usize, rank: usize) -> Range<usize> {
         if self.latent {
             return self.all();
         }
-        let first = rank * self.heads / self.ranks;
-        first..first + (self.heads / self.ranks).max(1)
+        let first = rank % width * self.heads / width;
+        first..first + (self.heads / width).max(1)
     }
 
     /// Bytes of a page with these heads.
@@ -90,7 +104,7 @@ pub struct KvSequence {
     pub pages: Vec<u32>,
     /// Number of further pages that it may take.
     pub promised: usize,
-    /// `[ranks]`: the share of its activations that T expects on each rank; empty if unknown.
+    /// `[ranks]`, or `[groups]`: the share of its activations that T expects on each rank; empty if unknown.
     pub shares: Vec<f32>,
 }
 
@@ -126,8 +140,18 @@ pub enum KvError {
         /// Bytes of a head in a layer.
         head_bytes: usize,
     },
+    /// The ranks do not split into such groups, or a group can neither split nor replicate the heads evenly.
+    #[error("groups of {width} ranks do not fit {ranks} ranks with {heads} heads of keys and values")]
+    Groups {
+        /// Ranks of a group.
+        width: usize,
+        /// Number of ranks on the node.
+        ranks: usize,
+        /// Number of heads of keys and values.
+        heads: usize,
+    },
     /// The number of pools does not match the shape.
-    #[error("there are {found} pools, expected {expected}, one for each rank")]
+    #[error("there are {found} pools, expected {expected}, one for each rank or group")]
     Ranks {
         /// Number of pools.
         found: usize,

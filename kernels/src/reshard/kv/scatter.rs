@@ -1,4 +1,4 @@
-//! TP to DP: each sequence goes to one rank.
+//! TP to DP, or a group to smaller ones: each sequence goes to one rank, or group.
 
 use std::cmp::Reverse;
 
@@ -27,9 +27,18 @@ impl KvPlan {
     /// # Errors
     /// An invalid pool, or a sequence for which no rank has room (another packing might fit).
     pub fn scatter(shape: KvShape, pool: &KvPool, balance: Balance) -> Result<Self, KvError> {
-        pool.check(0, shape.ranks())?;
+        Self::split(shape, 1, pool, balance)
+    }
+
+    /// Splits the pool into one per group of `width` ranks; where [`KvPlan::scatter`] says rank, it is a group here.
+    ///
+    /// # Errors
+    /// Those of [`KvPlan::scatter`]; groups that do not fit the ranks.
+    pub fn split(shape: KvShape, width: usize, pool: &KvPool, balance: Balance) -> Result<Self, KvError> {
+        let groups = shape.groups(width)?;
+        pool.check(0, groups)?;
         let none = Share { keep: vec![false; pool.pages.len()], ..Share::default() };
-        let mut shares = vec![none; shape.ranks()];
+        let mut shares = vec![none; groups];
         let mut order: Vec<usize> = (0..pool.sequences.len()).collect();
         order.sort_by_key(|&index| {
             let sequence = &pool.sequences[index];
@@ -54,7 +63,8 @@ impl KvPlan {
                 share.used += 1;
             }
         }
-        Ok(Self { shape, pools: shares.iter().map(|share| share.planned(pool)).collect() })
+        let pools = shares.iter().map(|share| share.planned(pool)).collect();
+        Ok(Self { shape, before: shape.ranks(), after: width, pools })
     }
 }
 

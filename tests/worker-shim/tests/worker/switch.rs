@@ -110,13 +110,13 @@ impl<'a> Running<'a> {
     /// Switches to the other layout; or returns why pages cannot move.
     fn switch(&mut self, placement: &ExpertCopies) -> Result<(), String> {
         let Self { rank: Rank { model, ep }, pool, caches, .. } = self;
-        let to = model.other_attention().unwrap();
-        let experts = if to == Attention::Tp { ExpertLayout::Tp } else { ExpertLayout::Ep };
-        let capacity = if to == Attention::Tp { other_pages(model.config(), ep.world()) } else { PAGES };
+        let to = model.other_attentions().next().unwrap();
+        let experts = if to.attention == Attention::Tp { ExpertLayout::Tp } else { ExpertLayout::Ep };
+        let capacity = if to.attention == Attention::Tp { other_pages(model.config(), ep.world()) } else { PAGES };
         let sequences: Vec<MovingSequence<'_>> =
             caches.iter().map(|(&id, kv)| MovingSequence { id, kv, shares: Vec::new() }).collect();
         let change = AttentionChange { pool, sequences: &sequences, capacity, lazily: false };
-        let staged = model.stage_attention(&change, ep, &mut |_| None).unwrap()?;
+        let staged = model.stage_shape(to, &change, ep, &mut |_| None).unwrap()?;
         let spread = ExpertSpread { layout: experts, copies: placement.clone() };
         model.check_spread(&spread, ep).unwrap();
         assert_eq!(model.switch_experts(&spread, ep, &mut |_| None).unwrap(), SwitchOutcome::Committed);

@@ -1,7 +1,8 @@
 //! The frame before everything that a rank sends another.
 //!
-//! 24 bytes, little-endian: magic u32, kind u32, number u64, length u64. `number` is the index of the collective (data)
-//! or the failed rank (failure); `length` bytes follow: the message, or why the rank failed (UTF-8).
+//! 24 bytes, little-endian: magic u32, kind u32, number u64, length u64. `number` is the index of the collective
+//! between both ranks (data) or the failed rank (failure); `length` bytes follow: the message, or why the rank failed
+//! (UTF-8).
 
 use semmoe_kernels::collectives::MAX_MESSAGE_BYTES;
 

@@ -59,8 +59,6 @@ pub struct StreamTransport<M: Medium> {
     medium: M,
     /// `[P]`: work of the current collective.
     pending: Vec<Pending>,
-    /// Collectives begun.
-    collective: u64,
     limit: Duration,
     failed: Option<UnitError>,
 }
@@ -76,7 +74,7 @@ impl<M: Medium> StreamTransport<M> {
     pub(super) fn over(rank: usize, streams: Vec<Option<M::Stream>>, medium: M, limit: Duration) -> Self {
         let peers: Vec<_> = streams.into_iter().map(|stream| stream.map(Peer::new)).collect();
         let pending = vec![Pending::default(); peers.len()];
-        Self { rank, peers, medium, pending, collective: 0, limit, failed: None }
+        Self { rank, peers, medium, pending, limit, failed: None }
     }
 
     #[cfg(test)]
@@ -87,12 +85,11 @@ impl<M: Medium> StreamTransport<M> {
     /// Sends to and receives from the given peers until all are done.
     fn exchange(&mut self, exchange: Exchange<'_>) -> Result<(), RankFault> {
         let Exchange { peers, outgoing, incoming, arrived } = exchange;
-        self.collective += 1;
         self.pending.fill(Pending::default());
         for (&rank, message) in peers.iter().zip(outgoing) {
             if let Some(peer) = &mut self.peers[rank] {
                 self.pending[rank] = Pending::new(true);
-                peer.begin_send(self.collective, message.len());
+                peer.begin(message.len());
             }
         }
         // A limit too large to add means no limit.
@@ -102,9 +99,7 @@ impl<M: Medium> StreamTransport<M> {
                 let pending = &mut self.pending[rank];
                 let Some(peer) = self.peers[rank].as_mut().filter(|_| pending.ready) else { continue };
                 let was_receiving = pending.receiving;
-                pending
-                    .advance(peer, self.collective, &outgoing[i], &mut incoming[i])
-                    .map_err(|fault| RankFault { rank, fault })?;
+                pending.advance(peer, &outgoing[i], &mut incoming[i]).map_err(|fault| RankFault { rank, fault })?;
                 if was_receiving && !pending.receiving {
                     arrived(i);
                 }
@@ -252,7 +247,6 @@ impl Pending {
     fn advance(
         &mut self,
         peer: &mut Peer<impl ByteStream>,
-        collective: u64,
         outgoing: &[u8],
         incoming: &mut Vec<u8>,
     ) -> Result<(), Fault> {
@@ -260,7 +254,7 @@ impl Pending {
             self.sending = false;
         }
         if self.receiving {
-            if peer.receive(collective, incoming)? == Progress::Done {
+            if peer.receive(incoming)? == Progress::Done {
                 (self.receiving, self.watching) = (false, true);
             }
         } else if self.watching {

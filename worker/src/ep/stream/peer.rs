@@ -43,6 +43,8 @@ pub struct Peer<S> {
     /// Length of the message being received, and how much of it is in the caller's buffer.
     receiving: Option<(usize, usize)>,
     header: [u8; HEADER_BYTES],
+    /// Collectives begun with this peer.
+    collective: u64,
     /// Bytes of header and message sent so far.
     sent: usize,
 }
@@ -57,13 +59,15 @@ impl<S: ByteStream> Peer<S> {
             end: 0,
             receiving: None,
             header: [0; HEADER_BYTES],
+            collective: 0,
             sent: 0,
         }
     }
 
-    /// Begins the message of a collective.
-    pub(super) fn begin_send(&mut self, collective: u64, length: usize) {
-        self.header = Header::Data { collective, length }.encode();
+    /// Begins the next collective with this peer, and its message.
+    pub(super) fn begin(&mut self, length: usize) {
+        self.collective += 1;
+        self.header = Header::Data { collective: self.collective, length }.encode();
         self.sent = 0;
     }
 
@@ -96,8 +100,9 @@ impl<S: ByteStream> Peer<S> {
         self.stream.finish();
     }
 
-    /// Receives more of a collective's message; when done, `to` is exactly that message.
-    pub(super) fn receive(&mut self, collective: u64, to: &mut Vec<u8>) -> Result<Progress, Fault> {
+    /// Receives more of the message of the current collective; when done, `to` is exactly that message.
+    pub(super) fn receive(&mut self, to: &mut Vec<u8>) -> Result<Progress, Fault> {
+        let collective = self.collective;
         loop {
             let Some((length, have)) = self.receiving else {
                 match self.next_header()? {

@@ -9,7 +9,6 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use semmoe_kernels::reshard::PieceHash;
 use semmoe_kernels::reshard::kv::{KvMove, KvSequence};
-use semmoe_tables::Attention;
 
 use super::cache::KvCache;
 use super::page::Page;
@@ -17,7 +16,7 @@ use super::pages::{Chain, PageId};
 use super::pool::{KvPool, State};
 use super::transfer::{KvObjection, PlannedMoves, Transfer};
 use crate::ep::{ExpertParallel, UnitError};
-use crate::model::agree::vote;
+use crate::model::agree::vote_of_spans;
 
 /// A new pool whose pages are arriving.
 #[derive(Debug)]
@@ -43,24 +42,25 @@ pub struct KvArrival {
 #[derive(Debug)]
 struct Next {
     id: u64,
-    /// Its rank; 0 if all ranks have it.
-    rank: usize,
+    /// Its group in the span.
+    group: usize,
     /// Its pages in the new pool.
     pages: Vec<u32>,
 }
 
 impl KvArrival {
     /// Takes `pool` and `chains` as planned for this rank; `ids` are the described pages of the old pool.
-    pub(super) fn new(planned: PlannedMoves, pool: KvPool, chains: Vec<Chain>, ids: Vec<PageId>, world: usize) -> Self {
-        let PlannedMoves { plan, to, me, .. } = &planned;
+    pub(super) fn new(planned: PlannedMoves, pool: KvPool, chains: Vec<Chain>, ids: Vec<PageId>) -> Self {
+        let PlannedMoves { plan, me, .. } = &planned;
         let own = &plan.pool(*me).pool.sequences;
         let chains = own.iter().map(|sequence| sequence.id).zip(chains).collect();
-        let ranks = if *to == Attention::Tp { 1 } else { world };
-        let next = |rank, KvSequence { id, pages, .. }: &KvSequence| Next { id: *id, rank, pages: pages.clone() };
-        let of_rank = |rank| plan.pool(rank).pool.sequences.iter().map(move |sequence| next(rank, sequence));
-        let mut queue: Vec<Next> = (0..ranks).flat_map(of_rank).collect();
+        let next = |group, KvSequence { id, pages, .. }: &KvSequence| Next { id: *id, group, pages: pages.clone() };
+        let pools = plan.pools().iter().enumerate();
+        let mut queue: Vec<Next> = pools
+            .flat_map(|(group, planned)| planned.pool.sequences.iter().map(move |sequence| next(group, sequence)))
+            .collect();
         queue.sort_by_key(|next| next.id);
-        let moves = (0..world).map(|rank| {
+        let moves = (0..planned.span.ranks.len()).map(|rank| {
             let mut all = Vec::new();
             plan.moves(rank, &mut all);
             if planned.elsewhere {
@@ -77,9 +77,10 @@ impl KvArrival {
         Self { planned, pool, chains, queue, moves, own, ids, old, digest }
     }
 
-    /// The rank of each sequence that has not arrived; 0 if all ranks have it.
+    /// The unit's group of each sequence of the span that has not arrived; with dp its rank.
     pub fn homes(&self) -> Vec<(u64, u16)> {
-        self.queue.iter().map(|next| (next.id, next.rank as u16)).collect()
+        let first = self.planned.span.first_group();
+        self.queue.iter().map(|next| (next.id, (first + next.group) as u16)).collect()
     }
 
     /// Whether all sequences have arrived.
@@ -96,7 +97,7 @@ impl KvArrival {
         let (next, moves) = self.next(bytes);
         let old = std::mem::take(&mut self.old);
         let moved = self.fetch(moves, old.iter().flat_map(KvCache::held), ep, &mut |_| None)?;
-        moved.map_err(|cause| UnitError::PeerLost { rank: self.planned.me, cause })?;
+        moved.map_err(|cause| UnitError::PeerLost { rank: ep.rank().index(), cause })?;
         self.old = old;
         Ok(self.arrived(next))
     }
@@ -122,17 +123,17 @@ impl KvArrival {
 
     /// Takes the next sequences from the queue, and their moves by receiving rank.
     fn next(&mut self, bytes: u64) -> (Vec<u64>, Vec<Vec<KvMove>>) {
-        let world = self.moves.len();
+        let span = self.moves.len();
         let limit = usize::try_from(bytes / self.pool.shape().page_bytes() as u64).unwrap_or(usize::MAX);
-        let (mut ids, mut pages, mut moves) = (Vec::new(), vec![0; world], vec![Vec::new(); world]);
+        let (mut ids, mut pages, mut moves) = (Vec::new(), vec![0; span], vec![Vec::new(); span]);
         while let Some(next) = self.queue.front() {
-            let to_come = |page: &&u32| self.moves[next.rank].contains_key(*page);
+            let ranks = self.planned.plan.ranks_of(next.group);
+            let to_come = |page: &&u32| self.moves[ranks.start].contains_key(*page);
             let new: Vec<u32> = next.pages.iter().filter(to_come).copied().collect();
-            if !ids.is_empty() && pages[next.rank] + new.len() > limit {
+            if !ids.is_empty() && pages[next.group] + new.len() > limit {
                 break;
             }
-            pages[next.rank] += new.len();
-            let ranks = if self.planned.to == Attention::Tp { 0..world } else { next.rank..next.rank + 1 };
+            pages[next.group] += new.len();
             for rank in ranks {
                 let taken = new.iter().filter_map(|page| self.moves[rank].remove(page));
                 moves[rank].extend(taken.flatten());
@@ -166,7 +167,7 @@ impl KvArrival {
         let memory = transfer.memory;
         memory.values().for_each(|page| self.planned.add_to(&mut self.digest, page));
         let digest = self.digest.finish();
-        if let Some(cause) = vote(ep, moved.as_ref().map(|()| digest))? {
+        if let Some(cause) = vote_of_spans(ep, self.planned.span.ranks.len(), moved.as_ref().map(|()| digest))? {
             return Ok(Err(cause));
         }
         let planned = &self.planned.plan.pool(self.planned.me).pool.pages;

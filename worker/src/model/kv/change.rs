@@ -1,13 +1,14 @@
-//! Moves pages when attention switches between dp and tp, as planned by [`semmoe_kernels::reshard::kv`]: to unused
-//! pages, beside the old ones, which are kept until all ranks have agreed.
+//! Moves pages when attention switches between dp, tp and groups of tp, as planned by [`semmoe_kernels::reshard::kv`]:
+//! to unused pages, beside the old ones, which are kept until all ranks have agreed. Pages never leave a [`KvSpan`].
 //!
-//! 1. dp to tp: ranks exchange descriptions of their pools, without bytes. With tp all have the same.
+//! 1. To larger groups: ranks exchange descriptions of their pools, without bytes. All ranks of a group have the same.
 //! 2. Each rank plans all moves and checks its own room, and all vote on the plan's digest. Nothing has moved.
 //! 3. Bytes are sent, and all vote on the result: before the switch takes effect or, lazily, afterwards
 //!    ([`KvArrival`]).
 
+use std::ops::Range;
+
 use semmoe_kernels::reshard::kv::{Balance, KvMove, KvPlan, KvPool as PlanPool, KvShape};
-use semmoe_tables::Attention;
 
 use super::CacheShape;
 use super::arrival::KvArrival;
@@ -19,7 +20,41 @@ use super::store::Store;
 use super::transfer::{KvObjection, KvPhase, PlannedMoves};
 use crate::ep::{ExpertParallel, UnitError};
 use crate::memory::available_bytes;
-use crate::model::agree::{Obstacle, ROUND_BYTES, allgather_messages, vote};
+use crate::model::agree::{Obstacle, ROUND_BYTES, allgather_messages, vote_of_spans};
+
+/// The ranks among which pages move in a switch: the larger group of before and after, made of whole groups of both.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct KvSpan {
+    /// In the unit.
+    pub(crate) ranks: Range<usize>,
+    /// Ranks of a group before and after; one divides the other.
+    pub(crate) before: usize,
+    pub(crate) after: usize,
+}
+
+impl KvSpan {
+    /// The span of a rank.
+    pub(crate) fn new(before: usize, after: usize, rank: usize) -> Self {
+        let width = before.max(after);
+        let first = rank - rank % width;
+        Self { ranks: first..first + width, before, after }
+    }
+
+    /// Whether smaller groups become a larger one.
+    pub(crate) fn merges(&self) -> bool {
+        self.after > self.before
+    }
+
+    /// Index in the unit of the first group after the switch.
+    pub(crate) fn first_group(&self) -> usize {
+        self.ranks.start / self.after
+    }
+
+    /// Number of groups after the switch.
+    pub(crate) fn groups(&self) -> usize {
+        self.ranks.len() / self.after
+    }
+}
 
 /// A sequence whose pages move.
 #[derive(Debug)]
@@ -28,7 +63,7 @@ pub struct MovingSequence<'a> {
     pub id: u64,
     /// Its pages.
     pub kv: &'a KvCache,
-    /// `[ranks]`: each rank's preference for the sequence if attention becomes dp; empty without any.
+    /// `[groups]`: preference of each smaller group of the span (with dp: rank) for the sequence; empty without any.
     pub shares: Vec<f32>,
 }
 
@@ -51,7 +86,7 @@ pub(in crate::model) struct KvChange<'a> {
     pub(in crate::model) change: &'a AttentionChange<'a>,
     /// Shape of whole pages, for all ranks.
     pub(in crate::model) whole: KvShape,
-    pub(in crate::model) to: Attention,
+    pub(in crate::model) span: KvSpan,
     /// Shape of this rank's new pages.
     pub(in crate::model) shape: CacheShape,
     /// Experts of a token, over all layers.
@@ -83,9 +118,9 @@ pub struct StagedKv {
     pub sequences: Vec<(u64, KvCache)>,
     /// All pages, if they move later.
     pub arrival: Option<KvArrival>,
-    /// The rank of each sequence; 0 if all ranks have it.
+    /// The unit's group of each sequence of the span; with dp its rank.
     pub homes: Vec<(u64, u16)>,
-    /// The digest of everything that is equal on all ranks.
+    /// The digest of everything that is equal on all ranks of the span.
     pub digest: u64,
     /// Outstanding moves of keys and values stored elsewhere.
     #[cfg_attr(not(feature = "gpu"), expect(dead_code, reason = "the host has all keys and values"))]
@@ -106,12 +141,13 @@ impl KvChange<'_> {
             sequences.iter().map(|MovingSequence { id, kv, shares }| Named { id: *id, chain: kv.chain(), shares });
         let described = state.pages.describe(named, !lazily);
         let plan = self.plan(&described, ep, objection)?;
-        let plan = plan.and_then(|plan| self.check_room(&plan, ep.rank().index()).map(|()| plan));
-        if let Some(cause) = vote(ep, plan.as_ref().map(KvPlan::digest))? {
+        let me = ep.rank().index() - self.span.ranks.start;
+        let plan = plan.and_then(|plan| self.check_room(&plan, me).map(|()| plan));
+        if let Some(cause) = vote_of_spans(ep, self.span.ranks.len(), plan.as_ref().map(KvPlan::digest))? {
             return Ok(Err(cause));
         }
         let Ok(plan) = plan else { unreachable!("all ranks have agreed") };
-        let (digest, me) = (plan.digest(), ep.rank().index());
+        let digest = plan.digest();
         let of_rank = |rank| {
             let mut moves = Vec::new();
             plan.moves(rank, &mut moves);
@@ -119,11 +155,11 @@ impl KvChange<'_> {
         };
         let moves = self.elsewhere.then(|| PageMoves {
             ids: described.ids.clone(),
-            by_rank: (0..ep.world()).map(of_rank).collect(),
+            by_rank: (0..self.span.ranks.len()).map(of_rank).collect(),
             new_pages: plan.pool(me).sources.len(),
             digest,
         });
-        let mut arrival = self.arrival(plan, described, &state.pages, ep);
+        let mut arrival = self.arrival(plan, described, &state.pages, me);
         let (pool, homes) = (arrival.pool.clone(), arrival.homes());
         if lazily {
             return Ok(Ok(StagedKv { pool, sequences: Vec::new(), arrival: Some(arrival), homes, digest, moves }));
@@ -145,8 +181,8 @@ impl KvChange<'_> {
         objection: KvObjection<'_>,
     ) -> Result<Result<KvPlan, Obstacle>, UnitError> {
         let own = objection(KvPhase::Planning).map_or(Ok(()), Err);
-        match self.to {
-            Attention::Tp => {
+        match self.span.merges() {
+            true => {
                 let own = own.and_then(|()| encode(&described.pool));
                 let failed = own.as_ref().err().cloned();
                 let messages = allgather_messages(ep, own.unwrap_or_default())?;
@@ -154,23 +190,25 @@ impl KvChange<'_> {
                     return Ok(Err(Obstacle::Own(cause)));
                 }
                 let mut pools: Vec<PlanPool> = Vec::new();
-                for (rank, message) in messages.iter().enumerate() {
+                // The ranks of a group have the same pool: the first speaks for it.
+                for rank in self.span.ranks.clone().step_by(self.span.before) {
+                    let message = &messages[rank];
                     match decode(message) {
                         Ok(pool) => pools.push(pool),
                         Err(_) if message.is_empty() => return Ok(Err(Obstacle::Peer(rank))),
                         Err(cause) => return Ok(Err(Obstacle::Own(format!("rank {rank} has {cause}")))),
                     }
                 }
-                let plan = KvPlan::gather(self.whole, &pools, self.change.capacity);
+                let plan = KvPlan::merge(self.whole, self.span.before, &pools, self.change.capacity);
                 Ok(plan.map_err(|error| Obstacle::Own(error.to_string())))
             }
-            Attention::Dp => {
+            false => {
                 if let Err(cause) = own {
                     return Ok(Err(Obstacle::Own(cause)));
                 }
                 let pool = &described.pool;
                 let promised: usize = pool.sequences.iter().map(|sequence| sequence.promised).sum();
-                let even = (pool.pages.len() - pool.idle.len() + promised) / ep.world();
+                let even = (pool.pages.len() - pool.idle.len() + promised) / self.span.groups();
                 let longest = pool.sequences.iter().map(|sequence| sequence.pages.len() + sequence.promised).max();
                 let full = even + even.div_ceil(4) + longest.unwrap_or_default();
                 // A sequence's previous rank, or T's preference, wins until that rank has a quarter plus one sequence
@@ -178,8 +216,8 @@ impl KvChange<'_> {
                 let capacity = self.change.capacity;
                 let at_home = Balance { capacity, full, slack: usize::MAX };
                 let close = Balance { capacity, full: capacity, slack: even.div_ceil(4) };
-                let plan =
-                    KvPlan::scatter(self.whole, pool, at_home).or_else(|_| KvPlan::scatter(self.whole, pool, close));
+                let split = |balance| KvPlan::split(self.whole, self.span.after, pool, balance);
+                let plan = split(at_home).or_else(|_| split(close));
                 Ok(plan.map_err(|error| Obstacle::Own(error.to_string())))
             }
         }
@@ -199,13 +237,12 @@ impl KvChange<'_> {
     }
 
     /// The new pool, before any page arrives.
-    fn arrival(&self, plan: KvPlan, described: Described, before: &Pages, ep: &ExpertParallel) -> KvArrival {
-        let me = ep.rank().index();
+    fn arrival(&self, plan: KvPlan, described: Described, before: &Pages, me: usize) -> KvArrival {
         let (pages, chains) = Pages::planned(&plan.pool(me).pool, self.change.capacity, before);
         let pool = KvPool::of(self.shape, pages, Store::default());
-        let alike = self.whole.heads_of(0) == self.whole.heads_of(ep.world() - 1);
-        let planned =
-            PlannedMoves { plan, to: self.to, route_width: self.route_width, alike, me, elsewhere: self.elsewhere };
-        KvArrival::new(planned, pool, chains, described.ids, ep.world())
+        let alike = self.whole.heads_of(0) == self.whole.heads_of(self.span.ranks.len() - 1);
+        let span = self.span.clone();
+        let planned = PlannedMoves { plan, span, route_width: self.route_width, alike, me, elsewhere: self.elsewhere };
+        KvArrival::new(planned, pool, chains, described.ids)
     }
 }

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 
 use semmoe_kernels::reshard::PieceHash;
 use semmoe_kernels::reshard::kv::{KvMove, KvPlan};
-use semmoe_tables::Attention;
 
+use super::change::KvSpan;
 use super::page::Page;
 use crate::ep::{ExpertParallel, UnitError};
 use crate::model::agree::{Obstacle, ROUND_BYTES};
@@ -32,12 +32,12 @@ pub type KvObjection<'a> = &'a mut dyn FnMut(KvPhase) -> Option<String>;
 #[derive(Debug)]
 pub(super) struct PlannedMoves {
     pub(super) plan: KvPlan,
-    pub(super) to: Attention,
+    pub(super) span: KvSpan,
     /// Experts of a token, over all layers.
     pub(super) route_width: usize,
-    /// Whether all ranks have equal bytes with tp.
+    /// Whether all ranks of a group have equal bytes.
     pub(super) alike: bool,
-    /// This rank.
+    /// This rank, in the span.
     pub(super) me: usize,
     /// Whether keys and values are stored elsewhere, so that only routes are sent.
     pub(super) elsewhere: bool,
@@ -47,7 +47,7 @@ impl PlannedMoves {
     /// Adds the parts of an arrived page that must be equal on all ranks if they share one pool: routes, and latent
     /// vectors.
     pub(super) fn add_to(&self, digest: &mut PieceHash, page: &Page) {
-        if self.to == Attention::Tp {
+        if self.span.merges() {
             digest.update(bytemuck::cast_slice(&page.routes));
             if self.alike {
                 digest.update(page.bytes());
@@ -82,12 +82,13 @@ impl Transfer<'_> {
             if let (true, Some(cause)) = (state.is_ok(), objection(KvPhase::Moving { round })) {
                 state = Err(Obstacle::Own(cause));
             }
-            let outgoing = (0..ep.world()).map(|to| match (&state, to == self.planned.me) {
+            let outgoing = (0..self.moves.len()).map(|to| match (&state, to == self.planned.me) {
                 (Ok(()), false) => self.message(to, round, size),
                 _ => Vec::new(),
             });
-            let outgoing = outgoing.collect();
-            for (from, message) in ep.exchange(outgoing)?.into_iter().enumerate() {
+            let outgoing: Vec<_> = outgoing.collect();
+            let incoming = ep.exchange_among(self.planned.span.ranks.clone(), &outgoing)?;
+            for (from, message) in incoming.into_iter().enumerate() {
                 if state.is_ok() && from != self.planned.me {
                     state = self.take(from, &message, round, size);
                 }
@@ -114,10 +115,10 @@ impl Transfer<'_> {
 
     /// Fills new pages from old ones of this rank.
     fn copy_own(&mut self) {
-        let PlannedMoves { plan, to, route_width, me, .. } = self.planned;
+        let PlannedMoves { plan, route_width, me, .. } = self.planned;
         for (&id, page) in &mut self.memory {
             let source = plan.pool(*me).sources[id as usize];
-            if *to == Attention::Dp || source.rank == *me {
+            if plan.had(*me, source) {
                 page.push_routes(&self.sources[source.page as usize].routes, *route_width);
             }
         }
@@ -144,7 +145,7 @@ impl Transfer<'_> {
             for row in 0..piece.rows {
                 message.extend_from_slice(&page.bytes()[piece.from_offset + row * piece.from_stride..][..piece.bytes]);
             }
-            if self.planned.to == Attention::Tp {
+            if !self.planned.plan.had(to, piece.from) {
                 page.routes.iter().for_each(|route| message.extend_from_slice(&route.to_le_bytes()));
             }
             let checksum = hash(&message[begin..]);
@@ -154,14 +155,19 @@ impl Transfer<'_> {
     }
 
     fn take(&mut self, from: usize, mut message: &[u8], round: usize, size: usize) -> Result<(), Obstacle> {
-        let broken =
-            |page: u32, what: &str| Obstacle::Own(format!("page {page} of keys and values from rank {from} {what}"));
+        let broken = |page: u32, what: &str| {
+            Obstacle::Own(format!(
+                "page {page} of keys and values from rank {} {what}",
+                self.planned.span.ranks.start + from
+            ))
+        };
         for piece in self.pieces(from, self.planned.me, round, size) {
             if message.is_empty() {
-                return Err(Obstacle::Peer(from));
+                return Err(Obstacle::Peer(self.planned.span.ranks.start + from));
             }
             let tokens = self.planned.plan.pool(self.planned.me).pool.pages[piece.page as usize].tokens.len();
-            let routes = if self.planned.to == Attention::Tp { tokens * self.planned.route_width } else { 0 };
+            let knows = self.planned.plan.had(self.planned.me, piece.from);
+            let routes = if knows { 0 } else { tokens * self.planned.route_width };
             let data = piece.rows * piece.bytes;
             let Some((body, rest)) = message.split_at_checked(data + 2 * routes) else {
                 return Err(broken(piece.page, "is cut short"));
@@ -183,7 +189,10 @@ impl Transfer<'_> {
         }
         match message {
             [] => Ok(()),
-            _ => Err(Obstacle::Own(format!("rank {from} sent {} bytes of pages too many", message.len()))),
+            _ => {
+                let rank = self.planned.span.ranks.start + from;
+                Err(Obstacle::Own(format!("rank {rank} sent {} bytes of pages too many", message.len())))
+            }
         }
     }
 }
