@@ -74,7 +74,7 @@ async fn run(work: Arc<Work>, mut waiting: mpsc::Receiver<Observation>, stop: Ca
     }
     waiting.close();
     while let Some(observation) = waiting.recv().await {
-        look(observation).await;
+        note(observation).await;
     }
     write().await;
 }
