@@ -62,10 +62,11 @@ impl<'a> Rank<'a> {
                 return Err(format!("{outcome:?}").into());
             }
         }
-        if attention != self.model.attention() {
+        let shape = self.model.other_attentions().find(|shape| shape.attention == attention);
+        if let Some(shape) = shape {
             let pool = KvPool::new(self.model.cache_shape(), 1, false);
             let change = AttentionChange { pool: &pool, sequences: &[], capacity: 1, lazily: false };
-            self.model.stage_attention(&change, &mut self.ep, &mut |_| None)??;
+            self.model.stage_shape(shape, &change, &mut self.ep, &mut |_| None)??;
             self.model.install_attention();
         }
         Ok(())
