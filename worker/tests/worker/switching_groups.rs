@@ -122,7 +122,7 @@ async fn what_cannot_be_switched_says_so() {
     }
     refused(json!({"to": GROUPS, "kv_step_bytes": 1}), 422, "leave kv_step_bytes out").await;
     unit.ok("/switch", &json!({"to": GROUPS, "action": "prepare"})).await;
-    refused(json!({"to": "tp"}), 409, "is under way").await;
+    refused(json!({"to": "tp"}), 409, "is in progress").await;
     unit.ok("/switch", &json!({"action": "commit"})).await;
     refused(json!({"to": {"tables": "other.tables"}}), 400, "is in groups (tp:2x2)").await;
     refused(json!({"to": "ep", "kv_step_bytes": 1}), 422, "leave kv_step_bytes out").await;
