@@ -154,7 +154,8 @@ fn groups_that_cannot_be_are_refused_in_a_sentence() {
         );
     }
     assert_eq!(refused(&|config| config.switch_groups = vec![2, 2]), "--switch-groups 2 is given twice");
-    let others: [(&str, fn(&mut WorkerConfig)); 4] = [
+    type Adjust = fn(&mut WorkerConfig);
+    let others: [(&str, Adjust); 4] = [
         ("attention tp alone: start with dp, or with both", |config| {
             (config.attention, config.both_attentions) = (Attention::Tp, false);
         }),
