@@ -54,10 +54,10 @@ pub enum PlanError {
 impl From<ConfigError> for PlanError {
     fn from(error: ConfigError) -> Self {
         let name = |path: PathBuf| path.display().to_string();
+        let syntax = |path, cause| Self::Syntax { file: name(path), format: "JSON", cause };
         match error {
-            ConfigError::Read { path, cause } | ConfigError::Json { path, cause } => {
-                Self::Syntax { file: name(path), format: "JSON", cause }
-            }
+            ConfigError::Read { path, source } => syntax(path, source.to_string()),
+            ConfigError::Json { path, source } => syntax(path, source.to_string()),
             ConfigError::Key { path, key, found, expected } => Self::Key { file: name(path), key, found, expected },
         }
     }

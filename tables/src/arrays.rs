@@ -31,7 +31,7 @@ impl Arrays {
     /// Parses a safetensors file held in memory.
     ///
     /// # Errors
-    /// Those of [`Arrays::open`].
+    /// See [`Arrays::open`].
     pub fn from_bytes(bytes: Vec<u8>) -> Result<Self, FormatError> {
         Foreign::from_bytes(bytes).map(Self)
     }

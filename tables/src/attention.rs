@@ -28,7 +28,7 @@ pub enum Attention {
 }
 
 impl Attention {
-    /// The layout that a switch of attention leads to.
+    /// The attention to switch to.
     pub fn other(self) -> Self {
         match self {
             Self::Dp => Self::Tp,
@@ -56,11 +56,11 @@ impl FromStr for Attention {
 pub struct GroupLabels<'a> {
     /// The groups.
     pub groups: &'a [u16],
-    /// Their probabilities, beside `groups`.
+    /// Their probabilities, parallel to `groups`.
     pub probs: &'a [f16],
 }
 
-/// The tensors of attention tp, row-major, as the builder takes them. Unused labels follow the used ones: [`NO_GROUP`]
+/// Row-major tensors for attention tp, as the builder expects them. Unused labels follow the used ones: [`NO_GROUP`]
 /// with probability 0.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct TpParts {

@@ -25,23 +25,23 @@ const OF_CHECKPOINT: [&str; 4] = ["architectures", "dtype", "torch_dtype", "eos_
 const OF_WEIGHTS: [&str; 3] = ["quantization_config", "compression_config", "tie_word_embeddings"];
 
 /// Why a configuration or one of its keys was rejected.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// The file cannot be read.
-    #[error("cannot read {}: {cause}", path.display())]
+    #[error("cannot read {}: {source}", path.display())]
     Read {
         /// The file.
         path: PathBuf,
-        /// The system's message.
-        cause: String,
+        /// The cause.
+        source: std::io::Error,
     },
     /// The file is not a JSON object.
-    #[error("{} is not valid JSON: {cause}", path.display())]
+    #[error("{} is not valid JSON: {source}", path.display())]
     Json {
         /// The file.
         path: PathBuf,
-        /// The parser's message.
-        cause: String,
+        /// The parser's error.
+        source: serde_json::Error,
     },
     /// A value that is missing, of the wrong type, out of range, or not supported.
     #[error("{}: {key} is {found}, expected {expected}", path.display())]
@@ -76,13 +76,12 @@ impl CheckpointConfig {
     /// it.
     pub fn open(path: &Path) -> Result<Self, ConfigError> {
         let path = if path.is_dir() { path.join("config.json") } else { path.to_owned() };
-        let failed = |cause: std::io::Error| ConfigError::Read { path: path.clone(), cause: cause.to_string() };
+        let failed = |source| ConfigError::Read { path: path.clone(), source };
         let mut bytes = Vec::new();
         // Reads through `take`: a device has no length, and a file may grow.
         File::open(&path).map_err(failed)?.take(MAX_CONFIG_BYTES + 1).read_to_end(&mut bytes).map_err(failed)?;
         if bytes.len() as u64 > MAX_CONFIG_BYTES {
-            let cause = format!("it has more than {MAX_CONFIG_BYTES} bytes");
-            return Err(ConfigError::Read { path, cause });
+            return Err(failed(std::io::Error::other(format!("it has more than {MAX_CONFIG_BYTES} bytes"))));
         }
         Self::parse(&path, &bytes)
     }
@@ -90,9 +89,9 @@ impl CheckpointConfig {
     /// Parses the bytes of a `config.json`; `path` names the file in messages.
     ///
     /// # Errors
-    /// Those of [`CheckpointConfig::open`].
+    /// See [`CheckpointConfig::open`].
     pub fn parse(path: &Path, json: &[u8]) -> Result<Self, ConfigError> {
-        let invalid = |error: serde_json::Error| ConfigError::Json { path: path.to_owned(), cause: error.to_string() };
+        let invalid = |source| ConfigError::Json { path: path.to_owned(), source };
         let mut objects = vec![serde_json::from_slice::<Map<String, Value>>(json).map_err(invalid)?];
         while let Some(inner) = section_of(&objects[0]).filter(|_| objects.len() <= MAX_SECTIONS).cloned() {
             objects.insert(0, inner);
@@ -196,7 +195,7 @@ impl CheckpointConfig {
     /// An integer from 1 to [`CheckpointConfig::MAX_DIMENSION`].
     ///
     /// # Errors
-    /// Those of [`CheckpointConfig::bounded`].
+    /// See [`CheckpointConfig::bounded`].
     pub fn dimension<T: TryFrom<u64>>(&self, key: &str) -> Result<T, ConfigError> {
         self.bounded(key, Self::MAX_DIMENSION)
     }
@@ -257,7 +256,7 @@ impl CheckpointConfig {
     /// # Errors
     /// If the value is anything else.
     pub fn text(&self, key: &str) -> Result<Option<&str>, ConfigError> {
-        self.optional(key, "a text", Value::as_str)
+        self.optional(key, "a string", Value::as_str)
     }
 
     /// Rejects a value unless a condition on it holds.

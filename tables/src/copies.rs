@@ -53,7 +53,7 @@ impl TryFrom<Copies> for ExpertCopies {
     }
 }
 
-/// Where each group is.
+/// The location of each group.
 struct Sites<'a> {
     /// \[G\]
     place_of: &'a [u16],
@@ -129,8 +129,8 @@ impl ExpertCopies {
         for (column, of) in holders.iter().flatten().enumerate() {
             held_by.extend_from_slice(of);
             start.push(held_by.len());
-            let turn = column / experts + column % experts;
-            for (place, group) in sites.choices(of, turn).into_iter().enumerate() {
+            let rotation = column / experts + column % experts;
+            for (place, group) in sites.choices(of, rotation).into_iter().enumerate() {
                 used[place * layers * experts + column] = group;
             }
         }
@@ -180,7 +180,7 @@ impl ExpertCopies {
     /// Whether a group holds an expert.
     ///
     /// # Panics
-    /// When [`ExpertCopies::held_by`] does.
+    /// See [`ExpertCopies::held_by`].
     pub fn holds(&self, group: GroupId, layer: LayerIdx, expert: ExpertId) -> bool {
         self.held_by(layer, expert).contains(&group.get())
     }
@@ -236,9 +236,9 @@ fn held_once(placement: &Placement) -> Holders {
 }
 
 impl Sites<'_> {
-    /// The copy that each place uses of an expert held by these groups (ascending). `turn` is the index of the copy
-    /// that the first place with a choice takes.
-    fn choices(&self, holders: &[u16], turn: usize) -> Vec<u16> {
+    /// The copy that each place uses of an expert held by these groups (ascending). `rotation` is the index of the
+    /// copy that the first place with a choice takes.
+    fn choices(&self, holders: &[u16], rotation: usize) -> Vec<u16> {
         // Distinct sets of copies to choose among, each with the number of places that have chosen so far.
         let mut choosing: Vec<(Vec<u16>, usize)> = Vec::new();
         let choice = |place| {
@@ -253,7 +253,7 @@ impl Sites<'_> {
             });
             let (among, before) = &mut choosing[at];
             *before += 1;
-            among[(turn + *before - 1) % among.len()]
+            among[(rotation + *before - 1) % among.len()]
         };
         (0..self.places).map(choice).collect()
     }
@@ -273,15 +273,15 @@ impl Sites<'_> {
 mod tests {
     use super::*;
 
-    fn choices(holders: &[u16], places: usize, per_node: Option<usize>, turn: usize) -> Vec<u16> {
+    fn choices(holders: &[u16], places: usize, per_node: Option<usize>, rotation: usize) -> Vec<u16> {
         let place_of: Vec<u16> = (0..places as u16).collect();
-        Sites { place_of: &place_of, places, per_node }.choices(holders, turn)
+        Sites { place_of: &place_of, places, per_node }.choices(holders, rotation)
     }
 
     #[test]
     fn the_own_copy_is_used_first_and_the_others_serve_equally_many_places() {
-        for turn in 0..4 {
-            let used = choices(&[1, 4, 6], 8, None, turn);
+        for rotation in 0..4 {
+            let used = choices(&[1, 4, 6], 8, None, rotation);
             assert_eq!([used[1], used[4], used[6]], [1, 4, 6]);
             let served = [1, 4, 6].map(|group| used.iter().filter(|&&of| of == group).count());
             assert_eq!(

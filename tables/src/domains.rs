@@ -10,9 +10,9 @@ use crate::FormatError;
 /// Maximum number of levels inside the outermost one.
 const MAX_INNER: usize = 7;
 
-/// Sizes of expert domains per level of links. Text form: the outermost size, then for each inner level its size and
-/// the number of workers it connects. `2` pairs neighbours; `2:1/8` pairs groups at the same position on two nodes of
-/// 8.
+/// Sizes of expert domains, one for each level of links. Text form: the outermost size, then for each inner level its
+/// size and the number of workers it connects. `2` pairs neighbours; `2:1/8` pairs groups at the same position on two
+/// nodes of 8.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Domains {
@@ -54,6 +54,8 @@ impl Domains {
         self.map(groups).is_ok()
     }
 
+    /// Resolves the domains for `groups` groups.
+    ///
     /// # Errors
     /// If the levels do not multiply to `groups`, or a size does not divide its level.
     pub(crate) fn map(&self, groups: u16) -> Result<DomainMap, FormatError> {
@@ -115,25 +117,29 @@ impl From<Domains> for String {
     }
 }
 
-impl TryFrom<String> for Domains {
-    type Error = String;
+/// A text that is not [`Domains`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("expected N, or sizes of up to {} levels, outermost first, as in 2:1/8", 1 + MAX_INNER)]
+pub struct NoDomains;
 
-    fn try_from(text: String) -> Result<Self, String> {
+impl TryFrom<String> for Domains {
+    type Error = NoDomains;
+
+    fn try_from(text: String) -> Result<Self, NoDomains> {
         text.parse()
     }
 }
 
 impl FromStr for Domains {
-    type Err = String;
+    type Err = NoDomains;
 
-    fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || format!("expected N, or sizes of up to {} levels, outermost first, as in 2:1/8", 1 + MAX_INNER);
+    fn from_str(text: &str) -> Result<Self, NoDomains> {
         let (outermost, inner) = text.split_once(':').map_or((text, None), |(first, rest)| (first, Some(rest)));
-        let number = |text: &str| text.parse::<u16>().map_err(|_| wrong());
+        let number = |text: &str| text.parse::<u16>().map_err(|_| NoDomains);
         let mut domains = Self::from(number(outermost)?);
         for (at, level) in inner.into_iter().flat_map(|inner| inner.split(':')).enumerate() {
-            let (size, of) = level.split_once('/').ok_or_else(wrong)?;
-            *domains.inner.get_mut(at).ok_or_else(wrong)? = DomainLevel { size: number(size)?, of: number(of)? };
+            let (size, of) = level.split_once('/').ok_or(NoDomains)?;
+            *domains.inner.get_mut(at).ok_or(NoDomains)? = DomainLevel { size: number(size)?, of: number(of)? };
         }
         Ok(domains)
     }
@@ -159,7 +165,7 @@ mod tests {
         }
         assert_eq!((domains("2:4/8").size(), Domains::default()), (8, domains("1")));
         for wrong in ["", "two", "-1", "2:", "2:1", "2:1/", "65536", "1:1/1:1/1:1/1:1/1:1/1:1/1:1/1:1/1"] {
-            assert!(wrong.parse::<Domains>().unwrap_err().contains("as in 2:1/8"), "{wrong}");
+            assert!(wrong.parse::<Domains>().unwrap_err().to_string().contains("as in 2:1/8"), "{wrong}");
         }
     }
 

@@ -32,18 +32,18 @@ pub enum EmbeddingsError {
     /// The file cannot be read or is not a safetensors file.
     #[error(transparent)]
     Format(#[from] FormatError),
-    /// The index of a checkpoint is invalid.
-    #[error("{}: {problem}", path.display())]
-    Index {
+    /// The index of a checkpoint is not JSON of the right form.
+    #[error("{}: not the index of a checkpoint: {source}", path.display())]
+    Json {
         /// The index.
         path: PathBuf,
-        /// The problem.
-        problem: String,
+        /// The parser's error.
+        source: serde_json::Error,
     },
-    /// No tensor, or more than one, could be the input embeddings.
-    #[error("{}: found {found}, expected {expected}", path.display())]
-    NoTensor {
-        /// The file searched.
+    /// The index is too large or names a file elsewhere, or not exactly one tensor could be the input embeddings.
+    #[error("{}: {found}, expected {expected}", path.display())]
+    Content {
+        /// The file.
         path: PathBuf,
         /// The value found.
         found: String,
@@ -84,8 +84,12 @@ impl Embeddings {
                 let name = choose(map.keys(), name, &path)?;
                 let file = map.get(&name).cloned().unwrap_or_default();
                 if !is_plain_name(&file) {
-                    let problem = format!("{name} is in {:?}, expected a file in the same directory", short(&file));
-                    return Err(EmbeddingsError::Index { path, problem });
+                    let found = format!("{name} is in {:?}", short(&file));
+                    return Err(EmbeddingsError::Content {
+                        path,
+                        found,
+                        expected: "a file in the same directory".into(),
+                    });
                 }
                 (path.with_file_name(file), Some(name))
             }
@@ -97,7 +101,7 @@ impl Embeddings {
     /// Reads the embeddings from the bytes of a safetensors file.
     ///
     /// # Errors
-    /// Those of [`open`](Self::open).
+    /// See [`open`](Self::open).
     pub fn from_bytes(bytes: Vec<u8>, name: Option<&str>) -> Result<Self, EmbeddingsError> {
         Self::of_tensor(Foreign::from_bytes(bytes)?, PathBuf::from("(in memory)"), name)
     }
@@ -155,7 +159,7 @@ impl Embeddings {
     }
 }
 
-/// The tensor with this name, or without one the only tensor with the usual ending.
+/// The tensor with this name or, without a name, the only tensor with the usual ending.
 fn choose<'a>(
     names: impl Iterator<Item = &'a String>,
     name: Option<&str>,
@@ -171,13 +175,13 @@ fn choose<'a>(
     }
     let expected = match name {
         Some(name) => format!("the tensor `{}`", short(name)),
-        None => format!("one whose name ends with `{USUAL_END}`; another can be named"),
+        None => format!("one whose name ends with `{USUAL_END}`, or the tensor's name"),
     };
     let found = match found[..] {
-        [first, second, ..] => format!("both `{}` and `{}`", short(first), short(second)),
-        _ => "no such tensor".to_owned(),
+        [first, second, ..] => format!("found both `{}` and `{}`", short(first), short(second)),
+        _ => "found no such tensor".to_owned(),
     };
-    Err(EmbeddingsError::NoTensor { path: path.to_path_buf(), found, expected })
+    Err(EmbeddingsError::Content { path: path.to_path_buf(), found, expected })
 }
 
 #[derive(Deserialize)]
@@ -188,11 +192,11 @@ struct Index {
 /// The file that holds each tensor, according to the index.
 fn weight_map(path: &Path) -> Result<BTreeMap<String, String>, EmbeddingsError> {
     let bytes = Storage::map(path)?;
-    let problem = |problem: String| EmbeddingsError::Index { path: path.to_path_buf(), problem };
+    let path = path.to_path_buf();
     if bytes.len() > MAX_INDEX_BYTES {
-        return Err(problem(format!("{} bytes, expected at most {MAX_INDEX_BYTES}", bytes.len())));
+        let (found, expected) = (format!("{} bytes", bytes.len()), format!("at most {MAX_INDEX_BYTES}"));
+        return Err(EmbeddingsError::Content { path, found, expected });
     }
-    let index: Index =
-        serde_json::from_slice(&bytes).map_err(|error| problem(format!("not the index of a checkpoint: {error}")))?;
+    let index: Index = serde_json::from_slice(&bytes).map_err(|source| EmbeddingsError::Json { path, source })?;
     Ok(index.weight_map)
 }

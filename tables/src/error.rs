@@ -36,11 +36,8 @@ pub enum FormatError {
         expected: String,
     },
     /// The header is not JSON of the right form.
-    #[error("not a valid safetensors container: the header is not a safetensors header: {source}")]
-    Header {
-        /// The parser's message.
-        source: serde_json::Error,
-    },
+    #[error("not a valid safetensors container: the header is not a safetensors header: {0}")]
+    Header(#[source] serde_json::Error),
     /// The file is of another format.
     #[error("the format is {found:?}, expected {expected:?}")]
     WrongFormat {
@@ -60,11 +57,8 @@ pub enum FormatError {
         expected: &'static str,
     },
     /// A metadata field is absent.
-    #[error("the metadata field `{field}` is missing")]
-    MissingField {
-        /// The field.
-        field: &'static str,
-    },
+    #[error("the metadata field `{0}` is missing")]
+    MissingField(&'static str),
     /// A metadata field, or a field of a value passed to a builder, is wrong.
     #[error("the field `{field}` is {found}, expected {expected}")]
     BadField {
@@ -76,11 +70,8 @@ pub enum FormatError {
         expected: String,
     },
     /// A tensor is absent.
-    #[error("the tensor `{tensor}` is missing")]
-    MissingTensor {
-        /// The tensor.
-        tensor: &'static str,
-    },
+    #[error("the tensor `{0}` is missing")]
+    MissingTensor(&'static str),
     /// The format has no such tensor.
     #[error("the tensor `{tensor}` does not belong in {format}")]
     UnexpectedTensor {

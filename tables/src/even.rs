@@ -1,8 +1,8 @@
 //! Spreads the tokens of a step evenly over groups with attention tp: line 5 of the paper's Algorithm 3, `align`.
 //!
-//! The collectives of a layer wait for the fullest rank: each row on it costs 2 (P - 1) rows of bytes on one link in
-//! SRS and SAG. Moving the cheapest row elsewhere costs at most two more rows, spread over links. So no group exceeds
-//! its even part, and rows leave an overfull group in order of smallest loss.
+//! A layer's collectives wait for the fullest rank: each of its rows costs the bytes of 2 (P - 1) rows on one link in
+//! SRS and SAG. Moving the cheapest row elsewhere costs at most two more rows, spread over several links. So no group
+//! exceeds its even share, and rows leave an overfull group in order of smallest loss.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -15,9 +15,9 @@ use crate::likely::LikelyGroup;
 ///
 /// Rows start on their likeliest groups. While any group is overfull, the row that loses the least share moves from an
 /// overfull group to its best group with room. Ties move the last row, to the first group. Rows without evidence are
-/// placed last, in order, on the group with the fewest rows. The result is deterministic in the rows and their order.
+/// placed last, in order, on the group with the fewest rows. The result depends only on the rows and their order.
 ///
-/// The rule is greedy: a row never makes room on a third group. With two groups the total share kept is optimal. With
+/// The rule is greedy: no row is moved to make room for another. With two groups the total share kept is optimal. With
 /// more it is nearly so: over 98% on random small steps, over 99% on recorded routing (asserted by this crate's and the
 /// solver's tests).
 #[derive(Clone, Debug, Default)]
@@ -30,7 +30,7 @@ pub struct EvenGroups {
     placed_by: Vec<PlacedBy>,
     /// `[G]`: rows of each group so far.
     counts: Vec<u32>,
-    /// Size of the fullest group if every row stayed on its likeliest one.
+    /// Size of the fullest group if every row stayed on its likeliest group.
     fullest_wanted: u32,
     moves: BinaryHeap<Reverse<Move>>,
 }
@@ -56,7 +56,7 @@ struct Move {
 }
 
 impl EvenGroups {
-    /// Starts with no rows on `groups` groups.
+    /// Creates `groups` empty groups.
     pub fn new(groups: u16) -> Self {
         Self { counts: vec![0; groups.into()], ..Self::default() }
     }

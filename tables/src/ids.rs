@@ -12,12 +12,12 @@ macro_rules! id {
         pub struct $name($inner);
 
         impl $name {
-            /// Makes an id from its number.
+            /// Creates an id from its number.
             pub const fn new(value: $inner) -> Self {
                 Self(value)
             }
 
-            /// Number of the id.
+            /// The id's number.
             pub const fn get(self) -> $inner {
                 self.0
             }

@@ -38,23 +38,23 @@
 //! | `trace`, `trace_check`, `trace_builder` | requests with the experts of each token |
 //! | `trace_rows`, `trace_writer` | traces of any size: read request by request, written as requests arrive |
 //! | `prompt_split` | requests divided by their prompts, independently for each purpose |
-//! | `profile`, `profile_builder`, `profile_without` | how often each token activated each expert |
+//! | `phase`, `profile`, `profile_builder`, `profile_without` | how often each token activated each expert |
 //! | `profile_writer` | profiles of any size, written row by row |
 //! | `placement` | which group holds which expert |
-//! | `copies`, `domains` | which copy of an expert is used where; groups that hold each other's experts |
+//! | `copies`, `domains` | which replica of an expert is used where; groups that hold each other's experts |
 //! | `tables`, `tables_builder`, `attention` | what the solver hands to gateways and workers |
 //! | `arrays` | integers in safetensors files of other programs |
 //! | `checkpoint_config`, `model_shape` | a checkpoint's `config.json`: keys, bounded values, the model's shape |
 //! | `embeddings` | the input embeddings of a checkpoint |
-//! | `export` | placements in the forms that engines read |
+//! | `export` | placements in the formats that engines read |
 //! | `permute` | checkpoints whose contiguous placement is E |
 //! | `parallel` | independent jobs over a few threads |
-//! | `likely` | the group to put a token on, by T and A: one rule for workers, the solver and `evaluate` |
-//! | `even` | spreads the tokens of a step evenly over groups, by the same shares: one rule for workers and `evaluate` |
+//! | `likely` | the likeliest group for a token, by T and A: one rule for workers, the solver and `evaluate` |
+//! | `even` | spreads the tokens of a step evenly over groups, by these shares: one rule for workers and `evaluate` |
 //! | `score` | rows of T summed over a prompt: one rule for the gateway, the solver and `evaluate` |
 
 #[cfg(target_endian = "big")]
-compile_error!("the formats are little-endian and their slices are lent as they are in the file");
+compile_error!("the formats are little-endian, and their slices are borrowed directly from the file");
 
 #[macro_use]
 mod format_file;
@@ -75,6 +75,7 @@ mod model;
 mod model_shape;
 mod parallel;
 pub mod permute;
+mod phase;
 mod placement;
 mod profile;
 mod profile_builder;
@@ -96,7 +97,7 @@ pub use attention::{Attention, GroupLabels, MAX_LABELS, NO_GROUP, TpParts};
 pub use checkpoint_config::{CheckpointConfig, ConfigError};
 pub use container::{directory_of, write_atomically};
 pub use copies::ExpertCopies;
-pub use domains::Domains;
+pub use domains::{Domains, NoDomains};
 pub use embeddings::{Embeddings, EmbeddingsError};
 pub use error::FormatError;
 pub use even::{EvenGroups, PlacedBy};
@@ -104,8 +105,9 @@ pub use ids::{ExpertId, GroupId, LayerIdx, RankId, TokenId};
 pub use likely::{LikelyGroup, group_shares, likeliest_group};
 pub use model::{MAX_LAYER_ROWS, ModelInfo, Provenance};
 pub use parallel::in_parallel;
+pub use phase::Phase;
 pub use placement::Placement;
-pub use profile::{Phase, Profile, ProfileRow};
+pub use profile::{Profile, ProfileRow};
 pub use profile_builder::ProfileBuilder;
 pub use profile_writer::ProfileWriter;
 pub use prompt_split::PromptSplit;

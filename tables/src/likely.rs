@@ -1,5 +1,5 @@
-//! With attention tp: which group to put a token on, combining T's labels of the token and A's of its previous groups;
-//! and which group a token was on. When tokens are spread evenly over groups, `even` decides by the shares of all
+//! Attention tp: the likeliest group for a token, from T's labels for the token and A's labels for its previous groups;
+//! and the group that a token was on. When tokens are spread evenly over groups, `even` decides by the shares of all
 //! groups.
 
 use half::f16;
@@ -7,7 +7,8 @@ use half::slice::HalfFloatSliceExt as _;
 
 use crate::{ExpertId, GroupId, GroupLabels, LayerIdx, MAX_LABELS, Placement, Tables, TokenId};
 
-/// The smallest share a group counts with (the smallest normal f16): a label rounded to zero must not rule a group out.
+/// The smallest share that a group is given (the smallest normal f16): a label rounded to zero must not rule a group
+/// out.
 const LEAST_SHARE: f64 = 6.103_515_625e-5;
 
 /// A group and the share of the token's activations expected on it.
@@ -29,7 +30,7 @@ impl GroupLabels<'_> {
         }
     }
 
-    /// Multiplies `shares`, `[groups]`, by these shares.
+    /// Multiplies `shares`, `[groups]`, by the labels' shares.
     fn scale(&self, shares: &mut [f64]) {
         let (mut probs, mut labelled) = ([0.0; MAX_LABELS], [0.0; MAX_LABELS]);
         let probs = &mut probs[..self.probs.len()];
@@ -55,15 +56,15 @@ fn rest(probs: impl ExactSizeIterator<Item = f64>, groups: usize) -> f64 {
 }
 
 /// The likeliest of `groups` groups, given T's labels of the token and A's of its two previous groups; `None` if
-/// neither has evidence. One alone is taken as it is. Both combine by log-odds, for every group g:
+/// neither has evidence. If only one has evidence, it decides alone. Both combine by log-odds, for every group g:
 ///
 /// ```text
 /// log p(g)  =  log T(g) + log A(g) + const,      p adds up to one
 /// ```
 ///
 /// which is `log T + log P(g | groups before) - log P(g)`, as the layer's own shares `P(g)` are already divided out of
-/// A (the solver's README describes how). Groups without a label count with [`GroupLabels::share_of`]. Ties go to the
-/// first of T's labels, then of A's. Does not allocate.
+/// A (the solver's README describes how). A group without a label has the share that [`GroupLabels::share_of`] returns.
+/// Ties go to the first of T's labels, then of A's. Does not allocate.
 pub fn likeliest_group(
     token: Option<GroupLabels<'_>>,
     before: Option<GroupLabels<'_>>,
@@ -124,8 +125,8 @@ fn first(labels: &GroupLabels<'_>) -> LikelyGroup {
 }
 
 impl Placement {
-    /// The group that holds most of a token's experts in a layer, ties to the lowest: the token's group as A is
-    /// indexed. `counts` is scratch, so nothing is allocated per token.
+    /// The group that holds most of a token's experts in a layer, ties to the lowest: the token's group as an index
+    /// into A. `counts` is scratch, so nothing is allocated per token.
     ///
     /// # Panics
     /// If the placement lacks the layer or the expert.

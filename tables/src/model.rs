@@ -28,7 +28,7 @@ pub struct ModelInfo {
     pub num_experts: u16,
     /// k: experts activated per token and MoE layer.
     pub top_k: u16,
-    /// V: token ids are below it.
+    /// V: vocabulary size; all token ids are below it.
     pub vocab_size: u32,
     /// Number of layers, including dense ones; 0 = unknown (some published files do not state it).
     pub num_hidden_layers: u16,
@@ -131,7 +131,7 @@ impl ModelInfo {
     /// order they arrive.
     ///
     /// # Errors
-    /// Those of [`ModelInfo::check_compatible`].
+    /// See [`ModelInfo::check_compatible`].
     pub fn adopt(&mut self, other: &ModelInfo) -> Result<(), FormatError> {
         other.check_compatible(self)?;
         if self.tokenizer_sha256.is_none() {
@@ -197,7 +197,7 @@ pub(crate) type Metadata = BTreeMap<String, String>;
 
 /// A required metadata field.
 pub(crate) fn text<'a>(metadata: &'a Metadata, field: &'static str) -> Result<&'a str, FormatError> {
-    let value = metadata.get(field).ok_or(FormatError::MissingField { field })?;
+    let value = metadata.get(field).ok_or(FormatError::MissingField(field))?;
     Ok(value)
 }
 

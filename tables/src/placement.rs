@@ -49,7 +49,7 @@ impl Placement {
             }
             let each = experts / groups;
             if let Some(group) = held.iter().position(|&n| n != each) {
-                let found = format!("{} experts of group {group}", held[group]);
+                let found = format!("{} experts in group {group}", held[group]);
                 let expected = format!("{each}, as many as every other group");
                 return Err(FormatError::value("E", format!("layer {layer}"), found, expected));
             }
@@ -167,7 +167,7 @@ mod tests {
     #[test]
     fn unequal_groups_and_ragged_layers_are_refused() {
         for (layers, part) in [
-            (vec![vec![0, 0, 0, 1]], "3 experts of group 0"),
+            (vec![vec![0, 0, 0, 1]], "3 experts in group 0"),
             (vec![vec![0, 1, 0, 2]], "groups below 2"),
             (vec![vec![0, 1], vec![0, 1, 0, 1]], "as in layer 0"),
             (vec![], "at least one layer"),

@@ -1,37 +1,16 @@
 //! Profiles: how often each token activated each expert, layer by layer, as sparse rows.
 
-use std::fmt;
 use std::str::FromStr;
-
-use serde::{Deserialize, Serialize};
 
 use crate::container::{Container, View};
 use crate::model::{by_name, quoted};
-use crate::{FormatError, LayerIdx, ModelInfo, ProfileBuilder, Provenance, TokenId, Trace};
+use crate::{FormatError, LayerIdx, ModelInfo, Phase, ProfileBuilder, Provenance, TokenId, Trace};
 
 /// The number of tokens is limited to this many bits, so products with k or N still fit into 64.
 const TOKEN_BITS: u32 = 48;
 /// The `format` field of a profile.
 pub(crate) const FORMAT: &str = "semmoe.profile";
 const TENSORS: [&str; 4] = ["token_count", "indptr", "expert", "count"];
-
-/// Which tokens of the requests were counted.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Phase {
-    /// Prompt tokens.
-    Prefill,
-    /// Generated tokens.
-    Decode,
-    /// Both; assumed if a file does not state its phase.
-    All,
-}
-
-impl fmt::Display for Phase {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.serialize(f)
-    }
-}
 
 impl FromStr for Phase {
     type Err = FormatError;
@@ -243,7 +222,7 @@ impl Profile {
 /// Checks that tokens with a count have a route in at least one layer; `seen` marks tokens with a row.
 pub(crate) fn check_routed(token_count: &[u64], seen: &[bool]) -> Result<(), FormatError> {
     let Some(token) = (0..seen.len()).find(|&token| token_count[token] > 0 && !seen[token]) else { return Ok(()) };
-    let expected = "0, as no layer has a route of this token";
+    let expected = "0, as this token has no route in any layer";
     Err(FormatError::value("token_count", format!("token {token}"), token_count[token], expected))
 }
 

@@ -40,7 +40,7 @@ impl ProfileBuilder {
     /// Starts an empty profile with the model, origin and phase of another.
     ///
     /// # Errors
-    /// Those of [`ProfileBuilder::new`].
+    /// See [`ProfileBuilder::new`].
     pub fn like(profile: &Profile) -> Result<Self, FormatError> {
         Self::new(profile.model().clone(), profile.provenance().clone(), profile.phase())
     }
@@ -120,7 +120,7 @@ impl ProfileBuilder {
     /// Builds the profile in memory.
     ///
     /// # Errors
-    /// Those of [`ProfileBuilder::to_bytes`].
+    /// See [`ProfileBuilder::to_bytes`].
     pub fn finish(self) -> Result<Profile, FormatError> {
         let bytes = self.to_bytes()?;
         drop(self);

@@ -56,14 +56,14 @@ impl Replicas {
                     return Err(FormatError::value(TENSOR, at(), expert, expected));
                 };
                 if expert <= before {
-                    let expected = format!("more than {before}, the expert before in its group");
+                    let expected = format!("more than {before}, the previous expert in its group");
                     return Err(FormatError::value(TENSOR, at(), expert, expected));
                 }
                 *held = true;
                 before = expert;
             }
             if let Some(expert) = held.iter().position(|held| !held) {
-                let found = format!("no slot of expert {expert}");
+                let found = format!("no slot for expert {expert}");
                 return Err(FormatError::value(TENSOR, format!("layer {layer}"), found, "at least one"));
             }
         }

@@ -18,7 +18,7 @@ pub(crate) const FORMAT: &str = "semmoe.tables";
 const PROMISE: &str = "held_out_lar=";
 /// Optional: absent from files written before it was introduced.
 const SEQUENCE_PRICE: &str = "sequence_price";
-/// The tensors of attention dp besides the placement.
+/// The tensors for attention dp other than the placement.
 const TENSORS_DP: &[&str] = &["T", "price", SEQUENCE_PRICE];
 const TENSORS_TP: &[&str] = &["T_group", "T_prob", "A_group", "A_prob", "price"];
 

@@ -71,7 +71,7 @@ impl TraceBuilder {
     /// Checks a request without weights like [`TraceBuilder::push`], without adding it.
     ///
     /// # Errors
-    /// Those of [`TraceBuilder::push`].
+    /// See [`TraceBuilder::push`].
     pub fn check(&self, token_ids: &[u32], prompt_len: u32, experts: &[u16]) -> Result<(), FormatError> {
         check_token_ids(&self.model, token_ids, 0)?;
         check_prompt_len(prompt_len, token_ids.len(), "the request")?;
@@ -145,7 +145,7 @@ impl TraceBuilder {
     /// Builds the trace in memory.
     ///
     /// # Errors
-    /// Those of [`TraceBuilder::to_bytes`].
+    /// See [`TraceBuilder::to_bytes`].
     pub fn finish(self) -> Result<Trace, FormatError> {
         let bytes = self.to_bytes()?;
         drop(self);
@@ -155,7 +155,7 @@ impl TraceBuilder {
     /// Copies the requests accepted by `keep` (given the request's number and the request), in order.
     ///
     /// # Errors
-    /// Those of [`TraceBuilder::to_bytes`].
+    /// See [`TraceBuilder::to_bytes`].
     pub fn select(trace: &Trace, keep: impl Fn(usize, TraceRequest<'_>) -> bool) -> Result<Trace, FormatError> {
         let mut builder = TraceBuilder::new(trace.model().clone(), trace.provenance().clone())?;
         for (_, request) in trace.iter().enumerate().filter(|(number, request)| keep(*number, *request)) {

@@ -8,7 +8,7 @@ use half::f16;
 use crate::trace::ExpertRows;
 use crate::{FormatError, ModelInfo, Trace};
 
-/// Bytes of rows read before the pages behind the reader are released.
+/// Number of bytes read before the pages behind the reader are released.
 const RELEASE_BYTES: usize = 16 << 20;
 
 impl Trace {

@@ -92,7 +92,7 @@ impl TraceWriter {
     /// Adds an accepted request of another trace of the same shape, without its weights.
     ///
     /// # Errors
-    /// Those of [`TraceWriter::push`].
+    /// See [`TraceWriter::push`].
     pub fn push_rows(&mut self, token_ids: &[u32], prompt_len: u32, rows: ExpertRows<'_>) -> Result<(), FormatError> {
         let wide = match rows {
             ExpertRows::Narrow(ids) => {

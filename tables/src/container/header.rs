@@ -109,7 +109,7 @@ fn read(file: &[u8], max_header_bytes: u64) -> Result<(Header<RawTensor>, usize)
     let Some((json, _)) = rest.split_at_checked(length as usize) else {
         return Err(damaged("header length", length, format!("at most {}", rest.len())));
     };
-    let raw = serde_json::from_slice(json).map_err(|source| FormatError::Header { source })?;
+    let raw = serde_json::from_slice(json).map_err(FormatError::Header)?;
     Ok((raw, LENGTH_BYTES + length as usize))
 }
 

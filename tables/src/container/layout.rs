@@ -55,7 +55,7 @@ pub(super) fn encode<K: Serialize + Ord>(
     entries: &BTreeMap<K, Entry<'_>>,
     max_bytes: u64,
 ) -> Result<Vec<u8>, FormatError> {
-    let mut json = serde_json::to_vec(entries).map_err(|source| FormatError::Header { source })?;
+    let mut json = serde_json::to_vec(entries).map_err(FormatError::Header)?;
     json.resize(json.len().next_multiple_of(8), b' ');
     if json.len() as u64 > max_bytes {
         return Err(FormatError::Container {

@@ -216,7 +216,7 @@ impl Container {
     }
 
     fn tensor(&self, tensor: &'static str) -> Result<&Tensor, FormatError> {
-        self.tensors.get(tensor).ok_or(FormatError::MissingTensor { tensor })
+        self.tensors.get(tensor).ok_or(FormatError::MissingTensor(tensor))
     }
 }
 

@@ -45,7 +45,7 @@ struct ExpertLocation {
 pub fn sglang(tables: &Tables) -> Result<String, FormatError> {
     let model = tables.model();
     if model.num_hidden_layers == 0 {
-        let expected = "the model's number of layers: SGLang wants a row for each, dense ones included";
+        let expected = "the model's number of layers: SGLang requires a row for each, including dense ones";
         return Err(FormatError::field("num_hidden_layers", "unknown", expected));
     }
     let experts = usize::from(model.num_experts);

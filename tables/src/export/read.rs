@@ -33,7 +33,7 @@ pub fn read_sglang(text: &str, model: &ModelInfo, groups: u16) -> Result<Replica
         return Err(FormatError::shape(MAP, found, format!("{slots}, as in layer 0")));
     }
     if groups == 0 || slots == 0 || !slots.is_multiple_of(usize::from(groups)) {
-        let found = format!("{slots} slots a layer");
+        let found = format!("{slots} slots per layer");
         return Err(FormatError::shape(MAP, found, format!("a multiple of the {groups} groups")));
     }
     let mut logical = Vec::with_capacity(model.layers() * slots);
@@ -98,14 +98,14 @@ mod tests {
     proptest::proptest! {
         /// Any row gives an error, or slots that hold every expert, each at most once per rank.
         #[test]
-        fn any_row_is_read_or_told(
+        fn any_row_is_read_or_reported(
             mut row in proptest::sample::subsequence(vec![0, 1, 2, 3, 3, -1], 4..6),
             more in proptest::collection::vec(0i32..4, 0..4),
-            turn in 0usize..4,
+            rotation in 0usize..4,
             groups in 0u16..4,
         ) {
             row.extend(more);
-            row.rotate_left(turn);
+            row.rotate_left(rotation);
             let row = serde_json::to_string(&row).unwrap();
             let text = format!(r#"{{"physical_to_logical_map": [{row},{row},{row},{row}]}}"#);
             if let Ok(replicas) = read_sglang(&text, &model(), groups) {
@@ -133,7 +133,7 @@ mod tests {
             (rows("[0,1,2,-1]"), "an expert in every slot"),
             (rows("[0,1,2,9]"), "experts below 4"),
             (rows("[0,1,2,99999999999]"), "only key"),
-            (rows("[0,1,1,2]"), "no slot of expert 3"),
+            (rows("[0,1,1,2]"), "no slot for expert 3"),
         ] {
             let error = read_sglang(&text, &model(), 2).unwrap_err().to_string();
             assert!(error.contains(part), "{text}: {error}");

@@ -101,20 +101,14 @@ pub enum PermuteError {
         n_group: u16,
     },
     /// The output directory is the checkpoint itself, or inside it.
-    #[error("{} is in the checkpoint's own directory, expected another one", path.display())]
-    InsideSource {
-        /// The output directory.
-        path: PathBuf,
-    },
+    #[error("{} is in the checkpoint's own directory, expected another one", .0.display())]
+    InsideSource(PathBuf),
     /// The output directory contains something else.
     #[error(
         "{} is not a part of this permutation, expected an empty directory or one in which this permutation was begun",
-        path.display()
+        .0.display()
     )]
-    Occupied {
-        /// The file or directory found there.
-        path: PathBuf,
-    },
+    Occupied(PathBuf),
     /// The self-check failed.
     #[error("{}: the tensor `{tensor}` is not what the permutation makes of {original}; delete the file and run again", path.display())]
     Differs {

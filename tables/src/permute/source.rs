@@ -142,7 +142,7 @@ fn shard_of(dir: &Path, shards: &[Shard]) -> Result<BTreeMap<String, usize>, Per
     for (at, shard) in shards.iter().enumerate() {
         for tensor in shard.file.tensors.keys() {
             if let Some(other) = shard_of.insert(tensor.clone(), at) {
-                let expected = format!("it in one file, but {} has it as well", shards[other].name);
+                let expected = format!("the tensor in one file, but {} has it as well", shards[other].name);
                 let (path, tensor) = (dir.join(&shard.name), tensor.clone());
                 return Err(PermuteError::UnexpectedTensor { path, tensor, expected });
             }

@@ -12,7 +12,7 @@ use super::{Meter, PermuteError};
 use crate::FormatError;
 use crate::container::{Foreign, INDEX, Storage, is_temporary, write_atomically};
 
-/// Bytes copied at a time, which bounds memory besides the maps and paces progress reports.
+/// Bytes copied at a time: bounds the memory used in addition to the maps, and paces progress reports.
 pub(super) const PIECE_BYTES: usize = 4 << 20;
 
 /// The output directory.
@@ -32,7 +32,7 @@ impl Target {
         if let Some(existing) = absolute.ancestors().find(|path| path.exists())
             && inside(existing)?
         {
-            return Err(PermuteError::InsideSource { path: dir.to_path_buf() });
+            return Err(PermuteError::InsideSource(dir.to_path_buf()));
         }
         std::fs::create_dir_all(dir).map_err(|error| FormatError::io("create", dir, error))?;
         let io = |error| FormatError::io("list", dir, error);
@@ -44,7 +44,7 @@ impl Target {
                 Some(name) if is_temporary(name) => {
                     std::fs::remove_file(entry.path()).map_err(|e| FormatError::io("remove", &entry.path(), e))?;
                 }
-                _ => return Err(PermuteError::Occupied { path: entry.path() }),
+                _ => return Err(PermuteError::Occupied(entry.path())),
             }
         }
         Ok(Self { dir: dir.to_path_buf() })
@@ -58,7 +58,7 @@ impl Target {
         if path.exists() {
             let there = Foreign::open(&path)?;
             if there.header() != header || there.data_len() != shard.file.data_len() {
-                return Err(PermuteError::Occupied { path });
+                return Err(PermuteError::Occupied(path));
             }
             meter.advance(shard.file.data_len());
             return Ok(false);
@@ -113,7 +113,7 @@ impl Target {
         let path = self.dir.join(name);
         if path.exists() {
             let same = *Storage::map(&path)? == *bytes;
-            return if same { Ok(()) } else { Err(PermuteError::Occupied { path }) };
+            return if same { Ok(()) } else { Err(PermuteError::Occupied(path)) };
         }
         Ok(write_atomically(&path, |out| out.write_all(bytes))?)
     }

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use semmoe_tables::permute::{PermuteReport, permute};
+use semmoe_tables::permute::{PermuteError, PermuteReport, permute};
 use semmoe_tables::{Placement, Tables, TablesBuilder};
 use tempfile::TempDir;
 
@@ -43,13 +43,12 @@ impl Folder {
         self.dir.path().join("made/out")
     }
 
-    pub fn permute(&self, tables: &Tables) -> Result<PermuteReport, String> {
+    pub fn permute(&self, tables: &Tables) -> Result<PermuteReport, PermuteError> {
         let mut seen = (0, 0);
         let report = permute(tables, &self.source(), &self.out(), &mut |done, total| {
             assert!(done >= seen.0 && done <= total);
             seen = (done, total);
-        });
-        let report = report.map_err(|error| error.to_string())?;
+        })?;
         assert_eq!(seen, (2 * report.data_bytes, 2 * report.data_bytes), "every byte is written and checked");
         Ok(report)
     }

@@ -24,14 +24,15 @@ fn output_directories_that_would_do_harm_are_refused() {
     assert!(!source.join("new").exists());
     std::fs::create_dir_all(folder.out()).unwrap();
     std::fs::write(folder.out().join("thesis.txt"), "").unwrap();
-    assert!(folder.permute(&tables).unwrap_err().contains("thesis.txt is not a part of this permutation"));
+    let error = folder.permute(&tables).unwrap_err().to_string();
+    assert!(error.contains("thesis.txt is not a part of this permutation"), "{error}");
 }
 
 /// The error for a changed checkpoint; nothing may have been written.
 fn refusal(checkpoint: &Checkpoint, tables: &Tables, damage: impl FnOnce(&Path)) -> String {
     let folder = Folder::of(checkpoint);
     damage(&folder.source());
-    let error = folder.permute(tables).unwrap_err();
+    let error = folder.permute(tables).unwrap_err().to_string();
     assert!(!folder.dir.path().join("made").exists(), "{error}");
     assert!(!error.contains('\n') && error.len() < 600, "not one sentence: {error}");
     error
@@ -237,7 +238,10 @@ fn damaged_files_are_named() {
         std::fs::rename(dir.join("model.safetensors"), dir.join(&second)).unwrap();
     };
     let error = refusal(&checkpoint, &tables(2), twice);
-    assert!(error.contains("expected it in one file, but model-00001-of-00002.safetensors has it as well"), "{error}");
+    assert!(
+        error.contains("expected the tensor in one file, but model-00001-of-00002.safetensors has it as well"),
+        "{error}"
+    );
 }
 
 #[test]

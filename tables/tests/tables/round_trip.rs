@@ -143,7 +143,7 @@ fn replicas_have_a_primary_group_and_a_digest_of_their_own() {
     assert_eq!(tables.placement_digest(), replicas.digest());
     assert_ne!(tables.placement_digest(), tables.placement().digest());
     for (slots, part) in [
-        (vec![0, 1, 3, 1, -1, -1], "no slot of expert 2"),
+        (vec![0, 1, 3, 1, -1, -1], "no slot for expert 2"),
         (vec![1, 0, 3, 1, 2, -1], "more than 1"),
         (vec![0, 1, 4, 1, 2, 3], "experts below 4"),
         (vec![0, 1, -2, 1, 2, 3], "experts below 4"),

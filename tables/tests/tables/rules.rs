@@ -174,7 +174,7 @@ fn tables_for_dp() {
             (with("placement_digest", "00"), "`placement_digest` is \"00\""),
             (good.clone().without_meta("solver"), "`solver` is missing"),
             (poke("E", 0, &u16s(&[2])), "`E` holds 2 at layer 0, expert 0, expected groups below 2"),
-            (poke("E", 8, &u16s(&[1])), "`E` holds 1 experts of group 0 at layer 1, expected 2"),
+            (poke("E", 8, &u16s(&[1])), "`E` holds 1 experts in group 0 at layer 1, expected 2"),
             (poke("E", 0, &u16s(&[1, 0, 1, 0])), "`placement_digest`"),
             (poke("T", 6, &f16s(&[1.5])), "`T` holds 1.5 at token 1, rank 1, expected a share between 0 and 1"),
             (poke("T", 6, &f16s(&[f32::NAN])), "holds NaN at token 1, rank 1"),

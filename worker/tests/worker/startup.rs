@@ -351,9 +351,9 @@ fn replicas_that_do_not_fit_are_refused_before_anything_is_served() {
     let plain: Adjust = |_| {};
     let cases: [(&Path, Adjust, &str); 7] = [
         (&four, plain, "are for 4 groups, this unit has 2 ranks"),
-        (&twice, plain, "holds 1 at layer 0, slot 2, expected more than 1, the expert before in its group"),
+        (&twice, plain, "holds 1 at layer 0, slot 2, expected more than 1, the previous expert in its group"),
         (&beyond, plain, "holds 32 at layer 0, slot 18, expected -1, or experts below 32"),
-        (&nowhere, plain, "holds no slot of expert 4 at layer 0, expected at least one"),
+        (&nowhere, plain, "holds no slot for expert 4 at layer 0, expected at least one"),
         (&moved, plain, "the digest of the placement in the file"),
         (&good, |config| config.experts = ExpertLayout::Tp, "would have no effect, because with experts tp"),
         (&tp, |config| config.attention = Attention::Tp, "replicate experts, which attention tp does not support"),
