@@ -1,4 +1,4 @@
-//! One event or complete answer: whether it carries text, its token counts, and whether it is an error.
+//! Whether an event or a complete answer carries text, how many tokens it reports, and whether it is an error.
 //!
 //! Keeps only what is needed, so that reading an event does not allocate.
 

@@ -16,6 +16,7 @@ use std::time::{Duration, UNIX_EPOCH};
 use serde::Deserialize;
 
 use crate::LoadError;
+use crate::error::ArrivalError;
 
 /// Maximum length of a line in bytes: Mooncake's lines have a number for every 512 tokens.
 const MAX_LINE_BYTES: u64 = 1 << 20;
@@ -34,12 +35,12 @@ struct JsonLine {
 /// # Errors
 /// `LoadError` names the file, and the invalid line.
 pub fn read_arrivals(path: &Path) -> Result<Arc<[Duration]>, LoadError> {
-    let whole = |cause: &str| LoadError::Arrivals { path: path.to_path_buf(), cause: cause.to_owned() };
+    let whole = |error: ArrivalError| LoadError::Arrivals { path: path.to_path_buf(), source: error.into() };
     let extension = path.extension().and_then(|extension| extension.to_str()).map(str::to_ascii_lowercase);
     let mut form = match extension.as_deref() {
         Some("jsonl") => Form::Json,
         Some("csv") => Form::Csv { column: None },
-        _ => return Err(whole("is neither .jsonl (`timestamp` in ms) nor .csv (seconds), expected one of them")),
+        _ => return Err(whole(ArrivalError::Format)),
     };
     let io = |source| LoadError::Read { path: path.to_path_buf(), source };
     let mut reader = BufReader::new(File::open(path).map_err(io)?);
@@ -47,25 +48,25 @@ pub fn read_arrivals(path: &Path) -> Result<Arc<[Duration]>, LoadError> {
     let mut text = Vec::new();
     for line in 1.. {
         text.clear();
-        let bad = |cause: String| LoadError::Arrival { path: path.to_path_buf(), line, cause };
+        let bad = |error: ArrivalError| LoadError::Arrival { path: path.to_path_buf(), line, source: error.into() };
         let read = reader.by_ref().take(MAX_LINE_BYTES + 1).read_until(b'\n', &mut text).map_err(io)?;
         if read as u64 > MAX_LINE_BYTES {
-            return Err(bad(format!("longer than {MAX_LINE_BYTES} bytes")));
+            return Err(bad(ArrivalError::TooLong(MAX_LINE_BYTES)));
         }
         if read == 0 {
             break;
         }
-        let text = std::str::from_utf8(&text).map_err(|_| bad("not UTF-8".into()))?.trim();
+        let text = std::str::from_utf8(&text).map_err(|_| bad(ArrivalError::NotText))?.trim();
         if text.is_empty() {
             continue;
         }
         if times.len() == MAX_ARRIVALS {
-            return Err(whole(&format!("has more than {MAX_ARRIVALS} arrivals")));
+            return Err(whole(ArrivalError::TooMany(MAX_ARRIVALS)));
         }
         times.extend(form.time(text).map_err(bad)?);
     }
     times.sort_unstable();
-    let Some(&first) = times.first() else { return Err(whole("has no arrivals")) };
+    let Some(&first) = times.first() else { return Err(whole(ArrivalError::None)) };
     Ok(times.into_iter().map(|time| time - first).collect())
 }
 
@@ -79,15 +80,14 @@ enum Form {
 
 impl Form {
     /// The time of a line; `None` for the header.
-    fn time(&mut self, line: &str) -> Result<Option<Duration>, String> {
+    fn time(&mut self, line: &str) -> Result<Option<Duration>, ArrivalError> {
         match self {
             Self::Json => {
-                let line: JsonLine = serde_json::from_str(line).map_err(|error| error.to_string())?;
+                let line: JsonLine = serde_json::from_str(line)?;
                 seconds(line.timestamp / 1e3).map(Some)
             }
             Self::Csv { column: Some(column) } => {
-                let field = line.split(',').nth(*column);
-                let field = field.ok_or_else(|| format!("no column {}, where the times are", *column + 1))?;
+                let field = line.split(',').nth(*column).ok_or(ArrivalError::NoColumn(*column + 1))?;
                 csv_time(field).map(Some)
             }
             Self::Csv { column } => {
@@ -107,25 +107,21 @@ fn clean(field: &str) -> &str {
     field.trim().trim_matches('"').trim()
 }
 
-fn csv_time(field: &str) -> Result<Duration, String> {
+fn csv_time(field: &str) -> Result<Duration, ArrivalError> {
     let field = clean(field);
     if let Ok(number) = field.parse::<f64>() {
         return seconds(number);
     }
-    let wrong = || format!("the time is '{}', expected seconds or YYYY-MM-DD hh:mm:ss", shown(field));
+    // Enough of the field to identify it.
+    let wrong = || ArrivalError::NoTime(field.chars().take(40).collect());
     let time = humantime::parse_rfc3339_weak(field).map_err(|_| wrong())?;
     time.duration_since(UNIX_EPOCH).map_err(|_| wrong())
 }
 
-/// Enough of a field to identify it.
-fn shown(field: &str) -> String {
-    field.chars().take(40).collect()
-}
-
-fn seconds(value: f64) -> Result<Duration, String> {
+fn seconds(value: f64) -> Result<Duration, ArrivalError> {
     // Seconds since 1970 are fine: only differences matter.
     if !(0.0..=MAX_SECONDS).contains(&value) {
-        return Err(format!("the time is {value} s, expected 0 to {MAX_SECONDS}"));
+        return Err(ArrivalError::Seconds { found: value, most: MAX_SECONDS });
     }
     Ok(Duration::from_secs_f64(value))
 }
@@ -134,11 +130,11 @@ fn seconds(value: f64) -> Result<Duration, String> {
 mod tests {
     use super::*;
 
-    fn read(name: &str, text: &str) -> Result<Vec<u64>, String> {
+    fn read(name: &str, text: &str) -> Result<Vec<u64>, LoadError> {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join(name);
         std::fs::write(&path, text).unwrap();
-        let times = read_arrivals(&path).map_err(|error| error.to_string())?;
+        let times = read_arrivals(&path)?;
         Ok(times.iter().map(|time| time.as_millis() as u64).collect())
     }
 
@@ -153,7 +149,7 @@ mod tests {
             ("a.csv", "1700000000.25\n1700000000.75", vec![0, 500]),
             ("A.CSV", "seconds\n3\n1\n2\n", vec![0, 1000, 2000]),
         ] {
-            assert_eq!(read(name, text), Ok(expected), "{text}");
+            assert_eq!(read(name, text).unwrap(), expected, "{text}");
         }
     }
 
@@ -173,11 +169,11 @@ mod tests {
             ("a.jsonl", "", "a.jsonl has no arrivals"),
             ("a.txt", "1", "is neither .jsonl"),
         ] {
-            let error = read(name, text).unwrap_err();
+            let error = read(name, text).unwrap_err().to_string();
             assert!(error.contains(cause), "{text}: {error}");
         }
         let long = format!("{{\"timestamp\": 0, \"x\": \"{}\"}}", "x".repeat(2 << 20));
-        assert!(read("a.jsonl", &long).unwrap_err().contains("line 1: longer than"));
+        assert!(read("a.jsonl", &long).unwrap_err().to_string().contains("line 1: longer than"));
         assert!(read_arrivals(Path::new("/nowhere/a.csv")).is_err());
     }
 }

@@ -1,10 +1,34 @@
 //! Errors outside of single requests; [`crate::Failure`] describes the failure of one request.
 
+use std::error::Error;
 use std::path::PathBuf;
 
 use semmoe_engines::http::{HttpError, UrlError};
 use semmoe_engines::tls::TlsError;
 use semmoe_text::PromptLineError;
+
+/// The defect of an arrival file, or of one of its lines.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ArrivalError {
+    #[error("is neither .jsonl (`timestamp` in ms) nor .csv (seconds), expected one of them")]
+    Format,
+    #[error("has no arrivals")]
+    None,
+    #[error("has more than {0} arrivals")]
+    TooMany(usize),
+    #[error("longer than {0} bytes")]
+    TooLong(u64),
+    #[error("not UTF-8")]
+    NotText,
+    #[error(transparent)]
+    Json(#[from] serde_json::Error),
+    #[error("no column {0}, which has the times")]
+    NoColumn(usize),
+    #[error("the time is '{0}', expected seconds or YYYY-MM-DD hh:mm:ss")]
+    NoTime(String),
+    #[error("the time is {found} s, expected 0 to {most}")]
+    Seconds { found: f64, most: f64 },
+}
 
 /// An error of this crate; every message is one sentence.
 #[derive(Debug, thiserror::Error)]
@@ -50,22 +74,22 @@ pub enum LoadError {
         source: std::io::Error,
     },
     /// A line of the arrival file is invalid.
-    #[error("{} line {line}: {cause}", path.display())]
+    #[error("{} line {line}: {source}", path.display())]
     Arrival {
         /// The file.
         path: PathBuf,
         /// Line number, from 1.
         line: usize,
         /// The problem.
-        cause: String,
+        source: Box<dyn Error + Send + Sync>,
     },
     /// The arrival file as a whole is invalid.
-    #[error("{} {cause}", path.display())]
+    #[error("{} {source}", path.display())]
     Arrivals {
         /// The file.
         path: PathBuf,
         /// The problem.
-        cause: String,
+        source: Box<dyn Error + Send + Sync>,
     },
     /// The address is invalid.
     #[error(transparent)]
@@ -74,12 +98,12 @@ pub enum LoadError {
     #[error(transparent)]
     Tls(#[from] TlsError),
     /// The server cannot be reached.
-    #[error("cannot connect to {url}: {cause}")]
+    #[error("cannot connect to {url}: {source}")]
     Connect {
         /// The server's address.
         url: String,
-        /// The operating system's reason.
-        cause: String,
+        /// The cause.
+        source: std::io::Error,
     },
     /// The target serves no model or several, and none was named.
     #[error("{url} serves {found} models, expected one or the model's name")]

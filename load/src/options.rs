@@ -162,7 +162,7 @@ impl LoadOptions {
                 return bad("duration", format!("{time:?}"), "above 0 and at most a year");
             }
             Limit::Arrivals if !matches!(self.pace, Pace::Recorded { .. }) => {
-                return bad("the end of the run", "that of an arrival file".into(), "an arrival file");
+                return bad("the end of the run", "the end of an arrival file".into(), "a pace from such a file");
             }
             _ => {}
         }
@@ -207,7 +207,7 @@ pub fn parse_header(text: &str) -> Result<(HeaderName, HeaderValue), LoadError> 
         return Err(bad(name.as_str(), "secrets to come from the environment (--api-key-env)"));
     }
     if FRAMING.contains(&name.as_str()) {
-        return Err(bad(name.as_str(), "another one than those that the client itself writes"));
+        return Err(bad(name.as_str(), "a header that the client does not set itself"));
     }
     let value = value.trim().parse().map_err(|_| bad("with an invalid value", "visible ASCII"))?;
     Ok((name, value))

@@ -134,7 +134,7 @@ pub struct Generator {
     pub prompts_left_out: usize,
 }
 
-/// Facts from the edge besides the statistics.
+/// Measurements of the edge in addition to the statistics.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Facts {
     pub(crate) seconds: f64,
@@ -261,7 +261,7 @@ mod tests {
     use super::*;
     use crate::stats::{Answered, Sample, Tokens};
 
-    /// One answer, sent late by `late`.
+    /// One answer to a request that was sent late by `late`.
     fn stats(late: Duration) -> Stats {
         let mut stats = Stats::new(Slo::default());
         let (e2e, tokens) = (Duration::from_millis(5), Tokens::Reported(10));

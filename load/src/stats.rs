@@ -35,9 +35,9 @@ pub(crate) struct Answered {
 /// One request that ended.
 #[derive(Clone, Debug)]
 pub(crate) struct Sample<'a> {
-    /// Whether it is not part of the warm-up.
+    /// Whether the request is measured, rather than part of the warm-up.
     pub(crate) measured: bool,
-    /// Whether it counts for rates: it ended within the measured period.
+    /// Whether the request counts for rates: it ended within the measured period.
     pub(crate) in_window: bool,
     /// How long after its due time it was sent (open loop).
     pub(crate) late: Option<Duration>,

@@ -1,4 +1,4 @@
-//! Complete runs: one server, or two in turn.
+//! Complete runs: against one server, or against two alternately.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -68,7 +68,7 @@ pub async fn run(options: LoadOptions, view: View<'_>, stop: impl Future<Output 
 /// warm-up. Both blocks of a round send the same prompts and, in an open loop, at the same times.
 ///
 /// # Errors
-/// Those of [`run`].
+/// See [`run`].
 pub async fn compare(
     mut options: LoadOptions,
     second: BaseUrl,
@@ -139,7 +139,7 @@ async fn all_rounds(
     Ok(Comparison::new(done, token.is_cancelled()))
 }
 
-/// The index of a block in a run, and of its first prompt.
+/// The index of a block in a run, and the index of its first prompt.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Place {
     pub(crate) block: (usize, usize),

@@ -42,7 +42,7 @@ impl Target {
     /// Resolves the server and connects once, so that a wrong address gives one error rather than one per request.
     pub(crate) async fn find(options: &LoadOptions, tls: Option<Arc<ClientTls>>) -> Result<Self, LoadError> {
         let url = &options.url;
-        let unreachable = |cause: std::io::Error| LoadError::Connect { url: url.to_string(), cause: cause.to_string() };
+        let unreachable = |source: std::io::Error| LoadError::Connect { url: url.to_string(), source };
         let authority = url.authority();
         let name: Authority = authority.parse().expect("the authority of a URL is one");
         let port = name.port_u16().unwrap_or(if url.is_secure() { 443 } else { 80 });

@@ -20,7 +20,7 @@ use crate::{LoadError, Pace};
 const QUEUE: usize = 256;
 /// Interval between progress reports to the caller.
 const VIEW_INTERVAL: Duration = Duration::from_secs(1);
-/// Files besides our connections.
+/// Open files other than our connections.
 const OTHER_FILES: u64 = 64;
 
 /// The threads of a run.
