@@ -2,11 +2,10 @@
 
 use std::collections::BTreeSet;
 
-use semmoe_engines::recording::{ReportedAnswer, decode};
-use semmoe_tables::{ModelInfo, Provenance, TraceBuilder};
+use semmoe_engines::http::HttpError;
+use semmoe_engines::recording::{RecordingError, ReportedAnswer, decode};
+use semmoe_tables::{FormatError, ModelInfo, Provenance, TraceBuilder};
 use semmoe_text::LinePrompt;
-
-use crate::ProfilerError;
 
 /// This many distinct tokens cannot all have the same experts in every layer.
 const DIFFERENT_TOKENS: usize = 8;
@@ -14,6 +13,46 @@ const DIFFERENT_TOKENS: usize = 8;
 const NO_PROMPT_IDS: &str = "the prompt's token ids are missing from the answer: send ids, with --tokenizer";
 const NO_OUTPUT_IDS: &str = "the ids of the generated tokens are missing from the answer: record with --max-tokens 1, or \
                              send ids to SGLang's /generate, with --tokenizer and without --openai-routes";
+
+/// Why a prompt has no answer that can be used.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum AnswerError {
+    #[error(transparent)]
+    Http(#[from] HttpError),
+    #[error(transparent)]
+    Recording(#[from] RecordingError),
+    /// The request would not be valid in a trace.
+    #[error(transparent)]
+    Format(#[from] FormatError),
+    /// Something is missing, or there is too much of it.
+    #[error("{0}")]
+    Unusable(&'static str),
+    #[error("the engine aborted the request: {0}")]
+    Aborted(String),
+    #[error("prompt_tokens is {counted}, but the prompt has {sent} tokens")]
+    PromptCount { counted: u64, sent: u32 },
+    #[error("the engine saw another prompt: {found} tokens instead of {sent}, the first difference at {at}")]
+    OtherPrompt { found: usize, sent: usize, at: usize },
+    /// Tokens of this kind all have one route.
+    #[error("every {0} has the same experts in every layer, which no router would choose")]
+    OneRoute(&'static str),
+}
+
+impl AnswerError {
+    /// Whether the engine refuses just this prompt, for example as too long, which says nothing about others.
+    pub(crate) fn is_refusal(&self) -> bool {
+        matches!(self, Self::Http(HttpError::Status { status: 400 | 413 | 422, .. }))
+    }
+
+    /// Generating twice does no harm, so possibly transient failures are retried, except time-outs.
+    pub(crate) fn worth_retrying(&self) -> bool {
+        match self {
+            Self::Http(HttpError::Connect { .. } | HttpError::Exchange { .. } | HttpError::Body { .. }) => true,
+            Self::Http(HttpError::Status { status, .. }) => *status >= 500 || matches!(status, 408 | 429),
+            _ => false,
+        }
+    }
+}
 
 /// A checked request for the trace.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,22 +66,26 @@ pub(crate) struct Routed {
 
 /// An empty trace of the model, used for its checks. `model.num_hidden_layers` must be known, as answers have a row for
 /// dense layers too.
-pub(crate) fn rules(model: &ModelInfo) -> Result<TraceBuilder, ProfilerError> {
-    let provenance = Provenance { source: String::new(), created: String::new() };
-    Ok(TraceBuilder::new(model.clone(), provenance)?)
+pub(crate) fn rules(model: &ModelInfo) -> Result<TraceBuilder, FormatError> {
+    TraceBuilder::new(model.clone(), Provenance { source: String::new(), created: String::new() })
 }
 
-/// The routes of an answer, or one sentence on why it is not trusted.
-pub(crate) fn check(rules: &TraceBuilder, asked: &LinePrompt, reported: &ReportedAnswer) -> Result<Routed, String> {
+/// The routes of an answer, if it can be trusted.
+pub(crate) fn check(
+    rules: &TraceBuilder,
+    asked: &LinePrompt,
+    reported: &ReportedAnswer,
+) -> Result<Routed, AnswerError> {
     let (token_ids, prompt_len) = tokens(asked, reported)?;
-    let text = reported.routed_experts.as_deref().ok_or("routed_experts is missing from the answer")?;
-    let routes = decode(text, token_ids.len(), rules.model()).map_err(|error| error.to_string())?;
-    let experts = routes.experts(rules.model()).map_err(|error| error.to_string())?;
-    rules.check(&token_ids, prompt_len, &experts).map_err(|error| error.to_string())?;
+    let text =
+        reported.routed_experts.as_deref().ok_or(AnswerError::Unusable("routed_experts is missing from the answer"))?;
+    let routes = decode(text, token_ids.len(), rules.model())?;
+    let experts = routes.experts(rules.model())?;
+    rules.check(&token_ids, prompt_len, &experts)?;
     let routed = Routed { token_ids, prompt_len, experts };
     let mut alike = Alike::default();
     alike.add(&routed);
-    alike.refuse().map(|()| routed)
+    alike.one_route().map_or(Ok(routed), |kind| Err(AnswerError::OneRoute(kind)))
 }
 
 /// Whether prompt tokens, or generated ones, all have the same experts in every layer.
@@ -76,56 +119,54 @@ impl Alike {
         }
     }
 
-    /// Fails if the routes cannot be trusted.
-    pub(crate) fn refuse(&self) -> Result<(), String> {
+    /// The kind of token, if any, whose routes cannot be trusted.
+    pub(crate) fn one_route(&self) -> Option<&'static str> {
         let one_route = |seen: &OneRoute| !seen.differs && seen.tokens.len() >= DIFFERENT_TOKENS;
         match self.0.each_ref().map(one_route) {
-            [true, _] => Err("every token has the same experts in every layer, which no router would choose".into()),
-            [_, true] => {
-                Err("every generated token has the same experts in every layer, which no router would choose".into())
-            }
-            _ => Ok(()),
+            [true, _] => Some("token"),
+            [_, true] => Some("generated token"),
+            _ => None,
         }
     }
 }
 
 /// The tokens for which routes are expected, and how many of them are the prompt.
-pub(crate) fn tokens(asked: &LinePrompt, reported: &ReportedAnswer) -> Result<(Vec<u32>, u32), String> {
+pub(crate) fn tokens(asked: &LinePrompt, reported: &ReportedAnswer) -> Result<(Vec<u32>, u32), AnswerError> {
     if let Some(reason) = &reported.aborted {
-        return Err(format!("the engine aborted it: {reason}"));
+        return Err(AnswerError::Aborted(reason.clone()));
     }
     let prompt = prompt(asked, reported)?;
-    let prompt_len = u32::try_from(prompt.len()).map_err(|_| "the prompt is too long".to_owned())?;
+    let prompt_len = u32::try_from(prompt.len()).map_err(|_| AnswerError::Unusable("the prompt is too long"))?;
     if let Some(counted) = reported.prompt_tokens.filter(|&counted| counted != u64::from(prompt_len)) {
-        return Err(format!("prompt_tokens is {counted}, but the prompt has {prompt_len} tokens"));
+        return Err(AnswerError::PromptCount { counted, sent: prompt_len });
     }
     let seen: &[u32] = match (&reported.output_ids, reported.output_tokens) {
         (Some(output), _) => match output.split_last() {
             Some((_, seen)) => seen,
-            None => return Err("no token was generated, so the route of the prompt's last token is missing".into()),
+            None => {
+                return Err(AnswerError::Unusable(
+                    "no token was generated, so the route of the prompt's last token is missing",
+                ));
+            }
         },
         // If only one token was generated, its id is not needed.
         (None, Some(1)) => &[],
-        (None, _) => return Err(NO_OUTPUT_IDS.into()),
+        (None, _) => return Err(AnswerError::Unusable(NO_OUTPUT_IDS)),
     };
     Ok(([prompt, seen].concat(), prompt_len))
 }
 
 /// The prompt's ids according to the engine, which must match those sent.
-fn prompt<'a>(asked: &'a LinePrompt, reported: &'a ReportedAnswer) -> Result<&'a [u32], String> {
+fn prompt<'a>(asked: &'a LinePrompt, reported: &'a ReportedAnswer) -> Result<&'a [u32], AnswerError> {
     match (asked, &reported.prompt_ids) {
         (LinePrompt::Ids(sent), None) => Ok(sent),
         (LinePrompt::Ids(sent), Some(seen)) if sent == seen => Ok(sent),
         (LinePrompt::Ids(sent), Some(seen)) => {
             let at = sent.iter().zip(seen).position(|(a, b)| a != b).unwrap_or(sent.len().min(seen.len()));
-            Err(format!(
-                "the engine saw another prompt: {} tokens instead of {}, the first difference at {at}",
-                seen.len(),
-                sent.len()
-            ))
+            Err(AnswerError::OtherPrompt { found: seen.len(), sent: sent.len(), at })
         }
         (_, Some(seen)) => Ok(seen),
-        (_, None) => Err(NO_PROMPT_IDS.into()),
+        (_, None) => Err(AnswerError::Unusable(NO_PROMPT_IDS)),
     }
 }
 
@@ -134,20 +175,20 @@ mod tests {
     use super::*;
 
     /// Answers of two prompt tokens and one generated one each, with a layer of one expert.
-    fn judged(answers: u32, prompt: impl Fn(u32) -> u16, generated: impl Fn(u32) -> u16) -> Result<(), String> {
+    fn judged(answers: u32, prompt: impl Fn(u32) -> u16, generated: impl Fn(u32) -> u16) -> Option<&'static str> {
         let mut alike = Alike::default();
         for token in 0..answers {
             let experts = vec![prompt(token), prompt(token + 1), generated(token)];
             alike.add(&Routed { token_ids: vec![token, token + 1, token], prompt_len: 2, experts });
         }
-        alike.refuse()
+        alike.one_route()
     }
 
     #[test]
     fn one_route_for_all_tokens_of_a_kind_is_refused_over_all_answers() {
-        assert_eq!(judged(20, |token| token as u16, |token| token as u16 % 2), Ok(()));
-        assert!(judged(20, |token| token as u16, |_| 3).unwrap_err().starts_with("every generated token"));
-        assert!(judged(20, |_| 3, |token| token as u16).unwrap_err().starts_with("every token"));
-        assert_eq!(judged(7, |token| token as u16, |_| 3), Ok(()), "chance");
+        assert_eq!(judged(20, |token| token as u16, |token| token as u16 % 2), None);
+        assert_eq!(judged(20, |token| token as u16, |_| 3), Some("generated token"));
+        assert_eq!(judged(20, |_| 3, |token| token as u16), Some("token"));
+        assert_eq!(judged(7, |token| token as u16, |_| 3), None, "chance");
     }
 }

@@ -5,8 +5,6 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 
-use crate::ProfilerError;
-
 /// A record that was left out.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct BadRecord {
@@ -27,18 +25,4 @@ impl fmt::Display for BadRecord {
 /// How many of `total` records may be bad, given the allowed share.
 pub(crate) fn allowed_bad(share: f64, total: usize) -> usize {
     (share * total as f64).floor() as usize
-}
-
-pub(crate) fn check_share(option: &'static str, share: f64) -> Result<(), ProfilerError> {
-    check((0.0..=1.0).contains(&share), option, share, "a share between 0 and 1")
-}
-
-/// Rejects the value of an option unless it is `good`.
-pub(crate) fn check(
-    good: bool,
-    option: &'static str,
-    found: impl fmt::Display,
-    expected: &'static str,
-) -> Result<(), ProfilerError> {
-    if good { Ok(()) } else { Err(ProfilerError::Option { option, found: found.to_string(), expected }) }
 }

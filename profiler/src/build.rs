@@ -17,7 +17,8 @@ use std::path::{Path, PathBuf};
 use semmoe_tables::{FormatError, ModelInfo, Phase, ProfileWriter, PromptSplit, TraceWriter, directory_of};
 use serde::Serialize;
 
-use crate::bad::{allowed_bad, check, check_share};
+use crate::bad::allowed_bad;
+use crate::error::{check, check_share};
 use crate::merge::{MergeOptions, merge};
 use crate::origin::{COUNTED, HELD_OUT, Origin};
 use crate::{BadRecord, ProfilerError, Progress};
@@ -43,7 +44,8 @@ pub struct BuildOptions {
     pub weight_by_domain: bool,
     /// Requests to hold out by the hash of their prompt, and the trace to write them to.
     pub hold_out: Option<HoldOut>,
-    /// The trace to write the counted requests to, without router weights: what `solve` may use besides the profile.
+    /// The trace to write the counted requests to, without router weights, which `solve` may use in addition to the
+    /// profile.
     pub solve_trace: Option<PathBuf>,
     /// The tolerated share of damaged requests, 0..1, which are left out; more is an error. A file that is damaged as a
     /// whole counts as the number of requests estimated from its size.
@@ -100,11 +102,11 @@ pub struct BuildReport {
     pub inputs: usize,
     /// Tokens counted, after weighting.
     pub tokens: u64,
-    /// Requests counted; 0 for merged profiles, which do not record it.
+    /// Number of requests counted; 0 for merged profiles, which do not record the number.
     pub requests: usize,
     /// Requests held out.
     pub held_out: usize,
-    /// Number of passes over the traces, including the checking one.
+    /// Number of passes over the traces, including the check.
     pub passes: usize,
     /// Domains and their multipliers, if they were weighted.
     pub domains: Vec<DomainReport>,
@@ -123,7 +125,8 @@ pub fn build(options: &BuildOptions, progress: &dyn Progress) -> Result<BuildRep
     let mut total: u64 = groups.iter().map(|group| group.inputs.tokens()).sum();
     progress.set_total(total);
     let share = options.hold_out.as_ref().map_or(0.0, |hold_out| hold_out.share);
-    // Requests that were split before are split anew, all inputs alike, so that equal prompts stay on one side.
+    // Requests that were split before are split again, in the same way for all inputs, so that equal prompts stay on
+    // one side.
     let splits = groups.iter().map(|group| group.inputs.origin.splits()).max().unwrap_or(0);
     let left_out = LeftOut { share, split: PromptSplit::PROFILE.after(splits) };
     let checked: Vec<Checked> =
@@ -147,7 +150,7 @@ pub fn build(options: &BuildOptions, progress: &dyn Progress) -> Result<BuildRep
         let weighted = MergeOptions { weight_by_domain: true, ..MergeOptions::new(shards, options.out.clone()) };
         BuildReport { passes, ..merge(&MergeOptions { threads: options.threads, ..weighted })? }
     } else {
-        let (group, occurrences) = groups_counted.next().ok_or(ProfilerError::NoInput { what: "trace" })?;
+        let (group, occurrences) = groups_counted.next().ok_or(ProfilerError::NoInput("trace"))?;
         count(options, &group.inputs, &options.out, occurrences, &mut total, progress)?
     };
     if let Some(HoldOut { share, out }) = &options.hold_out {
@@ -166,7 +169,7 @@ struct Group {
     inputs: Inputs,
 }
 
-/// One group, or one per domain.
+/// Opens one group, or one per domain.
 fn open(options: &BuildOptions) -> Result<Vec<Group>, ProfilerError> {
     if !options.weight_by_domain {
         let paths: Vec<&Path> = options.traces.iter().map(|input| input.path.as_path()).collect();
@@ -197,7 +200,7 @@ fn temporary_beside(out: &Path) -> Result<tempfile::TempDir, ProfilerError> {
     directory.map_err(ProfilerError::io(out, "write"))
 }
 
-/// Runs the passes after the first. `total` is the work of all passes so far, in tokens.
+/// Runs all passes but the first. `total` is the work of all passes so far, in tokens.
 fn count(
     options: &BuildOptions,
     inputs: &Inputs,

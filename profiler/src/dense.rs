@@ -5,9 +5,8 @@ use semmoe_engines::recording::{ReportedAnswer, decode};
 use semmoe_tables::ModelInfo;
 
 use crate::answer::{check, rules, tokens};
-use crate::drive::{Engine, is_refusal};
+use crate::drive::{Alone, Engine};
 use crate::prompts::Prompt;
-use crate::self_check::Alone;
 
 /// The answer to the first prompt.
 pub(crate) struct Probed {
@@ -23,9 +22,9 @@ pub(crate) struct Probed {
 pub(crate) async fn probe(engine: &Engine<'_>, prompts: &[&Prompt]) -> Probed {
     for prompt in prompts {
         match engine.reported(prompt).await {
-            Err(error) if is_refusal(&error) => {}
-            Ok(Ok(reported)) => return probed(engine, prompt, &reported),
-            _ => break,
+            Err(error) if error.is_refusal() => {}
+            Err(_) => break,
+            Ok(reported) => return probed(engine, prompt, &reported),
         }
     }
     Probed { model: engine.model.clone(), dense_layers: Vec::new(), alone: None }

@@ -3,15 +3,15 @@
 use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
-use semmoe_engines::http::{AnswerLimits, HttpClient, HttpError};
+use semmoe_engines::http::{AnswerLimits, HttpClient};
 use semmoe_engines::recording::{Question, ReportedAnswer, Sampling, ask, read, uncached};
 use semmoe_tables::{ModelInfo, TraceBuilder};
 
-use crate::answer::{Alike, Routed, check, rules};
+use crate::answer::{Alike, AnswerError, Routed, check, rules};
 use crate::bad::allowed_bad;
 use crate::journal::Journal;
-use crate::prompts::{Prompt, Prompts};
-use crate::self_check::{Alone, SelfCheck};
+use crate::prompts::{Prompt, PromptKey, Prompts};
+use crate::self_check::SelfCheck;
 use crate::{BadRecord, ProfilerError, Progress, RecordOptions};
 
 /// Routed experts take about 4 kB per token for the largest models: enough for 60,000 tokens.
@@ -29,7 +29,7 @@ const MESSAGE_INTERVAL: Duration = Duration::from_millis(250);
 struct Outcome {
     index: usize,
     retries: u32,
-    routed: Result<Routed, String>,
+    routed: Result<Routed, AnswerError>,
     /// Whether the engine refused this prompt.
     refused: bool,
 }
@@ -39,7 +39,7 @@ struct Outcome {
 pub(crate) struct Driven {
     /// Bad records in file order.
     pub(crate) bad: Vec<(usize, BadRecord)>,
-    /// How many of these are prompts that the engine refused.
+    /// Number of bad records that the engine refused.
     pub(crate) refused: usize,
     pub(crate) retries: u64,
     /// Answers kept from an earlier run.
@@ -48,7 +48,7 @@ pub(crate) struct Driven {
 }
 
 /// Sends every prompt without a good answer so far, and writes the checked answers to the journal. Compares the routes
-/// of the prompt that was sent alone as soon as it is answered.
+/// of the prompt that was sent alone as soon as it is answered again.
 pub(crate) async fn drive(
     asked: &Engine<'_>,
     prompts: &Prompts,
@@ -102,6 +102,13 @@ pub(crate) async fn drive(
     Ok(driven)
 }
 
+/// The answer to a prompt that was sent alone, without the prefix cache.
+#[derive(Clone, Debug)]
+pub(crate) struct Alone {
+    pub(crate) key: PromptKey,
+    pub(crate) routed: Routed,
+}
+
 /// The inputs of every request.
 #[derive(Clone, Copy)]
 pub(crate) struct Engine<'a> {
@@ -116,7 +123,7 @@ impl Engine<'_> {
         let mut retries = 0;
         let answer = loop {
             match self.exchange(&question).await {
-                Err(error) if retries < self.options.retries && worth_retrying(&error) => {
+                Err(error) if retries < self.options.retries && error.worth_retrying() => {
                     retries += 1;
                     let pause = self.options.retry_pause.saturating_mul(1 << (retries - 1).min(16));
                     tokio::time::sleep(pause.min(MAX_PAUSE)).await;
@@ -124,46 +131,31 @@ impl Engine<'_> {
                 answer => break answer,
             }
         };
-        let refused = answer.as_ref().is_err_and(is_refusal);
-        let reported = answer.unwrap_or_else(|error| Err(error.to_string()));
-        let routed = reported.and_then(|reported| check(rules, &prompt.input, &reported));
+        let refused = answer.as_ref().is_err_and(AnswerError::is_refusal);
+        let routed = answer.and_then(|reported| check(rules, &prompt.input, &reported));
         Outcome { index, retries, routed, refused }
     }
 
-    /// The first answer to a prompt. It neither uses a prefix cache nor fills one used by the recording.
-    pub(crate) async fn reported(&self, prompt: &Prompt) -> Result<Result<ReportedAnswer, String>, HttpError> {
+    /// Requests the first answer to a prompt, without using a prefix cache or filling one that the recording uses.
+    pub(crate) async fn reported(&self, prompt: &Prompt) -> Result<ReportedAnswer, AnswerError> {
         self.exchange(&uncached(self.options.engine, self.question(prompt, 1))).await
     }
 
     fn question(&self, prompt: &Prompt, max_tokens: u32) -> Question {
         let temperature = self.options.temperature;
-        // Each prompt has its own random seed, equal in every run; engines accept at least 31 bits.
+        // Each prompt has its own random seed, the same in every run; engines accept at least 31 bits.
         let seed = (prompt.key.hash as u64).wrapping_add(prompt.key.occurrence.into()) & 0x7fff_ffff;
         let sampling = Sampling { max_tokens, temperature, seed: (temperature > 0.0).then_some(seed) };
         ask(self.options.engine, self.options.openai_routes, &self.model.model, prompt.asked(), sampling)
     }
 
-    /// One attempt: what the answer reports, or why it is unusable.
-    async fn exchange(&self, question: &Question) -> Result<Result<ReportedAnswer, String>, HttpError> {
+    /// Makes one attempt.
+    async fn exchange(&self, question: &Question) -> Result<ReportedAnswer, AnswerError> {
         let limits = AnswerLimits { timeout: self.options.request_timeout, max_bytes: MAX_ANSWER_BYTES };
         let path = question.route.path();
         let (_, answer) = self.client.post(&self.options.url, path, &question.body, &limits).await?;
-        Ok(read(question.route, &answer).map_err(|error| error.to_string()))
+        Ok(read(question.route, &answer)?)
     }
-}
-
-/// Generating twice does no harm, so possibly transient failures are retried, except time-outs.
-fn worth_retrying(error: &HttpError) -> bool {
-    match error {
-        HttpError::Connect { .. } | HttpError::Exchange { .. } | HttpError::Body { .. } => true,
-        HttpError::Status { status, .. } => *status >= 500 || matches!(status, 408 | 429),
-        _ => false,
-    }
-}
-
-/// Whether the engine refuses just this prompt, for example as too long, which says nothing about others.
-pub(crate) fn is_refusal(error: &HttpError) -> bool {
-    matches!(error, HttpError::Status { status: 400 | 413 | 422, .. })
 }
 
 /// Progress of the run.
@@ -176,7 +168,7 @@ struct Run<'a> {
     asked: usize,
     answered: usize,
     tokens: u64,
-    /// Over all answers: short ones alone are not conclusive.
+    /// Judges all answers together: short ones alone are not conclusive.
     alike: Alike,
     began: Instant,
     spoke: Instant,
@@ -205,12 +197,14 @@ impl<'a> Run<'a> {
             Ok(routed) => {
                 self.tokens += routed.token_ids.len() as u64;
                 self.alike.add(&routed);
-                self.alike.refuse().map_err(|reason| ProfilerError::OneRoute { reason })?;
+                if let Some(kind) = self.alike.one_route() {
+                    return Err(ProfilerError::OneRoute(kind));
+                }
                 journal.append(prompt.key, &routed)?;
             }
-            Err(reason) => {
-                // Engines put variable text into some reasons.
-                let reason = reason.chars().take(MAX_REASON_CHARS).collect();
+            Err(error) => {
+                // Some errors quote the engine.
+                let reason = error.to_string().chars().take(MAX_REASON_CHARS).collect();
                 self.driven.bad.push((prompt.place, self.prompts.bad_record(prompt.place, reason)));
             }
         }
@@ -222,7 +216,7 @@ impl<'a> Run<'a> {
         let check = SelfCheck::of(&alone.routed, among, top_k);
         self.driven.self_check = check;
         match check.filter(SelfCheck::is_wrong) {
-            Some(check) => Err(ProfilerError::Unsteady { check }),
+            Some(check) => Err(ProfilerError::Unsteady(check)),
             None => Ok(()),
         }
     }

@@ -1,5 +1,6 @@
 //! Errors of recording and building.
 
+use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
 use semmoe_engines::Engine;
@@ -24,11 +25,8 @@ pub enum ProfilerError {
         expected: &'static str,
     },
     /// This kind of engine returns no routed experts.
-    #[error("{engine} does not report routed experts (sglang, vllm and semmoe do)")]
-    Engine {
-        /// The engine.
-        engine: Engine,
-    },
+    #[error("{0} does not report routed experts (sglang, vllm and semmoe do)")]
+    Engine(Engine),
     /// The engine was started without routed experts.
     #[error("the engine was started without --enable-return-routed-experts")]
     NoRoutedExperts,
@@ -45,34 +43,30 @@ pub enum ProfilerError {
     /// The routes of a prompt depend on what runs concurrently.
     #[error(
         "the routes of one prompt depend on what runs concurrently: sent alone and among others, {} of its {} activations differ ({:.1}%), more than rounding explains",
-        check.differing, check.activations, 100.0 * check.share()
+        .0.differing, .0.activations, 100.0 * .0.share()
     )]
-    Unsteady {
-        /// The comparison.
-        check: crate::SelfCheck,
-    },
+    Unsteady(crate::SelfCheck),
     /// Each answer is plausible, but all tokens have one route.
-    #[error("the engine's answers cannot be trusted: {reason}; fix the engine, then start over with --fresh")]
-    OneRoute {
-        /// The affected tokens.
-        reason: String,
-    },
+    #[error(
+        "the engine's answers cannot be trusted: every {0} has the same experts in every layer, which no router would choose; \
+         fix the engine, then start over with --fresh"
+    )]
+    OneRoute(&'static str),
     /// Neither the engine nor the caller provides the model's shape.
-    #[error("the engine does not report {field}, which a trace needs; give the model's shape")]
-    UnknownModel {
-        /// The first field that is missing.
-        field: &'static str,
-    },
+    #[error("the engine does not report {0}, which a trace needs; give the model's shape")]
+    UnknownModel(&'static str),
     /// The model's `config.json` is unusable.
     #[error("the model's configuration: {0}")]
     Config(#[from] ConfigError),
     /// The given tokenizer is not that of the engine's model.
-    #[error("the tokenizer {} is not the engine's: {cause}", path.display())]
+    #[error("the tokenizer {} is not the engine's: {found}, and {expected}", path.display())]
     OtherTokenizer {
         /// The file.
         path: PathBuf,
-        /// The difference.
-        cause: String,
+        /// A property of the tokenizer.
+        found: String,
+        /// The engine's corresponding one.
+        expected: String,
     },
     /// The engine's key file is unusable.
     #[error("cannot use the key in {}: {source}", path.display())]
@@ -96,11 +90,8 @@ pub enum ProfilerError {
     #[error(transparent)]
     Prompt(#[from] PromptLineError),
     /// The prompts file contains no prompt.
-    #[error("{} holds no prompt", path.display())]
-    NoPrompts {
-        /// The file.
-        path: PathBuf,
-    },
+    #[error("{} holds no prompt", .0.display())]
+    NoPrompts(PathBuf),
     /// Too many records were missing or invalid.
     #[error("{bad} of {of} {what} were bad, more than {allowed} allowed, and {kept}; the first: {first}")]
     TooManyBad {
@@ -118,17 +109,11 @@ pub enum ProfilerError {
         kept: String,
     },
     /// A domain without tokens to weight.
-    #[error("the domain {domain} has too few tokens to be weighted like the others")]
-    EmptyDomain {
-        /// Name of the domain.
-        domain: String,
-    },
+    #[error("the domain {0} has too few tokens to be weighted like the others")]
+    EmptyDomain(String),
     /// The caller cancelled.
-    #[error("cancelled: {kept}")]
-    Cancelled {
-        /// The fate of the good answers.
-        kept: String,
-    },
+    #[error("cancelled: {0}")]
+    Cancelled(String),
     /// The partial recording next to the trace belongs to another recording.
     #[error("{} belongs to another recording: {difference}; remove it, or start over without it", path.display())]
     OtherPartial {
@@ -138,11 +123,8 @@ pub enum ProfilerError {
         difference: String,
     },
     /// There is no input.
-    #[error("no {what} was given")]
-    NoInput {
-        /// Traces or profiles.
-        what: &'static str,
-    },
+    #[error("no {0} was given")]
+    NoInput(&'static str),
     /// The engine could not be reached or did not answer properly.
     #[error(transparent)]
     Http(#[from] HttpError),
@@ -172,24 +154,27 @@ impl ProfilerError {
             Self::Format(FormatError::Io { source, .. }) => source.kind() == std::io::ErrorKind::NotFound,
             Self::NoRoutedExperts
             | Self::PhysicalIds { .. }
-            | Self::Unsteady { .. }
-            | Self::OneRoute { .. }
+            | Self::Unsteady(_)
+            | Self::OneRoute(_)
             | Self::TooManyBad { .. }
-            | Self::Cancelled { .. }
+            | Self::Cancelled(_)
             | Self::Http(_) => false,
-            Self::Option { .. }
-            | Self::Engine { .. }
-            | Self::UnknownModel { .. }
-            | Self::OtherTokenizer { .. }
-            | Self::Prompt { .. }
-            | Self::NoPrompts { .. }
-            | Self::NoInput { .. }
-            | Self::KeyFile { .. }
-            | Self::EmptyDomain { .. }
-            | Self::OtherPartial { .. }
-            | Self::Config(_)
-            | Self::Text(_) => true,
-            Self::Format(_) => true,
+            _ => true,
         }
     }
+}
+
+/// Rejects a share that is not within 0..1.
+pub(crate) fn check_share(option: &'static str, share: f64) -> Result<(), ProfilerError> {
+    check((0.0..=1.0).contains(&share), option, share, "a share between 0 and 1")
+}
+
+/// Rejects the value of an option unless it is `good`.
+pub(crate) fn check(
+    good: bool,
+    option: &'static str,
+    found: impl Display,
+    expected: &'static str,
+) -> Result<(), ProfilerError> {
+    if good { Ok(()) } else { Err(ProfilerError::Option { option, found: found.to_string(), expected }) }
 }

@@ -1,9 +1,9 @@
 //! The partial recording: every good answer is appended to a file next to the trace as it arrives, so that a recording
 //! that ends early, even by a crash, is resumed where it stopped, and no prompt is counted twice.
 //!
-//! A line of JSON states what was recorded and how; then follow frames of a length, a checksum and an answer, keyed by
-//! its prompt. A truncated or damaged frame ends the file: what follows is recorded again. The file is locked while in
-//! use, and removed once the trace is written.
+//! A line of JSON states what was recorded and how. Frames follow: a length, a checksum, and an answer keyed by its
+//! prompt. A truncated or damaged frame ends the file: everything after it is recorded again. The file is locked while
+//! in use, and removed once the trace is written.
 
 use std::collections::HashMap;
 use std::fmt::Display;
@@ -23,7 +23,7 @@ const FORMAT: &str = "semmoe.partial.1";
 const MAX_HEADER_BYTES: u64 = 1 << 20;
 /// More than an answer of the longest contexts and deepest models; a larger length is damage.
 const MAX_FRAME_BYTES: u32 = 1 << 30;
-/// Key (two words and a number), tokens, prompt length.
+/// Prompt key (128-bit hash, occurrence), token count, prompt length.
 const HEAD_BYTES: usize = 16 + 4 + 4 + 4;
 
 /// Settings that must be equal to resume a recording.
@@ -58,7 +58,7 @@ pub(crate) struct Journal {
     answers: HashMap<PromptKey, (u64, u32)>,
     end: u64,
     row_bytes: usize,
-    /// Whether it is a partial recording with these settings: no other file is ever removed.
+    /// Whether the file is a partial recording with these settings: no other file is ever removed.
     ours: bool,
 }
 
@@ -123,7 +123,7 @@ impl Journal {
         }
         drop(reader);
         self.end = at;
-        // Remove a partial frame, so that the next one is found again.
+        // Remove a partial frame, so that the next append starts a readable one.
         self.file.set_len(at).map_err(&io)
     }
 
@@ -176,7 +176,7 @@ impl Journal {
 
     /// Removes the partial recording once the trace is written.
     pub(crate) fn remove(mut self) {
-        // Makes the drop remove it.
+        // Makes `drop` remove the file.
         self.answers.clear();
     }
 }
@@ -216,7 +216,8 @@ fn checksum(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, fold)
 }
 
-/// The key and the length of the next complete frame, its content in `payload`; `None` at the end and at damage.
+/// Reads the next complete frame's content into `payload`, and returns its key and length; `None` at the end of the
+/// file, or where it is damaged.
 fn next_frame(
     reader: &mut impl Read,
     left: u64,

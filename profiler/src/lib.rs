@@ -2,6 +2,7 @@
 //!
 //! | module | what |
 //! |---|---|
+//! | `options` | what to record, and how |
 //! | `record` | prompts in, trace out: drives an engine and keeps answers that pass the checks |
 //! | `prompts` | the prompts file: JSON Lines, ShareGPT, plain text |
 //! | `answer` | one answer of an engine, checked against the request |
@@ -30,6 +31,7 @@ pub mod html;
 pub mod import;
 mod journal;
 mod merge;
+mod options;
 mod origin;
 mod progress;
 mod prompts;
@@ -44,9 +46,9 @@ pub use bad::BadRecord;
 pub use build::{BuildOptions, BuildReport, DomainInput, DomainReport, HoldOut, build};
 pub use error::ProfilerError;
 pub use merge::{MergeOptions, merge};
+pub use options::{PromptFormat, RecordOptions};
 pub use progress::{NoProgress, Progress};
-pub use prompts::PromptFormat;
-pub use record::{RecordOptions, RecordReport, model_config, record};
+pub use record::{RecordReport, model_config, record};
 pub use self_check::SelfCheck;
 pub use show::show;
 pub use split::split;

@@ -10,8 +10,8 @@ use semmoe_tables::{
 };
 
 use crate::ProfilerError;
-use crate::bad::check;
 use crate::build::{BuildReport, DomainInput, refuse_domains, weigh};
+use crate::error::check;
 use crate::origin::Origin;
 
 /// Approximate size of the entries that a thread merges at once.
@@ -104,7 +104,7 @@ fn open(paths: &[DomainInput], origin: &mut Origin) -> Result<(ModelInfo, Phase,
         origin.add(profile.provenance());
         profiles.push(profile);
     }
-    let (model, phase) = first.ok_or(ProfilerError::NoInput { what: "profile" })?;
+    let (model, phase) = first.ok_or(ProfilerError::NoInput("profile"))?;
     Ok((model, phase, profiles))
 }
 

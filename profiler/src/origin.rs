@@ -13,7 +13,7 @@ const MORE: &str = "and more";
 /// Maximum length of a source in bytes, which keeps the total within the format's limit.
 const MAX_SOURCE_BYTES: usize = 400;
 
-/// The held-out part of a split, and the other one.
+/// The names of the two parts of a split.
 pub(crate) const HELD_OUT: &str = "held out";
 pub(crate) const COUNTED: &str = "counted";
 

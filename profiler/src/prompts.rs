@@ -1,6 +1,7 @@
 //! The prompts file: JSON Lines, ShareGPT's JSON or plain text, read completely before the first request. Invalid
 //! records are reported with their position, and the others are used.
 
+mod error;
 mod sharegpt;
 
 use std::collections::HashMap;
@@ -13,7 +14,9 @@ use semmoe_text::{
 };
 use serde_json::json;
 
-use crate::{BadRecord, ProfilerError, RecordOptions};
+use crate::options::{PromptFormat, RecordOptions};
+use crate::{BadRecord, ProfilerError};
+use error::PromptError;
 
 const EMPTY: &str = "the prompt is empty";
 
@@ -66,32 +69,6 @@ impl Prompt {
     }
 }
 
-/// The format of a prompts file.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum PromptFormat {
-    /// By file extension: `.json` is ShareGPT, `.txt` plain text, anything else JSON Lines.
-    #[default]
-    Auto,
-    /// One object per line, with `messages`, `input_ids` or `prompt`, in this order of precedence.
-    JsonLines,
-    /// A list of objects with `conversations`; everything after the last human turn is dropped.
-    ShareGpt,
-    /// One prompt per line.
-    Text,
-}
-
-impl PromptFormat {
-    fn of(self, path: &Path) -> Self {
-        let extension = path.extension().and_then(|extension| extension.to_str()).unwrap_or_default();
-        match self {
-            PromptFormat::Auto if extension.eq_ignore_ascii_case("json") => PromptFormat::ShareGpt,
-            PromptFormat::Auto if extension.eq_ignore_ascii_case("txt") => PromptFormat::Text,
-            PromptFormat::Auto => PromptFormat::JsonLines,
-            given => given,
-        }
-    }
-}
-
 /// Tokenizer and, if present, chat template.
 #[derive(Debug)]
 pub(crate) struct Encoder {
@@ -139,7 +116,7 @@ pub(crate) fn read(how: Preparation<'_>) -> Result<Prompts, ProfilerError> {
     let unit = if format == PromptFormat::ShareGpt { "conversation" } else { "line" };
     let mut prompts = Prompts { file: path.to_owned(), unit, ..Prompts::default() };
     let mut left = how.options.max_prompts.unwrap_or(usize::MAX);
-    let mut take = |place: usize, prompt: Result<LinePrompt, String>| {
+    let mut take = |place: usize, prompt: Result<LinePrompt, PromptError>| {
         prompts.push(place, prompt.and_then(|prompt| how.prepare(prompt)));
         left -= 1;
         left > 0
@@ -151,7 +128,7 @@ pub(crate) fn read(how: Preparation<'_>) -> Result<Prompts, ProfilerError> {
         for item in PromptLines::open(path, form)? {
             let (line, prompt) = match item {
                 Ok((line, prompt)) => (line, Ok(prompt)),
-                Err(PromptLineError::Line { line, cause, .. }) => (line, Err(cause)),
+                Err(PromptLineError::Line { line, cause, .. }) => (line, Err(PromptError::Line(cause.into()))),
                 Err(error) => return Err(error.into()),
             };
             if !take(line, prompt) {
@@ -160,13 +137,13 @@ pub(crate) fn read(how: Preparation<'_>) -> Result<Prompts, ProfilerError> {
         }
     }
     if prompts.good.is_empty() && prompts.bad.is_empty() {
-        return Err(ProfilerError::NoPrompts { path: path.to_path_buf() });
+        return Err(ProfilerError::NoPrompts(path.to_path_buf()));
     }
     Ok(prompts)
 }
 
 impl Prompts {
-    fn push(&mut self, place: usize, input: Result<LinePrompt, String>) {
+    fn push(&mut self, place: usize, input: Result<LinePrompt, PromptError>) {
         match input {
             Ok(input) => {
                 let hash = hash(&input);
@@ -175,7 +152,7 @@ impl Prompts {
                 *occurrence += 1;
                 self.good.push(Prompt { place, key, input });
             }
-            Err(reason) => self.bad.push((place, self.bad_record(place, reason))),
+            Err(error) => self.bad.push((place, self.bad_record(place, error.to_string()))),
         }
     }
 
@@ -190,11 +167,11 @@ impl Prompts {
 }
 
 impl Preparation<'_> {
-    fn prepare(self, prompt: LinePrompt) -> Result<LinePrompt, String> {
+    fn prepare(self, prompt: LinePrompt) -> Result<LinePrompt, PromptError> {
         let mut ids = match (prompt, self.encoder) {
             (LinePrompt::Ids(ids), _) => ids,
             (_, None) if self.options.max_prompt_tokens.is_some() => {
-                return Err("a text can be cut to a number of tokens only with a tokenizer".into());
+                return Err(PromptError::Unusable("a text can be cut to a number of tokens only with a tokenizer"));
             }
             (prompt, None) => {
                 let is_empty = match &prompt {
@@ -202,30 +179,30 @@ impl Preparation<'_> {
                     LinePrompt::Ids(ids) => ids.is_empty(),
                     LinePrompt::Messages { messages, .. } => messages.as_array().is_none_or(Vec::is_empty),
                 };
-                return if is_empty { Err(EMPTY.into()) } else { Ok(prompt) };
+                return if is_empty { Err(PromptError::Unusable(EMPTY)) } else { Ok(prompt) };
             }
             (prompt, Some(encoder)) => {
                 let prompt = text_prompt(prompt)?;
                 let lists = prompt_ids(&prompt, &encoder.tokenizer, encoder.template.as_ref(), Limits::default());
-                lists.map_err(|error| error.to_string())?.into_iter().next().unwrap_or_default()
+                lists?.into_iter().next().unwrap_or_default()
             }
         };
         if ids.is_empty() {
-            return Err(EMPTY.into());
+            return Err(PromptError::Unusable(EMPTY));
         }
         ids.truncate(self.options.max_prompt_tokens.unwrap_or(usize::MAX));
         match ids.iter().find(|&&id| id >= self.vocab_size) {
-            Some(id) => Err(format!("token id {id} is not below the vocabulary size ({})", self.vocab_size)),
+            Some(&id) => Err(PromptError::TokenId { id, vocabulary: self.vocab_size }),
             None => Ok(LinePrompt::Ids(ids)),
         }
     }
 }
 
-fn text_prompt(prompt: LinePrompt) -> Result<TextPrompt, String> {
+fn text_prompt(prompt: LinePrompt) -> Result<TextPrompt, TextError> {
     match prompt {
         LinePrompt::Messages { messages, tools } => {
             let body = json!({ "messages": messages, "tools": tools });
-            TextPrompt::from_json(Route::Chat, &body).map_err(|error| error.to_string())
+            TextPrompt::from_json(Route::Chat, &body)
         }
         LinePrompt::Ids(ids) => Ok(TextPrompt::Ids(vec![ids])),
         LinePrompt::Text(text) => Ok(TextPrompt::Texts(vec![text])),

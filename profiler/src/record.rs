@@ -3,121 +3,26 @@
 use std::future::Future;
 use std::path::{Path, PathBuf};
 use std::pin::pin;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use semmoe_engines::http::{AnswerLimits, BaseUrl, EngineKey, HttpClient};
+use semmoe_engines::http::{AnswerLimits, EngineKey, HttpClient};
 use semmoe_engines::sglang::ServerInfo;
 use semmoe_engines::{Engine, Version, probe, vllm};
-use semmoe_tables::{CheckpointConfig, ModelInfo, Provenance, TraceWriter, directory_of};
+use semmoe_tables::{CheckpointConfig, ModelInfo, Provenance, TraceWriter};
 use serde::Serialize;
 
-use crate::bad::{check, check_share};
 use crate::dense::{Probed, probe as probe_alone};
 use crate::drive::{self, Driven, drive};
 use crate::journal::{Journal, Settings, partial_path};
-use crate::prompts::{Encoder, Preparation, PromptFormat, Prompts, read};
+use crate::options::RecordOptions;
+use crate::prompts::{Encoder, Preparation, Prompts, read};
 use crate::self_check::SelfCheck;
 use crate::{BadRecord, ProfilerError, Progress};
 
 /// The first SGLang version that reports logical experts under a placement.
 const LOGICAL_IDS_SINCE: Version = Version::new(0, 5, 10);
-/// SGLang's name for experts in order.
+/// SGLang's name for the default placement: experts in order.
 const TRIVIAL_LOCATION: &str = "trivial";
-
-/// Options of a recording.
-#[derive(Clone, Debug)]
-pub struct RecordOptions {
-    /// The kind of engine: SGLang, vLLM or semmoe's worker.
-    pub engine: Engine,
-    /// Address of the engine.
-    pub url: BaseUrl,
-    /// A file with the engine's API key: one line, sent as `Authorization: Bearer` with every request.
-    pub api_key_file: Option<PathBuf>,
-    /// The prompts file.
-    pub prompts: PathBuf,
-    /// Format of the prompts file.
-    pub format: PromptFormat,
-    /// The trace to write.
-    pub out: PathBuf,
-    /// Directory with `tokenizer.json` and `tokenizer_config.json`, or a `tokenizer.json`. Prompts are then sent as
-    /// ids, and messages are rendered; without it `prompt` is sent as text and messages to the chat route.
-    pub tokenizer: Option<PathBuf>,
-    /// The model's shape, for engines that do not report it (`num_hidden_layers` must be known). An empty name is
-    /// replaced by the engine's.
-    pub model: Option<ModelInfo>,
-    /// Tokens to generate per prompt, at least 1. With 1 the trace contains exactly the prompts' tokens.
-    pub max_tokens: u32,
-    /// 0 is greedy. Otherwise each prompt has its own fixed seed.
-    pub temperature: f32,
-    /// Longer prompts are truncated to this many tokens; needs a tokenizer unless all prompts are ids.
-    pub max_prompt_tokens: Option<usize>,
-    /// Use only this many prompts.
-    pub max_prompts: Option<usize>,
-    /// Requests in flight, at least 1.
-    pub concurrency: usize,
-    /// Maximum number of requests started per second.
-    pub rate: Option<f64>,
-    /// Use the OpenAI routes even if the engine has `/generate`.
-    pub openai_routes: bool,
-    /// Discard an existing partial recording.
-    pub fresh: bool,
-    /// Time limit for one answer.
-    pub request_timeout: Duration,
-    /// Number of retries after a failed connection, a server error or a 429.
-    pub retries: u32,
-    /// Pause before the first retry; doubled before each further one, up to 15 s.
-    pub retry_pause: Duration,
-    /// Tolerated share of missing or invalid records, 0..1, which are left out; more is an error. Prompts that the
-    /// engine refuses are left out in any number, but it is an error if it refuses all.
-    pub max_bad: f64,
-    /// Creation time, RFC 3339.
-    pub created: String,
-}
-
-impl RecordOptions {
-    /// Default options: one token, greedy, 16 in flight, 120 s per answer, 1 % bad answers.
-    pub fn new(engine: Engine, url: BaseUrl, prompts: PathBuf, out: PathBuf, created: String) -> Self {
-        RecordOptions {
-            engine,
-            url,
-            api_key_file: None,
-            prompts,
-            format: PromptFormat::Auto,
-            out,
-            tokenizer: None,
-            model: None,
-            max_tokens: 1,
-            temperature: 0.0,
-            max_prompt_tokens: None,
-            max_prompts: None,
-            concurrency: 16,
-            rate: None,
-            openai_routes: false,
-            fresh: false,
-            request_timeout: Duration::from_secs(120),
-            retries: 4,
-            retry_pause: Duration::from_millis(250),
-            max_bad: 0.01,
-            created,
-        }
-    }
-
-    fn validate(&self) -> Result<(), ProfilerError> {
-        if self.engine == Engine::Openai {
-            return Err(ProfilerError::Engine { engine: self.engine });
-        }
-        check(self.max_tokens > 0, "max_tokens", 0, "at least 1")?;
-        check(self.concurrency > 0, "concurrency", 0, "at least 1")?;
-        check(self.max_prompt_tokens != Some(0), "max_prompt_tokens", 0, "at least 1")?;
-        if let Some(rate) = self.rate {
-            check((1e-6..=1e6).contains(&rate), "rate", rate, "requests a second, above 0")?;
-        }
-        check_share("max_bad", self.max_bad)?;
-        let usable = self.temperature.is_finite() && self.temperature >= 0.0;
-        check(usable, "temperature", self.temperature, "a number, not below 0")?;
-        check_directory(&self.out)
-    }
-}
 
 /// The report of a recording.
 #[derive(Clone, Debug, Serialize)]
@@ -181,7 +86,7 @@ pub async fn record(
             true => format!("what was recorded is kept in {}: run the same command to resume", partial.display()),
             false => "nothing was written".to_owned(),
         };
-        return Err(ProfilerError::Cancelled { kept });
+        return Err(ProfilerError::Cancelled(kept));
     };
     let seconds = began.elapsed().as_secs_f64();
     let source = format!("recorded from {} at {}", options.engine, options.url);
@@ -326,20 +231,18 @@ fn model_of(options: &RecordOptions, server: &ServerInfo) -> Result<ModelInfo, P
     };
     if let Some(given) = given.as_mut().filter(|given| given.model.is_empty()) {
         // A checkpoint's configuration does not contain the model's name.
-        given.model = server.model_name().ok_or(ProfilerError::UnknownModel { field: "the model's name" })?.to_owned();
+        given.model = server.model_name().ok_or(ProfilerError::UnknownModel("the model's name"))?.to_owned();
     }
     let model = match (reported, given) {
         (Some(mut reported), Some(given)) => {
             reported.adopt(&given)?;
             reported
         }
-        (reported, given) => {
-            reported.or(given).ok_or_else(|| ProfilerError::UnknownModel { field: missing_field(server) })?
-        }
+        (reported, given) => reported.or(given).ok_or_else(|| ProfilerError::UnknownModel(missing_field(server)))?,
     };
     model.validate()?;
     if model.num_hidden_layers == 0 {
-        return Err(ProfilerError::UnknownModel { field: "num_hidden_layers" });
+        return Err(ProfilerError::UnknownModel("num_hidden_layers"));
     }
     Ok(model)
 }
@@ -372,23 +275,13 @@ fn missing_field(server: &ServerInfo) -> &'static str {
 /// Checks that the tokenizer is the model's: by the hash that the engine reports, or at least by the vocabulary size.
 fn adopt_tokenizer(model: &mut ModelInfo, encoder: &Encoder, path: &Path) -> Result<(), ProfilerError> {
     let (hash, size) = (encoder.tokenizer.sha256(), encoder.tokenizer.vocab_size());
-    let other = |cause| Err(ProfilerError::OtherTokenizer { path: path.to_path_buf(), cause });
+    let other = |found, expected| Err(ProfilerError::OtherTokenizer { path: path.to_path_buf(), found, expected });
     if size > model.vocab_size {
-        let (last, expected) = (size - 1, model.vocab_size);
-        return other(format!("it has ids up to {last}, and the model's vocabulary size is {expected}"));
+        let expected = format!("the model's vocabulary size is {}", model.vocab_size);
+        return other(format!("it has ids up to {}", size - 1), expected);
     }
     let engine = model.tokenizer_sha256.get_or_insert_with(|| hash.to_owned());
-    if engine == hash { Ok(()) } else { other(format!("its hash is {hash}, and the engine's is {engine}")) }
-}
-
-/// Checks the trace's directory before an hour of recording, not after.
-fn check_directory(out: &Path) -> Result<(), ProfilerError> {
-    let directory = directory_of(out);
-    let failed = ProfilerError::io(out, "write");
-    if !std::fs::metadata(directory).map_err(&failed)?.is_dir() {
-        return Err(failed(std::io::Error::other(format!("{} is not a directory", directory.display()))));
-    }
-    Ok(())
+    if engine == hash { Ok(()) } else { other(format!("its hash is {hash}"), format!("the engine's is {engine}")) }
 }
 
 /// Runs long reads, writes and computations off the runtime's threads.
@@ -398,7 +291,7 @@ async fn blocking<T: Send + 'static>(
     match tokio::task::spawn_blocking(work).await {
         Ok(result) => result,
         Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
-        // Such work is only cancelled when the runtime shuts down.
-        Err(_) => Err(ProfilerError::Cancelled { kept: "nothing was written".into() }),
+        // Blocking work is only cancelled when the runtime shuts down.
+        Err(_) => Err(ProfilerError::Cancelled("nothing was written".into())),
     }
 }

@@ -3,13 +3,12 @@
 //!
 //! Engines that mix up rows of a batch, or report physical slots instead of experts, fail this at once. A different
 //! order of summation decides near-ties differently, so some difference is normal: with bf16 and 8 experts per token a
-//! tenth of the tokens may swap one expert in a layer, about 1% of the activations. From [`WARN`] on the share is
-//! reported, above [`REFUSE`] the recording ends.
+//! tenth of the tokens may swap one expert in a layer, about 1% of the activations. A share of [`WARN`]
+//! or more is reported; above [`REFUSE`] the recording ends.
 
 use serde::Serialize;
 
 use crate::answer::Routed;
-use crate::prompts::PromptKey;
 
 /// A larger share of differing activations triggers a warning.
 pub(crate) const WARN: f64 = 0.01;
@@ -17,13 +16,6 @@ pub(crate) const WARN: f64 = 0.01;
 pub(crate) const REFUSE: f64 = 0.05;
 /// Fewer activations are not enough evidence for a refusal.
 const FEWEST: u64 = 200;
-
-/// The answer to a prompt that was sent alone, without the prefix cache.
-#[derive(Clone, Debug)]
-pub(crate) struct Alone {
-    pub(crate) key: PromptKey,
-    pub(crate) routed: Routed,
-}
 
 /// One prompt, sent alone and among others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]

@@ -3,7 +3,7 @@
 use semmoe_tables::{PromptSplit, Trace, TraceBuilder, TraceRequest};
 
 use crate::ProfilerError;
-use crate::bad::check_share;
+use crate::error::check_share;
 
 /// A trace to count and a trace for evaluation, which gets about `hold_out` (0..1) of the requests. Only a prompt's
 /// tokens decide where a request goes: not its position, its continuation or other requests.

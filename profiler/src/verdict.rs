@@ -10,7 +10,7 @@ use serde::Serialize;
 pub enum Grade {
     /// There is nothing to gain, or the figures are not reliable.
     Poor,
-    /// There is something to gain, but also an obstacle.
+    /// There is something to gain, but something stands in the way.
     Fair,
     /// Worth continuing.
     Good,

@@ -85,7 +85,7 @@ fn fields(json: &str) -> Result<Map<String, Value>, CliError> {
     serde_json::from_str(json).map_err(|error| CliError::input(format!("--body is not a JSON object: {error}")))
 }
 
-/// The first Ctrl-C ends the run with a report, the second one ends the process.
+/// The first Ctrl-C ends the run with a report, the second ends the process.
 async fn first_stop() {
     let mut stops = Stops::listen();
     stops.next().await;

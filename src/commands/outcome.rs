@@ -11,9 +11,9 @@ use serde::Serialize;
 
 /// Tables that save a smaller share of the bytes between ranks are not worth deploying.
 const MIN_SAVED: f64 = 0.03;
-/// New requests should gain at least this share of what the solved ones do.
+/// New requests should gain at least this share of what the requests used for the solve gain.
 const MIN_CARRIED_OVER: f64 = 0.7;
-/// Maximum tokens of a rank over the mean above which the verdict mentions it.
+/// The verdict mentions token loads whose maximum over mean exceeds this.
 const UNEVEN_TOKENS: f64 = 1.2;
 /// Share of a step spent on communication, for the verdict's example.
 const EXAMPLE_SHARE: f64 = 0.3;
@@ -55,7 +55,7 @@ pub(crate) struct Change {
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Outcome {
     pub(crate) judged_on: JudgedOn,
-    /// Whether entire requests were placed, or tokens.
+    /// Whether entire requests were routed, or single tokens.
     unit: Unit,
     /// Share of activations on the token's own rank.
     local_activation_rate: Change,
@@ -121,7 +121,7 @@ impl Outcome {
         };
         let kept = remote_ranks_per_token
             .map_or_else(|| left(local_activation_rate, |rate| 1.0 - rate), |ranks| left(ranks, |ranks| ranks));
-        let (before, expected) = groups.greatest();
+        let (before, expected) = groups.max_over_mean();
         Self {
             judged_on,
             unit,
@@ -144,14 +144,17 @@ impl Outcome {
             return Some((Grade::Poor, format!("That is too little for a deployment: {more}.")));
         }
         if self.judged_on == JudgedOn::Input {
-            let why = "It was evaluated on the traffic it was solved on, which flatters it: use other requests.";
+            let why =
+                "The tables were evaluated on the traffic used for the solve, which flatters them: use other requests.";
             return Some((Grade::Fair, why.to_owned()));
         }
         if let Some(report) = solve.filter(|report| gain(expected) < MIN_CARRIED_OVER * gain(report.lar)) {
             let share = percent(gain(expected) / gain(report.lar));
             return Some((
                 Grade::Fair,
-                format!("New requests gain {share} of what the solved ones do: more prompts would help."),
+                format!(
+                    "New requests gain {share} of what the requests used for the solve gain: more prompts would help."
+                ),
             ));
         }
         if let Some(report) = solve.filter(|report| !report.expert_load_limit_met) {
@@ -164,14 +167,14 @@ impl Outcome {
             .then(|| (Grade::Fair, format!("The busiest rank gets {uneven:.2} times the mean of the tokens.")))
     }
 
-    /// Whether the tables are worthwhile. `solve` is the report they come from, if known; `next` has the command for
-    /// good tables and the one for others.
+    /// Whether the tables are worthwhile. `solve` is the report of the solve that made them, if known; `next` has the
+    /// command for good tables and the one for others.
     pub(crate) fn verdict(&self, solve: Option<&SolveReport>, next: [String; 2]) -> Verdict {
         let Change { before, expected } = self.local_activation_rate;
         let percent = |share: f64| format!("{:.1}%", 100.0 * share);
         let on = match self.judged_on {
             JudgedOn::HeldOut => "On requests that were held out, ",
-            JudgedOn::Input => "On its input, ",
+            JudgedOn::Input => "On the input of the solve, ",
             JudgedOn::File => "On this file, ",
         };
         let was = before.map_or_else(String::new, |before| format!(" ({} before)", percent(before)));
@@ -180,7 +183,7 @@ impl Outcome {
             let times = 1.0 / (1.0 - EXAMPLE_SHARE * self.bytes_saved);
             let saved = percent(self.bytes_saved);
             let example = format!(
-                "a step that spends {:.0}% of its time on these is at most {times:.2} times as fast",
+                "a step that spends {:.0}% of its time on them becomes at most {times:.2} times as fast",
                 100.0 * EXAMPLE_SHARE
             );
             let what = self.what_moves();
@@ -204,7 +207,7 @@ impl Outcome {
         if self.remote_ranks_per_token.is_some() { "bytes" } else { "activations" }
     }
 
-    /// Rows of name, before, expected, bound.
+    /// One row per figure: name, before, expected, bound.
     fn rows(&self) -> Vec<[String; 4]> {
         let row = |name: &str, Change { before, expected }: Change, digits: usize| {
             let shown = |value: f64| format!("{value:.digits$}");
@@ -243,19 +246,19 @@ impl Outcome {
     fn note(&self) -> String {
         let judged = match self.judged_on {
             JudgedOn::HeldOut => "held out of the solve",
-            JudgedOn::Input => "of the traffic solved on",
+            JudgedOn::Input => "from the traffic used for the solve",
             JudgedOn::File => "of the file",
         };
         let units = match self.unit {
-            Unit::Request => format!("requests {judged}, each placed by the affinity policy"),
-            Unit::Token => format!("tokens {judged}, each on its likeliest rank, which is the most that T can give"),
+            Unit::Request => format!("requests {judged}, each routed by the affinity policy"),
+            Unit::Token => format!("tokens {judged}, each on its likeliest rank, which is the best that T can achieve"),
         };
         let bound = match self.judged_on {
             _ if self.bound.is_none() => "",
             JudgedOn::File => {
-                "; bound: of any division of these requests, tokens at most 1.05, sequences at most 1.10 of the mean"
+                "; bound: over all ways to distribute these requests with at most 1.05 times the mean tokens and 1.10 times the mean sequences"
             }
-            _ => "; bound: of any placement, on the traffic solved on",
+            _ => "; bound: over all placements, on the traffic used for the solve",
         };
         format!("before: random ranks and blocks of experts; expected: {units}{bound}")
     }

@@ -20,9 +20,9 @@ pub(crate) struct Judged<'a> {
 
 /// A page about tables alone; `facts` come first.
 pub(crate) fn tables(tables: &Tables, facts: Vec<(&'static str, String)>) -> Sheet {
-    let mut sections = vec![("Experts of each group", experts(tables))];
+    let mut sections = vec![("Experts by group", experts(tables))];
     if tables.attention() == Attention::Dp {
-        sections.push(("How sure T is", sureness(tables)));
+        sections.push(("Confidence of T", confidence(tables)));
     }
     sections.push(("Prices", prices(tables)));
     Sheet { title: format!("Tables of {}", tables.model().model), facts, sections, ..Sheet::default() }
@@ -34,7 +34,7 @@ pub(crate) fn evaluation(tables: &Tables, judged: &Judged<'_>) -> Sheet {
     let mut sections = vec![
         ("Outcome", outcome.html()),
         ("Local activation rate by layer", layers(tables, evaluation)),
-        ("Load of groups, before and after", group_loads(groups)),
+        ("Group load, before and after", group_loads(groups)),
     ];
     if let Some(policies) = policies(evaluation) {
         sections.push(("Routing policies, simulated", policies));
@@ -95,7 +95,7 @@ fn experts(tables: &Tables) -> String {
 }
 
 /// Histogram of tokens by the share that T expects on their likeliest rank.
-fn sureness(tables: &Tables) -> String {
+fn confidence(tables: &Tables) -> String {
     let mut counts = [0u64; BINS];
     let mut unknown = 0u64;
     for token in (0..tables.model().vocab_size).map(TokenId::new) {
@@ -119,7 +119,7 @@ fn sureness(tables: &Tables) -> String {
         "<p>The share of its activations that a token is expected to find on its likeliest rank, of all tokens of the vocabulary; 1/{} \
          is no preference. Nothing is known about {unknown} tokens.</p>\n{}",
         tables.dp_ranks(),
-        bars("Histogram of the greatest share of tokens", &all, most, None)
+        bars("Histogram of the largest share of each token", &all, most, None)
     )
 }
 
@@ -149,7 +149,7 @@ fn layers(tables: &Tables, evaluation: &Evaluation) -> String {
     };
     let all: Vec<Bar> = rates.map(bar).collect();
     format!(
-        "<p>Share of each layer's activations on the own rank; the dashed line is what random ranks get.</p>\n{}",
+        "<p>Share of each layer's activations on the token's own rank; the dashed line shows random ranks.</p>\n{}",
         rates_beside_random("Local activation rate by layer", &all, evaluation)
     )
 }
@@ -160,14 +160,14 @@ fn rates_beside_random(title: &str, all: &[Bar], evaluation: &Evaluation) -> Str
     bars(title, all, 1.0, Some(&random))
 }
 
-/// Online policies, and references that know more than any policy can.
+/// Online policies, and references with knowledge that no policy has.
 fn policies(evaluation: &Evaluation) -> Option<String> {
     let simulated = evaluation.policies.as_ref()?;
     let references = [
-        ("argmax, loads ignored", evaluation.argmax),
+        ("argmax, ignoring load", evaluation.argmax),
         ("windows, exact", evaluation.windowed),
-        ("all at once by T", evaluation.batch_predicted),
-        ("all at once by true routing", evaluation.batch_optimum),
+        ("all requests at once, by T", evaluation.batch_predicted),
+        ("all requests at once, by true routing", evaluation.batch_optimum),
     ];
     let references = references.into_iter().filter_map(|(name, figures)| Some((name, figures?, 4)));
     let all = simulated.iter().map(|(name, figures)| (name.as_str(), *figures, 0)).chain(references);

@@ -147,7 +147,7 @@ pub(crate) fn list_bad(bad: &[BadRecord]) {
 
 pub(crate) fn failure(error: ProfilerError) -> CliError {
     match error {
-        ProfilerError::Cancelled { kept } => {
+        ProfilerError::Cancelled(kept) => {
             say(&kept);
             CliError::interrupted()
         }

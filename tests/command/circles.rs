@@ -18,8 +18,6 @@ const ALLOWED: &[(&str, &[usize])] = &[
     ("semmoe-bench-parts", &[10]),
     ("semmoe-engines", &[6]),
     ("semmoe-mock-engine", &[8]),
-    ("semmoe-profiler", &[11]),
-    ("semmoe-tables", &[13]),
     ("semmoe-text", &[8, 6]),
     ("semmoe-worker", &[12, 7]),
 ];

@@ -13,7 +13,7 @@ use std::str::FromStr;
 use serde::Serialize;
 
 use crate::ProfilerError;
-use crate::bad::check;
+use crate::error::check;
 
 /// How far a domain's weight may be below the largest one.
 const TOLERANCE: f64 = 0.05;
@@ -43,22 +43,23 @@ impl From<PathBuf> for DomainInput {
     }
 }
 
+/// A text that names no file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("expected PATH or NAME=PATH")]
+pub struct NoPath;
+
 impl FromStr for DomainInput {
-    type Err = String;
+    type Err = NoPath;
 
     /// The text before the first `=` is a name if it contains only letters, digits, `-` and `_`; `./a=b` is a file.
-    fn from_str(text: &str) -> Result<Self, String> {
+    fn from_str(text: &str) -> Result<Self, NoPath> {
         let is_name =
             |name: &str| !name.is_empty() && name.chars().all(|c| c.is_alphanumeric() || c == '-' || c == '_');
         let (domain, path) = match text.split_once('=') {
             Some((name, path)) if is_name(name) => (Some(name.to_owned()), path),
             _ => (None, text),
         };
-        if path.is_empty() {
-            Err("expected PATH or NAME=PATH".to_owned())
-        } else {
-            Ok(Self { path: path.into(), domain })
-        }
+        if path.is_empty() { Err(NoPath) } else { Ok(Self { path: path.into(), domain }) }
     }
 }
 
@@ -82,7 +83,7 @@ pub struct DomainReport {
     pub multiplier: u32,
 }
 
-/// The inputs by domain, in alphabetical order.
+/// Groups the inputs by domain, in alphabetical order.
 pub(crate) fn by_domain(inputs: &[DomainInput]) -> BTreeMap<String, Vec<&Path>> {
     let mut domains: BTreeMap<String, Vec<&Path>> = BTreeMap::new();
     inputs.iter().for_each(|input| domains.entry(input.name()).or_default().push(&input.path));
@@ -91,7 +92,7 @@ pub(crate) fn by_domain(inputs: &[DomainInput]) -> BTreeMap<String, Vec<&Path>> 
 
 /// Rejects domain names if nothing is weighted by domain.
 pub(crate) fn refuse_domains(inputs: &[DomainInput]) -> Result<(), ProfilerError> {
-    const EXPECTED: &str = "a path, as nothing is weighted by domain (a file of this name: ./NAME=PATH)";
+    const EXPECTED: &str = "a path, as nothing is weighted by domain (for a file with this name, write ./NAME=PATH)";
     inputs.iter().try_for_each(|input| check(input.domain.is_none(), "an input", input, EXPECTED))
 }
 
@@ -99,7 +100,7 @@ pub(crate) fn refuse_domains(inputs: &[DomainInput]) -> Result<(), ProfilerError
 pub(crate) fn weigh(domains: &BTreeMap<String, u64>) -> Result<Vec<DomainReport>, ProfilerError> {
     let most = domains.values().copied().max().unwrap_or(0);
     if let Some((domain, _)) = domains.iter().find(|(_, tokens)| **tokens == 0) {
-        return Err(ProfilerError::EmptyDomain { domain: domain.clone() });
+        return Err(ProfilerError::EmptyDomain(domain.clone()));
     }
     let rounded = |steps: u64, tokens: u64| (steps as f64 * most as f64 / tokens as f64).round();
     let error = |steps: u64| {
@@ -110,7 +111,7 @@ pub(crate) fn weigh(domains: &BTreeMap<String, u64>) -> Result<Vec<DomainReport>
     let report = |(domain, &tokens): (&String, &u64)| {
         let multiplier = rounded(steps, tokens);
         if multiplier > f64::from(u32::MAX) {
-            return Err(ProfilerError::EmptyDomain { domain: domain.clone() });
+            return Err(ProfilerError::EmptyDomain(domain.clone()));
         }
         Ok(DomainReport { domain: domain.clone(), tokens, multiplier: multiplier as u32 })
     };

@@ -109,7 +109,7 @@ impl Inputs {
         }
         let Some(model) = model else {
             let first = damaged.into_iter().next();
-            return Err(first.map_or(ProfilerError::NoInput { what: "trace" }, |(_, error)| error.into()));
+            return Err(first.map_or(ProfilerError::NoInput("trace"), |(_, error)| error.into()));
         };
         let lost = damaged.iter().map(|(path, _)| requests_in(path, &files)).sum();
         let unreadable = damaged.into_iter().map(|(path, error)| bad_file(path, error)).collect();

@@ -91,7 +91,7 @@ impl Cells {
     }
 }
 
-/// Inputs of counting besides the cells.
+/// Everything that counting needs.
 #[derive(Clone, Copy)]
 pub(super) struct Counting<'a> {
     pub(super) inputs: &'a Inputs,
@@ -104,7 +104,7 @@ pub(super) struct Counting<'a> {
     pub(super) progress: &'a dyn Progress,
 }
 
-/// Counters for a range of tokens, token by token, layers inside.
+/// Counters for a range of tokens: token by token, and layer by layer within a token.
 struct Part {
     tokens: Range<usize>,
     words: Vec<u32>,
@@ -155,7 +155,7 @@ impl Counting<'_> {
         part
     }
 
-    /// Counts the part's tokens of one request.
+    /// Counts those tokens of a request that belong to the part.
     fn add<T: Copy + Into<u16> + PartialEq>(
         &self,
         part: &mut Part,

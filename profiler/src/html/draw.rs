@@ -165,7 +165,7 @@ impl Svg {
         let _ = write!(self.body, "<path d=\"M{x1:.1} {y1:.1}L{x2:.1} {y2:.1}\" fill=\"none\" {style}/>");
     }
 
-    /// Grid lines at fifths of the vertical axis, and the values at fifths of both.
+    /// Adds grid lines at fifths of the vertical axis, and the values at fifths of both axes.
     pub fn grid(&mut self, axes: &Axes, decimals: usize) {
         for share in (0..=5).map(|tick| f64::from(tick) / 5.0) {
             let (across, up) = (share * axes.across, share * axes.up);

@@ -1,4 +1,4 @@
-//! Loads of groups, before and after.
+//! Group loads, before and after.
 
 use semmoe_tables::{ExpertId, LayerIdx, ModelInfo, Placement, Profile, Tables};
 
@@ -26,8 +26,9 @@ impl GroupLoads {
         let groups = tables.groups();
         let contiguous = Placement::contiguous(model.layers(), model.num_experts, groups).ok();
         let home = |placement: &Placement, layer: LayerIdx, expert| vec![placement.group_of(layer, expert).index()];
-        let before = contiguous.map(|placement| spread(loads, groups, |layer, expert| home(&placement, layer, expert)));
-        let after = spread(loads, groups, |layer, expert| match tables.physical_to_logical() {
+        let before =
+            contiguous.map(|placement| over_mean(loads, groups, |layer, expert| home(&placement, layer, expert)));
+        let after = over_mean(loads, groups, |layer, expert| match tables.physical_to_logical() {
             Some(slots) => slots.groups_of(layer, expert).map(semmoe_tables::GroupId::index).collect(),
             None => home(tables.placement(), layer, expert),
         });
@@ -40,20 +41,20 @@ impl GroupLoads {
     }
 
     /// Maximum over mean, mean over layers: before, if known, and after.
-    pub fn greatest(&self) -> (Option<f64>, f64) {
+    pub fn max_over_mean(&self) -> (Option<f64>, f64) {
         let mean = |layers: &Vec<Vec<f64>>| {
-            layers.iter().map(|layer| greatest(layer)).sum::<f64>() / layers.len().max(1) as f64
+            layers.iter().map(|layer| largest(layer)).sum::<f64>() / layers.len().max(1) as f64
         };
         (self.before.as_ref().map(mean), mean(&self.after))
     }
 }
 
-fn greatest(layer: &[f64]) -> f64 {
+fn largest(layer: &[f64]) -> f64 {
     layer.iter().copied().fold(0.0, f64::max)
 }
 
 /// [L][G] over the mean; `hosts` returns the groups that serve an expert.
-fn spread(loads: &[Vec<u64>], groups: u16, hosts: impl Fn(LayerIdx, ExpertId) -> Vec<usize>) -> Vec<Vec<f64>> {
+fn over_mean(loads: &[Vec<u64>], groups: u16, hosts: impl Fn(LayerIdx, ExpertId) -> Vec<usize>) -> Vec<Vec<f64>> {
     let of_layer = |(layer, loads): (usize, &Vec<u64>)| {
         let mut sums = vec![0.0; usize::from(groups)];
         for (expert, load) in loads.iter().enumerate() {
@@ -95,7 +96,7 @@ pub fn group_loads(loads: &GroupLoads) -> String {
         svg.numbers(left, TOP, wide, groups, &format!("groups, {name}"));
         for (row, layer) in layers.iter().enumerate() {
             let y = TOP + (row as f64 + 0.5) * high + 4.0;
-            svg.text(left + wide * groups as f64 + 8.0, y, "start", "", &format!("{:.2}", greatest(layer)));
+            svg.text(left + wide * groups as f64 + 8.0, y, "start", "", &format!("{:.2}", largest(layer)));
             svg.text(left - 6.0, y, "end", "", &loads.layer_ids[row].to_string());
         }
         left += step;
@@ -108,12 +109,12 @@ pub fn group_loads(loads: &GroupLoads) -> String {
         "activations over the layer's mean",
         ["1/2 or less", "1", "2 or more"],
     );
-    let (before, after) = loads.greatest();
+    let (before, after) = loads.max_over_mean();
     let before = before
         .map_or_else(|| "unknown: the groups do not divide the experts".to_owned(), |before| format!("{before:.3}"));
     format!(
-        "<p>Activations that each group serves. The greatest over the mean, on average over layers: {before} with blocks of neighbouring \
-         experts, {after:.3} with the tables; a layer waits for its busiest group.</p>\n{}",
+        "<p>Activations that each group serves. Maximum over mean, averaged over the layers: {before} with blocks of consecutive experts, \
+         {after:.3} with the tables; a layer waits for its busiest group.</p>\n{}",
         svg.finish(&format!("Loads of {groups} groups in {} layers, before and after", loads.after.len()))
     )
 }

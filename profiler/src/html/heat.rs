@@ -105,11 +105,11 @@ impl Map<'_> {
         let (title, order) = match placement {
             Some(placement) => (
                 format!("experts, in the {} groups of the tables", placement.groups()),
-                "Experts are in the order of the tables' groups, tokens by the group that holds most of theirs.",
+                "Experts are ordered by the tables' groups, tokens by the group that holds most of their experts.",
             ),
             None => (
                 "experts".into(),
-                "Tokens are in the order of their hottest experts; with <code>--tables</code> both are in the order of its groups.",
+                "Tokens are ordered by their hottest experts; with <code>--tables</code>, experts and tokens are ordered by group.",
             ),
         };
         svg.text(LEFT, TOP - 32.0, "start", "", &title);
@@ -130,7 +130,7 @@ impl Map<'_> {
         let label = format!("Heat map of {} tokens and {} experts in layer {id}", tokens.len(), experts.len());
         format!(
             "<p>How often the {} most frequent tokens activate each expert of layer {id}. {order} White rows with few dark cells: the experts \
-             of a token hardly depend on what is around it.</p>\n{}",
+             of a token hardly depend on its context.</p>\n{}",
             tokens.len(),
             svg.finish(&label)
         )

@@ -1,4 +1,4 @@
-//! Loads of experts, layer by layer.
+//! Expert loads, layer by layer.
 
 use super::draw::{Cells, Scale, Svg};
 use crate::show::Study;

@@ -13,7 +13,7 @@
 //! | `groups` | loads of groups, before and after |
 //! | `heat` | tokens and experts |
 //! | `loads` | loads of experts, by layer |
-//! | `next` | experts of a layer given those of the previous one |
+//! | `next` | experts of a layer, given those of the previous one |
 //! | `topics` | requests in two dimensions |
 //! | `rate` | local activation rate against the number of groups |
 
@@ -32,7 +32,7 @@ use std::path::Path;
 
 use semmoe_tables::{ModelInfo, Tables, Trace};
 
-use crate::bad::check;
+use crate::error::check;
 use crate::show::{Study, map};
 use crate::{ProfilerError, Verdict};
 pub use bars::{Bar, Mark, bars};
@@ -45,7 +45,7 @@ pub use text::escape;
 /// Maximum cells in the images of all layers; with more layers than fit, evenly spaced ones are drawn.
 const MAX_CELLS: usize = 1 << 20;
 
-/// The contents of the page besides the study.
+/// The contents of the page, except for the study.
 #[derive(Debug, Default)]
 pub struct Page<'a> {
     /// A placement: if given, heat maps are sorted by its groups, and the groups' loads are drawn.
@@ -83,7 +83,7 @@ pub fn render(study: &Study, page: &Page<'_>) -> Result<String, ProfilerError> {
     let topics = match page.topics {
         Some((trace, topics)) => topics::picture(&map::requests(trace, topics)?),
         None => missing(
-            "requests and their topics are needed. Give a trace, and <code>--topics</code> with one JSON line for each of its requests.",
+            "requests and their topics are needed. Give a trace, and <code>--topics</code> with one JSON line for each request.",
         ),
     };
     let rates = match page.rates.is_empty() {
@@ -106,13 +106,13 @@ pub fn render(study: &Study, page: &Page<'_>) -> Result<String, ProfilerError> {
         false => sheet::of_layers(&ids, |at| picture(drawn[at])),
     };
     let sections = vec![
-        ("Prediction of experts by tokens", table(study)),
+        ("Predicting experts from tokens", table(study)),
         ("Tokens and experts", each(&|layer| heat::picture(study, page, layer), heat::TOKENS)),
-        ("Load of experts", loads::picture(study)),
-        ("Load of groups, before and after", groups),
+        ("Expert load", loads::picture(study)),
+        ("Group load, before and after", groups),
         ("From layer to layer", each(&|layer| next::picture(study, layer), study.rows.experts) + &next::table(study)),
         ("Requests by topic", topics),
-        ("Local activations against groups", rates),
+        ("Local activation rate by number of groups", rates),
     ];
     let sheet = Sheet {
         title: format!("Routing of {}", study.summary.model.model),
@@ -141,7 +141,7 @@ fn facts(study: &Study, model: &ModelInfo) -> Vec<(&'static str, String)> {
     let distinct = format!("{} of {} ({:.1}%)", summary.distinct_tokens, model.vocab_size, summary.coverage * 100.0);
     let source = format!("{} ({})", summary.provenance.source, summary.provenance.created);
     let requests =
-        summary.requests.map_or("unknown: a profile has counts of tokens only".to_owned(), |count| count.to_string());
+        summary.requests.map_or("unknown: a profile has only token counts".to_owned(), |count| count.to_string());
     vec![
         ("file", format!("a {}, digest {}", summary.kind, summary.digest)),
         ("shape", shape),
@@ -169,8 +169,8 @@ fn table(study: &Study) -> String {
     let rows: String = study.layers.iter().map(row).collect();
     let quartiles = "<th>p25</th><th>p50</th><th>p75</th>".repeat(4);
     format!(
-        "<p>Each token's hottest top-k experts as the prediction of those it activates; quartiles over tokens, {}. Hotness is the share of \
-         a token's activations. High kurtosis means that few experts have them all (3: a normal distribution).</p>\n\
+        "<p>Each token's top-k hottest experts as a prediction of those that it activates; quartiles over tokens, {}. Hotness is the share of \
+         a token's activations. High kurtosis means that a few experts get them all (3: a normal distribution).</p>\n\
          <div class=\"wide\"><table><thead><tr><th rowspan=\"2\">layer</th><th colspan=\"3\">F1</th><th colspan=\"3\">cumulative hotness, top-k\
          </th><th colspan=\"3\">hottest other expert</th><th colspan=\"3\">kurtosis</th><th rowspan=\"2\">F1, mean over occurrences</th></tr>\
          <tr>{quartiles}</tr></thead>\n<tbody>{rows}</tbody></table></div>\n",

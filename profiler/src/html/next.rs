@@ -1,4 +1,4 @@
-//! Experts of a layer given those of the previous one: the paper's figure 6 (c).
+//! Experts of a layer, given those of the previous one: the paper's figure 6 (c).
 
 use super::draw::{Cells, Scale, Svg};
 use crate::show::Study;
@@ -8,7 +8,7 @@ const TOP: f64 = 44.0;
 
 pub(super) fn picture(study: &Study, layer: usize) -> String {
     let Some(next) = study.next.get(layer.min(study.next.len().saturating_sub(1))) else {
-        return "<p class=\"none\">Not drawn: there is one layer only.</p>".into();
+        return "<p class=\"none\">Not drawn: there is only one layer.</p>".into();
     };
     let experts = next.pairs.len();
     let cell = (520.0 / experts as f64).clamp(2.5, 28.0);
@@ -43,18 +43,18 @@ pub(super) fn picture(study: &Study, layer: usize) -> String {
         LEFT,
         TOP + side + 26.0,
         Scale::Around(3.0),
-        "how often it follows, over chance",
+        "how often the expert follows, relative to chance",
         ["1/8 or less", "1", "8 or more"],
     );
     let basis = if next.seen_together {
-        "as seen, token by token"
+        "as observed token by token"
     } else {
-        "as the counts of each token let expect: a profile does not say which went together"
+        "as expected from each token's counts: a profile does not show which experts occurred together"
     };
     let label =
-        format!("Map of the experts of layer {} that follow on those of layer {}", next.to_layer, next.from_layer);
+        format!("Map of how often experts of layer {} follow those of layer {}", next.to_layer, next.from_layer);
     format!(
-        "<p>Which experts of layer {} go with which of layer {}, {basis}.</p>\n{}",
+        "<p>Which experts of layer {} follow which experts of layer {}, {basis}.</p>\n{}",
         next.to_layer,
         next.from_layer,
         svg.finish(&label),
@@ -73,7 +73,7 @@ pub(super) fn table(study: &Study) -> String {
         )
     });
     format!(
-        "<p>Share of a layer's activations on the top-k experts that most often follow on the expert before, and without knowing it:</p>\n\
+        "<p>Share of a layer's activations on the top-k experts that most often follow the previous layer's expert, and without knowing that expert:</p>\n\
          <div class=\"wide\"><table><thead><tr><th>layers</th><th>share</th><th>by chance</th></tr></thead><tbody>{}</tbody></table></div>\n",
         figures.collect::<String>()
     )

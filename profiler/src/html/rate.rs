@@ -20,7 +20,7 @@ pub struct RatePoint {
     pub rate: f64,
     /// Local activation rate on random ranks.
     pub random: f64,
-    /// Whether entire requests were placed, each on the rank chosen by the affinity policy; otherwise tokens, each on
+    /// Whether entire requests were routed, each to the rank chosen by the affinity policy; otherwise tokens, each to
     /// its best rank.
     pub by_requests: bool,
     /// Whether it was evaluated on held-out data; for given tables, as stated by the caller.
@@ -34,7 +34,7 @@ const RIGHT: f64 = 560.0;
 const TOP: f64 = 20.0;
 const BOTTOM: f64 = 320.0;
 
-/// Points that belong together: their name, style, and the figure drawn for each.
+/// Points that belong together, with their name and style.
 struct Series<'a> {
     name: String,
     colour: &'a str,
@@ -99,13 +99,13 @@ pub(super) fn picture(points: &[RatePoint]) -> String {
     svg.text((LEFT + RIGHT) / 2.0, BOTTOM + 40.0, "middle", "", "groups (expert-parallel ranks)");
     svg.upright(16.0, (TOP + BOTTOM) / 2.0, "local activation rate");
     let judged = if points.iter().all(|point| point.held_out) {
-        "Judged on data that were not solved on."
+        "Judged on data that the solve did not use."
     } else {
-        "Judged on the data that were solved on, which flatters: give a trace, or <code>--held-out</code>."
+        "Judged on the data that the solve used, which flatters the result: give a trace, or <code>--held-out</code>."
     };
     format!(
-        "<p>Share of the activations on the own rank. By requests: each request on the rank that the affinity policy chooses, with even \
-         loads. By tokens: each token on the rank that T thinks best, which no request can reach. {judged}</p>\n{}",
+        "<p>Share of activations on the token's own rank. By requests: each request on the rank that the affinity policy chooses, with even \
+         loads. By tokens: each token on its best rank according to T, which is more than requests can reach. {judged}</p>\n{}",
         svg.finish("Local activation rate against the number of groups")
     )
 }

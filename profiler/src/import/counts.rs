@@ -9,7 +9,7 @@ use serde::Deserialize;
 
 use crate::ProfilerError;
 
-use super::{ImportError, integers, layer_rows, open};
+use super::{ContentError, ImportError, integers, layer_rows, open};
 
 /// JSON counts are small: a few numbers per layer and expert.
 const MAX_JSON_BYTES: u64 = 64 << 20;
@@ -36,7 +36,7 @@ impl<'a> Counts<'a> {
     /// Adds a file of counts, JSON or arrays.
     pub(super) fn add_file(&mut self, path: &Path) -> Result<(), ProfilerError> {
         if path.extension().is_some_and(|extension| extension == "json") {
-            return Ok(self.add_json(path).map_err(|cause| ImportError::content(path, cause))?);
+            return Ok(self.add_json(path).map_err(ImportError::content(path))?);
         }
         self.add_arrays(path, &open(path)?)
     }
@@ -47,24 +47,22 @@ impl<'a> Counts<'a> {
             Ok(None) => integers(arrays, "array"),
             found => found,
         };
-        let counts = counts.and_then(|found| found.ok_or_else(|| "there is no array `logical_count`".into()));
-        Ok(counts.and_then(|counts| self.add(&counts)).map_err(|cause| ImportError::content(path, cause))?)
+        let counts = counts.and_then(|found| found.ok_or(ContentError::Missing("array `logical_count`".into())));
+        Ok(counts.and_then(|counts| self.add(&counts)).map_err(ImportError::content(path))?)
     }
 
     /// [layers, experts], or [steps, layers, experts].
-    fn add(&mut self, array: &Array<'_>) -> Result<(), String> {
+    fn add(&mut self, array: &Array<'_>) -> Result<(), ContentError> {
         let experts = u64::from(self.model.num_experts);
         let (steps, layers) = match *array.shape() {
             [layers, width] if width == experts => (None, layers),
             [steps, layers, width] if width == experts => (Some(steps as usize), layers),
             _ => {
-                return Err(format!(
-                    "counts of shape {:?}, expected [layers, {experts}] or [steps, layers, {experts}]",
-                    array.shape()
-                ));
+                let expected = format!("[layers, {experts}] or [steps, layers, {experts}]");
+                return Err(ContentError::unexpected(format!("counts of shape {:?}", array.shape()), expected));
             }
         };
-        let rows = layer_rows(self.model, layers).map_err(|cause| format!("counts of {cause}"))?;
+        let rows = layer_rows("counts of", self.model, layers)?;
         for step in 0..steps.unwrap_or(1) {
             for (layer, row) in rows.iter().enumerate() {
                 for expert in 0..experts as usize {
@@ -72,7 +70,9 @@ impl<'a> Counts<'a> {
                         if steps.is_some() { array.int(&[step, *row, expert]) } else { array.int(&[*row, expert]) };
                     let count = found.and_then(|count| u64::try_from(count).ok());
                     let count = count.ok_or_else(|| {
-                        format!("a count at step {step}, layer {row}, expert {expert} that is not a number from 0 on")
+                        let found = found.map_or("a larger number".to_owned(), |found| found.to_string());
+                        let found = format!("{found} at step {step}, layer {row}, expert {expert}");
+                        ContentError::unexpected(found, format!("counts from 0 to {}", i64::MAX))
                     })?;
                     self.count(layer, expert, count)?;
                 }
@@ -82,23 +82,20 @@ impl<'a> Counts<'a> {
         Ok(())
     }
 
-    fn add_json(&mut self, path: &Path) -> Result<(), String> {
-        let io = |error: std::io::Error| format!("cannot be read: {error}");
-        let file = File::open(path).map_err(io)?;
-        let length = file.metadata().map_err(io)?.len();
+    fn add_json(&mut self, path: &Path) -> Result<(), ContentError> {
+        let file = File::open(path)?;
+        let length = file.metadata()?.len();
         if length > MAX_JSON_BYTES {
-            return Err(format!("{length} bytes, expected at most {MAX_JSON_BYTES}"));
+            return Err(ContentError::unexpected(format!("{length} bytes"), format!("at most {MAX_JSON_BYTES}")));
         }
         // Reads through `take`: a device has no length, and a file may grow.
-        let text = std::io::read_to_string(file.take(MAX_JSON_BYTES)).map_err(io)?;
-        let json: Json = serde_json::from_str(&text)
-            .map_err(|error| format!("{error}, expected {{\"logical_count\": [layers][experts]}}"))?;
-        let rows =
-            layer_rows(self.model, json.logical_count.len() as u64).map_err(|cause| format!("counts of {cause}"))?;
+        let json: Json = serde_json::from_str(&std::io::read_to_string(file.take(MAX_JSON_BYTES))?)?;
+        let rows = layer_rows("counts of", self.model, json.logical_count.len() as u64)?;
         for (layer, row) in rows.into_iter().enumerate() {
             let counts = &json.logical_count[row];
             if counts.len() != usize::from(self.model.num_experts) {
-                return Err(format!("{} counts in layer {row}, expected {}", counts.len(), self.model.num_experts));
+                let found = format!("{} counts in layer {row}", counts.len());
+                return Err(ContentError::unexpected(found, self.model.num_experts.to_string()));
             }
             counts.iter().enumerate().try_for_each(|(expert, count)| self.count(layer, expert, *count))?;
         }
@@ -106,10 +103,9 @@ impl<'a> Counts<'a> {
         Ok(())
     }
 
-    fn count(&mut self, layer: usize, expert: usize, count: u64) -> Result<(), String> {
+    fn count(&mut self, layer: usize, expert: usize, count: u64) -> Result<(), ContentError> {
         let sum = &mut self.sums[layer][expert];
-        *sum =
-            sum.checked_add(count).ok_or_else(|| format!("the counts of expert {expert} do not fit into 64 bits"))?;
+        *sum = sum.checked_add(count).ok_or(ContentError::Overflow { expert })?;
         Ok(())
     }
 }

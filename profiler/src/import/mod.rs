@@ -27,12 +27,13 @@ use std::path::Path;
 
 use semmoe_tables::{Array, Arrays, ModelInfo, Profile, Provenance, TraceBuilder};
 
+use error::ContentError;
 pub use error::ImportError;
 pub use loads::{LayerLoads, Loads};
 pub use options::{Format, ImportOptions, ImportReport, Imported};
 
 use crate::ProfilerError;
-use crate::bad::check_share;
+use crate::error::check_share;
 use tally::Tally;
 
 /// Imports files into one trace, or into one file of expert loads.
@@ -42,7 +43,7 @@ use tally::Tally;
 /// then.
 pub fn import(options: &ImportOptions) -> Result<ImportReport, ProfilerError> {
     if options.files.is_empty() {
-        return Err(ProfilerError::NoInput { what: "file" });
+        return Err(ProfilerError::NoInput("file"));
     }
     check_share("max_bad", options.max_bad)?;
     if options.format == Format::Eplb {
@@ -78,26 +79,25 @@ pub fn import(options: &ImportOptions) -> Result<ImportReport, ProfilerError> {
 fn open(path: &Path) -> Result<Arrays, ProfilerError> {
     let extension = path.extension().and_then(|extension| extension.to_str());
     if let Some(kind @ ("pt" | "pth" | "npy" | "npz")) = extension {
-        let cause = format!(
-            "a .{kind} file is converted first: `semmoe-convert {0}` writes {0}.safetensors, which is imported",
-            path.display()
-        );
-        return Err(ImportError::content(path, cause).into());
+        let (kind, file) = (kind.to_owned(), path.display().to_string());
+        return Err(ImportError::content(path)(ContentError::Unconverted { kind, file }).into());
     }
     Ok(Arrays::open(path)?)
 }
 
 /// An array, if present, which must hold integers.
-fn integers<'a>(arrays: &'a Arrays, name: &str) -> Result<Option<Array<'a>>, String> {
+fn integers<'a>(arrays: &'a Arrays, name: &str) -> Result<Option<Array<'a>>, ContentError> {
     match arrays.get(name) {
-        Some(array) if !array.is_integer() => Err(format!("`{name}` holds {:?}, expected integers", array.dtype())),
+        Some(array) if !array.is_integer() => {
+            Err(ContentError::unexpected(format!("`{name}` holds {:?}", array.dtype()), "integers"))
+        }
         found => Ok(found),
     }
 }
 
 fn write_trace(options: &ImportOptions, trace: &TraceBuilder, tally: Tally) -> Result<ImportReport, ProfilerError> {
     if trace.requests() == 0 {
-        return Err(ImportError::Nothing { files: options.files.len() }.into());
+        return Err(ImportError::Nothing(options.files.len()).into());
     }
     let digest = trace.write(&options.out)?;
     let imported = Imported::Trace { digest, requests: trace.requests(), tokens: trace.tokens() };
@@ -123,7 +123,7 @@ fn report(options: &ImportOptions, imported: Imported, tally: Tally) -> ImportRe
     ImportReport { out: options.out.clone(), files: options.files.len(), imported, records, repeated, bad_records, bad }
 }
 
-/// Names the first few files.
+/// The origin, with the names of the first few files.
 fn provenance(options: &ImportOptions) -> Provenance {
     const NAMED: usize = 8;
     let names: Vec<_> = options
@@ -138,8 +138,9 @@ fn provenance(options: &ImportOptions) -> Provenance {
     Provenance { source: source.chars().take(1000).collect(), created: options.created.clone() }
 }
 
-/// A dump's rows for the MoE layers, given its number of rows: all layers of the model, or only the MoE layers.
-fn layer_rows(model: &ModelInfo, found: u64) -> Result<Vec<usize>, String> {
+/// A dump's rows for the MoE layers, given its number of rows: all layers of the model, or only the MoE layers. `what`
+/// begins the message.
+fn layer_rows(what: &str, model: &ModelInfo, found: u64) -> Result<Vec<usize>, ContentError> {
     let layers = model.layers();
     if found == u64::from(model.num_hidden_layers) {
         return Ok(model.layer_ids.iter().map(|layer| usize::from(*layer)).collect());
@@ -147,5 +148,6 @@ fn layer_rows(model: &ModelInfo, found: u64) -> Result<Vec<usize>, String> {
     if found == layers as u64 {
         return Ok((0..layers).collect());
     }
-    Err(format!("{found} layers, expected the model's {} or its {layers} with experts", model.num_hidden_layers))
+    let expected = format!("the model's {} or its {layers} with experts", model.num_hidden_layers);
+    Err(ContentError::unexpected(format!("{what} {found} layers"), expected))
 }

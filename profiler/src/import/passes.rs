@@ -8,13 +8,13 @@ use std::collections::{BTreeSet, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::Path;
 
-use semmoe_tables::{Array, Arrays, ModelInfo, TraceBuilder, UNKNOWN_EXPERT};
+use semmoe_tables::{Array, Arrays, FormatError, ModelInfo, TraceBuilder, UNKNOWN_EXPERT};
 
 use crate::ProfilerError;
 
 use super::physical::PhysicalMap;
 use super::tally::Tally;
-use super::{ImportError, integers};
+use super::{ContentError, ImportError, integers};
 
 /// SGLang's `ForwardMode`.
 mod mode {
@@ -55,7 +55,7 @@ impl<'a> Passes<'a> {
         tally: &mut Tally,
     ) -> Result<(), ProfilerError> {
         let opened = records(arrays).and_then(|records| Ok((records, PhysicalMap::of(arrays, self.model)?)));
-        let (records, map) = opened.map_err(|cause| ImportError::content(path, cause))?;
+        let (records, map) = opened.map_err(ImportError::content(path))?;
         for number in records {
             let reader = Record { model: self.model, arrays, map: &map, number };
             let added = match reader.read() {
@@ -64,8 +64,8 @@ impl<'a> Passes<'a> {
                     tally.repeated += 1;
                     Ok(())
                 }
-                Ok(Some(pass)) => self.push(trace, &pass).map_err(|error| error.to_string()),
-                Err(cause) => Err(cause),
+                Ok(Some(pass)) => self.push(trace, &pass).map_err(ContentError::from),
+                Err(error) => Err(error),
             };
             tally.count(path, format!("record {number}"), added);
         }
@@ -73,7 +73,7 @@ impl<'a> Passes<'a> {
     }
 
     /// Adds all requests of a pass, or none: the pass was checked, so only the format's own rules remain.
-    fn push(&self, trace: &mut TraceBuilder, pass: &Pass) -> Result<(), ProfilerError> {
+    fn push(&self, trace: &mut TraceBuilder, pass: &Pass) -> Result<(), FormatError> {
         let width = self.model.layers() * usize::from(self.model.top_k);
         trace.check(&pass.tokens, 0, &pass.experts)?;
         let mut from = 0;
@@ -87,18 +87,19 @@ impl<'a> Passes<'a> {
 }
 
 /// The numbers of a dump's records; an error if it is not a dump of the mode `per_token`.
-fn records(arrays: &Arrays) -> Result<BTreeSet<u64>, String> {
+fn records(arrays: &Arrays) -> Result<BTreeSet<u64>, ContentError> {
     let named = |name: &str| {
         let (number, field) = name.strip_prefix("records.")?.split_once('.')?;
         Some((number.parse().ok()?, field == "topk_ids_of_layer"))
     };
     let fields: Vec<(u64, bool)> = arrays.names().filter_map(named).collect();
     if fields.is_empty() {
-        return Err("it has neither `records` nor `logical_count`, expected a dump of SGLang's recorder".into());
+        let expected = "a dump of SGLang's recorder";
+        return Err(ContentError::unexpected("it has neither `records` nor `logical_count`", expected));
     }
     // All records of a dump have one mode.
     if !fields.iter().any(|field| field.1) {
-        return Err("its records have no `topk_ids_of_layer`: the mode per_pass counts experts without tokens; record with --expert-distribution-recorder-mode per_token, or stat for loads".into());
+        return Err(ContentError::PerPass);
     }
     Ok(fields.into_iter().map(|field| field.0).collect())
 }
@@ -113,16 +114,17 @@ struct Record<'a> {
 
 impl Record<'_> {
     /// `None` for a pass without tokens.
-    fn read(&self) -> Result<Option<Pass>, String> {
+    fn read(&self) -> Result<Option<Pass>, ContentError> {
         let number = self.int("forward_pass_id")?;
         let mode = self.int("forward_mode")?;
-        let tokens = self.numbers("input_ids")?.ok_or("there is no `input_ids`")?;
+        let tokens = self.numbers("input_ids")?.ok_or_else(|| missing("input_ids"))?;
         if mode == mode::IDLE || tokens.is_empty() {
             return Ok(None);
         }
-        let positions = self.numbers("positions")?.ok_or("there is no `positions`")?;
+        let positions = self.numbers("positions")?.ok_or_else(|| missing("positions"))?;
         if positions.len() != tokens.len() {
-            return Err(format!("{} positions for {} tokens", positions.len(), tokens.len()));
+            let expected = format!("one for each of {} tokens", tokens.len());
+            return Err(ContentError::unexpected(format!("{} positions", positions.len()), expected));
         }
         let requests = requests(mode, &positions, self.numbers("extend_seq_lens")?)?;
         let array = self.array("topk_ids_of_layer")?;
@@ -134,55 +136,56 @@ impl Record<'_> {
     }
 
     /// Logical experts of the MoE layers: [n, L, k].
-    fn experts(&self, array: &Array<'_>, tokens: usize) -> Result<Vec<u16>, String> {
+    fn experts(&self, array: &Array<'_>, tokens: usize) -> Result<Vec<u16>, ContentError> {
         let k = usize::from(self.model.top_k);
         let expected = || format!("[{}, {tokens}, {k} or more]", self.map.depth);
         let width = match array.shape() {
             &[depth, rows, width] if depth == self.map.depth && rows == tokens as u64 && width >= k as u64 => {
                 width as usize
             }
-            other => return Err(format!("`topk_ids_of_layer` has shape {other:?}, expected {}", expected())),
+            other => return Err(ContentError::shape("`topk_ids_of_layer`", other, expected())),
         };
         let mut experts = Vec::with_capacity(tokens * self.model.layers() * k);
         for token in 0..tokens {
             for (layer, row) in self.map.rows.iter().enumerate() {
                 let ids = (0..width).map(|slot| array.int(&[*row, token, slot]).unwrap_or(i64::MAX));
                 let ids: Vec<i64> = ids.collect();
-                self.route(layer, &ids, k, &mut experts)
-                    .map_err(|cause| format!("token {token}, layer {row}: {cause}"))?;
+                self.route(layer, &ids, k, &mut experts).map_err(|error| ContentError::Route {
+                    token,
+                    layer: *row,
+                    source: Box::new(error),
+                })?;
             }
         }
         Ok(experts)
     }
 
     /// One token in one layer; all -1 means unknown.
-    fn route(&self, layer: usize, ids: &[i64], k: usize, experts: &mut Vec<u16>) -> Result<(), String> {
+    fn route(&self, layer: usize, ids: &[i64], k: usize, experts: &mut Vec<u16>) -> Result<(), ContentError> {
         let known = ids.iter().filter(|id| **id != -1).count();
         if known == 0 {
             experts.extend(std::iter::repeat_n(UNKNOWN_EXPERT, k));
             return Ok(());
         }
         if known != k || ids[..k].contains(&-1) {
-            return Err(format!("{known} experts, expected {k}: another model, or fused shared experts"));
+            let expected = format!("{k}: another model, or fused shared experts");
+            return Err(ContentError::unexpected(format!("{known} experts"), expected));
         }
         for id in &ids[..k] {
-            let logical = self.map.logical(layer, *id);
-            experts
-                .push(logical.ok_or_else(|| format!("physical expert {id}, expected one below {}", self.map.slots))?);
+            let wrong = || format!("one below {}", self.map.slots);
+            let wrong = || ContentError::unexpected(format!("physical expert {id}"), wrong());
+            experts.push(self.map.logical(layer, *id).ok_or_else(wrong)?);
         }
         Ok(())
     }
 
     /// Compares the routes with `global_physical_count`, which the recorder counted from the same numbers.
-    fn recount(&self, array: &Array<'_>) -> Result<(), String> {
+    fn recount(&self, array: &Array<'_>) -> Result<(), ContentError> {
         let Some(counted) = self.find("global_physical_count")? else { return Ok(()) };
         let (slots, shape) = (self.map.slots, array.shape());
         if counted.shape() != [self.map.depth, slots] {
-            return Err(format!(
-                "`global_physical_count` has shape {:?}, expected [{}, {slots}]",
-                counted.shape(),
-                self.map.depth
-            ));
+            let expected = format!("[{}, {slots}]", self.map.depth);
+            return Err(ContentError::shape("`global_physical_count`", counted.shape(), expected));
         }
         for row in &self.map.rows {
             let mut counts = vec![0i64; slots as usize];
@@ -196,60 +199,62 @@ impl Record<'_> {
             }
             let differs = (0..slots as usize).find(|slot| counted.int(&[*row, *slot]) != Some(counts[*slot]));
             if let Some(slot) = differs {
-                return Err(format!(
-                    "layer {row}, slot {slot}: the routes name it {} times, `global_physical_count` does not",
-                    counts[slot]
-                ));
+                return Err(ContentError::OtherCount { layer: *row, slot, times: counts[slot] });
             }
         }
         Ok(())
     }
 
-    fn find(&self, name: &str) -> Result<Option<Array<'_>>, String> {
+    fn find(&self, name: &str) -> Result<Option<Array<'_>>, ContentError> {
         integers(self.arrays, &format!("records.{}.{name}", self.number))
     }
 
-    fn array(&self, name: &str) -> Result<Array<'_>, String> {
-        self.find(name)?.ok_or_else(|| format!("there is no `{name}`"))
+    fn array(&self, name: &str) -> Result<Array<'_>, ContentError> {
+        self.find(name)?.ok_or_else(|| missing(name))
     }
 
-    fn int(&self, name: &str) -> Result<i64, String> {
+    fn int(&self, name: &str) -> Result<i64, ContentError> {
         let array = self.array(name)?;
         let number = if array.shape().is_empty() { array.int(&[]) } else { None };
-        number.ok_or_else(|| format!("`{name}` has shape {:?}, expected one integer", array.shape()))
+        number.ok_or_else(|| ContentError::shape(&format!("`{name}`"), array.shape(), "one integer"))
     }
 
     /// A list of small numbers; `None` if absent.
-    fn numbers(&self, name: &str) -> Result<Option<Vec<u32>>, String> {
+    fn numbers(&self, name: &str) -> Result<Option<Vec<u32>>, ContentError> {
         let Some(array) = self.find(name)? else { return Ok(None) };
         let &[_] = array.shape() else {
-            return Err(format!("`{name}` has shape {:?}, expected a list", array.shape()));
+            return Err(ContentError::shape(&format!("`{name}`"), array.shape(), "a list"));
         };
         let number = |(at, number): (usize, Option<i64>)| {
             let number = number.unwrap_or(i64::MAX);
-            u32::try_from(number).map_err(|_| format!("`{name}` holds {number} at {at}, expected 32 bits"))
+            let wrong = || ContentError::unexpected(format!("`{name}` holds {number} at {at}"), "32 bits");
+            u32::try_from(number).map_err(|_| wrong())
         };
         array.ints().enumerate().map(number).collect::<Result<_, _>>().map(Some)
     }
 }
 
+fn missing(name: &str) -> ContentError {
+    ContentError::Missing(format!("`{name}`"))
+}
+
 /// Number of tokens of each request of a pass, and how many of them are prompt.
-fn requests(mode: i64, positions: &[u32], lens: Option<Vec<u32>>) -> Result<Vec<(usize, u32)>, String> {
+fn requests(mode: i64, positions: &[u32], lens: Option<Vec<u32>>) -> Result<Vec<(usize, u32)>, ContentError> {
     match (mode, lens) {
         (mode::DECODE, _) => Ok(vec![(1, 0); positions.len()]),
         (mode::EXTEND | mode::MIXED, Some(lens)) => {
             let total: u64 = lens.iter().map(|length| u64::from(*length)).sum();
             if total != positions.len() as u64 {
-                return Err(format!("`extend_seq_lens` add up to {total}, expected the {} tokens", positions.len()));
+                let expected = format!("the {} tokens", positions.len());
+                return Err(ContentError::unexpected(format!("`extend_seq_lens` add up to {total}"), expected));
             }
             let mut from = 0;
             let mut requests = Vec::with_capacity(lens.len());
             for length in lens.into_iter().filter(|length| *length > 0) {
                 let piece = &positions[from..from + length as usize];
                 if piece.windows(2).any(|pair| pair[0].checked_add(1) != Some(pair[1])) {
-                    return Err(format!(
-                        "positions do not rise by one from token {from} on, expected those of one request"
-                    ));
+                    let found = format!("positions do not rise by one from token {from} on");
+                    return Err(ContentError::unexpected(found, "those of one request"));
                 }
                 // In a mixed pass decoded tokens are pieces of length one that do not begin a request.
                 let decoded = mode == mode::MIXED && length == 1 && piece[0] > 0;
@@ -258,9 +263,10 @@ fn requests(mode: i64, positions: &[u32], lens: Option<Vec<u32>>) -> Result<Vec<
             }
             Ok(requests)
         }
-        (mode::EXTEND | mode::MIXED, None) => Err("there is no `extend_seq_lens`".into()),
-        (other, _) => Err(format!(
-            "forward mode {other}, expected extend, decode, mixed or idle (1 to 4): speculative decoding is not read"
+        (mode::EXTEND | mode::MIXED, None) => Err(missing("extend_seq_lens")),
+        (other, _) => Err(ContentError::unexpected(
+            format!("forward mode {other}"),
+            "extend, decode, mixed or idle (1 to 4): speculative decoding is not read",
         )),
     }
 }

@@ -2,7 +2,7 @@
 
 use semmoe_tables::{Arrays, ModelInfo};
 
-use super::{integers, layer_rows};
+use super::{ContentError, integers, layer_rows};
 
 const NAME: &str = "last_physical_to_logical_map";
 
@@ -20,14 +20,14 @@ pub(super) struct PhysicalMap {
 
 impl PhysicalMap {
     /// Reads the map, which must contain exactly the model's experts.
-    pub(super) fn of(arrays: &Arrays, model: &ModelInfo) -> Result<Self, String> {
-        let array = integers(arrays, NAME)?.ok_or_else(|| format!("there is no `{NAME}`"))?;
+    pub(super) fn of(arrays: &Arrays, model: &ModelInfo) -> Result<Self, ContentError> {
+        let array = integers(arrays, NAME)?.ok_or(ContentError::Missing(format!("`{NAME}`")))?;
         let &[depth, slots] = array.shape() else {
-            return Err(format!("{NAME} has shape {:?}, expected [layers, slots]", array.shape()));
+            return Err(ContentError::shape(NAME, array.shape(), "[layers, slots]"));
         };
-        let rows = layer_rows(model, depth).map_err(|cause| format!("{NAME} has {cause}"))?;
+        let rows = layer_rows(&format!("{NAME} has"), model, depth)?;
         let experts = model.num_experts;
-        let layer = |row: &usize| -> Result<Vec<u16>, String> {
+        let layer = |row: &usize| -> Result<Vec<u16>, ContentError> {
             let mut seen = vec![false; usize::from(experts)];
             let mut layer = Vec::with_capacity(slots as usize);
             for slot in 0..slots as usize {
@@ -35,15 +35,17 @@ impl PhysicalMap {
                 let logical = found.and_then(|id| u16::try_from(id).ok()).filter(|id| *id < experts);
                 let logical = logical.ok_or_else(|| {
                     let found = found.map_or("no integer".to_owned(), |id| id.to_string());
-                    format!("{NAME} holds {found} at layer {row}, slot {slot}, expected experts below {experts}")
+                    let found = format!("{NAME} holds {found} at layer {row}, slot {slot}");
+                    ContentError::unexpected(found, format!("experts below {experts}"))
                 })?;
                 seen[usize::from(logical)] = true;
                 layer.push(logical);
             }
             match seen.iter().position(|seen| !seen) {
                 None => Ok(layer),
-                Some(missing) => Err(format!(
-                    "{NAME} has no slot for expert {missing} of layer {row}, expected all {experts} of the model"
+                Some(missing) => Err(ContentError::unexpected(
+                    format!("{NAME} has no slot for expert {missing} of layer {row}"),
+                    format!("all {experts} of the model"),
                 )),
             }
         };

@@ -1,6 +1,6 @@
 //! Arrays of routes: a file with `token_ids` [n], `experts` [n, L, k], and optionally `request_offsets` [R + 1] and
-//! `prompt_lengths` [R], as in a trace; integers of any width. An unknown route has -1, or the unknown value of
-//! unsigned bytes or words, in all k places.
+//! `prompt_lengths` [R], as in a trace; integers of any width. An unknown route has -1, or the maximum of unsigned
+//! bytes or words, in all k places.
 
 use std::path::Path;
 
@@ -9,18 +9,18 @@ use semmoe_tables::{Array, Arrays, ModelInfo, TraceBuilder, UNKNOWN_EXPERT};
 use crate::ProfilerError;
 
 use super::tally::Tally;
-use super::{ImportError, integers, layer_rows, open};
+use super::{ContentError, ImportError, integers, layer_rows, open};
 
 const NAMES: [&str; 4] = ["token_ids", "experts", "request_offsets", "prompt_lengths"];
 
 /// Adds the requests of a file to a trace.
 pub(super) fn add_file(path: &Path, trace: &mut TraceBuilder, tally: &mut Tally) -> Result<(), ProfilerError> {
     let arrays = open(path)?;
-    let routes = Routes::of(&arrays, trace.model()).map_err(|cause| ImportError::content(path, cause))?;
+    let routes = Routes::of(&arrays, trace.model()).map_err(ImportError::content(path))?;
     for request in 0..routes.offsets.len() - 1 {
-        let pushed = routes.request(request).and_then(|(tokens, prompt, experts)| {
-            trace.push(&tokens, prompt, &experts, None).map_err(|error| error.to_string())
-        });
+        let pushed = routes
+            .request(request)
+            .and_then(|(tokens, prompt, experts)| Ok(trace.push(&tokens, prompt, &experts, None)?));
         tally.count(path, format!("request {request}"), pushed);
     }
     Ok(())
@@ -38,25 +38,24 @@ struct Routes<'a> {
 }
 
 impl<'a> Routes<'a> {
-    fn of(arrays: &'a Arrays, model: &ModelInfo) -> Result<Self, String> {
+    fn of(arrays: &'a Arrays, model: &ModelInfo) -> Result<Self, ContentError> {
         if let Some(other) = arrays.names().find(|name| !NAMES.contains(name)) {
             let other: String = other.escape_debug().take(60).collect();
-            return Err(format!("the array `{other}` is not known, expected {}", NAMES.join(", ")));
+            return Err(ContentError::unexpected(format!("the array `{other}` is not known"), NAMES.join(", ")));
         }
         let needed = |name: &str| {
             let found = integers(arrays, name)?;
-            found.ok_or_else(|| format!("there is no array `{name}`: routes without tokens cannot make a profile"))
+            let missing = || format!("array `{name}`: routes without tokens cannot make a profile");
+            found.ok_or_else(|| ContentError::Missing(missing()))
         };
         let (token_ids, experts) = (needed("token_ids")?, needed("experts")?);
         let &[n] = token_ids.shape() else {
-            return Err(format!("`token_ids` has shape {:?}, expected [n]", token_ids.shape()));
+            return Err(ContentError::shape("`token_ids`", token_ids.shape(), "[n]"));
         };
         let k = model.top_k;
         let rows = match experts.shape() {
-            &[rows, layers, width] if rows == n && width == u64::from(k) => {
-                layer_rows(model, layers).map_err(|cause| format!("`experts` has {cause}"))?
-            }
-            other => return Err(format!("`experts` has shape {other:?}, expected [{n}, layers, {k}]")),
+            &[rows, layers, width] if rows == n && width == u64::from(k) => layer_rows("`experts` has", model, layers)?,
+            other => return Err(ContentError::shape("`experts`", other, format!("[{n}, layers, {k}]"))),
         };
         let offsets = match integers(arrays, "request_offsets")? {
             Some(array) => offsets(&array, n as usize)?,
@@ -66,7 +65,8 @@ impl<'a> Routes<'a> {
         if let Some(lengths) = &prompt_lengths
             && lengths.shape() != [offsets.len() as u64 - 1]
         {
-            return Err(format!("`prompt_lengths` has shape {:?}, expected [{}]", lengths.shape(), offsets.len() - 1));
+            let expected = format!("[{}]", offsets.len() - 1);
+            return Err(ContentError::shape("`prompt_lengths`", lengths.shape(), expected));
         }
         let unknown = match experts.dtype() {
             "U8" => u8::MAX.into(),
@@ -77,17 +77,18 @@ impl<'a> Routes<'a> {
     }
 
     /// Tokens, prompt length and experts of a request.
-    fn request(&self, request: usize) -> Result<(Vec<u32>, u32, Vec<u16>), String> {
+    fn request(&self, request: usize) -> Result<(Vec<u32>, u32, Vec<u16>), ContentError> {
         let (from, to) = (self.offsets[request], self.offsets[request + 1]);
         let token = |at: usize| {
             let found = self.token_ids.int(&[at]).unwrap_or(i64::MAX);
-            u32::try_from(found).map_err(|_| format!("token {}: the id {found}, expected 32 bits", at - from))
+            let wrong = || ContentError::unexpected(format!("token {}: the id {found}", at - from), "32 bits");
+            u32::try_from(found).map_err(|_| wrong())
         };
         let tokens: Vec<u32> = (from..to).map(token).collect::<Result<_, _>>()?;
         let length = self.prompt_lengths.as_ref().map_or(Some((to - from) as i64), |lengths| lengths.int(&[request]));
-        let prompt = length
-            .and_then(|length| u32::try_from(length).ok())
-            .ok_or("the prompt's length does not fit into 32 bits")?;
+        let length = length.unwrap_or(i64::MAX);
+        let wrong = || ContentError::unexpected(format!("a prompt of {length} tokens"), "32 bits");
+        let prompt = u32::try_from(length).map_err(|_| wrong())?;
         let mut experts = Vec::with_capacity((to - from) * self.rows.len() * self.k);
         for (at, row, slot) in (from..to)
             .flat_map(|at| self.rows.iter().flat_map(move |row| (0..self.k).map(move |slot| (at, *row, slot))))
@@ -104,8 +105,9 @@ impl<'a> Routes<'a> {
     }
 }
 
-fn offsets(array: &Array<'_>, tokens: usize) -> Result<Vec<usize>, String> {
-    let wrong = || format!("`request_offsets` of shape {:?} do not rise from 0 to {tokens}", array.shape());
+fn offsets(array: &Array<'_>, tokens: usize) -> Result<Vec<usize>, ContentError> {
+    let found = || format!("`request_offsets` of shape {:?}", array.shape());
+    let wrong = || ContentError::unexpected(found(), format!("offsets that rise from 0 to {tokens}"));
     let &[_] = array.shape() else { return Err(wrong()) };
     let offsets: Option<Vec<usize>> = array.ints().map(|offset| usize::try_from(offset?).ok()).collect();
     let rises = |offsets: &Vec<usize>| {

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::ImportError;
+use super::error::{ContentError, ImportError};
 use crate::BadRecord;
 
 /// How many are listed; further ones are only counted.
@@ -20,12 +20,12 @@ pub(super) struct Tally {
 
 impl Tally {
     /// Counts a record that was added, or left out for a reason.
-    pub(super) fn count(&mut self, path: &Path, record: String, added: Result<(), String>) {
+    pub(super) fn count(&mut self, path: &Path, record: String, added: Result<(), ContentError>) {
         self.records += 1;
-        let Err(reason) = added else { return };
+        let Err(error) = added else { return };
         self.bad_count += 1;
         if self.bad.len() < LISTED {
-            self.bad.push(BadRecord { file: path.to_owned(), record, reason });
+            self.bad.push(BadRecord { file: path.to_owned(), record, reason: error.to_string() });
         }
     }
 

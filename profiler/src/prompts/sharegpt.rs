@@ -8,12 +8,13 @@ use semmoe_text::{LinePrompt, PromptLineError};
 use serde::de::{Deserializer, SeqAccess, Visitor};
 use serde_json::{Value, json};
 
+use super::error::PromptError;
 use crate::ProfilerError;
 
 /// Passes on conversations one by one, with their indices from 0, until `take` has enough.
 pub(super) fn read(
     path: &Path,
-    take: &mut dyn FnMut(usize, Result<LinePrompt, String>) -> bool,
+    take: &mut dyn FnMut(usize, Result<LinePrompt, PromptError>) -> bool,
 ) -> Result<(), ProfilerError> {
     let file = File::open(path).map_err(ProfilerError::io(path, "read"))?;
     let mut json = serde_json::Deserializer::from_reader(BufReader::with_capacity(1 << 20, file));
@@ -28,7 +29,7 @@ pub(super) fn read(
 }
 
 struct List<'a> {
-    take: &'a mut dyn FnMut(usize, Result<LinePrompt, String>) -> bool,
+    take: &'a mut dyn FnMut(usize, Result<LinePrompt, PromptError>) -> bool,
     enough: bool,
 }
 
@@ -54,27 +55,27 @@ impl<'de> Visitor<'de> for &mut List<'_> {
 }
 
 /// The turns up to the last human one, which a model would answer next.
-fn conversation(mut record: Value) -> Result<LinePrompt, String> {
+fn conversation(mut record: Value) -> Result<LinePrompt, PromptError> {
     let turns = match record.get_mut("conversations").map(Value::take) {
         Some(Value::Array(turns)) => turns,
-        _ => return Err("no list of conversations".into()),
+        _ => return Err(PromptError::Unusable("no list of conversations")),
     };
     let mut messages = Vec::with_capacity(turns.len());
-    for (number, turn) in turns.into_iter().enumerate() {
+    for (at, turn) in turns.into_iter().enumerate() {
         let role = match turn["from"].as_str() {
             Some("human" | "user") => "user",
             Some("gpt" | "chatgpt" | "assistant" | "bing" | "bard" | "model") => "assistant",
             Some("system") => "system",
             Some(other) => {
-                let other: String = other.chars().take(40).collect();
-                return Err(format!("turn {number} is from {other:?}, expected human, gpt or system"));
+                return Err(PromptError::Speaker { turn: at, from: other.chars().take(40).collect() });
             }
-            None => return Err(format!("turn {number} does not say who it is from")),
+            None => return Err(PromptError::NoSpeaker(at)),
         };
-        let Some(text) = turn["value"].as_str() else { return Err(format!("turn {number} has no text")) };
+        let Some(text) = turn["value"].as_str() else { return Err(PromptError::NoText(at)) };
         messages.push(json!({ "role": role, "content": text }));
     }
-    let last = messages.iter().rposition(|message| message["role"] == "user").ok_or("no human turn")?;
+    let last =
+        messages.iter().rposition(|message| message["role"] == "user").ok_or(PromptError::Unusable("no human turn"))?;
     messages.truncate(last + 1);
     Ok(LinePrompt::Messages { messages: messages.into(), tools: None })
 }
@@ -83,7 +84,7 @@ fn conversation(mut record: Value) -> Result<LinePrompt, String> {
 mod tests {
     use super::*;
 
-    fn read_text(text: &[u8], most: usize) -> (Vec<Result<Value, String>>, Result<(), String>) {
+    fn read_text(text: &[u8], most: usize) -> (Vec<Result<Value, PromptError>>, Result<(), ProfilerError>) {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), text).unwrap();
         let mut found = Vec::new();
@@ -95,7 +96,7 @@ mod tests {
             }));
             found.len() < most
         });
-        (found, ended.map_err(|error| error.to_string()))
+        (found, ended)
     }
 
     #[test]
@@ -108,10 +109,10 @@ mod tests {
             {"conversations": [{"value": "w"}]}, {"conversations": [{"from": "human", "value": "last"}]}
         ]"#;
         let (found, ended) = read_text(text, usize::MAX);
-        assert_eq!(ended, Ok(()));
+        ended.unwrap();
         let roles: Vec<_> = found[0].as_ref().unwrap().as_array().unwrap().iter().map(|m| m["role"].clone()).collect();
         assert_eq!(roles, ["system", "user", "assistant", "user"]);
-        let errors: Vec<&str> = found[1..8].iter().map(|bad| bad.as_ref().unwrap_err().as_str()).collect();
+        let errors: Vec<String> = found[1..8].iter().map(|bad| bad.as_ref().unwrap_err().to_string()).collect();
         assert_eq!(
             errors,
             [
@@ -124,9 +125,9 @@ mod tests {
                 "turn 0 does not say who it is from",
             ]
         );
-        assert_eq!(found[8], Ok(json!([{"role": "user", "content": "last"}])));
+        assert_eq!(*found[8].as_ref().unwrap(), json!([{"role": "user", "content": "last"}]));
         let (first, ended) = read_text(text, 1);
-        assert_eq!((first.len(), ended), (1, Ok(())));
+        assert_eq!((first.len(), ended.is_ok()), (1, true));
     }
 
     #[test]
@@ -137,7 +138,7 @@ mod tests {
             (b"[\n\"\xff\"]", "line 2: not a JSON list"),
             (b"", "EOF"),
         ] {
-            let error = read_text(text, usize::MAX).1.unwrap_err();
+            let error = read_text(text, usize::MAX).1.unwrap_err().to_string();
             assert!(error.contains(cause), "{error}");
         }
     }

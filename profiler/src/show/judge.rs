@@ -3,11 +3,11 @@
 use super::Study;
 use crate::verdict::{Grade, Verdict};
 
-/// From here on a token predicts enough of its experts for affinity to work.
+/// Affinity works once a token predicts this share of its experts.
 const GOOD_PREDICTION: f64 = 0.5;
-/// From this multiple of chance on a solve is worthwhile.
+/// A solve is worthwhile from this multiple of chance.
 const FAIR_OVER_CHANCE: f64 = 2.0;
-/// With less of the traffic covered by evidence, more prompts are recommended.
+/// More prompts are recommended if a smaller share of the traffic has evidence.
 const ENOUGH_EVIDENCE: f64 = 0.9;
 
 impl Study {
@@ -57,10 +57,10 @@ impl Study {
         Verdict { grade, text, next }
     }
 
-    /// The verdict if the data suffices for no figure.
+    /// The verdict if there is too little data for any figure.
     fn nothing_judged(&self) -> Verdict {
         let text = format!(
-            "Nothing can be said of this model: no token of {} occurs both among those counted and, often enough, among those judged. \
+            "Nothing can be said about this model: of {} tokens, none occurs both in the counted part and, often enough, in the judged one. \
              Record more prompts.",
             self.summary.tokens
         );

@@ -7,13 +7,13 @@
 use semmoe_tables::{LayerIdx, Trace};
 
 use crate::ProfilerError;
-use crate::bad::check;
+use crate::error::check;
 
 /// Number of requests drawn, evenly spaced over the trace.
 const MAX_REQUESTS: usize = 400;
 const PERPLEXITY: f64 = 25.0;
 const ROUNDS: usize = 400;
-/// Rounds with stronger attraction between neighbours, in which clusters form.
+/// The first rounds, in which stronger attraction between neighbours lets clusters form.
 const EARLY: usize = 100;
 const EXAGGERATION: f64 = 8.0;
 

@@ -5,7 +5,7 @@
 //! |---|---|
 //! | `rows` | sparse counts of tokens and experts; halves of a profile |
 //! | `table1` | how well a token's hottest experts predict, their share, kurtosis |
-//! | `next` | experts of one layer given those of the previous layer |
+//! | `next` | experts of one layer, given those of the previous layer |
 //! | `judge` | interprets the figures and recommends a next step |
 //! | `text` | the study as a table for terminals |
 //! | `map` | requests in two dimensions, by the experts they activate |
@@ -82,7 +82,7 @@ impl HeldOutKind {
             Self::Requests => "judged on half of the requests, predicted from the other half",
             Self::File => "predicted from this file, judged on the held-out file",
             Self::Counts => {
-                "judged on half of every count drawn at random, predicted from the other half, tokens of eight occurrences and more (there are no requests to hold out)"
+                "judged on a random half of every count, predicted from the other half, for tokens with at least eight occurrences (there are no requests to hold out)"
             }
         }
     }

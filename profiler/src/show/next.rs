@@ -1,4 +1,4 @@
-//! Experts of one layer given those of the previous layer: the paper's inter-layer expert-expert affinity.
+//! Experts of one layer, given those of the previous layer: the paper's inter-layer expert-expert affinity.
 
 use semmoe_tables::{LayerIdx, Trace};
 use serde::Serialize;
@@ -34,11 +34,11 @@ pub struct NextLayer {
 const MAX_PAIRS: usize = 1 << 26;
 
 impl Study {
-    /// Why there are no figures for consecutive layers, if there could be.
+    /// Why figures for consecutive layers are left out, if they are.
     pub(super) fn next_left_out(&self) -> Option<String> {
         let (experts, layers) = (self.rows.experts, self.rows.layers());
         let left_out = self.next.is_empty() && layers > 1;
-        left_out.then(|| format!("left out, as {experts} experts of {layers} layers make more than {MAX_PAIRS} pairs"))
+        left_out.then(|| format!("left out, as {experts} experts in {layers} layers make more than {MAX_PAIRS} pairs"))
     }
 }
 

@@ -10,8 +10,8 @@ use crate::LayerSummary;
 pub struct LayerTable {
     /// The model's layer number.
     pub layer_id: u16,
-    /// F1 of predicting a token's experts by its hottest top-k, on held-out data; over tokens. As many experts are
-    /// predicted as are activated, so precision, recall and F1 are equal.
+    /// F1 when a token's experts are predicted by its top-k hottest ones, on held-out data; over tokens. As many
+    /// experts are predicted as are activated, so precision, recall and F1 are equal.
     pub f1: Quartiles,
     /// Mean of that F1 over occurrences; `None` if no token was both counted and held out.
     pub f1_mean: Option<f64>,
@@ -30,7 +30,7 @@ pub struct LayerTable {
     pub load_max_over_mean: f64,
 }
 
-/// Quartiles over tokens; 0 without any.
+/// Quartiles over tokens; 0 if there are none.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Quartiles {
     /// First quartile.
@@ -55,7 +55,8 @@ impl Quartiles {
     }
 }
 
-/// One layer: hotness from all counts, F1 from `counted` to `judged` for tokens that occurred at least `least` times.
+/// Computes one layer: hotness from all counts; F1 of predicting `judged` from `counted`, for tokens that occurred at
+/// least `least` times.
 pub(super) fn layer(layer: usize, all: &Rows, counted: &Rows, judged: &Rows, least: u64) -> LayerTable {
     let (mut hot, mut others, mut kurtosis) = (Vec::new(), Vec::new(), Vec::new());
     for token in 0..all.vocabulary() {
@@ -87,14 +88,14 @@ pub(super) fn layer(layer: usize, all: &Rows, counted: &Rows, judged: &Rows, lea
     }
 }
 
-/// Hottest first, ties to the lowest.
+/// A row's experts with their counts, hottest first; ties go to the lowest.
 pub(crate) fn hottest(row: &[(u16, u32)]) -> Vec<(u16, u32)> {
     let mut order = row.to_vec();
     order.sort_by_key(|(expert, count)| (std::cmp::Reverse(*count), *expert));
     order
 }
 
-/// Over tokens that are in both parts often enough, and over all their occurrences, if any.
+/// F1 over tokens that occur often enough in both parts, and over all their occurrences, if there are any.
 fn f1(layer: usize, counted: &Rows, judged: &Rows, least: u64) -> (Quartiles, Option<f64>) {
     let (mut each, mut hit, mut all) = (Vec::new(), 0.0, 0.0);
     for token in 0..judged.vocabulary() {
@@ -113,7 +114,7 @@ fn f1(layer: usize, counted: &Rows, judged: &Rows, least: u64) -> (Quartiles, Op
     (Quartiles::of(each), (all > 0.0).then(|| hit / all))
 }
 
-/// Over a token's counts for all experts, including zeros.
+/// Kurtosis of a token's counts over all experts, including zeros.
 fn kurtosis_of(row: &[(u16, u32)], experts: usize) -> f64 {
     let mut counts = vec![0.0; experts];
     row.iter().for_each(|(expert, count)| counts[usize::from(*expert)] = f64::from(*count));

@@ -46,7 +46,7 @@ impl fmt::Display for Study {
         writeln!(f, "{}\n", self.summary)?;
         writeln!(
             f,
-            "Each token's hottest top-k experts as the prediction of those it activates; quartiles over tokens."
+            "Each token's top-k hottest experts as a prediction of those that it activates; quartiles over tokens."
         )?;
         writeln!(f, "Predicted: {}.", self.held_out.describe())?;
         writeln!(f, "Tokens with evidence: {:.1}% of the traffic.", self.coverage_of_traffic * 100.0)?;

@@ -177,7 +177,7 @@ fn domains_count_alike() {
     let empty = files.write("empty", &trace(20, "a", &[]));
     let options = BuildOptions { traces: vec![code[0].clone(), empty], ..options };
     let error = build(&options, &NoProgress).unwrap_err();
-    assert!(matches!(&error, ProfilerError::EmptyDomain { domain } if domain == "empty"), "{error}");
+    assert!(matches!(&error, ProfilerError::EmptyDomain(domain) if domain == "empty"), "{error}");
 }
 
 #[test]
@@ -287,7 +287,7 @@ fn what_cannot_be_counted_together_is_named() {
         |traces: Vec<DomainInput>| build(&BuildOptions::new(traces, files.path("no")), &NoProgress).unwrap_err();
     let text = error(vec![a.clone(), other.clone()]).to_string();
     assert!(text.ends_with("other: different models: `num_experts` is 21 here and 20 there"), "{text}");
-    assert!(matches!(error(vec![]), ProfilerError::NoInput { what: "trace" }));
+    assert!(matches!(error(vec![]), ProfilerError::NoInput("trace")));
     assert!(error(vec![files.path("absent").into()]).is_input());
     assert!(error(vec![a.clone(), files.path("absent").into()]).is_input());
     files.build(std::slice::from_ref(&a), "profile");

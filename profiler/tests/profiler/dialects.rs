@@ -147,7 +147,7 @@ fn lies(dialect: Dialect) -> Vec<(Fault, &'static str)> {
     if dialect == SEMMOE {
         lies.extend([
             (Fault::NoExpert, "token 0 has no expert in MoE layer 0, expected 3"),
-            (Fault::Aborted, "aborted it: no memory"),
+            (Fault::Aborted, "aborted the request: no memory"),
             (Fault::NothingGenerated, "no token was generated"),
             (Fault::OtherPromptCount, "prompt_tokens is 102, but the prompt has 12 tokens"),
         ]);

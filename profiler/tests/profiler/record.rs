@@ -130,7 +130,7 @@ async fn cancelling_drops_what_is_in_flight_and_keeps_what_is_there() {
 
     options = RecordOptions { concurrency: 1, ..mock.lines(&[ids_line(&[1]), ids_line(&[100])]) };
     let error = record(options, &NoProgress, mock.engine.hanging.notified()).await.unwrap_err();
-    assert!(matches!(&error, ProfilerError::Cancelled { kept } if kept.contains("to resume")), "{error}");
+    assert!(matches!(&error, ProfilerError::Cancelled(kept) if kept.contains("to resume")), "{error}");
     assert!(mock.partial().exists() && !mock.out().exists());
     mock.engine.next_gone().await;
     let report = mock.record(mock.lines(&[ids_line(&[3]), ids_line(&[1])])).await.unwrap();

@@ -176,10 +176,10 @@ fn a_page_has_all_pictures_and_no_markup_of_its_texts() {
             && page.contains("&lt;/text&gt;&lt;script")
     );
     for title in [
-        "Prediction of experts",
+        "Predicting experts from tokens",
         "Tokens and experts",
-        "Load of experts",
-        "Load of groups, before and after",
+        "Expert load",
+        "Group load, before and after",
         "From layer to layer",
         "Requests by topic",
         "against groups",
