@@ -1,10 +1,10 @@
-//! The allocator of the program, on Linux with the feature `jemalloc`.
+//! The program's allocator, on Linux with the feature `jemalloc`.
 
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
-/// Memory that has been free for a second goes back to the system, even if nothing is allocated any more: loading
-/// tokenizers and tables leaves behind more than it keeps.
+/// Memory that has been free for a second returns to the system, even if nothing is allocated any more: loading
+/// tokenizers and tables temporarily needs more memory than it keeps.
 const CONF: &[u8; 60] = b"background_thread:true,dirty_decay_ms:1000,muzzy_decay_ms:0\0";
 
 // SAFETY: jemalloc reads this symbol as a pointer to a zero-terminated string, and never writes to it.

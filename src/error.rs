@@ -3,10 +3,10 @@
 use std::fmt;
 use std::path::Path;
 
-/// A failure of the command: one sentence with the cause.
+/// A failure of the command, described in one sentence.
 #[derive(Debug)]
 pub(crate) struct CliError {
-    cause: String,
+    message: String,
     /// The exit code of the process.
     pub(crate) code: u8,
 }
@@ -14,7 +14,7 @@ pub(crate) struct CliError {
 impl CliError {
     /// A failure with a specific exit code.
     pub(crate) fn with_code(code: u8, cause: impl fmt::Display) -> Self {
-        Self { cause: cause.to_string(), code }
+        Self { message: cause.to_string(), code }
     }
 
     /// Wrong arguments or input: exit code 2.
@@ -45,6 +45,6 @@ impl CliError {
 
 impl fmt::Display for CliError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.cause)
+        f.write_str(&self.message)
     }
 }

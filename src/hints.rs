@@ -1,7 +1,7 @@
 //! Remedies for failures that newcomers meet first: one line each, found by the text of the failure.
 //!
 //! Libraries report what is wrong; only the command line knows which option or command fixes it.
-//! `tests/command/mistakes.rs` makes each of these mistakes.
+//! `tests/command/mistakes.rs` provokes each of these failures.
 
 /// A part of a failure's text, and the remedy.
 const HINTS: [(&str, &str); 10] = [
@@ -20,7 +20,7 @@ const HINTS: [(&str, &str); 10] = [
     ("expected \"semmoe.trace\"", "`semmoe profile record` writes traces; pass a profile with --profile"),
     (
         "not 64 hexadecimal digits",
-        "`printf %s TOKEN | sha256sum` makes the digest of a token, `semmoe keys hash` that of a key",
+        "`printf %s TOKEN | sha256sum` prints the digest of a token, `semmoe keys hash` that of a key",
     ),
     ("the objective `ranks` needs a trace", "give it with --trace"),
     ("or padding or redundant slots", "`semmoe solve` takes --pad and --redundant"),

@@ -72,7 +72,7 @@ pub(crate) async fn stop_requested() {
 pub(crate) struct Hangups(Option<Signal>);
 
 impl Hangups {
-    /// From now on the signal does not end the process. Must be called in a runtime.
+    /// Keeps the signal from ending the process from now on. Must be called in a runtime.
     pub(crate) fn listen() -> Self {
         Self(signal(SignalKind::hangup()).ok())
     }

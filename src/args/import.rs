@@ -12,7 +12,7 @@ pub(crate) enum ImportFormat {
     /// Dumps of SGLang's expert distribution recorder: per_token becomes a trace, stat and stat_approx become expert
     /// loads.
     Sglang,
-    /// Counts [layers, experts] or [steps, layers, experts] as EPLB takes them (an array, `logical_count`, or JSON):
+    /// Counts [layers, experts] or [steps, layers, experts] as EPLB expects them (an array, `logical_count`, or JSON):
     /// they become expert loads.
     Eplb,
     /// Arrays token_ids (n), experts (n x layers x k), and optionally request_offsets (R + 1) and prompt_lengths (R):
@@ -41,7 +41,7 @@ Example:
 
 #[derive(Debug, Args)]
 pub(crate) struct ImportArgs {
-    /// The files; from SGLang's recorder those of all ranks.
+    /// The files; for SGLang's recorder, those of all ranks.
     #[arg(required = true, value_name = "FILE")]
     pub(crate) files: Vec<PathBuf>,
     /// The format of the files.

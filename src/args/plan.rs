@@ -33,7 +33,7 @@ cluster.toml:
   count = 8
   bandwidth_gb_per_second = 450     # of one GPU, one direction
   latency_us = 3
-  [[measured]]                      # optional: times of a collective, or of a kernel, that count in place of these figures
+  [[measured]]                      # optional: times of a collective or a kernel, which replace the figures above
   level = \"nvlink\"
   operator = \"all_reduce\"           # all_reduce, scatter, all_to_all, point_to_point
   ranks = 8
@@ -98,10 +98,10 @@ pub(crate) struct CalibrateArgs {
     pub(crate) json: bool,
 }
 
-fn carrier(name: &str) -> Result<TransportChoice, String> {
+fn carrier(name: &str) -> Result<TransportChoice, &'static str> {
     match name.parse() {
         Ok(choice @ (TransportChoice::Shm | TransportChoice::Tcp)) => Ok(choice),
-        _ => Err("expected shm or tcp".to_owned()),
+        _ => Err("expected shm or tcp"),
     }
 }
 
@@ -165,6 +165,7 @@ pub(crate) struct PlanArgs {
     pub(crate) html: Option<PathBuf>,
 }
 
+/// Clap shows the error as it is, so it is text.
 fn dtype(name: &str) -> Result<Dtype, String> {
     let names = || Dtype::NAMES.map(|(name, _)| name).join(", ");
     Dtype::of(name).ok_or_else(|| format!("expected one of {}", names()))

@@ -24,7 +24,7 @@ either.
 Every response is checked: the engine saw the prompt that was sent, every token has its routed experts, and these are valid, \
 distinct, and not the same for every token. Records that fail are left out and reported with file, record and reason; above \
 --max-bad the recording ends with exit code 1. Prompts that the engine refuses, such as one that is too long, are left out, \
-counted and reported, however many; that all are is an error.
+counted and reported, however many; only if it refuses all of them is that an error.
 
 Good responses are saved to OUT.partial as they arrive. If a recording ends early, even by a crash or a lost engine, the same \
 command resumes it; no prompt counts twice.

@@ -44,7 +44,7 @@ the token itself. So experts that the same tokens activate are placed on one ran
 
 The figure of merit is the local activation rate (LAR): the share of activations on the token's own rank. With G groups and no \
 solved placement it is about 1/G. All groups get the same number of experts, and loads stay balanced: the report shows how well. \
-LAR on the data that was solved on is too optimistic: with --trace some of the requests are held out, and the tables are \
+LAR on the data used for the solve is too optimistic: with --trace some of the requests are held out, and the tables are \
 evaluated on these. For other traffic use `semmoe evaluate`.
 
 From nothing to tables in three commands:
@@ -110,7 +110,7 @@ pub(crate) struct SolveArgs {
     /// Random seed: the same seed and input give the same tables.
     #[arg(long, help_heading = "Search", default_value_t = 1)]
     pub(crate) seed: u64,
-    /// Extra slots per layer, over all groups together, for replicas of experts that are wanted in several places.
+    /// Extra slots per layer, over all groups together, for replicas of experts that several groups use often.
     /// Experts plus slots must be divisible by the number of groups. Only with attention dp.
     #[arg(long, help_heading = "Deployment", value_name = "R", default_value_t = 0)]
     pub(crate) redundant: u16,

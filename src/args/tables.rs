@@ -76,8 +76,8 @@ pub(crate) struct ExportArgs {
     pub(crate) output: OutputArgs,
 }
 
-fn engine_version(text: &str) -> Result<Version, String> {
-    Version::parse(text).ok_or_else(|| format!("{text} is not a version such as 0.5.21"))
+fn engine_version(text: &str) -> Result<Version, &'static str> {
+    Version::parse(text).ok_or("expected a version such as 0.5.21")
 }
 
 /// The beginning of `tables permute --help`.

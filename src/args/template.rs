@@ -28,11 +28,11 @@ pub(crate) struct TemplateCheckArgs {
     /// The model's directory, with tokenizer.json and the chat template.
     #[arg(value_name = "TOKENIZER_DIR")]
     pub(crate) tokenizer: PathBuf,
-    /// Chats or completions, one request body per line; without it, built-in ones of all shapes.
+    /// Chats or completions, one request body per line [default: built-in ones of all shapes].
     #[arg(long, value_name = "FILE")]
     pub(crate) chats: Option<PathBuf>,
-    /// The engine that reads them: vllm, sglang or semmoe, with @VERSION for versions other than the newest. Nothing is
-    /// compared with Jinja2 then, and the date is today's.
+    /// Prepare chats as this engine does: vllm, sglang or semmoe, with @VERSION for versions other than the newest.
+    /// Nothing is compared with Jinja2 then, and the date is today's.
     #[arg(long, value_name = "ENGINE")]
     pub(crate) engine: Option<String>,
     /// Default variables for the template, which chats override, as a JSON object.

@@ -49,7 +49,7 @@ pub(crate) struct UpArgs {
     pub(crate) attention: UnitAttentionArgs,
     #[command(flatten)]
     pub(crate) layout: UnitLayoutArgs,
-    /// Extra slots per layer, over all ranks together, for replicas of experts that are wanted in several places.
+    /// Extra slots per layer, over all ranks together, for replicas of experts that several ranks use often.
     /// Experts plus slots must be divisible by the number of ranks. Only with --attention dp and --experts ep.
     #[arg(long, value_name = "R", default_value_t = 0)]
     pub(crate) redundant: u16,

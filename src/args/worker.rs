@@ -55,7 +55,7 @@ pub(crate) struct WorkerArgs {
     /// starts with. Must be the same on all ranks [default: as many as the initial placement needs].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) expert_slots: Option<u16>,
-    /// Independent groups of neighbouring ranks that the unit can switch to: with 8 ranks 2 means two groups of four,
+    /// Independent groups of consecutive ranks that the unit can switch to: with 8 ranks 2 means two groups of four,
     /// each with all experts and its own requests (layout tp:2x4). Keeps attention weights for each. Must be the same
     /// on all ranks.
     #[arg(long, value_name = "N", value_delimiter = ',', value_parser = clap::value_parser!(u16).range(2..))]
@@ -67,8 +67,8 @@ pub(crate) struct WorkerArgs {
     #[command(flatten)]
     pub(crate) layout: UnitLayoutArgs,
     /// With --experts ep and without tables: each of N consecutive ranks holds the experts of all N, so that tokens
-    /// leave them only for other experts (expert domains). N:S/W over two levels: ranks at the same place on N groups
-    /// of W, and S neighbours within each. Must be the same on all ranks [default: those of --plan, else 1].
+    /// leave them only for other experts (expert domains). N:S/W over two levels: ranks at one position in N groups of
+    /// W, and S neighbours within each. Must be the same on all ranks [default: those of --plan, else 1].
     #[arg(long, value_name = "N[:S/W]...")]
     pub(crate) domains: Option<Domains>,
     /// Number of nodes, with consecutive ranks on each, for counting bytes by level [default: a node is the ranks that
@@ -167,7 +167,7 @@ impl WorkerDeviceArgs {
     pub(crate) fn read(self, world: u16) -> Result<DeviceChoice, CliError> {
         let given = [("--dtype", self.dtype.is_some()), ("--ranks-here", self.ranks_here.is_some())];
         match (self.device, given.iter().find(|(_, given)| *given)) {
-            (DeviceArg::Cpu, Some((name, _))) => Err(CliError::input(format!("{name} is for --device cuda"))),
+            (DeviceArg::Cpu, Some((name, _))) => Err(CliError::input(format!("{name} requires --device cuda"))),
             (DeviceArg::Cpu, None) => Ok(DeviceChoice::Cpu),
             (DeviceArg::Cuda, _) => {
                 let dtype = if self.dtype == Some(DtypeArg::F32) { Dtype::F32 } else { Dtype::Bf16 };
@@ -283,8 +283,8 @@ pub(crate) struct UnitLayoutArgs {
     pub(crate) experts: ExpertLayout,
 }
 
-fn forced_rate(text: &str) -> Result<ForcedRate, String> {
-    text.parse().ok().and_then(ForcedRate::new).ok_or_else(|| "expected a number from 0 to 1".to_owned())
+fn forced_rate(text: &str) -> Result<ForcedRate, &'static str> {
+    text.parse().ok().and_then(ForcedRate::new).ok_or("expected a number from 0 to 1")
 }
 
 /// When rank 0 exits after a rank was lost; `None` = never.
@@ -292,15 +292,15 @@ fn forced_rate(text: &str) -> Result<ForcedRate, String> {
 pub(crate) struct ExitAfterLoss(pub(crate) Option<Duration>);
 
 impl FromStr for ExitAfterLoss {
-    type Err = String;
+    type Err = &'static str;
 
-    fn from_str(text: &str) -> Result<Self, String> {
+    fn from_str(text: &str) -> Result<Self, &'static str> {
         if text == "never" {
             return Ok(Self(None));
         }
         match text.parse::<f64>() {
             Ok(seconds) if (0.0..=86_400.0).contains(&seconds) => Ok(Self(Some(Duration::from_secs_f64(seconds)))),
-            _ => Err("expected seconds from 0 to 86400, or never".into()),
+            _ => Err("expected seconds from 0 to 86400, or never"),
         }
     }
 }

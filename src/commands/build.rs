@@ -62,7 +62,7 @@ fn show(command: &str, report: &BuildReport, output: OutputArgs) -> Result<(), C
         say(&format!("domain {}: {} tokens, counted {} times", domain.domain, domain.tokens, domain.multiplier));
     }
     if report.tokens == 0 {
-        say("nothing was counted: no token of that kind has a known route");
+        say("nothing was counted: no token of the chosen phase has a known route");
     }
     let (out, files) = (report.out.display(), report.inputs);
     let text = || format!("{out}: {} tokens from {files} files, digest {}", report.tokens, report.digest);

@@ -1,4 +1,4 @@
-//! `semmoe keys`: client keys, whose digests are in the configuration.
+//! `semmoe keys`: client keys; the configuration has only their digests.
 
 use std::io::Read;
 
@@ -63,7 +63,7 @@ fn read_key() -> Result<String, CliError> {
     read.map_err(|error| CliError::input(format!("cannot read the key from standard input: {error}")))?;
     let key = text.trim();
     if key.is_empty() || text.len() as u64 > MAX_KEY_BYTES || !key.bytes().all(|byte| byte.is_ascii_graphic()) {
-        let expected = format!("expected one line of at most {MAX_KEY_BYTES} printable characters without blanks");
+        let expected = format!("expected one line of at most {MAX_KEY_BYTES} printable characters without spaces");
         return Err(CliError::input(format!("standard input is not a key: {expected}")));
     }
     Ok(key.to_owned())

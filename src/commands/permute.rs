@@ -23,7 +23,7 @@ pub(crate) fn run(args: &PermuteArgs) -> Result<(), CliError> {
     .map_err(|error| failure(error, &args.out))?;
     progress.finish(&describe(&report));
     for name in &report.left_out {
-        say(&format!("left out: {name} (not a plain file, or weights in another form)"));
+        say(&format!("left out: {name} (not a plain file, or weights in another format)"));
     }
     if let Some(out_tables) = &args.out_tables {
         let digest = write_relabelled(&tables, out_tables).map_err(CliError::failed)?;
@@ -50,7 +50,7 @@ fn check_out_tables(args: &PermuteArgs, out_tables: &Path) -> Result<(), CliErro
 
 fn describe(report: &PermuteReport) -> String {
     format!(
-        "{} MoE layers, {} tensors of {} bytes, {} files written, {} taken over",
+        "{} MoE layers, {} tensors of {} bytes, {} files written, {} kept from an earlier run",
         report.moe_layers, report.tensors, report.data_bytes, report.shards_written, report.shards_kept
     )
 }

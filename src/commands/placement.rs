@@ -1,4 +1,4 @@
-//! Placements given by an option: `linear`, `round_robin`, or a file.
+//! Placements chosen with an option: `linear`, `round_robin`, or a file.
 
 use std::fs::File;
 use std::io::Read;

@@ -83,8 +83,8 @@ fn print_checked(args: &ServeArgs, Probed { served, troubles }: &Probed) -> Resu
     let what = args.config.as_deref().map_or_else(|| "options".into(), Path::to_string_lossy);
     let verdict = match (checked.ok, args.probe) {
         (true, _) => "ok",
-        (false, true) => "engines do not fit",
-        (false, false) => "files do not fit",
+        (false, true) => "engines do not match",
+        (false, false) => "files do not match",
     };
     print(&format!("{what}: {verdict}\n{}", checked.served))
 }

@@ -1,5 +1,6 @@
 //! `semmoe profile show`.
 
+use std::fmt::Display;
 use std::io::{BufRead, BufReader, Read};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -113,20 +114,20 @@ fn read_topics(path: &Path) -> Result<Vec<String>, CliError> {
     loop {
         let mut line = Vec::new();
         let read = reader.by_ref().take(MAX_LINE_BYTES + 1).read_until(b'\n', &mut line).map_err(io)?;
-        let bad = |cause: String| CliError::input(format!("{shown} line {}: {cause}", topics.len() + 1));
+        let bad = |cause: &dyn Display| CliError::input(format!("{shown} line {}: {cause}", topics.len() + 1));
         if read as u64 > MAX_LINE_BYTES {
-            return Err(bad(format!("longer than {MAX_LINE_BYTES} bytes")));
+            return Err(bad(&format_args!("longer than {MAX_LINE_BYTES} bytes")));
         }
         if read == 0 {
             return Ok(topics);
         }
-        let value: Value = serde_json::from_slice(&line).map_err(|error| bad(format!("not JSON: {error}")))?;
+        let value: Value = serde_json::from_slice(&line).map_err(|error| bad(&format_args!("not JSON: {error}")))?;
         let topic = value["domain"].as_str().or(value["topic"].as_str());
-        topics.push(topic.ok_or_else(|| bad("neither \"domain\" nor \"topic\" is a text".into()))?.to_owned());
+        topics.push(topic.ok_or_else(|| bad(&"neither \"domain\" nor \"topic\" is a string"))?.to_owned());
     }
 }
 
-/// The data to solve on and to evaluate tables on: requests if the files have them.
+/// The data to solve from and the data to evaluate tables on: requests if the files have them.
 struct Parts<'a> {
     counted: &'a Profile,
     counted_requests: Option<&'a Trace>,
@@ -148,7 +149,7 @@ impl<'a> Parts<'a> {
         Ok(Self { counted, counted_requests: halves.map(|(solved, _)| solved), judged, held_out: true })
     }
 
-    /// The local activation rate of tables; by entire requests if there are some and requests are routed.
+    /// The local activation rate of tables: of entire requests if there are any and the tables route requests.
     fn rate(&self, tables: &Tables, kind: RateKind, held_out: bool) -> Result<RatePoint, CliError> {
         let judged = evaluate(tables, self.judged, &EvalOptions::default()).map_err(CliError::input)?;
         let (groups, by_requests) = (tables.groups(), judged.unit == Unit::Request);

@@ -22,7 +22,7 @@ use crate::progress::{Progress, Steps as _, say};
 use crate::signals::stop_flag;
 use crate::stamp::created;
 
-/// Mean activations per expert and layer below which a warning is due.
+/// Fewer mean activations per expert and layer cause a warning.
 const FEW_ACTIVATIONS: f64 = 10.0;
 
 pub(crate) fn run(args: &SolveArgs) -> Result<(), CliError> {
@@ -83,7 +83,7 @@ fn next(args: &SolveArgs, report: &SolveReport) -> [String; 2] {
     [good, other]
 }
 
-/// Warns about a profile with so few tokens that chance decides the placement.
+/// Warns if the profile has so few tokens that chance decides the placement.
 fn warn_of_few_tokens(path: &Path, profile: &Profile) {
     let (tokens, model) = (profile.total_tokens(), profile.model());
     let each = tokens as f64 * f64::from(model.top_k) / f64::from(model.num_experts);

@@ -48,7 +48,7 @@ struct Described<'a> {
     slots: Slots,
     price: &'a [f32],
     sequence_price: &'a [f32],
-    /// On requests held out of the solve; null if there were none, or the solver does not state it.
+    /// On requests held out of the solve; null if there were none, or the solver does not state the rate.
     promised_lar: Option<f64>,
     solver: &'a str,
     provenance: &'a Provenance,
@@ -106,7 +106,7 @@ fn facts(tables: &Tables) -> Vec<(&'static str, String)> {
     let model = tables.model();
     let attention = match tables.attention() {
         Attention::Dp => format!("dp, {} attention-DP ranks", tables.dp_ranks()),
-        Attention::Tp => format!("tp, {} labels a token", tables.labels()),
+        Attention::Tp => format!("tp, {} labels per token", tables.labels()),
     };
     let shape = format!(
         "{} MoE layers of {}, {} experts, top-{}, vocabulary {}",
@@ -129,7 +129,10 @@ fn facts(tables: &Tables) -> Vec<(&'static str, String)> {
     if tables.physical_to_logical().is_some() {
         let Slots { all, redundant, empty } = Slots::of(tables);
         let each = all / usize::from(tables.groups()).max(1);
-        facts.push(("slots", format!("{all} a layer, {each} a group, {redundant} of them redundant, {empty} empty")));
+        facts.push((
+            "slots",
+            format!("{all} per layer, {each} per group, {redundant} of them redundant, {empty} empty"),
+        ));
     }
     facts.extend([
         ("prices", format!("{:?}", tables.price())),

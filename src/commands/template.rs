@@ -80,7 +80,7 @@ pub(crate) fn run(command: &TemplateCommand) -> Result<(), CliError> {
     print_result(args.output, "template check", &report, || described(&report))?;
     match differ {
         0 => Ok(()),
-        differ => Err(CliError::failed(format!("{differ} chats are rendered otherwise by Jinja2"))),
+        differ => Err(CliError::failed(format!("{differ} chats are rendered differently by Jinja2"))),
     }
 }
 

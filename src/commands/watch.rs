@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// Polling interval. A ConfigMap changes behind two links, of which the kernel reports nothing, so the file is read.
+/// Polling interval. A ConfigMap changes behind two links, and the kernel reports neither change, so the file is read.
 const INTERVAL: Duration = Duration::from_secs(2);
-/// When to retry a change that engines or files did not match: they may by then.
+/// Interval before retrying a change that engines or files did not match: they may match by then.
 const RETRY: Duration = Duration::from_secs(30);
 
 /// A file and its content.

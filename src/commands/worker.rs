@@ -31,9 +31,7 @@ pub(crate) fn run(args: WorkerArgs) -> Result<(), CliError> {
     (config.tables, config.tables_root) = (args.tables, args.tables_root);
     config.transport = args.layout.transport;
     if let (DeviceChoice::Cuda { .. }, Some(wire)) = (config.device, args.layout.wire) {
-        return Err(CliError::input(format!(
-            "--wire {wire} is for --device cpu: on a GPU rows travel in the type that --dtype names"
-        )));
+        return Err(CliError::input(format!("--wire {wire} is CPU-only: on a GPU, rows are sent as --dtype")));
     }
     config.wire = args.layout.wire.unwrap_or_default();
     config.experts = args.layout.experts;

@@ -11,7 +11,7 @@ use sha2::{Digest, Sha256};
 use super::assets::Assets;
 use crate::error::CliError;
 
-/// Incremented whenever the steps of the pipeline would produce something else.
+/// Incremented whenever the pipeline's steps would produce different results.
 const PIPELINE_VERSION: &str = "5";
 /// Files of a checkpoint directory that determine its routing.
 const MODEL_FILES: [&str; 5] =
@@ -45,7 +45,7 @@ impl Cache {
         match lock.try_lock() {
             Ok(()) => Ok(Self { model, folder, _lock: lock }),
             Err(TryLockError::WouldBlock) => Err(CliError::failed(format!(
-                "another semmoe uses the data folder {}: stop it, or give this one its own with --data",
+                "another semmoe uses the data folder {}: stop it, or choose another folder with --data",
                 folder.display()
             ))),
             Err(TryLockError::Error(error)) => Err(cannot(error)),

@@ -37,7 +37,7 @@ const GRACE: Duration = Duration::from_secs(5);
 /// connection.
 const AFTER_DEATH: Duration = Duration::from_secs(5);
 
-/// A request like those that the bundled model was trained on: the messages, as JSON.
+/// The messages, as JSON, of a request like those that the bundled model was trained on.
 const EXAMPLE: &str = r#"[{"role": "system", "content": "You are a voice assistant that takes orders for a coffee business."},
      {"role": "user", "content": "I would like to order a cappuccino."}]"#;
 

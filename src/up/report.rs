@@ -8,15 +8,15 @@ use serde::Serialize;
 
 use super::scrape::{ByRank, Samples, UnitCounters};
 
-/// The measurements of one configuration, figures of streamed answers first.
+/// The measurements of one configuration, streamed answers first.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Measured {
     /// Requests served of each kind.
     pub(crate) requests: usize,
-    /// Answers as streams.
+    /// Streamed answers.
     #[serde(flatten)]
     pub(crate) streamed: Traffic,
-    /// Answers as one document each.
+    /// Answers that are not streamed.
     #[serde(rename = "not_streamed")]
     pub(crate) whole: Traffic,
 }
@@ -34,7 +34,7 @@ pub(crate) struct Traffic {
     pub(crate) decode_max_over_mean: f64,
     /// Sequences running or waiting, averaged over time.
     pub(crate) running_max_over_mean: f64,
-    /// Pages of the key-value cache held by sequences, averaged over time.
+    /// KV cache pages held by sequences, averaged over time.
     pub(crate) kv_max_over_mean: f64,
     /// Tokens run (prefill and decode) per second of wall time.
     pub(crate) tokens_per_second: f64,
@@ -88,7 +88,7 @@ pub(crate) struct CheckReport {
     /// The titles of the two.
     #[serde(skip)]
     pub(crate) titles: [&'static str; 2],
-    /// Contiguous placement, `round_robin`; with attention tp rows in their order.
+    /// Contiguous placement with `round_robin`; with attention tp, rows in their order.
     pub(crate) baseline: Measured,
     /// The solved placement, `affinity`; with attention tp rows shuffled by the tables.
     pub(crate) affinity: Measured,

@@ -12,10 +12,10 @@ use crate::error::CliError;
 const SAMPLE_EVERY: Duration = Duration::from_millis(20);
 const SAMPLED_PAGE: &str = "/metrics?name[]=semmoe_requests_in_flight&name[]=semmoe_kv_pages";
 
-/// A count of each rank.
+/// One count per rank.
 pub(crate) type ByRank = BTreeMap<u16, f64>;
 
-/// The page of counters of the unit at `url`.
+/// The page with the counters of the unit at `url`.
 pub(crate) async fn page(client: &HttpClient, url: &BaseUrl) -> Result<String, CliError> {
     client.get_text(url, "/metrics", &AnswerLimits::default()).await.map_err(CliError::failed)
 }
@@ -27,7 +27,7 @@ fn no_sample(line: String) -> CliError {
 /// Counters of one unit, summed as the report needs them.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct UnitCounters {
-    /// Activations of experts on the token's own rank, and all.
+    /// Activations of experts on the token's own rank; and all activations.
     local: f64,
     activations: f64,
     /// Bytes sent to other ranks by dispatch and combine.

@@ -34,7 +34,7 @@ pub(crate) async fn prepare(assets: &Assets, cache: &Cache, layout: UnitLayout) 
     if tables_path.exists() {
         match Tables::open(&tables_path) {
             Ok(_) => return Ok(()),
-            Err(cause) => say(&format!("the cached tables cannot be used ({cause}); they are made again")),
+            Err(cause) => say(&format!("the cached tables cannot be used ({cause}); solving again")),
         }
     }
     let work = Recording {
@@ -98,8 +98,8 @@ pub(super) fn check_slots(assets: &Assets, layout: UnitLayout, check: bool) -> R
     solve_options(layout, provenance).check_redundant(experts).map_err(CliError::input)
 }
 
-/// The layout with the maximum number of ranks, up to its own, that divides the experts: without tables these are in
-/// blocks.
+/// The layout with the largest number of ranks, up to its own, that divides the number of experts: without tables,
+/// experts are placed in blocks.
 fn dividing(assets: &Assets, layout: UnitLayout) -> UnitLayout {
     let Ok(config) = ModelConfig::load(&assets.model) else { return layout };
     let divides = |ranks: &u16| config.num_experts.is_multiple_of((*ranks).into());
@@ -125,7 +125,7 @@ pub(crate) async fn recorded(
     if work.out.exists() {
         match Trace::open(&work.out) {
             Ok(trace) => return Ok(trace),
-            Err(cause) => say(&format!("the cached recording cannot be used ({cause}); it is made again")),
+            Err(cause) => say(&format!("the cached recording cannot be used ({cause}); recording again")),
         }
     }
     let layout = dividing(assets, layout.to_record());
@@ -153,7 +153,7 @@ async fn record(assets: &Assets, unit: &mut Ranks, ranks: u16, work: Recording<'
             // The directory belongs to this model and these prompts: only another version can have recorded
             // differently.
             Err(ProfilerError::OtherPartial { difference, .. }) => {
-                say(&format!("the recording that ended early cannot be continued ({difference}); it starts over"));
+                say(&format!("the interrupted recording cannot be resumed ({difference}); starting over"));
                 semmoe_profiler::record(RecordOptions { fresh: true, ..options }, &progress, std::future::pending())
                     .await
             }

@@ -54,12 +54,12 @@ impl UnitLayout {
         (attention.attention, attention.groups) = (unit.attention, unit.attention_groups);
         if args.check && (domains != Domains::NONE || attention.groups > 1) {
             return Err(CliError::input(
-                "--check compares placements of experts, and with expert domains or attention groups there are none",
+                "--check compares placements of experts, and there are none with expert domains or attention groups",
             ));
         }
         if args.check && experts != ExpertLayout::Ep {
             return Err(CliError::input(format!(
-                "--check compares placements of experts, and with --experts {experts} there are none"
+                "--check compares placements of experts, and there are none with --experts {experts}"
             )));
         }
         let no_replicas = match (experts, attention.attention) {
@@ -77,14 +77,14 @@ impl UnitLayout {
         Ok(Self { ranks, attention, experts, domains, transport, wire, redundant })
     }
 
-    /// The simplest layout with as many ranks, and the fastest to record with: the routing depends only on the model.
+    /// The simplest layout with the same number of ranks, which records fastest: the routing depends only on the model.
     pub(crate) fn to_record(self) -> Self {
         let attention = UnitAttention { attention: Attention::Dp, groups: 1, both: false, shuffle: true };
         let domains = Domains::NONE;
         Self { attention, experts: ExpertLayout::Ep, domains, wire: WireType::F32, redundant: 0, ..self }
     }
 
-    /// Whether it can use tables.
+    /// Whether the layout can use tables.
     pub(crate) fn takes_tables(self) -> bool {
         self.experts == ExpertLayout::Ep && self.domains == Domains::NONE && self.attention.groups == 1
     }

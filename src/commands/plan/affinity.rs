@@ -68,7 +68,7 @@ pub(super) fn of_deployment(args: &PlanArgs, path: &Path) -> Result<Vec<Judged>,
     let now = Now { local_rate: args.lar_before.or(deployment.local_rate), remote_ranks: deployment.remote_ranks };
     let rows = now.remote_ranks.is_some() && promised.remote_ranks.is_some();
     if !rows && now.local_rate.is_none() && promised.local_random.is_none() {
-        let missing = "neither it nor --lar-before has the local rate now, to compare with that of --affinity";
+        let missing = "neither it nor --lar-before has the current local rate to compare --affinity with";
         return Err(CliError::input(format!("{}: {missing}", path.display())));
     }
     let remote = remote(args, &promised, now, 0.0)?;

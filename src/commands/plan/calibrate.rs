@@ -137,7 +137,7 @@ fn calibrate(args: &CalibrateArgs) -> Result<String, CliError> {
     report(args, &shape, &cluster, &calibration, &found)
 }
 
-/// Measuring time of `up --plan auto`.
+/// How long `up --plan auto` measures.
 const AUTO_SECONDS: f64 = 20.0;
 /// Numbers of ranks that `up --plan auto` measures.
 const AUTO_RANKS: [u16; 3] = [1, 2, 4];

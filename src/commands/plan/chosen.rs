@@ -1,5 +1,6 @@
 //! The chosen deployment, as written by `semmoe plan --json` and loaded by `worker --plan` and `up --plan`.
 
+use std::fmt::Display;
 use std::path::Path;
 
 use semmoe_planner::layout::Layout;
@@ -75,20 +76,20 @@ impl Chosen {
 
     /// Reads the output of `semmoe plan --json` for the model in `folder`.
     pub(crate) fn read(path: &Path, folder: &Path) -> Result<Self, CliError> {
-        let refuse = |cause: String| CliError::input(format!("the plan {}: {cause}", path.display()));
+        let refuse = |cause: &dyn Display| CliError::input(format!("the plan {}: {cause}", path.display()));
         let text = read_text(path, "plan", MAX_PLAN_BYTES)?;
         let document: Document = serde_json::from_str(&text)
-            .map_err(|error| refuse(format!("{error}, expected the output of `semmoe plan --json`")))?;
+            .map_err(|error| refuse(&format_args!("{error}, expected the output of `semmoe plan --json`")))?;
         let chosen = document
             .chosen
-            .ok_or_else(|| refuse("`chosen` is missing, expected the output of `semmoe plan --json`".to_owned()))?;
+            .ok_or_else(|| refuse(&"`chosen` is missing, expected the output of `semmoe plan --json`"))?;
         if chosen.version != env!("CARGO_PKG_VERSION") {
             let (found, own) = (chosen.version.chars().take(40).collect::<String>(), env!("CARGO_PKG_VERSION"));
-            return Err(refuse(format!("it was made by semmoe {found}, and this is {own}: plan again")));
+            return Err(refuse(&format_args!("it was made by semmoe {found}, and this is {own}: plan again")));
         }
         let shape = super::parse(&folder.join("config.json"), ModelShape::from_config)?;
         if let Some((key, found, own)) = difference(&chosen.model, &identity(&shape)?) {
-            return Err(refuse(format!(
+            return Err(refuse(&format_args!(
                 "it is for another model: its {key} is {found}, {} has {own}",
                 folder.display()
             )));
@@ -109,13 +110,13 @@ impl Chosen {
             )));
         }
         let (name, ranks) = (self.layout.name(), attention_tp * attention_dp);
-        let refuse = |cause: String| CliError::input(format!("the worker does not run {name}: {cause}"));
+        let refuse = |cause: &dyn Display| CliError::input(format!("the worker does not run {name}: {cause}"));
         if expert_tp * expert_ep != ranks {
             let experts = expert_tp * expert_ep;
-            return Err(refuse(format!("attention is on {ranks} ranks and experts on {experts}")));
+            return Err(refuse(&format_args!("attention is on {ranks} ranks and experts on {experts}")));
         }
         if pipeline > 1 {
-            return Err(refuse(format!("it has no pipeline stages, the plan has {pipeline}")));
+            return Err(refuse(&format_args!("it has no pipeline stages, the plan has {pipeline}")));
         }
         // Both are at most 1024.
         let (attention, attention_groups) = match (attention_tp, attention_dp) {
@@ -131,14 +132,16 @@ impl Chosen {
             4.0 => WireType::F32,
             2.0 => WireType::Bf16,
             other => {
-                return Err(refuse(format!("rows have elements of 4 bytes (f32) or 2 (bf16), planned are {other}")));
+                return Err(refuse(&format_args!(
+                    "rows have elements of 4 bytes (f32) or 2 (bf16), planned are {other}"
+                )));
             }
         };
-        let ranks = u16::try_from(ranks).map_err(|_| refuse(format!("{ranks} ranks are too many")))?;
+        let ranks = u16::try_from(ranks).map_err(|_| refuse(&format_args!("{ranks} ranks are too many")))?;
         let experts = experts.parse().map_err(CliError::input)?;
         let domains = self.domains;
         if !domains.divide(ranks) {
-            return Err(refuse(format!("its expert domains of {domains} do not divide {ranks} ranks")));
+            return Err(refuse(&format_args!("its expert domains of {domains} do not divide {ranks} ranks")));
         }
         Ok(UnitPlan { ranks, attention, attention_groups, experts, domains, wire })
     }

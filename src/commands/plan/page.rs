@@ -53,10 +53,10 @@ fn picture(front: &[FrontPoint]) -> String {
         svg.dot(RIGHT + 20.0, row - 4.0, KINDS[at], name);
         svg.text(RIGHT + 30.0, row, "start", "", &escape(name));
     }
-    svg.text((LEFT + RIGHT) / 2.0, BOTTOM + 40.0, "middle", "", "tokens/s that one user receives");
-    svg.upright(16.0, (TOP + BOTTOM) / 2.0, "tokens/s that one GPU generates");
+    svg.text((LEFT + RIGHT) / 2.0, BOTTOM + 40.0, "middle", "", "tokens/s per user");
+    svg.upright(16.0, (TOP + BOTTOM) / 2.0, "tokens/s per GPU");
     format!(
-        "<p>Every point is a layout at a number of requests in flight; no other one is better in both. Modelled.</p>\n{}",
-        svg.finish("Throughput of a GPU against speed for a user")
+        "<p>Every point is a layout with a number of requests in flight; none is better in both respects. Modelled.</p>\n{}",
+        svg.finish("Throughput per GPU against speed per user")
     )
 }

@@ -1,5 +1,6 @@
-//! A trace in Mooncake's format: its lengths, and how many units should run in which layout.
+//! A trace in Mooncake's format: its lengths, and how many units should run which layout.
 
+use std::fmt::Display;
 use std::path::Path;
 
 use semmoe_planner::advice::{NoSwitch, Switching};
@@ -28,16 +29,17 @@ pub(super) struct TraceLine {
 pub(super) fn read(path: &Path) -> Result<Vec<TraceLine>, CliError> {
     let text = read_text(path, "lengths", MAX_TRACE_BYTES)?;
     let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
-    let wrong = |at: usize, cause: String| CliError::input(format!("{} line {}: {cause}", path.display(), at + 1));
+    let wrong =
+        |at: usize, cause: &dyn Display| CliError::input(format!("{} line {}: {cause}", path.display(), at + 1));
     let line = |(at, line): (usize, &str)| {
-        let found: TraceLine = serde_json::from_str(line).map_err(|error| wrong(at, error.to_string()))?;
+        let found: TraceLine = serde_json::from_str(line).map_err(|error| wrong(at, &error))?;
         let most = found.input_length.max(found.output_length);
         if most > MAX_TOKENS {
-            return Err(wrong(at, format!("a length is {most} tokens, expected at most {MAX_TOKENS}")));
+            return Err(wrong(at, &format_args!("a length is {most} tokens, expected at most {MAX_TOKENS}")));
         }
         match found.timestamp.is_none_or(|time| (0.0..=1e15).contains(&time)) {
             true => Ok(found),
-            false => Err(wrong(at, "`timestamp` is not in 0 to 1e15 milliseconds".to_owned())),
+            false => Err(wrong(at, &"`timestamp` is not in 0 to 1e15 milliseconds")),
         }
     };
     let lines: Vec<TraceLine> = lines.map(line).collect::<Result<_, _>>()?;

@@ -96,7 +96,7 @@ pub(super) fn accuracy(calibration: &Calibration) -> String {
         let (median, mean, rows) = (links.median * 100.0, links.mean * 100.0, links.rows);
         let _ = writeln!(
             text,
-            "links, sizes between those of the tables: off by {median:.0}% (mean {mean:.0}%, {rows} rows)"
+            "links, sizes between those in the tables: off by {median:.0}% (mean {mean:.0}%, {rows} rows)"
         );
     }
     text

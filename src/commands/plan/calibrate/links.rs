@@ -11,7 +11,7 @@ use crate::error::CliError;
 
 /// Elements per row.
 const HIDDEN: usize = 256;
-/// Rows over all ranks: in the tables, and between their points.
+/// Numbers of rows over all ranks: those in the tables, and those between them.
 const ROWS: [usize; 6] = [4, 16, 64, 256, 1024, 4096];
 const ROWS_BETWEEN: [usize; 3] = [32, 128, 2048];
 
@@ -54,7 +54,7 @@ pub(super) fn measure(team: Team, level: &str, each: Duration) -> Result<Links, 
             |(rows, seconds): (usize, &f64)| [(rows_of(rows) * HIDDEN * size_of::<f32>()) as f64, seconds * share];
         let (at, between) = times.split_at(ROWS.len());
         let points = Curve::new(ROWS.into_iter().zip(at).map(point).collect());
-        let points = points.ok_or_else(|| CliError::failed("a collective took no time: the clock stood still"))?;
+        let points = points.ok_or_else(|| CliError::failed("a collective took no measurable time"))?;
         let table = Measured { level: level.to_owned(), operator, ranks: team.ranks as u64, points };
         let held_out = ROWS_BETWEEN.into_iter().zip(between).map(point);
         links.between.extend(held_out.map(|[bytes, seconds]| [table.seconds(bytes), seconds]));

@@ -41,7 +41,7 @@ struct Rank {
     split: bool,
     model: Model,
     ep: ExpertParallel,
-    /// Number of tokens drawn so far: they are spread over the vocabulary, equally in every run.
+    /// Number of tokens drawn so far: they are spread over the vocabulary, in the same way in every run.
     drawn: u64,
 }
 
@@ -110,7 +110,8 @@ impl Rank {
         model.step(&mut items, ep).map(drop).map_err(CliError::failed)
     }
 
-    /// Seconds of the job's step, and of its experts: the mean over layers times their number.
+    /// Measures the seconds of the job's step, and those spent in experts: the mean per layer times the number of
+    /// layers.
     fn measure(&mut self, job: Job, meeting: &Meeting, time: Duration) -> Result<Measured, CliError> {
         let mut caches: Vec<KvCache> = (0..job.sequences).map(|_| self.model.new_sequence()).collect();
         let phase = if job.tokens > 1 { StepPhase::Prefill } else { StepPhase::Decode };

@@ -151,7 +151,7 @@ pub(super) fn on_ranks<E: Send, T: Send>(
 }
 
 /// Seconds of one round: the median over blocks that take about `time` in total. Blocks grow from one round, so that a
-/// first round that happens to be quick does not cause a long measurement. All ranks must call it alike.
+/// first round that happens to be quick does not cause a long measurement. All ranks must make the same calls.
 pub(super) fn seconds(
     rank: usize,
     meeting: &Meeting,
