@@ -182,7 +182,7 @@ fn a_page_has_all_pictures_and_no_markup_of_its_texts() {
         "Group load, before and after",
         "From layer to layer",
         "Requests by topic",
-        "against groups",
+        "by number of groups",
     ] {
         assert!(page.contains(title), "{title}");
     }

@@ -149,7 +149,7 @@ fn rows_of_a_profile_must_be_in_order_and_possible() {
     for (experts, counts) in [(&[3u16, 0], &[1, 1]), (&[0, 5], &[1, 1]), (&[0, 1], &[2, 2]), (&[0, 1], &[1, 2])] {
         assert!(writer.push(one, token, ProfileRow { experts, counts }).is_err());
     }
-    assert!(writer.finish().unwrap_err().to_string().contains("no layer has a route of this token"));
+    assert!(writer.finish().unwrap_err().to_string().contains("this token has no route in any layer"));
     assert!(start(vec![0; 6]).is_err() && start(vec![1 << 48, 0, 0, 0, 0, 0, 0]).is_err());
     assert_eq!(directory.names(), ["p"]);
 }
