@@ -172,8 +172,8 @@ impl Record<'_> {
             return Err(ContentError::unexpected(format!("{known} experts"), expected));
         }
         for id in &ids[..k] {
-            let wrong = || format!("one below {}", self.map.slots);
-            let wrong = || ContentError::unexpected(format!("physical expert {id}"), wrong());
+            let expected = || format!("one below {}", self.map.slots);
+            let wrong = || ContentError::unexpected(format!("physical expert {id}"), expected());
             experts.push(self.map.logical(layer, *id).ok_or_else(wrong)?);
         }
         Ok(())
