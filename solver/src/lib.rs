@@ -22,100 +22,51 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! | module | what |
+//! The rooms, the lowest first; each imports only from those above it in this table:
+//!
+//! | room | what |
 //! |---|---|
-//! | `problem` | units x (layer, expert) counts, sparse |
-//! | `transport`, `whole` | the exact transportation solver behind both steps; from its plans to whole units |
-//! | `unit_step`, `expert_step`, `load_limit` | the two halves of the alternation, and the limit on expert load |
-//! | `seeds`, `alternate`, `swaps`, `starts` | how a start begins and runs, and many of them over threads |
-//! | `padding` | groups that do not divide the experts: slots that stay empty |
-//! | `topology`, `gating` | groups in nodes, and gating groups that stay whole |
-//! | `home` | experts that are placed already, and the cost of moving them |
-//! | `held`, `replica_step`, `replicate` | replicas: who holds what, their exact step, the alternation around them |
-//! | `prior`, `evidence` | expectations for rare and unseen tokens, and the evidence of their own counts |
-//! | `token_table`, `labels`, `transitions` | T and prices for attention dp, T and A for tp |
-//! | `split`, `hold_out`, `prior_fit` | held-out requests: to choose the prior and A with, and to evaluate on |
-//! | `assign` | the exact token step alone, for a given placement |
-//! | `given` | given placements: the unit step alone, with tables and report |
-//! | `paper` | the paper's Algorithm 1, as a baseline |
-//! | `ranks` | the objective of remote ranks: its unit step and its local search |
-//! | `division` | the best division of requests under limits on tokens and on sequences |
+//! | `input` | options, counts of units x (layer, expert), padding, the split into parts, combinations that are refused, errors |
+//! | `algebra` | rows, symmetric matrices and their eigenvalues, bit-identical on every machine |
+//! | `prior` | expectations for rare and unseen tokens, and the evidence of their own counts |
+//! | `step` | the exact transportation solver, both halves of the alternation, swaps, replicas; limits on load, tokens and sequences; nodes, gating groups and the cost of moving experts |
 //! | `bounds` | upper bounds over all placements, which turn the gap of a solution into a figure |
-//! | `rows` | sums over rows of ndarray matrices, bit-identical on every machine |
-//! | `hosts`, `tally`, `eval_tokens`, `eval_requests`, `job`, `replay`, `calibration` | evaluation |
+//! | `start` | how a start begins and runs, and many of them over threads |
+//! | `tables` | T and prices for attention dp, T and A for tp; the paper's Algorithm 3 as printed |
+//! | `ranks` | the objective of remote ranks: its unit step and its local search |
+//! | `judge` | evaluation, of requests, tokens and steps |
+//! | `solve` | the whole solve, also for given placements or tokens alone; held-out requests; the report |
+//! | `paper` | the paper's Algorithm 1, as a baseline |
 
-mod alternate;
-mod assign;
-mod balance;
+mod algebra;
 mod bounds;
-mod calibration;
-mod clustering;
-mod division;
-mod error;
-mod eval_requests;
-mod eval_steps;
-mod eval_tokens;
-mod evaluate;
-mod evidence;
-mod expert_step;
-mod features;
 #[cfg(test)]
 #[path = "../tests/common/traces.rs"]
 mod fixtures;
-mod gating;
-mod given;
-mod held;
-mod hold_out;
-mod home;
-mod hosts;
-mod job;
-mod labels;
-mod load_limit;
-mod options;
-mod padding;
+mod input;
+mod judge;
 mod paper;
-mod printed;
 mod prior;
-mod prior_fit;
-mod problem;
 mod ranks;
-mod replay;
-mod replica_step;
-mod replicate;
-mod report;
-mod rows;
-mod seeds;
-mod sequences;
 mod solve;
-mod spectral;
-mod split;
-mod starts;
-mod swaps;
-mod tally;
-mod token_table;
-mod topology;
-mod transitions;
-mod transport;
-mod unit_step;
-mod whole;
+mod start;
+mod step;
+mod tables;
 
-pub use assign::{TokenAssigner, TokenPlan};
-pub use bounds::{BoundScope, Bounds, LayerBounds, bounds, top_eigenpairs};
-pub use calibration::{Calibration, Reliability, ReliabilityBin};
-pub use error::SolveError;
-pub use eval_requests::{BURST, WINDOW};
-pub use evaluate::{EvalInput, Evaluation, OfflineBound, RequestFigures, StepFigures, evaluate};
-pub use hold_out::HeldOut;
-pub use options::{
+pub use algebra::eigen::top_eigenpairs;
+pub use bounds::{BoundScope, Bounds, LayerBounds, bounds};
+pub use input::options::{
     BoundOptions, EvalOptions, GivenPlacement, Margins, Nodes, Objective, RidgeOptions, SolveOptions, Unit,
     UnseenTokens, WarmStart,
 };
+pub use input::{error::SolveError, split::ProfilePart, strings::TokenStrings};
+pub use judge::calibration::{Calibration, Reliability, ReliabilityBin};
+pub use judge::evaluate::{EvalInput, Evaluation, OfflineBound, RequestFigures, StepFigures, evaluate};
+pub use judge::{replay::Evenness, requests::BURST, requests::WINDOW};
 pub use paper::{PaperCap, PaperOptions, solve_paper};
-pub use prior::strings::TokenStrings;
-pub use prior_fit::PriorFit;
-pub use replay::Evenness;
-pub use report::{Evidence, Migration, NodeFigures, SolveReport};
+pub use solve::assign::{TokenAssigner, TokenPlan};
+pub use solve::hold_out::HeldOut;
+pub use solve::report::{Evidence, Migration, NodeFigures, SolveReport};
 pub use solve::{Solved, solve};
-pub use split::ProfilePart;
-pub use starts::SolveProgress;
-pub use transitions::LayerTransitions;
+pub use start::starts::SolveProgress;
+pub use tables::{prior_fit::PriorFit, transitions::LayerTransitions};

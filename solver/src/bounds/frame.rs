@@ -2,9 +2,8 @@
 
 use ndarray::Array2;
 
-use super::eigen::{Eigen, UNIT_ROUNDOFF};
-use super::matrix::{centred, norm};
 use super::units::{Entries, Units};
+use crate::algebra::{Eigen, UNIT_ROUNDOFF, centred, norm};
 
 /// Units with the number of groups and the token cap.
 pub(super) struct Frame<'a> {
@@ -21,7 +20,7 @@ pub(super) struct Frame<'a> {
     top: Vec<f64>,
 }
 
-/// Where both bounds start.
+/// The starting point of both bounds.
 pub(super) struct AboutMean {
     /// The load per token.
     pub(super) centre: Vec<f64>,

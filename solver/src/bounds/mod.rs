@@ -1,22 +1,16 @@
 #![doc = include_str!("README.md")]
 
-mod eigen;
 mod frame;
-mod matrix;
 mod sdp;
 #[cfg(test)]
 mod tests;
 mod units;
 
-use ndarray::{Array1, Array2, s};
 use semmoe_tables::{Profile, Trace, in_parallel};
 use serde::Serialize;
 
-use crate::error::{SolveError, check_input};
-use crate::options::{BoundOptions, SolveOptions};
-use crate::problem::{Problem, problems};
-use crate::unit_step::mass_capacity;
-use eigen::Eigen;
+use crate::input::{BoundOptions, Problem, SolveError, SolveOptions, check_input, problems};
+use crate::step::mass_capacity;
 use frame::Frame;
 use units::Units;
 
@@ -93,13 +87,6 @@ pub fn bounds(profile: &Profile, trace: Option<&Trace>, options: &SolveOptions) 
     check_input(profile, trace, options.groups)?;
     let (_, problems) = problems(profile, trace, options.attention)?;
     Ok(problem_bounds(&problems, options, &mut || true).expect("nothing ends it early"))
-}
-
-/// The `count` largest eigenvalues of a symmetric matrix [n, n], descending, and their unit vectors, [count, n].
-/// `count` is at most n.
-pub fn top_eigenpairs(matrix: Array2<f64>, count: usize) -> (Array1<f64>, Array2<f64>) {
-    let Eigen { values, vectors } = Eigen::new(matrix);
-    (values.slice_move(s![..count]), vectors.slice_move(s![..count, ..]))
 }
 
 /// Bounds a problem of all layers, or one problem per layer.

@@ -6,16 +6,14 @@
 
 use ndarray::{Array2, s};
 
-use super::eigen::{Eigen, UNIT_ROUNDOFF};
 use super::frame::{AboutMean, Frame};
-use super::matrix::{centred, mirror, norm, times};
-use crate::rows::{add, dot, rows, rows_mut};
+use crate::algebra::{Eigen, UNIT_ROUNDOFF, add, centred, dot, mirror, norm, rows, rows_mut, times};
 
 /// ADMM steps between two evaluations of the bound.
 const STEPS: u32 = 20;
 /// Weight of new slopes.
 const DAMPING: f64 = 0.5;
-/// Stops after this many rounds without a gain of `MIN_GAIN` of the value.
+/// Stops after this many rounds without a relative gain of `MIN_GAIN`.
 const PATIENCE: u32 = 8;
 const MIN_GAIN: f64 = 2e-5;
 /// Slopes are capped as if every unit's `v^T X v` were at least the square of this fraction of its mean activations.

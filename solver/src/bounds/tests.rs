@@ -3,14 +3,14 @@
 use ndarray::{Array1, Array2};
 use proptest::prelude::*;
 
-use super::eigen::Eigen;
 use super::frame::Frame;
-use super::matrix::{mirror, norm, times};
 use super::units::Units;
 use super::{LayerBounds, part_bounds, sdp};
-use crate::rows::{dot, slice};
-use crate::transport::Transport;
-use crate::unit_step::{mass_capacity, to_profit};
+use crate::algebra::eigen::Eigen;
+use crate::algebra::matrix::{mirror, norm, times};
+use crate::algebra::rows::{dot, slice};
+use crate::step::transport::Transport;
+use crate::step::unit_step::{mass_capacity, to_profit};
 
 /// Rows of (mass, counts), in layers of `experts`.
 #[derive(Clone, Debug)]

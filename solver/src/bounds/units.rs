@@ -2,9 +2,8 @@
 
 use ndarray::Array2;
 
-use super::matrix::{mirror, norm, times};
-use crate::problem::Problem;
-use crate::rows::{dot, slice, slice_mut};
+use crate::algebra::{dot, mirror, norm, slice, slice_mut, times};
+use crate::input::Problem;
 
 /// Units x columns in compressed sparse rows, for one or several layers. The columns are `layers` blocks of `experts`.
 #[derive(Clone, Debug)]

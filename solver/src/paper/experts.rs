@@ -10,7 +10,7 @@
 use std::cmp::Reverse;
 
 use super::PaperOptions;
-use crate::problem::Problem;
+use crate::input::Problem;
 
 /// [L, N, N] co-activations of e and e': `sum over units of w[e] w[e'] / (sum of w)`, the activations of e times the
 /// confidence `C_p` that the same unit activates e'. A row adds up to the expert's load.

@@ -27,23 +27,17 @@ use std::ops::ControlFlow;
 
 use semmoe_tables::{Attention, Profile, TablesBuilder, Trace};
 
-use crate::clustering::{Clustering, Limits};
-use crate::error::{SolveError, check_input};
-use crate::evidence::Shrinkage;
-use crate::features::check_together;
-use crate::hold_out::with_hold_out;
-use crate::labels::tp_parts;
-use crate::load_limit::group_loads;
-use crate::options::{Objective, SolveOptions, at_least_one, within};
-use crate::printed::BY_PAPER;
-use crate::problem::{Problem, problems};
+use crate::input::{
+    Objective, Problem, SolveError, SolveOptions, at_least_one, check_input, check_together, problems, within,
+};
+use crate::prior::evidence::Shrinkage;
 use crate::ranks::Traced;
-use crate::report::{Findings, SolveReport};
+use crate::solve::hold_out::with_hold_out;
+use crate::solve::report::{Findings, SolveReport};
 use crate::solve::{Solved, placement};
-use crate::starts::{Best, Progress, SolveProgress, mix};
-use crate::topology::Topology;
-use crate::transport::Plan;
-use crate::unit_step::PROFIT_ONE;
+use crate::start::{Best, Progress, SolveProgress, mix};
+use crate::step::{Clustering, Limits, PROFIT_ONE, Plan, Topology, group_loads};
+use crate::tables::{BY_PAPER, tp_parts};
 
 /// The quantity capped by line 40.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 
 use super::{PaperCap, PaperOptions};
-use crate::problem::Problem;
+use crate::input::Problem;
 
 /// `request_schedule`: the group of every unit.
 pub(super) fn request_schedule(problem: &Problem, group_of: &[u16], groups: usize, options: &PaperOptions) -> Vec<u16> {

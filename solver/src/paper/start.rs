@@ -1,8 +1,8 @@
 //! Line 44: "cluster based on expert affinity". K-means over the units' activation shares, weighted by tokens, from
 //! k-means++ seeds; the clusters may be uneven, as the paper does not require balance here.
 
-use crate::problem::Problem;
-use crate::seeds::for_each_centre;
+use crate::input::Problem;
+use crate::start::for_each_centre;
 
 /// Rounds of Lloyd's iteration; later ones hardly change the clusters.
 const MAX_ROUNDS: usize = 20;

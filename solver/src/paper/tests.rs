@@ -7,7 +7,7 @@ use super::requests::request_schedule;
 use super::start::cluster_units;
 use super::{PaperCap, PaperOptions, local, score};
 use crate::fixtures::{model, profile_of, provenance};
-use crate::problem::Problem;
+use crate::input::problem::Problem;
 
 use semmoe_tables::TraceBuilder;
 

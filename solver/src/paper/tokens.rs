@@ -3,9 +3,8 @@
 use half::f16;
 use semmoe_tables::{LayerIdx, NO_GROUP, Placement, Profile, TpParts, Trace};
 
-use crate::printed::Sequences;
-use crate::split::has_route;
-use crate::token_table::count_groups;
+use crate::input::has_route;
+use crate::tables::{Sequences, count_groups};
 
 /// Line 54, [V, G]: how a token's occurrences spread over the groups of their requests (one group if tokens are the
 /// units). Equal values for a token without evidence.

@@ -3,7 +3,7 @@
 use ndarray::{Array1, Array2};
 
 use super::dense::{Centred, filled, in_chunks, project, stacked};
-use crate::rows::{add, rows, rows_mut, slice};
+use crate::algebra::{add, rows, rows_mut, slice};
 
 /// Embeddings sampled, evenly spaced over the vocabulary.
 const SAMPLE: usize = 4096;

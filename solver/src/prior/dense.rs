@@ -7,9 +7,9 @@ use ndarray::{Array1, Array2, ArrayView1, Axis, aview1, concatenate, s};
 use semmoe_tables::{Embeddings, TokenId, in_parallel};
 
 use super::components::principal;
-use crate::rows::{add, rows, rows_mut, slice, slice_mut};
+use crate::algebra::{add, cholesky, rows, rows_mut, slice, slice_mut};
 
-/// Components kept of wider embeddings.
+/// Components retained from wider embeddings.
 const MAX_COMPONENTS: usize = 128;
 /// Tokens per job. Sums are made chunk by chunk, so the number of threads changes nothing.
 pub(super) const CHUNK: usize = 1024;
@@ -19,7 +19,7 @@ pub(super) const CHUNK: usize = 1024;
 #[derive(Debug)]
 pub(crate) struct DenseFeatures {
     rows: Array2<f32>,
-    /// For the last weights, which layers usually share.
+    /// The factor for the most recent weights, which layers usually share.
     factor: Mutex<Option<Arc<Factor>>>,
 }
 
@@ -159,7 +159,7 @@ fn weighted_sums(
 }
 
 impl Factor {
-    /// Turns right-hand sides [D, C] into solutions.
+    /// Solves for right-hand sides [D, C], in place.
     fn solve(&self, b: &mut Array2<f64>) {
         let (size, lower) = (b.nrows(), &self.lower);
         (0..size).for_each(|at| self.settle(b, at, 0, lower.slice(s![at, ..at])));
@@ -175,19 +175,6 @@ impl Factor {
         let diagonal = self.lower[[at, at]];
         b.row_mut(at).iter_mut().zip(own).for_each(|(to, own)| *to = own / diagonal);
     }
-}
-
-/// L of a positive definite matrix given by its lower triangle.
-pub(crate) fn cholesky(mut matrix: Array2<f64>) -> Array2<f64> {
-    for at in 0..matrix.nrows() {
-        for to in at..matrix.nrows() {
-            let (own, pivot) = (slice(matrix.row(to)), slice(matrix.row(at)));
-            let left = own[at] - own[..at].iter().zip(pivot).map(|(a, b)| a * b).sum::<f64>();
-            // The penalty keeps the diagonal positive, except for rounding.
-            matrix[[to, at]] = if to == at { left.max(1e-12).sqrt() } else { left / matrix[[at, at]] };
-        }
-    }
-    matrix
 }
 
 /// Adds the product of a row and a matrix, row by row of the matrix.

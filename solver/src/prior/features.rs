@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::strings::TokenStrings;
+use crate::input::TokenStrings;
 
 /// Maximum characters of a token considered; longer tokens are runs of spaces or rules.
 const MAX_CHARS: usize = 48;

@@ -3,9 +3,9 @@
 
 mod components;
 mod dense;
+pub(crate) mod evidence;
 mod features;
 mod ridge;
-pub(crate) mod strings;
 #[cfg(test)]
 mod tests;
 
@@ -14,15 +14,12 @@ use semmoe_tables::{Attention, Profile};
 #[cfg(test)]
 pub(crate) use tests::test_options;
 
-pub(crate) use dense::cholesky;
-
-use crate::error::SolveError;
-use crate::options::{RidgeOptions, SolveOptions};
+use crate::input::{RidgeOptions, SolveError, SolveOptions};
 use dense::DenseFeatures;
 use features::Features;
 use ridge::{Ridge, steps_for};
 
-/// Knowledge about a vocabulary's tokens besides their counts.
+/// Information about a vocabulary's tokens beyond their counts.
 #[derive(Debug)]
 pub(crate) struct TokenPrior {
     embeddings: Option<DenseFeatures>,

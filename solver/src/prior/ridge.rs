@@ -4,7 +4,7 @@ use semmoe_tables::in_parallel;
 
 use super::features::Features;
 
-/// Relative residual at which a target is done. Figures no longer change from 0.03 on.
+/// Relative residual at which a target has converged. Below 0.03 the figures no longer change.
 const TOLERANCE: f64 = 0.01;
 /// Maximum steps; 12 are usual.
 pub(super) const MAX_STEPS: usize = 30;
@@ -87,7 +87,7 @@ struct Fit<'a> {
 }
 
 impl Fit<'_> {
-    /// b, [F, WIDTH], of the normal equations `(X' W X + penalty I) b = X' W y`.
+    /// Solves the normal equations `(X' W X + penalty I) b = X' W y` for b, [F, WIDTH].
     fn coefficients<const WIDTH: usize>(&self, target: &[[f32; WIDTH]]) -> Vec<[f32; WIDTH]> {
         let mut residual = vec![[0.0; WIDTH]; self.features.features()];
         for token in self.tokens() {

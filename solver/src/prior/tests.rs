@@ -8,10 +8,10 @@ use semmoe_text::Tokenizer;
 
 use super::dense::DenseFeatures;
 use super::features::Features;
-use super::strings::TokenStrings;
 use super::{TokenPrior, ridge};
 use crate::fixtures::provenance;
-use crate::options::SolveOptions;
+use crate::input::options::SolveOptions;
+use crate::input::strings::TokenStrings;
 
 /// Default options for this crate's tests.
 pub(crate) fn test_options() -> SolveOptions {

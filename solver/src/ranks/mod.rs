@@ -18,11 +18,8 @@ pub(crate) use traced::Traced;
 
 use semmoe_tables::in_parallel;
 
-use crate::clustering::{Clustering, Limits};
-use crate::expert_step::layer_cap;
-use crate::problem::Problem;
-use crate::transport::{Plan, Transport};
-use crate::unit_step::{PROFIT_ONE, profits_of_local};
+use crate::input::Problem;
+use crate::step::{Clustering, Limits, PROFIT_ONE, Plan, Transport, layer_cap, profits_of_local};
 use routes::LayerRoutes;
 use search::{Search, weights};
 

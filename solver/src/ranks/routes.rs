@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use semmoe_tables::{LayerIdx, Profile, Route, Trace, TraceRequest};
 
-use crate::split::has_route;
+use crate::input::has_route;
 
 /// Maps an occurrence in a trace to its unit; `None` if it is not part of one.
 pub(crate) enum UnitOf {

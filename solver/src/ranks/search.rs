@@ -7,9 +7,7 @@
 //! pairs, [N, N]. After a swap only the sets with one of the two experts are recounted.
 
 use super::routes::LayerRoutes;
-use crate::load_limit::group_loads;
-use crate::swaps::{Loaded, exchange, keeps_cap};
-use crate::transport::Plan;
+use crate::step::{Loaded, Plan, exchange, group_loads, keeps_cap};
 
 /// Maximum swaps of a step, times the experts of the layer.
 const MAX_SWAPS: usize = 8;

@@ -6,15 +6,15 @@ use semmoe_tables::{Trace, TraceBuilder};
 use super::routes::{LayerRoutes, UnitOf};
 use super::search::{Search, weights};
 use super::{Clustering, RankProblem, Traced};
-use crate::clustering::Limits;
 use crate::fixtures::{model, provenance};
-use crate::options::SolveOptions;
+use crate::input::options::SolveOptions;
+use crate::input::problem::Problem;
 use crate::prior::test_options;
-use crate::problem::Problem;
-use crate::starts::run_starts;
-use crate::topology::Topology;
-use crate::transport::Plan;
-use crate::unit_step::mass_capacity;
+use crate::start::starts::run_starts;
+use crate::step::clustering::Limits;
+use crate::step::topology::Topology;
+use crate::step::transport::Plan;
+use crate::step::unit_step::mass_capacity;
 
 /// Requests of `top_k` experts per layer, each with a preference for some of them.
 fn random_trace((layers, experts, top_k): (usize, usize, usize), requests: usize, seed: u64) -> Trace {
@@ -153,10 +153,10 @@ proptest! {
         let weight = weights(routes, &vec![1; requests], &plan, groups);
         let before: Vec<u16> = (0..8).map(|at| at / 2).collect();
         let load = Problem::from_trace(&trace).unwrap().column_load;
-        let cap = crate::expert_step::load_cap(load.iter().sum(), groups, limit);
+        let cap = crate::step::expert_step::load_cap(load.iter().sum(), groups, limit);
         let after = Search::new(routes, weight.clone(), groups, &before).run(&load, cap);
         prop_assert!(cost(routes, &weight, groups, &after) <= cost(routes, &weight, groups, &before));
-        let greatest = |group_of: &[u16]| crate::load_limit::group_loads(group_of, &load, groups).into_iter().max().unwrap();
+        let greatest = |group_of: &[u16]| crate::step::load_limit::group_loads(group_of, &load, groups).into_iter().max().unwrap();
         prop_assert!(greatest(&after) <= cap.max(greatest(&before)));
         prop_assert!((0..4u16).all(|group| after.iter().filter(|other| **other == group).count() == 2));
     }

@@ -4,13 +4,9 @@ use semmoe_tables::{Profile, Trace, in_parallel};
 
 use super::RankProblem;
 use super::routes::{LayerRoutes, UnitOf, distinct_groups, fill};
-use crate::clustering::{Clustering, Limits};
-use crate::options::{SolveOptions, Unit};
-use crate::problem::Problem;
-use crate::starts::{Best, Progress, SolveProgress};
-use crate::transport::{Plan, Transport};
-use crate::unit_step::mass_capacity;
-use crate::whole::{MAX_ROUNDS, whole};
+use crate::input::{Problem, SolveOptions, Unit};
+use crate::start::{Best, Progress, SolveProgress};
+use crate::step::{Clustering, Limits, MAX_ROUNDS, Plan, Transport, mass_capacity, whole};
 
 /// A trace, and the unit of each of its occurrences.
 pub(crate) struct Traced<'a> {

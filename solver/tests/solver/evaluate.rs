@@ -142,7 +142,7 @@ impl Printed {
         }
     }
 
-    /// The shares of the surer one alone: those of its labels, and the rest for the groups without one.
+    /// The shares of the more confident table alone: those of its labels, and the rest for the groups without one.
     fn shares(
         &self,
         tables: &Tables,

@@ -39,9 +39,10 @@ fn the_tables_labels_are_the_algorithms_own() {
     assert_eq!(labels.groups.len(), 1, "one label, not a distribution");
 }
 
-/// With one label each, the rule of workers is Algorithm 3's: the surer of T and A. Only ties differ, which are rare.
+/// With one label each, the rule of workers is Algorithm 3's: whichever of T and A is more confident. Only ties
+/// differ, which are rare.
 #[test]
-fn with_a_trace_the_tables_have_the_papers_a_and_go_by_the_surer_table() {
+fn with_a_trace_the_tables_have_the_papers_a_and_go_by_the_more_confident_table() {
     let (trace, other) = (planted(4, 300, 0.7, 2), planted(4, 200, 0.7, 3));
     let (profile, options) = (profile_of(&trace), options(4, Attention::Tp));
     let solved = solve_paper(&profile, Some(&trace), &options, &PaperOptions::default(), &mut quiet).unwrap();
