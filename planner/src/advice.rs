@@ -7,7 +7,7 @@ use crate::affinity::WORTH;
 use crate::cluster::Cluster;
 use crate::hybridep::{Choice, HybridLevel, Stream, Use, best_domains, domain_choices};
 use crate::layout::{Infeasible, Layout};
-use crate::policy::ByLayout;
+use crate::policy::{ByLayout, SettingsError};
 use crate::search::{Candidate, Question};
 use crate::step::{Constants, Part, decoding, step};
 use crate::switching::{Crossing, StepPair, crossing, memory_overhead, switch_seconds};
@@ -26,14 +26,14 @@ pub struct Switching {
     pub crossing: Crossing,
     /// Seconds of a switch to slices with the load's cache, without synchronisation.
     pub seconds: f64,
-    /// The part of it that moves experts; all of it if the cache is empty.
+    /// The part of `seconds` spent moving experts; all of it if the cache is empty.
     pub weight_seconds: f64,
     /// Memory of one spare slot relative to that of the experts.
     pub memory_overhead: f64,
 }
 
 /// Reasons why switching is impossible.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[derive(Debug, thiserror::Error)]
 pub enum NoSwitch {
     /// One of the layouts cannot run.
     #[error("{layout} does not run: {reason}")]
@@ -44,11 +44,8 @@ pub enum NoSwitch {
         reason: Infeasible,
     },
     /// The switch policy rejects its settings.
-    #[error("the switch policy cannot be set up: {cause}")]
-    Policy {
-        /// The reason.
-        cause: String,
-    },
+    #[error("the switch policy cannot be set up: {0}")]
+    Policy(#[from] SettingsError),
     /// The steps cannot be compared.
     #[error(transparent)]
     Plan(#[from] PlanError),
@@ -99,9 +96,9 @@ pub fn switching(question: &Question<'_>, concurrency: f64) -> Result<Switching,
 /// Replicas of experts in memory that the cache does not need (HybridEP in serving).
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Replication {
-    /// With gathered experts kept.
+    /// The choice if gathered experts are kept in memory.
     pub resident: Choice,
-    /// With experts gathered again in every step, if memory is short.
+    /// The choice if experts are gathered again in every step, for when memory is short.
     pub streamed: Choice,
     /// Slots per layer beyond one per expert, for `semmoe solve --redundant`.
     pub redundant_slots: u64,
@@ -241,8 +238,8 @@ mod tests {
         let copies: u64 = found.resident.domains.iter().product();
         assert_eq!(found.redundant_slots, 128 * (copies - 1));
         let sliced = plan.ranked.iter().find(|plan| plan.layout.expert_ep == 1).unwrap();
-        assert_eq!(replication(&question, sliced), Ok(None));
-        assert_eq!(resident_domains(&question, sliced), Ok(None));
+        assert_eq!(replication(&question, sliced).unwrap(), None);
+        assert_eq!(resident_domains(&question, sliced).unwrap(), None);
     }
 
     /// On two nodes with slow links domains span both; on one fast level they would only read more.

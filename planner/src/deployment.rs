@@ -50,7 +50,7 @@ pub struct UnitCounts {
     pub steps: f64,
     /// Seconds of those steps.
     pub step_seconds: f64,
-    /// Seconds of those in dispatch and combine, including the wait for slower ranks.
+    /// Seconds that those steps spent in dispatch and combine, including the wait for slower ranks.
     pub exchange_seconds: f64,
     /// Activations on the token's own rank.
     pub local: f64,

@@ -1,11 +1,9 @@
 //! Errors of inputs and questions: one sentence that names the key or the quantity.
 
-use std::path::PathBuf;
-
 use semmoe_tables::ConfigError;
 
 /// An error of the planner.
-#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[derive(Debug, thiserror::Error)]
 pub enum PlanError {
     /// An input that cannot be parsed.
     #[error("{file} is not valid {format}: {cause}")]
@@ -15,8 +13,12 @@ pub enum PlanError {
         /// JSON or TOML.
         format: &'static str,
         /// The parser's message.
-        cause: String,
+        #[source]
+        cause: SyntaxError,
     },
+    /// A `config.json` that cannot be read.
+    #[error(transparent)]
+    Config(ConfigError),
     /// A key whose value is missing, of the wrong type or out of range, or an unknown key.
     #[error("{file}: `{key}` is {found}, expected {expected}")]
     Key {
@@ -51,14 +53,24 @@ pub enum PlanError {
     },
 }
 
+/// A parser's message.
+#[derive(Debug, thiserror::Error)]
+pub enum SyntaxError {
+    /// Of JSON.
+    #[error(transparent)]
+    Json(#[from] serde_json::Error),
+    /// Of TOML, without the excerpt that its own message shows.
+    #[error("{}", .0.message())]
+    Toml(#[from] Box<toml::de::Error>),
+}
+
 impl From<ConfigError> for PlanError {
     fn from(error: ConfigError) -> Self {
-        let name = |path: PathBuf| path.display().to_string();
-        let syntax = |path, cause| Self::Syntax { file: name(path), format: "JSON", cause };
         match error {
-            ConfigError::Read { path, source } => syntax(path, source.to_string()),
-            ConfigError::Json { path, source } => syntax(path, source.to_string()),
-            ConfigError::Key { path, key, found, expected } => Self::Key { file: name(path), key, found, expected },
+            ConfigError::Key { path, key, found, expected } => {
+                Self::Key { file: path.display().to_string(), key, found, expected }
+            }
+            other => Self::Config(other),
         }
     }
 }

@@ -6,6 +6,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
 use crate::PlanError;
+use crate::error::SyntaxError;
 
 /// Bounds every dimension, so that a product of three of them fits into a `u64`.
 pub(crate) const MAX_DIMENSION: u64 = 1 << 20;
@@ -16,7 +17,7 @@ const MAX_SHOWN_CHARS: usize = 80;
 
 /// Parses JSON; `format` names the expected content.
 pub(crate) fn json<T: DeserializeOwned>(file: &str, format: &'static str, text: &str) -> Result<T, PlanError> {
-    parsed(file, format, serde_json::from_str(text).map_err(|error| error.to_string()))
+    parsed(file, format, serde_json::from_str(text))
 }
 
 /// Reads a TOML document with only these keys.
@@ -26,12 +27,12 @@ pub(crate) fn toml<R>(
     known: &[&str],
     read: impl FnOnce(&Fields<'_>) -> Result<R, PlanError>,
 ) -> Result<R, PlanError> {
-    let object = parsed(file, "TOML", toml::from_str(text).map_err(|error| error.message().to_owned()))?;
+    let object = parsed(file, "TOML", toml::from_str(text).map_err(Box::new))?;
     read(&Fields { file, prefix: String::new(), object: &object }.known(known)?)
 }
 
-fn parsed<T>(file: &str, format: &'static str, result: Result<T, String>) -> Result<T, PlanError> {
-    result.map_err(|cause| PlanError::Syntax { file: file.to_owned(), format, cause })
+fn parsed<T, E: Into<SyntaxError>>(file: &str, format: &'static str, result: Result<T, E>) -> Result<T, PlanError> {
+    result.map_err(|cause| PlanError::Syntax { file: file.to_owned(), format, cause: cause.into() })
 }
 
 /// An object of a file; `prefix` precedes its keys in messages.

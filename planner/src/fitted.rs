@@ -39,13 +39,17 @@ struct Regime {
 
 impl Fitted {
     fn read(file: &str, text: &str) -> Result<Self, PlanError> {
-        const FORMAT: &str = "JSON of fitted constants";
-        let found: Self = json(file, FORMAT, text)?;
+        let found: Self = json(file, "JSON of fitted constants", text)?;
         for regime in &found.regimes {
             regime.constants.check()?;
             if Dtype::of(&regime.weights).is_none() {
-                let cause = format!("{} is not a type of weights", regime.weights);
-                return Err(PlanError::Syntax { file: file.to_owned(), format: FORMAT, cause });
+                let (key, found) = ("weights".to_owned(), regime.weights.clone());
+                return Err(PlanError::Key {
+                    file: file.to_owned(),
+                    key,
+                    found,
+                    expected: "a type of weights".to_owned(),
+                });
             }
         }
         Ok(found)

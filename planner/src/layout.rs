@@ -38,7 +38,7 @@ pub enum Infeasible {
         ranks: u64,
     },
     /// Rows of an expert that would be cut inside a quantisation block.
-    #[error("an expert's {width} rows over {ranks} ranks are {} a rank, no multiple of the {dtype} block of {block}", width / ranks)]
+    #[error("an expert's {width} rows over {ranks} ranks are {} per rank, not a multiple of the {dtype} block of {block}", width / ranks)]
     Block {
         /// I.
         width: u64,
@@ -125,7 +125,7 @@ impl Layout {
     /// Checks that heads, experts, rows and layers can be divided.
     ///
     /// # Errors
-    /// The first one that cannot.
+    /// The first dimension that cannot be divided.
     pub fn check(&self, shape: &ModelShape) -> Result<(), Infeasible> {
         let divide = |what, size: u64, ranks| match size.is_multiple_of(ranks) {
             true => Ok(()),
@@ -214,7 +214,7 @@ mod tests {
             (
                 &fp8,
                 layout(1, [8, 1], [8, 1]),
-                "1536 rows over 8 ranks are 192 a rank, no multiple of the fp8 block of 128",
+                "1536 rows over 8 ranks are 192 per rank, not a multiple of the fp8 block of 128",
             ),
             (&qwen, layout(128, [1, 1], [1, 1]), "layers (94) cannot be divided over 128 ranks"),
         ];

@@ -27,18 +27,18 @@
 //! | [`shape`], [`cluster`], [`workload`] | inputs: a model's `config.json`, machines and links, requests |
 //! | [`layout`], [`memory`] | degrees of parallelism, what each rank loads, whether it fits |
 //! | [`step`] | the physical model: [`step::predict`] gives TTFT and TPOT of a target, from [`step::Constants`] |
-//! | [`calibration`] | fitted constants and the errors that go with every answer |
+//! | [`calibration`] | fitted constants and the errors that accompany every answer |
 //! | [`fitted`] | constants fitted to published measurements |
 //! | [`mixserve`] | the grammar of strategies, the queue |
 //! | [`hybridep`] | experts that travel to tokens: stream model, domains |
-//! | [`switching`] | how long a change of layouts takes, and when it pays |
+//! | [`switching`] | how long a layout switch takes, and when it pays |
 //! | [`policy`] | when a unit that can switch should: pure state machines, learned step times, a simulator |
 //! | [`units`] | how many units should run in which layout under a trace |
 //! | [`affinity`], [`deployment`] | the regime of a deployment, modelled or measured, and what affinity gains in it |
-//! | [`search`], [`advice`], [`flags`], [`report`] | ranked plans, what goes with them, arguments, text |
+//! | [`search`], [`advice`], [`flags`], [`report`] | ranked plans, further options, launch arguments, text |
 //!
-//! Nothing here reads files or clocks. `README.md` explains the model and lists published numbers that do not
-//! follow.
+//! Nothing here reads files or clocks. `README.md` explains the model and lists published numbers that do
+//! not follow from their formulas.
 
 pub mod advice;
 pub mod affinity;
@@ -66,4 +66,4 @@ mod tests {
 pub mod units;
 pub mod workload;
 
-pub use error::PlanError;
+pub use error::{PlanError, SyntaxError};

@@ -22,7 +22,7 @@ pub struct Answer<'a> {
     pub weight_bytes: f64,
     /// GPUs of the cluster.
     pub gpus: u64,
-    /// Their kind.
+    /// The kind of GPU.
     pub gpu: &'a str,
     /// Where the GPU's figures are from.
     pub gpu_source: &'a str,
@@ -87,7 +87,7 @@ impl<'a> Answer<'a> {
     /// The answer as text: `rows` of the ranked list, and with `explain` every term and every reason.
     ///
     /// # Errors
-    /// Only those of the writer.
+    /// Only errors of the writer.
     pub fn write(&self, rows: usize, explain: bool, out: &mut impl Write) -> fmt::Result {
         let (ranked, rejected) = (&self.plan.ranked, &self.plan.rejected);
         writeln!(out, "{:.1} B parameters, {:.1} GB", self.parameters as f64 / 1e9, self.weight_bytes / 1e9)?;

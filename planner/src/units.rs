@@ -145,8 +145,7 @@ impl UnitPlan {
 
     fn policy(&self) -> Result<Adaptive, NoSwitch> {
         let settings = Settings { max_sequences: self.most_sequences, ..Settings::default() };
-        Adaptive::new(settings, self.prior.clone(), self.cost, self.room)
-            .map_err(|error| NoSwitch::Policy { cause: error.to_string() })
+        Ok(Adaptive::new(settings, self.prior.clone(), self.cost, self.room)?)
     }
 }
 

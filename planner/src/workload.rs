@@ -34,11 +34,11 @@ pub struct Objective {
 /// Requests of one priority.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Class {
-    /// Its name.
+    /// The class's name.
     pub name: String,
     /// Share of the requests.
     pub share: f64,
-    /// Their limits.
+    /// The class's latency limits.
     pub objective: Objective,
 }
 

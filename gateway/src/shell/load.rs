@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use semmoe_engines::unix_seconds;
-use semmoe_text::{ChatTemplate, Encoder, PromptEncoder, TextError, Tokenizer};
+use semmoe_text::{ChatTemplate, PromptEncoder, TextError, Tokenizer};
 
 use crate::backends::{
     Backend, FileState, Fit, LoadedTables, Member, Model, Origin, Plan, Queue, Snapshot, StartError, Text, TextSource,
@@ -126,10 +126,10 @@ fn load_text(
 ) -> Result<Text, TextError> {
     let mut tokenizer = encoder(path)?;
     tokenizer.cache_segments(made_of.segment_cache_bytes);
-    match tokenizer.encoder() {
-        Encoder::Fast => tracing::info!(model = config.name, "prompts are encoded by the fast library"),
-        Encoder::Oracle { reason } => {
-            tracing::warn!(model = config.name, reason, "prompts are encoded by the slow library");
+    match tokenizer.is_fast() {
+        Ok(()) => tracing::info!(model = config.name, "prompts are encoded by the fast library"),
+        Err(reason) => {
+            tracing::warn!(model = config.name, reason = reason.to_string(), "prompts are encoded by the slow library");
         }
     }
     let (template, template_error) = match template(config, path) {

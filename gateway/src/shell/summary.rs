@@ -4,7 +4,6 @@ use std::fmt;
 
 use semmoe_engines::sglang::ServerInfo;
 use semmoe_engines::verify::Pins;
-use semmoe_text::Encoder;
 
 use crate::backends::parity::known::Known;
 use crate::backends::{Member, Model, Snapshot};
@@ -146,10 +145,7 @@ fn describe(model: &Model) -> String {
     }
     if let Some(text) = &model.text {
         let template = if text.template.is_some() { "with" } else { "without" };
-        let library = match text.tokenizer.encoder() {
-            Encoder::Fast => "fast",
-            Encoder::Oracle { .. } => "slow",
-        };
+        let library = if text.tokenizer.is_fast().is_ok() { "fast" } else { "slow" };
         let tokens = text.tokenizer.vocab_size();
         line.push_str(&format!(", {tokens} tokens ({library} library), {template} a chat template"));
     }

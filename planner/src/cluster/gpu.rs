@@ -18,9 +18,9 @@ pub struct Gpu {
     pub hbm: f64,
     /// FLOP/s with 16-bit elements.
     pub bf16: f64,
-    /// FLOP/s with 8-bit floats, if it has them.
+    /// FLOP/s with 8-bit floats, if supported.
     pub fp8: Option<f64>,
-    /// FLOP/s with 4-bit floats, if it has them.
+    /// FLOP/s with 4-bit floats, if supported.
     pub fp4: Option<f64>,
     /// Slowdown of ranks that share processors, by their number; empty if each has its own GPU.
     pub sharing: Vec<Sharing>,

@@ -5,7 +5,7 @@
 //! | `grammar` | all strategies, counted and listed (section III-B1) |
 //! | `queue` | waiting (equation 7) |
 //!
-//! `README.md` lists the errors in the printed ones.
+//! `README.md` lists the errors in the formulas as printed.
 
 mod grammar;
 mod queue;

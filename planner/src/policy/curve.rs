@@ -16,10 +16,10 @@ pub struct Point {
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CurveError {
-    /// None, or too many.
+    /// No points, or too many.
     #[error("{found} points, expected 1 to {MAX_POINTS}")]
     Count {
-        /// How many there are.
+        /// The number of points.
         found: usize,
     },
     /// The batches do not ascend.

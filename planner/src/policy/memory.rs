@@ -33,7 +33,7 @@ impl SwitchCost {
 pub struct NoRoom {
     /// The layout.
     pub to: Layout,
-    /// Tokens promised to admitted requests.
+    /// Tokens reserved for admitted requests.
     pub needed_tokens: u64,
     /// The limit that applies: the closing limit, or while closed the reopening limit.
     pub room_tokens: u64,

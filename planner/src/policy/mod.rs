@@ -38,7 +38,7 @@ pub enum Layout {
 }
 
 impl Layout {
-    /// The other one.
+    /// The other layout.
     pub fn other(self) -> Self {
         match self {
             Layout::Tp => Layout::Ep,
@@ -143,7 +143,7 @@ pub struct UnitView<'a> {
     pub running: u32,
     /// Requests without their first token.
     pub waiting: u32,
-    /// Uncomputed prompt tokens of those.
+    /// Uncomputed prompt tokens of the requests without their first token.
     pub waiting_tokens: u64,
     /// Tokens in the KV cache, which a switch moves.
     pub live_kv_tokens: u64,
@@ -227,13 +227,13 @@ pub enum Stay {
         /// The target layout.
         to: Layout,
     },
-    /// The KV cache of the other layout cannot hold the promised tokens.
+    /// The KV cache of the other layout cannot hold the tokens reserved for admitted requests.
     NoRoom(NoRoom),
     /// A step time is neither measured nor given.
     Unknown {
         /// The layout of the step.
         layout: Layout,
-        /// At this batch.
+        /// The batch, in sequences.
         sequences: u32,
     },
 }

@@ -23,7 +23,7 @@ pub struct Settings {
     pub dwell_seconds: f64,
     /// Window of the fast average of arrivals.
     pub fast_seconds: f64,
-    /// Window of the slow one; a backlog of prompts is assumed to be worked off within it.
+    /// Window of the slow average; a backlog of prompts is assumed to clear within it.
     pub slow_seconds: f64,
     /// The KV guard closes a layout that would exceed this share.
     pub guard_close: f64,
@@ -31,7 +31,7 @@ pub struct Settings {
     pub guard_reopen: f64,
     /// Maximum prompt tokens that the engine computes in one step.
     pub chunk_tokens: u32,
-    /// Maximum sequences that it decodes at once.
+    /// Maximum sequences that the engine decodes at once.
     pub max_sequences: u32,
     /// Targets by priority; other requests never cause a switch.
     pub ttft: Vec<TtftTarget>,

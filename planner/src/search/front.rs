@@ -5,10 +5,10 @@ use serde::Serialize;
 use super::{Candidate, Operating};
 use crate::layout::Layout;
 
-/// A point that is not dominated in both.
+/// A point that no other point dominates in both.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct FrontPoint {
-    /// Its degrees.
+    /// The layout's degrees.
     pub layout: Layout,
     /// Units side by side.
     pub units: u64,

@@ -56,17 +56,18 @@ impl<'a> Question<'a> {
 /// A layout that runs the model and serves the workload's rate.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Candidate {
-    /// Its degrees.
+    /// The layout's degrees.
     pub layout: Layout,
     /// Units side by side.
     pub units: u64,
     /// Memory of the fullest GPU.
     pub memory: Memory,
-    /// At the workload's rate.
+    /// The operating point at the workload's rate.
     pub at_load: Operating,
-    /// Whether that point is within all latency limits.
+    /// Whether that operating point meets all latency limits.
     pub within_limits: bool,
-    /// At the highest rate within all limits; `None` if even a single request in flight exceeds them.
+    /// The operating point at the highest rate within all limits; `None` if even a single request in flight exceeds
+    /// them.
     pub best: Option<Operating>,
     /// The parts of a decoding step at the workload's rate.
     pub decode: StepTerms,
@@ -77,7 +78,7 @@ pub struct Candidate {
 /// A layout that cannot be used, and the reason.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Rejected {
-    /// Its degrees.
+    /// The layout's degrees.
     pub layout: Layout,
     /// Units side by side.
     pub units: u64,

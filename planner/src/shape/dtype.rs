@@ -21,7 +21,7 @@ pub enum Dtype {
 }
 
 impl Dtype {
-    /// All, with the names that the command line takes.
+    /// All types, with the names accepted on the command line.
     pub const NAMES: [(&'static str, Self); 6] = [
         ("f32", Self::F32),
         ("bf16", Self::Bf16),
@@ -58,7 +58,7 @@ impl Dtype {
         Self::NAMES.iter().find(|(known, _)| *known == name).map(|(_, dtype)| *dtype)
     }
 
-    /// Its name.
+    /// The name of this type.
     pub fn name(self) -> &'static str {
         Self::NAMES.iter().find(|(_, dtype)| *dtype == self).map_or("", |(name, _)| name)
     }

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::BufReader;
 use std::path::Path;
 
-use semmoe_text::{LinePrompt, PromptLineError};
+use semmoe_text::{BadLine, LinePrompt, PromptLineError};
 use serde::de::{Deserializer, SeqAccess, Visitor};
 use serde_json::{Value, json};
 
@@ -21,8 +21,8 @@ pub(super) fn read(
     let mut list = List { take, enough: false };
     match json.deserialize_seq(&mut list) {
         Err(error) if !list.enough => {
-            let cause = format!("not a JSON list of conversations: {error}");
-            Err(PromptLineError::Line { path: path.to_path_buf(), line: error.line(), cause }.into())
+            let (line, cause) = (error.line(), BadLine::NotConversations(error));
+            Err(PromptLineError::Line { path: path.to_path_buf(), line, cause }.into())
         }
         _ => Ok(()),
     }

@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use crate::accounts::MAX_SEQUENCES;
 
-/// One request to be placed.
+/// One request to be routed.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Request<'a> {
     /// Prompt tokens. Zero counts as one.
@@ -148,7 +148,7 @@ pub trait Policy: Send + Sync {
     /// The name in the registry, in configuration files, metrics and response headers.
     fn name(&self) -> &'static str;
 
-    /// The inputs it reads; only loads by default.
+    /// The inputs that the policy reads; only loads by default.
     fn needs(&self) -> Needs {
         Needs::default()
     }

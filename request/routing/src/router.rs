@@ -90,7 +90,7 @@ impl Router {
         Router { accounts, prefixes: PrefixTable::succeed(self.prefixes.as_ref(), from, prefix) }
     }
 
-    /// This router, with ranks that form units of these sizes; see [`Accounts::in_units`].
+    /// Groups the router's ranks into units of these sizes; see [`Accounts::in_units`].
     #[must_use]
     pub fn in_units(self, sizes: &[u16]) -> Self {
         Router { accounts: self.accounts.in_units(sizes), ..self }
@@ -150,8 +150,8 @@ impl Router {
         Some(Decision { choice, work, cached, session })
     }
 
-    /// Counts a decision in, and records that its rank will hold the prompt. `remember` is false for ranks whose engine
-    /// keeps no prefixes. Returns how many of the prompt's blocks are new to the rank's estimated cache.
+    /// Adds a decision to the accounts, and records that its rank will hold the prompt. `remember` is false for ranks
+    /// whose engine keeps no prefixes. Returns how many of the prompt's blocks are new to the rank's estimated cache.
     pub fn assign(&self, decision: &Decision, blocks: &[u64], remember: bool) -> usize {
         let rank = decision.choice.rank;
         self.accounts.assign(rank, decision.work);
@@ -162,7 +162,7 @@ impl Router {
         if blocks.is_empty() { 0 } else { prefixes.record(rank, blocks).unwrap_or(0) }
     }
 
-    /// Reverses an [`assign`](Self::assign) that counted in this `work` and found `new` blocks, since the engine
+    /// Reverses an [`assign`](Self::assign) that added this `work` and found `new` blocks, since the engine
     /// refused the request: the rank neither computed nor holds it.
     pub fn take_back(&self, rank: u16, work: Work, blocks: &[u64], new: usize) {
         self.accounts.take_back(rank, work);

@@ -3,7 +3,7 @@
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
-use crate::fast::Fast;
+use crate::fast::{Fast, NoFastEncoder};
 use crate::oracle::{self, Oracle};
 use crate::segments::SegmentCache;
 use crate::slices::{Around, slices};
@@ -15,23 +15,11 @@ const SLICE_BYTES: usize = 64 << 10;
 /// Encodes prompts with one tokenizer. Truncation and padding settings of its file are disabled.
 pub struct PromptEncoder {
     oracle: Oracle,
-    fast: Result<Fast, String>,
+    fast: Result<Fast, NoFastEncoder>,
     /// `None` if texts must not be cut.
     around: Option<Around>,
     vocab_size: u32,
     sha256: String,
-}
-
-/// Which library encodes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Encoder<'a> {
-    /// The fast one: it matched the oracle in the self-check at load time.
-    Fast,
-    /// The oracle, several times slower.
-    Oracle {
-        /// Why the fast one is not used.
-        reason: &'a str,
-    },
 }
 
 impl std::fmt::Debug for PromptEncoder {
@@ -64,7 +52,7 @@ impl PromptEncoder {
         }
     }
 
-    /// Reloads the oracle if it was released. Takes some tenths of a second and some tens of MB, once.
+    /// Reloads the oracle if it was released. Takes a few tenths of a second and tens of MB, once.
     ///
     /// # Errors
     /// If the file is missing, or now holds another tokenizer.
@@ -84,18 +72,10 @@ impl PromptEncoder {
         self.encode_with(text, false)
     }
 
-    /// The ids of a text prompt, with the special tokens that the tokenizer's file adds around it (such as BOS), as
-    /// engines do. Chat templates write their own.
-    ///
-    /// # Errors
-    /// Those of `PromptEncoder::encode`.
-    pub fn encode_prompt(&self, text: &str) -> Result<Vec<u32>, TextError> {
-        self.encode_with(text, true)
-    }
-
-    /// Encodes with [`Self::encode_prompt`] if `special`, else with [`Self::encode`]. A text of more than 64 KiB is
-    /// encoded in slices, and the work stops when `keep_on` returns false before one of them. A text without line ends
-    /// is one slice, and so is every text if slicing would change the tokenizer's ids ([`Self::cuts_long_texts`]).
+    /// Encodes like [`Self::encode`] and, if `special`, adds the special tokens that the tokenizer's file puts around a
+    /// prompt (such as BOS), as engines do; chat templates write their own. A text of more than 64 KiB is encoded in
+    /// slices, and the work stops when `keep_on` returns false before one of them. A text without line ends is one
+    /// slice, and so is every text if slicing would change the tokenizer's ids ([`Self::cuts_long_texts`]).
     ///
     /// # Errors
     /// [`TextError::GivenUp`] if `keep_on` returns false, [`TextError::OracleAway`] if the text needs the oracle.
@@ -105,10 +85,14 @@ impl PromptEncoder {
         special: bool,
         keep_on: &mut dyn FnMut() -> bool,
     ) -> Result<Vec<u32>, TextError> {
-        self.encode_slices(text, special, SLICE_BYTES, keep_on)
+        self.encode_in_slices(text, special, SLICE_BYTES, keep_on)
     }
 
-    fn encode_slices(
+    /// [`Self::encode_while`] in slices of at least `slice_bytes` bytes.
+    ///
+    /// # Errors
+    /// Those of [`Self::encode_while`].
+    pub fn encode_in_slices(
         &self,
         text: &str,
         special: bool,
@@ -138,14 +122,6 @@ impl PromptEncoder {
         Ok(ids)
     }
 
-    /// The ids encoded in slices of at least `slice_bytes` bytes, to be compared with those of the uncut text.
-    ///
-    /// # Errors
-    /// Those of `PromptEncoder::encode`; `TextError` if the work was stopped.
-    pub fn encode_in_slices(&self, text: &str, special: bool, slice_bytes: usize) -> Result<Vec<u32>, TextError> {
-        self.encode_slices(text, special, slice_bytes, &mut || true)
-    }
-
     /// Whether long texts are encoded in slices.
     pub fn cuts_long_texts(&self) -> bool {
         self.around.is_some()
@@ -162,7 +138,7 @@ impl PromptEncoder {
         }
     }
 
-    /// Encodes with the engines' own library: [`Self::encode_prompt`] if `special`, else [`Self::encode`].
+    /// Encodes with the engines' own library, like [`Self::encode_while`].
     ///
     /// # Errors
     /// [`TextError::OracleAway`], and that library's errors.
@@ -170,12 +146,13 @@ impl PromptEncoder {
         ids_by(self.inner()?, text, special)
     }
 
-    /// Which library encodes, and why.
-    pub fn encoder(&self) -> Encoder<'_> {
-        match &self.fast {
-            Ok(_) => Encoder::Fast,
-            Err(reason) => Encoder::Oracle { reason },
-        }
+    /// Whether the fast library encodes: it matched the oracle in the self-check at load time. Otherwise the oracle
+    /// does, several times slower.
+    ///
+    /// # Errors
+    /// Why the fast library is not used.
+    pub fn is_fast(&self) -> Result<(), &NoFastEncoder> {
+        self.fast.as_ref().map(|_| ())
     }
 
     /// Caches ids within `bytes` bytes (text, ids and overhead), so that the next turn of a chat costs only its new

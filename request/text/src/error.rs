@@ -2,6 +2,10 @@
 
 use std::path::PathBuf;
 
+use serde_json::Value;
+
+use crate::jinja::SyntaxError;
+
 /// Who has to act on an error.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Fault {
@@ -69,7 +73,8 @@ pub enum TextError {
     #[error("the chat template does not parse: {reason}")]
     TemplateSyntax {
         /// The error and its line.
-        reason: String,
+        #[source]
+        reason: SyntaxError,
     },
     /// A chat template rejected the messages (`raise_exception`) or failed on them.
     #[error("the chat template cannot render these messages: {reason}")]
@@ -152,4 +157,18 @@ impl TextError {
             | Self::TemplateSyntax { .. } => Fault::Server,
         }
     }
+}
+
+/// A [`TextError::Field`] that names the JSON type found.
+pub(crate) fn field(field: &str, expected: &'static str, found: &Value) -> TextError {
+    let found = match found {
+        Value::Null => "nothing",
+        Value::Bool(_) => "a boolean",
+        Value::Number(_) => "a number",
+        Value::String(_) => "a string",
+        Value::Array(items) if items.is_empty() => "an empty list",
+        Value::Array(_) => "a list",
+        Value::Object(_) => "an object",
+    };
+    TextError::Field { field: field.to_owned(), expected, found: found.to_owned() }
 }

@@ -15,6 +15,23 @@ const LONG_S: char = '\u{17f}';
 /// Encodes what the fast library cannot, with or without the tokens around a prompt.
 pub(crate) type Slow<'a> = &'a dyn Fn(&str, bool) -> Result<Vec<u32>, TextError>;
 
+/// Why the fast encoder cannot be used, in a few words.
+#[derive(Debug, thiserror::Error)]
+pub enum NoFastEncoder {
+    /// The fast library panicked.
+    #[error("it panicked")]
+    Panicked,
+    /// Either library refused the tokenizer.
+    #[error("{}", crate::encoder::one_line(&.0.to_string()))]
+    Library(#[source] Box<dyn std::error::Error + Send + Sync>),
+    /// The libraries disagree.
+    #[error("its ids differ on {0:?}")]
+    Differs(String),
+    /// The fast library encodes almost nothing.
+    #[error("it gives up on most texts")]
+    GivesUp,
+}
+
 /// The fast encoder of a tokenizer that passed the self-check.
 pub(crate) struct Fast {
     inner: fastokens::Tokenizer,
@@ -27,21 +44,21 @@ impl Fast {
     /// Loads `json`, the contents of a `tokenizer.json`, and compares it with `oracle`.
     ///
     /// # Errors
-    /// Why it cannot be used, in a few words: an unsupported kind of tokenizer, or a text whose ids differ.
-    pub(crate) fn new(json: &[u8], oracle: &tokenizers::Tokenizer) -> Result<Self, String> {
-        let value = serde_json::from_slice(json).map_err(|error| error.to_string())?;
+    /// An unsupported kind of tokenizer, or a text whose ids differ.
+    pub(crate) fn new(json: &[u8], oracle: &tokenizers::Tokenizer) -> Result<Self, NoFastEncoder> {
+        let value = serde_json::from_slice(json).map_err(|error| NoFastEncoder::Library(error.into()))?;
         let mut inner = quiet(|| fastokens::Tokenizer::from_json(value))
-            .ok_or("it panicked")?
-            .map_err(|error| crate::encoder::one_line(&error.to_string()))?;
+            .ok_or(NoFastEncoder::Panicked)?
+            .map_err(|error| NoFastEncoder::Library(error.into()))?;
         inner.set_truncation(None);
         inner.set_padding(None);
         let mut fast = Self { inner, segments: Segments::new(oracle), left_to_oracle: AtomicU64::new(0) };
         let texts = self_check::texts(oracle);
         for text in &texts {
             for special in [false, true] {
-                let expected = oracle.encode_fast(text.as_str(), special).map_err(|error| error.to_string())?;
+                let expected = oracle.encode_fast(text.as_str(), special).map_err(NoFastEncoder::Library)?;
                 if fast.try_whole(text, special).is_some_and(|ids| ids != expected.get_ids()) {
-                    return Err(format!("its ids differ on {text:?}"));
+                    return Err(NoFastEncoder::Differs(text.clone()));
                 }
                 if !special && fast.differs_in_segments(text, expected.get_ids(), oracle) {
                     fast.segments = None;
@@ -50,7 +67,7 @@ impl Fast {
         }
         // A few of the texts are known to differ, but a library that gives up on most is not worth using.
         if fast.left_to_oracle.swap(0, Ordering::Relaxed) > texts.len() as u64 {
-            return Err("it gives up on most texts".into());
+            return Err(NoFastEncoder::GivesUp);
         }
         Ok(fast)
     }

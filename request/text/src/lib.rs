@@ -25,13 +25,14 @@ mod template;
 mod tokenizer;
 
 pub use chat::PlainChat;
-pub use encoder::{Encoder, PromptEncoder};
+pub use encoder::PromptEncoder;
 pub use error::{Fault, TextError};
-pub use jinja::Budget;
+pub use fast::NoFastEncoder;
+pub use jinja::{Budget, SyntaxError};
 pub use pieces::SPACE_MARK;
 pub use preparation::{ChatOptions, Preparation};
 pub use prompt::{Limits, Prompt, Route, chat_body_ids, chat_ids_while, prompt_ids, prompt_ids_while};
-pub use prompt_lines::{LineForm, LinePrompt, PromptLineError, PromptLines};
+pub use prompt_lines::{BadLine, LineForm, LinePrompt, PromptLineError, PromptLines};
 pub use score::Scorer;
 pub use segments::SegmentCache;
 pub use semmoe_tables::Score;

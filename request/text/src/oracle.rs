@@ -36,10 +36,10 @@ impl Oracle {
         self.loaded.get().ok_or(TextError::OracleAway)
     }
 
-    /// Reloads it if it was released; it stays loaded from then on.
+    /// Reloads the tokenizer if it was released; it stays loaded from then on.
     ///
     /// # Errors
-    /// If the file is missing, or its tokenizer's identity is not `sha256`.
+    /// If the file is missing, or the tokenizer's digest does not match `sha256`.
     pub(crate) fn load(&self, sha256: &str) -> Result<(), TextError> {
         let _loading = self.loading.lock().unwrap_or_else(PoisonError::into_inner);
         let (None, Some(path)) = (self.loaded.get(), &self.path) else { return Ok(()) };

@@ -3,7 +3,8 @@
 use serde_json::{Map, Value};
 
 use crate::chat::LOOKED_AT;
-use crate::template::{Rendered, field};
+use crate::error::field;
+use crate::template::Rendered;
 use crate::{Budget, ChatTemplate, PlainChat, Preparation, PromptEncoder, TextError};
 
 /// The routes whose bodies carry a prompt.

@@ -53,8 +53,29 @@ pub enum PromptLineError {
         /// Line number, from 1.
         line: usize,
         /// The problem.
-        cause: String,
+        #[source]
+        cause: BadLine,
     },
+}
+
+/// Why a line is no prompt.
+#[derive(Debug, thiserror::Error)]
+pub enum BadLine {
+    /// Too many bytes.
+    #[error("longer than {MAX_LINE_BYTES} bytes")]
+    TooLong,
+    /// Expected JSON.
+    #[error("not JSON: {0}")]
+    NotJson(#[from] serde_json::Error),
+    /// Expected ShareGPT's list.
+    #[error("not a JSON list of conversations: {0}")]
+    NotConversations(#[source] serde_json::Error),
+    /// Expected text.
+    #[error("not UTF-8: {0}")]
+    NotUtf8(#[from] std::str::Utf8Error),
+    /// JSON of another form.
+    #[error("{0}")]
+    Form(&'static str),
 }
 
 /// The prompts of a file with their line numbers, from 1; skips blank lines. An invalid line yields an error and
@@ -97,9 +118,9 @@ impl PromptLines {
                 self.ended = true;
                 PromptLineError::Io { path: self.path.clone(), source }
             })?;
-            let bad = |cause: String| PromptLineError::Line { path: self.path.clone(), line: self.line, cause };
+            let bad = |cause| PromptLineError::Line { path: self.path.clone(), line: self.line, cause };
             if read as u64 > MAX_LINE_BYTES {
-                return Err(bad(format!("longer than {MAX_LINE_BYTES} bytes")));
+                return Err(bad(BadLine::TooLong));
             }
             if read == 0 {
                 self.ended = true;
@@ -123,31 +144,28 @@ impl Iterator for PromptLines {
     }
 }
 
-fn parse(line: &[u8], form: LineForm) -> Result<LinePrompt, String> {
+fn parse(line: &[u8], form: LineForm) -> Result<LinePrompt, BadLine> {
     match form {
-        LineForm::Json => find_prompt(serde_json::from_slice(line).map_err(|error| format!("not JSON: {error}"))?),
-        LineForm::Plain => {
-            let text = std::str::from_utf8(line).map_err(|error| format!("not UTF-8: {error}"))?;
-            Ok(LinePrompt::Text(text.trim_end_matches(['\r', '\n']).to_owned()))
-        }
+        LineForm::Json => find_prompt(serde_json::from_slice(line)?),
+        LineForm::Plain => Ok(LinePrompt::Text(std::str::from_utf8(line)?.trim_end_matches(['\r', '\n']).to_owned())),
     }
 }
 
 /// `messages` take precedence over `input_ids`, and these over `prompt`: in data sets with messages, `prompt` is often
 /// only the last turn.
-fn find_prompt(mut record: Value) -> Result<LinePrompt, String> {
-    let Some(object) = record.as_object_mut() else { return Err("not a JSON object".into()) };
+fn find_prompt(mut record: Value) -> Result<LinePrompt, BadLine> {
+    let Some(object) = record.as_object_mut() else { return Err(BadLine::Form("not a JSON object")) };
     let mut take = |name: &str| object.remove(name).filter(|value| !value.is_null());
     let (messages, ids, prompt) = (take("messages"), take("input_ids"), take("prompt"));
     match (messages, ids, prompt) {
         (Some(messages), ..) => Ok(LinePrompt::Messages { messages, tools: take("tools") }),
         (None, Some(ids), _) => match serde_json::from_value(ids) {
             Ok(ids) => Ok(LinePrompt::Ids(ids)),
-            Err(_) => Err("input_ids is not a list of token ids".into()),
+            Err(_) => Err(BadLine::Form("input_ids is not a list of token ids")),
         },
         (None, None, Some(Value::String(text))) => Ok(LinePrompt::Text(text)),
-        (None, None, Some(_)) => Err("prompt is not a string".into()),
-        (None, None, None) => Err("none of messages, input_ids and prompt".into()),
+        (None, None, Some(_)) => Err(BadLine::Form("prompt is not a string")),
+        (None, None, None) => Err(BadLine::Form("none of messages, input_ids and prompt")),
     }
 }
 

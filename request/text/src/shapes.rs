@@ -196,7 +196,8 @@ fn is_empty(value: &Value) -> bool {
 /// A chat or a text for which to compare an engine with this crate.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BuiltInChat {
-    /// The shape it exercises: one besides [`Shapes::PLAIN`], or only that, or [`Shapes::TEXT`].
+    /// The shape that this exercises: one shape beyond [`Shapes::PLAIN`], [`Shapes::PLAIN`] itself for the plain chat,
+    /// or [`Shapes::TEXT`] for the text.
     pub shows: Shapes,
     /// The body of a request, without a model.
     pub body: Value,

@@ -4,7 +4,7 @@ use crate::{TextError, Tokenizer};
 
 /// Number of trailing U+FFFD that may still become one character: UTF-8 uses at most four bytes.
 const HELD_BACK: usize = 4;
-/// From this many undecided ids on, the window is cut where that is provably harmless.
+/// Once this many ids are undecided, the window is cut wherever that is provably safe.
 const WINDOW_LIMIT: usize = 32;
 
 /// Decodes ids to text piece by piece. The concatenated pieces equal decoding all ids at once, for tokenizers whose

@@ -55,7 +55,11 @@ pub fn tokens(data: &[u8]) {
         let whole = tokenizer.encode_while(&text, special, &mut || true);
         assert_eq!(whole.ok().as_ref(), Some(&expected), "{text:?}");
         for least in [0, 7] {
-            assert_eq!(tokenizer.encode_in_slices(&text, special, least).ok().as_ref(), Some(&expected), "{text:?}");
+            assert_eq!(
+                tokenizer.encode_in_slices(&text, special, least, &mut || true).ok().as_ref(),
+                Some(&expected),
+                "{text:?}"
+            );
         }
     }
 }

@@ -7,8 +7,8 @@ use super::recent::{Recent, RecentWork};
 use super::{Even, Work};
 use crate::policy::RankLoad;
 
-/// Load in flight on one rank, on its own cache lines. Shared by all accounts of the rank: a request counted in by one
-/// is counted out for all.
+/// Load in flight on one rank, on its own cache lines. Shared by all accounts of the rank: a request added through one
+/// is removed for all.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct Flight {

@@ -7,7 +7,7 @@ use super::cell::{get, set};
 /// Maximum window: its requests are counted in 16 bits.
 pub(crate) const MAX_WINDOW: u32 = u16::MAX as u32;
 
-/// How many assignments back to search for one that is taken back, which was made only a moment ago.
+/// How many recent assignments to search for one to reverse, which was made only a moment ago.
 const LOOKED_BACK: u64 = 4096;
 
 /// Tokens and requests share one word, so they change together; requests are in the low bits.

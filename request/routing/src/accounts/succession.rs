@@ -1,8 +1,8 @@
 //! Successor accounts that continue from accounts in use: a rank joins or leaves, or the settings change.
 //!
-//! Requests in flight are shared: a request counted in by the old accounts is counted out there, and both see it.
+//! Requests in flight are shared: a request added to the old accounts is removed there, and both see it.
 //! Everything else is copied at that moment. Accounts of the same ranks for another purpose, such as a shadow's, share
-//! nothing: requests in flight now will never be counted out there.
+//! nothing: requests in flight now will never be removed there.
 
 use super::cell::{Cell, set};
 use super::recent::Window;
@@ -10,10 +10,10 @@ use super::{Accounts, PRICE_LIMIT, TablePrice};
 use crate::settings::Settings;
 
 impl Accounts {
-    /// Accounts of `from.len()` ranks, where rank `r` was rank `from[r]` of these; with `None` it is new, and away
-    /// until [`set_available`](Self::set_available).
+    /// Derives accounts for `from.len()` ranks, where new rank `r` was rank `from[r]` here. `None` marks a new rank,
+    /// which is unavailable until [`set_available`](Self::set_available).
     ///
-    /// Ranks that stay keep their load in flight (shared by both accounts), their recent tokens and requests, the state
+    /// Surviving ranks keep their in-flight load (shared by both accounts), their recent tokens and requests, the state
     /// behind their prices, and whether they are available and known.
     pub fn succeed(&self, from: &[Option<u16>], table_prices: &[TablePrice], settings: &Settings) -> Accounts {
         self.next(from, table_prices, settings, Cell::heir)

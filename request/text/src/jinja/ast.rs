@@ -3,6 +3,21 @@
 /// A name in the template, by number.
 pub(crate) type Name = u32;
 
+/// Names with a built-in meaning, by number.
+pub(super) const WELL_KNOWN: [&str; 4] = ["loop", "caller", "varargs", "kwargs"];
+pub(super) const LOOP: Name = 0;
+pub(super) const CALLER: Name = 1;
+pub(super) const VARARGS: Name = 2;
+pub(super) const KWARGS: Name = 3;
+
+/// A parsed template.
+#[derive(Debug)]
+pub(crate) struct Template {
+    pub(super) nodes: Vec<Node>,
+    pub(super) names: Vec<String>,
+    pub(super) source: String,
+}
+
 #[derive(Debug)]
 pub(crate) struct Node {
     pub(crate) line: u32,
@@ -59,15 +74,15 @@ pub(crate) struct For {
 
 #[derive(Debug)]
 pub(crate) struct Macro {
-    /// [`super::CALLER`] for the body of a `call`.
+    /// [`CALLER`] for the body of a `call`.
     pub(crate) name: Name,
     pub(crate) parameters: Vec<(Name, Option<Expr>)>,
     pub(crate) body: Vec<Node>,
-    /// Whether it uses `varargs`.
+    /// Whether the body uses `varargs`.
     pub(crate) takes_more: bool,
-    /// Whether it uses `kwargs`.
+    /// Whether the body uses `kwargs`.
     pub(crate) takes_named: bool,
-    /// Whether it uses `caller`.
+    /// Whether the body uses `caller`.
     pub(crate) takes_caller: bool,
 }
 

@@ -25,8 +25,9 @@ pub(crate) struct Placed {
 }
 
 /// Why a source is not a template, and the line.
-#[derive(Debug)]
-pub(crate) struct SyntaxError {
+#[derive(Debug, thiserror::Error)]
+#[error("{reason} (line {line})")]
+pub struct SyntaxError {
     pub(crate) line: u32,
     pub(crate) reason: String,
 }
@@ -54,7 +55,7 @@ struct Lexer<'s> {
     line: u32,
     /// Bytes already scanned for line ends.
     counted: usize,
-    /// Whether the last thing read ended with a line end.
+    /// Whether what was read last ended a line.
     line_starts: bool,
     tokens: Vec<Placed>,
 }

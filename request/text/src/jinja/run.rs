@@ -3,14 +3,32 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
+use serde_json::{Map as Object, Value as Json};
+
 use super::ast::{Expr, Filter, For, Macro, Name, Node, NodeKind, Operator, Target};
 use super::value::{Callable, Entry, Kind, Local, Loop, Map, Text};
-use super::{Budget, Failure, Fallible, Input, LOOP, List, MAX_DEPTH, MAX_VALUE_DEPTH, Template, Value, refused};
+use super::{Budget, Failure, Fallible, LOOP, List, MAX_DEPTH, MAX_VALUE_DEPTH, Template, Value, refused};
 
 /// Bytes of text that count as one step.
 const BYTES_A_STEP: usize = 64;
 /// Typical output size in bytes.
 const OUTPUT_BYTES: usize = 4096;
+
+/// The inputs of a rendering.
+#[derive(Debug)]
+pub(crate) struct Input<'v> {
+    pub(crate) messages: Value<'v>,
+    pub(crate) tools: Value<'v>,
+    pub(crate) documents: Value<'v>,
+    pub(crate) add_generation_prompt: Value<'v>,
+    /// Variables of the request, which take precedence over those of `special`.
+    pub(crate) variables: Option<&'v Object<String, Json>>,
+    pub(crate) special: &'v Object<String, Json>,
+    /// Seconds since 1970, read by `strftime_now`.
+    pub(crate) clock: fn() -> i64,
+    /// Offset east of Greenwich.
+    pub(crate) zone_seconds: i32,
+}
 
 pub(crate) struct Run<'v> {
     pub(super) template: &'v Template,

@@ -4,7 +4,7 @@ use serde_json::{Map, Value, json};
 
 use super::{Contents, Preparation};
 use crate::TextError;
-use crate::template::field;
+use crate::error::field;
 
 /// Members of parts that vLLM knows but does not pass on.
 const KNOWN: [&str; 18] = [

@@ -5,8 +5,8 @@ use serde_json::{Map, Value, json};
 use super::contents::{content, texts};
 use super::{Arguments, Fields, Preparation, tools};
 use crate::TextError;
+use crate::error::field;
 use crate::jinja::Traits;
-use crate::template::field;
 
 type Message = Map<String, Value>;
 

@@ -3,197 +3,16 @@
 
 mod contents;
 mod messages;
+mod table;
 #[cfg(test)]
 mod tests;
 mod tools;
 mod variables;
 
+pub(crate) use table::{Arguments, Contents, Effort, Ending, Fields, Options, Tools};
+pub use table::{ChatOptions, Preparation};
 pub(crate) use tools::functions;
 pub(crate) use variables::{Prepared, has_tools, prepare, template};
-
-/// How an engine prepares a chat for its template.
-#[derive(Debug, PartialEq, Eq)]
-pub struct Preparation {
-    /// Separates the text parts of a message if the template takes strings.
-    pub(crate) separator: &'static str,
-    pub(crate) contents: Contents,
-    pub(crate) fields: Fields,
-    pub(crate) arguments: Arguments,
-    pub(crate) tools: Tools,
-    /// With `tool_choice` "none" the template gets no tools, with a named tool only that one.
-    pub(crate) tool_choice: bool,
-    pub(crate) effort: Effort,
-    pub(crate) options: Options,
-    pub(crate) ending: Ending,
-    /// If the template does not mention developers, their messages become one system message at the beginning.
-    pub(crate) developer_is_system: bool,
-    /// A first line of system messages with this prefix is removed.
-    pub(crate) cut_line: Option<&'static str>,
-    /// If rendering fails, it is retried with only the functions of the tools.
-    pub(crate) tries_functions: bool,
-    /// With several templates the first one is always used, whatever its name.
-    pub(crate) first_template: bool,
-}
-
-/// When a template gets the contents of messages as lists of parts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Contents {
-    /// Content is never turned into lists.
-    Texts,
-    /// All of them, if the template iterates over the content of messages. (vLLM)
-    AllLists,
-    /// Those that are lists in the request, if the template iterates over them or mentions images, audio or video.
-    /// (SGLang)
-    GivenLists,
-}
-
-/// Which members of messages a template gets, and their order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Fields {
-    /// All of them, unchanged.
-    Given,
-    Vllm,
-    Sglang,
-}
-
-/// The arguments of earlier tool calls, which are JSON in a string.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Arguments {
-    /// A string that is not JSON is kept.
-    AnyJson,
-    /// Anything but an object becomes an empty object.
-    ObjectOrEmpty,
-    /// Anything but an object is rejected.
-    Object,
-}
-
-/// Which members of tools a template gets, and their order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Tools {
-    Given,
-    /// Name, description, parameters; the latter two are null if missing.
-    Vllm,
-    /// In the client's order, followed by missing ones as null; each tool has `defer_loading`.
-    Sglang,
-}
-
-/// The variables that `reasoning_effort` sets besides the one with its own name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Effort {
-    /// None, not even that one.
-    Ignored,
-    /// `enable_thinking`; the request's `reasoning_effort` takes precedence over its variables.
-    Vllm,
-    /// `thinking` and `enable_thinking`, also spelled `reasoning`; the request's variables take precedence.
-    Sglang,
-}
-
-/// Further supported fields of the request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Options {
-    /// `add_generation_prompt`.
-    Own,
-    /// `add_generation_prompt`, `continue_final_message`, `documents`, `add_special_tokens`, `chat_template`. Variables
-    /// that are null or "auto" are dropped.
-    Vllm,
-    /// `continue_final_message`, `input_ids`; a template is passed as a variable.
-    Sglang,
-}
-
-/// How to treat a chat that ends with an assistant message.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Ending {
-    /// Renders it as it is; one to be continued ends where the message ends, as in Transformers.
-    Given,
-    /// Turns the message into a user message; one to be continued is removed, and its ids are appended to the prompt.
-    Sglang,
-}
-
-/// semmoe's worker, and servers of unknown kind.
-const OWN: Preparation = Preparation {
-    separator: " ",
-    contents: Contents::Texts,
-    fields: Fields::Given,
-    arguments: Arguments::AnyJson,
-    tools: Tools::Given,
-    tool_choice: false,
-    effort: Effort::Ignored,
-    options: Options::Own,
-    ending: Ending::Given,
-    developer_is_system: false,
-    cut_line: None,
-    tries_functions: false,
-    first_template: false,
-};
-
-const VLLM: Preparation = Preparation {
-    separator: "\n",
-    contents: Contents::AllLists,
-    fields: Fields::Vllm,
-    arguments: Arguments::ObjectOrEmpty,
-    tools: Tools::Vllm,
-    effort: Effort::Vllm,
-    options: Options::Vllm,
-    developer_is_system: true,
-    ..OWN
-};
-
-const SGLANG: Preparation = Preparation {
-    contents: Contents::GivenLists,
-    fields: Fields::Sglang,
-    arguments: Arguments::Object,
-    tools: Tools::Sglang,
-    tool_choice: true,
-    effort: Effort::Sglang,
-    options: Options::Sglang,
-    ending: Ending::Sglang,
-    tries_functions: true,
-    first_template: true,
-    ..OWN
-};
-
-/// By engine and minimum version, later ones first.
-static TABLE: [(&str, [u32; 3], Preparation); 3] = [
-    ("vllm", [0, 32, 0], Preparation { cut_line: Some("x-anthropic-billing-header"), ..VLLM }),
-    // Based on 0.30.0.
-    ("vllm", [0, 0, 0], VLLM),
-    // Based on 0.5.23.
-    ("sglang", [0, 0, 0], SGLANG),
-];
-
-impl Preparation {
-    /// Preparation for an engine, named as in configurations; without a version, that of the newest.
-    pub fn of(engine: &str, version: Option<[u32; 3]>) -> &'static Self {
-        Self::row(Self::row_of(engine, version))
-    }
-
-    /// The index of [`Preparation::of`]'s row in the table.
-    pub fn row_of(engine: &str, version: Option<[u32; 3]>) -> usize {
-        let is = |(name, since, _): &(&str, [u32; 3], Self)| {
-            *name == engine && version.is_none_or(|version| *since <= version)
-        };
-        TABLE.iter().position(is).unwrap_or(TABLE.len())
-    }
-
-    /// A row of the table; semmoe's worker if there is none.
-    pub fn row(row: usize) -> &'static Self {
-        TABLE.get(row).map_or(Self::OWN, |(.., preparation)| preparation)
-    }
-
-    /// Whether a completion's text gets no special tokens.
-    pub(crate) fn is_bare(&self, body: &serde_json::Value) -> bool {
-        let special = body.as_object().map(|body| variables::flag(body, "add_special_tokens", true));
-        self.options == Options::Vllm && matches!(special, Some(Ok(false)))
-    }
-
-    /// Whether a chat may provide its prompt as ids.
-    pub(crate) fn reads_ids(&self) -> bool {
-        self.options == Options::Sglang
-    }
-
-    /// The preparation of semmoe's worker.
-    pub const OWN: &'static Self = &OWN;
-}
 
 /// Messages as semmoe's worker passes them to its template.
 ///
@@ -202,18 +21,4 @@ impl Preparation {
 pub(crate) fn own_messages(messages: &serde_json::Value) -> Result<serde_json::Value, crate::TextError> {
     let traits = crate::jinja::Traits::default();
     messages::messages(Preparation::OWN, messages, &traits, false).map(serde_json::Value::Array)
-}
-
-/// Engine options that change what its template gets.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct ChatOptions {
-    /// Default template variables, which requests override: `--default-chat-template-kwargs`.
-    pub variables: serde_json::Map<String, serde_json::Value>,
-    /// Whether a request may provide its own template: `--trust-request-chat-template`.
-    pub trusts_templates: bool,
-    /// Whether the template gets lists of parts; `None` = detected by the engine: `--chat-template-content-format`.
-    pub lists: Option<bool>,
-    /// Whether `tool_choice` "none" omits tools if the engine would not do so anyway:
-    /// `--exclude-tools-when-tool-choice-none`.
-    pub no_tools_for_none: bool,
 }

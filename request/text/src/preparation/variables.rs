@@ -6,8 +6,8 @@ use serde_json::{Map, Value};
 
 use super::{ChatOptions, Contents, Effort, Ending, Options, Preparation, messages, tools};
 use crate::TextError;
+use crate::error::field;
 use crate::jinja::Traits;
-use crate::template::field;
 
 /// A chat as passed to its template.
 #[derive(Debug, PartialEq)]
@@ -41,6 +41,14 @@ pub(crate) fn template<'b>(
         return refused("the request has a chat template, which the engine does not trust");
     }
     Ok(given)
+}
+
+impl Preparation {
+    /// Whether a completion's text gets no special tokens.
+    pub(crate) fn is_bare(&self, body: &Value) -> bool {
+        let special = body.as_object().map(|body| flag(body, "add_special_tokens", true));
+        self.options == Options::Vllm && matches!(special, Some(Ok(false)))
+    }
 }
 
 fn refused<T>(reason: &str) -> Result<T, TextError> {

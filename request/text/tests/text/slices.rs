@@ -27,7 +27,7 @@ fn what_a_tokenizer_puts_around_a_prompt_stands_around_all_slices() {
     let text = "a river\nThe sea.\n1 more\n\nlast";
     for special in [false, true] {
         let expected = tokenizer.encode_by_oracle(text, special).unwrap();
-        assert_eq!(tokenizer.encode_in_slices(text, special, 1).unwrap(), expected);
+        assert_eq!(tokenizer.encode_in_slices(text, special, 1, &mut || true).unwrap(), expected);
     }
 }
 
@@ -45,7 +45,10 @@ fn work_is_given_up_between_slices() {
     let TextError::GivenUp { done_bytes, all_bytes } = error else { panic!("{error}") };
     assert!((3 * 65_536..4 * 65_536).contains(&done_bytes), "{done_bytes}");
     assert_eq!(all_bytes, text.len());
-    assert_eq!(tokenizer.encode_while(&text, true, &mut || true).unwrap(), tokenizer.encode_prompt(&text).unwrap());
+    assert_eq!(
+        tokenizer.encode_while(&text, true, &mut || true).unwrap(),
+        tokenizer.encode_in_slices(&text, true, usize::MAX, &mut || true).unwrap()
+    );
 }
 
 /// Each of these would produce other ids in slices.
@@ -71,7 +74,7 @@ fn a_tokenizer_whose_ids_would_notice_is_never_cut() {
         let whole = tokenizer.encode_by_oracle(text, false).unwrap();
         let cut = text.split_inclusive('\n').flat_map(|slice| tokenizer.encode_by_oracle(slice, false).unwrap());
         assert_ne!(cut.collect::<Vec<_>>(), whole, "{text:?} does not show why");
-        assert_eq!(tokenizer.encode_in_slices(text, false, 1).unwrap(), whole);
+        assert_eq!(tokenizer.encode_in_slices(text, false, 1, &mut || true).unwrap(), whole);
     }
 }
 
@@ -83,7 +86,7 @@ proptest! {
         static TOKENIZERS: std::sync::LazyLock<[Tokenizer; 2]> = std::sync::LazyLock::new(|| [load(&file()), with_borders()]);
         for tokenizer in &*TOKENIZERS {
             let expected = tokenizer.encode_by_oracle(&text, true).unwrap();
-            prop_assert_eq!(tokenizer.encode_in_slices(&text, true, least).unwrap(), expected);
+            prop_assert_eq!(tokenizer.encode_in_slices(&text, true, least, &mut || true).unwrap(), expected);
         }
     }
 }

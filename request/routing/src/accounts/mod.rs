@@ -157,7 +157,7 @@ impl Accounts {
         }
     }
 
-    /// These accounts, with ranks that form units of these sizes, in order; any remaining ranks form one more.
+    /// Groups the ranks into units of these sizes, in order; any remaining ranks form one more unit.
     #[must_use]
     pub fn in_units(mut self, sizes: &[u16]) -> Self {
         let mut cells = self.cells.iter_mut();
@@ -276,7 +276,7 @@ impl Accounts {
         }
     }
 
-    /// Counts a request in on `rank`. False, without counting, if there is no such rank.
+    /// Adds a request to the counts of `rank`. False, without any change, if there is no such rank.
     pub fn assign(&self, rank: u16, work: Work) -> bool {
         let Some(cell) = self.cell(rank) else { return false };
         self.mean_request.note(work.counted_tokens());
@@ -285,8 +285,8 @@ impl Accounts {
         true
     }
 
-    /// Counts in a request whose engine itself chooses one of `ranks`: each gets an equal part of its tokens in all
-    /// figures that policies see, but none gets the request. Returns that part, for
+    /// Adds a request whose engine itself chooses one of `ranks`: each is charged an equal part of its tokens in all
+    /// figures that policies see, but none is charged the request. Returns that part, for
     /// [`release_among`](Self::release_among).
     pub fn assign_among(&self, ranks: Range<u16>, work: Work) -> u64 {
         let tokens = work.counted_tokens();
@@ -300,7 +300,7 @@ impl Accounts {
         part
     }
 
-    /// Counts out a request that [`assign_among`](Self::assign_among) counted in with this `part`.
+    /// Removes a request that [`assign_among`](Self::assign_among) added with this `part`.
     pub fn release_among(&self, ranks: Range<u16>, part: u64) {
         ranks.filter_map(|rank| self.cell(rank)).for_each(|cell| cell.count_part_out(part));
     }
@@ -312,7 +312,7 @@ impl Accounts {
         }
     }
 
-    /// Removes the `pending` tokens of a request counted in by [`assign`](Self::assign), since its prompt has been
+    /// Removes the `pending` tokens of a request added by [`assign`](Self::assign), since its prompt has been
     /// computed. False if there is no such rank.
     pub fn computed(&self, rank: u16, work: &mut Work) -> bool {
         let Some(cell) = self.cell(rank) else { return false };
@@ -344,7 +344,7 @@ impl Accounts {
         (self.mean_output.get() as u64).min(most.unwrap_or(MAX_TOKENS))
     }
 
-    /// Counts out a request that [`assign`](Self::assign) counted in with the same `work`. False if there is no such
+    /// Removes a request that [`assign`](Self::assign) added with the same `work`. False if there is no such
     /// rank. Excess releases leave the counts at zero.
     pub fn release(&self, rank: u16, work: Work) -> bool {
         let Some(cell) = self.cell(rank) else { return false };

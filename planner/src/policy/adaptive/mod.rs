@@ -291,5 +291,4 @@ impl SwitchPolicy for Adaptive {
 }
 
 #[cfg(test)]
-#[path = "adaptive_tests.rs"]
 mod tests;

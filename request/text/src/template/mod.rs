@@ -155,14 +155,14 @@ impl ChatTemplate {
         Self { zone_seconds, ..self }
     }
 
-    /// Tags, filters, tests, methods and functions that it uses, sorted, without duplicates.
+    /// Tags, filters, tests, methods and functions that the template uses, sorted, without duplicates.
     pub fn features(&self) -> Vec<String> {
         let all = [Some(&self.default), self.tool_use.as_ref()].into_iter().flatten();
         let features: std::collections::BTreeSet<String> = all.flat_map(|one| one.template.features()).collect();
         features.into_iter().collect()
     }
 
-    /// Whether its output depends on the date.
+    /// Whether the output depends on the date.
     pub fn writes_date(&self) -> bool {
         self.features().iter().any(|feature| feature.contains("strftime_now"))
     }
@@ -311,18 +311,4 @@ fn special_tokens(config: &Value) -> Map<String, Value> {
         MORE_TOKENS.iter().filter_map(|name| config.get(*name)?.as_object()).for_each(|more| add(more, true));
     }
     tokens
-}
-
-/// A [`TextError::Field`] that names the JSON type found.
-pub(crate) fn field(field: &str, expected: &'static str, found: &Value) -> TextError {
-    let found = match found {
-        Value::Null => "nothing",
-        Value::Bool(_) => "a boolean",
-        Value::Number(_) => "a number",
-        Value::String(_) => "a string",
-        Value::Array(items) if items.is_empty() => "an empty list",
-        Value::Array(_) => "a list",
-        Value::Object(_) => "an object",
-    };
-    TextError::Field { field: field.to_owned(), expected, found: found.to_owned() }
 }
