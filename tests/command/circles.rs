@@ -14,11 +14,7 @@ const CIRCLE: usize = 5;
 const ALLOWED: &[(&str, &[usize])] = &[
     // Clap's argument tree: each subcommand's arguments use the root's names and help.
     ("semmoe", &[14]),
-    ("semmoe-bench-gpu", &[17]),
-    ("semmoe-bench-parts", &[10]),
     ("semmoe-engines", &[6]),
-    ("semmoe-mock-engine", &[8]),
-    ("semmoe-text", &[8, 6]),
     ("semmoe-worker", &[12, 7]),
 ];
 

@@ -4,64 +4,18 @@ use fastrand::Rng;
 use half::{bf16, f16};
 use semmoe_kernels::{Dtype, Element, RankOrder, ResidualNorm, RowSplit};
 use semmoe_kernels_cuda::{
-    AllReduce, Allgather, Argsort, Buffer, Grid, Launch, LaunchError, ReduceScatter, ReduceScatterNorm, RowOrder, Rows,
-    Shuffle, Split,
+    AllReduce, Allgather, Argsort, Grid, ReduceScatter, ReduceScatterNorm, RowOrder, Rows, Shuffle, Split,
 };
 use semmoe_reference as reference;
 use semmoe_reference::data::{self, same, slices};
 use serde_json::json;
 
 use crate::machine::{Machine, Memory, buffers, text};
-use crate::options::Options;
+use crate::measure::Report;
+use crate::options::{KERNELS, Options};
+use crate::setting::{Outcome, Setting, run, shared};
 use crate::world::{World, elements, order};
-use crate::{Report, attention, exchange, nvls, product, reshard};
-
-/// Kernels by the name that `--kernel` takes.
-pub(crate) const KERNELS: [&str; 13] = [
-    "argsort",
-    "srs",
-    "reduce-scatter",
-    "srs-norm",
-    "sag",
-    "allgather",
-    "all-reduce",
-    "shuffle",
-    "dispatch-combine",
-    "reshard",
-    "nvls",
-    "matmul",
-    "attend",
-];
-
-/// One setting of a check.
-#[derive(Clone, Copy)]
-pub(crate) struct Setting<'a> {
-    pub(crate) machine: &'a Machine,
-    pub(crate) small: bool,
-    pub(crate) ranks: usize,
-    pub(crate) tokens: usize,
-    pub(crate) hidden: usize,
-}
-
-impl Setting<'_> {
-    pub(crate) fn grid(&self) -> Grid {
-        self.machine.grid(self.ranks, self.small)
-    }
-}
-
-/// The outcome of a check.
-pub(crate) enum Outcome {
-    Equal,
-    Differs(String),
-    /// The device lacks a feature.
-    NotRun(String),
-}
-
-impl From<Result<(), String>> for Outcome {
-    fn from(result: Result<(), String>) -> Self {
-        result.map_or_else(Self::Differs, |()| Self::Equal)
-    }
-}
+use crate::{attention, exchange, nvls, product, reshard};
 
 pub(crate) fn report(machine: &Machine, options: &Options) -> Report {
     let shapes: &[(usize, usize)] = match options.small || options.cpu {
@@ -114,16 +68,6 @@ fn one<T: Element>(kernel: &str, setting: Setting<'_>, rng: &mut Rng) -> Outcome
         "attend" => attention::check::<T>(setting, rng),
         other => Outcome::Differs(format!("no check of kernel {other}")),
     }
-}
-
-/// Gives every rank of the launch this memory.
-pub(crate) fn shared(memory: &Memory, ranks: usize) -> Vec<Buffer> {
-    vec![memory.buffer(); ranks]
-}
-
-pub(crate) fn run(setting: Setting<'_>, world: &World, launch: Result<Launch, LaunchError>) -> Result<(), String> {
-    let launch = launch.map_err(text)?;
-    setting.machine.run(&[launch]).map_err(|error| world.explain(error))
 }
 
 /// Destinations are two or four bytes wide.

@@ -5,8 +5,8 @@ use semmoe_kernels::{Element, RoutedTokens};
 use semmoe_kernels_cuda::{Combine, Dispatch, Grid, Launch, Received, Team};
 use semmoe_reference as reference;
 
-use crate::checks::{Setting, shared};
 use crate::machine::{Machine, Memory, buffers, text};
+use crate::setting::{Setting, shared};
 use crate::world::{World, elements};
 use semmoe_reference::data::same;
 

@@ -55,6 +55,11 @@ pub(crate) fn text(error: impl std::fmt::Display) -> String {
     error.to_string()
 }
 
+pub(crate) fn median(mut times: Vec<f64>) -> f64 {
+    times.sort_by(f64::total_cmp);
+    times[times.len() / 2]
+}
+
 /// Fills memory before a kernel writes it: NaN as a float, negative as an index.
 pub(crate) const POISON: u8 = 0xff;
 
@@ -238,7 +243,7 @@ impl Machine {
         };
         let (from, to) = (self.filled(bytes, 1)?, self.filled(bytes, 2)?);
         let times: Vec<f64> = (0..20).map(|_| self.copy(from.buffer(), to.buffer())).collect::<Result<_, _>>()?;
-        Ok(2.0 * bytes as f64 / crate::times::median(times))
+        Ok(2.0 * bytes as f64 / median(times))
     }
 
     fn copy(&self, from: Buffer, to: Buffer) -> Result<f64, String> {

@@ -7,6 +7,7 @@ mod attention;
 mod checks;
 mod exchange;
 mod machine;
+mod measure;
 mod nvls;
 mod options;
 mod planted;
@@ -14,6 +15,7 @@ mod predict;
 mod processes;
 mod product;
 mod reshard;
+mod setting;
 mod times;
 mod unit;
 mod world;
@@ -21,11 +23,8 @@ mod world;
 use std::process::ExitCode;
 
 use machine::Machine;
+use measure::Report;
 use options::{Command, Options};
-use serde_json::Value;
-
-/// A JSON document, and whether every check passed.
-type Report = Result<(Value, bool), String>;
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();

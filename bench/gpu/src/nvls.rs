@@ -4,8 +4,9 @@
 use fastrand::Rng;
 use semmoe_kernels::Element;
 
-use crate::checks::{self, Outcome, Setting};
+use crate::checks;
 use crate::machine::Machine;
+use crate::setting::{Outcome, Setting};
 
 pub(crate) fn check<T: Element>(setting: Setting<'_>, rng: &mut Rng) -> Outcome {
     if !(setting.hidden * size_of::<T>()).is_multiple_of(16) {
@@ -32,8 +33,8 @@ mod switch {
     use semmoe_kernels_cuda::{Allgather, Buffer, ReduceScatter, RowOrder, Rows, Split};
     use semmoe_reference as reference;
 
-    use crate::checks::{Outcome, Setting, run};
     use crate::machine::text;
+    use crate::setting::{Outcome, Setting, run};
     use crate::world::{World, elements, order};
     use semmoe_reference::data::same;
 

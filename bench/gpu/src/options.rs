@@ -1,7 +1,5 @@
 //! The program's options.
 
-use crate::checks::KERNELS;
-
 pub(crate) const USAGE: &str = "\
 usage: semmoe-bench-gpu COMMAND [--cpu] [--small] [--seed N] [--kernel NAME] [--vmm]
   check       kernels against the CPU reference
@@ -12,6 +10,23 @@ usage: semmoe-bench-gpu COMMAND [--cpu] [--small] [--seed N] [--kernel NAME] [--
   predict     a model's times for GPUs joined by links
   --cpu       run on the CPU, through the shim
   --small     use small sizes and few blocks, for the shim and for compute-sanitizer";
+
+/// Kernels by the name that `--kernel` takes.
+pub(crate) const KERNELS: [&str; 13] = [
+    "argsort",
+    "srs",
+    "reduce-scatter",
+    "srs-norm",
+    "sag",
+    "allgather",
+    "all-reduce",
+    "shuffle",
+    "dispatch-combine",
+    "reshard",
+    "nvls",
+    "matmul",
+    "attend",
+];
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Command {

@@ -4,8 +4,8 @@ use semmoe_kernels::Dtype;
 use semmoe_kernels_cuda::{Buffer, Grid, ReduceScatter, RowOrder, Rows, Split};
 use serde_json::json;
 
-use crate::Report;
 use crate::machine::{Machine, buffers, text};
+use crate::measure::Report;
 use crate::world::World;
 
 /// A reduce-scatter whose part is four bytes shorter than the call states.

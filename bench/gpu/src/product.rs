@@ -9,11 +9,11 @@ use semmoe_reference::data::same;
 use semmoe_reference::product::{Product, rounding};
 use serde_json::{Value, json};
 
-use crate::checks::{Outcome, Setting};
 use crate::exchange::{EXPERTS, TOP_K};
 use crate::machine::{Machine, Memory, POISON, text};
+use crate::measure::{Plan, in_turns};
 use crate::options::Options;
-use crate::times::{Plan, in_turns};
+use crate::setting::{Outcome, Setting};
 use crate::world::elements;
 
 /// The shape of a product.

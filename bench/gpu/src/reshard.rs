@@ -6,8 +6,8 @@ use semmoe_kernels::reshard::{ExpertShape, Hosts, Layout, Move, Part, Pool, Side
 use semmoe_kernels_cuda::{Buffer, DeviceMove, Grid, Launch, MOVE_BYTES, Reshard};
 use serde_json::{Value, json};
 
-use crate::checks::Setting;
 use crate::machine::{Machine, Memory, POISON, buffers, text};
+use crate::setting::Setting;
 use crate::world::World;
 use semmoe_reference::data::same;
 
@@ -154,7 +154,7 @@ pub(crate) fn times(machine: &Machine, small: bool, ranks: usize, copied: f64) -
         let prepared = machine.prepare(vec![layer.launch])?;
         let times: Result<Vec<f64>, String> = (0..=runs).map(|_| machine.time(&prepared)).collect();
         // The first run warms up.
-        let us = crate::times::median(times.map_err(|error| world.explain(error))?.split_off(1));
+        let us = crate::machine::median(times.map_err(|error| world.explain(error))?.split_off(1));
         if best.is_none_or(|(fastest, _)| us < fastest) {
             best = Some((us, grid.blocks));
         }

@@ -14,23 +14,12 @@ use semmoe_kernels_cuda::{
 use semmoe_reference::moved::{Call, Moved, fan_out};
 use serde_json::{Map, Value, json};
 
-use crate::Report;
 use crate::exchange::{EXPERTS, Exchange, TOP_K};
 use crate::machine::{Machine, Memory, Prepared, buffers, text};
+use crate::measure::{Plan, Report, in_turns};
 use crate::options::Options;
 use crate::world::{World, elements, order};
 use crate::{attention, product, reshard};
-
-/// Sizes and repetitions.
-#[derive(Clone, Copy)]
-pub(crate) struct Plan {
-    tokens: usize,
-    hidden: usize,
-    warm_up: usize,
-    pub(crate) runs: usize,
-    /// Minimum number of calls of each kernel in one measurement.
-    pub(crate) at_once: usize,
-}
 
 const FULL: Plan = Plan { tokens: 4096, hidden: 2048, warm_up: 5, runs: 50, at_once: 10 };
 /// A smoke test on the shim.
@@ -53,25 +42,6 @@ pub(crate) fn report(machine: &Machine, options: &Options) -> Report {
         "attention": attention::times(machine, options, plan, copied)?,
     });
     Ok((document, true))
-}
-
-pub(crate) fn median(mut times: Vec<f64>) -> f64 {
-    times.sort_by(f64::total_cmp);
-    times[times.len() / 2]
-}
-
-/// Replays each in turn and returns the median of each in microseconds.
-pub(crate) fn in_turns(machine: &Machine, plan: Plan, prepared: &[Prepared]) -> Result<Vec<f64>, String> {
-    let mut times = vec![Vec::with_capacity(plan.runs); prepared.len()];
-    for run in 0..plan.warm_up + plan.runs {
-        for (prepared, times) in prepared.iter().zip(&mut times) {
-            let took = machine.time(prepared)?;
-            if run >= plan.warm_up {
-                times.push(took);
-            }
-        }
-    }
-    Ok(times.into_iter().map(median).collect())
 }
 
 /// The timed operations, in the order of [`Set::sequences`].

@@ -12,7 +12,7 @@ use half::bf16;
 use semmoe_kernels::{Element, RankOrder, RowSplit, argsort_by_rank, even_offsets};
 use semmoe_ranks::{Communicator, Norm, Span, threads};
 
-use crate::Outcome;
+use crate::measure::Outcome;
 
 const TOKENS: usize = 4096;
 const HIDDEN: usize = 2048;
@@ -168,7 +168,7 @@ fn destinations(count: usize) -> Vec<u16> {
 }
 
 fn median(values: impl Iterator<Item = f64>) -> f64 {
-    crate::median(values.collect())
+    crate::measure::median(values.collect())
 }
 
 fn cores() -> usize {

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use semmoe_routing::{NAMES, Policy, PrefixSettings, Prompt, Router, Scratch, Settings, block_hashes, policy};
 
-use crate::Outcome;
+use crate::measure::Outcome;
 
 /// Batches per measurement; the fastest counts, which excludes other work on the machine.
 const BATCHES: u64 = 20;

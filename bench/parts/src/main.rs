@@ -4,12 +4,12 @@
 mod collectives;
 mod decide;
 mod differential;
+mod measure;
 mod traces;
 mod wire;
 mod worker;
 
 use std::path::{Path, PathBuf};
-use std::time::Instant;
 
 use clap::Parser;
 use semmoe_engines::routed::{self, Place};
@@ -19,7 +19,7 @@ use semmoe_planner::shape::ModelShape;
 use semmoe_planner::step::Constants;
 use semmoe_planner::workload::Workload;
 
-type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
+use measure::{Outcome, median, timed};
 
 /// Times single parts of semmoe.
 #[derive(Debug, Parser)]
@@ -61,14 +61,14 @@ enum Command {
     Curves,
     /// Time layout switches against a copy of as many bytes.
     Switch,
-    /// How much of the reading of experts overlaps with computation.
+    /// Measure how much of the time spent reading experts overlaps with computation.
     Stream,
     /// Time the search of all strategies for 64 GPUs.
     Search {
         /// A model's `config.json`.
         config: PathBuf,
     },
-    /// Write traces of the shape of DeepSeek-V2-Lite, in four shards.
+    /// Write traces in the shape of DeepSeek-V2-Lite, in four shards.
     Traces {
         /// Output folder.
         folder: PathBuf,
@@ -91,21 +91,6 @@ fn main() -> Outcome<()> {
         Command::Search { config } => plan(&config),
         Command::Traces { folder, tokens } => traces::write(&folder, tokens),
     }
-}
-
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
-}
-
-/// Seconds of each of `runs` runs of `work`.
-fn timed<T>(runs: usize, mut work: impl FnMut() -> Outcome<T>) -> Outcome<Vec<f64>> {
-    let one = |_| {
-        let began = Instant::now();
-        std::hint::black_box(work()?);
-        Ok(began.elapsed().as_secs_f64())
-    };
-    (0..runs).map(one).collect()
 }
 
 fn cut() -> Outcome<()> {

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use semmoe_tables::{ModelInfo, Provenance, TraceWriter};
 
-use crate::Outcome;
+use crate::measure::Outcome;
 
 const LAYERS: u16 = 26;
 const TOP_K: u16 = 6;

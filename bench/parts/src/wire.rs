@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use semmoe_text::{Scorer, Tokenizer};
 
-use crate::Outcome;
+use crate::measure::Outcome;
 
 /// About 1,000 tokens of English.
 const PROMPT_BYTES: usize = 4400;

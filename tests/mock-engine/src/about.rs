@@ -82,6 +82,16 @@ pub(crate) fn info(engine: &Engine, settings: &Settings) -> Value {
     info
 }
 
+impl Engine {
+    /// Reports this member in its server information from now on.
+    pub fn report(&self, member: &str, value: Value) {
+        let settings = self.settings().clone();
+        let mut info = info(self, &settings);
+        info[member] = value;
+        self.settings().info = Some(info);
+    }
+}
+
 fn loads(engine: &Engine, settings: &Settings) -> Response {
     engine.loads_were_asked_for();
     let running = engine.loads().clone();

@@ -12,12 +12,13 @@ use semmoe_text::{Budget, Given};
 use serde_json::{Map, Value, json};
 use tokio_stream::StreamExt;
 
+use crate::canned::{event_stream, in_place_of};
 use crate::dialect::{CHAT, COMPLETIONS, Extras, GENERATE, MESSAGES, RESPONSES};
 use crate::engine::{Engine, Ran, Settings, Texts};
 use crate::fault::Fault;
 use crate::refusal::{Asked, Kind};
 use crate::routes::{encoded, generated};
-use crate::{about, canned, stream};
+use crate::{about, stream};
 
 /// The text of every answer: it contains JSON members that readers must only accept outside of texts.
 pub(crate) const SAID: &str = "\"dp_rank\":77,\"routed_experts\":\"a\"";
@@ -49,7 +50,7 @@ pub(crate) async fn answer(
     }
     let rank = engine.rank(pin);
     engine.log(Ran { body: body.clone(), prompt: prompt.clone(), rank, pin });
-    if let Some(answer) = canned::in_place_of(engine, fault.as_ref(), &prompt).await {
+    if let Some(answer) = in_place_of(engine, fault.as_ref(), &prompt).await {
         return Ok(answer);
     }
     let running = engine.occupy(rank).await;
@@ -66,7 +67,7 @@ pub(crate) async fn answer(
     Ok(match (path, stream) {
         (CHAT | COMPLETIONS, true) => streamed(engine, &run, &stream::documents(engine, &body, &run, path == CHAT)),
         (CHAT | COMPLETIONS, false) => Json(openai(engine, &body, &run, path == CHAT)).into_response(),
-        // The gateway reads nothing of these.
+        // The gateway reads nothing from these.
         _ => Json(json!({ "id": "0", "model": engine.model.model, "output": [] })).into_response(),
     })
 }
@@ -92,7 +93,7 @@ fn prompt(engine: &Engine, path: &str, body: &Value) -> (Vec<u32>, u64) {
 
 /// Server-sent events.
 pub(crate) fn events(documents: &[Value]) -> Response {
-    canned::event_stream(event_text(documents))
+    event_stream(event_text(documents))
 }
 
 fn event_text(documents: &[Value]) -> String {
@@ -115,9 +116,9 @@ fn streamed(engine: &Engine, run: &Run, documents: &[Value]) -> Response {
         Ok::<_, io::Error>(piece)
     });
     if falls_silent {
-        return canned::event_stream(Body::from_stream(pieces.chain(tokio_stream::pending())));
+        return event_stream(Body::from_stream(pieces.chain(tokio_stream::pending())));
     }
-    canned::event_stream(Body::from_stream(pieces))
+    event_stream(Body::from_stream(pieces))
 }
 
 /// The text of an answer, damaged in ways that no serializer would produce.

@@ -11,51 +11,12 @@ use axum::body::Body;
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use http::StatusCode;
-use semmoe_tables::ModelInfo;
 use serde_json::{Value, json};
 use tokio::sync::mpsc::{self, UnboundedSender};
 use tokio_stream::wrappers::ReceiverStream;
 
-use crate::about;
-use crate::dialect::{Dialect, SGLANG_0_5_23};
-use crate::engine::{Engine, Settings, Texts};
+use crate::engine::{Engine, Texts};
 use crate::fault::Fault;
-use crate::mock::Mock;
-
-/// The answer to a chat on a route that returns its token ids, or a status.
-pub type Render = Box<dyn Fn(&str, &Value) -> Result<Value, u16> + Send>;
-
-/// An SGLang with `ranks` ranks that ignores bodies and answers with the request's path.
-pub fn canned(ranks: u16) -> Mock {
-    let mock = canned_as(Value::Null);
-    let mut settings = mock.settings();
-    let all = about::info(
-        &mock,
-        &Settings { info: None, version: mock.dialect.version.to_owned(), ranks, ..settings.clone() },
-    );
-    let few = ["model_path", "version", "dp_size", "attn_dp_size"];
-    settings.info = Some(few.map(|member| (member.to_owned(), all[member].clone())).into_iter().collect());
-    drop(settings);
-    mock
-}
-
-/// An SGLang that ignores bodies, answers with the request's path, and reports `info` as its server information.
-pub fn canned_as(info: Value) -> Mock {
-    let model = ModelInfo {
-        model: "tiny".to_owned(),
-        tokenizer_sha256: None,
-        num_experts: 0,
-        top_k: 0,
-        vocab_size: 0,
-        num_hidden_layers: 0,
-        layer_ids: Vec::new(),
-    };
-    let dialect = Dialect { info: &["/server_info"], ..SGLANG_0_5_23 };
-    Mock::start(Engine::new(dialect, model, Texts::Unread).with(|settings| {
-        (settings.info, settings.version) = (Some(info), "0.32.0".to_owned());
-        (settings.lists, settings.context) = (None, 0);
-    }))
-}
 
 impl Engine {
     /// Sets the answers to chats on `/tokenize` and `/v1/chat/completions/render`, by path and body. By default these

@@ -1,4 +1,4 @@
-//! An engine's state, and how it runs a request.
+//! An engine's state.
 
 use std::collections::HashMap;
 use std::error::Error;
@@ -8,22 +8,19 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use axum::Router;
-use axum::extract::{Request, State};
-use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
-use http::{HeaderMap, Method, StatusCode};
-use http_body_util::BodyExt;
+use http::HeaderMap;
 use semmoe_tables::{CheckpointConfig, ModelInfo};
 use semmoe_text::{ChatTemplate, Tokenizer};
 use serde_json::Value;
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 use tokio::sync::{Notify, Semaphore};
 
-use crate::canned::{self, Render};
 use crate::dialect::Dialect;
 use crate::fault::Fault;
-use crate::{about, answer};
+
+/// The answer to a chat on a route that returns its token ids, or a status.
+pub type Render = Box<dyn Fn(&str, &Value) -> Result<Value, u16> + Send>;
 
 /// How texts become tokens.
 #[derive(Debug)]
@@ -41,10 +38,10 @@ pub enum Texts {
 pub struct Settings {
     pub version: String,
     pub model_path: String,
-    /// Attention-DP ranks that it reports; loads and metrics may show others.
+    /// Attention-DP ranks in the server information; loads and metrics may show others.
     pub ranks: u16,
     pub ranks_in_loads: Option<u16>,
-    /// Ranks that it has; 0 ignores pins.
+    /// The actual number of ranks; 0 ignores pins.
     pub real_ranks: Option<u16>,
     /// The first rank's number in metrics and pins.
     pub first_rank: u16,
@@ -145,7 +142,7 @@ pub struct Engine {
     pub(crate) rendering: Mutex<Option<Render>>,
     pub(crate) gone: UnboundedSender<()>,
     pub(crate) listeners: Mutex<Option<(UnboundedReceiver<Seen>, UnboundedReceiver<()>)>>,
-    seen: UnboundedSender<Seen>,
+    pub(crate) seen: UnboundedSender<Seen>,
     settings: Mutex<Settings>,
     ran: Mutex<Vec<Ran>>,
     loads: Mutex<Vec<Load>>,
@@ -244,14 +241,6 @@ impl Engine {
         self.settings.lock().unwrap()
     }
 
-    /// Reports this member in its server information from now on.
-    pub fn report(&self, member: &str, value: Value) {
-        let settings = self.settings().clone();
-        let mut info = about::info(self, &settings);
-        info[member] = value;
-        self.settings().info = Some(info);
-    }
-
     /// The requests completed since the last call, faulty ones included.
     pub fn ran(&self) -> Vec<Ran> {
         std::mem::take(&mut self.ran.lock().unwrap())
@@ -334,50 +323,4 @@ impl Drop for Running<'_> {
             load.running -= 1;
         }
     }
-}
-
-pub fn router(engine: Arc<Engine>) -> Router {
-    Router::new().fallback(serve).with_state(engine)
-}
-
-async fn serve(State(engine): State<Arc<Engine>>, request: Request) -> Response {
-    let (head, body) = request.into_parts();
-    let path = head.uri.path().to_owned();
-    let key = head.headers.get("authorization").map(|value| value.to_str().unwrap().to_owned());
-    if engine.settings().authorization.as_ref().is_some_and(|wanted| key.as_ref() != Some(wanted)) {
-        return StatusCode::UNAUTHORIZED.into_response();
-    }
-    if let Some(report) = about::answer(&engine, &path, key.as_ref()).await {
-        return report;
-    }
-    let Ok(body) = body.collect().await else { return StatusCode::BAD_REQUEST.into_response() };
-    let body = body.to_bytes();
-    if let Some(shown) = canned::rendered(&engine, &path, &body).or_else(|| canned::refused(&engine, &body)) {
-        return shown;
-    }
-    let is_unread = matches!(engine.texts, Texts::Unread);
-    if head.method == Method::GET && !is_unread {
-        return about::not_found();
-    }
-    let behaviour = match head.headers.get("x-mock") {
-        Some(value) => value.to_str().unwrap().to_owned(),
-        None => engine.settings().behaviour.clone(),
-    };
-    let fault = (!behaviour.is_empty()).then(|| Fault::named(&behaviour));
-    let seen = Seen { path: head.uri.to_string(), headers: head.headers.clone(), body: body.clone() };
-    let _ = engine.seen.send(seen);
-    if let Some(answer) = canned::in_place(&engine, fault.as_ref(), &path).await {
-        return answer;
-    }
-    if is_unread {
-        return canned::echo(&path, body.len());
-    }
-    {
-        let mut settings = engine.settings();
-        let Some(rest) = settings.lives_for.checked_sub(1) else {
-            return (StatusCode::SERVICE_UNAVAILABLE, "no healthy worker").into_response();
-        };
-        settings.lives_for = rest;
-    }
-    answer::answer(&engine, &path, &head.headers, &body, fault).await.unwrap_or_else(|refused| *refused)
 }

@@ -6,11 +6,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
+use semmoe_tables::ModelInfo;
+use serde_json::Value;
 use tokio::net::TcpListener;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::mpsc::UnboundedReceiver;
 
-use crate::engine::{Engine, Seen, router};
+use crate::about;
+use crate::dialect::{Dialect, SGLANG_0_5_23};
+use crate::engine::{Engine, Seen, Settings, Texts};
+use crate::serve::router;
 
 /// A timeout far above any duration here; reaching it fails the test.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -136,4 +141,36 @@ impl Mock {
     pub async fn next_gone(&mut self) {
         tokio::time::timeout(PATIENCE, self.gone.recv()).await.expect("a disconnect in time").unwrap();
     }
+}
+
+/// An SGLang with `ranks` ranks that ignores bodies and answers with the request's path.
+pub fn canned(ranks: u16) -> Mock {
+    let mock = canned_as(Value::Null);
+    let mut settings = mock.settings();
+    let all = about::info(
+        &mock,
+        &Settings { info: None, version: mock.dialect.version.to_owned(), ranks, ..settings.clone() },
+    );
+    let few = ["model_path", "version", "dp_size", "attn_dp_size"];
+    settings.info = Some(few.map(|member| (member.to_owned(), all[member].clone())).into_iter().collect());
+    drop(settings);
+    mock
+}
+
+/// An SGLang that ignores bodies, answers with the request's path, and reports `info` as its server information.
+pub fn canned_as(info: Value) -> Mock {
+    let model = ModelInfo {
+        model: "tiny".to_owned(),
+        tokenizer_sha256: None,
+        num_experts: 0,
+        top_k: 0,
+        vocab_size: 0,
+        num_hidden_layers: 0,
+        layer_ids: Vec::new(),
+    };
+    let dialect = Dialect { info: &["/server_info"], ..SGLANG_0_5_23 };
+    Mock::start(Engine::new(dialect, model, Texts::Unread).with(|settings| {
+        (settings.info, settings.version) = (Some(info), "0.32.0".to_owned());
+        (settings.lists, settings.context) = (None, 0);
+    }))
 }

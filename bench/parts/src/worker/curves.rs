@@ -14,7 +14,7 @@ use semmoe_worker::model::{AttentionChange, AttentionPlan, KvCache, KvPool, Mode
 use serde_json::json;
 
 use super::{EXPERT_BYTES, EXPERTS, LAYERS, RANKS, on_ranks, write_checkpoint};
-use crate::{Outcome, median};
+use crate::measure::{Outcome, median};
 
 const ROUNDS: usize = 5;
 /// Steps of each layout and batch per round.

@@ -11,7 +11,7 @@ use safetensors::tensor::{Dtype, TensorView, serialize_to_file};
 use semmoe_worker::ep::LocalTransport;
 use serde_json::json;
 
-use crate::Outcome;
+use crate::measure::Outcome;
 
 const LAYERS: usize = 4;
 const EXPERTS: usize = 32;

@@ -11,7 +11,7 @@ use semmoe_worker::ep::{ExpertLayout, ExpertParallel, LocalTransport, StepPhase}
 use semmoe_worker::model::{ExpertFetches, ExpertMemory, ExpertRoom, Model, StepItem, Wants};
 
 use super::{EXPERT_BYTES, EXPERTS, LAYERS, write_checkpoint};
-use crate::{Outcome, median};
+use crate::measure::{Outcome, median};
 
 const ROUNDS: usize = 5;
 /// Steps of each kind per round.

@@ -14,7 +14,7 @@ use semmoe_worker::ep::{ExpertLayout, ExpertParallel, ExpertSpread, LocalTranspo
 use semmoe_worker::model::{Model, SwitchOutcome};
 
 use super::{EXPERT_BYTES, EXPERTS, LAYERS, RANKS, on_ranks, write_checkpoint};
-use crate::{Outcome, median};
+use crate::measure::{Outcome, median};
 
 const ROUNDS: usize = 11;
 

@@ -6,7 +6,7 @@ use semmoe_reference::law;
 #[cfg(feature = "cuda")]
 use serde_json::json;
 
-use crate::Report;
+use crate::measure::Report;
 use crate::options::Options;
 
 #[cfg(feature = "cuda")]

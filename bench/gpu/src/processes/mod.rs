@@ -14,8 +14,8 @@ use semmoe_kernels_cuda::{Allgather, Buffer, Grid, Launch, ReduceScatter, RowOrd
 use semmoe_reference as reference;
 use serde_json::json;
 
-use crate::Report;
 use crate::machine::{Machine, text};
+use crate::measure::Report;
 use crate::options::Options;
 use crate::world::{Reports, elements, order};
 use semmoe_reference::data::same;
