@@ -20,6 +20,10 @@ section! { RawQueue => #[derive(Copy)] QueueRules, "queue",
     max_queued: usize = 1024 => max_queued: usize = length,
     /// Longest wait for room on a rank; then 429.
     max_wait_seconds: f64 = 30.0 => max_wait: Duration = seconds,
+    /// Seconds of waiting that each step of a request's `priority` (0 without one) is worth: with 5.0, priority 2 goes
+    /// before those of priority 0 that came less than 10 s earlier, and behind all others, so none waits forever.
+    /// Negative if lower numbers are more urgent, as in vLLM. 0: in order of arrival.
+    priority_seconds: f64 = 0.0 => priority_seconds: f64 = head_start,
     /// Longest wait while no backend accepts requests; then 503. 0: none.
     wait_for_backend_seconds: f64 = 1.0 => wait_for_backend: Duration = seconds_or_none,
 }
@@ -44,6 +48,10 @@ fn limit(key: &str, limit: Option<u32>) -> Result<Option<u32>, ConfigError> {
 
 fn length(key: &str, most: usize) -> Result<usize, ConfigError> {
     within(key, most, 0..=MAX_QUEUED)
+}
+
+fn head_start(key: &str, value: f64) -> Result<f64, ConfigError> {
+    within(key, value, -MAX_SECONDS..=MAX_SECONDS)
 }
 
 /// A time that may be zero.

@@ -42,7 +42,7 @@ pub(crate) async fn find(
     }
     let began = Instant::now();
     let mut none = None;
-    let found = queue.enter(&rules, || match place(plane, job, except) {
+    let found = queue.enter(&rules, job.priority.unwrap_or(0), || match place(plane, job, except) {
         Ok(mut placed) => {
             placed.lease.room = rules.max_in_flight.map(|_| Room::new(queue));
             placed.waited = began.elapsed();

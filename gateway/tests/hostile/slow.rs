@@ -39,8 +39,8 @@ async fn ask(process: &Process) -> TcpStream {
     socket
 }
 
-/// Waits until a metric line has this value, at most [`PATIENCE`] for each change: on a busy machine hundreds of readers
-/// take minutes to stall.
+/// Waits until a metric line has this value, at most [`PATIENCE`] for each change: hundreds of readers take minutes to
+/// stall on a busy machine.
 async fn shows(process: &Process, line: &str, value: f64) {
     let mut seen = Vec::new();
     let mut changed = Instant::now();

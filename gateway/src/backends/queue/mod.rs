@@ -1,15 +1,17 @@
-//! Requests of one model waiting for a place: a bounded queue, first come, first served.
+//! Requests of one model waiting for a place: a bounded queue, first come, first served, with a head start for higher
+//! priorities.
 //!
 //! A request without a place joins the queue. When room appears (a request ended, a backend joined), it is offered
 //! along the queue from the front. A request that cannot use the offer, for example because it is pinned to another
-//! rank, passes it on and keeps its place. During an offer newcomers join behind it, so none overtakes. A request whose
-//! client leaves is removed at once, and passes on what it was offered. Requests that find a place immediately take a
-//! lock only if ranks have a limit.
+//! rank, passes it on and keeps its place. During an offer newcomers join without a try, so none overtakes. A request
+//! whose client leaves is removed at once, and passes on what it was offered. Requests that find a place immediately
+//! take a lock only if ranks have a limit.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::atomic::{AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
@@ -60,10 +62,24 @@ enum Offer {
     Look,
 }
 
+/// A position in the queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Place {
+    /// Microseconds from when the queue was made to its arrival, less its head start.
+    arrived_us: i64,
+    number: u64,
+}
+
+impl Place {
+    fn new(arrived: Duration, head_start_seconds: f64, number: u64) -> Self {
+        Self { arrived_us: (1e6 * (arrived.as_secs_f64() - head_start_seconds)) as i64, number }
+    }
+}
+
 #[derive(Default)]
 struct Line {
     next: u64,
-    waiting: BTreeMap<u64, Waiting>,
+    waiting: BTreeMap<Place, Waiting>,
     /// Offers in progress along the queue.
     offers: usize,
 }
@@ -83,23 +99,23 @@ impl Waiting {
 }
 
 impl Line {
-    /// Makes an offer to the first request behind `after` that has none.
-    fn offer(&mut self, after: Option<u64>, offer: Offer) {
+    /// Makes an offer to the first request behind `after` that has none; false if there is no such request.
+    fn offer(&mut self, after: Option<Place>, offer: Offer) -> bool {
         let from = after.map_or(Bound::Unbounded, Bound::Excluded);
         let mut behind = self.waiting.range_mut((from, Bound::Unbounded)).map(|(_, waiting)| waiting);
-        if let Some(waiting) = behind.find(|waiting| waiting.offer.is_none()) {
-            waiting.call(offer);
-            self.offers += 1;
-        }
+        let Some(waiting) = behind.find(|waiting| waiting.offer.is_none()) else { return false };
+        waiting.call(offer);
+        self.offers += 1;
+        true
     }
 
     /// Continues after an offer to `place` that was taken, or was not (`used`).
-    fn pass_on(&mut self, place: u64, offer: Offer, used: bool) {
-        match offer {
-            Offer::One if used => {}
-            Offer::One | Offer::Many => return self.offer(Some(place), offer),
-            Offer::Look => {}
+    fn pass_on(&mut self, place: Place, offer: Offer, used: bool) {
+        let continues = offer == Offer::Many || offer == Offer::One && !used;
+        if continues && self.offer(Some(place), offer) {
+            return;
         }
+        // Those with a head start joined before the place that had the offer.
         if let Some(waiting) = self.waiting.values_mut().find(|waiting| !waiting.looked) {
             waiting.call(Offer::Look);
             self.offers += 1;
@@ -107,7 +123,7 @@ impl Line {
     }
 
     /// Takes the offer made to a place, which ends it.
-    fn take_offer(&mut self, place: u64) -> Option<Offer> {
+    fn take_offer(&mut self, place: Place) -> Option<Offer> {
         let offer = self.waiting.get_mut(&place)?.offer.take()?;
         self.offers -= 1;
         Some(offer)
@@ -116,6 +132,7 @@ impl Line {
 
 /// The queue of one model.
 pub(crate) struct Queue {
+    began: Instant,
     line: Mutex<Line>,
     /// Requests that seek a place or wait for one.
     looking: AtomicUsize,
@@ -125,7 +142,7 @@ pub(crate) struct Queue {
 
 impl Queue {
     pub(crate) fn new(depth: Gauge, seconds: Histogram) -> Self {
-        Self { line: Mutex::default(), looking: AtomicUsize::new(0), depth, seconds }
+        Self { began: Instant::now(), line: Mutex::default(), looking: AtomicUsize::new(0), depth, seconds }
     }
 
     /// Finds a place, immediately or after a wait. `place` is called under the queue's lock: it must be quick, and must
@@ -133,6 +150,7 @@ impl Queue {
     pub(crate) async fn enter<P>(
         &self,
         rules: &QueueRules,
+        priority: u8,
         mut place: impl FnMut() -> Result<P, Nowhere>,
     ) -> Result<P, Refused> {
         let mut spot = {
@@ -149,7 +167,7 @@ impl Queue {
             if line.waiting.len() >= rules.max_queued {
                 return Err(if nowhere == Nowhere::Gone { Refused::Gone } else { Refused::TooMany });
             }
-            Spot::join(self, &mut line, nowhere, looks)
+            Spot::join(self, &mut line, f64::from(priority) * rules.priority_seconds, nowhere, looks)
         };
         loop {
             let refused = match spot.nowhere {
@@ -160,10 +178,10 @@ impl Queue {
                 return Err(refused.1);
             }
             let mut line = self.lock();
-            let offer = line.take_offer(spot.number);
+            let offer = line.take_offer(spot.place);
             let found = place();
             if let Some(offer) = offer {
-                line.pass_on(spot.number, offer, found.is_ok());
+                line.pass_on(spot.place, offer, found.is_ok());
             }
             match found {
                 Ok(place) => {
@@ -210,7 +228,7 @@ impl Drop for Looking<'_> {
 /// A place in the queue, left on drop.
 struct Spot<'a> {
     queue: &'a Queue,
-    number: u64,
+    place: Place,
     called: Arc<Notify>,
     nowhere: Nowhere,
     since: Instant,
@@ -220,12 +238,13 @@ struct Spot<'a> {
 }
 
 impl<'a> Spot<'a> {
-    fn join(queue: &'a Queue, line: &mut Line, nowhere: Nowhere, looked: bool) -> Self {
-        let (number, called, now) = (line.next, Arc::new(Notify::new()), Instant::now());
+    fn join(queue: &'a Queue, line: &mut Line, head_start_seconds: f64, nowhere: Nowhere, looked: bool) -> Self {
+        let (called, now) = (Arc::new(Notify::new()), Instant::now());
+        let place = Place::new(now.duration_since(queue.began), head_start_seconds, line.next);
         line.next += 1;
-        line.waiting.insert(number, Waiting { called: Arc::clone(&called), offer: None, looked });
+        line.waiting.insert(place, Waiting { called: Arc::clone(&called), offer: None, looked });
         queue.depth.inc();
-        Self { queue, number, called, nowhere, since: now, gone_since: now, _looking: Looking::new(&queue.looking) }
+        Self { queue, place, called, nowhere, since: now, gone_since: now, _looking: Looking::new(&queue.looking) }
     }
 
     fn still(&mut self, nowhere: Nowhere) {
@@ -239,10 +258,10 @@ impl<'a> Spot<'a> {
 impl Drop for Spot<'_> {
     fn drop(&mut self) {
         let mut line = self.queue.lock();
-        let offer = line.take_offer(self.number);
-        line.waiting.remove(&self.number);
+        let offer = line.take_offer(self.place);
+        line.waiting.remove(&self.place);
         if let Some(offer) = offer {
-            line.pass_on(self.number, offer, false);
+            line.pass_on(self.place, offer, false);
         }
         drop(line);
         self.queue.depth.dec();

@@ -15,7 +15,13 @@ fn queue() -> Arc<Queue> {
 }
 
 fn rules(max_queued: usize) -> QueueRules {
-    QueueRules { max_in_flight: Some(1), max_queued, max_wait: PATIENCE, wait_for_backend: Duration::ZERO }
+    QueueRules {
+        max_in_flight: Some(1),
+        max_queued,
+        max_wait: PATIENCE,
+        wait_for_backend: Duration::ZERO,
+        priority_seconds: 0.0,
+    }
 }
 
 /// Ranks with limited room.
@@ -59,7 +65,7 @@ impl Queue {
 #[tokio::test]
 async fn first_come_first_served() {
     let (queue, ranks) = (queue(), Ranks::new(&[1]));
-    let held = queue.enter(&rules(10), || ranks.take(&queue, None)).await.unwrap();
+    let held = queue.enter(&rules(10), 0, || ranks.take(&queue, None)).await.unwrap();
     let (sender, mut order) = tokio::sync::mpsc::unbounded_channel();
     let mut tasks = Vec::new();
     for number in 0..5 {
@@ -68,7 +74,7 @@ async fn first_come_first_served() {
         tasks.push(tokio::spawn({
             let queue = Arc::clone(&queue);
             async move {
-                let held = queue.enter(&rules(10), || ranks.take(&queue, None)).await.unwrap();
+                let held = queue.enter(&rules(10), 0, || ranks.take(&queue, None)).await.unwrap();
                 sender.send(number).unwrap();
                 drop(held);
             }
@@ -92,13 +98,13 @@ async fn the_line_has_a_bound_and_its_waits_an_end() {
     let (queue, ranks) = (queue(), Ranks::new(&[0]));
     let full = || ranks.take(&queue, None);
     let gone = || Err::<Held, _>(Nowhere::Gone);
-    assert_eq!(queue.enter(&rules(0), full).await.err(), Some(Refused::TooMany));
-    assert_eq!(queue.enter(&rules(0), gone).await.err(), Some(Refused::Gone));
-    assert_eq!(queue.enter(&rules(1), gone).await.err(), Some(Refused::Gone));
+    assert_eq!(queue.enter(&rules(0), 0, full).await.err(), Some(Refused::TooMany));
+    assert_eq!(queue.enter(&rules(0), 0, gone).await.err(), Some(Refused::Gone));
+    assert_eq!(queue.enter(&rules(1), 0, gone).await.err(), Some(Refused::Gone));
     let short = Duration::from_millis(5);
     let short = QueueRules { max_wait: short, wait_for_backend: short, ..rules(1) };
-    assert_eq!(queue.enter(&short, full).await.err(), Some(Refused::TooLong));
-    assert_eq!(queue.enter(&short, gone).await.err(), Some(Refused::Gone));
+    assert_eq!(queue.enter(&short, 0, full).await.err(), Some(Refused::TooLong));
+    assert_eq!(queue.enter(&short, 0, gone).await.err(), Some(Refused::Gone));
     assert!(queue.is_at_rest());
 }
 
@@ -110,7 +116,7 @@ async fn a_backend_that_comes_is_offered_to_all() {
     for _ in 0..5 {
         let (queue, ranks) = (Arc::clone(&queue), Arc::clone(&ranks));
         tasks.push(tokio::spawn(async move {
-            queue.enter(&rules, || ranks.take(&queue, None).map_err(|_| Nowhere::Gone)).await.map(std::mem::forget)
+            queue.enter(&rules, 0, || ranks.take(&queue, None).map_err(|_| Nowhere::Gone)).await.map(std::mem::forget)
         }));
     }
     while queue.depth.get() < 5 {
@@ -130,7 +136,7 @@ async fn nobody_waits_behind_one_who_cannot_go() {
     let (queue, ranks) = (queue(), Ranks::new(&[1, 1]));
     let enter = |wanted| {
         let (queue, ranks) = (Arc::clone(&queue), Arc::clone(&ranks));
-        async move { queue.enter(&rules(10), || ranks.take(&queue, wanted)).await }
+        async move { queue.enter(&rules(10), 0, || ranks.take(&queue, wanted)).await }
     };
     let (first, second) = (enter(Some(0)).await.unwrap(), enter(Some(1)).await.unwrap());
     let pinned = tokio::spawn(enter(Some(0)));
@@ -151,6 +157,52 @@ async fn nobody_waits_behind_one_who_cannot_go() {
     assert!(queue.is_at_rest());
 }
 
+#[test]
+fn a_priority_is_a_head_start_in_seconds() {
+    let order = |step_seconds: f64| {
+        let requests = [('a', 0, 0.0), ('b', 3, 0.0), ('c', 6, 1.0), ('d', 9, 2.0), ('e', 12, 0.0), ('f', 12, 0.0)];
+        let places = requests.into_iter().zip(0..).map(|((name, seconds, priority), number)| {
+            (Place::new(Duration::from_secs(seconds), step_seconds * priority, number), name)
+        });
+        places.collect::<BTreeMap<_, _>>().into_values().collect::<String>()
+    };
+    assert_eq!(order(0.0), "abcdef");
+    // As if at 0, 3, 1, -1, 12 and 12 s.
+    assert_eq!(order(5.0), "dacbef");
+    assert_eq!(order(-5.0), "abcefd");
+}
+
+/// Urgent requests overtake those that wait, in the order in which they came.
+#[tokio::test]
+async fn higher_priorities_go_first() {
+    let (queue, ranks) = (queue(), Ranks::new(&[1]));
+    let rules = QueueRules { priority_seconds: 3600.0, ..rules(10) };
+    let held = queue.enter(&rules, 0, || ranks.take(&queue, None)).await.unwrap();
+    let (sender, mut served) = tokio::sync::mpsc::unbounded_channel();
+    for (number, priority) in [0, 2, 1, 2, 0].into_iter().enumerate() {
+        let (queue, ranks, sender) = (Arc::clone(&queue), Arc::clone(&ranks), sender.clone());
+        let depth = queue.depth.get();
+        tokio::spawn({
+            let queue = Arc::clone(&queue);
+            async move {
+                let held = queue.enter(&rules, priority, || ranks.take(&queue, None)).await.unwrap();
+                sender.send(number).unwrap();
+                drop(held);
+            }
+        });
+        while queue.depth.get() == depth {
+            tokio::task::yield_now().await;
+        }
+    }
+    drop((held, sender));
+    let mut order = Vec::new();
+    while let Some(number) = served.recv().await {
+        order.push(number);
+    }
+    assert_eq!(order, [1, 3, 2, 0, 4]);
+    assert!(queue.is_at_rest());
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 40, ..ProptestConfig::default() })]
 
@@ -159,17 +211,18 @@ proptest! {
     #[test]
     fn no_room_is_lost(
         room in proptest::collection::vec(1i64..3, 1..4),
-        requests in proptest::collection::vec((0usize..8, 0u32..6, 0u32..12), 1..40),
+        requests in proptest::collection::vec((0usize..8, 0u32..6, 0u32..12, 0u8..3), 1..40),
     ) {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_time().build().unwrap();
         let (queue, ranks) = (queue(), Ranks::new(&room));
+        let rules = QueueRules { priority_seconds: 1e-4, ..rules(100) };
         runtime.block_on(async {
             let mut tasks = Vec::new();
-            for (wanted, holds, leaves) in requests {
+            for (wanted, holds, leaves, priority) in requests {
                 let (queue, ranks) = (Arc::clone(&queue), Arc::clone(&ranks));
                 let wanted = Some(wanted).filter(|wanted| *wanted < ranks.0.len());
                 let work = async move {
-                    let held = queue.enter(&rules(100), || ranks.take(&queue, wanted)).await;
+                    let held = queue.enter(&rules, priority, || ranks.take(&queue, wanted)).await;
                     assert!(held.is_ok(), "{:?}", held.err());
                     for _ in 0..holds {
                         tokio::task::yield_now().await;
