@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use semmoe_engines::http::{AnswerLimits, BaseUrl, HttpClient};
-use semmoe_engines::metrics::{Growth, max_over_mean};
+use semmoe_engines::metrics::{Growth, NoSample, max_over_mean};
 
 use crate::error::CliError;
 
@@ -20,8 +20,8 @@ pub(crate) async fn page(client: &HttpClient, url: &BaseUrl) -> Result<String, C
     client.get_text(url, "/metrics", &AnswerLimits::default()).await.map_err(CliError::failed)
 }
 
-fn no_sample(line: String) -> CliError {
-    CliError::failed(format!("the unit's /metrics has a line that is not a sample: {line:?}"))
+fn no_sample(error: NoSample) -> CliError {
+    CliError::failed(format!("the unit's /metrics has {error}"))
 }
 
 /// Counters of one unit, summed as the report needs them.
@@ -48,7 +48,7 @@ impl UnitCounters {
         Growth::between(before, after).and_then(|growth| Self::of(&growth)).map_err(no_sample)
     }
 
-    fn of(growth: &Growth) -> Result<Self, String> {
+    fn of(growth: &Growth) -> Result<Self, NoSample> {
         let by_rank = |name, labels: &[_]| growth.by("rank", name, labels);
         Ok(Self {
             local: growth.sum("semmoe_activations_total", &[("where", "local")])?,
@@ -118,7 +118,7 @@ impl Samples {
         }
     }
 
-    fn add(&mut self, page: String) -> Result<(), String> {
+    fn add(&mut self, page: String) -> Result<(), NoSample> {
         let now = Growth::between(String::new(), page)?;
         self.running.add(max_over_mean(&now.by("rank", "semmoe_requests_in_flight", &[])?));
         self.held_pages.add(max_over_mean(&now.by("rank", "semmoe_kv_pages", &[("state", "used")])?));

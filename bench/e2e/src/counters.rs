@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use semmoe_engines::metrics::{Growth, max_over_mean};
+use semmoe_engines::metrics::{Growth, NoSample, max_over_mean};
 use serde::Serialize;
 
 /// Differences between two readings, summed over ranks and phases. Times are rank-seconds: R ranks that wait a second
@@ -66,19 +66,19 @@ impl Reading {
     ///
     /// # Errors
     /// The first line that is not a sample.
-    pub fn since(&self, before: &Self) -> Result<Counters, String> {
+    pub fn since(&self, before: &Self) -> Result<Counters, NoSample> {
         let growth = Growth::between(before.page.clone(), self.page.clone())?;
         Ok(Counters { cpu_seconds: self.cpu_seconds - before.cpu_seconds, ..Counters::of(&growth)? })
     }
 }
 
 impl Counters {
-    fn of(growth: &Growth) -> Result<Self, String> {
+    fn of(growth: &Growth) -> Result<Self, NoSample> {
         let mut layers = BTreeMap::<u16, LayerCounters>::new();
         let mut fill = |name, labels: &[_], field: fn(&mut LayerCounters) -> &mut f64| {
             let values = growth.by("layer", name, labels)?;
             values.into_iter().for_each(|(layer, value)| *field(layers.entry(layer).or_default()) += value);
-            Ok::<_, String>(())
+            Ok::<_, NoSample>(())
         };
         fill("semmoe_activations_total", &[("where", "local")], |layer| &mut layer.local)?;
         fill("semmoe_activations_total", &[("where", "remote")], |layer| &mut layer.remote)?;
@@ -210,7 +210,7 @@ mod tests {
         semmoe_collective_seconds_total{rank=\"0\",layer=\"3\",kind=\"gather\"} 1.25\n\
         semmoe_unit_up 1\n";
 
-    fn parsed(page: &str) -> Result<Counters, String> {
+    fn parsed(page: &str) -> Result<Counters, NoSample> {
         Reading { page: page.to_owned(), cpu_seconds: 0.0 }.since(&Reading::default())
     }
 
@@ -251,7 +251,7 @@ mod tests {
             "semmoe_activations_total{layer=\"1\"} 1",
             "semmoe_activations_total{layer=\"1\" 1",
         ] {
-            assert_eq!(parsed(&format!("semmoe_unit_up 1\n{line}\n")), Err(line.to_owned()));
+            assert_eq!(parsed(&format!("semmoe_unit_up 1\n{line}\n")), Err(NoSample(line.to_owned())));
         }
     }
 

@@ -71,8 +71,7 @@ impl Unit {
     /// # Errors
     /// Metrics that cannot be fetched or parsed.
     pub async fn counters(&self, since: &Reading) -> Result<Counters, BenchError> {
-        let no_sample =
-            |line| BenchError::failed(format!("{}/metrics has a line that is not a sample: {line:?}", self.url));
+        let no_sample = |error| BenchError::failed(format!("{}/metrics has {error}", self.url));
         self.read().await?.since(since).map_err(no_sample)
     }
 

@@ -222,7 +222,7 @@ impl Backend {
     pub(crate) fn set_tables_trouble(&self, trouble: Option<Trouble>) -> bool {
         let mut known = self.tables_trouble.lock().unwrap_or_else(PoisonError::into_inner);
         let before = std::mem::replace(&mut *known, trouble);
-        before.map(|before| before.cause) != known.as_ref().map(|now| now.cause.clone())
+        before.map(|before| before.error) != known.as_ref().map(|now| now.error.clone())
     }
 
     pub(crate) fn last_probe(&self) -> Option<Arc<Probe>> {

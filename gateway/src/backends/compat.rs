@@ -1,6 +1,7 @@
 //! Whether tables match the model, and the backend that they are for: the single checks.
 //! [`verdict`](crate::backends::verdict) draws the conclusion for a backend.
 
+use semmoe_engines::SharedError;
 use semmoe_engines::probe::Probe;
 use semmoe_engines::sglang::{PlacementDifference, ServerInfo};
 use semmoe_tables::{Attention, ModelInfo, Tables};
@@ -36,12 +37,12 @@ pub(crate) enum Incompatible {
         expected: u32,
     },
     /// The tables are for another model than the other tables or the backend.
-    #[error("the tables do not fit {what}: {cause}")]
+    #[error("the tables do not fit {what}: {source}")]
     Model {
         /// The other side of the comparison.
         what: &'static str,
         /// The field that differs.
-        cause: String,
+        source: SharedError,
     },
     /// The numbers of ranks differ.
     #[error("{found_in} {found} attention-DP ranks, but {expected_in} {expected}")]
@@ -72,12 +73,12 @@ pub(crate) enum Incompatible {
         expected: String,
     },
     /// The placement differs from the one in the backend's server information.
-    #[error("the tables are for placement {found}, but the backend runs another (init_expert_location): {cause}")]
+    #[error("the tables are for placement {found}, but the backend runs another (init_expert_location): {source}")]
     Shown {
         /// Placement digest of the tables.
         found: String,
         /// The first difference.
-        cause: PlacementDifference,
+        source: PlacementDifference,
     },
     /// The numbers of expert groups differ.
     #[error("the tables have {found} expert groups, but the backend's ep_size is {expected}")]
@@ -136,7 +137,7 @@ pub(crate) fn with_tokenizer(tables: &Tables, tokenizer: Option<&PromptEncoder>)
 
 /// Checks tables against other tables of this model: earlier ones, or another backend's.
 pub(crate) fn with_model(tables: &Tables, what: &'static str, other: &ModelInfo) -> Result<(), Incompatible> {
-    tables.model().check_compatible(other).map_err(|error| Incompatible::Model { what, cause: error.to_string() })
+    tables.model().check_compatible(other).map_err(|error| Incompatible::Model { what, source: error.into() })
 }
 
 /// The source of a backend's placement digest.
@@ -159,13 +160,13 @@ pub(crate) fn unproven(
     tables: &Tables,
     probe: &Probe,
     backend: &BackendConfig,
-) -> Result<Option<String>, Incompatible> {
+) -> Result<Option<SharedError>, Incompatible> {
     let reports = probe.server.as_ref().is_some_and(|server| server.placement_digest.is_some());
     let cause = match probe.placement.as_ref().map(|shown| shown.check(tables)) {
         Ok(Ok(())) => return Ok(None),
-        Ok(Err(cause @ PlacementDifference::Incomparable { .. })) => cause.to_string(),
-        Ok(Err(cause)) => return Err(Incompatible::Shown { found: tables.placement_digest().to_owned(), cause }),
-        Err(unseen) => unseen.to_string(),
+        Ok(Err(cause @ PlacementDifference::Incomparable { .. })) => cause.into(),
+        Ok(Err(source)) => return Err(Incompatible::Shown { found: tables.placement_digest().to_owned(), source }),
+        Err(unseen) => unseen.clone().into(),
     };
     let proven = reports || backend.placement_digest.is_some() || !backend.engine.speaks_sglang();
     Ok((!proven).then_some(cause))

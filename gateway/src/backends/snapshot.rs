@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use semmoe_engines::probe::Probe;
-use semmoe_engines::{Carrier, Route};
+use semmoe_engines::{Carrier, Route, SharedError};
 use semmoe_routing::{Needs, TablePrice};
 use semmoe_tables::Tables;
 use semmoe_text::{ChatOptions, ChatTemplate, Preparation, PromptEncoder, Shapes};
@@ -109,12 +109,12 @@ impl Model {
     /// Whether a backend's files match, whatever its engine reports.
     fn check_files(&self, at: usize) -> Result<(), Unpinned> {
         if let Some(unread) = self.unread.as_ref().filter(|unread| !unread.earlier_in_use) {
-            return Err(Unpinned::File { cause: unread.cause.clone() });
+            return Err(Unpinned::File { source: unread.error.clone() });
         }
         let member = &self.members[at];
         let Some(loaded) = &member.tables else {
-            let cause = member.unread.as_ref().map(|unread| format!("tables: {}", unread.cause));
-            return cause.map_or(Ok(()), |cause| Err(Unpinned::File { cause }));
+            let unread = member.unread.as_ref().map(|unread| format!("tables: {}", unread.error));
+            return unread.map_or(Ok(()), |unread| Err(Unpinned::File { source: unread.into() }));
         };
         let tables = loaded.tables.as_ref();
         compat::with_declared(tables, member.backend.config.placement_digest.as_deref())?;
@@ -175,8 +175,8 @@ pub(crate) fn text_route(route: Route) -> Option<semmoe_text::Route> {
 /// A tokenizer that could not be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct UnreadText {
-    /// One sentence that names the file.
-    pub(crate) cause: String,
+    /// Names the file.
+    pub(crate) error: SharedError,
     /// Whether the previously read files are still in use.
     pub(crate) earlier_in_use: bool,
 }
@@ -186,7 +186,7 @@ pub(crate) struct Text {
     pub(crate) tokenizer: Arc<PromptEncoder>,
     pub(crate) template: Option<Arc<ChatTemplate>>,
     /// Why the configured template is not in use; an earlier one is, or none.
-    pub(crate) template_error: Option<String>,
+    pub(crate) template_error: Option<SharedError>,
     pub(crate) vocabulary: Vocabulary,
     /// Whether the template writes the date, so that a chat reads differently on another day.
     pub(crate) writes_date: bool,

@@ -4,9 +4,9 @@
 //! is unreadable, its requests are placed by load and not pinned, for a stated reason ([`Unpinned`]). It is closed only
 //! if it cannot answer: it is unreachable, refuses the key, or serves another model ([`Closed`]).
 
-use semmoe_engines::Dialect;
 use semmoe_engines::probe::{Probe, RankDoubt};
 use semmoe_engines::sglang::ServerInfo;
+use semmoe_engines::{Dialect, SharedError};
 use semmoe_tables::Tables;
 use semmoe_text::PromptEncoder;
 
@@ -30,19 +30,19 @@ pub(crate) enum Unpinned {
         layout: String,
     },
     /// The engine does not report its placement, and neither does the configuration.
-    #[error("placement unproven: {cause}; set `placement_digest` to the digest of the backend's placement")]
+    #[error("placement unproven: {source}; set `placement_digest` to the digest of the backend's placement")]
     Unproven {
         /// One sentence.
-        cause: String,
+        source: SharedError,
     },
     /// It does not match its tables, its model's tokenizer or the configuration.
     #[error("{0}")]
     Misfit(Box<Incompatible>),
     /// A file of its own or of its model is unreadable.
-    #[error("{cause}")]
+    #[error("{source}")]
     File {
         /// One sentence that names the file.
-        cause: String,
+        source: SharedError,
     },
 }
 
@@ -212,7 +212,7 @@ pub(crate) fn with_backend(
     let unpinned = |why| Fit::unpinned(backend, why);
     Ok(match (configured.or(probe.dp_size).or(expected), &probe.doubt, unproven) {
         (_, Some(doubt), _) if configured.is_none() || backend.urls.len() > 1 => unpinned(doubt.clone().into()),
-        (Some(_), _, Some(cause)) => unpinned(Unpinned::Unproven { cause }),
+        (Some(_), _, Some(source)) => unpinned(Unpinned::Unproven { source }),
         // The engine itself reports none: its pins must be proved first.
         (Some(ranks), _, None) if probe.dp_size.is_none() => Fit::of(ranks, probe.dialect.unproven(), None),
         (Some(ranks), _, None) => Fit::of(ranks, probe.dialect, None),

@@ -134,7 +134,7 @@ impl Config {
     /// `ConfigError` names the file, and the key that is wrong.
     pub fn load_with(path: &Path, overrides: Vec<Override>) -> Result<Self> {
         let text = std::fs::read_to_string(path)
-            .map_err(|source| ConfigError::Read { path: path.to_owned(), cause: source.to_string() })?;
+            .map_err(|source| ConfigError::Read { path: path.to_owned(), source: source.into() })?;
         let base = path.parent().unwrap_or(Path::new(""));
         let mut config = Self::from_toml_with(&text, base, overrides).map_err(|error| error.in_file(path))?;
         config.source.file = Some(path.to_owned());
@@ -154,7 +154,7 @@ impl Config {
     /// # Errors
     /// `ConfigError` names the key that is wrong.
     pub fn from_toml_with(text: &str, base: &Path, overrides: Vec<Override>) -> Result<Self> {
-        let syntax = |error| ConfigError::syntax(text, &error);
+        let syntax = |error| ConfigError::syntax(text, error);
         // Parse the unmodified text first: only then do errors carry line numbers.
         let mut raw: RawConfig = toml::from_str(text).map_err(syntax)?;
         let mut document: toml::Table = toml::from_str(text).map_err(syntax)?;

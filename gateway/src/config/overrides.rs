@@ -2,8 +2,10 @@
 
 use std::fmt;
 
+use semmoe_engines::SharedError;
 use toml::{Table, Value};
 
+use super::error::in_one_line;
 use super::{ConfigError, RawConfig};
 
 /// One value that replaces the file's.
@@ -32,8 +34,8 @@ impl Override {
         typed.into_iter().chain([Value::String(self.value.clone())]).collect()
     }
 
-    fn error(&self, cause: impl fmt::Display) -> ConfigError {
-        ConfigError::Override { origin: self.origin.clone(), key: self.path.join("."), cause: cause.to_string() }
+    fn error(&self, source: SharedError) -> ConfigError {
+        ConfigError::Override { origin: self.origin.clone(), key: self.path.join("."), source }
     }
 }
 
@@ -46,19 +48,19 @@ pub(super) fn apply(mut document: Table, overrides: &[Override]) -> Result<Table
             let cause = match place(&mut next, &it.path, value) {
                 Ok(()) => match next.clone().try_into::<RawConfig>() {
                     Ok(_) => return Some(next),
-                    Err(error) => error.message().lines().collect::<Vec<_>>().join(", "),
+                    Err(error) => in_one_line(&error).into(),
                 },
                 Err(cause) => cause,
             };
             refused.get_or_insert(cause);
             None
         });
-        document = taken.ok_or_else(|| it.error(refused.unwrap_or_default()))?;
+        document = taken.ok_or_else(|| it.error(refused.unwrap_or_else(|| "".into())))?;
     }
     Ok(document)
 }
 
-fn place(table: &mut Table, path: &[String], value: Value) -> Result<(), String> {
+fn place(table: &mut Table, path: &[String], value: Value) -> Result<(), SharedError> {
     let (key, rest) = path.split_first().ok_or("names a section, expected a key in it")?;
     if rest.is_empty() {
         table.insert(key.clone(), value);
@@ -73,7 +75,7 @@ fn place(table: &mut Table, path: &[String], value: Value) -> Result<(), String>
             let entry = entry.ok_or_else(|| format!("`{key}` has {length} entries, so there is no `{key}.{at}`"))?;
             place(entry, rest, value)
         }
-        _ => Err(format!("`{key}` is a key, not a section")),
+        _ => Err(format!("`{key}` is a key, not a section").into()),
     }
 }
 

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use schemars::JsonSchema;
 use semmoe_engines::Engine;
+use semmoe_engines::SharedError;
 use semmoe_engines::http::BaseUrl;
 use semmoe_planner::policy::{
     Adaptive, ByLayout, Layout, LayoutPrior, Point, Prior, Settings, SettingsError, StepCurve, SwitchCost, TtftTarget,
@@ -152,7 +153,7 @@ impl SwitchConfig {
     }
 }
 
-fn wrong<T>(key: &str, cause: impl std::fmt::Display) -> Result<T> {
+fn wrong<T>(key: &str, cause: impl Into<SharedError>) -> Result<T> {
     Err(ConfigError::value(format!("switch.{key}"), cause))
 }
 

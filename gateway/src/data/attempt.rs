@@ -13,7 +13,7 @@ use semmoe_tables::RankId;
 
 use super::retry::Tries;
 use super::watch::Expected;
-use super::{Cause, DataPlane, Job, Placed, served};
+use super::{DataPlane, Job, Placed, served};
 use crate::backends::{Backend, Member, RequestError};
 
 /// How often the backend's health is checked while a response head is awaited.
@@ -34,18 +34,6 @@ const HOP_BY_HOP: [HeaderName; 9] = [
 
 /// Headers of clients that are not forwarded: cookies of the surrounding site do not concern the engine.
 const CLIENTS_OWN: [HeaderName; 2] = [header::COOKIE, HeaderName::from_static("cookie2")];
-
-/// Why an attempt brought no answer: the consequence for the next one, and the client's answer if there is none.
-pub(super) struct Failed {
-    pub(super) cause: Cause,
-    pub(super) error: RequestError,
-}
-
-impl From<RequestError> for Failed {
-    fn from(error: RequestError) -> Self {
-        Self { cause: Cause::Unsent, error }
-    }
-}
 
 /// A request and the backend where it was placed.
 pub(crate) struct Attempt<'a> {
@@ -91,7 +79,7 @@ impl<'a> Attempt<'a> {
             Some(rank) => pin::apply(dialect, route, rank, &mut headers, &body)?,
         };
         let uri = self.backend.url(dialect, self.pinned).join(&path(route, head));
-        let uri = uri.map_err(|_| RequestError::Field { cause: "the query cannot be sent to an engine".to_owned() })?;
+        let uri = uri.map_err(|source| RequestError::Query { source })?;
         let mut request = Request::new(Full::new(body));
         *request.method_mut() = head.method.clone();
         *request.uri_mut() = uri;
@@ -101,7 +89,7 @@ impl<'a> Attempt<'a> {
 
     /// Sends a request and waits for the response head, until the limit, or until the backend is found unhealthy while
     /// another one can be asked.
-    pub(super) async fn send(&self, request: Request<RequestBody>) -> Result<Response<AnswerBody>, Failed> {
+    pub(super) async fn send(&self, request: Request<RequestBody>) -> Result<Response<AnswerBody>, RequestError> {
         let uri = request.uri().clone();
         let mut sent = std::pin::pin!(self.backend.client.send(request));
         let limit = self.job.snapshot.config.timeouts.first_byte;
@@ -120,29 +108,29 @@ impl<'a> Attempt<'a> {
     }
 
     /// The error of a missing answer; notifies the prober.
-    pub(super) fn no_answer(&self, cause: HttpError) -> Failed {
-        if let HttpError::Exhausted { cause } = cause {
-            return Failed { cause: Cause::Exhausted, error: RequestError::Exhausted { cause } };
+    pub(super) fn no_answer(&self, source: HttpError) -> RequestError {
+        if let HttpError::Exhausted { source } = source {
+            return RequestError::Exhausted { source };
         }
         self.backend.suspect();
-        let (kind, backend) = (Cause::of(&cause), self.backend.name.clone());
-        tracing::warn!(backend, %cause, "no answer");
-        let error = match kind {
-            Cause::Slow => RequestError::Slow { backend, cause },
-            Cause::Connect | Cause::NotTaken => RequestError::Unreachable { backend, cause },
-            _ => RequestError::Broken { backend, cause: cause.reason() },
-        };
-        Failed { cause: kind, error }
+        let backend = self.backend.name.clone();
+        tracing::warn!(backend, cause = %source, "no answer");
+        match &source {
+            HttpError::Timeout { .. } => RequestError::Slow { backend, source },
+            HttpError::NotTaken { .. } => RequestError::Unreachable { backend, source },
+            sent if sent.may_have_been_sent() => RequestError::Broken { backend, source },
+            _ => RequestError::Unreachable { backend, source },
+        }
     }
 
     /// An error if the backend is unhealthy now and another one can be asked.
-    pub(super) fn check_health(&self) -> Result<(), Failed> {
+    pub(super) fn check_health(&self) -> Result<(), RequestError> {
         let cause = self.backend.cause_of_unhealthy().filter(|_| self.tries.may_move_from(self.at));
         let Some(cause) = cause else { return Ok(()) };
         self.backend.suspect();
         let backend = self.backend.name.clone();
         tracing::warn!(backend, cause, "gave up waiting for an answer");
-        Err(Failed { cause: Cause::Unhealthy, error: RequestError::Unhealthy { backend, cause } })
+        Err(RequestError::Unhealthy { backend, cause })
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::find::{Found, Patience, find};
 use super::retry::{Pending, Tries};
-use super::{Cause, DataPlane, Job, Placed, Ticket};
+use super::{DataPlane, Job, Placed, RetryReason, Ticket};
 use crate::backends::RequestError;
 use crate::observe::Stage;
 
@@ -61,7 +61,7 @@ impl<'a, A> Attempts<'a, A> {
     pub(super) fn without_pin(&mut self, error: RequestError) -> Result<(), RequestError> {
         self.refused_pins += 1;
         let outcome = if self.refused_pins > self.tries.job.model.members.len() { "no_attempts" } else { "again" };
-        self.tries.plane.metrics.retry(Cause::NoSuchRank.label(), outcome);
+        self.tries.plane.metrics.retry(RetryReason::NoSuchRank.label(), outcome);
         if outcome == "again" { Ok(()) } else { Err(error) }
     }
 
@@ -74,7 +74,7 @@ impl<'a, A> Attempts<'a, A> {
         &mut self,
         ticket: &mut Ticket,
         member: usize,
-        cause: Cause,
+        cause: RetryReason,
         last: Result<A, RequestError>,
     ) -> Result<Option<A>, RequestError> {
         if self.tries.is_suspect(member, cause).await {

@@ -57,7 +57,7 @@ async fn collect(
 ) -> Result<Bytes, RequestError> {
     let mut whole = Vec::new();
     while let Some(frame) = body.frame().await {
-        let frame = frame.map_err(|error| RequestError::BodyRead { cause: error.to_string() })?;
+        let frame = frame.map_err(|error| RequestError::BodyRead { source: error.into() })?;
         let Ok(data) = frame.into_data() else { continue };
         let length = whole.len().saturating_add(data.len());
         if length > limit_bytes {

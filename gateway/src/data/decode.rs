@@ -12,6 +12,7 @@ use flate2::bufread::{DeflateDecoder, GzDecoder, ZlibDecoder};
 use http::{HeaderMap, header};
 use ruzstd::decoding::{FrameDecoder, StreamingDecoder};
 use semmoe_engines::Route;
+use semmoe_engines::SharedError;
 use semmoe_engines::json::{Encoding, begins_object};
 
 use super::{DataPlane, Ticket};
@@ -144,7 +145,7 @@ impl Account {
     }
 
     fn decoded(&mut self, coding: Coding, body: &[u8]) -> Result<Bytes, RequestError> {
-        let bad = |cause: String| RequestError::BodyCoding { coding: coding.name(), cause };
+        let bad = |source| RequestError::BodyCoding { coding: coding.name(), source };
         let mut plain = Vec::new();
         let mut rest = body;
         let mut frames = FrameDecoder::new();
@@ -161,13 +162,13 @@ impl Account {
                 Coding::Brotli => self.fill(&mut plain, Decompressor::new(std::mem::take(&mut rest), INPUT_BYTES), bad),
                 Coding::Zstd => {
                     let frame = StreamingDecoder::new_with_decoder(&mut rest, &mut frames);
-                    self.fill(&mut plain, frame.map_err(|error| bad(error.to_string()))?, bad)
+                    self.fill(&mut plain, frame.map_err(|error| bad(error.into()))?, bad)
                 }
             };
             read?;
             let sums = [frames.get_checksum_from_data(), frames.get_calculated_checksum()];
             if matches!(sums, [Some(written), Some(found)] if written != found) {
-                return Err(bad("its checksum is wrong".to_owned()));
+                return Err(bad("its checksum is wrong".into()));
             }
             let may_go_on = matches!(coding, Coding::Gzip | Coding::Zstd);
             match rest.is_empty() {
@@ -175,11 +176,11 @@ impl Account {
                     plain.shrink_to_fit();
                     return Ok(plain.into());
                 }
-                false if !may_go_on => return Err(bad(format!("{} bytes follow its end", rest.len()))),
+                false if !may_go_on => return Err(bad(format!("{} bytes follow its end", rest.len()).into())),
                 false => {}
             }
         }
-        Err(bad(format!("it has more than {MAX_MEMBERS} members")))
+        Err(bad(format!("it has more than {MAX_MEMBERS} members").into()))
     }
 
     /// Reads one member to its end. `bad` converts the decoder's error.
@@ -187,7 +188,7 @@ impl Account {
         &mut self,
         plain: &mut Vec<u8>,
         mut member: impl Read,
-        bad: impl Fn(String) -> RequestError,
+        bad: impl Fn(SharedError) -> RequestError,
     ) -> Result<(), RequestError> {
         loop {
             let length = plain.len();
@@ -207,7 +208,7 @@ impl Account {
                 Ok(0) => return Ok(()),
                 Ok(_) => {}
                 Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(bad(error.to_string())),
+                Err(error) => return Err(bad(error.into())),
             }
         }
     }
@@ -222,7 +223,7 @@ impl Account {
         let characters = || encoding.characters(&body[start..]);
         let mut length = 0;
         for character in characters() {
-            length += character.map_err(|error| RequestError::BodyJson { cause: error.to_string() })?.len_utf8();
+            length += character.map_err(|error| RequestError::BodyJson { source: error.into() })?.len_utf8();
         }
         if length > self.limit_bytes {
             return Err(RequestError::BodyTooLong { limit_bytes: self.limit_bytes });

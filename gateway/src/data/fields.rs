@@ -38,7 +38,7 @@ impl Marked {
         let checked = self.found.iter().try_for_each(|(field, value)| rules.check(field, &body[value.clone()]));
         checked.map_err(|fault| match fault {
             Fault::Adapter { name } => unknown_adapter(model, &name),
-            fault => RequestError::Field { cause: fault.to_string() },
+            fault => RequestError::Field { source: fault.into() },
         })
     }
 

@@ -61,7 +61,7 @@ use cors::Cors;
 use decode::Coding;
 use place::Placed;
 use read::Job;
-use retry::Cause;
+use retry::RetryReason;
 use stream::RelayBody;
 use ticket::Ticket;
 use watch::Watch;

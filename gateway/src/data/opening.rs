@@ -19,9 +19,10 @@ use semmoe_engines::http::{AnswerBody, AnswerLimits, HttpError};
 use semmoe_engines::probe;
 use semmoe_engines::refusal::{self, RankRefusal};
 
-use super::attempt::{Attempt, Failed, HEALTH_INTERVAL};
+use super::attempt::{Attempt, HEALTH_INTERVAL};
 use super::reports::{Kind, Reports};
 use super::retry::ALIVE_WITHIN;
+use crate::backends::RequestError;
 
 /// The first event of a chat names the role and carries no text; the next one follows in the same step of the engine.
 const SAME_STEP: Duration = Duration::from_millis(5);
@@ -95,7 +96,7 @@ pub(crate) enum Opened {
 ///
 /// # Errors
 /// The body broke off before its first chunk, or the backend's probes failed meanwhile.
-pub(crate) async fn open(attempt: &Attempt<'_>, response: Response<AnswerBody>) -> Result<Opened, Failed> {
+pub(crate) async fn open(attempt: &Attempt<'_>, response: Response<AnswerBody>) -> Result<Opened, RequestError> {
     let (route, streams) = (attempt.job.route, attempt.job.streams);
     // As the engine counts.
     let pinned = attempt.expected.as_ref().map(|expected| expected.wire_rank);
@@ -166,14 +167,14 @@ async fn is_core_dead(attempt: &Attempt<'_>) -> bool {
 }
 
 /// Completes with the first chunk, at the end of the body, or after the limit.
-async fn first_piece(attempt: &Attempt<'_>, upstream: &mut Upstream) -> Result<(), Failed> {
+async fn first_piece(attempt: &Attempt<'_>, upstream: &mut Upstream) -> Result<(), RequestError> {
     let mut left = Duration::from_secs_f64(attempt.job.snapshot.config.retry.hold_seconds);
     while !left.is_zero() {
         let wait = HEALTH_INTERVAL.min(left);
         match tokio::time::timeout(wait, upstream.body.frame()).await {
             Ok(Some(Err(error))) => {
-                let (url, cause) = (format!("backend '{}'", attempt.backend.name), error.to_string());
-                return Err(attempt.no_answer(HttpError::Body { url, cause }));
+                let url = format!("backend '{}'", attempt.backend.name);
+                return Err(attempt.no_answer(HttpError::Body { url, source: error.into() }));
             }
             Ok(first) => {
                 upstream.ahead[0] = first;

@@ -148,7 +148,9 @@ async fn read_long(
         let read = read_now(&plane_too, Arc::clone(&snapshot), route, &headers, &caller, &body, effort);
         read.map_err(|unread| match unread {
             Unread::Refused(error) => error,
-            Unread::NotHere => RequestError::Internal { cause: "read off the network threads in vain".to_owned() },
+            Unread::NotHere => {
+                RequestError::Internal { source: "the request could not be read even on a blocking thread".into() }
+            }
         })
     });
     // Neither can fail: the semaphores are never closed, and `read_now` lets no panic out of scoring.
@@ -256,10 +258,10 @@ fn read_now(
         Ok(scored) => scored,
         Err(Unscored::Client(error)) => return Err(Unread::Refused(error)),
         Err(Unscored::OracleAway | Unscored::TemplateBudget { .. }) => return Err(Unread::NotHere),
-        Err(Unscored::GivenUp) => return Err(RequestError::Internal { cause: "given up".to_owned() }.into()),
+        Err(Unscored::GivenUp) => return Err(RequestError::Internal { source: "given up".into() }.into()),
         Err(Unscored::Open { reason, cause }) => {
             plane.metrics.score_failure(reason);
-            tracing::warn!(model = model.name, %route, reason, cause, "prompt not scored, routed by load");
+            tracing::warn!(model = model.name, %route, reason, %cause, "prompt not scored, routed by load");
             Scored::unseen(body)
         }
     };
@@ -320,8 +322,9 @@ fn read_extra(
         Err(_) => Stripped::opaque(body),
     };
     if caller.models().is_some() && is_form(headers) {
-        let cause = "this key may use some models only, and the model that a form names is not read";
-        return Err(RequestError::Field { cause: cause.to_owned() });
+        let cause =
+            "this API key is restricted to certain models, and the gateway does not read the model field of form data";
+        return Err(RequestError::Field { source: cause.into() });
     }
     let named = model_name(Route::Extra, headers, stripped.bytes()).or_else(|error| match error {
         RequestError::BodyScan { .. } => model_name(Route::Generate, headers, &[]),
@@ -383,7 +386,7 @@ fn named<'a>(
         None => Ok(headers.get(MODEL_HEADER).and_then(|value| value.to_str().ok()).map(Cow::Borrowed)),
         Some(value) => serde_json::from_slice::<String>(value)
             .map(|name| Some(Cow::Owned(name)))
-            .map_err(|_| RequestError::Field { cause: "model must be a string".to_owned() }),
+            .map_err(|_| RequestError::Field { source: "model must be a string".into() }),
     }
 }
 

@@ -13,14 +13,14 @@ use semmoe_engines::pin::Stripped;
 use semmoe_engines::refusal::RankRefusal;
 use semmoe_engines::{Engine, Route, json, routed, verify};
 
-use super::attempt::{Attempt, Failed, strip_hop_by_hop};
+use super::attempt::{Attempt, strip_hop_by_hop};
 use super::attempts::{Attempts, Next};
 use super::opening::{Opened, Upstream, open};
 use super::reports::{Kind, Reports};
 use super::retry::{self, Tries};
 use super::stream::RelayBody;
 use super::watch::{self, Expected};
-use super::{Cause, DataPlane, Job, Placed, Ticket, Watch, sampling, trace};
+use super::{DataPlane, Job, Placed, RetryReason, Ticket, Watch, sampling, trace};
 use crate::backends::{Backend, FlowPart, REQUEST_ID, RequestError, WaitingStream};
 use crate::config::RawRetry;
 use crate::observe::{Edit, Sample};
@@ -58,9 +58,9 @@ pub(crate) struct Answer {
 
 impl Answer {
     /// The reason to ask another backend, if there is one.
-    fn failed(&self, config: &RawRetry) -> Option<Cause> {
-        let by_status = || Cause::of_status(self.response.status(), config);
-        self.watch.failure.map(Cause::Engine).or_else(by_status)
+    fn failed(&self, config: &RawRetry) -> Option<RetryReason> {
+        let by_status = || RetryReason::of_status(self.response.status(), config);
+        self.watch.failure.map(RetryReason::Engine).or_else(by_status)
     }
 }
 
@@ -80,30 +80,32 @@ pub(crate) async fn attempts(
             Next::Answer(answer) => return Ok(Some(answer)),
         };
         let member = placed.lease.backend;
-        let (cause, last) = match attempt(head, &attempts.tries, ticket, placed).await {
+        let (reason, last) = match attempt(head, &attempts.tries, ticket, placed).await {
             Ok(answer) => match answer.failed(&job.snapshot.config.retry) {
-                Some(cause) => (cause, Ok(answer)),
+                Some(reason) => (reason, Ok(answer)),
                 None => {
                     attempts.tries.answered();
                     return Ok(Some(answer));
                 }
             },
-            Err(Failed { cause: Cause::Unsent, error }) => return Err(error),
-            // Ask the engine again without a pin.
-            Err(Failed { cause: Cause::NoSuchRank, error }) => {
-                attempts.without_pin(error)?;
-                continue;
-            }
-            Err(Failed { cause, error }) => (cause, Err(error)),
+            Err(error) => match RetryReason::of(&error) {
+                None => return Err(error),
+                // Ask the engine again without a pin.
+                Some(RetryReason::NoSuchRank) => {
+                    attempts.without_pin(error)?;
+                    continue;
+                }
+                Some(reason) => (reason, Err(error)),
+            },
         };
-        if let Some(answer) = attempts.failed(ticket, member, cause, last).await? {
+        if let Some(answer) = attempts.failed(ticket, member, reason, last).await? {
             return Ok(Some(answer));
         }
     }
 }
 
 /// Sends the request to its backend and waits for the head of the answer.
-async fn attempt(head: &Parts, tries: &Tries<'_>, ticket: &mut Ticket, placed: Placed) -> Result<Answer, Failed> {
+async fn attempt(head: &Parts, tries: &Tries<'_>, ticket: &mut Ticket, placed: Placed) -> Result<Answer, RequestError> {
     let (attempt, job, waited) = (Attempt::new(tries, &placed), tries.job, placed.waited);
     begin(&attempt, ticket, placed);
     let traced = ticket.trace.as_ref().map(|trace| trace.here());
@@ -160,30 +162,29 @@ fn may_be_refusal(status: StatusCode) -> bool {
 }
 
 /// The engine has no such rank and did nothing.
-fn refused(attempt: &Attempt<'_>, ticket: &mut Ticket, refusal: &RankRefusal) -> Failed {
+fn refused(attempt: &Attempt<'_>, ticket: &mut Ticket, refusal: &RankRefusal) -> RequestError {
     attempt.plane.backends.note_refusal(attempt.backend, refusal);
-    trace::failed(ticket, Cause::NoSuchRank.label());
+    trace::failed(ticket, RetryReason::NoSuchRank.label());
     ticket.refused(&attempt.job.scored.blocks);
     ticket.unplace();
-    let cause = format!("it has no rank {}, to which the request was pinned", refusal.rank);
-    let error = RequestError::Broken { backend: attempt.backend.name.clone(), cause };
-    Failed { cause: Cause::NoSuchRank, error }
+    RequestError::NoSuchRank { backend: attempt.backend.name.clone(), rank: refusal.rank }
 }
 
 /// No answer came.
-fn failed(attempt: &Attempt<'_>, ticket: &mut Ticket, failed: Failed) -> Failed {
-    trace::failed(ticket, failed.cause.label());
-    match failed.cause {
+fn failed(attempt: &Attempt<'_>, ticket: &mut Ticket, error: RequestError) -> RequestError {
+    let reason = RetryReason::of(&error);
+    trace::failed(ticket, reason.map_or("unsent", RetryReason::label));
+    match reason {
         // Probes report unhealthy backends, and the gateway's own shortage is no backend's fault.
-        Cause::Unhealthy | Cause::Exhausted => {}
-        Cause::Connect | Cause::Broke => ticket.failed(attempt.backend),
+        Some(RetryReason::Unhealthy | RetryReason::Exhausted) => {}
+        Some(RetryReason::Connect | RetryReason::Broke) => ticket.failed(attempt.backend),
         _ => {
             ticket.recognise(attempt.job.body.bytes());
             ticket.erred(attempt.backend);
         }
     }
     ticket.unplace();
-    failed
+    error
 }
 
 /// The head of an answer arrived, and perhaps its first chunk. The gateway's headers replace the engine's own.

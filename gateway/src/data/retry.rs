@@ -30,9 +30,7 @@ pub(super) const ALIVE_WITHIN: Duration = Duration::from_secs(1);
 
 /// The failure of one attempt, as far as the next attempt depends on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Cause {
-    /// It could not be sent to any backend.
-    Unsent,
+pub(crate) enum RetryReason {
     /// No connection: the engine saw nothing.
     Connect,
     /// No connection, because the gateway is out of files or ports.
@@ -55,16 +53,20 @@ pub(crate) enum Cause {
     NoSuchRank,
 }
 
-impl Cause {
-    pub(super) fn of(error: &HttpError) -> Self {
-        match error {
-            HttpError::Timeout { .. } => Self::Slow,
-            HttpError::Exhausted { .. } => Self::Exhausted,
-            HttpError::NotTaken { .. } => Self::NotTaken,
-            HttpError::Body { .. } => Self::BrokeOff,
-            _ if error.may_have_been_sent() => Self::Broke,
-            _ => Self::Connect,
-        }
+impl RetryReason {
+    /// The reason behind the error of an attempt; `None` if it could not be sent to any backend.
+    pub(super) fn of(error: &RequestError) -> Option<Self> {
+        Some(match error {
+            RequestError::Slow { .. } => Self::Slow,
+            RequestError::Exhausted { .. } => Self::Exhausted,
+            RequestError::Unhealthy { .. } => Self::Unhealthy,
+            RequestError::NoSuchRank { .. } => Self::NoSuchRank,
+            RequestError::Unreachable { source: HttpError::NotTaken { .. }, .. } => Self::NotTaken,
+            RequestError::Unreachable { .. } => Self::Connect,
+            RequestError::Broken { source: HttpError::Body { .. }, .. } => Self::BrokeOff,
+            RequestError::Broken { .. } => Self::Broke,
+            _ => return None,
+        })
     }
 
     /// Whether a response is a reason to ask another backend.
@@ -78,7 +80,7 @@ impl Cause {
             Self::Connect | Self::NotTaken | Self::NoSuchRank => true,
             Self::Broke | Self::BrokeOff | Self::Unhealthy | Self::Engine(_) => config.after_send,
             // Another backend would need a connection too.
-            Self::Slow | Self::Exhausted | Self::Unsent => false,
+            Self::Slow | Self::Exhausted => false,
             Self::Status(status) => config.statuses.contains(&status),
         }
     }
@@ -86,7 +88,6 @@ impl Cause {
     /// Label in metrics.
     pub(crate) fn label(self) -> &'static str {
         match self {
-            Self::Unsent => "unsent",
             Self::Connect => "connect",
             Self::Exhausted => "exhausted",
             Self::NotTaken => "not_taken",
@@ -123,7 +124,7 @@ pub(crate) fn is_not_the_engines<B>(response: &Response<B>) -> bool {
 
 /// A failed attempt that another one will follow, if there is a place for it.
 pub(crate) struct Pending<'a, A> {
-    cause: Cause,
+    cause: RetryReason,
     /// The client's answer if there is none: the engine's own answer, or an error.
     failed: Result<A, RequestError>,
     /// `None` if the retry costs no budget.
@@ -143,7 +144,7 @@ pub(crate) struct Tries<'a> {
     /// Number of backends that did not take the request; they do not count as attempts.
     not_taken: usize,
     /// Why the running attempt is made, if it is not the first.
-    running: Option<Cause>,
+    running: Option<RetryReason>,
 }
 
 impl<'a> Tries<'a> {
@@ -156,7 +157,7 @@ impl<'a> Tries<'a> {
     pub(crate) fn failed<A>(
         &mut self,
         member: usize,
-        cause: Cause,
+        cause: RetryReason,
         failed: Result<A, RequestError>,
     ) -> ControlFlow<Result<A, RequestError>, Pending<'a, A>> {
         self.count_running("failed");
@@ -165,7 +166,7 @@ impl<'a> Tries<'a> {
         if !cause.may_be_retried(config) {
             return ControlFlow::Break(self.last_word(failed, "this is not retried"));
         }
-        if cause == Cause::NotTaken {
+        if cause == RetryReason::NotTaken {
             self.not_taken += 1;
             return ControlFlow::Continue(Pending { cause, failed, paid: None });
         }
@@ -182,10 +183,10 @@ impl<'a> Tries<'a> {
 
     /// Whether enough engines died with this request, including the one on `member`, that it may be the cause. Backends
     /// that broke off are checked for a listening server, but not after the first.
-    pub(crate) async fn is_suspect(&mut self, member: usize, cause: Cause) -> bool {
+    pub(crate) async fn is_suspect(&mut self, member: usize, cause: RetryReason) -> bool {
         match cause {
-            Cause::Broke | Cause::BrokeOff => self.broke.push(member),
-            Cause::Engine(Failure::Dead) => self.dead += 1,
+            RetryReason::Broke | RetryReason::BrokeOff => self.broke.push(member),
+            RetryReason::Engine(Failure::Dead) => self.dead += 1,
             _ => return false,
         }
         if self.dead + self.broke.len() < MAX_DEATHS {
@@ -203,7 +204,7 @@ impl<'a> Tries<'a> {
     }
 
     /// The request is not sent again: engines died with it.
-    pub(crate) fn refuse(&mut self, cause: Cause) -> RequestError {
+    pub(crate) fn refuse(&mut self, cause: RetryReason) -> RequestError {
         self.count_running("failed");
         self.plane.metrics.retry(cause.label(), "suspect");
         tracing::warn!(
@@ -239,11 +240,11 @@ impl<'a> Tries<'a> {
         let mut tried = self.tried.clone();
         tried.push(member);
         let left = tried.len() - self.not_taken < config.attempts as usize;
-        left && Cause::Unhealthy.may_be_retried(config) && self.job.has_other(&tried)
+        left && RetryReason::Unhealthy.may_be_retried(config) && self.job.has_other(&tried)
     }
 
     fn last_word<A>(&self, failed: Result<A, RequestError>, why: &'static str) -> Result<A, RequestError> {
-        failed.map_err(|last| RequestError::GaveUp { attempts: self.tried.len(), why, last: Box::new(last) })
+        failed.map_err(|last| RequestError::GaveUp { attempts: self.tried.len(), why, source: Box::new(last) })
     }
 
     fn config(&self) -> &'a RawRetry {
@@ -279,42 +280,44 @@ mod tests {
         };
         let (usual, careful) = (config(true, ""), config(false, "statuses = []"));
         for (cause, usually, carefully) in [
-            (Cause::Connect, true, true),
-            (Cause::NotTaken, true, true),
-            (Cause::Broke, true, false),
-            (Cause::BrokeOff, true, false),
-            (Cause::Unhealthy, true, false),
-            (Cause::Slow, false, false),
-            (Cause::Exhausted, false, false),
-            (Cause::NoSuchRank, true, true),
-            (Cause::Status(429), true, false),
-            (Cause::Status(503), true, false),
-            (Cause::Status(500), false, false),
-            (Cause::Status(400), false, false),
-            (Cause::Engine(Failure::Dead), true, false),
-            (Cause::Engine(Failure::Abort), true, false),
+            (RetryReason::Connect, true, true),
+            (RetryReason::NotTaken, true, true),
+            (RetryReason::Broke, true, false),
+            (RetryReason::BrokeOff, true, false),
+            (RetryReason::Unhealthy, true, false),
+            (RetryReason::Slow, false, false),
+            (RetryReason::Exhausted, false, false),
+            (RetryReason::NoSuchRank, true, true),
+            (RetryReason::Status(429), true, false),
+            (RetryReason::Status(503), true, false),
+            (RetryReason::Status(500), false, false),
+            (RetryReason::Status(400), false, false),
+            (RetryReason::Engine(Failure::Dead), true, false),
+            (RetryReason::Engine(Failure::Abort), true, false),
         ] {
             let found = (cause.may_be_retried(&usual), cause.may_be_retried(&careful));
             assert_eq!(found, (usually, carefully), "{cause:?}");
-            if let Cause::Status(status) = cause {
-                let seen = Cause::of_status(StatusCode::from_u16(status).unwrap(), &usual);
+            if let RetryReason::Status(status) = cause {
+                let seen = RetryReason::of_status(StatusCode::from_u16(status).unwrap(), &usual);
                 assert_eq!(seen, usually.then_some(cause));
             }
         }
     }
 
     #[test]
-    fn causes_of_errors() {
-        let url = || "http://b".to_owned();
-        for (error, cause) in [
-            (HttpError::Connect { url: url(), cause: String::new() }, Cause::Connect),
-            (HttpError::Exhausted { cause: String::new() }, Cause::Exhausted),
-            (HttpError::NotTaken { url: url(), cause: String::new() }, Cause::NotTaken),
-            (HttpError::Exchange { url: url(), cause: String::new() }, Cause::Broke),
-            (HttpError::Body { url: url(), cause: String::new() }, Cause::BrokeOff),
-            (HttpError::Timeout { url: url(), waiting_for: "", limit: Duration::ZERO }, Cause::Slow),
+    fn reasons_of_errors() {
+        let (url, source) = (|| "http://b".to_owned(), || "planted".into());
+        let unreachable = |source| RequestError::Unreachable { backend: "b".to_owned(), source };
+        let broken = |source| RequestError::Broken { backend: "b".to_owned(), source };
+        for (error, reason) in [
+            (unreachable(HttpError::Connect { url: url(), source: source() }), Some(RetryReason::Connect)),
+            (unreachable(HttpError::NotTaken { url: url(), source: source() }), Some(RetryReason::NotTaken)),
+            (RequestError::Exhausted { source: source() }, Some(RetryReason::Exhausted)),
+            (broken(HttpError::Exchange { url: url(), source: source() }), Some(RetryReason::Broke)),
+            (broken(HttpError::Body { url: url(), source: source() }), Some(RetryReason::BrokeOff)),
+            (RequestError::Closing, None),
         ] {
-            assert_eq!(Cause::of(&error), cause);
+            assert_eq!(RetryReason::of(&error), reason);
         }
     }
 }

@@ -24,7 +24,7 @@ use semmoe_engines::probe::Probe;
 use semmoe_engines::{Dialect, Engine, Route, pin};
 
 use super::attempts::{Attempts, Next};
-use super::{Cause, DataPlane, Job, Placed, Record, Ticket, read};
+use super::{DataPlane, Job, Placed, Record, RetryReason, Ticket, read};
 use crate::backends::breaker::State;
 use crate::backends::{Aside, Backend, Health, Model, RequestError, RequestId};
 use crate::config::Config;
@@ -68,7 +68,7 @@ enum Verdict {
     Goes,
     /// It answers with an error.
     Errs,
-    Fails(Cause),
+    Fails(RetryReason),
 }
 
 #[derive(Default)]
@@ -391,7 +391,13 @@ impl World {
         }
         let task = &tasks[running[self.below(running.len())]];
         let is_sick = |member: usize| task.is_poison || self.sick.get() == Some(member);
-        let causes = [Cause::Connect, Cause::Status(503), Cause::Engine(Failure::Dead), Cause::Slow, Cause::Unhealthy];
+        let causes = [
+            RetryReason::Connect,
+            RetryReason::Status(503),
+            RetryReason::Engine(Failure::Dead),
+            RetryReason::Slow,
+            RetryReason::Unhealthy,
+        ];
         if let Stage::Running { verdict, member } = &mut *task.progress.stage.borrow_mut() {
             *verdict = Some(match fails {
                 _ if is_sick(*member) => Verdict::Errs,

@@ -9,6 +9,7 @@ use std::str::Utf8Error;
 use std::time::Duration;
 
 use semmoe_engines::Route;
+use semmoe_engines::SharedError;
 use semmoe_routing::{Needs, block_hashes};
 use semmoe_text::{Budget, Limits, PlainChat, Prompt, Shapes, TextError};
 use serde::de::IgnoredAny;
@@ -32,9 +33,9 @@ pub(super) enum Unscored {
     /// Something must be loaded first, which no network thread may do.
     OracleAway,
     /// The chat template exceeds its budget on a network thread.
-    TemplateBudget { cause: String },
+    TemplateBudget { cause: SharedError },
     /// Not the client's fault: routed by load.
-    Open { reason: &'static str, cause: String },
+    Open { reason: &'static str, cause: SharedError },
 }
 
 /// A body, as far as it is read before its model is known.
@@ -105,14 +106,14 @@ pub(super) fn score(
     block_tokens: u32,
     effort: Effort<'_>,
 ) -> Result<Scored, Unscored> {
-    let not_json = |cause: String| Unscored::Client(RequestError::BodyJson { cause });
+    let not_json = |source| Unscored::Client(RequestError::BodyJson { source });
     // The parser does not inspect skipped values closely enough to notice that they are not text.
-    let body = whole.text.map_err(|error| not_json(error.to_string()))?;
+    let body = whole.text.map_err(|error| not_json(error.into()))?;
     let text = model.scoring_text();
     // A plain chat is known to be JSON.
     let check = || match whole.chat {
         Some(_) => Ok(IgnoredAny),
-        None => serde_json::from_str::<IgnoredAny>(body).map_err(|error| not_json(error.to_string())),
+        None => serde_json::from_str::<IgnoredAny>(body).map_err(|error| not_json(error.into())),
     };
     let (Some(text), Some(route)) = (text, text_route(route)) else {
         return check().map(|_| Scored::unseen(whole.bytes));
@@ -120,7 +121,7 @@ pub(super) fn score(
     let read = |budget: Budget, keep_on: &mut dyn FnMut() -> bool| {
         let limits = Limits { template: budget, ..Limits::default() };
         // The libraries underneath receive arbitrary text; a panic in them must cost no more than the score.
-        let panicked = |_| Unscored::Open { reason: "panic", cause: "the tokenizer or template panicked".to_owned() };
+        let panicked = |_| Unscored::Open { reason: "panic", cause: "the tokenizer or template panicked".into() };
         catch_unwind(AssertUnwindSafe(|| {
             let chat = whole.chat.as_ref().map(|(chat, _)| chat);
             let read = match chat {
@@ -137,7 +138,7 @@ pub(super) fn score(
         Effort::Away(keep_on) => {
             let mut scored = read(Budget::default(), keep_on);
             if matches!(scored, Err(Unscored::OracleAway)) {
-                let failed = |error: TextError| Unscored::Open { reason: "tokenizer", cause: error.to_string() };
+                let failed = |error: TextError| Unscored::Open { reason: "tokenizer", cause: error.into() };
                 text.tokenizer.load_oracle().map_err(failed)?;
                 tracing::info!(
                     model = model.name,
@@ -152,7 +153,7 @@ pub(super) fn score(
         }
         Effort::Skip { limit } => {
             check()?;
-            Err(Unscored::Open { reason: "slow", cause: format!("no score within {limit:?}") })
+            Err(Unscored::Open { reason: "slow", cause: format!("no score within {limit:?}").into() })
         }
     }
 }
@@ -193,12 +194,12 @@ fn prompt_ids(
     Body { text: body, plane, limits }: Body<'_>,
     keep_on: &mut dyn FnMut() -> bool,
 ) -> Result<Read, Unscored> {
-    let not_json = |error: serde_json::Error| Unscored::Client(RequestError::BodyJson { cause: error.to_string() });
+    let not_json = |error: serde_json::Error| Unscored::Client(RequestError::BodyJson { source: error.into() });
     let (tokenizer, template) = (&text.tokenizer, text.template.as_deref());
     // A hundred times the body, if that is all commas. A body that is not JSON is refused whether or not there is room.
     let limit_bytes = plane.backends.current.load().config.limits.body_memory_bytes;
     let _held = Held::take(&plane.body_memory, tree_bytes(body.as_bytes()), limit_bytes).map_err(|error| {
-        let open = |_| Unscored::Open { reason: "too_large", cause: error.to_string() };
+        let open = |_| Unscored::Open { reason: "too_large", cause: error.into() };
         serde_json::from_str::<IgnoredAny>(body).map_or_else(not_json, open)
     })?;
     if route == semmoe_text::Route::Chat
@@ -263,14 +264,14 @@ fn shares(model: &Model, ids: &[u32]) -> Option<Vec<f64>> {
 fn unscored(text: &Text, error: TextError, body: &Value) -> Unscored {
     let reason = match &error {
         TextError::Field { .. } if !OTHER_PROMPTS.iter().any(|field| body.get(field).is_some()) => {
-            return Unscored::Client(RequestError::Field { cause: error.to_string() });
+            return Unscored::Client(RequestError::Field { source: error.into() });
         }
         TextError::Field { .. } => "other_prompt",
         TextError::Ids { .. } => "ids",
         TextError::TooLarge { .. } => "too_large",
         TextError::GivenUp { .. } => return Unscored::GivenUp,
         TextError::OracleAway => return Unscored::OracleAway,
-        TextError::TemplateBudget { .. } => return Unscored::TemplateBudget { cause: error.to_string() },
+        TextError::TemplateBudget { .. } => return Unscored::TemplateBudget { cause: error.into() },
         TextError::NoTemplate if let Some(cause) = &text.template_error => {
             return Unscored::Open { reason: "template_unreadable", cause: cause.clone() };
         }
@@ -278,5 +279,5 @@ fn unscored(text: &Text, error: TextError, body: &Value) -> Unscored {
         TextError::TemplateRender { .. } => "template",
         _ => "tokenizer",
     };
-    Unscored::Open { reason, cause: error.to_string() }
+    Unscored::Open { reason, cause: error.into() }
 }

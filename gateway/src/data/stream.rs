@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use http_body::{Body, Frame, SizeHint};
+use semmoe_engines::SharedError;
 use semmoe_engines::sse::Events;
 use tokio::time::{Instant, Sleep, sleep_until};
 
@@ -109,12 +110,12 @@ impl RelayBody {
     }
 
     /// The engine died or fell silent: sends an error event if one fits, otherwise ends the answer visibly broken.
-    fn fail(&mut self, cause: String) -> Result<Frame<Bytes>, RequestError> {
+    fn fail(&mut self, source: SharedError) -> Result<Frame<Bytes>, RequestError> {
         self.ticket.erred(&self.watch.backend);
         self.watch.backend.suspect();
         let backend = self.watch.backend.name.clone();
-        tracing::warn!(backend, cause, "answer broke off");
-        self.break_off(RequestError::Broken { backend, cause })
+        tracing::warn!(backend, cause = %source, "answer broke off");
+        self.break_off(RequestError::BrokeOff { backend, source })
     }
 
     /// The answer ends in the middle. If it has no place for an error, the client's connection is closed.
@@ -141,14 +142,16 @@ impl RelayBody {
                 }
                 Poll::Pending => {
                     ready!(self.silence.poll(cx));
-                    return Poll::Ready(Some(self.fail(format!("it sent nothing for {:?}", self.silence.limit))));
+                    return Poll::Ready(Some(
+                        self.fail(format!("it sent nothing for {:?}", self.silence.limit).into()),
+                    ));
                 }
                 Poll::Ready(next) => next,
             };
             self.silence.deadline = None;
             match next {
                 None => gathered.add(self.end()),
-                Some(Err(error)) if gathered.is_empty() => return Poll::Ready(Some(self.fail(error.to_string()))),
+                Some(Err(error)) if gathered.is_empty() => return Poll::Ready(Some(self.fail(error.into()))),
                 Some(Err(error)) => {
                     self.upstream.put_back(Err(error));
                     break;

@@ -105,10 +105,10 @@ fn text(
     match load_text(config, path, made_of, running) {
         Ok(text) => (Some(Arc::new(text)), None),
         Err(error) => {
-            let unread = UnreadText { cause: error.to_string(), earlier_in_use: running.is_some() };
+            let unread = UnreadText { error: error.into(), earlier_in_use: running.is_some() };
             tracing::error!(
                 model = config.name,
-                cause = unread.cause,
+                cause = %unread.error,
                 earlier_in_use = unread.earlier_in_use,
                 "cannot read the tokenizer"
             );
@@ -135,11 +135,10 @@ fn load_text(
     let (template, template_error) = match template(config, path) {
         Ok(template) => (template.map(Arc::new), None),
         Err(error) => {
-            let error = error.to_string();
             let template = old.and_then(|old| old.template.clone());
             let earlier_in_use = template.is_some();
-            tracing::error!(model = config.name, error, earlier_in_use, "the chat template cannot be used");
-            (template, Some(error))
+            tracing::error!(model = config.name, %error, earlier_in_use, "the chat template cannot be used");
+            (template, Some(error.into()))
         }
     };
     let vocabulary = Vocabulary::beside(path, tokenizer.vocab_size(), &config.name);
@@ -208,7 +207,7 @@ fn load_member(
             let backend = config.name.as_str();
             tracing::error!(backend, %error, earlier_in_use = member.tables.is_some(), "cannot read the tables");
             metrics.tables.reload("invalid");
-            member.unread = Some(tables::Trouble::now("configuration", error.to_string()));
+            member.unread = Some(tables::Trouble::now("configuration", error));
         }
     }
     Ok(member)

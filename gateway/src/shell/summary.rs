@@ -50,7 +50,7 @@ pub(crate) fn misfits(snapshot: &Snapshot) -> Vec<String> {
     for model in &snapshot.models {
         if let Some(unread) = &model.unread {
             let follows = if unread.earlier_in_use { "the earlier one stays in use" } else { "routed by load" };
-            misfits.push(format!("model '{}': {} ({follows})", model.name, unread.cause));
+            misfits.push(format!("model '{}': {} ({follows})", model.name, unread.error));
         }
         let text = model.text.as_ref();
         if let Some((text, error)) = text.and_then(|text| Some((text, text.template_error.as_ref()?))) {
@@ -60,7 +60,7 @@ pub(crate) fn misfits(snapshot: &Snapshot) -> Vec<String> {
         }
         for member in &model.members {
             let stale = member.unread.as_ref().filter(|_| member.tables.is_some());
-            let stale = stale.map(|unread| format!("{} (the earlier tables stay in use)", unread.cause));
+            let stale = stale.map(|unread| format!("{} (the earlier tables stay in use)", unread.error));
             // Already reported for the model.
             let affinity = model.unread.as_ref().is_none_or(|unread| unread.earlier_in_use);
             let by_load =

@@ -132,7 +132,7 @@ pub async fn only_model(url: &BaseUrl, headers: &HeaderMap, tls: Option<Arc<Clie
         .whole(request, &AnswerLimits::default())
         .await?;
     let models: Models = serde_json::from_slice(&body)
-        .map_err(|error| LoadError::Models(HttpError::Json { url: found_at, cause: error.to_string() }))?;
+        .map_err(|error| LoadError::Models(HttpError::Json { url: found_at, source: error.into() }))?;
     match <[Model; 1]>::try_from(models.data) {
         Ok([model]) => Ok(model.id),
         Err(models) => Err(LoadError::Model { url: url.to_string(), found: models.len() }),

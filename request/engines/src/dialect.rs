@@ -20,7 +20,6 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::pin::PinError;
 use crate::{Engine, Route, Version};
 
 /// The body field that SGLang reads since 0.5.10.
@@ -42,6 +41,16 @@ pub enum Carrier {
     Field(&'static str),
     /// The rank is in the URL: each rank has its own.
     Url,
+}
+
+/// An engine has no way to pin on a route.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("{engine} has no way to pin a request on {route} to a rank")]
+pub struct NoCarrier {
+    /// The engine.
+    pub engine: Engine,
+    /// The route.
+    pub route: Route,
 }
 
 /// How vLLM numbers ranks in pins if an API server serves only some of the ranks.
@@ -178,11 +187,11 @@ impl Dialect {
     /// How to send the pin of a request on `route`: where the engine reads it, or else where it might.
     ///
     /// # Errors
-    /// [`PinError::NoCarrier`] if this engine certainly reads none.
-    pub fn carrier(&self, route: Route) -> Result<Carrier, PinError> {
+    /// If this engine certainly reads none.
+    pub fn carrier(&self, route: Route) -> Result<Carrier, NoCarrier> {
         let may_read = matches!(route, Route::Responses | Route::Messages) && self.openai == Way::Header;
         let carrier = self.carrier_of(route).or_else(|| self.openai.only_if(may_read).carrier());
-        carrier.ok_or(PinError::NoCarrier { engine: self.engine, route })
+        carrier.ok_or(NoCarrier { engine: self.engine, route })
     }
 
     /// Whether answers on `route` name the rank that ran them.

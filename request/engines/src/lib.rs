@@ -37,6 +37,7 @@ pub mod refusal;
 pub mod rendering;
 pub mod routed;
 pub mod sglang;
+mod shared_error;
 pub mod sse;
 pub mod switch;
 pub mod tls;
@@ -46,6 +47,7 @@ pub mod vllm;
 
 pub use dialect::{Carrier, Dialect, RankBase};
 pub use engine::{Engine, Route, UnknownEngine};
+pub use shared_error::SharedError;
 pub use version::Version;
 
 /// Seconds since 1970 on this machine's clock, in UTC, for chat templates that use the date.

@@ -70,6 +70,11 @@ fn end_of_quoted(value: &str) -> Option<usize> {
     })
 }
 
+/// A line that is not a sample, or lacks a label.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a line that is not a sample: {0:?}")]
+pub struct NoSample(pub String);
+
 /// The growth of counters between two pages; the later page itself where the earlier one is empty.
 #[derive(Clone, Debug)]
 pub struct Growth {
@@ -80,10 +85,10 @@ pub struct Growth {
 impl Growth {
     /// # Errors
     /// The first line of either page that is neither a comment nor a sample with a finite value.
-    pub fn between(before: String, after: String) -> Result<Self, String> {
+    pub fn between(before: String, after: String) -> Result<Self, NoSample> {
         let lines = before.lines().chain(after.lines()).filter(|line| !line.starts_with('#') && !line.is_empty());
         for line in lines {
-            Sample::parse(line).filter(|sample| sample.value.is_finite()).ok_or_else(|| line.to_owned())?;
+            Sample::parse(line).filter(|sample| sample.value.is_finite()).ok_or_else(|| NoSample(line.to_owned()))?;
         }
         Ok(Self { before, after })
     }
@@ -92,7 +97,7 @@ impl Growth {
     ///
     /// # Errors
     /// A line of `name` without one of the labels.
-    pub fn sum(&self, name: &str, labels: &[(&str, &str)]) -> Result<f64, String> {
+    pub fn sum(&self, name: &str, labels: &[(&str, &str)]) -> Result<f64, NoSample> {
         Ok(self.samples(name, labels)?.iter().map(|(_, sample)| sample.value).sum())
     }
 
@@ -100,23 +105,24 @@ impl Growth {
     ///
     /// # Errors
     /// A line of `name` without one of the labels, or without a number in `by`.
-    pub fn by(&self, by: &str, name: &str, labels: &[(&str, &str)]) -> Result<BTreeMap<u16, f64>, String> {
+    pub fn by(&self, by: &str, name: &str, labels: &[(&str, &str)]) -> Result<BTreeMap<u16, f64>, NoSample> {
         let mut sums = BTreeMap::new();
         for (line, sample) in self.samples(name, labels)? {
-            let number = sample.label(by).and_then(|number| number.parse().ok()).ok_or_else(|| line.to_owned())?;
+            let number =
+                sample.label(by).and_then(|number| number.parse().ok()).ok_or_else(|| NoSample(line.to_owned()))?;
             *sums.entry(number).or_default() += sample.value;
         }
         Ok(sums)
     }
 
     /// Lines of both pages, with the values of the earlier one negative.
-    fn samples(&self, name: &str, labels: &[(&str, &str)]) -> Result<Vec<(&str, Sample<'_>)>, String> {
+    fn samples(&self, name: &str, labels: &[(&str, &str)]) -> Result<Vec<(&str, Sample<'_>)>, NoSample> {
         let mut found = Vec::new();
         for (page, sign) in [(&self.after, 1.0), (&self.before, -1.0)] {
             let samples = page.lines().filter_map(|line| Some((line, Sample::parse(line)?)));
             for (line, sample) in samples.filter(|(_, sample)| sample.name == name) {
                 let mut fits = labels.iter().map(|(label, wanted)| Some(sample.label(label)? == *wanted));
-                if fits.try_fold(true, |all, one| Some(all && one?)).ok_or_else(|| line.to_owned())? {
+                if fits.try_fold(true, |all, one| Some(all && one?)).ok_or_else(|| NoSample(line.to_owned()))? {
                     found.push((line, Sample { value: sign * sample.value, ..sample }));
                 }
             }
@@ -184,13 +190,16 @@ mod tests {
         let whole = Growth::between(String::new(), page([2, 4, 8])).unwrap();
         assert_eq!(whole.sum("a", &[]), Ok(14.0));
         // A selected label must be present.
-        let line = "a{rank=\"1\",at=\"y\"} 8".to_owned();
+        let line = |line: &str| NoSample(line.to_owned());
         assert_eq!(
             (whole.by("at", "a", &[("at", "y")]), whole.sum("ab", &[("at", "x")])),
-            (Err(line), Err("ab 7".into()))
+            (Err(line("a{rank=\"1\",at=\"y\"} 8")), Err(line("ab 7")))
         );
         for line in ["a", "a x", "a NaN"] {
-            assert_eq!(Growth::between(format!("b 1\n{line}\n"), String::new()).unwrap_err(), line);
+            assert_eq!(
+                Growth::between(format!("b 1\n{line}\n"), String::new()).unwrap_err(),
+                NoSample(line.to_owned())
+            );
         }
     }
 

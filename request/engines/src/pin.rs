@@ -9,7 +9,7 @@ use ::http::{HeaderMap, HeaderName, HeaderValue};
 use bytes::{Bytes, BytesMut};
 use semmoe_tables::RankId;
 
-use crate::dialect::{DATA_PARALLEL_RANK, ROUTED_DP_RANK};
+use crate::dialect::{DATA_PARALLEL_RANK, NoCarrier, ROUTED_DP_RANK};
 use crate::fields::{Field, Treatment, field_of};
 use crate::json::{Member, Members, ScanError};
 use crate::{Carrier, Dialect, Engine, Route};
@@ -40,13 +40,8 @@ const PIN_FIELDS: [&str; 2] = [ROUTED_DP_RANK, DATA_PARALLEL_RANK];
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PinError {
     /// The engine has no way to pin on this route.
-    #[error("{engine} has no way to pin a request on {route} to a rank")]
-    NoCarrier {
-        /// The engine.
-        engine: Engine,
-        /// The route.
-        route: Route,
-    },
+    #[error(transparent)]
+    NoCarrier(#[from] NoCarrier),
     /// The body cannot be split into members.
     #[error(transparent)]
     Body(#[from] ScanError),
@@ -418,7 +413,7 @@ mod tests {
             [(Engine::Openai, Route::Chat), (Engine::Vllm, Route::Generate), (Engine::Sglang, Route::Embeddings)]
         {
             let error = apply(&newest(engine), route, RankId::new(0), &mut HeaderMap::new(), &empty);
-            assert_eq!(error, Err(PinError::NoCarrier { engine, route }));
+            assert_eq!(error, Err(PinError::NoCarrier(NoCarrier { engine, route })));
         }
         assert!(Stripped::new(&Bytes::from_static(b"[1]")).is_err());
     }

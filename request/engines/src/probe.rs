@@ -11,7 +11,7 @@ use crate::http::{AnswerLimits, BaseUrl, HttpClient, HttpError};
 use crate::rendering::Rendering;
 use crate::sglang::{self, Loads, ServerInfo, ShownPlacement, Unseen};
 use crate::vllm::RankRange;
-use crate::{Dialect, Engine, RankBase, Version, vllm};
+use crate::{Dialect, Engine, RankBase, SharedError, Version, vllm};
 
 /// The engine to probe.
 #[derive(Clone, Copy, Debug)]
@@ -151,10 +151,10 @@ pub enum RankDoubt {
         loads: usize,
     },
     /// The server information has an unknown format.
-    #[error("the engine's {} is not what any known version answers: {cause}", sglang::SERVER_INFO)]
+    #[error("the engine's {} is not what any known version answers: {source}", sglang::SERVER_INFO)]
     Unreadable {
         /// The JSON parser's message.
-        cause: String,
+        source: SharedError,
     },
     /// No ranks at all.
     #[error("the engine reports 0 attention-DP ranks")]
@@ -272,8 +272,8 @@ async fn probe_sglang(client: &HttpClient, target: &Target<'_>, limits: &AnswerL
     let base = &target.urls[0];
     let info = match server_info(client, base, limits).await {
         Ok(info) => info,
-        Err(HttpError::Json { cause, .. }) => {
-            return Ok(Probe::of(target.engine, None, None).doubtful(RankDoubt::Unreadable { cause }));
+        Err(HttpError::Json { source, .. }) => {
+            return Ok(Probe::of(target.engine, None, None).doubtful(RankDoubt::Unreadable { source }));
         }
         Err(error) => return Err(error),
     };

@@ -111,7 +111,7 @@ pub async fn ask(client: &HttpClient, engine: Engine, url: &BaseUrl, chats: &[&V
         }
         rendering.route = Some(route.path);
         rendering.failed = asked.is_err();
-        rendering.cause = asked.err();
+        rendering.cause = asked.err().map(|error| error.reason_without_body());
         break;
     }
     rendering
@@ -125,7 +125,7 @@ async fn ask_on(
     chats: &[&Value],
     until: Instant,
     shown: &mut [Shown],
-) -> Result<(), String> {
+) -> Result<(), HttpError> {
     for (at, (chat, shown)) in chats.iter().zip(shown).enumerate() {
         if route.ignores.iter().any(|member| chat.get(member).is_some()) {
             continue;
@@ -137,7 +137,7 @@ async fn ask_on(
             Err(HttpError::Status { status, .. }) if at == 0 || is_about_the_request(status) => {
                 Shown::Refused { status }
             }
-            Err(error) => return Err(error.reason_without_body()),
+            Err(error) => return Err(error),
         };
     }
     Ok(())

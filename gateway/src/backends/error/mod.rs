@@ -7,7 +7,8 @@ use std::net::SocketAddr;
 use axum::Json;
 use axum::response::{IntoResponse, Response};
 use http::{HeaderName, HeaderValue, StatusCode, header};
-use semmoe_engines::http::{HttpError, KeyError};
+use semmoe_engines::SharedError;
+use semmoe_engines::http::{HttpError, KeyError, UrlError};
 use semmoe_engines::json::ScanError;
 use semmoe_engines::pin::PinError;
 use serde_json::Value;
@@ -96,30 +97,74 @@ impl StartError {
     }
 }
 
-/// Declares [`RequestError`], the one table from errors to HTTP: each with its status, OpenAI's error type, a code for
-/// programs, and its message.
+/// Who is to act on an error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fault {
+    /// The client must send another request.
+    Client,
+    /// Too much is running at once. OpenAI's clients wait and retry.
+    Load,
+    /// The engine, or the connection to it.
+    Engine,
+    /// The gateway, or its operator.
+    Gateway,
+}
+
+/// What a row of the table says about an error.
+#[derive(Clone, Copy)]
+struct Cause {
+    fault: Fault,
+    /// Whether the same request may succeed later.
+    retryable: bool,
+    status: StatusCode,
+    code: &'static str,
+}
+
+impl Cause {
+    /// Evaluated at compile time: a row whose status blames another side does not compile.
+    const fn new(fault: Fault, retryable: bool, status: StatusCode, code: &'static str) -> Self {
+        let number = status.as_u16();
+        let fits = match fault {
+            Fault::Client => number / 100 == 4 && number != 429 && !retryable,
+            Fault::Load => (number == 429 || number == 503) && retryable,
+            Fault::Engine | Fault::Gateway => number / 100 == 5,
+        };
+        assert!(fits, "the status blames another side");
+        Self { fault, retryable, status, code }
+    }
+
+    /// OpenAI's error type.
+    fn kind(&self) -> &'static str {
+        match self.fault {
+            Fault::Client => "invalid_request_error",
+            Fault::Load => "rate_limit_error",
+            Fault::Engine => "upstream_error",
+            Fault::Gateway => "server_error",
+        }
+    }
+}
+
+const RETRY: bool = true;
+const FINAL: bool = false;
+
+/// Declares [`RequestError`], the one table from errors to HTTP: each with whose fault it is, whether
+/// the same request may succeed later, its status, a code for programs, and its message.
 macro_rules! request_errors {
-    ($($name:ident $({ $($field:ident: $kind:ty),* })? => $status:ident, $type:ident, $code:literal, $message:literal
+    ($($name:ident $({ $($field:ident: $kind:ty),* })? => $fault:ident $retry:ident $status:ident, $code:literal, $message:literal
         $(, $argument:expr)?;)*) => {
         /// Why the gateway rather than an engine answers a request.
         #[derive(Debug, Clone, PartialEq, thiserror::Error)]
         pub(crate) enum RequestError {
             $(#[error($message $(, $argument)?)] $name $({ $($field: $kind),* })?,)*
-            #[error("{last} (attempts: {attempts}; {why})")]
-            GaveUp { attempts: usize, why: &'static str, last: Box<RequestError> },
+            #[error("{source} (attempts: {attempts}; {why})")]
+            GaveUp { attempts: usize, why: &'static str, source: Box<RequestError> },
         }
 
-        #[cfg(test)]
-        const ROWS: &[(&str, StatusCode, &str)] = &[$((stringify!($name), StatusCode::$status, $type),)*];
-
         impl RequestError {
-            fn row(&self) -> Row {
+            fn cause(&self) -> Cause {
                 match self {
-                    Self::GaveUp { last, .. } => last.row(),
-                    Self::ConfigRefused { outcome: "invalid", .. } => {
-                        Row(StatusCode::UNPROCESSABLE_ENTITY, CLIENT, "config_invalid")
-                    }
-                    $(Self::$name { .. } => Row(StatusCode::$status, $type, $code),)*
+                    Self::GaveUp { source, .. } => source.cause(),
+                    $(Self::$name { .. } => const { Cause::new(Fault::$fault, $retry, StatusCode::$status, $code) },)*
                 }
             }
         }
@@ -127,109 +172,122 @@ macro_rules! request_errors {
 }
 
 request_errors! {
-    NoRoute { method: String, path: String } => NOT_FOUND, CLIENT, "route_not_found",
+    NoRoute { method: String, path: String } => Client FINAL NOT_FOUND, "route_not_found",
         "there is no route {method} {path}";
-    Method { method: String, path: String } => METHOD_NOT_ALLOWED, CLIENT, "method_not_allowed",
+    Method { method: String, path: String } => Client FINAL METHOD_NOT_ALLOWED, "method_not_allowed",
         "{path} does not take {method}";
-    BodyTooLong { limit_bytes: usize } => PAYLOAD_TOO_LARGE, CLIENT, "body_too_long",
+    BodyTooLong { limit_bytes: usize } => Client FINAL PAYLOAD_TOO_LARGE, "body_too_long",
         "the body is longer than the limit of {limit_bytes} bytes";
-    BodyMemory { limit_bytes: usize } => SERVICE_UNAVAILABLE, BUSY, "body_memory",
+    BodyMemory { limit_bytes: usize } => Load RETRY SERVICE_UNAVAILABLE, "body_memory",
         "request bodies already hold {limit_bytes} bytes, the limit for all of them together";
-    BodyRead { cause: String } => BAD_REQUEST, CLIENT, "body_unreadable", "the body could not be read: {cause}";
-    BodyTimeout { seconds: f64 } => REQUEST_TIMEOUT, CLIENT, "body_timeout",
+    BodyRead { source: SharedError } => Client FINAL BAD_REQUEST, "body_unreadable", "the body could not be read: {source}";
+    BodyTimeout { seconds: f64 } => Client FINAL REQUEST_TIMEOUT, "body_timeout",
         "the body did not arrive within {seconds} s";
-    Coding { found: String } => UNSUPPORTED_MEDIA_TYPE, CLIENT, "unsupported_encoding",
+    Coding { found: String } => Client FINAL UNSUPPORTED_MEDIA_TYPE, "unsupported_encoding",
         "the content-encoding '{found}' is not supported: gzip, deflate, zstd and br are, one at a time";
-    BodyCoding { coding: &'static str, cause: String } => BAD_REQUEST, CLIENT, "body_unreadable",
-        "the body is not {coding}, as its content-encoding says: {cause}";
-    BodyScan { cause: ScanError } => BAD_REQUEST, CLIENT, "body_not_json", "{cause}";
-    BodyJson { cause: String } => BAD_REQUEST, CLIENT, "body_not_json", "the body is not JSON: {cause}";
-    Field { cause: String } => BAD_REQUEST, CLIENT, "invalid_field", "{cause}";
-    NoModel { known: String } => BAD_REQUEST, CLIENT, "model_missing",
+    BodyCoding { coding: &'static str, source: SharedError } => Client FINAL BAD_REQUEST, "body_unreadable",
+        "the body is not {coding}, as its content-encoding says: {source}";
+    BodyScan { source: ScanError } => Client FINAL BAD_REQUEST, "body_not_json", "{source}";
+    BodyJson { source: SharedError } => Client FINAL BAD_REQUEST, "body_not_json", "the body is not JSON: {source}";
+    Field { source: SharedError } => Client FINAL BAD_REQUEST, "invalid_field", "{source}";
+    Command { expected: String, source: SharedError } => Client FINAL BAD_REQUEST, "invalid_field",
+        "{source}: expected JSON {expected}";
+    Query { source: UrlError } => Client FINAL BAD_REQUEST, "invalid_field", "the query cannot be sent to an engine";
+    NoModel { known: String } => Client FINAL BAD_REQUEST, "model_missing",
         "the request names no model, and there are several: {known}";
-    UnknownModel { name: String, known: String } => NOT_FOUND, CLIENT, "model_not_found",
+    UnknownModel { name: String, known: String } => Client FINAL NOT_FOUND, "model_not_found",
         "there is no model '{name}' (there are: {known})";
-    PinRange { pin: u16, model: String } => BAD_REQUEST, CLIENT, "invalid_pin",
+    PinRange { pin: u16, model: String } => Client FINAL BAD_REQUEST, "invalid_pin",
         "the pin {pin} is not a rank of model '{model}'";
-    NoBackend { model: String, causes: String } => SERVICE_UNAVAILABLE, SERVER, "no_backend",
+    NoBackend { model: String, causes: String } => Gateway RETRY SERVICE_UNAVAILABLE, "no_backend",
         "no backend of model '{model}' can serve: {causes}";
-    Unreachable { backend: String, cause: HttpError } => SERVICE_UNAVAILABLE, UPSTREAM, "backend_unreachable",
-        "backend '{backend}' could not be reached: {}", cause.reason();
-    Broken { backend: String, cause: String } => BAD_GATEWAY, UPSTREAM, "backend_broke_off",
-        "backend '{backend}' broke off: {cause}";
-    Slow { backend: String, cause: HttpError } => GATEWAY_TIMEOUT, UPSTREAM, "backend_timeout",
-        "backend '{backend}' did not answer in time: {}", cause.reason();
-    Exhausted { cause: String } => SERVICE_UNAVAILABLE, BUSY, "out_of_connections",
-        "the gateway cannot open another connection to an engine: {cause}";
-    Closing => SERVICE_UNAVAILABLE, SERVER, "shutting_down", "the gateway is shutting down";
-    NotReady => SERVICE_UNAVAILABLE, SERVER, "not_ready", "no model has a backend that can serve";
-    QueueFull { model: String, waiting: usize } => TOO_MANY_REQUESTS, BUSY, "queue_full",
+    Unreachable { backend: String, source: HttpError } => Engine RETRY SERVICE_UNAVAILABLE, "backend_unreachable",
+        "backend '{backend}' could not be reached: {}", source.reason();
+    Broken { backend: String, source: HttpError } => Engine RETRY BAD_GATEWAY, "backend_broke_off",
+        "backend '{backend}' broke off: {}", source.reason();
+    BrokeOff { backend: String, source: SharedError } => Engine RETRY BAD_GATEWAY, "backend_broke_off",
+        "backend '{backend}' broke off: {source}";
+    NoSuchRank { backend: String, rank: u32 } => Engine RETRY BAD_GATEWAY, "backend_broke_off",
+        "backend '{backend}' broke off: it has no rank {rank}, to which the request was pinned";
+    Slow { backend: String, source: HttpError } => Engine RETRY GATEWAY_TIMEOUT, "backend_timeout",
+        "backend '{backend}' did not answer in time: {}", source.reason();
+    Exhausted { source: SharedError } => Load RETRY SERVICE_UNAVAILABLE, "out_of_connections",
+        "the gateway cannot open another connection to an engine: {source}";
+    Closing => Gateway RETRY SERVICE_UNAVAILABLE, "shutting_down", "the gateway is shutting down";
+    NotReady => Gateway RETRY SERVICE_UNAVAILABLE, "not_ready", "no model has a backend that can serve";
+    QueueFull { model: String, waiting: usize } => Load RETRY TOO_MANY_REQUESTS, "queue_full",
         "model '{model}' is busy: {waiting} requests are already waiting";
-    QueueTimeout { model: String, seconds: f64 } => TOO_MANY_REQUESTS, BUSY, "queue_timeout",
+    QueueTimeout { model: String, seconds: f64 } => Load RETRY TOO_MANY_REQUESTS, "queue_timeout",
         "model '{model}' is busy: no rank had room within {seconds} s";
-    Unhealthy { backend: String, cause: String } => BAD_GATEWAY, UPSTREAM, "backend_given_up",
+    Unhealthy { backend: String, cause: String } => Engine RETRY BAD_GATEWAY, "backend_given_up",
         "gave up on backend '{backend}' before it answered: {cause}";
-    Suspect { engines: usize } => BAD_GATEWAY, UPSTREAM, "request_suspect",
+    Suspect { engines: usize } => Engine FINAL BAD_GATEWAY, "request_suspect",
         "{engines} engines in a row died while running this request, so it is not sent to another";
-    TooManyStreams { limit: u32 } => SERVICE_UNAVAILABLE, SERVER, "too_many_streams",
+    TooManyStreams { limit: u32 } => Gateway RETRY SERVICE_UNAVAILABLE, "too_many_streams",
         "{limit} requests are already running over HTTP/2, the limit for all connections together";
-    Hosts { found: usize } => BAD_REQUEST, CLIENT, "invalid_host",
+    Hosts { found: usize } => Client FINAL BAD_REQUEST, "invalid_host",
         "the request has {found} Host headers, expected one";
-    Expectation => EXPECTATION_FAILED, CLIENT, "expectation_failed", "the only supported expectation is 100-continue";
-    TooManyHeaders { found: usize, limit: usize } => REQUEST_HEADER_FIELDS_TOO_LARGE, CLIENT, "too_many_headers",
+    Expectation => Client FINAL EXPECTATION_FAILED, "expectation_failed", "the only supported expectation is 100-continue";
+    TooManyHeaders { found: usize, limit: usize } => Client FINAL REQUEST_HEADER_FIELDS_TOO_LARGE, "too_many_headers",
         "{found} headers, more than the limit of {limit}";
-    KeyMissing => UNAUTHORIZED, CLIENT, "api_key_missing",
+    KeyMissing => Client FINAL UNAUTHORIZED, "api_key_missing",
         "an API key is required, in the header 'authorization: Bearer KEY' or 'x-api-key: KEY'";
-    KeyWrong => UNAUTHORIZED, CLIENT, "invalid_api_key", "the API key is not valid for this gateway";
-    ForeignHost { found: String } => FORBIDDEN, CLIENT, "foreign_host",
+    KeyWrong => Client FINAL UNAUTHORIZED, "invalid_api_key", "the API key is not valid for this gateway";
+    ForeignHost { found: String } => Client FINAL FORBIDDEN, "foreign_host",
         "the Host header '{found}' is not this machine's; use 127.0.0.1 or localhost";
-    ForeignOrigin { origin: String } => FORBIDDEN, CLIENT, "foreign_origin",
+    ForeignOrigin { origin: String } => Client FINAL FORBIDDEN, "foreign_origin",
         "requests from pages of '{origin}' are not allowed";
-    Token => UNAUTHORIZED, CLIENT, "token_needed",
+    Token => Client FINAL UNAUTHORIZED, "token_needed",
         "the admin plane requires the header 'authorization: Bearer TOKEN'";
-    UnknownBackend { name: String } => NOT_FOUND, CLIENT, "backend_not_found", "there is no backend '{name}'";
-    TablesPath { cause: String } => FORBIDDEN, CLIENT, "path_not_allowed", "{cause}";
-    TablesInvalid { cause: String } => UNPROCESSABLE_ENTITY, CLIENT, "tables_invalid", "{cause}";
-    TablesStorage { cause: String } => INSUFFICIENT_STORAGE, SERVER, "tables_not_stored", "{cause}";
-    TablesBusy { seconds: u64 } => SERVICE_UNAVAILABLE, SERVER, "tables_busy",
+    UnknownBackend { name: String } => Client FINAL NOT_FOUND, "backend_not_found", "there is no backend '{name}'";
+    TablesPath { source: SharedError } => Client FINAL FORBIDDEN, "path_not_allowed", "{source}";
+    TablesInvalid { source: SharedError } => Client FINAL UNPROCESSABLE_ENTITY, "tables_invalid", "{source}";
+    TablesStorage { source: SharedError } => Gateway RETRY INSUFFICIENT_STORAGE, "tables_not_stored", "{source}";
+    TablesBusy { seconds: u64 } => Gateway RETRY SERVICE_UNAVAILABLE, "tables_busy",
         "other loads of tables did not finish within {seconds} s";
-    NoEarlierTables { backend: String, wanted: Option<u64>, known: String } => CONFLICT, CLIENT, "no_earlier_tables",
+    NoEarlierTables { backend: String, wanted: Option<u64>, known: String } => Client FINAL CONFLICT, "no_earlier_tables",
         "backend '{backend}' has no earlier tables{}, there are generations: {known}", of(*wanted);
-    Internal { cause: String } => INTERNAL_SERVER_ERROR, SERVER, "internal",
-        "the response could not be generated: {cause}";
-    ConfigRefused { outcome: &'static str, cause: String } => CONFLICT, CLIENT, "config_refused",
-        "the old configuration stays in force: {cause}";
-    SwitchEngine { backend: String, engine: &'static str } => CONFLICT, CLIENT, "switch_engine",
+    Internal { source: SharedError } => Gateway RETRY INTERNAL_SERVER_ERROR, "internal",
+        "the response could not be generated: {source}";
+    ConfigInvalid { source: SharedError } => Client FINAL UNPROCESSABLE_ENTITY, "config_invalid",
+        "the old configuration stays in force: {source}";
+    ConfigRefused { source: SharedError } => Client FINAL CONFLICT, "config_refused",
+        "the old configuration stays in force: {source}";
+    ConfigFailed { source: SharedError } => Gateway RETRY INTERNAL_SERVER_ERROR, "config_failed",
+        "the old configuration stays in force: {source}";
+    SwitchEngine { backend: String, engine: &'static str } => Client FINAL CONFLICT, "switch_engine",
         "backend '{backend}' runs {engine}, whose layout cannot be switched";
-    SwitchRefused { backend: String, cause: String } => CONFLICT, CLIENT, "switch_refused",
-        "backend '{backend}' was not switched: {cause}";
-    SwitchFailed { backend: String, cause: String } => BAD_GATEWAY, UPSTREAM, "switch_failed",
-        "backend '{backend}' was not switched: {cause}";
-    SwitchedWithoutTables { backend: String, cause: Box<RequestError> } =>
-        BAD_GATEWAY, UPSTREAM, "switched_without_tables",
-        "backend '{backend}' was switched, but its new tables are not in use: {cause}";
-    TablesRefused { backend: String, cause: Incompatible } => CONFLICT, CLIENT, "tables_refused",
-        "rejected for backend '{backend}', the old tables stay in use: {cause}";
+    SwitchRefused { backend: String, source: HttpError } => Client FINAL CONFLICT, "switch_refused",
+        "backend '{backend}' was not switched: {}", source.reason();
+    SwitchFailed { backend: String, source: HttpError } => Engine RETRY BAD_GATEWAY, "switch_failed",
+        "backend '{backend}' was not switched: {}", source.reason();
+    SwitchedWithoutTables { backend: String, source: Box<RequestError> } =>
+        Engine RETRY BAD_GATEWAY, "switched_without_tables",
+        "backend '{backend}' was switched, but its new tables are not in use: {source}";
+    TablesRefused { backend: String, source: Incompatible } => Client FINAL CONFLICT, "tables_refused",
+        "rejected for backend '{backend}', the old tables stay in use: {source}";
 }
 
 impl From<ScanError> for RequestError {
-    fn from(cause: ScanError) -> Self {
-        Self::BodyScan { cause }
+    fn from(source: ScanError) -> Self {
+        Self::BodyScan { source }
     }
 }
 
 /// A pin that cannot be sent was the gateway's choice; any other is the client's.
 impl From<PinError> for RequestError {
     fn from(error: PinError) -> Self {
-        let cause = error.to_string();
-        if matches!(error, PinError::NoCarrier { .. }) { Self::Internal { cause } } else { Self::Field { cause } }
+        match error {
+            PinError::NoCarrier(_) => Self::Internal { source: error.into() },
+            PinError::Body(_) | PinError::NotARank { .. } => Self::Field { source: error.into() },
+        }
     }
 }
 
 /// A task of the gateway panicked.
 impl From<JoinError> for RequestError {
     fn from(error: JoinError) -> Self {
-        Self::Internal { cause: error.to_string() }
+        Self::Internal { source: error.into() }
     }
 }
 
@@ -237,14 +295,6 @@ fn of(generation: Option<u64>) -> String {
     generation.map_or_else(String::new, |generation| format!(" of generation {generation}"))
 }
 
-/// A row of the table without the message.
-struct Row(StatusCode, &'static str, &'static str);
-
-const CLIENT: &str = "invalid_request_error";
-const SERVER: &str = "server_error";
-/// OpenAI's clients wait and retry.
-const BUSY: &str = "rate_limit_error";
-const UPSTREAM: &str = "upstream_error";
 /// Tells OpenAI's clients whether to retry a request.
 const SHOULD_RETRY: HeaderName = HeaderName::from_static("x-should-retry");
 
@@ -255,7 +305,7 @@ impl RequestError {
     }
 
     pub(crate) fn status(&self) -> StatusCode {
-        self.row().0
+        self.cause().status
     }
 
     /// The answer, with the request's id in header and body.
@@ -266,7 +316,7 @@ impl RequestError {
     }
 
     fn response(&self, body: Value) -> Response {
-        let status = self.status();
+        let Cause { retryable, status, .. } = self.cause();
         let mut response = (status, Json(body)).into_response();
         let headers = response.headers_mut();
         match status {
@@ -274,7 +324,7 @@ impl RequestError {
                 headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"))
             }
             // OpenAI's clients would retry it.
-            _ if matches!(self, Self::Suspect { .. }) => {
+            _ if status.is_server_error() && !retryable => {
                 headers.insert(SHOULD_RETRY, HeaderValue::from_static("false"))
             }
             StatusCode::UNSUPPORTED_MEDIA_TYPE => {
@@ -294,8 +344,8 @@ impl RequestError {
     }
 
     fn body(&self, form: Form) -> Value {
-        let Row(status, kind, code) = self.row();
-        form.document(status, kind, code, &printable(&self.to_string()))
+        let cause = self.cause();
+        form.document(cause.status, cause.kind(), cause.code, &printable(&self.to_string()))
     }
 }
 
@@ -321,31 +371,47 @@ impl IntoResponse for RequestError {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use semmoe_engines::dialect::NoCarrier;
     use semmoe_engines::{Engine, Route};
 
     use super::*;
 
-    #[test]
-    fn only_clients_faults_are_4xx() {
-        for (name, status, kind) in ROWS {
-            let fits = match *kind {
-                CLIENT => status.is_client_error(),
-                // Clients are told to wait.
-                BUSY => [StatusCode::TOO_MANY_REQUESTS, StatusCode::SERVICE_UNAVAILABLE].contains(status),
-                _ => status.is_server_error(),
-            };
-            assert!(fits, "{name}: {status} as {kind}");
+    /// The status of a planted error of each side, as its client sees it.
+    #[tokio::test]
+    async fn the_status_names_the_side_at_fault() {
+        let panicked = tokio::spawn(async { panic!("planted") }).await.unwrap_err();
+        let no_carrier = PinError::from(NoCarrier { engine: Engine::Openai, route: Route::Chat });
+        let no_pin = PinError::NotARank { found: "x".to_owned() };
+        let source = HttpError::Timeout { url: String::new(), waiting_for: "the head", limit: Duration::ZERO };
+        let slow = RequestError::Slow { backend: "b".to_owned(), source };
+        for (error, fault, status) in [
+            (RequestError::from(panicked), Fault::Gateway, 500),
+            (RequestError::from(no_carrier), Fault::Gateway, 500),
+            (slow.clone(), Fault::Engine, 504),
+            (RequestError::GaveUp { attempts: 2, why: "", source: Box::new(slow) }, Fault::Engine, 504),
+            (RequestError::Suspect { engines: 2 }, Fault::Engine, 502),
+            (RequestError::QueueFull { model: String::new(), waiting: 1 }, Fault::Load, 429),
+            (RequestError::from(no_pin), Fault::Client, 400),
+        ] {
+            let cause = error.cause();
+            let response = error.clone().into_response();
+            assert_eq!((cause.fault, response.status().as_u16()), (fault, status), "{error}");
+            let again = response.headers().get(SHOULD_RETRY).is_none() && fault != Fault::Client;
+            assert_eq!(cause.retryable, again, "{error}");
         }
     }
 
-    #[tokio::test]
-    async fn faults_of_the_gateway_are_500() {
-        let panicked = tokio::spawn(async { panic!("planted") }).await.unwrap_err();
-        let pin = PinError::NoCarrier { engine: Engine::Openai, route: Route::Chat };
-        for error in [RequestError::from(panicked), RequestError::from(pin)] {
-            assert_eq!(error.status(), StatusCode::INTERNAL_SERVER_ERROR, "{error}");
-        }
-        let pin = PinError::NotARank { found: "x".to_owned() };
-        assert_eq!(RequestError::from(pin).status(), StatusCode::BAD_REQUEST, "the client's");
+    #[test]
+    #[should_panic(expected = "blames another side")]
+    fn a_client_is_not_blamed_for_the_gateway() {
+        Cause::new(Fault::Gateway, RETRY, StatusCode::BAD_REQUEST, "planted");
+    }
+
+    #[test]
+    #[should_panic(expected = "blames another side")]
+    fn the_gateway_is_not_blamed_for_a_client() {
+        Cause::new(Fault::Client, FINAL, StatusCode::INTERNAL_SERVER_ERROR, "planted");
     }
 }

@@ -10,6 +10,7 @@ pub(crate) mod known;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
+use semmoe_engines::SharedError;
 use semmoe_engines::probe::Probe;
 use semmoe_engines::rendering::{Rendering, Shown};
 use semmoe_engines::unix_seconds;
@@ -64,7 +65,7 @@ pub(crate) fn compare(rendering: Option<&Rendering>, reader: Option<&Reader<'_>>
         match shown {
             Shown::Ids(theirs) => match reader.differs(body, theirs) {
                 Ok(None) => parity.equal = parity.equal | *shows,
-                Err(cause) => drop(open.get_or_insert(cause)),
+                Err(error) => drop(open.get_or_insert(error.to_string())),
                 Ok(Some(how)) => {
                     parity.differs = parity.differs | *shows;
                     difference.get_or_insert_with(|| format!("the {shows} chat: {how}"));
@@ -86,15 +87,15 @@ impl Reader<'_> {
     ///
     /// # Errors
     /// Why they cannot be compared now.
-    fn differs(&self, chat: &Value, theirs: &[u32]) -> Result<Option<String>, String> {
+    fn differs(&self, chat: &Value, theirs: &[u32]) -> Result<Option<String>, SharedError> {
         // Other state changes wait meanwhile.
         let limits = Limits { template: Budget::BRIEF, ..Limits::default() };
         // The libraries underneath receive arbitrary templates.
         let read = || chat_body_ids(self.preparation, chat, self.tokenizer, self.template, limits);
-        let ours = catch_unwind(AssertUnwindSafe(read)).map_err(|_| "reading a chat panicked".to_owned())?;
+        let ours = catch_unwind(AssertUnwindSafe(read)).map_err(|_| "reading a chat panicked")?;
         let ours = match ours {
             Ok(ours) => ours,
-            Err(error @ (TextError::OracleAway | TextError::TemplateBudget { .. })) => return Err(error.to_string()),
+            Err(error @ (TextError::OracleAway | TextError::TemplateBudget { .. })) => return Err(error.into()),
             Err(error) => {
                 return Ok(Some(format!("the engine reads {} tokens, and the gateway none: {error}", theirs.len())));
             }

@@ -83,13 +83,13 @@ fn swap(backends: &Backends, backend: &str, source: Source) -> Result<Swapped, R
     let Some((_, member)) = snapshot.members().find(|(_, member)| member.backend.name == backend) else {
         return Err(RequestError::UnknownBackend { name: backend.to_owned() });
     };
-    let invalid = |error: FormatError| RequestError::TablesInvalid { cause: error.to_string() };
+    let invalid = |error| refusal(TablesFileError::Format(error));
     let fresh = match source {
         Source::Upload(copy) => LoadedTables::new(Arc::new(copy.tables().map_err(invalid)?), Origin::default()),
         Source::File(requested) => open_requested(&snapshot, &requested)?.0,
         Source::Earlier(generation) => earlier(member, generation)?,
         Source::Watched(path) => {
-            let (tables, stamp) = file::open(&path, &spool(&snapshot.config)).map_err(|error| refusal(&error))?;
+            let (tables, stamp) = file::open(&path, &spool(&snapshot.config)).map_err(|error| refusal(error))?;
             if let Some(same) = member.tables.as_ref().filter(|loaded| loaded.tables.digest() == tables.digest()) {
                 return Ok(Swapped::to(backend, &tables, same.generation, false));
             }
@@ -111,7 +111,7 @@ impl Backends {
             let (model, member) = seen.at(at);
             let probe = member.backend.last_probe();
             check_fit(model, member, &fresh)
-                .map_err(|cause| RequestError::TablesRefused { backend: backend.to_owned(), cause })?;
+                .map_err(|source| RequestError::TablesRefused { backend: backend.to_owned(), source })?;
             let changing = self.changing();
             if !Arc::ptr_eq(&seen, &self.snapshot()) || member.backend.last_probe() != probe {
                 continue;
@@ -141,10 +141,9 @@ impl Backends {
 /// Tables from a file below `server.tables_root`, and its absolute path. Blocking.
 pub(super) fn open_requested(snapshot: &Snapshot, requested: &Path) -> Result<(LoadedTables, PathBuf), RequestError> {
     let root = snapshot.config.server.tables_root.as_deref().ok_or_else(|| RequestError::TablesPath {
-        cause: "server.tables_root is not set, so only uploads are accepted".to_owned(),
+        source: "server.tables_root is not set, so only uploads are accepted".into(),
     })?;
-    let (tables, path) =
-        file::open_below(root, requested, &spool(&snapshot.config)).map_err(|error| refusal(&error))?;
+    let (tables, path) = file::open_below(root, requested, &spool(&snapshot.config)).map_err(|error| refusal(error))?;
     let origin = Origin { path: Some(path.clone()), stamp: None };
     Ok((LoadedTables::new(Arc::new(tables), origin), path))
 }
@@ -195,7 +194,7 @@ pub(super) fn note(backends: &Backends, backend: &str, by: &'static str, done: R
         Err(RequestError::TablesPath { .. }) => "denied",
         Err(_) => "failed",
     });
-    let trouble = done.err().map(|error| Trouble::now(by, error.to_string()));
+    let trouble = done.err().map(|error| Trouble::now(by, error.clone()));
     let news = backends.backend(backend).is_none_or(|backend| backend.set_tables_trouble(trouble));
     match done {
         Ok(Swapped { changed: true, generation, digest, .. }) => {
@@ -209,12 +208,14 @@ pub(super) fn note(backends: &Backends, backend: &str, by: &'static str, done: R
 }
 
 /// The response for a file that could not be loaded as tables.
-pub(super) fn refusal(error: &TablesFileError) -> RequestError {
-    let cause = error.to_string();
-    match error {
-        TablesFileError::Outside { .. } => RequestError::TablesPath { cause },
-        TablesFileError::Spool { .. } => RequestError::TablesStorage { cause },
-        _ => RequestError::TablesInvalid { cause },
+pub(super) fn refusal(error: TablesFileError) -> RequestError {
+    match &error {
+        TablesFileError::Outside { .. } => RequestError::TablesPath { source: error.into() },
+        // The copy cannot be mapped.
+        TablesFileError::Spool { .. } | TablesFileError::Format(FormatError::Io { .. }) => {
+            RequestError::TablesStorage { source: error.into() }
+        }
+        _ => RequestError::TablesInvalid { source: error.into() },
     }
 }
 

@@ -66,7 +66,7 @@ pub(crate) enum TablesFileError {
         source: std::io::Error,
     },
     /// Not tables, or damaged ones.
-    #[error("{0}")]
+    #[error(transparent)]
     Format(FormatError),
 }
 

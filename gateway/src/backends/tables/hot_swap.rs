@@ -51,7 +51,7 @@ pub(crate) struct Switched {
 pub(crate) async fn status(backends: &Backends, name: &str) -> Result<SwitchStatus, RequestError> {
     let backend = switchable(backends, name)?;
     let answer = switch::status(&backend.client, backend.config.first_url(), &backends.patient_limits()).await;
-    answer.map_err(|error| refused(&backend.name, &error))
+    answer.map_err(|error| refused(&backend.name, error))
 }
 
 /// Switches a backend, then swaps its tables.
@@ -76,7 +76,7 @@ pub(crate) async fn switch(
     let limits = AnswerLimits { timeout: SWITCH_LIMIT, ..backends.patient_limits() };
     let request = SwitchRequest { to: Some(to), if_epoch, ..SwitchRequest::default() };
     let switched = switch::switch(&backend.client, backend.config.first_url(), &request, &limits).await;
-    let status = switched.map_err(|error| refused(&backend.name, &error))?;
+    let status = switched.map_err(|error| refused(&backend.name, error))?;
     tracing::info!(backend = backend.name, layout = status.layout, epoch = status.epoch, "the backend was switched");
     let generation = match fresh {
         None => {
@@ -84,8 +84,8 @@ pub(crate) async fn switch(
             health::probe_again(backends, &backend, &backends.patient_limits()).await;
             None
         }
-        Some(fresh) => Some(swap_in(backends, &backend, fresh).await.map_err(|cause| {
-            RequestError::SwitchedWithoutTables { backend: backend.name.clone(), cause: Box::new(cause) }
+        Some(fresh) => Some(swap_in(backends, &backend, fresh).await.map_err(|error| {
+            RequestError::SwitchedWithoutTables { backend: backend.name.clone(), source: Box::new(error) }
         })?),
     };
     Ok(Switched {
@@ -128,7 +128,7 @@ async fn prepared(
             .and_then(|()| compat::expected_ranks(Some(&fresh.tables), known));
         match fits {
             Ok(_) => Ok((fresh, path)),
-            Err(cause) => Err(RequestError::TablesRefused { backend: backend.name.clone(), cause }),
+            Err(source) => Err(RequestError::TablesRefused { backend: backend.name.clone(), source }),
         }
     })
     .await
@@ -138,7 +138,7 @@ async fn prepared(
 async fn swap_in(backends: &Arc<Backends>, backend: &Arc<Backend>, fresh: LoadedTables) -> Result<u64, RequestError> {
     let probe = health::full_probe(backends, backend, &backends.patient_limits())
         .await
-        .map_err(|error| refused(&backend.name, &error))?;
+        .map_err(|error| refused(&backend.name, error))?;
     // Not judged by the old tables, which no longer match; requests continue meanwhile.
     backend.set_probe(probe.clone());
     let (backend, backends) = (Arc::clone(backend), Arc::clone(backends));
@@ -157,12 +157,12 @@ async fn swap_in(backends: &Arc<Backends>, backend: &Arc<Backend>, fresh: Loaded
     .await
 }
 
-fn refused(backend: &str, error: &HttpError) -> RequestError {
-    tracing::debug!(backend, %error, "the switch failed");
-    let (backend, cause) = (backend.to_owned(), error.reason());
-    match error.status() {
-        Some(400..500) => RequestError::SwitchRefused { backend, cause },
-        _ => RequestError::SwitchFailed { backend, cause },
+fn refused(backend: &str, source: HttpError) -> RequestError {
+    tracing::debug!(backend, error = %source, "the switch failed");
+    let backend = backend.to_owned();
+    match source.status() {
+        Some(400..500) => RequestError::SwitchRefused { backend, source },
+        _ => RequestError::SwitchFailed { backend, source },
     }
 }
 
@@ -173,10 +173,10 @@ mod tests {
     #[test]
     fn an_engine_that_fails_to_switch_is_no_fault_of_the_client() {
         let url = || "http://127.0.0.1:1".to_owned();
-        let failed = refused("b", &HttpError::Connect { url: url(), cause: "refused".to_owned() });
+        let failed = refused("b", HttpError::Connect { url: url(), source: "refused".into() });
         assert_eq!(failed.status(), http::StatusCode::BAD_GATEWAY);
         let status = |status| HttpError::Status { url: url(), status, excerpt: String::new() };
-        assert_eq!(refused("b", &status(409)).status(), http::StatusCode::CONFLICT);
-        assert_eq!(refused("b", &status(500)).status(), http::StatusCode::BAD_GATEWAY);
+        assert_eq!(refused("b", status(409)).status(), http::StatusCode::CONFLICT);
+        assert_eq!(refused("b", status(500)).status(), http::StatusCode::BAD_GATEWAY);
     }
 }

@@ -20,6 +20,7 @@ mod watch;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use semmoe_engines::SharedError;
 use semmoe_tables::Tables;
 use semmoe_text::Scorer;
 use tokio::sync::Semaphore;
@@ -90,12 +91,12 @@ pub(crate) struct Trouble {
     pub(crate) unix_seconds: u64,
     /// `file`, `upload`, `rollback`, `switch`, `watch` or `configuration`.
     pub(crate) by: &'static str,
-    pub(crate) cause: String,
+    pub(crate) error: SharedError,
 }
 
 impl Trouble {
-    pub(crate) fn now(by: &'static str, cause: String) -> Self {
-        Self { unix_seconds: unix_seconds(), by, cause }
+    pub(crate) fn now(by: &'static str, error: impl Into<SharedError>) -> Self {
+        Self { unix_seconds: unix_seconds(), by, error: error.into() }
     }
 }
 

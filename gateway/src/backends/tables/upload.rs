@@ -37,7 +37,7 @@ async fn spooled(backends: &Arc<Backends>, body: Body) -> Result<Copy, RequestEr
     }
     let _permit = permit(&backends.lanes.uploads).await?;
     let spool = spool(&config);
-    let copy = blocking(move || Copy::begin(&spool).map_err(|error| refusal(&error))).await?;
+    let copy = blocking(move || Copy::begin(&spool).map_err(|error| refusal(error))).await?;
     let within = config.timeouts.body * PATIENCE;
     let received = tokio::time::timeout(within, pieces(copy, body, limit_bytes)).await;
     received.unwrap_or(Err(RequestError::BodyTimeout { seconds: within.as_secs_f64() }))
@@ -46,8 +46,7 @@ async fn spooled(backends: &Arc<Backends>, body: Body) -> Result<Copy, RequestEr
 async fn pieces(mut copy: Copy, mut body: Body, limit_bytes: usize) -> Result<Copy, RequestError> {
     let mut piece = BytesMut::new();
     loop {
-        let frame =
-            body.frame().await.transpose().map_err(|error| RequestError::BodyRead { cause: error.to_string() })?;
+        let frame = body.frame().await.transpose().map_err(|error| RequestError::BodyRead { source: error.into() })?;
         let ended = frame.is_none();
         if let Some(data) = frame.and_then(|frame| frame.into_data().ok()) {
             piece.extend_from_slice(&data);
@@ -59,7 +58,7 @@ async fn pieces(mut copy: Copy, mut body: Body, limit_bytes: usize) -> Result<Co
         copy = blocking(move || match copy.push(&full) {
             Ok(true) => Ok(copy),
             Ok(false) => Err(RequestError::BodyTooLong { limit_bytes }),
-            Err(error) => Err(refusal(&error)),
+            Err(error) => Err(refusal(error)),
         })
         .await?;
         if ended {
@@ -77,6 +76,6 @@ pub(crate) async fn read(body: Body, limit_bytes: usize, within: Duration) -> Re
         Ok(Err(error)) if error.is::<http_body_util::LengthLimitError>() => {
             Err(RequestError::BodyTooLong { limit_bytes })
         }
-        Ok(Err(error)) => Err(RequestError::BodyRead { cause: error.to_string() }),
+        Ok(Err(error)) => Err(RequestError::BodyRead { source: error.into() }),
     }
 }

@@ -156,7 +156,7 @@ mod tests {
             !watched.should_load(half, None) && !watched.should_load(whole, None) && !watched.should_load(None, None)
         );
         assert!(!watched.should_load(whole, None) && watched.should_load(whole, None));
-        watched.judged(whole, None, &Err(RequestError::TablesInvalid { cause: String::new() }));
+        watched.judged(whole, None, &Err(RequestError::TablesInvalid { source: "".into() }));
         assert!(!watched.should_load(whole, None), "what is damaged stays so until it changes");
         assert!(!watched.should_load(old, None) && watched.should_load(old, None));
         watched.judged(old, None, &Err(RequestError::TablesBusy { seconds: 1 }));
@@ -170,7 +170,7 @@ mod tests {
         assert!(watched.should_load(now, Some(&first)));
         let refused = RequestError::TablesRefused {
             backend: String::new(),
-            cause: crate::backends::compat::Incompatible::Moving,
+            source: crate::backends::compat::Incompatible::Moving,
         };
         watched.judged(now, Some(Arc::clone(&first)), &Err(refused));
         assert!(!watched.should_load(now, Some(&probe("1"))));

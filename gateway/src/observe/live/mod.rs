@@ -37,6 +37,7 @@ use crate::observe::metrics::LiveMetrics;
 use backend::BackendLive;
 use rolling::Rolling;
 use seen::Observation;
+use semmoe_engines::SharedError;
 use traces::Traces;
 
 pub(crate) use backend::Figures;
@@ -65,7 +66,7 @@ pub(crate) struct ModelProfile {
     pub(crate) rolling: Rolling,
     pub(crate) file: PathBuf,
     /// Unix time in seconds and the result of the last write.
-    pub(crate) written: Option<(u64, Result<(), String>)>,
+    pub(crate) written: Option<(u64, Result<(), SharedError>)>,
 }
 
 impl Live {

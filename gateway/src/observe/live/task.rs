@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use semmoe_engines::SharedError;
 use semmoe_tables::{FormatError, Profile};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
@@ -176,7 +177,7 @@ fn show(live: &Live, model: &str, profile: &mut ModelProfile) {
 /// Writes every model's rolling profile and removes empty ones. Blocking.
 pub(crate) fn write_profiles(live: &Live) {
     for (model, profile) in live.profiles().iter_mut() {
-        let written = profile.rolling.bytes(now()).map_err(|error| error.to_string()).and_then(|bytes| {
+        let written = profile.rolling.bytes(now()).map_err(SharedError::from).and_then(|bytes| {
             let written = match bytes {
                 Some(bytes) => files::write(&profile.file, &bytes),
                 None => std::fs::remove_file(&profile.file).or_else(|error| match error.kind() {
@@ -184,11 +185,11 @@ pub(crate) fn write_profiles(live: &Live) {
                     _ => Err(error),
                 }),
             };
-            written.map_err(|error| format!("{}: {error}", profile.file.display()))
+            written.map_err(|error| format!("{}: {error}", profile.file.display()).into())
         });
         live.metrics.profile_written(if written.is_ok() { "ok" } else { "failed" });
         if let Err(error) = &written {
-            tracing::warn!(model, error, "the rolling profile could not be written");
+            tracing::warn!(model, %error, "the rolling profile could not be written");
         }
         profile.written = Some((now(), written));
         show(live, model, profile);

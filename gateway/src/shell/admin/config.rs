@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use crate::backends::RequestError;
 use crate::shell::control::Control;
-use crate::shell::reload::{Last, Reloaded, reload};
+use crate::shell::reload::{Last, ReloadError, Reloaded, reload};
 
 #[derive(Serialize, JsonSchema)]
 pub(super) struct Running {
@@ -38,12 +38,21 @@ pub(super) fn collect(control: &Control) -> Running {
     }
 }
 
+fn refusal(error: ReloadError) -> RequestError {
+    match error {
+        ReloadError::Stopping => RequestError::Closing,
+        ReloadError::Config(_) => RequestError::ConfigInvalid { source: error.into() },
+        ReloadError::Refused(ref start) if !start.is_input() => RequestError::ConfigFailed { source: error.into() },
+        _ => RequestError::ConfigRefused { source: error.into() },
+    }
+}
+
 pub(super) async fn load(State(control): State<Arc<Control>>) -> Result<Json<Reloaded>, RequestError> {
     // A client that disconnects must not leave a reload half done.
     let done = tokio::spawn(async move { reload(&control).await }).await;
     match done {
         Ok(Ok(reloaded)) => Ok(Json(reloaded)),
-        Ok(Err(error)) => Err(RequestError::ConfigRefused { outcome: error.outcome(), cause: error.to_string() }),
+        Ok(Err(error)) => Err(refusal(error)),
         Err(error) => Err(error.into()),
     }
 }

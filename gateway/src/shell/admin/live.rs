@@ -90,7 +90,7 @@ pub(super) fn collect(control: &Control) -> Live {
         tokens: profile.rolling.tokens(),
         entries: profile.rolling.entries(),
         written_unix_seconds: profile.written.as_ref().map(|(at, _)| *at),
-        error: profile.written.as_ref().and_then(|(_, outcome)| outcome.clone().err()),
+        error: profile.written.as_ref().and_then(|(_, outcome)| outcome.as_ref().err().map(ToString::to_string)),
     };
     Live { share, backends, profiles: profiles.iter().map(profile).collect() }
 }

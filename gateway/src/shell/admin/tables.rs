@@ -103,7 +103,7 @@ pub(super) fn collect(control: &Control) -> InUse {
     let failed = |(_, member): (&Arc<Model>, &Member)| {
         let trouble = member.backend.tables_trouble().or_else(|| member.unread.clone())?;
         let backend = member.backend.name.clone();
-        Some(Failed { backend, unix_seconds: trouble.unix_seconds, by: trouble.by, cause: trouble.cause })
+        Some(Failed { backend, unix_seconds: trouble.unix_seconds, by: trouble.by, cause: trouble.error.to_string() })
     };
     InUse {
         generation: snapshot.generation,
@@ -175,8 +175,8 @@ pub(super) async fn command<T: DeserializeOwned>(
     expected: &str,
 ) -> Result<T, RequestError> {
     let bytes = read(body, MAX_COMMAND_BYTES, control.backends.config().timeouts.body).await?;
-    let wrong = |error| RequestError::Field { cause: format!("{error}: expected JSON {expected}") };
-    serde_json::from_slice(&bytes).map_err(wrong)
+    serde_json::from_slice(&bytes)
+        .map_err(|source| RequestError::Command { expected: expected.to_owned(), source: source.into() })
 }
 
 fn is_json(headers: &HeaderMap) -> bool {

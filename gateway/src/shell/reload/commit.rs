@@ -96,7 +96,7 @@ fn keep_or_wrap(model: Model, current: &Snapshot) -> Arc<Model> {
                 && same(next.tables.as_ref(), now.tables.as_ref())
                 && next.fit == now.fit
                 && next.tables_file == now.tables_file
-                && next.unread.as_ref().map(|unread| &unread.cause) == now.unread.as_ref().map(|unread| &unread.cause)
+                && next.unread.as_ref().map(|unread| &unread.error) == now.unread.as_ref().map(|unread| &unread.error)
         });
     let same_rest = Arc::ptr_eq(&model.plan, &now.plan)
         && Arc::ptr_eq(&model.pool, &now.pool)

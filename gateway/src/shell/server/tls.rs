@@ -58,25 +58,25 @@ fn paths(files: &RawServerTls) -> impl Iterator<Item = &Path> {
 }
 
 fn config(files: &RawServerTls) -> Result<ServerConfig, TlsError> {
-    let settings = |cause: String| TlsError::Settings { cause };
+    let settings = |source| TlsError::Settings { source };
     let versions: &[&rustls::SupportedProtocolVersion] = match files.min_version {
         TlsVersion::V1_2 => &[&rustls::version::TLS13, &rustls::version::TLS12],
         TlsVersion::V1_3 => &[&rustls::version::TLS13],
     };
     let builder = ServerConfig::builder_with_provider(provider())
         .with_protocol_versions(versions)
-        .map_err(|error| settings(error.to_string()))?;
+        .map_err(|error| settings(error.into()))?;
     let builder = match &files.client_ca {
         None => builder.with_no_client_auth(),
         Some(ca) => {
             let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots(ca)?), provider()).build();
-            builder.with_client_cert_verifier(verifier.map_err(|error| settings(error.to_string()))?)
+            builder.with_client_cert_verifier(verifier.map_err(|error| settings(error.into()))?)
         }
     };
     let pair = |error: rustls::Error| TlsError::Pair {
         cert: files.cert.clone(),
         key: files.key.clone(),
-        cause: error.to_string(),
+        source: error.into(),
     };
     let mut config = builder.with_single_cert(certificates(&files.cert)?, private_key(&files.key)?).map_err(pair)?;
     config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use semmoe_engines::Engine;
+use semmoe_engines::SharedError;
 use semmoe_engines::http::{AnswerLimits, HttpError};
 use semmoe_engines::sglang::{self, Loads};
 use semmoe_engines::switch::{SwitchState, SwitchStatus};
@@ -118,8 +119,8 @@ impl Task<'_> {
         };
         let Seen { layout, load } = match seen {
             Ok(seen) => seen,
-            Err(reason) => {
-                let verdict = Verdict { to: None, gain: None, reason };
+            Err(error) => {
+                let verdict = Verdict { to: None, gain: None, reason: error.to_string() };
                 return control.switches.observed(unit, None, 0, &verdict);
             }
         };
@@ -164,10 +165,10 @@ impl Task<'_> {
 
 impl Steered {
     /// Reads the backend and feeds the policy, or returns why that is impossible.
-    async fn observe(&mut self, control: &Control, backend: &Arc<Backend>, by: &By<'_>) -> Result<Seen, String> {
+    async fn observe(&mut self, control: &Control, backend: &Arc<Backend>, by: &By<'_>) -> Result<Seen, SharedError> {
         if !backend.health().is_healthy() {
             self.before = None;
-            return Err("the backend is not healthy".to_owned());
+            return Err("the backend is not healthy".into());
         }
         let flow = backend.flow.peek();
         let sent = (flow.arrived - self.arrived.0, flow.arrived_tokens - self.arrived.1);
@@ -182,14 +183,18 @@ impl Steered {
         }
     }
 
-    async fn query_worker(&mut self, control: &Control, backend: &Arc<Backend>, sent: u64) -> Result<Seen, String> {
+    async fn query_worker(
+        &mut self,
+        control: &Control,
+        backend: &Arc<Backend>,
+        sent: u64,
+    ) -> Result<Seen, SharedError> {
         let (status, reading) = match read(control, backend, &self.rules).await {
-            Ok((status, metrics, loads)) => {
-                (status, Reading::parse(&metrics, &loads).map_err(|error| error.to_string())?)
-            }
+            Ok((status, metrics, loads)) => (status, Reading::parse(&metrics, &loads)?),
             Err(error) => {
                 self.before = None;
-                return Err(error.reason());
+                // Without the backend's address.
+                return Err(error.reason().into());
             }
         };
         let load = reading.load;
@@ -204,10 +209,10 @@ impl Steered {
         }
         let Some(layout) = self.rules.layout(&status.layout) else {
             let (found, names) = (&status.layout, &self.rules.names);
-            return Err(format!("it runs layout '{found}', which is neither '{}' nor '{}'", names.tp, names.ep));
+            return Err(format!("it runs layout '{found}', which is neither '{}' nor '{}'", names.tp, names.ep).into());
         };
         if status.state != SwitchState::Stable {
-            return Err("a switch is in progress".to_owned());
+            return Err("a switch is in progress".into());
         }
         Ok(Seen { layout, load })
     }

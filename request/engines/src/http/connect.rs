@@ -9,6 +9,7 @@ use tokio::time::timeout;
 use super::HttpError;
 use super::connection::{Connection, Stream};
 use super::pool::Origin;
+use crate::SharedError;
 use crate::tls::ClientTls;
 
 /// ENOMEM, ENFILE, EMFILE, EADDRNOTAVAIL, ENOBUFS as numbered on Linux.
@@ -22,27 +23,27 @@ const HTTPS_PORT: u16 = 443;
 pub(super) enum NoConnection {
     /// The engine or the network is at fault.
     #[error("{0}")]
-    Theirs(String),
+    Theirs(SharedError),
     /// This machine has run out of files, ports or memory.
     #[error("{0}")]
-    Ours(String),
+    Ours(SharedError),
 }
 
+#[derive(Debug, thiserror::Error)]
+#[error("TLS: {0}")]
+struct Handshake(#[source] io::Error);
+
 impl NoConnection {
-    fn of(error: &io::Error) -> Self {
-        let cause = error.to_string();
-        if error.raw_os_error().is_some_and(|code| EXHAUSTED.contains(&code)) {
-            Self::Ours(cause)
-        } else {
-            Self::Theirs(cause)
-        }
+    fn of(error: io::Error) -> Self {
+        let is_ours = error.raw_os_error().is_some_and(|code| EXHAUSTED.contains(&code));
+        if is_ours { Self::Ours(error.into()) } else { Self::Theirs(error.into()) }
     }
 
     /// Converts to an error of a request to `url`.
     pub(super) fn into_http(self, url: String) -> HttpError {
         match self {
-            Self::Theirs(cause) => HttpError::Connect { url, cause },
-            Self::Ours(cause) => HttpError::Exhausted { cause },
+            Self::Theirs(source) => HttpError::Connect { url, source },
+            Self::Ours(source) => HttpError::Exhausted { source },
         }
     }
 }
@@ -54,7 +55,7 @@ pub(super) async fn connect(
     limit: Duration,
 ) -> Result<Box<Connection>, NoConnection> {
     let stream = open(origin, tls, limit).await?;
-    Connection::handshake(stream).await.map(Box::new).map_err(|error| NoConnection::Theirs(error.to_string()))
+    Connection::handshake(stream).await.map(Box::new).map_err(|error| NoConnection::Theirs(error.into()))
 }
 
 /// Opens the transport below HTTP. `limit` applies to TCP and to TLS separately.
@@ -68,22 +69,22 @@ pub(super) async fn open(
         return Ok(Box::new(stream));
     }
     let theirs = NoConnection::Theirs;
-    let tls = tls.ok_or_else(|| theirs("no certificates were configured for https".to_owned()))?;
+    let tls = tls.ok_or_else(|| theirs("no certificates were configured for https".into()))?;
     let secured = timeout(limit, tls.connect(origin.authority.host(), stream)).await;
-    let secured = secured.map_err(|_| theirs(format!("no TLS handshake within {limit:?}")))?;
-    Ok(Box::new(secured.map_err(|error| theirs(format!("TLS: {error}")))?))
+    let secured = secured.map_err(|_| theirs(format!("no TLS handshake within {limit:?}").into()))?;
+    Ok(Box::new(secured.map_err(|error| theirs(Handshake(error).into()))?))
 }
 
 /// Tries every address of a name, dividing the remaining time equally.
 async fn tcp(origin: &Origin, limit: Duration) -> Result<TcpStream, NoConnection> {
     let begin = Instant::now();
-    let late = || NoConnection::Theirs(format!("no connection within {limit:?}"));
+    let late = || NoConnection::Theirs(format!("no connection within {limit:?}").into());
     let host = origin.authority.host();
     let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
     let port = origin.authority.port_u16().unwrap_or(if origin.secure { HTTPS_PORT } else { HTTP_PORT });
     let resolved = timeout(limit, lookup_host((host, port))).await;
-    let addresses: Vec<_> = resolved.map_err(|_| late())?.map_err(|error| NoConnection::of(&error))?.collect();
-    let mut cause = NoConnection::Theirs("its name has no address".to_owned());
+    let addresses: Vec<_> = resolved.map_err(|_| late())?.map_err(|error| NoConnection::of(error))?.collect();
+    let mut cause = NoConnection::Theirs("its name has no address".into());
     for (tried, address) in (0u32..).zip(&addresses) {
         let left = u32::try_from(addresses.len()).unwrap_or(u32::MAX).saturating_sub(tried).max(1);
         match timeout(limit.saturating_sub(begin.elapsed()) / left, TcpStream::connect(address)).await {
@@ -92,7 +93,7 @@ async fn tcp(origin: &Origin, limit: Duration) -> Result<TcpStream, NoConnection
                 let _ = stream.set_nodelay(true);
                 return Ok(stream);
             }
-            Ok(Err(error)) => cause = NoConnection::of(&error),
+            Ok(Err(error)) => cause = NoConnection::of(error),
             Err(_) => cause = late(),
         }
     }
@@ -106,7 +107,7 @@ mod tests {
     #[test]
     fn what_this_machine_lacks_is_no_fault_of_an_engine() {
         let of =
-            |code| NoConnection::of(&io::Error::from_raw_os_error(code)).into_http("http://pod-a:30000/".to_owned());
+            |code| NoConnection::of(io::Error::from_raw_os_error(code)).into_http("http://pod-a:30000/".to_owned());
         for code in EXHAUSTED {
             let error = of(code);
             assert!(matches!(error, HttpError::Exhausted { .. }), "{code}: {error}");

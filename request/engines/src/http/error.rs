@@ -5,54 +5,52 @@ use std::time::Duration;
 use ::http::Uri;
 
 use super::UrlError;
+use crate::SharedError;
 
 /// A failed exchange with an engine. URLs in variants omit the query, which comes from a client.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum HttpError {
     /// The address is invalid.
-    #[error("{cause}")]
-    Url {
-        /// The problem.
-        cause: UrlError,
-    },
+    #[error(transparent)]
+    Url(#[from] UrlError),
     /// The document to send cannot be encoded as JSON.
-    #[error("cannot encode the request for {url}: {cause}")]
+    #[error("cannot encode the request for {url}: {source}")]
     Encode {
         /// The destination.
         url: String,
         /// The encoder's message.
-        cause: String,
+        source: SharedError,
     },
     /// No connection: refused, unreachable, unknown name or time-out. Nothing was sent.
-    #[error("cannot connect to {url}: {cause}")]
+    #[error("cannot connect to {url}: {source}")]
     Connect {
         /// The destination.
         url: String,
         /// The operating system's reason.
-        cause: String,
+        source: SharedError,
     },
     /// No connection, because this machine has run out of files, ports or memory. Nothing was sent, and no engine is to
     /// blame.
-    #[error("no room for another connection to an engine: {cause}")]
+    #[error("no room for another connection to an engine: {source}")]
     Exhausted {
         /// The operating system's reason.
-        cause: String,
+        source: SharedError,
     },
     /// The engine reported twice over HTTP/2 that it did not process the request, which may be sent elsewhere.
-    #[error("{url} did not take the request: {cause}")]
+    #[error("{url} did not take the request: {source}")]
     NotTaken {
         /// The destination.
         url: String,
         /// Hyper's error.
-        cause: String,
+        source: SharedError,
     },
     /// The connection broke after the request may have been sent and before the head of an answer arrived.
-    #[error("the connection to {url} broke before it answered: {cause}")]
+    #[error("the connection to {url} broke before it answered: {source}")]
     Exchange {
         /// The destination.
         url: String,
         /// Hyper's error.
-        cause: String,
+        source: SharedError,
     },
     /// The head of the answer is contradictory or unreliable about where the answer ends.
     #[error("the answer of {url} cannot be relied on: {cause}")]
@@ -73,12 +71,12 @@ pub enum HttpError {
         limit: Duration,
     },
     /// The answer's body ended early or was malformed.
-    #[error("the answer of {url} broke off: {cause}")]
+    #[error("the answer of {url} broke off: {source}")]
     Body {
         /// The source.
         url: String,
         /// Hyper's error.
-        cause: String,
+        source: SharedError,
     },
     /// The answer's body is longer than the caller accepts.
     #[error("the answer of {url} is longer than the limit of {limit_bytes} bytes")]
@@ -99,19 +97,19 @@ pub enum HttpError {
         excerpt: String,
     },
     /// The body is not the expected JSON.
-    #[error("the answer of {url} is not what was expected: {cause}")]
+    #[error("the answer of {url} is not what was expected: {source}")]
     Json {
         /// The source.
         url: String,
         /// The decoder's message.
-        cause: String,
+        source: SharedError,
     },
 }
 
 impl HttpError {
     /// False if the engine certainly saw nothing of the request, so that it may be sent elsewhere.
     pub fn may_have_been_sent(&self) -> bool {
-        !matches!(self, Self::Url { .. } | Self::Encode { .. } | Self::Connect { .. } | Self::Exhausted { .. })
+        !matches!(self, Self::Url(_) | Self::Encode { .. } | Self::Connect { .. } | Self::Exhausted { .. })
     }
 
     /// The status of an answer other than 2xx.
@@ -125,14 +123,14 @@ impl HttpError {
     /// The message with paths instead of URLs, for clients, who must not learn where engines are.
     pub fn reason(&self) -> String {
         match self {
-            Self::Url { .. } => "its address cannot be used".to_owned(),
-            Self::Encode { cause, .. } => format!("cannot encode the request: {cause}"),
-            Self::Connect { cause, .. } => format!("cannot connect: {cause}"),
+            Self::Url(_) => "its address cannot be used".to_owned(),
+            Self::Encode { source, .. } => format!("cannot encode the request: {source}"),
+            Self::Connect { source, .. } => format!("cannot connect: {source}"),
             Self::Exhausted { .. } => self.to_string(),
-            Self::NotTaken { cause, .. } => format!("it did not take the request: {cause}"),
-            Self::Exchange { cause, .. } => format!("the connection broke before it answered: {cause}"),
+            Self::NotTaken { source, .. } => format!("it did not take the request: {source}"),
+            Self::Exchange { source, .. } => format!("the connection broke before it answered: {source}"),
             Self::Framing { cause, .. } => format!("its answer cannot be relied on: {cause}"),
-            Self::Body { cause, .. } => format!("its answer broke off: {cause}"),
+            Self::Body { source, .. } => format!("its answer broke off: {source}"),
             Self::Timeout { url, .. }
             | Self::TooLarge { url, .. }
             | Self::Status { url, .. }
@@ -165,17 +163,4 @@ pub(super) fn without_query(uri: &Uri) -> String {
 fn path(url: &str) -> &str {
     let after_scheme = url.split_once("://").map_or(url, |(_, rest)| rest);
     after_scheme.find('/').map_or("/", |at| &after_scheme[at..])
-}
-
-/// An error with all its sources, outermost first, without repetitions.
-pub(super) fn causes(error: &(dyn std::error::Error + 'static)) -> String {
-    let mut text = error.to_string();
-    for source in std::iter::successors(error.source(), |error| error.source()) {
-        let message = source.to_string();
-        if !text.contains(&message) {
-            text.push_str(": ");
-            text.push_str(&message);
-        }
-    }
-    text
 }

@@ -1,19 +1,20 @@
 //! HTTP/2 to an engine: one connection for many requests, managed by hyper-util's client.
 
-use std::error::Error as _;
+use std::error::Error;
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use ::http::{Request, Response, Uri};
-use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::{Connected, Connection};
+use hyper_util::client::legacy::{self, Client};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use tower::service_fn;
 use tower::util::BoxCloneSyncService;
 
 use super::connect::{NoConnection, open};
 use super::connection::Stream;
-use super::error::{causes, without_query};
+use super::error::without_query;
 use super::pool::Origin;
 use super::{AnswerBody, ClientSettings, HttpError, RequestBody, check_framing};
 use crate::tls::ClientTls;
@@ -25,7 +26,7 @@ const CONNECTION_WINDOW: u32 = 64 << 20;
 /// An engine that does not answer a ping within this time is considered gone.
 const PING: Duration = Duration::from_secs(10);
 
-type BoxError = Box<dyn std::error::Error + Send + Sync>;
+type BoxError = Box<dyn Error + Send + Sync>;
 type Connector = BoxCloneSyncService<Uri, TokioIo<Box<dyn Stream>>, BoxError>;
 
 pub(super) struct Http2 {
@@ -65,41 +66,63 @@ impl Http2 {
             },
             Err(error) => {
                 let url = without_query(&uri);
-                // The outermost message only says which step failed, as the variant does already.
-                let cause = error.source().map_or_else(|| error.to_string(), causes);
-                let connecting = error.is_connect();
-                Err(match no_connection(&error) {
-                    Some(no_connection) => no_connection.into_http(url),
-                    None if connecting => HttpError::Connect { url, cause },
-                    None if was_not_taken(&error) => HttpError::NotTaken { url, cause },
+                if let Some(no_connection) = no_connection(&error) {
+                    return Err(no_connection.into_http(url));
+                }
+                let (connecting, not_taken) = (error.is_connect(), was_not_taken(&error));
+                let is_reset = of_engine(&error).is_some_and(h2::Error::is_reset);
+                let source = BelowClient(error).into();
+                Err(match () {
+                    () if connecting => HttpError::Connect { url, source },
+                    () if not_taken => HttpError::NotTaken { url, source },
                     // The connection survives: this concerns one request.
-                    None if of_engine(&error).is_some_and(h2::Error::is_reset) => HttpError::Body { url, cause },
-                    None => HttpError::Exchange { url, cause },
+                    () if is_reset => HttpError::Body { url, source },
+                    () => HttpError::Exchange { url, source },
                 })
             }
         }
     }
 }
 
+/// The error below the client's own, which only says which step failed, as the variants of [`HttpError`] do already.
+#[derive(Debug)]
+struct BelowClient(legacy::Error);
+
+impl BelowClient {
+    fn error(&self) -> &(dyn Error + 'static) {
+        self.0.source().unwrap_or(&self.0)
+    }
+}
+
+impl fmt::Display for BelowClient {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self.error(), f)
+    }
+}
+
+impl Error for BelowClient {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        self.error().source()
+    }
+}
+
 /// The connector's error, inside the client's.
-fn no_connection(error: &(dyn std::error::Error + 'static)) -> Option<NoConnection> {
+fn no_connection(error: &(dyn Error + 'static)) -> Option<NoConnection> {
     chain(error).find_map(|error| error.downcast_ref().cloned())
 }
 
 /// Whether the engine reported that it did not process the request: REFUSED_STREAM, or GOAWAY with an earlier last
 /// stream (RFC 9113, 8.7). Streams that it still processes get no such error.
-fn was_not_taken(error: &(dyn std::error::Error + 'static)) -> bool {
+fn was_not_taken(error: &(dyn Error + 'static)) -> bool {
     of_engine(error).is_some_and(|error| error.is_go_away() || error.reason() == Some(h2::Reason::REFUSED_STREAM))
 }
 
 /// The error that the engine itself sent in a frame.
-fn of_engine<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a h2::Error> {
+fn of_engine<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a h2::Error> {
     chain(error).find_map(|error| error.downcast_ref()).filter(|error: &&h2::Error| error.is_remote())
 }
 
-fn chain<'a>(
-    error: &'a (dyn std::error::Error + 'static),
-) -> impl Iterator<Item = &'a (dyn std::error::Error + 'static)> {
+fn chain<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
     std::iter::successors(Some(error), |error| (*error).source())
 }
 

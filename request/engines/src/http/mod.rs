@@ -116,7 +116,7 @@ impl HttpClient {
     /// If the system has no trusted authorities.
     pub fn for_url(url: &BaseUrl) -> Result<Self, HttpError> {
         let tls = url.is_secure().then(|| ClientTls::load(ClientFiles::default(), false)).transpose();
-        let tls = tls.map_err(|error| HttpError::Connect { url: url.to_string(), cause: error.to_string() })?;
+        let tls = tls.map_err(|error| HttpError::Connect { url: url.to_string(), source: error.into() })?;
         Ok(Self::new(&ClientSettings { tls: tls.map(Arc::new), ..ClientSettings::default() }))
     }
 
@@ -195,7 +195,7 @@ impl HttpClient {
             self.pool.note_broken();
             match failed.take_message().filter(|_| !is_new) {
                 Some(unsent) => request = unsent,
-                None => return Err(HttpError::Exchange { url: address.url(), cause: error::causes(failed.error()) }),
+                None => return Err(HttpError::Exchange { url: address.url(), source: failed.into_error().into() }),
             }
         }
     }
@@ -286,7 +286,7 @@ impl HttpClient {
         limits: &AnswerLimits,
     ) -> Result<(String, Bytes), HttpError> {
         let bytes = serde_json::to_vec(body)
-            .map_err(|error| HttpError::Encode { url: format!("{base}{path}"), cause: error.to_string() })?;
+            .map_err(|error| HttpError::Encode { url: format!("{base}{path}"), source: error.into() })?;
         self.whole(request(Method::POST, base, path, Some(bytes.into()))?, limits).await
     }
 
@@ -349,8 +349,7 @@ impl Address {
             Some((origin, host))
         });
         let Some((origin, host)) = found else {
-            let cause = UrlError::Syntax { url: path.path().to_owned(), cause: "no host".to_owned() };
-            return Err(HttpError::Url { cause });
+            return Err(UrlError::Syntax { url: path.path().to_owned(), source: "no host".into() }.into());
         };
         request.headers_mut().entry(header::HOST).or_insert(host);
         *request.uri_mut() = Uri::from(path.clone());
@@ -374,7 +373,7 @@ pub fn request(
 ) -> Result<Request<RequestBody>, HttpError> {
     let mut request = Request::new(Full::new(json.clone().unwrap_or_default()));
     *request.method_mut() = method;
-    *request.uri_mut() = base.join(path).map_err(|cause| HttpError::Url { cause })?;
+    *request.uri_mut() = base.join(path)?;
     if json.is_some() {
         request.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
     }
@@ -387,7 +386,7 @@ pub fn request(
 /// `HttpError` if the body is too long or ends early.
 pub async fn read_body(url: &str, body: AnswerBody, max_bytes: usize) -> Result<Bytes, HttpError> {
     collect(body, max_bytes).await.map_err(|error| match error {
-        Some(error) => HttpError::Body { url: url.to_owned(), cause: error::causes(&error) },
+        Some(error) => HttpError::Body { url: url.to_owned(), source: error.into() },
         None => HttpError::TooLarge { url: url.to_owned(), limit_bytes: max_bytes },
     })
 }
@@ -412,7 +411,7 @@ where
 }
 
 fn parse_json<T: DeserializeOwned>(url: String, body: &[u8]) -> Result<T, HttpError> {
-    serde_json::from_slice(body).map_err(|error| HttpError::Json { url, cause: error.to_string() })
+    serde_json::from_slice(body).map_err(|error| HttpError::Json { url, source: error.into() })
 }
 
 /// The start of an error answer, on one line, for a message.

@@ -7,6 +7,8 @@ use std::str::FromStr;
 use http::Uri;
 use http::uri::{Authority, Parts, PathAndQuery, Scheme};
 
+use crate::SharedError;
+
 /// `http://host[:port][/prefix]`, or with https, without a trailing slash, user, query or fragment.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct BaseUrl {
@@ -19,12 +21,12 @@ pub struct BaseUrl {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum UrlError {
     /// Not a URL.
-    #[error("'{url}' is not a URL: {cause}")]
+    #[error("'{url}' is not a URL: {source}")]
     Syntax {
         /// As given.
         url: String,
         /// The parser's message.
-        cause: String,
+        source: SharedError,
     },
     /// Neither http nor https.
     #[error("'{url}' must start with http:// or https:// (found scheme '{scheme}')")]
@@ -58,9 +60,9 @@ impl BaseUrl {
     /// # Errors
     /// `UrlError` if the path does not form a URL.
     pub fn join(&self, path: &str) -> Result<Uri, UrlError> {
-        let syntax = |cause: String| UrlError::Syntax { url: format!("{self}{path}"), cause };
+        let syntax = |source| UrlError::Syntax { url: format!("{self}{path}"), source };
         if !path.starts_with('/') {
-            return Err(syntax("the path must start with '/'".to_owned()));
+            return Err(syntax("the path must start with '/'".into()));
         }
         let path = if self.prefix.is_empty() {
             PathAndQuery::from_str(path)
@@ -70,8 +72,8 @@ impl BaseUrl {
         let mut parts = Parts::default();
         parts.scheme = Some(if self.secure { Scheme::HTTPS } else { Scheme::HTTP });
         parts.authority = Some(self.authority.clone());
-        parts.path_and_query = Some(path.map_err(|error| syntax(error.to_string()))?);
-        Uri::from_parts(parts).map_err(|error| syntax(error.to_string()))
+        parts.path_and_query = Some(path.map_err(|error| syntax(error.into()))?);
+        Uri::from_parts(parts).map_err(|error| syntax(error.into()))
     }
 
     /// Drops a trailing `/v1`, which base URLs of OpenAI clients have, since joined paths already begin with it.
@@ -99,15 +101,14 @@ impl FromStr for BaseUrl {
 
     fn from_str(url: &str) -> Result<Self, UrlError> {
         let owned = || url.to_owned();
-        let uri: Uri = url
-            .parse()
-            .map_err(|error: http::uri::InvalidUri| UrlError::Syntax { url: owned(), cause: error.to_string() })?;
+        let syntax = |source| UrlError::Syntax { url: owned(), source };
+        let uri: Uri = url.parse().map_err(|error: http::uri::InvalidUri| syntax(error.into()))?;
         let secure = uri.scheme() == Some(&Scheme::HTTPS);
         if !secure && uri.scheme() != Some(&Scheme::HTTP) {
             return Err(UrlError::Scheme { url: owned(), scheme: uri.scheme_str().unwrap_or("").to_owned() });
         }
         let Some(authority) = uri.authority().filter(|authority| !authority.host().is_empty()) else {
-            return Err(UrlError::Syntax { url: owned(), cause: "no host".to_owned() });
+            return Err(syntax("no host".into()));
         };
         if authority.as_str().contains('@') {
             return Err(UrlError::Extra { url: owned(), found: "a user name" });

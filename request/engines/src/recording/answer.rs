@@ -31,7 +31,7 @@ pub struct ReportedAnswer {
 /// # Errors
 /// If it is not an answer of that route.
 pub fn read(route: Route, answer: &[u8]) -> Result<ReportedAnswer, RecordingError> {
-    let not_one = |error: serde_json::Error| RecordingError::Answer { cause: error.to_string() };
+    let not_one = |error: serde_json::Error| RecordingError::Answer { source: error.into() };
     if route == Route::Generate {
         return serde_json::from_slice(answer).map(of_generate).map_err(not_one);
     }

@@ -1,13 +1,15 @@
 //! Why an answer, or the routes in it, cannot be used.
 
+use crate::SharedError;
+
 /// The answer lacks the requested routes, or has different ones.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RecordingError {
     /// The answer is not the JSON of its route.
-    #[error("the answer is not what was expected: {cause}")]
+    #[error("the answer is not what was expected: {source}")]
     Answer {
         /// The parser's message.
-        cause: String,
+        source: SharedError,
     },
     /// There are more choices than requested, or none.
     #[error("the answer has {found} choices, expected 1")]

@@ -12,6 +12,7 @@ use semmoe_tables::{Tables, export};
 use serde::Deserialize;
 
 use super::ServerInfo;
+use crate::SharedError;
 
 /// A running placement, as far as an engine reports it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,12 +36,12 @@ pub enum Unseen {
     #[error("init_expert_location holds no physical_to_logical_map alone")]
     NoMap,
     /// The file that it names cannot be read here.
-    #[error("init_expert_location names '{name}', which the gateway cannot read: {cause}")]
+    #[error("init_expert_location names '{name}', which the gateway cannot read: {source}")]
     File {
         /// The engine's name for it (the first 200 characters).
         name: String,
         /// The problem, in one sentence.
-        cause: String,
+        source: SharedError,
     },
 }
 
@@ -58,10 +59,10 @@ pub enum PlacementDifference {
         expected: usize,
     },
     /// SGLang does not support these tables.
-    #[error("these tables cannot be compared with SGLang's maps: {cause}")]
+    #[error("these tables cannot be compared with SGLang's maps: {source}")]
     Incomparable {
         /// The problem, in one sentence.
-        cause: String,
+        source: SharedError,
     },
     /// A group of a layer holds other experts.
     #[error("group {group} of layer {layer} holds experts {found:?}, the tables say {expected:?}")]
@@ -98,10 +99,10 @@ impl ServerInfo {
                 let read = tokio::task::spawn_blocking(move || read(Path::new(&path)));
                 let bytes = match tokio::time::timeout(within, read).await {
                     Ok(Ok(read)) => read,
-                    Ok(Err(error)) => Err(error.to_string()),
-                    Err(_) => Err(format!("it was not read within {} s", within.as_secs_f64())),
+                    Ok(Err(error)) => Err(error.into()),
+                    Err(_) => Err(format!("it was not read within {} s", within.as_secs_f64()).into()),
                 };
-                let unseen = |cause| Unseen::File { name: name.chars().take(200).collect(), cause };
+                let unseen = |source| Unseen::File { name: name.chars().take(200).collect(), source };
                 ShownPlacement::parse(&bytes.map_err(unseen)?)
             }
         }
@@ -109,21 +110,24 @@ impl ServerInfo {
 }
 
 /// The content of a file named by an engine: a regular one of bounded size.
-fn read(path: &Path) -> Result<Vec<u8>, String> {
+fn read(path: &Path) -> Result<Vec<u8>, SharedError> {
     if !path.is_absolute() {
-        return Err("the path is relative to where the engine was started".to_owned());
+        return Err("the path is relative to where the engine was started".into());
     }
     if path.extension().is_none_or(|extension| extension != "json") {
-        return Err("only .json files can be read".to_owned());
+        return Err("only .json files can be read".into());
     }
-    let text = |error: std::io::Error| error.to_string();
     // Checked first, because opening a pipe would block until a writer appears.
-    if !std::fs::metadata(path).map_err(text)?.is_file() {
-        return Err("it is not a regular file".to_owned());
+    if !std::fs::metadata(path)?.is_file() {
+        return Err("it is not a regular file".into());
     }
     let mut bytes = Vec::new();
-    File::open(path).map_err(text)?.take(MAX_MAP_BYTES + 1).read_to_end(&mut bytes).map_err(text)?;
-    if bytes.len() as u64 > MAX_MAP_BYTES { Err(format!("longer than {MAX_MAP_BYTES} bytes")) } else { Ok(bytes) }
+    File::open(path)?.take(MAX_MAP_BYTES + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > MAX_MAP_BYTES {
+        Err(format!("longer than {MAX_MAP_BYTES} bytes").into())
+    } else {
+        Ok(bytes)
+    }
 }
 
 impl ShownPlacement {
@@ -138,9 +142,9 @@ impl ShownPlacement {
     /// `PlacementDifference`: the first group that differs, or `Incomparable` for tables that SGLang does not support
     /// (padding, unknown layers).
     pub fn check(&self, tables: &Tables) -> Result<(), PlacementDifference> {
-        let incomparable = |cause: String| PlacementDifference::Incomparable { cause };
-        let expected = export::sglang(tables).map_err(|error| incomparable(error.to_string()))?;
-        let expected = serde_json::from_str(&expected).map_err(|error| incomparable(error.to_string()))?;
+        let incomparable = |source| PlacementDifference::Incomparable { source };
+        let expected = export::sglang(tables).map_err(|error| incomparable(error.into()))?;
+        let expected = serde_json::from_str(&expected).map_err(|error| incomparable(error.into()))?;
         let ExpertLocation { physical_to_logical_map: expected } = expected;
         let experts = tables.placement().experts().max(1);
         let trivial = |row: &Vec<i32>| (0..row.len()).map(|slot| (slot % usize::from(experts)) as i32).collect();

@@ -82,7 +82,7 @@ fn name(host: &str) -> Result<ServerName<'static>, TlsError> {
 }
 
 fn config(files: &ClientFiles, http2: bool) -> Result<ClientConfig, TlsError> {
-    let settings = |error: rustls::Error| TlsError::Settings { cause: error.to_string() };
+    let settings = |error: rustls::Error| TlsError::Settings { source: error.into() };
     let builder =
         ClientConfig::builder_with_provider(provider()).with_safe_default_protocol_versions().map_err(settings)?;
     let builder = match &files.ca {
@@ -93,9 +93,9 @@ fn config(files: &ClientFiles, http2: bool) -> Result<ClientConfig, TlsError> {
     let mut config = match (&files.cert, &files.key) {
         (Some(cert), Some(key)) => builder
             .with_client_auth_cert(certificates(cert)?, private_key(key)?)
-            .map_err(|error| TlsError::Pair { cert: cert.clone(), key: key.clone(), cause: error.to_string() })?,
+            .map_err(|error| TlsError::Pair { cert: cert.clone(), key: key.clone(), source: error.into() })?,
         (None, None) => builder.with_no_client_auth(),
-        _ => return Err(TlsError::Settings { cause: "`cert` and `key` must be set together".to_owned() }),
+        _ => return Err(TlsError::Settings { source: "`cert` and `key` must be set together".into() }),
     };
     config.alpn_protocols = vec![if http2 { b"h2".to_vec() } else { b"http/1.1".to_vec() }];
     Ok(config)

@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use rustls::crypto::CryptoProvider;
 
+use crate::SharedError;
 pub use client::{ClientFiles, ClientTls};
 pub use pem::{certificates, private_key, roots};
 use trusted::{OwnCertificates, system_roots};
@@ -18,28 +19,28 @@ use trusted::{OwnCertificates, system_roots};
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TlsError {
     /// A file does not have the expected content.
-    #[error("cannot use {}: {cause}", path.display())]
+    #[error("cannot use {}: {source}", path.display())]
     File {
         /// The file.
         path: PathBuf,
         /// The value found.
-        cause: String,
+        source: SharedError,
     },
     /// A certificate and a key do not match, or cannot be used.
-    #[error("cannot use the certificate {} with the key {}: {cause}", cert.display(), key.display())]
+    #[error("cannot use the certificate {} with the key {}: {source}", cert.display(), key.display())]
     Pair {
         /// The certificates' file.
         cert: PathBuf,
         /// The key's file.
         key: PathBuf,
         /// The mismatch.
-        cause: String,
+        source: SharedError,
     },
     /// The system has no trusted certificates.
-    #[error("this system has no trusted certificates, so `ca` must be set ({cause})")]
+    #[error("this system has no trusted certificates, so `ca` must be set ({source})")]
     System {
         /// The cause.
-        cause: String,
+        source: SharedError,
     },
     /// Certificates cannot have this name.
     #[error("'{name}' is neither a DNS name nor an IP address")]
@@ -48,10 +49,10 @@ pub enum TlsError {
         name: String,
     },
     /// The settings contradict each other.
-    #[error("{cause}")]
+    #[error("{source}")]
     Settings {
         /// The mismatch.
-        cause: String,
+        source: SharedError,
     },
 }
 

@@ -9,12 +9,13 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
 use super::TlsError;
+use crate::SharedError;
 
 /// For scale: a bundle of all public authorities is 200 to 300 kB.
 const MAX_FILE_BYTES: u64 = 4 << 20;
 
-fn fail(path: &Path, cause: impl ToString) -> TlsError {
-    TlsError::File { path: path.to_owned(), cause: cause.to_string() }
+fn fail(path: &Path, source: impl Into<SharedError>) -> TlsError {
+    TlsError::File { path: path.to_owned(), source: source.into() }
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, TlsError> {

@@ -9,6 +9,8 @@ use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::server::ParsedCertificate;
 use rustls::{CertificateError, DigitallySignedStruct, Error, RootCertStore, SignatureScheme};
 
+use crate::SharedError;
+
 use super::{TlsError, certificates, provider, roots};
 
 /// The certificates of one file: authorities, or a server's own self-signed one as made by `openssl req -x509`. The
@@ -22,7 +24,7 @@ pub(super) struct OwnCertificates {
 impl OwnCertificates {
     pub(super) fn load(path: &Path) -> Result<Self, TlsError> {
         let authorities = WebPkiServerVerifier::builder_with_provider(Arc::new(roots(path)?), provider()).build();
-        let authorities = authorities.map_err(|error| TlsError::Settings { cause: error.to_string() })?;
+        let authorities = authorities.map_err(|error| TlsError::Settings { source: error.into() })?;
         Ok(Self { named: certificates(path)?, authorities })
     }
 }
@@ -81,8 +83,8 @@ pub(super) fn system_roots() -> Result<RootCertStore, TlsError> {
     // A system's bundle may contain old ones that cannot be parsed.
     let (added, _) = store.add_parsable_certificates(found.certs);
     if added == 0 {
-        let cause = found.errors.first().map_or_else(|| "none were found".to_owned(), ToString::to_string);
-        return Err(TlsError::System { cause });
+        let error = found.errors.into_iter().next();
+        return Err(TlsError::System { source: error.map_or_else(|| "none were found".into(), SharedError::from) });
     }
     Ok(store)
 }

@@ -7,8 +7,10 @@ use std::time::Duration;
 use bytes::{Buf, BytesMut};
 use http::{HeaderValue, Method, Request, StatusCode, header};
 use http_body_util::BodyExt;
+use semmoe_engines::SharedError;
 use semmoe_engines::http::{AnswerBody, AnswerLimits, ClientSettings, HttpClient, HttpError, RequestBody, request};
 use semmoe_engines::tls::{ClientFiles, ClientTls, TlsError};
+use tokio::task::JoinError;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::config::KubernetesConfig;
@@ -40,10 +42,14 @@ pub(in crate::shell::discovery) enum ApiError {
     Http(#[from] HttpError),
     #[error("{0}")]
     Tls(#[from] TlsError),
-    #[error("cannot read the token {path}: {cause}")]
-    Token { path: String, cause: String },
-    #[error("{cause}")]
-    Answer { cause: String },
+    #[error("cannot read the token {path}: {source}")]
+    Token { path: String, source: SharedError },
+    #[error("{0}")]
+    Answer(String),
+    #[error("not {expected}: {source}")]
+    Json { expected: &'static str, source: serde_json::Error },
+    #[error("{0}")]
+    Panicked(#[from] JoinError),
     #[error("the service's endpoints have the ports {known}, expected {wanted}")]
     Port { known: String, wanted: String },
 }
@@ -92,7 +98,7 @@ impl<'a> Api<'a> {
                 other => other.into(),
             })?;
             let list: List = serde_json::from_slice(&body)
-                .map_err(|error| ApiError::Answer { cause: format!("not a list of EndpointSlices: {error}") })?;
+                .map_err(|source| ApiError::Json { expected: "a list of EndpointSlices", source })?;
             let (version, more) = slices.add(list)?;
             match more {
                 None => return Ok(version),
@@ -100,7 +106,7 @@ impl<'a> Api<'a> {
                 Some(token) => next = format!("&continue={}", escaped(&token)),
             }
         }
-        Err(ApiError::Answer { cause: format!("the service has more than {} EndpointSlices", PAGE * MAX_PAGES) })
+        Err(ApiError::Answer(format!("the service has more than {} EndpointSlices", PAGE * MAX_PAGES)))
     }
 
     /// Watches the changes from a version on.
@@ -152,12 +158,12 @@ impl Watch {
             if seen > MAX_EVENT {
                 return Err(HttpError::TooLarge { url: self.url.clone(), limit_bytes: MAX_EVENT }.into());
             }
-            let late = |_| ApiError::Answer { cause: "the API server fell silent in the middle of a watch".to_owned() };
+            let late = |_| ApiError::Answer("the API server fell silent in the middle of a watch".to_owned());
             match timeout_at(self.end, self.body.frame()).await.map_err(late)? {
                 None if self.rest.is_empty() => return Ok(None),
-                None => return Err(ApiError::Answer { cause: "a watch ended inside an event".to_owned() }),
+                None => return Err(ApiError::Answer("a watch ended inside an event".to_owned())),
                 Some(Err(error)) => {
-                    return Err(HttpError::Body { url: self.url.clone(), cause: error.to_string() }.into());
+                    return Err(HttpError::Body { url: self.url.clone(), source: error.into() }.into());
                 }
                 Some(Ok(frame)) => {
                     if let Ok(data) = frame.into_data() {
@@ -170,15 +176,15 @@ impl Watch {
 }
 
 fn bearer(path: &Path) -> Result<HeaderValue, ApiError> {
-    let fail = |cause: String| ApiError::Token { path: path.display().to_string(), cause };
-    let length = std::fs::metadata(path).map_err(|error| fail(error.to_string()))?.len();
+    let fail = |source| ApiError::Token { path: path.display().to_string(), source };
+    let length = std::fs::metadata(path).map_err(|error| fail(error.into()))?.len();
     if length > MAX_TOKEN {
-        return Err(fail(format!("{length} bytes, expected at most {MAX_TOKEN}")));
+        return Err(fail(format!("{length} bytes, expected at most {MAX_TOKEN}").into()));
     }
-    let text = std::fs::read_to_string(path).map_err(|error| fail(error.to_string()))?;
+    let text = std::fs::read_to_string(path).map_err(|error| fail(error.into()))?;
     // The error does not repeat the file's content.
     let mut value = HeaderValue::try_from(format!("Bearer {}", text.trim()))
-        .map_err(|_| fail("expected one line of printable characters".to_owned()))?;
+        .map_err(|_| fail("expected one line of printable characters".into()))?;
     value.set_sensitive(true);
     Ok(value)
 }
@@ -193,8 +199,7 @@ fn escaped(text: &str) -> String {
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {
-    let done = tokio::task::spawn_blocking(work).await;
-    done.unwrap_or_else(|error| Err(ApiError::Answer { cause: error.to_string() }))
+    tokio::task::spawn_blocking(work).await?
 }
 
 #[cfg(test)]

@@ -128,7 +128,7 @@ async fn list_and_watch(
             publish(&slices);
         }
         if events == 0 && began.elapsed() < SHORTEST_WATCH {
-            return Err(ApiError::Answer { cause: "the API server ends watches at once".to_owned() });
+            return Err(ApiError::Answer("the API server ends watches at once".to_owned()));
         }
     }
 }

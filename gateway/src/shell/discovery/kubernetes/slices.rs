@@ -92,7 +92,7 @@ impl Event {
             #[serde(default)]
             message: String,
         }
-        let wrong = |error: serde_json::Error| ApiError::Answer { cause: format!("not an event of a watch: {error}") };
+        let wrong = |source| ApiError::Json { expected: "an event of a watch", source };
         let raw: Raw<'_> = serde_json::from_slice(line).map_err(wrong)?;
         let slice = || serde_json::from_str::<Slice>(raw.object.get()).map_err(wrong);
         match raw.kind.as_str() {
@@ -105,7 +105,7 @@ impl Event {
                     || message.chars().take(300).map(|letter| if letter.is_control() { ' ' } else { letter });
                 Err(match code {
                     Some(410) => ApiError::Gone,
-                    _ => ApiError::Answer { cause: format!("the watch failed: {}", printable().collect::<String>()) },
+                    _ => ApiError::Answer(format!("the watch failed: {}", printable().collect::<String>())),
                 })
             }
             _ => Ok(Self::Other),
@@ -147,7 +147,7 @@ impl Slices {
     fn set(&mut self, slice: Slice) -> Result<(), ApiError> {
         self.0.insert(slice.metadata.name.clone(), slice);
         if self.0.len() > MAX_SLICES {
-            return Err(ApiError::Answer { cause: format!("more than {MAX_SLICES} EndpointSlices") });
+            return Err(ApiError::Answer(format!("more than {MAX_SLICES} EndpointSlices")));
         }
         Ok(())
     }
