@@ -7,10 +7,10 @@
 //! | [`config`] | TOML, raw and validated |
 //! | `observe` | metrics, traces, sampled requests |
 //! | `backends` | one engine and all of them: health, pins, pools, tables, the snapshot that is swapped atomically |
-//! | `data` | a request's way to an engine and back |
+//! | `data` | the path of a request to an engine and back |
 //! | `shell` | listeners, administration, discovery, reloads, switches of layouts |
 //!
-//! Bodies pass through byte for byte, except for the pin and an engine's own name of the model. The modules document
+//! Bodies pass through byte for byte, except for the pin and an engine's own name for the model. The modules document
 //! what is retried, what fails open and what is refused.
 
 mod backends;

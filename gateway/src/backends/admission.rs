@@ -12,7 +12,7 @@ use crate::backends::verdict::Closed;
 use crate::backends::{Backend, Backends, Fit, Health, Member, Model, compat};
 
 impl Backends {
-    /// Judges a backend by its report and its loaded files, takes over its number of ranks, and opens it.
+    /// Judges a backend by its report and its loaded files, adopts the number of ranks it reports, and opens it.
     pub(crate) fn admit(&self, backend: &Arc<Backend>, probe: &Probe) -> Result<(), Closed> {
         self.judge_by(backend, probe, true)
     }
@@ -65,7 +65,7 @@ impl Backends {
         warn_of_launch(&backend.name, probe, tables.is_some());
         warn_of_routes_without_pins(backend, &fit.dialect, ranks);
         self.note_health(backend, Health::Healthy);
-        // Failures before it went away may have been another process's.
+        // Earlier failures may have been those of a previous process.
         backend.gate.renew();
     }
 
@@ -84,7 +84,7 @@ impl Backends {
     }
 
     /// Compares the gateway's token count of a prompt with the engine's. If they differ, the engine has another
-    /// tokenizer or chat template, and scores are not for the prompt it runs.
+    /// tokenizer or chat template, and the scores are for another prompt than the one it runs.
     pub(crate) fn note_count(&self, backend: &Backend, shapes: Shapes, counted: u64, reported: u64) {
         let differ = self.metrics.prompts.counted(&backend.name, counted == reported);
         if !shapes.is_empty() {
@@ -103,7 +103,7 @@ impl Backends {
     }
 }
 
-/// Several differing counts of chats with the same shapes are no accident.
+/// Several differing counts in a row for chats of the same shapes are no coincidence.
 fn note_shapes(backend: &Backend, shapes: Shapes, agree: bool) {
     let name = backend.name.as_str();
     match backend.counts.note(shapes, agree) {

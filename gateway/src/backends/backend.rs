@@ -34,7 +34,7 @@ pub enum Health {
     Healthy,
     /// It does not answer, or cannot serve.
     Unhealthy {
-        /// One sentence.
+        /// One sentence, from an error or a report.
         cause: String,
     },
 }

@@ -16,7 +16,7 @@ use crate::backends::pool::Pool;
 use crate::backends::{LoadedTables, Model, Snapshot, Text};
 use crate::observe::Waits;
 
-/// Something that was replaced.
+/// A replaced part of a snapshot.
 type Held = Arc<dyn Send + Sync>;
 
 /// The current snapshot.
@@ -47,12 +47,12 @@ impl Current {
         }
     }
 
-    /// For short use.
+    /// The current snapshot, for short use.
     pub(crate) fn load(&self) -> Guard<Arc<Snapshot>> {
         self.timed(ArcSwap::load)
     }
 
-    /// For keeping.
+    /// The current snapshot, for keeping.
     pub(crate) fn load_full(&self) -> Arc<Snapshot> {
         self.timed(ArcSwap::load_full)
     }
@@ -75,7 +75,7 @@ impl Current {
         Change(&self.changes)
     }
 
-    /// Installs the next snapshot and retains the old one. Returns how long it took until readers see it.
+    /// Installs the next snapshot and retains the old one. Returns how long it took until readers saw it.
     pub(crate) fn store(&self, next: Arc<Snapshot>) -> Duration {
         let given = Arc::clone(&next);
         let complete = Instant::now();
@@ -89,7 +89,7 @@ impl Current {
         took
     }
 
-    /// Frees what no request uses any more. Not for network threads.
+    /// Frees the parts that no request uses any more. Must not run on a network thread.
     pub(crate) fn sweep(&self) {
         loop {
             let mut replaced = self.replaced.lock().unwrap_or_else(PoisonError::into_inner);
@@ -102,7 +102,7 @@ impl Current {
         }
     }
 
-    /// Whether anything waits to be freed.
+    /// Whether any replaced part remains to be freed.
     pub(crate) fn holds_replaced(&self) -> bool {
         !self.replaced.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
     }
@@ -114,7 +114,7 @@ fn cpu_time() -> f64 {
     time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9
 }
 
-/// The parts that are slow to free, individually, as requests hold them apart from the snapshot.
+/// The parts that are slow to free, one by one, because requests may hold a part without the snapshot.
 fn large_parts(snapshot: &Snapshot) -> Vec<Held> {
     let mut parts: Vec<Held> = Vec::new();
     for model in &snapshot.models {

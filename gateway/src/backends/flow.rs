@@ -73,7 +73,7 @@ pub(crate) struct FlowPart {
     prompt_tokens: u32,
     streams: bool,
     stage: Stage,
-    /// Its place in the line, if the line is kept.
+    /// Its position in the queue, if the queue is maintained.
     place: Option<Place>,
 }
 

@@ -1,5 +1,5 @@
-//! Which requests a backend receives, apart from its health: its drain, its circuit breaker, and a rest that it asked
-//! for.
+//! Which requests a backend receives, apart from its health: its drain, its circuit breaker, and a pause that it
+//! requested.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::backends::breaker::{Breaker, BreakerRules, Outcome, State, TrialId};
 
-/// An engine may ask for longer, but is tried again after this time.
+/// Longest pause that an engine can request; after it the engine is tried again.
 const MAX_REST: Duration = Duration::from_secs(60);
 
 /// The breaker is not closed, or has recorded failures.
@@ -63,7 +63,7 @@ impl Gate {
         !self.is_draining() && (self.marks() & NEWS == 0 || self.state() != State::Open)
     }
 
-    /// Whether a request needs a check before it is placed: it may need a trial, or the backend rests or is silent.
+    /// Whether a request needs a check before it is placed: it may need a trial, or the backend is paused or silent.
     pub(crate) fn needs_check(&self) -> bool {
         self.marks() & (TRIALS | RESTS | ASIDE) != 0
     }

@@ -17,11 +17,12 @@ pub(crate) struct WaitingStream {
     pub(crate) prompt_tokens: u32,
 }
 
-/// A stream's place in the line; unique among those waiting at a backend. Small, as every request has one.
+/// A stream's position in the queue, unique among the streams waiting at one backend. Kept small because every request
+/// carries one.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct Place(NonZeroU32);
 
-/// The streams waiting at one backend. Kept only while a policy has targets, as requests take a lock for it.
+/// The streams waiting at one backend. Maintained only while a policy has targets, because requests take a lock for it.
 #[derive(Default)]
 pub(crate) struct WaitingLine {
     kept: AtomicBool,
@@ -40,7 +41,7 @@ impl WaitingLine {
         self.kept.store(kept, Ordering::Relaxed);
     }
 
-    /// `None` if the line is not kept.
+    /// `None` if the queue is not maintained.
     pub(crate) fn join(&self, stream: WaitingStream) -> Option<Place> {
         self.kept.load(Ordering::Relaxed).then(|| {
             let mut line = self.lock();

@@ -25,8 +25,8 @@ use crate::backends::silence::{Change, Silence, SilenceRules};
 use crate::backends::verdict::Closed;
 use crate::backends::{Aside, Backend, Backends, Model, Watched, parity, pins};
 
-/// Interval between probes of a backend that refuses connections or is starting: it may return any moment, and such a
-/// probe costs next to nothing.
+/// Interval between probes of a backend that refuses connections or is starting: it may return at any moment, and such
+/// a probe costs next to nothing.
 const RETURN: Duration = Duration::from_millis(500);
 
 /// The outcome of one full probe.
@@ -195,8 +195,8 @@ async fn watch_server(backends: &Arc<Backends>, backend: &Arc<Backend>) {
     }
 }
 
-/// An engine, or a proxy in front of it, that sends more than its answers could have one client's answer taken for
-/// another's.
+/// If an engine, or a proxy in front of it, sends bytes that belong to no answer, a client could receive another
+/// client's answer.
 fn note_strays(backends: &Backends, backend: &Backend) {
     let strays = backend.client.take_strays();
     if strays > 0 {
@@ -296,7 +296,7 @@ async fn watch_streams(backends: &Arc<Backends>, backend: &Arc<Backend>) {
             answered = answer_of(&mut probe) => Some(answered),
         };
         if !backend.health().is_healthy() {
-            // A backend that returns is another process.
+            // A backend that comes back is a new process.
             (silence, probe) = (Silence::default(), None);
             backend.gate.set_aside(Aside::Silent, false);
             continue;

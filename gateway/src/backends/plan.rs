@@ -1,4 +1,4 @@
-//! Which policy places a request: the model's, or, while that is on trial, sometimes the baseline.
+//! Which policy places a request: the model's own or, during a canary, sometimes the baseline.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -28,7 +28,7 @@ pub(crate) struct Plan {
     requests: AtomicU64,
 }
 
-/// A policy on trial.
+/// A canary: a policy on trial.
 pub(crate) struct Trial {
     pub(crate) canary: Canary,
     pub(crate) baseline: Arc<dyn Policy>,

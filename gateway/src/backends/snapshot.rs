@@ -81,12 +81,12 @@ impl Model {
         others.map(|other| other.tables.model()).try_for_each(|other| compat::with_model(tables, what, other))
     }
 
-    /// The verdict about a backend by its index. Without a probe, as far as files and configuration tell.
+    /// The verdict about the backend at an index; without a probe, from files and configuration alone.
     pub(crate) fn judge(&self, at: usize, probe: Option<&Probe>, max_ranks: u16) -> Result<Fit, Closed> {
         let (member, files) = (&self.members[at], self.check_files(at).err());
         let (config, room) = (&member.backend.config, self.room(at, max_ranks));
         let tables = member.tables.as_ref().map(|loaded| loaded.tables.as_ref());
-        // Only this probe may know the first backend's version.
+        // The first backend's version may be known from this probe alone.
         let found = probe.filter(|_| at == 0).map(|probe| Preparation::row(preparation_row(config.engine, probe)));
         let reader = self.text.as_deref().map(|text| text.reader(found.unwrap_or(self.preparation())));
         let subject = Subject { config, tables, reader, files: files.as_ref(), room };
@@ -125,7 +125,7 @@ impl Model {
         others.map_or(Ok(()), |other| Ok(compat::with_model(tables, "another backend's tables", other.tables.model())?))
     }
 
-    /// Ranks left for a backend when every other one has its own, or may still be probed.
+    /// Ranks left for a backend after those that every other backend has, or may still report.
     fn room(&self, at: usize, max_ranks: u16) -> usize {
         let others = self.members.iter().enumerate().filter(|(other, _)| *other != at);
         let taken = others.map(|(_, other)| usize::from(other.fit.ranks).max(other.backend.config.urls.len()));
@@ -188,7 +188,7 @@ pub(crate) struct Text {
     /// Why the configured template is not in use; an earlier one is, or none.
     pub(crate) template_error: Option<SharedError>,
     pub(crate) vocabulary: Vocabulary,
-    /// Whether the template writes the date, so that a chat reads differently on another day.
+    /// Whether the template writes the date, so that a chat is rendered differently on another day.
     pub(crate) writes_date: bool,
     /// The files and settings behind it.
     pub(crate) made_of: TextSource,
@@ -211,7 +211,7 @@ pub(crate) struct TextSource {
     pub(crate) zone_seconds: i32,
 }
 
-/// The place of a backend in a snapshot.
+/// The position of a backend in a snapshot.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Position {
     /// Index of its model.
@@ -271,7 +271,7 @@ impl Member {
             }
     }
 
-    /// Those of `shapes` that its engine tokenizes differently from the gateway.
+    /// The shapes among `shapes` that its engine tokenizes differently from the gateway.
     pub(crate) fn misread(&self, shapes: Shapes) -> Shapes {
         (self.fit.parity.differs | self.backend.counts.differs()).both(shapes)
     }

@@ -53,13 +53,13 @@ impl Backends {
         Arc::clone(&self.current.load().config)
     }
 
-    /// To be held while the next snapshot is made from the current one, and while availability changes.
+    /// The lock to hold while the next snapshot is made from the current one, and while availability changes.
     pub(crate) fn changing(&self) -> MutexGuard<'_, ()> {
         self.changing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Makes a snapshot the current one. `_changing`: it was made from the current one under the lock. Returns how long
-    /// it took until readers see it.
+    /// it took until readers saw it.
     pub(crate) fn swap(&self, _changing: &MutexGuard<'_, ()>, next: Arc<Snapshot>) -> Duration {
         self.metrics.generation(next.generation);
         self.current.store(next)
@@ -107,7 +107,7 @@ impl Backends {
         self.snapshot().backend(name).cloned()
     }
 
-    /// The names of a backend's model in requests to it; none once it is gone.
+    /// The names that requests to a backend may use for its model; none once it is gone.
     pub(crate) fn names_asked(&self, backend: &Arc<Backend>) -> Vec<String> {
         let snapshot = self.snapshot();
         snapshot.position(backend).map_or_else(Vec::new, |at| snapshot.at(at).0.names_asked(backend))

@@ -115,7 +115,7 @@ impl Fit {
         Self::of(ranks, dialect, None)
     }
 
-    /// A backend about whose chats nothing is known.
+    /// A backend with unknown chat tokenization.
     fn of(ranks: u16, dialect: Dialect, unpinned: Option<Unpinned>) -> Self {
         Self { ranks, dialect, unpinned, parity: Parity::default() }
     }
@@ -127,7 +127,7 @@ pub(crate) struct Subject<'a> {
     pub(crate) tables: Option<&'a Tables>,
     /// The reader of its prompts.
     pub(crate) reader: Option<Reader<'a>>,
-    /// Why its own files or its model's do not match, if known already.
+    /// Why its own files or those of its model do not match, if already known.
     pub(crate) files: Option<&'a Unpinned>,
     /// Ranks that `limits.ranks` leaves for it.
     pub(crate) room: usize,

@@ -1,4 +1,4 @@
-//! How many token ids a model accepts, which exceeds its tokenizer's number: embeddings are padded.
+//! The number of token ids that a model accepts. It exceeds that of its tokenizer, because embeddings are padded.
 
 use std::io;
 use std::path::Path;
@@ -20,12 +20,12 @@ const TEXT_CONFIGS: [&str; 5] = [
     "/thinker_config/text_config/vocab_size",
 ];
 
-/// The exclusive bound of a model's ids.
+/// The exclusive upper bound of a model's token ids.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Vocabulary {
-    /// Rows of its embedding.
+    /// Rows of the model's embedding.
     Known(u32),
-    /// More than any model with such a tokenizer has.
+    /// An upper bound for any model with such a tokenizer.
     AtMost(u32),
 }
 

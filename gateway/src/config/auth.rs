@@ -8,7 +8,7 @@ use serde::Deserialize;
 use super::value::{digest, unique};
 use super::{ConfigError, ModelConfig, SecretDigest};
 
-/// Stands for every origin.
+/// Matches every origin.
 pub(crate) const ANY_ORIGIN: &str = "*";
 
 /// `[auth]`
@@ -107,7 +107,7 @@ pub(super) fn cors_origins(origins: Vec<String>) -> Result<Vec<String>, ConfigEr
     Ok(origins)
 }
 
-/// Why this is not an origin as browsers send it: `*`, or scheme, host and an optional port, and nothing more.
+/// Why `origin` is not an origin as browsers send it, `*` or scheme, host and optional port; `None` if it is one.
 fn origin_fault(origin: &str) -> Option<&'static str> {
     if origin == ANY_ORIGIN {
         return None;

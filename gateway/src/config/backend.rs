@@ -62,7 +62,7 @@ pub(crate) struct BackendConfig {
     pub(crate) engine: Engine,
     /// One URL, or one for each rank.
     pub(crate) urls: Vec<BaseUrl>,
-    /// The model's name there, if it differs from the clients'.
+    /// The engine's name for the model, if it differs from the one that clients use.
     pub(crate) served_name: Option<String>,
     pub(crate) tables: Option<PathBuf>,
     pub(crate) ranks: Option<u16>,
@@ -84,13 +84,13 @@ impl BackendConfig {
         &self.urls[0]
     }
 
-    /// Whether this is the same engine over the same connection: everything but the tables is equal.
+    /// Whether both configure the same engine over the same connection: everything but the tables is equal.
     pub(crate) fn is_same_engine(&self, other: &Self) -> bool {
         let without_tables = |config: &Self| Self { tables: None, ..config.clone() };
         without_tables(self) == without_tables(other)
     }
 
-    /// Whether both have the same ranks: the same engine at the same place.
+    /// Whether both configure the same ranks: the same engine at the same address.
     pub(crate) fn is_same_ranks(&self, other: &Self) -> bool {
         (&self.name, self.engine, &self.urls) == (&other.name, other.engine, &other.urls)
     }

@@ -63,7 +63,7 @@ fn default_leave_after() -> u32 {
 }
 
 impl RawDiscovery {
-    /// A backend of this source at a made-up address.
+    /// A backend of this source at a placeholder address.
     fn template(&self, key: &str, host: String) -> Result<RawBackend, ConfigError> {
         let mut template = self.backend.clone();
         for (field, set) in [("url", !template.url.is_empty()), ("urls", !template.urls.is_empty())] {
@@ -162,7 +162,7 @@ impl fmt::Display for Place {
     }
 }
 
-/// Checked.
+/// A checked discovery source.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct DiscoveryConfig {
     pub(crate) name: String,

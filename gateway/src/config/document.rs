@@ -1,11 +1,11 @@
-//! A configuration as it is written in its file, with secrets hidden, for display.
+//! A configuration as written in its file, with secrets redacted, for display.
 
 use serde_json::Value;
 
 /// Replaces a secret.
 const HIDDEN: &str = "(set)";
 
-/// The document as JSON, secrets hidden. `Null` for what JSON cannot represent.
+/// The document as JSON with secrets redacted; `Null` for values that JSON cannot represent.
 pub(super) fn document(document: toml::Table) -> Value {
     let mut document = serde_json::to_value(document).unwrap_or(Value::Null);
     hide(&mut document, false);

@@ -5,15 +5,15 @@ use std::time::Duration;
 use super::ConfigError;
 use super::value::{any, positive, seconds, share, within};
 
-/// More attempts than any budget allows for long.
+/// More attempts than any budget sustains.
 const MAX_ATTEMPTS: u32 = 16;
-/// Longer than clients wait for a head.
+/// Longer than clients wait for a response head.
 const MAX_HOLD_SECONDS: f64 = 3600.0;
 /// More than any gateway serves.
 const MAX_PER_SECOND: f64 = 1e6;
 
-section! { RawRetry, "`[retry]`: a request is sent to another backend while nothing of an answer went to the client.";
-    /// Backends that one request is sent to at most. 1: no retries.
+section! { RawRetry, "`[retry]`: retries a request on another backend as long as no part of the response has reached the client.";
+    /// Maximum number of backends that one request is sent to. 1: no retries.
     attempts: u32 = 3,
     /// Retries may add this share to a model's requests of the last 10 s...
     budget_ratio: f64 = 0.2,
@@ -42,7 +42,7 @@ pub(super) fn retry(raw: RawRetry) -> Result<RawRetry, ConfigError> {
 }
 
 section! { RawBreaker => #[derive(Copy)] BreakerRules, "breaker",
-    "`[breaker]`: a backend whose requests fail in a row gets none for a while, unless it is the last one.";
+    "`[breaker]`: a backend whose requests fail in a row receives none for a while, unless it is the last one.";
     /// Consecutive failures that open it: connections refused or broken before a response, and 502 or 503 whose body is
     /// not an engine's JSON. 0: never.
     failures: u32 = 5 => failures: u32 = any,

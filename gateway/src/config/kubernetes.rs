@@ -53,7 +53,7 @@ mod checked {
     /// Namespaces, services and their ports are named by DNS labels.
     const MAX_LABEL: usize = 63;
 
-    /// Checked.
+    /// The checked section.
     #[derive(Clone, Debug, PartialEq)]
     pub(crate) struct KubernetesConfig {
         pub(crate) namespace: String,

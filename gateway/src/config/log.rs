@@ -49,8 +49,8 @@ impl Access {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LogFormat {
-    /// For people.
+    /// Text, for people.
     Text,
-    /// For programs.
+    /// JSON, for programs.
     Json,
 }

@@ -17,7 +17,7 @@ macro_rules! section {
         }
     };
     // A section with `$checked`, its type in the rest of the crate. `=>` gives the name and type of a checked field,
-    // and the function that makes it of the raw value: `fn(key: &str, raw) -> Result<field>`.
+    // and the function that makes it from the raw value: `fn(key: &str, raw) -> Result<field>`.
     ($name:ident => $(#[$meta:meta])* $checked:ident, $section:literal, $about:literal;
      $($(#[$doc:meta])* $key:ident: $kind:ty = $default:expr => $field:ident: $type:ty = $check:expr,)*) => {
         section! { $name, $about; $($(#[$doc])* $key: $kind = $default,)* }
@@ -204,7 +204,7 @@ pub(crate) struct ServerConfig {
     pub(crate) metrics: Option<SocketAddr>,
     pub(crate) admin_token_sha256: Option<SecretDigest>,
     pub(crate) tables_root: Option<PathBuf>,
-    /// Paths passed through besides the gateway's own.
+    /// Additional paths that are passed through to engines.
     pub(crate) extra_routes: Vec<String>,
     /// Origins whose pages may use the data plane, or `*`.
     pub(crate) cors_origins: Vec<String>,

@@ -190,7 +190,7 @@ section! { RawRouting => RoutingConfig, "routing", "`[routing]`";
     trust_client_pins: bool = false => trust_client_pins: bool = any,
     /// Bodies of this size or more are scored off the network threads.
     offload_bytes: usize = 16 << 10 => offload_bytes: usize = any,
-    /// The longest that such a body waits for its score; then it is routed by load and counted as `slow`.
+    /// Longest wait of such a body for its score; after it the request is routed by load and counted as `slow`.
     score_limit_seconds: f64 = 0.2 => score_limit: Duration = seconds,
     /// Memory for the token ids of earlier chat turns, per model: text, ids and overhead. 0: none.
     segment_cache_bytes: usize = 4 << 20 => segment_cache_bytes: usize = any,

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use super::value::{MAX_SECONDS, seconds};
 use super::{BackendConfig, ConfigError, ModelConfig, Result};
 
-/// An hour, as the policy has it.
+/// An hour, the policy's own limit.
 const MAX_TTFT_MS: f64 = 3.6e6;
 
 /// Whether the gateway switches layouts.
@@ -34,10 +34,10 @@ pub enum SwitchMode {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Meanwhile {
-    /// They are sent there and wait.
+    /// New requests are sent to it and wait there.
     #[default]
     Hold,
-    /// They go to other backends if there are any.
+    /// New requests go to other backends if there are any.
     Redirect,
 }
 
@@ -73,13 +73,13 @@ section! { RawSwitch, "`[switch]`";
     prepare_seconds: f64 = 12.0,
     /// Longest wait for a switch to complete, and for a webhook's response.
     commit_seconds: f64 = 60.0,
-    /// TTFT targets of streams by the `priority` of their bodies (0 without one; priorities outside 0 to 255 have no
-    /// target): `[[priority, milliseconds], ...]`. If a waiting stream would miss its target, and would wait less in
-    /// the other layout, the backend switches at once.
+    /// TTFT targets for streams, keyed by the `priority` in the request body (0 if absent; priorities outside 0 to 255
+    /// have no target): `[[priority, milliseconds], ...]`. If a waiting stream would miss its target, and would wait
+    /// less in the other layout, the backend switches immediately.
     ttft_ms: Vec<(u8, f64)> = Vec::new(),
     /// Called to switch engines without a hook; absent: traffic moves between their TP and EP backends.
     webhook: Option<String> = None,
-    /// This many seconds of the gain count in advance, the rest as it accrues.
+    /// How many seconds of the expected gain count in advance; the rest counts as it accrues.
     horizon_seconds: f64 = Settings::default().horizon_seconds,
     /// Smaller gains, as a share of a step's time, are noise.
     least_gain: f64 = Settings::default().least_gain,

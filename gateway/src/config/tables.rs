@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::ConfigError;
 use super::value::{seconds, within};
 
-/// Each keeps a copy of its file.
+/// Every one of them keeps a copy of its file.
 const MAX_EARLIER: usize = 16;
 
 section! { RawTables, "`[tables]`";

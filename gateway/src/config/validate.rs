@@ -204,7 +204,7 @@ fn model(key: &str, raw: RawModel, base: &Path, routing: &RoutingConfig, names: 
     })
 }
 
-/// Seconds ahead of UTC, of `UTC` or `+HH:MM`.
+/// The offset from UTC, in seconds, that `UTC` or `+HH:MM` denotes.
 fn zone_seconds(zone: &str) -> Option<i32> {
     let (sign, time) = match zone.split_at_checked(1)? {
         ("+", time) => (1, time),
@@ -222,7 +222,7 @@ fn zone_seconds(zone: &str) -> Option<i32> {
 fn limits(mut limits: RawLimits) -> Result<RawLimits> {
     for (key, value, least) in [
         ("body_bytes", limits.body_bytes, 1),
-        // Each body alone must fit.
+        // Every single body must fit.
         ("body_memory_bytes", limits.body_memory_bytes, limits.body_bytes),
         ("answer_memory_bytes", limits.answer_memory_bytes, 128 << 10),
         ("header_bytes", limits.header_bytes, 8192),

@@ -11,10 +11,10 @@ const MAX_IN_FLIGHT: u32 = 1 << 20;
 const MAX_QUEUED: usize = 1 << 20;
 
 section! { RawQueue => #[derive(Copy)] QueueRules, "queue",
-    "`[queue]`: requests that wait for a rank, a line for each model.";
-    /// Requests in flight per rank beyond which others wait here. Absent: no limit, because engines queue by themselves
-    /// and know their memory. A limit slightly above what a rank runs at once lets late requests go to the rank that
-    /// frees up first.
+    "`[queue]`: requests that wait for a rank, in one queue per model.";
+    /// Requests in flight per rank beyond which further requests wait in the gateway. Absent: no limit, because engines
+    /// queue by themselves and know their memory. A limit slightly above what a rank runs at once lets late requests go
+    /// to the rank that frees up first.
     max_in_flight: Option<u32> = None => max_in_flight: Option<u32> = limit,
     /// Maximum number of waiting requests; more get 429.
     max_queued: usize = 1024 => max_queued: usize = length,

@@ -17,11 +17,11 @@ const ENGINE_PATHS: &str = "/ /health /ping /version /metrics /load /v1/loads /g
     /server_info /get_server_info /model_info /get_model_info /v1/score /v1/rerank /rerank /classify /pooling \
     /encode /invocations /flush_cache /v1/audio/transcriptions /v1/images/generations /v1/batches";
 
-/// Facts about a request beyond the labels of its metrics.
+/// Facts about a request that are not labels of its metrics.
 pub(crate) struct Record {
     pub(crate) id: RequestId,
     pub(crate) caller: Caller,
-    /// `None` for paths that are not the gateway's.
+    /// `None` for paths that the gateway does not serve.
     pub(crate) route: Option<Route>,
     /// The path, if it is a known engine path that is not forwarded.
     refused_path: Option<&'static str>,
@@ -45,13 +45,14 @@ impl Record {
         }
     }
 
-    /// A request to a path that is not the gateway's. Any path may hold a secret, so only known ones are logged.
+    /// A request to a path that the gateway does not serve. Any path may hold a secret, so only known ones are logged.
     pub(super) fn refused(id: RequestId, path: &str) -> Self {
         let refused_path = ENGINE_PATHS.split(' ').find(|known| *known == path);
         Self { refused_path, ..Self::new(id, None) }
     }
 
-    /// The request was read; tokens are estimated if the prompt was not tokenized. `streams`: its answer is streamed.
+    /// Records that the request was read. `tokens` is an estimate if the prompt was not tokenized; `streams`: its
+    /// answer is streamed.
     pub(super) fn read(&mut self, model: &Arc<Model>, prompt_tokens: u64, streams: bool) {
         self.model = Some(Arc::clone(model));
         self.prompt_tokens = prompt_tokens;

@@ -87,8 +87,8 @@ impl<'a> Attempt<'a> {
         Ok(request)
     }
 
-    /// Sends a request and waits for the response head, until the limit, or until the backend is found unhealthy while
-    /// another one can be asked.
+    /// Sends a request and waits for the response head, up to the time limit, or until the backend is found unhealthy
+    /// while another one can take the request.
     pub(super) async fn send(&self, request: Request<RequestBody>) -> Result<Response<AnswerBody>, RequestError> {
         let uri = request.uri().clone();
         let mut sent = std::pin::pin!(self.backend.client.send(request));
@@ -107,13 +107,12 @@ impl<'a> Attempt<'a> {
         }
     }
 
-    /// The error of a missing answer; notifies the prober.
+    /// The error for a missing answer; also wakes the prober.
     pub(super) fn no_answer(&self, source: HttpError) -> RequestError {
         if let HttpError::Exhausted { source } = source {
             return RequestError::Exhausted { source };
         }
-        self.backend.suspect();
-        let backend = self.backend.name.clone();
+        let backend = self.suspect();
         tracing::warn!(backend, cause = %source, "no answer");
         match &source {
             HttpError::Timeout { .. } => RequestError::Slow { backend, source },
@@ -123,12 +122,17 @@ impl<'a> Attempt<'a> {
         }
     }
 
-    /// An error if the backend is unhealthy now and another one can be asked.
+    /// Wakes the backend's prober; returns the backend's name.
+    fn suspect(&self) -> String {
+        self.backend.suspect();
+        self.backend.name.clone()
+    }
+
+    /// Fails if the backend has become unhealthy and another one can take the request.
     pub(super) fn check_health(&self) -> Result<(), RequestError> {
         let cause = self.backend.cause_of_unhealthy().filter(|_| self.tries.may_move_from(self.at));
         let Some(cause) = cause else { return Ok(()) };
-        self.backend.suspect();
-        let backend = self.backend.name.clone();
+        let backend = self.suspect();
         tracing::warn!(backend, cause, "gave up waiting for an answer");
         Err(RequestError::Unhealthy { backend, cause })
     }

@@ -53,8 +53,8 @@ impl<'a, A> Attempts<'a, A> {
         }
     }
 
-    /// An engine refused the pin of the last attempt and receives no more pins: place the request again. That is not a
-    /// failure of the backend and costs no budget.
+    /// Allows the request to be placed again after an engine refused its pin. The engine receives no more pins; this is
+    /// not a failure of the backend and costs no budget.
     ///
     /// # Errors
     /// `error`, if more pins were refused than there are backends.

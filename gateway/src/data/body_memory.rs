@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::backends::RequestError;
 
-/// Bytes held by request bodies and what is derived from them: copies and parsed JSON trees.
+/// Bytes held by request bodies, their copies and their parsed JSON trees.
 #[derive(Default)]
 pub(crate) struct BodyMemory(AtomicUsize);
 
@@ -29,7 +29,7 @@ impl BodyMemory {
     }
 }
 
-/// A part of the memory for bodies, returned on drop.
+/// A share of the memory for bodies, returned on drop.
 pub(crate) struct Held<'a> {
     memory: &'a BodyMemory,
     bytes: usize,

@@ -1,4 +1,4 @@
-//! Web pages of other origins that may use the data plane (CORS, Fetch standard 3.2): `server.cors_origins`, none by
+//! Web pages from other origins that may use the data plane (CORS, Fetch standard 3.2): `server.cors_origins`, none by
 //! default.
 //!
 //! Keys travel in `Authorization`, never in cookies, so no answer allows credentials. CORS headers of engines are
@@ -64,7 +64,7 @@ impl Cors {
 
     /// Adds the CORS headers to a stripped answer.
     pub(super) fn mark(self, headers: &mut HeaderMap) {
-        // Caches in between must keep answers to different pages apart.
+        // Shared caches must keep answers to different pages apart.
         headers.append(header::VARY, HeaderValue::from_static("Origin"));
         if let Some(origin) = self.origin {
             headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin);

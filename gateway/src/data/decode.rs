@@ -40,7 +40,7 @@ pub(super) enum Coding {
 }
 
 impl Coding {
-    /// The coding that the head names, removed from the head.
+    /// Removes the content coding from the head and returns it.
     ///
     /// # Errors
     /// [`RequestError::Coding`] for unknown codings, and for more than one.
@@ -79,7 +79,7 @@ impl Coding {
     }
 }
 
-/// Whether a body is UTF-8 without a mark, or needs no decoding: a route may carry audio or forms.
+/// Whether a body needs no decoding: it is UTF-8 without a byte order mark, or its route carries audio or forms.
 pub(super) fn is_plain(route: Route, body: &[u8]) -> bool {
     Encoding::of(body) == (Encoding::Utf8, 0) || (route == Route::Extra && !begins_object(body))
 }
@@ -88,7 +88,8 @@ pub(super) fn is_plain(route: Route, body: &[u8]) -> bool {
 /// a lot.
 ///
 /// # Errors
-/// [`RequestError::BodyCoding`] or [`RequestError::BodyJson`] if it is not what it claims, and the limits on its size.
+/// [`RequestError::BodyCoding`] or [`RequestError::BodyJson`] if the body is not what its head says, and the errors for
+/// its size limits.
 pub(super) async fn plain(
     plane: &Arc<DataPlane>,
     coding: Option<Coding>,
@@ -114,7 +115,7 @@ pub(super) async fn plain(
     Ok(plain)
 }
 
-/// Memory that decoding one body takes, returned on drop.
+/// The memory for decoding one body, returned on drop.
 struct Account {
     plane: Arc<DataPlane>,
     bytes: usize,
@@ -213,7 +214,7 @@ impl Account {
         }
     }
 
-    /// Converts a text in the encoding that Python's parser would detect.
+    /// Converts a text from the encoding that Python's JSON parser would detect.
     fn utf8(&mut self, body: &Bytes) -> Result<Bytes, RequestError> {
         let (encoding, start) = Encoding::of(body);
         if encoding == Encoding::Utf8 {
@@ -266,7 +267,7 @@ fn window_bytes(coding: Coding, member: &[u8]) -> usize {
     }
 }
 
-/// The window from the head of a frame (RFC 8878, 3.1.1.1); `head` follows the descriptor.
+/// The window size in the head of a frame (RFC 8878, 3.1.1.1); `head` follows the descriptor.
 fn zstd_window_bytes(descriptor: u8, head: &[u8]) -> usize {
     let is_one_segment = descriptor & 0x20 != 0;
     let bytes = if is_one_segment {

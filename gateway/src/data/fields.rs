@@ -42,7 +42,7 @@ impl Marked {
         })
     }
 
-    /// The value of the body's own adapter member, if it has one.
+    /// The value of the member that names an adapter, if the body has one.
     pub(super) fn adapters<'a>(&self, body: &'a [u8]) -> Option<&'a [u8]> {
         let mut named = self.found.iter().rev().filter(|(field, _)| field.treatment == Treatment::Adapters);
         let value = &body[named.next()?.1.clone()];

@@ -7,12 +7,12 @@ use super::place::place;
 use super::{DataPlane, Job, Placed};
 use crate::backends::{Nowhere, Refused, RequestError, Room};
 
-/// The conditions that a request may wait for.
+/// The events that a request may wait for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Patience {
     /// Room on a rank, or any backend at all.
     ForAll,
-    /// Room only: the request was tried before, and there is an error or an engine's answer to return.
+    /// Room only: an earlier attempt left an error or an engine's answer to return.
     ForRoom,
 }
 

@@ -66,8 +66,8 @@ use stream::RelayBody;
 use ticket::Ticket;
 use watch::Watch;
 
-/// A request over HTTP/2, from its head to the end of its answer. Connections are bounded, and so are the streams of
-/// each; this bounds the streams of all of them.
+/// A request over HTTP/2, from its head to the end of its answer. Connections and the streams on each are limited
+/// separately; this limits the streams of all connections together.
 struct OpenStream(Arc<DataPlane>);
 
 impl OpenStream {
@@ -247,7 +247,7 @@ async fn score_and_send(
     }
 }
 
-/// Work that ends with an error if it still waits when the gateway closes. Every connection is polled once more then,
+/// Ends `work` with an error if it is still waiting when the gateway closes. Every connection is polled once more then,
 /// so requests need not be registered for it.
 async fn unless_closing<T>(
     plane: &DataPlane,
@@ -360,7 +360,7 @@ impl Body for Answered {
 mod tests {
     use super::*;
 
-    /// Bytes of the future that a function returns, without calling it.
+    /// Size of the future that a function returns, without calling it.
     fn future_bytes<A, B, F>(_: impl Fn(A, B) -> F) -> usize {
         size_of::<F>()
     }

@@ -69,7 +69,7 @@ fn decoded(id: &str) -> Vec<u8> {
 }
 
 fn entries(model: &Model, created: u64) -> impl Iterator<Item = Value> {
-    // A request within the smallest limit fits every backend.
+    // A request within the smallest context length fits every backend.
     let longest = model.members.iter().filter_map(|member| member.backend.max_model_len()).min();
     let entry = move |id: &str| {
         let mut entry = json!({ "id": id, "object": "model", "created": created, "owned_by": "semmoe" });

@@ -1,10 +1,10 @@
 //! The first chunk of an answer, awaited before its head goes to the client: until then the request can be retried.
 //!
 //! An engine whose core died behind a live server answers with a 500, with a 200 whose generation was aborted before
-//! its first token, or with an error as the first event of a stream. The words of an answer may be the client's, so the
-//! health route decides whether the engine is dead. Servers that send the head of a stream early do so long before the
-//! first token, which is what clients wait for: holding the head costs them nothing. Only what accompanies the first
-//! chunk is awaited, and never longer than the limit.
+//! its first token, or with an error as the first event of a stream. An error text in an answer may come from the
+//! client, so the health route decides whether the engine is dead. Servers that send the head of a stream early do so
+//! long before the first token, which is what clients wait for: holding the head costs them nothing. Only what
+//! accompanies the first chunk is awaited, and never longer than the limit.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -98,11 +98,11 @@ pub(crate) enum Opened {
 /// The body broke off before its first chunk, or the backend's probes failed meanwhile.
 pub(crate) async fn open(attempt: &Attempt<'_>, response: Response<AnswerBody>) -> Result<Opened, RequestError> {
     let (route, streams) = (attempt.job.route, attempt.job.streams);
-    // As the engine counts.
+    // The rank number as the engine counts.
     let pinned = attempt.expected.as_ref().map(|expected| expected.wire_rank);
     let mut response = response.map(|body| Box::new(Upstream { body, ahead: [None, None] }));
     let status = response.status();
-    // The engine is dead, or only full: its health route decides.
+    // The engine may be dead or merely overloaded: its health route decides.
     if probe::is_dead(attempt.backend.engine, Some(status.as_u16())) {
         attempt.backend.suspect();
     }

@@ -10,7 +10,7 @@ use semmoe_routing::{Needs, Policy, Prompt};
 use super::{DataPlane, Job};
 use crate::backends::{Health, Lease, Member, Model, RequestError, Run, Slot, Trial};
 
-/// A place, and who chose it.
+/// A place for a request, and the policy that chose it.
 pub(crate) struct Placed {
     /// Set on a backend whose breaker is half open.
     pub(crate) trial: Option<Trial>,
@@ -30,7 +30,7 @@ pub(crate) fn place(plane: &Arc<DataPlane>, job: &Job, except: &[usize]) -> Resu
     let now = Instant::now();
     let is_spared = |at: &usize| members[*at].backend.gate.is_spared(now);
     let mut spared: Vec<usize> = except.iter().copied().chain((0..members.len()).filter(is_spared)).collect();
-    // A resting or silent backend is better than none, and an extra trial better than an error.
+    // A paused or silent backend is better than none, and an extra trial is better than an error.
     let placed =
         place_with_care(plane, job, &mut spared).or_else(|_| place_with_care(plane, job, &mut except.to_vec()));
     placed.or_else(|error| {
@@ -131,7 +131,7 @@ struct Limit {
 enum InFlight {
     /// The total, if the engine will choose this one's rank too; and the number of ranks.
     Anywhere { all: i64, ranks: i64 },
-    /// On each of its ranks, requests whose rank the engine chose, taken as evenly spread.
+    /// On each of its ranks: requests whose rank the engine chose, assumed to be spread evenly.
     OnEach(i64),
 }
 
@@ -193,7 +193,7 @@ fn believed(job: &Job) -> (&dyn Policy, Option<Cow<'_, [f64]>>) {
     (policy, share.map(Cow::Owned))
 }
 
-/// Every backend of the model with its problem.
+/// Lists every backend of the model with its problem.
 fn causes(members: &[Member]) -> String {
     let cause = |member: &Member| {
         let name = &member.backend.name;

@@ -24,7 +24,7 @@ pub(crate) struct DataPlane {
     /// Prompts that may take seconds, such as megabytes of a single word: one at a time in a separate lane, so that
     /// other long prompts do not wait behind them.
     pub(super) scoring_huge: Arc<Semaphore>,
-    /// Long bodies scanned concurrently because their prompts took too long to score.
+    /// Concurrent scans of long bodies whose prompts took too long to score.
     pub(super) skimming: Arc<Semaphore>,
     pub(crate) body_memory: BodyMemory,
     pub(crate) answer_memory: Arc<AnswerMemory>,
@@ -54,7 +54,7 @@ impl DataPlane {
         }
     }
 
-    /// Whether a path that is not the gateway's own is forwarded to engines.
+    /// Whether a path other than the gateway's own routes is forwarded to engines.
     pub(super) fn passes(&self, path: &str) -> bool {
         self.backends.current.load().config.server.extra_routes.iter().any(|route| route == path)
     }
@@ -68,7 +68,7 @@ impl DataPlane {
         self.draining.store(true, Ordering::Relaxed);
     }
 
-    /// The grace period is over: requests still running end with an error.
+    /// Ends the grace period: requests still running end with an error.
     pub(crate) fn close(&self) {
         self.closing.store(true, Ordering::SeqCst);
     }

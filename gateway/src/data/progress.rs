@@ -10,7 +10,8 @@ use semmoe_engines::pieces::output_tokens;
 
 use crate::observe::{Generated, OutputTokens};
 
-/// Observations of one answer. Small, as every open stream has one: times saturate at 71 minutes, counts at 4 billion.
+/// Observations of one answer, kept small because every open stream has one: times saturate at 71 minutes, counts at
+/// 4 billion.
 #[derive(Default)]
 pub(super) struct Progress {
     /// Microseconds from the start of the request to its first chunk.
@@ -31,7 +32,7 @@ fn less_one(number: Option<NonZeroU32>) -> Option<u64> {
 }
 
 impl Progress {
-    /// A chunk of a good answer to a request that began at `started`; `data_lines` of an event stream so far.
+    /// Records a chunk of a good answer to a request that began at `started`; an event stream has `data_lines` so far.
     pub(super) fn piece(&mut self, route: Route, started: Instant, piece: &[u8], data_lines: Option<u32>) {
         if self.first.is_none() {
             self.first = and_one(u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX));
@@ -55,7 +56,8 @@ impl Progress {
     }
 }
 
-/// Events that carry a token: a chat begins with its role, and every stream of these routes ends with `[DONE]`.
+/// Number of events that carry a token: a chat begins with its role, and every stream on these routes ends with
+/// `[DONE]`.
 fn tokens_of_events(route: Route, events: u64) -> Option<u64> {
     let others = match route {
         Route::Chat => 2,

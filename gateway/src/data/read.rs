@@ -1,4 +1,4 @@
-//! The facts about a request: its model, its number of tokens, and how local they would be on each rank.
+//! Reads a request: its model, its number of tokens, and their expected locality on each rank.
 //!
 //! Only this module and [`super::score`] parse the body, and nothing serializes it again. Long bodies are read off the
 //! network threads, and wait only a limited time for their score.
@@ -22,15 +22,15 @@ use super::{DataPlane, served};
 use crate::backends::{Model, RequestError, Snapshot};
 use crate::data::trust::Caller;
 
-/// Names the model where the body cannot.
+/// The header that names the model if the body cannot.
 const MODEL_HEADER: &str = "x-semmoe-model";
 /// A single word of this size takes a tenth of a second or more to encode.
 const HUGE_BYTES: usize = 256 << 10;
 
-/// Snapshots that a waiting request may follow, so that its wait is bounded.
+/// Number of new snapshots under which a waiting request is read again, so that its wait is bounded.
 const MAX_MOVES: u32 = 8;
 
-/// A request, read.
+/// A request that has been read.
 pub(crate) struct Job {
     /// The snapshot that the request uses to its end.
     pub(crate) snapshot: Arc<Snapshot>,
@@ -51,7 +51,7 @@ pub(crate) struct Job {
     pub(crate) priority: Option<u8>,
     /// The policy that places this request, now and at a retry.
     pub(crate) policy: Arc<dyn Policy>,
-    /// The client's pin, where clients are trusted.
+    /// The client's pin, if clients are trusted with pins.
     pub(crate) client_pin: Option<RankId>,
     /// The named adapter, without its model's name.
     pub(crate) adapter: Option<String>,
@@ -105,7 +105,7 @@ impl Job {
     }
 }
 
-/// Reads a request; `before`: as read under an earlier snapshot.
+/// Reads a request. `before` is the result under an earlier snapshot, if there is one.
 pub(crate) async fn read(
     plane: &Arc<DataPlane>,
     route: Route,
@@ -168,7 +168,7 @@ async fn read_long(
     };
     match tokio::time::timeout(limit, scored).await {
         Ok(job) => job,
-        // This reading takes no slot of the scoring lanes.
+        // This read occupies no slot in the scoring lanes.
         Err(_) => {
             let permit = Arc::clone(&plane.skimming).acquire_owned().await;
             let done = tokio::task::spawn_blocking(move || {
@@ -183,7 +183,7 @@ async fn read_long(
 /// Why a request was not read.
 enum Unread {
     Refused(RequestError),
-    /// It needs work that no network thread may do.
+    /// It needs work that must not run on a network thread.
     NotHere,
 }
 
@@ -193,7 +193,8 @@ impl<E: Into<RequestError>> From<E> for Unread {
     }
 }
 
-/// Positions of the body members that the gateway uses. Of duplicates the last one counts, as in the engines' parsers.
+/// Positions of the body members that the gateway uses. If a member is repeated, the last one counts, as in the
+/// engines' parsers.
 #[derive(Default)]
 struct Members {
     model: Option<Range<usize>>,
@@ -281,7 +282,7 @@ fn read_now(
     // The body is known to be JSON.
     let streams = members.stream.is_some_and(|value| body[value] == *b"true");
     let priority = members.priority.map_or(Some(0), |value| number(body, value));
-    // A list of them belongs to a list of prompts, which counts as one request.
+    // A list of parameters belongs to a list of prompts, which counts as one request.
     let sampling = members.sampling.filter(|_| route == Route::Generate);
     let sampling: Sampling = sampling.and_then(|value| serde_json::from_slice(&body[value]).ok()).unwrap_or_default();
     let sequences = members.sequences.and_then(|value| number(body, value)).or(sampling.n).unwrap_or(1);
@@ -291,7 +292,7 @@ fn read_now(
     Ok(Job { client_pin, key, streams, sequences, most_output, priority, ..job })
 }
 
-/// The value of a member that is a number of this type.
+/// The value of a member, if it is a number of this type.
 fn number<N: std::str::FromStr>(body: &[u8], value: Range<usize>) -> Option<N> {
     std::str::from_utf8(&body[value]).ok()?.parse().ok()
 }
@@ -317,7 +318,7 @@ fn read_extra(
     let seeing = Stripped::seeing(body, None, |member, field| marked.see(Route::Extra, field, member));
     let stripped = match seeing {
         Ok(stripped) => stripped,
-        // An engine's parser may accept what ours rejects, with pins and models in it.
+        // An engine's parser may accept a body that this one rejects, along with the pins and models in it.
         Err(error) if json::begins_object(body) => return Err(error.into()),
         Err(_) => Stripped::opaque(body),
     };
@@ -337,7 +338,7 @@ fn read_extra(
     Ok(Job::new(snapshot, model, Route::Extra, Scored::unseen(body), adapter, stripped))
 }
 
-/// Forms name a model in their own way (audio transcriptions).
+/// Whether the body is a form, which names its model in a field of its own (audio transcriptions).
 fn is_form(headers: &HeaderMap) -> bool {
     let is = |kind: &[u8], start: &[u8]| kind.get(..start.len()).is_some_and(|kind| kind.eq_ignore_ascii_case(start));
     let kinds = headers.get_all(http::header::CONTENT_TYPE).iter().map(http::HeaderValue::as_bytes);
@@ -364,7 +365,7 @@ fn permitted<'a>(
     }
 }
 
-/// Engines share no KV cache between adapters: under another adapter a prompt has other blocks.
+/// Engines share no KV cache between adapters, so the adapter is part of a block's identity.
 fn tell_apart(blocks: &mut [u64], adapter: &[u8]) {
     if !blocks.is_empty() {
         let adapter = semmoe_routing::hash_key(adapter);
@@ -376,7 +377,7 @@ fn model_name<'a>(route: Route, headers: &'a HeaderMap, body: &'a [u8]) -> Resul
     named(route, headers, if route.names_model() { json::top_level(body, "model")? } else { None })
 }
 
-/// The name in the body, `value`, or otherwise in the header.
+/// The model's name: `value` from the body, or else the header's.
 fn named<'a>(
     route: Route,
     headers: &'a HeaderMap,

@@ -1,5 +1,4 @@
-//! To the engine and back: one request out, or several in sequence ([`super::attempts`]); the answer is relayed as it
-//! arrives.
+//! Sends a request to an engine, or to several in sequence ([`super::attempts`]), and relays the answer as it arrives.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -29,10 +28,11 @@ const BACKEND: HeaderName = HeaderName::from_static("x-semmoe-backend");
 const RANK: HeaderName = HeaderName::from_static("x-semmoe-rank");
 const POLICY: HeaderName = HeaderName::from_static("x-semmoe-policy");
 const GENERATION: HeaderName = HeaderName::from_static("x-semmoe-generation");
-/// Number of backends asked, if not one.
+/// Number of backends asked, if more than one.
 const ATTEMPTS: HeaderName = HeaderName::from_static("x-semmoe-attempts");
 
-/// Headers of engines that are not forwarded: they reveal engine addresses, or address browsers in the gateway's name.
+/// Headers of engines that are not forwarded: they reveal engine addresses, or instruct browsers on the gateway's
+/// behalf.
 const ENGINES_OWN: [HeaderName; 6] = [
     header::LOCATION,
     header::CONTENT_LOCATION,
@@ -46,7 +46,7 @@ const ENGINES_OWN: [HeaderName; 6] = [
 pub(crate) struct Answer {
     response: Response<Box<Upstream>>,
     kind: Kind,
-    /// The facts to find in its body, and its sender.
+    /// The facts to look for in its body, and the backend that sent it.
     watch: Watch,
     /// The request was sampled.
     sample: Option<Sample>,
@@ -156,12 +156,12 @@ fn begin(Attempt { job, backend, shown, policy, .. }: &Attempt<'_>, ticket: &mut
     trace::placed(ticket, &backend.name, *shown, policy);
 }
 
-/// Status codes with which engines reject a body. Other codes do not concern a field.
+/// Whether engines use this status to reject a body. Other statuses do not concern a field.
 fn may_be_refusal(status: StatusCode) -> bool {
     matches!(status, StatusCode::BAD_REQUEST | StatusCode::UNPROCESSABLE_ENTITY)
 }
 
-/// The engine has no such rank and did nothing.
+/// Records that the engine has no such rank and did nothing.
 fn refused(attempt: &Attempt<'_>, ticket: &mut Ticket, refusal: &RankRefusal) -> RequestError {
     attempt.plane.backends.note_refusal(attempt.backend, refusal);
     trace::failed(ticket, RetryReason::NoSuchRank.label());
@@ -170,7 +170,7 @@ fn refused(attempt: &Attempt<'_>, ticket: &mut Ticket, refusal: &RankRefusal) ->
     RequestError::NoSuchRank { backend: attempt.backend.name.clone(), rank: refusal.rank }
 }
 
-/// No answer came.
+/// Records that no answer came.
 fn failed(attempt: &Attempt<'_>, ticket: &mut Ticket, error: RequestError) -> RequestError {
     let reason = RetryReason::of(&error);
     trace::failed(ticket, reason.map_or("unsent", RetryReason::label));
@@ -187,7 +187,7 @@ fn failed(attempt: &Attempt<'_>, ticket: &mut Ticket, error: RequestError) -> Re
     error
 }
 
-/// The head of an answer arrived, and perhaps its first chunk. The gateway's headers replace the engine's own.
+/// Prepares an answer whose head, and perhaps first chunk, arrived: the gateway's headers replace the engine's own.
 fn answered(
     attempt: Attempt<'_>,
     ticket: &mut Ticket,
@@ -228,7 +228,7 @@ fn answered(
     Answer { response, kind, watch, sample, unasked, idle_limit: config.timeouts.idle }
 }
 
-/// Bytes of a copied request body, if something was inserted or removed.
+/// Size of the copied request body; 0 if nothing was inserted or removed, so that there is no copy.
 fn copied_bytes(request: &Request<RequestBody>, body: &Stripped) -> usize {
     let sent = usize::try_from(request.body().size_hint().lower()).unwrap_or(usize::MAX);
     if sent == body.bytes().len() { 0 } else { sent }
@@ -313,7 +313,7 @@ pub(crate) fn respond(answer: Answer, ticket: Ticket) -> Response<Box<RelayBody>
         None => unasked.filter(|_| !events).map(Edit::unasked),
     };
     if events || edit.is_some() {
-        // An error event may lengthen it, a cut shorten it.
+        // An error event may lengthen the body, a cut may shorten it.
         head.headers.remove(header::CONTENT_LENGTH);
     }
     let relayed = RelayBody::new(body, events, edit, idle_limit, head.status.as_u16(), watch, ticket);

@@ -4,7 +4,7 @@ use http::{HeaderMap, HeaderValue, header};
 use semmoe_engines::Route;
 use semmoe_engines::failures::{self, Document, Failure};
 
-/// How a body can be parsed.
+/// The format of a body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Events,
@@ -36,7 +36,7 @@ pub(crate) enum Reports {
 }
 
 impl Reports {
-    /// For a good answer of this kind.
+    /// The search for a good answer of this kind.
     pub(super) fn of(route: Route, kind: Kind) -> Self {
         match kind {
             Kind::Events if route.generates() => Self::Events,
@@ -45,7 +45,7 @@ impl Reports {
         }
     }
 
-    /// A failure in whole events, or in a document up to the end of this chunk, which may be its last.
+    /// The failure in complete events, or in a document up to the end of this chunk, which may be its last.
     pub(super) fn find(&mut self, piece: &[u8], is_last: bool) -> Option<Failure> {
         match self {
             Self::Nowhere => None,

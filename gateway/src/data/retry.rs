@@ -1,11 +1,11 @@
-//! Whether a request that a backend failed goes to another: a typed decision, possible until something went to the
-//! client.
+//! Decides whether a request that failed on one backend is sent to another, as long as no part of the response has
+//! reached the client.
 //!
-//! A connection that was never made is always safe to replace. If the connection broke before the response head, the
-//! engine may have begun; a client that has received nothing cannot notice, so a retry is allowed by default
-//! (`retry.after_send`). An engine that reports that it cannot serve is taken at its word, and its own answer is
-//! relayed if there is no other backend. A request that waited for the whole time limit would wait as long again and is
-//! not retried. No backend is asked twice.
+//! A request is always safe to send elsewhere if no connection was made. If the connection broke before the response
+//! head, the engine may have begun; a client that has received nothing cannot notice, so a retry is allowed by default
+//! (`retry.after_send`). An engine's report that it cannot serve is trusted, and its own answer is relayed if there is
+//! no other backend. A request that waited for the whole time limit would wait as long again and is not retried. No
+//! backend is asked twice.
 //!
 //! A request may itself kill engines. One whose engine died while running it is retried once, because engines die of
 //! other causes and take many requests with them; once a second engine dies it is not retried.
@@ -23,12 +23,12 @@ use super::{DataPlane, Job};
 use crate::backends::{Backend, Paid, RequestError};
 use crate::config::RawRetry;
 
-/// Engines that may die while running one request.
+/// Deaths of engines while running one request, after which it is not retried.
 const MAX_DEATHS: usize = 2;
 /// A live server accepts a connection within this time.
 pub(super) const ALIVE_WITHIN: Duration = Duration::from_secs(1);
 
-/// The failure of one attempt, as far as the next attempt depends on it.
+/// Why an attempt failed, as far as the next attempt depends on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RetryReason {
     /// No connection: the engine saw nothing.
@@ -106,7 +106,7 @@ impl RetryReason {
     }
 }
 
-/// How long an unavailable engine asks to be left alone. A 429 concerns one client rather than all.
+/// The pause that an unavailable engine requests. A 429 concerns one client rather than all.
 pub(crate) fn retry_after<B>(response: &Response<B>) -> Option<Duration> {
     if response.status() != StatusCode::SERVICE_UNAVAILABLE {
         return None;
@@ -115,17 +115,17 @@ pub(crate) fn retry_after<B>(response: &Response<B>) -> Option<Duration> {
     Some(Duration::from_secs(seconds.into()))
 }
 
-/// Engines return their own errors as JSON; these responses are from a proxy in front of an engine that is gone. A 504
-/// from a proxy does not count: it says that the request took long.
+/// Whether a response comes from a proxy in front of an engine that is gone: engines return their own errors as JSON. A
+/// proxy's 504 does not count, because it only says that the request took long.
 pub(crate) fn is_not_the_engines<B>(response: &Response<B>) -> bool {
     let kind = || response.headers().get(header::CONTENT_TYPE).map_or(&b""[..], HeaderValue::as_bytes);
     matches!(response.status().as_u16(), 502 | 503) && !kind().starts_with(b"application/json")
 }
 
-/// A failed attempt that another one will follow, if there is a place for it.
+/// A failed attempt that will be retried if a place is available.
 pub(crate) struct Pending<'a, A> {
     cause: RetryReason,
-    /// The client's answer if there is none: the engine's own answer, or an error.
+    /// The client's answer if no place is available: the engine's own answer, or an error.
     failed: Result<A, RequestError>,
     /// `None` if the retry costs no budget.
     paid: Option<Paid<'a>>,
@@ -152,8 +152,8 @@ impl<'a> Tries<'a> {
         Self { plane, job, tried: Vec::new(), broke: Vec::new(), dead: 0, not_taken: 0, running: None }
     }
 
-    /// The attempt on `member` failed with `failed` for the client. `Break` holds the final outcome if no attempt
-    /// follows.
+    /// Records that the attempt on `member` failed; the client would get `failed`. `Break` holds the final outcome if
+    /// no attempt follows.
     pub(crate) fn failed<A>(
         &mut self,
         member: usize,
@@ -182,7 +182,7 @@ impl<'a> Tries<'a> {
     }
 
     /// Whether enough engines died with this request, including the one on `member`, that it may be the cause. Backends
-    /// that broke off are checked for a listening server, but not after the first.
+    /// that broke off are checked for a listening server only once a second one fails.
     pub(crate) async fn is_suspect(&mut self, member: usize, cause: RetryReason) -> bool {
         match cause {
             RetryReason::Broke | RetryReason::BrokeOff => self.broke.push(member),
@@ -203,7 +203,7 @@ impl<'a> Tries<'a> {
         matches!(found, Err(HttpError::Connect { .. } | HttpError::Exchange { .. }))
     }
 
-    /// The request is not sent again: engines died with it.
+    /// Rejects a request with which several engines died.
     pub(crate) fn refuse(&mut self, cause: RetryReason) -> RequestError {
         self.count_running("failed");
         self.plane.metrics.retry(cause.label(), "suspect");
@@ -215,13 +215,13 @@ impl<'a> Tries<'a> {
         RequestError::Suspect { engines: self.tried.len() + 1 }
     }
 
-    /// No place is available for another attempt.
+    /// Ends the attempts because no place is available for another one.
     pub(crate) fn nowhere<A>(&self, Pending { cause, failed, .. }: Pending<'_, A>) -> Result<A, RequestError> {
         self.plane.metrics.retry(cause.label(), "no_backend");
         self.last_word(failed, "no other backend can serve")
     }
 
-    /// The next attempt begins.
+    /// Begins the next attempt.
     pub(crate) fn again<A>(&mut self, pending: Pending<'_, A>) {
         if let Some(paid) = pending.paid {
             paid.spend();
@@ -229,7 +229,7 @@ impl<'a> Tries<'a> {
         self.running = Some(pending.cause);
     }
 
-    /// The running attempt has an answer to relay.
+    /// Records that the running attempt has an answer to relay.
     pub(crate) fn answered(&mut self) {
         self.count_running("answered");
     }

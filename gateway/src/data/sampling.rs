@@ -16,7 +16,7 @@ pub(super) fn choose(plane: &DataPlane, job: &Job, member: &Member, rank: Option
     if config.share <= 0.0 {
         return None;
     }
-    // A backend that does not match its tables says nothing about them.
+    // Samples from a backend that does not match its tables say nothing about them.
     let tables = member.tables.as_ref().filter(|_| member.fit.unpinned.is_none())?;
     let (backend, live, route) = (&member.backend, &member.backend.live, job.route);
     let layers_known = tables.tables.model().num_hidden_layers > 0 || live.hidden_layers() > 0;

@@ -1,4 +1,4 @@
-//! How local a prompt would be on each rank, with its tokens and blocks.
+//! Scores a prompt: its expected locality on each rank, its tokens and its blocks.
 //!
 //! Clear faults of the client are reported (400). A prompt that merely cannot be scored is routed by load, counted by
 //! reason and left to the engine to judge.
@@ -26,22 +26,22 @@ const OTHER_PROMPTS: [&str; 4] = ["input_embeds", "prompt_embeds", "input_ids", 
 
 /// Why a prompt was not scored.
 pub(super) enum Unscored {
-    /// The client's fault.
+    /// The request is invalid.
     Client(RequestError),
-    /// Its client is gone: discard the result.
+    /// The client is gone: discard the result.
     GivenUp,
-    /// Something must be loaded first, which no network thread may do.
+    /// The slow tokenizer must be loaded first, which must not run on a network thread.
     OracleAway,
     /// The chat template exceeds its budget on a network thread.
     TemplateBudget { cause: SharedError },
-    /// Not the client's fault: routed by load.
+    /// The request is valid but cannot be scored: it is routed by load.
     Open { reason: &'static str, cause: SharedError },
 }
 
-/// A body, as far as it is read before its model is known.
+/// The parts of a body that are read before its model is known.
 pub(super) struct Whole<'a> {
     bytes: &'a [u8],
-    /// The error also says why the bytes cannot be JSON.
+    /// The text, or why the bytes cannot be JSON.
     text: Result<&'a str, Utf8Error>,
     /// The chat, if it is a plain one, and the position of its messages.
     chat: Option<(PlainChat<'a>, Range<usize>)>,
@@ -50,7 +50,7 @@ pub(super) struct Whole<'a> {
 impl<'a> Whole<'a> {
     /// Plain chats are parsed even if no policy scores them: that also validates the JSON.
     pub(super) fn new(route: Route, bytes: &'a [u8], effort: &Effort<'_>) -> Self {
-        // The standard library locates the error.
+        // The standard library's error has a position.
         let text = simdutf8::basic::from_utf8(bytes).or_else(|_| std::str::from_utf8(bytes));
         let wanted = route == Route::Chat && !matches!(effort, Effort::Skip { .. });
         let chat = text.ok().filter(|_| wanted).and_then(PlainChat::quickly);
@@ -91,7 +91,7 @@ impl Scored {
 pub(super) enum Effort<'a> {
     /// On a network thread: immediately, or not at all.
     Here,
-    /// Off the network threads, until cancelled; loads what is missing.
+    /// On a blocking thread, until cancelled; loads what is missing.
     Away(&'a mut dyn FnMut() -> bool),
     /// None: it took too long.
     Skip { limit: Duration },
@@ -161,7 +161,7 @@ pub(super) fn score(
 /// A prompt that was read.
 struct Read {
     ids: Vec<u32>,
-    /// Whether the engine counts its tokens by the same rule: not for several prompts at once, nor for images.
+    /// Whether the engine counts tokens by the same rule, which it does not for several prompts at once or for images.
     countable: bool,
     shapes: Shapes,
 }
@@ -196,7 +196,7 @@ fn prompt_ids(
 ) -> Result<Read, Unscored> {
     let not_json = |error: serde_json::Error| Unscored::Client(RequestError::BodyJson { source: error.into() });
     let (tokenizer, template) = (&text.tokenizer, text.template.as_deref());
-    // A hundred times the body, if that is all commas. A body that is not JSON is refused whether or not there is room.
+    // A parsed body of commas alone takes a hundred times its size. A body that is not JSON is refused in any case.
     let limit_bytes = plane.backends.current.load().config.limits.body_memory_bytes;
     let _held = Held::take(&plane.body_memory, tree_bytes(body.as_bytes()), limit_bytes).map_err(|error| {
         let open = |_| Unscored::Open { reason: "too_large", cause: error.into() };

@@ -1,4 +1,4 @@
-//! The model's name at an engine, if it differs from the clients' (`served_name` of a backend).
+//! The engine's name for a model, if it differs from the one that clients use (a backend's `served_name`).
 
 use std::borrow::Cow;
 

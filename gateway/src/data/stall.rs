@@ -14,8 +14,7 @@ use tokio::time::{Instant, Sleep, sleep};
 use crate::data::outflow::Outflow;
 use crate::observe::MemoryMetrics;
 
-/// The most that is held for an unread answer: hyper's buffers and those of the engine's connection. Each counts as
-/// this much.
+/// Memory charged for each unread answer, an upper bound: hyper's buffers and those of the engine's connection.
 const HELD_BYTES: usize = 128 << 10;
 
 /// The memory of answers whose clients have stalled.
@@ -29,7 +28,7 @@ impl AnswerMemory {
         Self { limit_bytes: AtomicUsize::new(limit_bytes), metrics }
     }
 
-    /// Applies to later answers.
+    /// The limit, for later answers.
     pub(crate) fn set_limit(&self, limit_bytes: usize) {
         self.limit_bytes.store(limit_bytes, Ordering::Relaxed);
     }
@@ -40,7 +39,7 @@ impl AnswerMemory {
     }
 }
 
-/// One answer's part of that memory, while it has one.
+/// One answer's share of that memory, while it has one.
 pub(crate) struct Holding {
     memory: Arc<AnswerMemory>,
     holds: bool,
@@ -51,21 +50,21 @@ impl Holding {
         Self { memory, holds: false }
     }
 
-    /// The client stalled; false if others hold all the memory there is.
+    /// Charges the memory of an answer whose client stalled; false if the limit is reached.
     pub(crate) fn take(&mut self) -> bool {
         self.holds =
             self.holds || self.memory.metrics.hold(HELD_BYTES, self.memory.limit_bytes.load(Ordering::Relaxed));
         self.holds
     }
 
-    /// The client reads again.
+    /// Returns the memory once the client reads again.
     pub(crate) fn give_back(&mut self) {
         if std::mem::take(&mut self.holds) {
             self.memory.metrics.give_back(HELD_BYTES);
         }
     }
 
-    /// The client read nothing for too long.
+    /// Records that the client read nothing for too long.
     pub(crate) fn note_late(&self) {
         self.memory.metrics.closed("time");
     }
@@ -85,7 +84,7 @@ pub(crate) struct Stalling<S> {
     clock: Option<Pin<Box<Sleep>>>,
     waiting: bool,
     holding: Holding,
-    /// Told what was sent, on connections with one answer at a time.
+    /// Notified of sent bytes, on connections with one answer at a time.
     outflow: Option<Arc<Outflow>>,
 }
 
@@ -169,8 +168,8 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Stalling<S> {
 /// Longest time between two checks of an HTTP/2 stream.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Ends an HTTP/2 stream whose client has stalled, whatever its socket accepts. The stream's task polls it at the end
-/// of each turn; the timer is reset only when it fires.
+/// Ends an HTTP/2 stream whose client has stalled, even if its socket still accepts bytes. The stream's task polls it
+/// at the end of each poll; the timer is reset only when it fires.
 pub(crate) struct StalledStream {
     limit: Duration,
     clock: Option<Pin<Box<Sleep>>>,

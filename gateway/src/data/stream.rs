@@ -19,13 +19,13 @@ use super::{Ticket, Watch};
 /// Events are coalesced into one frame up to this size: as much as engines write at once, and little to copy.
 const GATHERED_BYTES: usize = 16 << 10;
 
-/// Relays an engine's body. Dropping it closes the connection to the engine, which so notices at once that the client
-/// is gone. Its ticket counts the request out at the last byte, at a failure, or on drop.
+/// Relays an engine's body. Dropping it closes the connection to the engine, which thus notices at once that the client
+/// is gone. Its ticket ends the request at the last byte, at a failure, or on drop.
 pub(crate) struct RelayBody {
     upstream: Box<Upstream>,
     /// Event boundaries, for server-sent events.
     events: Option<Events>,
-    /// Cuts out what only sampling requested.
+    /// Removes routed experts that only sampling requested.
     edit: Option<Edit>,
     silence: Silence,
     status: u16,
@@ -209,8 +209,8 @@ impl Body for RelayBody {
     }
 }
 
-/// Measures an engine's silence. It starts with the first poll that finds nothing, so that a slow client, during whose
-/// reads nothing is polled, never makes the engine look silent.
+/// Measures an engine's silence. It starts at the first poll that finds nothing: while a slow client reads, nothing
+/// is polled, so it never makes the engine look silent.
 struct Silence {
     limit: Duration,
     /// When the silence is too long; `None` while data arrives.

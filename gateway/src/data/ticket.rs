@@ -16,7 +16,7 @@ use crate::observe::{CLIENT_CLOSED, Done, Generated, NONE, Place, RequestTrace, 
 /// Counts its request exactly once: by [`Ticket::finish`], or as closed by the client if it is dropped first.
 pub(crate) struct Ticket {
     pub(super) plane: Arc<DataPlane>,
-    /// Where it was placed last.
+    /// The place of the latest attempt.
     backend: Option<Arc<Backend>>,
     place: Place,
     policy: &'static str,
@@ -63,28 +63,28 @@ impl Ticket {
         }
     }
 
-    /// The next stage of the request begins.
+    /// Begins the next stage of the request.
     pub(crate) fn enter(&mut self, stage: Stage) {
         if let Some(trace) = &mut self.trace {
             trace.enter(stage);
         }
     }
 
-    /// The body has arrived, or the model's backends have changed: scoring begins.
+    /// Begins scoring: the body has arrived, or the model's backends have changed.
     pub(super) fn arrive(&mut self) {
         self.arrived = Instant::now();
         self.enter(Stage::Score);
     }
 
-    /// The request was read.
+    /// Records that the request was read.
     pub(super) fn read(&mut self, job: &Job) {
         self.record.read(&job.model, job.scored.tokens, job.streams);
         trace::scored(self, job);
         self.policy = job.policy.acting_name();
     }
 
-    /// The request was placed, on `rank` if known; an earlier lease is returned. `flow` is its part in what the backend
-    /// computes, if any.
+    /// Records that the request was placed, on `rank` if known, and releases an earlier lease. `flow` is its share of
+    /// the backend's load, if it runs the model.
     pub(crate) fn place(
         &mut self,
         backend: &Arc<Backend>,
@@ -100,21 +100,21 @@ impl Ticket {
         self.judged = false;
     }
 
-    /// The rank answered.
+    /// Records that the rank answered.
     pub(crate) fn answered(&self) {
         if let Some(placed) = &self.placed {
             placed.lease.answered();
         }
     }
 
-    /// The engine refused the request, whose prompt has these blocks, without running it.
+    /// Records that the engine refused the request, whose prompt has these blocks, without running it.
     pub(crate) fn refused(&self, blocks: &[u64]) {
         if let Some(placed) = &self.placed {
             placed.lease.refused(blocks);
         }
     }
 
-    /// A chunk of a good answer arrived; of an event stream, with `data_lines` so far.
+    /// Records a chunk of a good answer; an event stream has `data_lines` so far.
     pub(crate) fn note_piece(&mut self, piece: &[u8], data_lines: Option<u32>) {
         if let Some(route) = self.record.route {
             self.progress.piece(route, self.started, piece, data_lines);
@@ -124,7 +124,7 @@ impl Ticket {
         }
     }
 
-    /// A chunk of the answer arrived; the first one shows that the prompt was computed.
+    /// Records a chunk of the answer; the first one shows that the prompt was computed.
     pub(crate) fn piece(&mut self) {
         if let Some(flow) = &mut self.flow {
             flow.piece();
@@ -134,7 +134,7 @@ impl Ticket {
         }
     }
 
-    /// The attempt failed, and the request may be placed again.
+    /// Ends a failed attempt; the request may be placed again.
     pub(crate) fn unplace(&mut self) {
         self.placed = None;
         self.flow = None;
@@ -147,24 +147,25 @@ impl Ticket {
         self.digest = Some(hasher.finish());
     }
 
-    /// The backend could not be reached.
+    /// Records that the backend could not be reached.
     pub(crate) fn failed(&mut self, backend: &Arc<Backend>) {
         self.judge(backend, Outcome::Failed);
     }
 
-    /// The backend answered with an error of its own, broke off or took too long: the request may be the cause.
+    /// Records that the backend answered with an error of its own, broke off or took too long, which the request may
+    /// have caused.
     pub(crate) fn erred(&mut self, backend: &Arc<Backend>) {
         self.judge(backend, Outcome::Erred { request: self.digest });
     }
 
-    /// The last byte of the backend's answer is out.
+    /// Records that the last byte of the backend's answer was sent.
     pub(crate) fn complete(&mut self, backend: &Arc<Backend>, code: u16) {
         let ran = self.record.route.is_some_and(Route::runs_model);
         match code {
             _ if self.finished => {}
             200..300 if ran => self.judge(backend, Outcome::Well),
             ..500 => self.judge(backend, Outcome::Answered),
-            // Its head was judged already.
+            // The head was judged already.
             _ => {}
         }
         self.finish(code);
@@ -190,12 +191,12 @@ impl Ticket {
         Ok(())
     }
 
-    /// The request takes over bytes that were already charged to the memory for bodies.
+    /// Takes over bytes that were already charged to the memory for bodies.
     pub(crate) fn take_over(&mut self, bytes: usize) {
         self.held_bytes += bytes;
     }
 
-    /// An attempt sends a copy of the body; that of the previous attempt is gone.
+    /// Charges the copy of the body that an attempt sends; the previous attempt's copy is gone.
     ///
     /// # Errors
     /// [`RequestError::BodyMemory`] if all requests together hold too many bytes.
@@ -205,12 +206,12 @@ impl Ticket {
         Ok(())
     }
 
-    /// The body is freed: it was sent, or will not be.
+    /// Frees the body, which was sent or will not be.
     pub(crate) fn release_body(&mut self) {
         self.plane.body_memory.give_back(std::mem::take(&mut self.held_bytes));
     }
 
-    /// The last byte is out, or will never be.
+    /// Ends the request: its last byte was sent, or never will be.
     pub(crate) fn finish(&mut self, code: u16) {
         if self.finished {
             return;

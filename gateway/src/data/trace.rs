@@ -25,7 +25,7 @@ pub(super) fn begin(
     Some(trace)
 }
 
-/// The prompt was read.
+/// Records that the prompt was read.
 pub(super) fn scored(ticket: &mut Ticket, job: &Job) {
     let Some(trace) = &mut ticket.trace else { return };
     trace.note_request("semmoe.model", text(&job.model.name));
@@ -38,7 +38,7 @@ pub(super) fn scored(ticket: &mut Ticket, job: &Job) {
     trace.note("semmoe.scored", Value::Truth(job.scored.share.is_some()));
 }
 
-/// A rank was chosen; the engine is asked next.
+/// Records that a rank was chosen; the engine is asked next.
 pub(super) fn placed(ticket: &mut Ticket, backend: &str, rank: Option<RankId>, policy: &'static str) {
     let Some(trace) = &mut ticket.trace else { return };
     trace.note("semmoe.policy", Value::Text(policy.into()));
@@ -49,7 +49,7 @@ pub(super) fn placed(ticket: &mut Ticket, backend: &str, rank: Option<RankId>, p
     }
 }
 
-/// The response head arrived.
+/// Records that the response head arrived.
 pub(super) fn answered(ticket: &mut Ticket, status: StatusCode) {
     let Some(trace) = &mut ticket.trace else { return };
     trace.note("http.response.status_code", Value::Number(status.as_u16().into()));
@@ -59,7 +59,7 @@ pub(super) fn answered(ticket: &mut Ticket, status: StatusCode) {
     }
 }
 
-/// No answer arrived.
+/// Records that no answer arrived.
 pub(super) fn failed(ticket: &mut Ticket, cause: &'static str) {
     if let Some(trace) = &mut ticket.trace {
         trace.fail(cause);

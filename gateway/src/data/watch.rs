@@ -1,5 +1,5 @@
-//! The facts sought in the chunks of an answer: the rank that a pin should have led to, the prompt length as the engine
-//! counts it, and failures that the engine reports.
+//! Searches the chunks of an answer for the rank that ran the request, the engine's count of prompt tokens, and
+//! reported failures.
 
 use std::sync::Arc;
 
@@ -46,7 +46,7 @@ impl Expected {
 pub(crate) struct Watch {
     pub(crate) backend: Arc<Backend>,
     pub(crate) rank: Option<Expected>,
-    /// The prompt's tokens as the gateway counted them.
+    /// The gateway's count of prompt tokens.
     pub(crate) counted: Option<u64>,
     /// Shapes of the chat.
     pub(crate) shapes: Shapes,
@@ -91,7 +91,8 @@ impl Watch {
     }
 }
 
-/// An engine failed this request, which is compared with what others do; a dead engine receives no more requests.
+/// Records that an engine failed this request, as evidence to be weighed against other backends; a dead engine receives
+/// no more requests.
 pub(crate) fn note_failure(ticket: &mut Ticket, backend: &Arc<Backend>, failure: Failure) {
     ticket.plane.metrics.faults.engine_failed(&backend.name, failure.label());
     if failure == Failure::Dead {

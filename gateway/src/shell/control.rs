@@ -8,7 +8,7 @@ use crate::observe::{Live, Metrics, Tracer};
 use crate::shell::reload::outcome::Reloads;
 use crate::shell::switching::Records;
 
-/// Everything that changes the backends, beside the data plane.
+/// Everything that changes the backends, apart from the data plane.
 pub(crate) struct Control {
     pub(crate) backends: Arc<Backends>,
     pub(crate) data: Arc<DataPlane>,

@@ -1,4 +1,4 @@
-//! Files of certificates and keys are read again when they change, so that renewals and rotations need no restart.
+//! Rereads certificate and key files when they change, so that renewals and rotations need no restart.
 //!
 //! An unusable file changes nothing: the previous credentials stay in force, and a warning and
 //! `semmoe_credential_reloads_total{outcome="failed"}` report it. Open connections are unaffected.

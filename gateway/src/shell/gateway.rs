@@ -22,7 +22,7 @@ use crate::shell::server::{Bound, ListenerTls, STATUS_CONNECTIONS, Server, bind,
 use crate::shell::summary::{self, Probed, Summary, Troubles};
 use crate::shell::{credentials, load, memory, switching, watchers};
 
-/// For status answers still in progress at the end.
+/// Grace for status requests still in progress at the end.
 const STATUS_GRACE: Duration = Duration::from_secs(1);
 
 /// The gateway.

@@ -117,7 +117,8 @@ fn text(
     }
 }
 
-/// The tokenizer, and the template or why it is unusable; then that of `old` stays in use.
+/// Reads the tokenizer and the template. An unusable template is recorded with its error, and that of `old` stays in
+/// use.
 fn load_text(
     config: &ModelConfig,
     path: &Path,

@@ -10,7 +10,7 @@
 //! | `switching` | layouts switched by the policy: reading a backend, deciding, driving its hook, a webhook or pools |
 //! | `watchers` | the tasks that watch each backend |
 //! | `admin`, `summary` | status, metrics, tables, backends, routing; what a start would serve |
-//! | `credentials`, `memory` | files of keys and certificates, read again when they change; freed memory returned to the system |
+//! | `credentials`, `memory` | key and certificate files, reread when they change; freed memory returned to the system |
 
 pub(crate) mod admin;
 pub(crate) mod control;

@@ -30,7 +30,7 @@ pub(crate) fn follow(control: &Arc<Control>, snapshot: &Snapshot) {
     }
 }
 
-/// Stops all of them, and those that would start later.
+/// Stops all watchers, and any that would start later.
 pub(crate) async fn stop(control: &Control) {
     let WatchedBackends { tasks, stop, .. } = &control.watched;
     stop.cancel();

@@ -15,8 +15,9 @@
 //! reads the header in 0.5.23; versions in between are treated as not reading it. vLLM's Responses route reads none in
 //! 0.30 and 0.32, although its other routes do.
 //!
-//! The table is the assumption without evidence ([`Dialect::reads`]). An engine that reads the header on chats may read
-//! it on other OpenAI routes, too, in versions unknown here, so probes are sent there as well ([`Dialect::carrier`]).
+//! The table is what is assumed without evidence ([`Dialect::reads`]). An engine that reads the header on chats may
+//! read it on other OpenAI routes, too, in versions unknown here, so probes are sent there as well
+//! ([`Dialect::carrier`]).
 
 use serde::{Deserialize, Serialize};
 
@@ -89,7 +90,7 @@ impl Way {
     }
 }
 
-/// How to pin requests on one engine, as found by probing. Sampled requests keep one.
+/// How to pin requests on one engine, as found by probing. Small, because every sampled request keeps a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Dialect {
     engine: Engine,
@@ -97,7 +98,7 @@ pub struct Dialect {
     responses: Way,
     messages: Way,
     generate: Way,
-    /// The number of the first rank, as pins count.
+    /// The number of the first rank in pins.
     first_rank: u16,
     /// Ranks behind each URL; `None` if all of them are behind one.
     ranks_per_url: Option<u16>,
@@ -139,7 +140,7 @@ impl Dialect {
         Self { openai: url, responses: url, messages: url, generate: url, ranks_per_url, ..Self::unpinned(engine) }
     }
 
-    /// The dialect of an engine that reads no pins, or of whose ranks too little is known to send any.
+    /// The dialect of an engine that reads no pins, or about whose ranks too little is known to send any.
     pub fn unpinned(engine: Engine) -> Self {
         Self { engine, ..Self::of(Engine::Openai, None) }
     }
@@ -167,7 +168,7 @@ impl Dialect {
         self.engine
     }
 
-    /// How this engine version reads the pin of a request on `route`, as far as known without proof.
+    /// How this engine version is expected to read the pin of a request on `route`.
     pub fn reads(&self, route: Route) -> Option<Carrier> {
         self.carrier_of(route).filter(|carrier| !self.unproven || *carrier == Carrier::Url)
     }

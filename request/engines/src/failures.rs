@@ -2,7 +2,7 @@
 //!
 //! vLLM's API servers and SGLang's HTTP server outlive the processes that compute. Requests then get a 500, a 200 whose
 //! generation ended as `abort`, or an error event in a stream that began well. Engines echo what clients sent, even as
-//! objects (`metadata` of a response), so a failure counts only at its proper place in the document:
+//! objects (`metadata` of a response), so a failure counts only in its proper position in the document:
 //!
 //! | place | routes | failure if |
 //! |---|---|---|

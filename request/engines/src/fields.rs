@@ -1,4 +1,4 @@
-//! Members of request bodies that are not simply passed on: how to treat each, by route.
+//! Members of request bodies that are not simply passed on, and how each is treated, by route.
 //!
 //! Based on the request classes of SGLang 0.5.23 and vLLM 0.33.0. `request/engines/FIELDS.md` lists all of their
 //! fields, including those passed on, and is compared with this table; `tests/engines/fields.py` finds fields that
@@ -19,7 +19,7 @@ pub enum Treatment {
     /// Removed: a pin, or a message between routers and engines. Clients could use it to choose a rank, make an engine
     /// connect to a host, or claim cached content.
     Removed,
-    /// The request is refused, since it would mean something else without the member.
+    /// The request is refused, since without the member it would have another meaning.
     Refused,
     /// Names LoRA adapters; the configuration may restrict them.
     Adapters,

@@ -1,5 +1,5 @@
-//! Lines of the Prometheus text format, in which vLLM, SGLang and semmoe's worker report their metrics, and what grew
-//! between two pages of them.
+//! Lines of the Prometheus text format, in which vLLM, SGLang and semmoe's worker report their metrics, and the
+//! growth of counters between two pages.
 
 use std::collections::BTreeMap;
 
@@ -93,7 +93,7 @@ impl Growth {
         Ok(Self { before, after })
     }
 
-    /// The sum over the samples of `name` that have these labels, whatever the others.
+    /// The sum over the samples of `name` that have these labels, whatever their other labels.
     ///
     /// # Errors
     /// A line of `name` without one of the labels.

@@ -1,4 +1,4 @@
-//! Extracts numbers that engines report about a request from pieces of the answer, without parsing it.
+//! Extracts the numbers that an engine reports about a request from pieces of its answer, without parsing it.
 //!
 //! A piece may be JSON or server-sent events. A number cut off by the end of a piece is ignored. Text cannot imitate a
 //! key, as quotes in it are escaped.

@@ -182,7 +182,7 @@ pub fn apply(
 
 /// The pin that a client sent by a carrier that the engine's newest version would read on this route, for
 /// configurations that trust clients. The header takes precedence over the body, as in SGLang. Ranks count from 0 here,
-/// however the engine counts them.
+/// however the engine numbers them.
 ///
 /// # Errors
 /// `PinError` if the header is not a rank of the backend.
@@ -215,7 +215,7 @@ fn parse_rank(value: &[u8]) -> Result<RankId, PinError> {
     })
 }
 
-/// Which ranges of a body stay. Adjacent ones are merged, including the comma between them.
+/// The ranges of a body that are kept. Adjacent ones are merged, including the comma between them.
 #[derive(Default)]
 struct Plan {
     kept: Vec<std::ops::Range<usize>>,

@@ -41,7 +41,7 @@ pub struct Rendering {
     pub route: Option<&'static str>,
     /// One answer per chat.
     pub shown: Vec<Shown>,
-    /// Why not every chat was sent.
+    /// Why some chats were not sent.
     pub cause: Option<String>,
     /// Whether a retry may succeed, because no answer arrived or it had another form.
     pub failed: bool,
@@ -117,7 +117,7 @@ pub async fn ask(client: &HttpClient, engine: Engine, url: &BaseUrl, chats: &[&V
     rendering
 }
 
-/// Sends chats on one route, until one is not answered.
+/// Sends chats on one route until one gets no answer.
 async fn ask_on(
     client: &HttpClient,
     url: &BaseUrl,

@@ -33,11 +33,11 @@ const OPENAI: Version = Version::new(0, 5, 23);
 const MEMBER: &str = "routed_experts";
 /// The body field that requests token ids from vLLM.
 const TOKEN_IDS_FIELD: &str = "return_token_ids";
-/// Where vLLM's answers have token ids: the first in choices, the second there (completions) or next to them (chat).
+/// Token ids in vLLM's answers: the first is in choices, the second there (completions) or next to them (chat).
 const TOKEN_IDS: [&str; 2] = ["token_ids", "prompt_token_ids"];
 
-/// Whether an engine of this version (`None`: unknown) can be asked on this route. It may still refuse. Only vLLM's
-/// answers show whether it has its server flag.
+/// Whether an engine of this version (`None`: unknown) supports such requests on this route. It may still refuse them:
+/// only vLLM's answers show whether it has its server flag.
 pub fn can_ask(engine: Engine, version: Option<Version>, route: Route) -> bool {
     let since = match route {
         Route::Generate => GENERATE,
@@ -136,7 +136,7 @@ pub fn cut(place: Place, answer: &[u8]) -> Result<Option<Cut>, ScanError> {
     Ok((!cuts.edits.is_empty()).then(|| cuts.carry_out(answer)))
 }
 
-/// The body field by which a client of vLLM requests routed experts from a token on.
+/// The body field with which a client of vLLM requests routed experts from a given token on.
 pub const PROMPT_START_FIELD: &str = "routed_experts_prompt_start";
 
 static TOLD: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"routed_experts\":\""));

@@ -15,7 +15,7 @@ impl<E: Into<Box<dyn Error + Send + Sync>>> From<E> for SharedError {
     }
 }
 
-/// To the error itself, so that it serves as the source of another error.
+/// Dereferences to the error, so that `#[source]` accepts it.
 impl Deref for SharedError {
     type Target = dyn Error + Send + Sync;
 

@@ -1,8 +1,8 @@
 //! Event boundaries of a server-sent event stream.
 //!
 //! Relayed bytes always end at the end of an event, so that an error event can be inserted at any time without landing
-//! inside another one. A piece that ends inside an event is held back from its last boundary on; no client could have
-//! used the rest before the event is complete. Pieces that end at a boundary, as engines usually send them, pass
+//! inside another one. If a piece ends inside an event, the part after its last boundary is held back; no client
+//! could use it before the event is complete. Pieces that end at a boundary, as engines usually send them, pass
 //! through without a copy.
 
 use bytes::{Bytes, BytesMut};
@@ -13,13 +13,13 @@ const MAX_HELD_BYTES: usize = 1 << 20;
 /// Tracks one stream.
 #[derive(Debug)]
 pub struct Events {
-    /// The current line is still empty.
+    /// Whether the current line is still empty.
     line_empty: bool,
-    /// The last byte was a carriage return; a line feed would belong to it.
+    /// Whether the last byte was a carriage return, which a following line feed would complete.
     after_cr: bool,
     /// The start of an event whose end has not arrived.
     held: BytesMut,
-    /// The relayed bytes end at a boundary.
+    /// Whether the relayed bytes end at a boundary.
     at_boundary: bool,
     longest_held_bytes: usize,
     data_lines: u32,
@@ -81,7 +81,7 @@ impl Events {
         self.held.split().freeze()
     }
 
-    /// Drops the bytes held back; true if an event of ours may follow.
+    /// Drops the bytes held back; true if the gateway may append an event.
     pub fn cut_off(&mut self) -> bool {
         self.held.clear();
         self.at_boundary

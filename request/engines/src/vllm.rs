@@ -2,7 +2,8 @@
 //!
 //! vLLM reports its ranks only in `/metrics`, where samples have a label `engine`: the rank's global number. With
 //! several API servers (the default with data parallelism) the gauges of a rank appear with its first request, while
-//! counters, histograms and `vllm:cache_config_info` are present from the start; so any `vllm:*` sample counts.
+//! counters, histograms and `vllm:cache_config_info` are present from the start; so any `vllm:*` sample proves that a
+//! rank exists.
 //!
 //! A server in front of ranks 4 to 7 accepts pins 0 to 3 (Python front end with `--data-parallel-hybrid-lb`) or 4 to 7
 //! (Rust front end). A pin to the last rank's global number decides: it is out of range in the first case, and
@@ -34,7 +35,7 @@ const PROMPT_TOKENS: &str = "vllm:request_prompt_tokens_bucket";
 const ASKED_TOKENS: &str = "vllm:request_params_max_tokens_bucket";
 /// Finished requests.
 const FINISHED: &str = "vllm:request_success_total";
-/// More ranks than any deployment has; limits what metrics can make us allocate.
+/// More ranks than any deployment has; limits what metrics can make this process allocate.
 const MAX_RANKS: usize = 4096;
 
 /// The counters of one engine (rank). Counters only rise, until the server restarts.

@@ -1,6 +1,6 @@
-//! Consecutive requests that one backend answered with errors, compared with the other backends' answers meanwhile.
+//! Consecutive errors of one backend, weighed against the answers of other backends in the same period.
 //!
-//! An error can be the request's own fault, however often it is sent. A request that fails here therefore counts once,
+//! A request may cause an error by itself, however often it is sent. A request that fails here therefore counts once,
 //! and again only if another backend has answered an equal one successfully. Together they are evidence only while
 //! others answer requests.
 

@@ -1,7 +1,7 @@
 //! The circuit breaker of one backend, as a pure state machine: time and rules are arguments.
 //!
 //! ```text
-//!     so many failures or errors in a row                  its time is over
+//!     too many failures or errors in a row                 its time is over
 //!   closed ------------------------------> open ----------------------------> half open
 //!      ^                                    ^  a trial fails: longer than before  |  |
 //!      |                                    +-------------------------------------+  |
@@ -12,9 +12,9 @@
 //! While it is closed, every request passes; while open, none. Half open, a few pass at a time, as trials. Outcomes of
 //! requests from an earlier phase are ignored.
 //!
-//! A *failure* is a backend that cannot be reached. An *error* may also be the request's fault: an answer that reports
-//! a server error, breaks off or takes too long. Errors are compared with what other backends do ([`Errors`]), and are
-//! remembered while the breaker is open, so that one more opens it again.
+//! A *failure* means that the backend could not be reached. An *error* may also be the request's fault: an answer that
+//! reports a server error, breaks off or takes too long. Errors are compared with what other backends do ([`Errors`]),
+//! and are remembered while the breaker is open, so that one more opens it again.
 
 mod errors;
 
@@ -74,7 +74,7 @@ pub(crate) struct Breaker {
     errors: Errors,
     /// When it last closed.
     closed_at: Option<Instant>,
-    /// Openings since it was last closed for long.
+    /// Times it has opened since it last stayed closed for long.
     pub(crate) openings: u32,
     /// Half-open phases so far.
     trial: u64,

@@ -110,7 +110,7 @@ enum Fault {
     Gateway,
 }
 
-/// What a row of the table says about an error.
+/// A row of the table, without the message.
 #[derive(Clone, Copy)]
 struct Cause {
     fault: Fault,

@@ -1,5 +1,5 @@
-//! The findings about a backend's chats, for people: from the built-in chats, and from token counts in answers, which
-//! can only prove that something differs.
+//! Findings about how a backend tokenizes chats, in words: from the built-in chats, and from token counts in
+//! answers, which can only prove a difference.
 
 use semmoe_text::Shapes;
 

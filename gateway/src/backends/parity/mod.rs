@@ -106,10 +106,10 @@ impl Reader<'_> {
             return Ok(None);
         }
         let at = first.unwrap_or(ours.min(theirs));
-        Ok(Some(format!("{ours} tokens here, {theirs} at the engine, other ones from token {at} on")))
+        Ok(Some(format!("{ours} tokens here, {theirs} at the engine, which differ from token {at} on")))
     }
 
-    /// Whether both would write another date today.
+    /// Whether a chat rendered today would have a different date.
     fn is_of_another_day(&self, rendering: &Rendering) -> bool {
         let day = |seconds: i64| (seconds + i64::from(self.zone_seconds)).div_euclid(DAY);
         self.writes_date && day(rendering.unix_seconds) != day(unix_seconds())

@@ -1,8 +1,8 @@
-//! Keeps the knowledge about a backend's pins up to date.
+//! Verifies that a backend honours pins, and keeps that evidence up to date.
 //!
 //! A new engine is probed before it receives requests ([`prove_at_start`]), for a few seconds at most; after that each
-//! route is probed as often as [`verify::Schedule`] says ([`watch`]). Answers that name their rank are evidence too,
-//! and free. An engine whose number of ranks is unknown is asked again at every health interval.
+//! route is probed as often as [`verify::Schedule`] says ([`watch`]). Answers that name their rank are evidence
+//! as well, at no cost. An engine whose number of ranks is unknown is asked again at every health interval.
 //!
 //! An engine that refuses a pin, because it has no such rank, receives no pins until it has been asked again: it may be
 //! another engine by now, or one that reports more ranks than it has.
@@ -32,8 +32,7 @@ const PROBE_LIMITS: AnswerLimits = AnswerLimits { timeout: Duration::from_secs(3
 const FIRST_PAUSE: Duration = Duration::from_secs(10);
 const MAX_PAUSE: Duration = Duration::from_secs(300);
 
-/// Whether there is something to verify: not with a single rank, a URL per rank, or answers that always name their
-/// rank.
+/// Whether pins need probes. They do not with a single rank, with a URL per rank, or if every answer names its rank.
 fn can_verify(engine: Engine, ranks: u16, dialect: &Dialect, route: Route) -> bool {
     let by_pin = matches!(dialect.carrier(route), Ok(Carrier::Header | Carrier::Field(_)));
     ranks > 1 && by_pin && matches!(engine, Engine::Sglang | Engine::Vllm)
@@ -89,7 +88,7 @@ async fn settle_suspended(backends: &Backends, backend: &Arc<Backend>) {
     }
 }
 
-/// Asks an engine about its ranks again if too little is known of them.
+/// Asks an engine about its ranks again if too little is known about them.
 async fn ask_for_ranks(backends: &Backends, backend: &Arc<Backend>) {
     loop {
         tokio::time::sleep(backends.config().health.interval).await;
@@ -202,8 +201,8 @@ async fn round(backends: &Backends, backend: &Backend, route: Route, ranks: u16,
     }
 }
 
-/// Marks the end of a round, even a cancelled one: its probes may be counted late, and must not be mistaken for the
-/// next round's.
+/// Marks the end of a round, even a cancelled one: the engine may count its probes late, and they must not be
+/// attributed to the next round.
 struct Ended<'a> {
     backend: &'a Backend,
     route: Route,

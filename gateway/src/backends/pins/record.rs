@@ -9,15 +9,15 @@ use tokio::sync::Notify;
 
 const ROUTES: usize = Route::ALL.len();
 
-/// The knowledge about one backend's pins.
+/// The evidence about one backend's pins.
 #[derive(Debug, Default)]
 pub(crate) struct PinRecord {
     state: Mutex<PinState>,
-    /// By [`Route::ALL`]; atomics, because every request reads them.
+    /// In the order of [`Route::ALL`]; atomics, because every request reads them.
     routes: [OnRoute; ROUTES],
     /// The engine refused a pin, because it has no such rank: none is sent until it has been asked again.
     refused: AtomicBool,
-    /// Held by a round of probes: two concurrent rounds would be counted as each other's.
+    /// Held by a round of probes: the counts of two concurrent rounds could not be told apart.
     pub(super) round: tokio::sync::Mutex<()>,
     /// Wakes the watcher when a contradiction was suspended.
     pub(super) suspended: Notify,
@@ -30,9 +30,9 @@ pub(crate) struct PinRecord {
 pub(crate) enum Belief {
     /// Too little evidence.
     Unproven,
-    /// They do, on every rank.
+    /// Requests run where they are pinned, on every rank.
     Proven,
-    /// They run elsewhere.
+    /// Requests run elsewhere.
     Ignored,
 }
 
@@ -53,7 +53,7 @@ struct OnRoute {
 /// Evidence, verdicts and schedules of one backend.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct PinState {
-    /// By [`Route::ALL`].
+    /// In the order of [`Route::ALL`].
     routes: [RouteState; ROUTES],
     /// The route with the latest evidence.
     last: Option<Route>,
@@ -68,7 +68,7 @@ pub(crate) struct PinState {
 pub(crate) struct RouteState {
     pub(crate) watch: PinWatch,
     pub(super) schedule: Schedule,
-    /// The outcome of the last contradiction, or else of the last round; or why that round was inconclusive.
+    /// The last contradiction or, if there was none, the outcome of the last round or why it was inconclusive.
     pub(crate) detail: Option<String>,
     /// Observed to run where they are pinned, on every rank.
     proven: bool,
@@ -150,14 +150,14 @@ impl PinRecord {
         self.refused.load(Ordering::Relaxed)
     }
 
-    /// The engine has no such rank; true the first time.
+    /// Records that the engine has no such rank; true the first time.
     pub(super) fn refuse(&self, detail: String) -> bool {
         self.locked(|state| state.refusal = Some(detail));
         self.refusal.notify_one();
         !self.refused.swap(true, Ordering::Relaxed)
     }
 
-    /// Pins are used again.
+    /// Resumes sending pins.
     pub(super) fn end_refusal(&self) {
         self.locked(|state| state.refusal = None);
         self.refused.store(false, Ordering::Relaxed);
@@ -179,7 +179,7 @@ impl PinRecord {
             state.last = Some(route);
             let on = state.route_mut(route)?;
             let settled = on.watch.pins != Pins::Ignored && !on.watch.is_in_doubt();
-            // Every client's answer passes here: skip the text for one that agrees.
+            // Every answer to a client passes through here: build the text only for one that disagrees.
             let tells_more = seen.evidence != Evidence::Answer || on.detail.is_none();
             if seen.contradicted > 0 || settled && tells_more {
                 on.detail = Some(detail());
@@ -242,7 +242,7 @@ impl PinRecord {
         self.suspended.notify_one();
     }
 
-    /// Another engine may be there now, about whose pins nothing is known.
+    /// Discards all evidence: another engine may answer by now.
     pub(super) fn reset(&self) {
         self.locked(|state| *state = PinState::default());
         self.refused.store(false, Ordering::Relaxed);

@@ -11,11 +11,11 @@ use semmoe_tables::RankId;
 use super::{Pool, Slot};
 use crate::backends::Room;
 
-/// Consecutive requests that a rank may refuse before they remain in its recent load: a rank that refuses everything
-/// would look idle and attract everything.
+/// Consecutive refusals after which refused requests remain in a rank's recent load: a rank that refuses everything
+/// would otherwise look idle and attract every request.
 const REFUSALS_FORGIVEN: u32 = 8;
 
-/// A counted request. Dropping it counts the request out, exactly once, however it ends.
+/// A request in flight. Dropping it removes the request from the counts, exactly once, however the request ends.
 pub(crate) struct Lease {
     /// Index of the backend in its model.
     pub(crate) backend: usize,
@@ -57,7 +57,7 @@ impl Lease {
         Self { backend, chosen, rank, inflight, refusals, counted, room: None }
     }
 
-    /// The rank answered, so its counters are reliable from now on.
+    /// Records that the rank answered, so that its counters are reliable from now on.
     pub(crate) fn answered(&self) {
         for (router, charge) in self.charges() {
             if let Charge::Rank { slot, .. } = charge {
@@ -70,7 +70,7 @@ impl Lease {
         }
     }
 
-    /// The first chunk of an answer arrived, so the prompt has been computed.
+    /// Records that the first chunk of an answer arrived, so that the prompt has been computed.
     pub(crate) fn computed(&mut self) {
         self.update(|router, slot, work| router.accounts().computed(slot, work));
     }
@@ -85,17 +85,17 @@ impl Lease {
         }
     }
 
-    /// The answer has this many tokens so far.
+    /// Records that the answer has this many tokens so far.
     pub(crate) fn generates(&mut self, tokens: u64) {
         self.update(|router, slot, work| router.accounts().generates(slot, work, tokens));
     }
 
-    /// The answer is complete, with this many tokens.
+    /// Records that the answer is complete, with this many tokens.
     pub(crate) fn generated(&self, tokens: u64) {
         self.charges().for_each(|(router, _)| router.accounts().generated(tokens));
     }
 
-    /// The engine refused the request: its rank neither computed nor cached the prompt with these blocks.
+    /// Records that the engine refused the request: its rank neither computed nor cached the prompt with these blocks.
     pub(crate) fn refused(&self, blocks: &[u64]) {
         let forgiven = self.refusals.fetch_add(1, Ordering::Relaxed) < REFUSALS_FORGIVEN;
         for (router, charge) in self.charges() {

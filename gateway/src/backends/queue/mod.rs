@@ -34,7 +34,7 @@ pub(crate) enum Nowhere {
 pub(crate) enum Refused {
     /// The queue is full.
     TooMany,
-    /// Its maximum wait is over.
+    /// It reached its maximum wait.
     TooLong,
     /// No backend appeared in time.
     Gone,
@@ -58,7 +58,7 @@ enum Offer {
     One,
     /// Room for all that can use it.
     Many,
-    /// A first try: a request that joined behind an offer has not tried yet.
+    /// A first try, for a request that joined behind an offer.
     Look,
 }
 
@@ -207,7 +207,7 @@ impl Queue {
     }
 }
 
-/// Counts requests that seek room, so that an ending request knows that its room is wanted.
+/// Counts requests that seek room, so that a request that ends knows whether to offer its room.
 struct Looking<'a>(&'a AtomicUsize);
 
 impl<'a> Looking<'a> {

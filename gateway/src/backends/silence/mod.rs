@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use crate::backends::flow::FlowReading;
 
-/// How much slower than average the waiting prompts may be computed.
+/// Allowed slowdown of the waiting prompts, compared with the average rate.
 const SLOWER: f64 = 2.0;
 /// Maximum false alarms counted; each one doubles the patience.
 const MAX_ALARMS: u32 = 4;
@@ -42,9 +42,9 @@ impl SilenceRules {
 /// The result of a check, if it changes the verdict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Change {
-    /// Its scheduler looks dead.
+    /// The scheduler looks dead.
     Suspected,
-    /// It proved alive.
+    /// The scheduler proved to be alive.
     Recovered,
 }
 
@@ -93,7 +93,7 @@ pub(crate) struct Silence {
     pub(crate) silent: Duration,
     /// Tokens of the prompts that were waiting when the streams fell silent.
     explaining_tokens: u64,
-    /// How long a sign of life from the scheduler has been due.
+    /// How long the scheduler has owed a sign of life.
     asked: Option<Duration>,
     suspected: bool,
     false_alarms: u32,

@@ -56,7 +56,7 @@ pub(crate) struct Swapped {
 /// Changes the tables of a backend. Failures are counted, logged and kept for `GET /admin/tables`.
 pub(crate) async fn change(backends: &Arc<Backends>, backend: String, source: Source) -> Result<Swapped, RequestError> {
     let (name, by) = (backend.clone(), source.name());
-    // The comparison must use what it runs now.
+    // The comparison must use what the backend runs now.
     if let Some(backend) = backends.backend(&backend) {
         health::probe_again(backends, &backend, &backends.patient_limits()).await;
     }
@@ -104,7 +104,7 @@ impl Backends {
     /// Checks tables against the current state and swaps them in.
     pub(crate) fn swap_tables(&self, backend: &str, fresh: LoadedTables) -> Result<Swapped, RequestError> {
         loop {
-            // All the work is done before others have to wait, and repeated if they changed its inputs.
+            // All the work is done before the lock is taken, and repeated if its inputs changed meanwhile.
             let seen = self.snapshot();
             let gone = || RequestError::UnknownBackend { name: backend.to_owned() };
             let at = seen.find(backend).ok_or_else(gone)?;

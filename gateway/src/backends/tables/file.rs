@@ -1,8 +1,9 @@
 //! A tables file from outside: opened once, copied, and the copy mapped.
 //!
-//! The map is of an unlinked copy in `tables.spool_dir`: the kernel kills a process that reads a map of a file that was
-//! truncated in place, and no check can exclude that for a file that others may write to. A copy in the heap would work
-//! too, but stay resident; the kernel can drop pages of a file and read them again.
+//! An unlinked copy in `tables.spool_dir` is mapped rather than the file itself: the kernel kills a process that reads
+//! a mapping of a file that was truncated in place, and no check can rule that out for a file that others may write
+//! to. A copy on the heap would work as well, but it would stay resident; the kernel can drop pages of a file and read
+//! them again.
 
 use std::fs::{File, Metadata};
 use std::io::{Read, Write};

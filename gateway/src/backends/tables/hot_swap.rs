@@ -1,8 +1,8 @@
 //! Moves a worker's experts to where new tables say, then swaps the tables in: no restart, no request lost.
 //!
 //! The tables are read and checked first, so that nothing moves for unusable tables. While the experts move, the worker
-//! holds its requests and the gateway keeps sending them by the old tables. Those pins stay valid, because the ranks do
-//! not change.
+//! holds its requests and the gateway keeps routing new ones by the old tables. Those pins stay valid, because the
+//! ranks do not change.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -57,7 +57,8 @@ pub(crate) async fn status(backends: &Backends, name: &str) -> Result<SwitchStat
 /// Switches a backend, then swaps its tables.
 ///
 /// # Errors
-/// Before the worker has moved anything, the old state stays. After that, [`RequestError::SwitchedWithoutTables`].
+/// Until the worker has moved anything, the old state stays in force; after that,
+/// [`RequestError::SwitchedWithoutTables`].
 pub(crate) async fn switch(
     backends: &Arc<Backends>,
     name: &str,

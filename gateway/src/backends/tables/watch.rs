@@ -80,7 +80,7 @@ struct Watched {
     judged: Option<Stamp>,
     /// Its state at the last poll.
     seen: Option<Stamp>,
-    /// The backend's report when the file was refused because of it: another engine may match.
+    /// The backend's report that led to a refusal of the file: another engine may match it.
     refused: Option<Option<Arc<Probe>>>,
 }
 
@@ -95,7 +95,7 @@ impl Watched {
         Self { path: path.to_owned(), judged, seen: None, refused: None }
     }
 
-    /// Whether to load it now.
+    /// Whether to load the file now.
     fn should_load(&mut self, now: Option<Stamp>, probe: Option<&Probe>) -> bool {
         let before = std::mem::replace(&mut self.seen, now);
         match now {

@@ -10,7 +10,7 @@ use super::API_KEY;
 use crate::backends::RequestError;
 use crate::config::KeyConfig;
 
-/// Longer keys are rejected unhashed: hashing them would be work on a stranger's behalf.
+/// Longer keys are rejected unhashed, so that strangers cannot make the gateway hash megabytes.
 const MAX_KEY_BYTES: usize = 512;
 
 /// The sender of a request: a key, or any client if no keys are configured.
@@ -52,14 +52,14 @@ fn find(keys: &[Arc<KeyConfig>], digest: &[u8; 32]) -> Option<Arc<KeyConfig>> {
     let mut found = usize::MAX;
     for (at, key) in keys.iter().enumerate() {
         let differs = key.sha256.0.iter().zip(digest).fold(0, |differs, (one, other)| differs | (one ^ other));
-        // All ones if nothing differs.
+        // All ones if no byte differs.
         let mask = usize::from(black_box(differs) == 0).wrapping_neg();
         found = (found & !mask) | (at & mask);
     }
     keys.get(found).cloned()
 }
 
-/// The key in the headers. Repeated headers are refused, because another reader might take the other one.
+/// The key in the headers. Repeated headers are refused, because another server might read the other one.
 fn presented(headers: &HeaderMap) -> Result<&[u8], RequestError> {
     let only = |name: &http::HeaderName| -> Result<Option<&HeaderValue>, RequestError> {
         let mut values = headers.get_all(name).iter();

@@ -32,7 +32,7 @@ pub(crate) fn admit(config: &AuthConfig, headers: &mut HeaderMap, metrics: &Metr
     Ok(caller)
 }
 
-/// Warns at start of listeners that anyone on the network can use.
+/// Warns at start about listeners that anyone on the network can use.
 pub(crate) fn warn_of_exposure(config: &Config) {
     let server = &config.server;
     if !server.listen.ip().is_loopback() && config.auth.keys.is_empty() {

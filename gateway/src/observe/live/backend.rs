@@ -9,7 +9,7 @@ use semmoe_engines::{Engine, Route, Version, routed};
 use super::drift::Drift;
 use crate::config::DriftRules;
 
-/// Lives as long as the backend.
+/// The sampling state of one backend, kept as long as the backend.
 #[derive(Default)]
 pub(crate) struct BackendLive {
     pub(crate) name: String,
@@ -66,7 +66,7 @@ impl BackendLive {
         Self { name: name.to_owned(), ..Self::default() }
     }
 
-    /// An engine was probed, perhaps another than before.
+    /// Records a probe, perhaps of another engine than before.
     pub(crate) fn probed(&self, engine: Engine, probe: &Probe) {
         let version = probe.version.as_deref().and_then(Version::parse);
         let server = probe.server.as_ref();
@@ -85,7 +85,7 @@ impl BackendLive {
         self.tells_unasked.load(Ordering::Relaxed)
     }
 
-    /// An answer of vLLM contained them; true the first time.
+    /// Records that an answer of vLLM contained unrequested routed experts; true the first time.
     pub(crate) fn note_unasked(&self) -> bool {
         let is_first = !self.tells_unasked.swap(true, Ordering::Relaxed);
         if is_first {
@@ -112,7 +112,7 @@ impl BackendLive {
         self.refused.load(Ordering::Relaxed)
     }
 
-    /// The engine refuses sampled requests; true the first time.
+    /// Records that the engine refuses sampled requests; true the first time.
     pub(crate) fn refuse(&self) -> bool {
         !self.refused.swap(true, Ordering::Relaxed)
     }
@@ -122,7 +122,7 @@ impl BackendLive {
         takes(self.sequence.fetch_add(1, Ordering::Relaxed), share)
     }
 
-    /// A due request could not be sampled.
+    /// Counts a due request that could not be sampled.
     pub(crate) fn note_unfit(&self) {
         self.unfit.fetch_add(1, Ordering::Relaxed);
     }

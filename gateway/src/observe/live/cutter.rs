@@ -13,7 +13,7 @@ use super::seen::MISSING;
 /// Why an answer is not evaluated.
 pub(super) type Outcome = &'static str;
 
-/// Follows one answer.
+/// The state of one answer.
 pub(super) struct Cutter {
     place: Place,
     /// The longest answer or event that is held back.
@@ -53,7 +53,7 @@ impl Cutter {
         held.split().freeze()
     }
 
-    /// The answer is complete; `rest` holds its bytes not pushed yet. Returns what is still to be relayed, and the JSON
+    /// Completes the answer; `rest` holds its bytes not pushed yet. Returns what is still to be relayed, and the JSON
     /// document with the routed experts.
     pub(super) fn end(&mut self, rest: Bytes) -> (Bytes, Result<Bytes, Outcome>) {
         let Some(mut held) = self.held.take().filter(|_| self.over.is_none()) else {

@@ -2,9 +2,9 @@
 //!
 //! The moving difference m of the predicted and the observed rate covers the activations of about n samples, weighted
 //! towards the newest: D += (d - D) x 2 / (n + 1) for the activations that should have been local and were not, A
-//! likewise for all of them, both initialised with the first sample, and m = D / A. A long request so counts as much as
-//! many short ones, as it does in the rates. n consecutive samples with m above the upper threshold raise the alarm; n
-//! with m below the lower one clear it.
+//! likewise for all of them, both initialised with the first sample, and m = D / A. A long request thus counts as much
+//! as many short ones, as in the rates. n consecutive samples with m above the upper threshold raise the alarm; n with
+//! m below the lower one clear it.
 
 use crate::config::DriftRules;
 

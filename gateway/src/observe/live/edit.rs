@@ -1,4 +1,4 @@
-//! The answer of a sampled request: cut, then submitted for evaluation, or counted by why it was not.
+//! Edits the answer to a sampled request and submits it for evaluation, or counts why it was not evaluated.
 
 use bytes::Bytes;
 use http::header;
@@ -8,9 +8,9 @@ use semmoe_engines::routed::Place;
 use super::Sample;
 use super::cutter::Cutter;
 
-/// Follows one answer.
+/// The edit of one answer.
 pub(crate) struct Edit {
-    /// `None` once the answer was counted, and if it is only cut.
+    /// `None` once the answer was counted, or if it is only edited.
     sample: Option<Sample>,
     cutter: Cutter,
 }
@@ -51,7 +51,7 @@ impl Edit {
         now
     }
 
-    /// The answer is complete; returns what is still to be relayed.
+    /// Completes the answer; returns what is still to be relayed.
     pub(crate) fn end(&mut self, rest: Bytes) -> Bytes {
         let (rest, newest) = self.cutter.end(rest);
         match (self.sample.take(), newest) {

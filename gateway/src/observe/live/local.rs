@@ -1,4 +1,4 @@
-//! Which activations were local, by the experts that a rank hosts.
+//! Counts local activations, by the experts that a rank hosts.
 
 use semmoe_tables::{LayerIdx, RankId, Tables};
 

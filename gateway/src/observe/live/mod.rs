@@ -1,4 +1,4 @@
-//! Live local activation rate: a share of the requests asks the engine which experts their tokens took.
+//! Live local activation rate: a share of the requests asks the engine which experts their tokens were routed to.
 //!
 //! | part | what |
 //! |---|---|
@@ -54,7 +54,7 @@ const WAITING: usize = 16;
 pub(crate) struct Live {
     /// Full if too many are waiting.
     queue: mpsc::Sender<Observation>,
-    /// Until the task takes it.
+    /// The receiving end, until the task takes it.
     waiting: Mutex<Option<mpsc::Receiver<Observation>>>,
     profiles: Mutex<BTreeMap<String, ModelProfile>>,
     traces: Mutex<Traces>,
@@ -76,7 +76,7 @@ impl Live {
         Self { queue, waiting, profiles: Mutex::default(), traces: Mutex::default(), metrics }
     }
 
-    /// An engine does not send routed experts: it is not sampled again until the next probe.
+    /// Records that an engine does not send routed experts: it is not sampled again until the next probe.
     fn note_refusal(&self, backend: &BackendLive, what: &'static str) {
         if backend.refuse() {
             self.metrics.refused(&backend.name, true);
@@ -87,14 +87,15 @@ impl Live {
         }
     }
 
-    /// An answer of vLLM contains routed experts, so it runs with its flag, even if an earlier answer lacked them.
+    /// Records that an answer of vLLM contains routed experts: it runs with its flag, even if an earlier answer lacked
+    /// them.
     pub(crate) fn note_unasked(&self, backend: &BackendLive) {
         if backend.note_unasked() {
             self.metrics.refused(&backend.name, false);
         }
     }
 
-    /// A due request could not be sampled.
+    /// Counts a due request that could not be sampled.
     pub(crate) fn note_unfit(&self, backend: &BackendLive) {
         backend.note_unfit();
         self.metrics.sampled(&backend.name, "unfit");

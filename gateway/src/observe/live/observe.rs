@@ -11,7 +11,7 @@ use super::seen::{MISSING, Seen};
 
 /// The content of a sample.
 pub(super) struct Observed {
-    /// As counted in the tables, with the number of layers.
+    /// The model as in the tables, with the number of layers.
     pub(super) model: ModelInfo,
     /// The prompt, then the generated tokens whose routes are known.
     pub(super) ids: Vec<u32>,
@@ -126,7 +126,8 @@ fn encode(seen: &Seen, prompt: Prompt) -> Result<Vec<u32>, &'static str> {
     }
 }
 
-/// Ids are in the vocabulary, and no token takes an expert twice in a layer. Expert ranges were checked before.
+/// Whether all ids are in the vocabulary, and no token uses an expert twice in a layer. Expert ranges were checked
+/// before.
 fn check(model: &ModelInfo, ids: &[u32], routes: &[u16]) -> Result<(), &'static str> {
     if ids.iter().any(|id| *id >= model.vocab_size) {
         return Err("other_prompt");

@@ -46,8 +46,8 @@ impl Rolling {
         Ok(Self { model, limits, older: None, newer, dropped: 0 })
     }
 
-    /// Adds the tokens of one request: `routes` is [n, L, k], checked here. An error adds nothing, except that a count
-    /// that overflows costs the newer generation.
+    /// Adds the tokens of one request: `routes` is [n, L, k], checked here. On an error nothing is added, but
+    /// an overflowing count discards the newer generation.
     pub(crate) fn add(&mut self, ids: &[u32], prompt: u32, routes: &[u16], now: u64) -> Result<(), FormatError> {
         self.expire(now)?;
         let mut trace = TraceBuilder::new(self.model.clone(), provenance("one request"))?;

@@ -22,7 +22,7 @@ impl Sample {
         Self { live: Arc::clone(live), seen: Some(seen), asking, limit_bytes }
     }
 
-    /// The answer is not evaluated, for this reason.
+    /// Records why the answer is not evaluated.
     pub(crate) fn give_up(mut self, outcome: &'static str) {
         // vLLM without its flag does not refuse the field: its answers just lack the routed experts.
         if outcome == MISSING
@@ -34,8 +34,8 @@ impl Sample {
         self.count(outcome);
     }
 
-    /// The engine refused a sampled request, which was sent again unsampled. If the engine took that, it is not sampled
-    /// again until the next probe; if it refused either way, it was the client's fault.
+    /// Records that the engine refused a sampled request, which was sent again unsampled. If the engine accepted that
+    /// one, it is not sampled again until the next probe; if it refused both, the request itself was at fault.
     pub(crate) fn sent_without(self, taken: bool) {
         if let Some(seen) = self.seen.as_ref().filter(|_| taken) {
             self.live.note_refusal(&seen.backend, "refuses requests that ask for routed experts");

@@ -80,7 +80,7 @@ async fn run(work: Arc<Work>, mut waiting: mpsc::Receiver<Observation>, stop: Ca
     write().await;
 }
 
-/// Runs `work` off the network threads. An answer that panics costs only itself, not those behind it.
+/// Runs `work` off the network threads. A panic costs only the answer that caused it.
 async fn blocking<T: Send + 'static>(on: &Arc<Work>, work: impl FnOnce(&Work) -> T + Send + 'static) {
     let on = Arc::clone(on);
     if let Err(error) = tokio::task::spawn_blocking(move || work(&on)).await {
@@ -117,7 +117,7 @@ impl Work {
         metrics.sampled(name, outcome);
     }
 
-    /// Adds a sample to what is kept.
+    /// Adds a sample to the model's profile and trace.
     fn keep(&self, seen: &Seen, observed: &Observed, sampling: &SamplingConfig) -> Result<(), FormatError> {
         if let Some(config) = &sampling.profile {
             self.count(&seen.model, observed, config)?;

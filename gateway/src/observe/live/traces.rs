@@ -98,7 +98,7 @@ fn remove_old(config: &TraceConfig, model: &str) {
     }
 }
 
-/// When one of our traces began, and its number in that second; `None` for any other file.
+/// When a trace written here began, and its number in that second; `None` for any other file.
 fn began(file: &str, prefix: &str) -> Option<(u64, u64)> {
     let (began, number) = file.strip_prefix(prefix)?.strip_suffix(SUFFIX)?.split_once('.')?;
     Some((began.parse().ok()?, number.parse().ok()?))

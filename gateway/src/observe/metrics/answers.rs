@@ -95,7 +95,7 @@ impl AnswerMetrics {
         }
     }
 
-    /// The backend is gone; its counters stay.
+    /// Removes the gauges of a backend that is gone; its counters stay.
     pub(super) fn forget(&self, backend: &str) {
         for state in ["waiting", "running"] {
             self.streams.remove(&StreamLabels { backend: backend.to_owned(), state });

@@ -39,28 +39,28 @@ metrics! {
 }
 
 impl FaultMetrics {
-    /// The depth of a model's queue, and the waits in it.
+    /// A model's queue depth and queue wait time.
     pub(crate) fn queue(&self, model: &str) -> (Gauge, Histogram) {
         let labels = ModelLabels { model: model.to_owned() };
         (self.queue_depth.get_or_create_owned(&labels), self.queue_seconds.get_or_create_owned(&labels))
     }
 
-    /// A request was refused for lack of room.
+    /// Counts a request that was refused for lack of room.
     pub(crate) fn shed(&self, model: &str, reason: &'static str) {
         self.shed.get_or_create(&ShedLabels { model: model.to_owned(), reason }).inc();
     }
 
-    /// Connections closed because a backend sent unsolicited data.
+    /// Counts connections closed because a backend sent unsolicited data.
     pub(crate) fn strays(&self, backend: &str, connections: u64) {
         self.strays.get_or_create(&of_backend(backend)).inc_by(connections);
     }
 
-    /// An answer in which the engine reported a failure.
+    /// Counts an answer in which the engine reported a failure.
     pub(crate) fn engine_failed(&self, backend: &str, kind: &'static str) {
         self.engine_failures.get_or_create(&FailureLabels { backend: backend.to_owned(), kind }).inc();
     }
 
-    /// A backend's scheduler looks dead, or proved alive.
+    /// Counts a backend whose scheduler looks dead, or proved to be alive.
     pub(crate) fn silence(&self, backend: &str, to: &'static str) {
         self.silences.get_or_create(&SilenceLabels { backend: backend.to_owned(), to }).inc();
     }
@@ -74,7 +74,7 @@ impl FaultMetrics {
         self.breaker_changes.get_or_create(&BreakerLabels { backend: backend.to_owned(), to }).inc();
     }
 
-    /// The backend is gone.
+    /// Removes the gauges of a backend that is gone.
     pub(super) fn forget(&self, labels: &BackendLabels) {
         self.breaker_state.remove(labels);
         self.draining.remove(labels);

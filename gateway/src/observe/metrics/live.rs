@@ -49,7 +49,7 @@ impl LiveMetrics {
         self.sampled.get_or_create(&SampleLabels { backend: backend.to_owned(), outcome }).inc();
     }
 
-    /// Rates of one request, weighted by its activations.
+    /// Records the rates of one request.
     pub(crate) fn rates(&self, backend: &str, activations: u64, observed: f64, predicted: Option<f64>) {
         let labels = of_backend(backend);
         self.observed.get_or_create(&labels).observe(observed);
@@ -60,7 +60,7 @@ impl LiveMetrics {
         }
     }
 
-    /// Activations of one request in a phase.
+    /// Counts the activations of one request in a phase.
     pub(crate) fn activations(&self, backend: &str, phase: &'static str, local: u64, remote: u64) {
         for (place, count) in [("local", local), ("remote", remote)] {
             self.activations.get_or_create(&PlaceLabels { backend: backend.to_owned(), phase, place }).inc_by(count);
@@ -75,7 +75,7 @@ impl LiveMetrics {
         self.refused.get_or_create(&of_backend(backend)).set(i64::from(refused));
     }
 
-    /// The size of a model's rolling profile, and what it dropped since the last call.
+    /// Sets the size of a model's rolling profile, and counts the tokens it dropped since the last call.
     pub(crate) fn profile(&self, model: &str, tokens: u64, entries: usize, dropped: u64) {
         let labels = ModelLabels { model: model.to_owned() };
         self.tokens.get_or_create(&labels).set(i64::try_from(tokens).unwrap_or(i64::MAX));

@@ -1,4 +1,4 @@
-//! Memory that requests hold, and clients that cause it.
+//! Memory that requests hold, and clients closed because of it.
 
 use super::labels::{Counter, Family, Gauge, ReasonLabels};
 

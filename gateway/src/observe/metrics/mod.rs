@@ -92,7 +92,7 @@ pub(crate) use tables::Waits;
 pub(crate) use text::TextFormat;
 use trust::TrustMetrics;
 
-/// The gateway's own time per request: scoring takes up to milliseconds, and more than 0.1 s is a fault.
+/// Buckets for the gateway's own time per request: scoring takes up to milliseconds, and more than 0.1 s is a fault.
 const OVERHEAD_SECONDS: [f64; 13] = [5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0];
 
 labels!(PolicyLabels { policy: &'static str });
@@ -254,7 +254,7 @@ impl Metrics {
         self.routing.score_failures.get_or_create(&ReasonLabels { reason }).inc();
     }
 
-    /// The state of a model's segment cache, and whether its chat template is unusable.
+    /// Sets the state of a model's segment cache, and whether its chat template is unusable.
     pub(crate) fn text(&self, model: &str, cache: &SegmentCache, is_unreadable: bool) {
         let labels = ModelLabels { model: model.to_owned() };
         let RoutingMetrics { cache_hits, cache_misses, cache_bytes, template_unreadable, .. } = &self.routing;
@@ -268,7 +268,7 @@ impl Metrics {
         self.routing.backend_healthy.get_or_create(&of_backend(backend)).set(i64::from(healthy));
     }
 
-    /// A retry by its outcome, or one that was not made (`no_...`).
+    /// Counts a retry by its outcome, or one that was not made (`no_...`).
     pub(crate) fn retry(&self, cause: &'static str, outcome: &'static str) {
         self.routing.retries.get_or_create(&RetryLabels { cause, outcome }).inc();
     }

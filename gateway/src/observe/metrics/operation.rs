@@ -42,7 +42,7 @@ impl OperationMetrics {
         self.discovery_backends.get_or_create(&SourceLabels { source: source.to_owned() }).set(backends as i64);
     }
 
-    /// A source was removed.
+    /// Removes the gauges of a source that was removed.
     pub(crate) fn forget_source(&self, source: &str) {
         let labels = SourceLabels { source: source.to_owned() };
         self.discovery_backends.remove(&labels);

@@ -27,19 +27,19 @@ metrics! {
 }
 
 impl PinMetrics {
-    /// Requests that ran on another rank.
+    /// Counts requests that ran on another rank.
     pub(crate) fn contradicted(&self, backend: &str, requests: u64) {
         if requests > 0 {
             self.contradicted.get_or_create(&of_backend(backend)).inc_by(requests);
         }
     }
 
-    /// Whether pins are ignored.
+    /// Sets whether pins are ignored.
     pub(crate) fn ignored(&self, backend: &str, ignored: bool) {
         self.ignored.get_or_create(&of_backend(backend)).set(i64::from(ignored));
     }
 
-    /// Why requests to the backend are not pinned.
+    /// Sets why requests to the backend are not pinned.
     pub(crate) fn unpinned(&self, backend: &str, reason: Option<&'static str>) {
         for reason in UNPINNED {
             self.unpinned.remove(&ReasonLabels { backend: backend.to_owned(), reason });
@@ -49,17 +49,17 @@ impl PinMetrics {
         }
     }
 
-    /// A pin to a rank that does not exist.
+    /// Counts a pin to a rank that does not exist.
     pub(crate) fn refused(&self, backend: &str) {
         self.refused.get_or_create(&of_backend(backend)).inc();
     }
 
-    /// A round of probes.
+    /// Counts a round of probes.
     pub(crate) fn round(&self, backend: &str, outcome: &'static str) {
         self.rounds.get_or_create(&RoundLabels { backend: backend.to_owned(), outcome }).inc();
     }
 
-    /// The backend is gone; its counters stay.
+    /// Removes the gauges of a backend that is gone; its counters stay.
     pub(super) fn forget(&self, labels: &BackendLabels) {
         self.ignored.remove(labels);
         self.unpinned(&labels.backend, None);

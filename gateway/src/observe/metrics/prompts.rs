@@ -26,13 +26,13 @@ metrics! {
 }
 
 impl PromptMetrics {
-    /// A prompt counted by both; returns how many of the backend's prompts agreed, or differed, like this one.
+    /// Counts a prompt whose tokens both counted; returns how many of the backend's prompts had the same result.
     pub(crate) fn counted(&self, backend: &str, agree: bool) -> u64 {
         let labels = AgreementLabels { backend: backend.to_owned(), agrees: if agree { "yes" } else { "no" } };
         self.counts.get_or_create(&labels).inc() + 1
     }
 
-    /// The engine tokenizes a chat of this shape differently.
+    /// Counts a chat of a shape that the engine tokenizes differently.
     pub(crate) fn misread(&self, backend: &str, shape: &'static str) {
         self.misread.get_or_create(&ShapeLabels { backend: backend.to_owned(), shape }).inc();
     }
@@ -46,7 +46,7 @@ impl PromptMetrics {
         }
     }
 
-    /// The backend is gone; its counters stay.
+    /// Removes the gauges of a backend that is gone; its counters stay.
     pub(super) fn forget(&self, backend: &str) {
         for state in STATES {
             self.shapes.remove(&StateLabels { backend: backend.to_owned(), state });

@@ -1,7 +1,7 @@
 //! Requests by backend, rank, policy and status, and their answers.
 //!
 //! A metric family allocates its labels and takes a lock on every lookup. Here the counters used so far are indexed by
-//! what a request knows anyway.
+//! values that a request has at hand.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -18,16 +18,16 @@ use super::labels::{Counter, Family, rank_label};
 
 /// The client disconnected before the end; nginx's code for it.
 pub(crate) const CLIENT_CLOSED: u16 = 499;
-/// Stands for the backend, rank or policy of a request that had none.
+/// The label of a request without a backend, rank or policy.
 pub(crate) const NONE: &str = "none";
-/// The route of requests to paths that are not the gateway's.
+/// The route label of requests to paths that the gateway does not serve.
 pub(super) const OTHER: &str = "other";
 
 // Labels of `semmoe_requests_total`.
 labels!(RequestLabels { backend: String, model: String, rank: String, policy: &'static str, code: String });
 
-/// The status as counted: an engine may answer with any of 900, each of which would add a series per rank. Registered
-/// statuses count as themselves, others by their first digit.
+/// The status label. An engine may answer with any of 900 statuses, each of which would add a series per rank, so only
+/// registered ones are counted individually and others by their first digit.
 fn counted(code: u16) -> u16 {
     let named = StatusCode::from_u16(code).is_ok_and(|status| status.canonical_reason().is_some());
     if named || code == CLIENT_CLOSED { code } else { code / 100 }
@@ -67,7 +67,7 @@ pub(crate) struct Done<'a> {
     /// it.
     pub(crate) backend: &'a str,
     pub(crate) model: &'a str,
-    /// `None` for paths that are not the gateway's.
+    /// `None` for paths that the gateway does not serve.
     pub(crate) route: Option<Route>,
     pub(crate) place: Place,
     pub(crate) policy: &'static str,

@@ -32,7 +32,7 @@ fn switch_seconds() -> Histogram {
 }
 
 impl SwitchMetrics {
-    /// A unit's layout, and the gain if layouts were compared.
+    /// Sets a unit's layout, and the gain if layouts were compared.
     pub(crate) fn observed(&self, unit: &str, layout: Option<Layout>, gain: Option<f64>) {
         let number = match layout {
             Some(Layout::Tp) => 0,
@@ -45,7 +45,7 @@ impl SwitchMetrics {
         }
     }
 
-    /// How a decision ended.
+    /// Counts a decision by its outcome.
     pub(crate) fn ended(&self, unit: &str, to: Layout, outcome: &'static str, seconds: Option<f64>) {
         self.decisions.get_or_create(&DecisionLabels { unit: unit.to_owned(), to: to.name(), outcome }).inc();
         if let Some(seconds) = seconds {
@@ -53,7 +53,7 @@ impl SwitchMetrics {
         }
     }
 
-    /// The unit is no longer watched; its counters stay.
+    /// Removes the gauges of a unit that is no longer watched; its counters stay.
     pub(crate) fn forget(&self, unit: &str) {
         self.layout.remove(&labels(unit));
         self.gain.remove(&labels(unit));

@@ -1,4 +1,5 @@
-//! The two text formats: OpenMetrics, which Prometheus requests by `Accept`, and the older one, which everything reads.
+//! The two text formats: OpenMetrics, which Prometheus requests by `Accept`, and the older one, which every scraper
+//! reads.
 
 use std::fmt::Write;
 

@@ -1,4 +1,4 @@
-//! W3C Trace Context: `traceparent` version 00, and what later versions guarantee to keep of it.
+//! W3C Trace Context: `traceparent` version 00, and the part of it that later versions keep.
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 

@@ -38,7 +38,7 @@ pub(crate) struct Tracer {
 }
 
 impl Tracer {
-    /// Whether a trace that begins here is sampled: by its id alone, so that other services decide alike.
+    /// Whether a trace that begins here is sampled: by its id alone, so that all services decide alike.
     pub(super) fn takes(&self, trace: u128) -> bool {
         (trace as u64) >> 1 < self.threshold
     }
@@ -98,7 +98,7 @@ struct Work {
     collector: client::BaseUrl,
     service: String,
     metrics: SpanMetrics,
-    /// The last document failed.
+    /// Whether the last document failed.
     failing: bool,
 }
 

@@ -16,7 +16,7 @@ pub(crate) enum Stage {
     Score,
     /// A rank is chosen.
     Route,
-    /// The engine works, up to the last byte of its answer. One per attempt.
+    /// The engine computes, up to the last byte of its answer; one stage per attempt.
     Upstream,
 }
 
@@ -96,7 +96,7 @@ impl RequestTrace {
         self.request.set(key, value);
     }
 
-    /// The current stage failed.
+    /// Marks the current stage as failed.
     pub(crate) fn fail(&mut self, cause: &'static str) {
         if let Some(stage) = &mut self.stage {
             stage.failed = Some(cause);
@@ -122,7 +122,7 @@ impl RequestTrace {
         self.stage.as_ref().map_or(self.context, |stage| stage.context)
     }
 
-    /// The request has ended with this status.
+    /// Ends the request with this status.
     pub(crate) fn finish(mut self: Box<Self>, code: u16) {
         let failed = match code {
             499 => Some("the client went away"),

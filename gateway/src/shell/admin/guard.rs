@@ -1,8 +1,9 @@
 //! Who may use the admin plane.
 //!
-//! On loopback every local user may, and so could every web page open in a local browser. The `Host` must therefore be
-//! a loopback name (a page that rebinds its own name to 127.0.0.1 sends that name), and so must an `Origin`, which
-//! pages cannot omit from a cross-site POST. Off loopback, or where one is configured, a bearer token is required.
+//! On loopback every local user may use it, and so could every web page that is open in a local browser. The `Host`
+//! must therefore be a loopback name (a page that rebinds its own name to 127.0.0.1 sends that name), and so must an
+//! `Origin`, which pages cannot omit from a cross-site POST. Off loopback, or where one is configured, a bearer token
+//! is required.
 
 use std::net::SocketAddr;
 use std::sync::Arc;

@@ -45,7 +45,7 @@ impl Resolve for SystemResolver {
     }
 }
 
-/// Where engines are.
+/// The addresses of engines.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Answer {
     pub(super) addresses: BTreeSet<SocketAddr>,

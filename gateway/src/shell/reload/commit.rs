@@ -22,7 +22,7 @@ pub(super) fn commit(control: &Arc<Control>, mut prepared: Prepared) -> Option<R
     let generation = current.generation + 1;
     let mut reloaded = compare(&current, &models);
     for member in models.iter_mut().flat_map(|model| &mut model.members) {
-        // Only tables loaded for this swap belong to no other state.
+        // Only the tables loaded for this swap are not shared with another state.
         if let Some(tables) = member.tables.as_mut().and_then(Arc::get_mut) {
             tables.generation = generation;
         }

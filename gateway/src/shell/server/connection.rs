@@ -144,7 +144,7 @@ impl<S: Serves> Shared<S> {
                     () = self.closing.cancelled() => {}
                 }
                 connection.as_mut().graceful_shutdown();
-                // A client need not agree.
+                // A client may ignore the request to close.
                 tokio::select! {
                     _ = connection => {}
                     () = tasks.idle(idle) => {}

@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::data::outflow::Outflow;
 
-/// By then a displaced connection is gone, or another one is chosen.
+/// Time for a displaced connection to close before another one is chosen.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 pub(super) struct Places {

@@ -12,7 +12,7 @@ use crate::config::Config;
 
 /// hyper's own limit.
 const HEADERS_ON_STACK: usize = 100;
-/// The first bytes of HTTP/2 on a plain connection ("prior knowledge"); no HTTP/1.1 method starts so.
+/// The first bytes of HTTP/2 on a plain connection ("prior knowledge"); no HTTP/1.1 method starts like that.
 const PREFACE: &[u8] = b"PRI * HTTP/2.0";
 
 /// Bytes that a client may send ahead of the reader: per request, and per connection.

@@ -104,7 +104,7 @@ impl ListenerTls {
         })
     }
 
-    /// Each with its key in the configuration.
+    /// Each listener's certificates, with their key in the configuration.
     pub(crate) fn all(&self) -> impl Iterator<Item = (&'static str, &Arc<ServerTls>)> {
         let named = [("server.tls", &self.data), ("server.admin_tls", &self.admin)];
         named.into_iter().filter_map(|(place, tls)| Some((place, tls.as_ref()?)))

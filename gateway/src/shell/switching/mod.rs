@@ -3,8 +3,8 @@
 //! | part | what |
 //! |---|---|
 //! | `reading` | a worker's step counters and loads, and what happened between two readings (pure) |
-//! | `unit` | a policy of `semmoe-planner` with its clock: fed, asked, notified of outcomes |
-//! | `task` | one task per backend: reads, asks, acts |
+//! | `unit` | a policy of `semmoe-planner` with its clock: fed, consulted, notified of outcomes |
+//! | `task` | one task per backend: reads it, consults the policy, acts |
 //! | `hook` | a switch through the worker's `/switch`: prepare, commit, and every way in which that can fail |
 //! | `webhook` | a switch of an engine without a hook, by an operator's service |
 //! | `pools` | new traffic moved between the TP and the EP backends of a model |
@@ -32,9 +32,9 @@ use semmoe_planner::policy::Layout;
 pub(crate) enum Outcome {
     /// The new layout runs; requests were held for this long.
     Committed { seconds: f64 },
-    /// Nothing was changed, for this cause.
+    /// Nothing was changed. The cause is a text for reports, from answers and errors alike.
     Refused { cause: String },
-    /// It began, and the old layout still runs.
+    /// The switch began, but the old layout runs again or still.
     RolledBack { cause: String },
     /// It is unknown which layout runs, or none does.
     Lost { cause: String },

@@ -1,7 +1,8 @@
 //! A worker's step counters and loads at one moment, and what happened between two readings.
 //!
-//! Ranks run steps in lockstep, so rank 0's count and time are the unit's, and a step's batch is the sum over the
-//! ranks. Which ranks' batches coincided in a step is not recorded: the steps of an interval are assumed to be alike.
+//! Ranks run steps in lockstep, so rank 0's step count and step time are those of the unit, and a step's batch is the
+//! sum over the ranks. Which ranks' batches coincided in a step is not recorded: the steps of an interval are assumed
+//! to be alike.
 
 use std::collections::BTreeMap;
 
@@ -89,7 +90,7 @@ impl Reading {
         Ok(reading)
     }
 
-    /// The work done since `before`; nothing if counters went back, because another process answers.
+    /// The work done since `before`; empty if counters went backwards, because another process answers.
     pub(super) fn since(&self, before: &Self) -> Interval {
         let nothing = Interval { steps: None, arrived_tokens: 0 };
         let (decode, prefill) =

@@ -21,7 +21,7 @@ pub(crate) struct Records {
     metrics: SwitchMetrics,
 }
 
-/// A unit that is switched as one: a backend, or the pools of a model.
+/// A unit that switches as a whole: a backend, or the pools of a model.
 #[derive(Clone, Debug, Default, Serialize, JsonSchema)]
 pub(crate) struct Report {
     /// Name of the backend, or of the model if traffic moves between pools.
@@ -32,7 +32,7 @@ pub(crate) struct Report {
     layout: Option<&'static str>,
     /// The layout of a switch in progress.
     switching_to: Option<&'static str>,
-    /// The policy's last reason, or why it was not asked.
+    /// The policy's latest reason, or why it was not consulted.
     reason: String,
     /// Share of a step's time that the other layout would save, if the policy compared them.
     gain: Option<f64>,
@@ -75,7 +75,7 @@ impl Records {
         self.lock().values().cloned().collect()
     }
 
-    /// A switch begins.
+    /// Records the start of a switch.
     pub(super) fn begins(&self, unit: UnitName<'_>, to: Layout) {
         self.with(unit, |report| report.switching_to = Some(to.name()));
     }
@@ -92,7 +92,7 @@ impl Records {
         self.reports.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The unit is no longer watched.
+    /// Removes a unit that is no longer watched.
     pub(super) fn forget(&self, unit: &str) {
         if self.lock().remove(unit).is_some() {
             self.metrics.forget(unit);
@@ -111,7 +111,7 @@ impl Records {
         });
     }
 
-    /// A switch ended; without an outcome it was only advised.
+    /// Records the end of a switch; without an outcome it was only advised.
     pub(super) fn ended(&self, unit: UnitName<'_>, to: Layout, verdict: &Verdict, outcome: Option<&Outcome>) {
         let seconds = match outcome {
             Some(Outcome::Committed { seconds }) => Some(*seconds),

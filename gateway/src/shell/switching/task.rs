@@ -1,4 +1,4 @@
-//! One task per switchable backend: reads it, asks the policy, acts.
+//! One task per switchable backend: reads it, consults the policy, acts.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -80,7 +80,7 @@ struct Steered {
     rules: SwitchConfig,
     unit: Unit,
     before: Option<Reading>,
-    /// Requests and prompt tokens that this gateway has sent there.
+    /// Requests and prompt tokens that this gateway has sent to the backend.
     arrived: (u64, u64),
     /// The layout of a webhook's engine.
     layout: Option<Layout>,
@@ -230,7 +230,7 @@ async fn read(
     tokio::try_join!(hook.status(), metrics, loads)
 }
 
-/// This gateway's requests on a backend.
+/// Requests of this gateway in flight on a backend.
 pub(super) fn in_flight(control: &Control, backend: &Arc<Backend>) -> u32 {
     let snapshot = control.backends.snapshot();
     let Some(at) = snapshot.position(backend) else { return 0 };

@@ -1,4 +1,4 @@
-//! A policy with its clock: fed with a unit's work, asked, and notified of the outcomes of its decisions.
+//! A policy with its clock: fed with a unit's work, consulted, and notified of the outcomes of its decisions.
 
 use std::time::Instant;
 
@@ -8,7 +8,7 @@ use super::Outcome;
 use super::reading::{Load, MeanStep};
 use crate::config::SwitchConfig;
 
-/// Maximum steps of an interval passed to the policy; more of the same kind teach it nothing.
+/// Maximum steps of an interval passed to the policy; further ones of the same kind add no information.
 const MAX_STEPS: u32 = 1000;
 /// Maximum requests of an interval passed to the policy.
 const MAX_ARRIVALS: u64 = 1000;
@@ -21,7 +21,7 @@ pub(super) struct Unit {
     kv_tokens: u64,
 }
 
-/// The policy's decision, for people.
+/// The policy's decision, for display.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Verdict {
     pub(super) to: Option<Layout>,

@@ -43,7 +43,7 @@ impl AnswerBody {
         }
     }
 
-    /// On a shared connection that others drive.
+    /// The body of an answer on a shared connection, which others drive.
     pub(super) fn shared(incoming: Incoming) -> Self {
         Self { incoming, lent: None }
     }

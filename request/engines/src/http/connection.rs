@@ -71,7 +71,7 @@ pub(super) struct Connection {
     sender: SendRequest<RequestBody>,
     /// `None` once the connection has ended.
     driver: Option<Driver>,
-    /// It ended because the engine sent bytes outside any answer. Meaningful once no exchange is running.
+    /// Whether it ended because the engine sent bytes outside any answer. Meaningful once no exchange is running.
     pub(super) stray: bool,
 }
 
@@ -81,7 +81,7 @@ impl Connection {
         Ok(Self { sender, driver: Some(driver), stray: false })
     }
 
-    /// Moves bytes; true once the connection has ended.
+    /// Drives I/O; true once the connection has ended.
     pub(super) fn drive(&mut self, cx: &mut Context<'_>) -> bool {
         let Some(driver) = &mut self.driver else { return true };
         match Pin::new(driver).poll(cx) {
@@ -115,7 +115,7 @@ impl Connection {
     }
 }
 
-/// Whether hyper has no name for an error, which is neither of the network nor a premature end.
+/// Whether hyper has no predicate for this error: it is neither an I/O error nor a premature close.
 fn is_stray(error: &hyper::Error) -> bool {
     error.source().is_none() && !(error.is_incomplete_message() || error.is_canceled() || error.is_closed())
 }

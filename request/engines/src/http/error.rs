@@ -65,7 +65,7 @@ pub enum HttpError {
     Timeout {
         /// The source.
         url: String,
-        /// The event awaited.
+        /// The part of the answer that was awaited.
         waiting_for: &'static str,
         /// The time limit.
         limit: Duration,
@@ -107,7 +107,7 @@ pub enum HttpError {
 }
 
 impl HttpError {
-    /// False if the engine certainly saw nothing of the request, so that it may be sent elsewhere.
+    /// False if no part of the request can have reached the engine, so that it may be sent elsewhere.
     pub fn may_have_been_sent(&self) -> bool {
         !matches!(self, Self::Url(_) | Self::Encode { .. } | Self::Connect { .. } | Self::Exhausted { .. })
     }
@@ -120,7 +120,7 @@ impl HttpError {
         }
     }
 
-    /// The message with paths instead of URLs, for clients, who must not learn where engines are.
+    /// The message with paths instead of URLs, for clients, who must not learn the addresses of engines.
     pub fn reason(&self) -> String {
         match self {
             Self::Url(_) => "its address cannot be used".to_owned(),
@@ -147,7 +147,7 @@ impl HttpError {
         }
     }
 
-    /// The error for no answer to a request to `uri` within `limit`.
+    /// The error if a request to `uri` is not answered within `limit`.
     pub fn timeout(uri: &Uri, waiting_for: &'static str, limit: Duration) -> Self {
         Self::Timeout { url: without_query(uri), waiting_for, limit }
     }

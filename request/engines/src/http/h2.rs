@@ -117,7 +117,7 @@ fn was_not_taken(error: &(dyn Error + 'static)) -> bool {
     of_engine(error).is_some_and(|error| error.is_go_away() || error.reason() == Some(h2::Reason::REFUSED_STREAM))
 }
 
-/// The error that the engine itself sent in a frame.
+/// The error that the engine itself sent in an HTTP/2 frame.
 fn of_engine<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a h2::Error> {
     chain(error).find_map(|error| error.downcast_ref()).filter(|error: &&h2::Error| error.is_remote())
 }

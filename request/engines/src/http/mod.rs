@@ -46,7 +46,7 @@ pub struct ClientSettings {
     /// Time limit for a TCP connection.
     pub connect_timeout: Duration,
     /// An idle connection is closed after this time. Keep it below the engine's own keep-alive time, or a request may
-    /// meet a connection that the engine is just closing.
+    /// be sent on a connection that the engine is just closing.
     pub pool_idle_timeout: Duration,
     /// Maximum idle connections, over all engines.
     pub max_idle: usize,
@@ -88,11 +88,11 @@ impl Default for AnswerLimits {
 #[derive(Clone)]
 pub struct HttpClient {
     pool: Arc<Pool>,
-    /// Used instead of the pool.
+    /// The HTTP/2 client, used instead of the pool.
     http2: Option<Arc<Http2>>,
     tls: Option<Arc<ClientTls>>,
     connect_timeout: Duration,
-    /// Overrides the request's own header.
+    /// The `authorization` header of all requests, instead of their own.
     authorization: Arc<ArcSwapOption<HeaderValue>>,
 }
 
@@ -138,8 +138,8 @@ impl HttpClient {
         self.authorization.store(value.map(Arc::new));
     }
 
-    /// Number of idle connections closed since the last call because the engine had sent more than its answers, which
-    /// the next request would have received.
+    /// Number of idle connections closed since the last call because the engine had sent bytes that belong to no
+    /// answer, which the next request would have received.
     pub fn take_strays(&self) -> u64 {
         self.pool.strays.swap(0, Ordering::Relaxed)
     }
@@ -158,8 +158,8 @@ impl HttpClient {
 
     /// Sends one request and returns as soon as the head of the answer arrives; the body streams.
     ///
-    /// Has no time-out except for connecting: wrap the call, or use [`HttpClient::send_within`]. A request that met a
-    /// pooled connection already closed by the engine is sent on another one, if nothing of it was sent.
+    /// Has no time-out except for connecting: wrap the call, or use [`HttpClient::send_within`]. If the engine has
+    /// already closed a pooled connection and no part of the request was sent, the request is sent on another one.
     ///
     /// # Errors
     /// `HttpError`: no connection, none in time, or the engine broke the protocol.
@@ -253,7 +253,7 @@ impl HttpClient {
     /// GET; expects 2xx and text (invalid UTF-8 is replaced).
     ///
     /// # Errors
-    /// Those of [`HttpClient::get_json`], for text.
+    /// Those of [`HttpClient::get_json`], except for the format.
     pub async fn get_text(&self, base: &BaseUrl, path: &str, limits: &AnswerLimits) -> Result<String, HttpError> {
         let (_, body) = self.whole(request(Method::GET, base, path, None)?, limits).await?;
         Ok(String::from_utf8_lossy(&body).into_owned())
@@ -317,7 +317,7 @@ impl HttpClient {
     }
 }
 
-/// Rejects an answer whose end other readers might see elsewhere, and a change of protocol, which no request asks for.
+/// Rejects an answer whose end other readers might place elsewhere, and a change of protocol, which was not requested.
 pub(super) fn check_framing(status: StatusCode, headers: &HeaderMap) -> Result<(), &'static str> {
     if status == StatusCode::SWITCHING_PROTOCOLS {
         return Err("it changes the protocol (101), which was not requested");

@@ -15,7 +15,7 @@ use super::connection::Connection;
 
 /// Interval between checks of idle connections, which a terminating engine closes.
 const LOOK_INTERVAL: Duration = Duration::from_millis(500);
-/// More lists would not help.
+/// Maximum number of lists; more would not help.
 const MAX_LISTS: usize = 64;
 
 /// The endpoint of a connection. A plain connection is never used as a secure one.
@@ -43,7 +43,7 @@ struct Idle {
 
 pub(super) struct Pool {
     lists: Box<[Mutex<Vec<Idle>>]>,
-    /// Over all lists.
+    /// Number of connections in all lists.
     count: AtomicUsize,
     most: usize,
     keep: Duration,

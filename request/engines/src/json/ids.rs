@@ -9,7 +9,7 @@ use super::{Members, unescape_ascii};
 /// Whether a list of ids may also be something else.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
-    /// Only ids: text in it is an id.
+    /// A list of ids only, in which text is an id.
     Ids,
     /// Text by itself is a prompt; in a list it is an id.
     IdsOrPrompt,
@@ -132,7 +132,7 @@ fn spelled(raw: &[u8], size: u32) -> Spelled {
     }
 }
 
-/// Stands for a surrogate, i.e. half of a character that may be a digit.
+/// Placeholder for a surrogate, half of a character that may be a digit.
 const SURROGATE: char = '\u{fffd}';
 
 /// The first character, its escape resolved, and the rest; `None` at the end or at a malformed escape.

@@ -34,9 +34,9 @@ pub struct Sampling {
 /// A request: its route and body.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Question {
-    /// Where to.
+    /// The route.
     pub route: Route,
-    /// JSON.
+    /// The JSON body.
     pub body: Value,
 }
 

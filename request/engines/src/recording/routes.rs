@@ -12,7 +12,7 @@ pub struct ReportedRoutes {
     pub rows: usize,
     /// Number of all layers, or of MoE layers only.
     pub layers: usize,
-    /// k.
+    /// Experts per token, k.
     pub top_k: usize,
     /// The ids in that order.
     pub ids: Vec<i32>,

@@ -182,7 +182,7 @@ impl ServerInfo {
     }
 
     /// The layout in force, if it is another than complete experts with attention dp, but the engine can switch to that
-    /// one: its tables have no use until then.
+    /// one: until then its tables do not apply.
     pub fn layout_without_tables(&self) -> Option<&str> {
         let layout = self.layout.as_deref().filter(|layout| *layout != WHOLE)?;
         self.layouts.as_ref()?.iter().any(|layout| layout == WHOLE).then_some(layout)

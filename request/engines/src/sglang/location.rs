@@ -1,7 +1,7 @@
 //! The deployed placement reported by `/server_info`: `init_expert_location`, SGLang's argument of that name.
 //!
 //! It is `trivial`, inline JSON, or a file name. A JSON file is read if this process can read it under the same name.
-//! Whether it still is what the engine read at start cannot be known.
+//! Whether it is still the file that the engine read at start cannot be known.
 
 use std::fs::File;
 use std::io::Read;
@@ -14,7 +14,7 @@ use serde::Deserialize;
 use super::ServerInfo;
 use crate::SharedError;
 
-/// A running placement, as far as an engine reports it.
+/// The running placement that an engine reports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ShownPlacement {
     /// Experts in order: slot p holds expert p modulo the number of experts.

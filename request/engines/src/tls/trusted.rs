@@ -1,4 +1,4 @@
-//! Which engine certificates to trust: those signed by an authority, or named themselves.
+//! Decides which engine certificates to trust: those signed by an authority, or listed themselves.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -45,7 +45,7 @@ impl ServerCertVerifier for OwnCertificates {
             return verified;
         }
         match rustls::client::verify_server_name(&ParsedCertificate::try_from(shown)?, name) {
-            // It has no names. The operator named this very certificate, so it is the engine's.
+            // It has no names, but the operator listed this very certificate, so it is the engine's.
             Err(Error::InvalidCertificate(CertificateError::NotValidForNameContext { presented, .. }))
                 if presented.is_empty() => {}
             checked => checked?,

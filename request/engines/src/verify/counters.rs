@@ -1,4 +1,4 @@
-//! Evidence from per-rank counters about the probes sent in between.
+//! Evidence from per-rank counters, read before and after probes.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ pub struct Counters {
     sent: Vec<u64>,
     /// Time spent waiting for the counts.
     waited: Duration,
-    /// The last counts contradicted a pin.
+    /// Whether the last counts contradicted a pin.
     doubted: bool,
 }
 

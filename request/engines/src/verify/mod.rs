@@ -1,4 +1,4 @@
-//! Whether pins take effect.
+//! Determines whether pins take effect.
 //!
 //! An engine may accept a pin and ignore it: an older version that knows another field, a proxy that drops the header,
 //! a typo that vLLM silently ignores. Only exact evidence counts:
@@ -31,14 +31,14 @@ pub use schedule::Schedule;
 
 /// Number of contradictions within [`WINDOW`] for a verdict.
 const IGNORED_AT: u64 = 3;
-/// Number of observations that contradictions are remembered for.
+/// Number of observations after which a contradiction is forgotten.
 const WINDOW: u64 = 256;
 /// Number of agreements after which pins count as honoured.
 const HONOURED_AFTER: u64 = 4;
 /// Consecutive agreements that end the verdict "ignored". With two ranks, random placement agrees half of the time.
 const RECOVERED_AFTER: u64 = 32;
 
-/// Knowledge about a backend's pins on one route.
+/// The state of a backend's pins on one route.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Pins {
     /// Not enough evidence.
@@ -104,7 +104,7 @@ impl Observation {
 /// Evidence about one route of a backend, and the verdict.
 ///
 /// "Ignored" needs three contradictions by one kind of evidence among the last 256 observed requests, from at least two
-/// observations, so that no single event (such as a just replaced engine) decides.
+/// observations, so that no single event (such as a replaced engine) decides.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PinWatch {
     /// The verdict.

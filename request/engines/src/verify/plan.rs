@@ -1,4 +1,4 @@
-//! Which ranks a round of probes targets.
+//! Chooses the ranks that a round of probes targets.
 
 use semmoe_tables::RankId;
 

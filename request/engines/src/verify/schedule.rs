@@ -6,27 +6,27 @@ use super::{PinWatch, Pins, ProbePlan};
 
 /// Number of observed requests without a contradiction after which a backend is trusted, and probed less.
 const TRUSTED_AFTER: u64 = 256;
-/// Pinned requests between two rounds until then, and while pins count as ignored.
+/// Pinned requests between two rounds before that, and while pins count as ignored.
 const WATCHFUL_REQUESTS: u64 = 40;
 /// Pinned requests between two rounds afterwards.
 const TRUSTED_REQUESTS: u64 = 2_000;
 /// Minimum time between two rounds of a trusted backend, or of one whose pins are ignored.
 const RELAXED_PAUSE: Duration = Duration::from_secs(10);
-/// Pause after an inconclusive round, doubled after each further one: its probes may be counted late, and must not be
-/// mistaken for the next round's.
+/// Pause after an inconclusive round, doubled after each further one: the engine may count its probes late, and they
+/// must not be attributed to the next round.
 const FIRST_PAUSE: Duration = Duration::from_secs(5);
 /// Maximum of that pause.
 const MAX_PAUSE: Duration = Duration::from_secs(60);
 
-/// When the next round of probes is due: immediately at start, after a contradiction, and when another route gives
-/// cause; after 40 requests while the backend is new or ignores pins; after 2,000 later.
+/// When the next round of probes is due: immediately at start, after a contradiction, and when evidence on another
+/// route calls for it; after 40 requests while the backend is new or ignores pins; after 2,000 later.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Schedule {
     /// Number of conclusive rounds, which numbers the next one, so that none is skipped.
     rounds: u64,
     /// Consecutive inconclusive rounds.
     inconclusive: u32,
-    /// A round is wanted regardless of this route's own evidence.
+    /// Whether a round is requested regardless of this route's own evidence.
     wanted: bool,
 }
 
@@ -68,7 +68,7 @@ impl Schedule {
         }
     }
 
-    /// Time to wait until the next round, besides the requests.
+    /// Time to wait until the next round, in addition to the requests.
     pub fn pause(&self, watch: &PinWatch) -> Duration {
         if self.inconclusive > 0 {
             return (FIRST_PAUSE * (1 << (self.inconclusive - 1).min(4))).min(MAX_PAUSE);
