@@ -13,11 +13,8 @@ use crate::config::BackendConfig;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Incompatible {
     /// Placing requests requires tables for data-parallel attention.
-    #[error("the tables are for attention {found}, expected dp")]
-    Attention {
-        /// Attention layout of the tables.
-        found: String,
-    },
+    #[error("the tables are for attention {0}, expected dp")]
+    Attention(String),
     /// The tokenizers differ.
     #[error("the {what} tokenizer has SHA-256 {found}, but the model's tokenizer has {expected}")]
     Tokenizer {
@@ -125,7 +122,7 @@ impl Incompatible {
 /// Checks tables against the model's tokenizer.
 pub(crate) fn with_tokenizer(tables: &Tables, tokenizer: Option<&PromptEncoder>) -> Result<(), Incompatible> {
     if tables.attention() != Attention::Dp {
-        return Err(Incompatible::Attention { found: tables.attention().to_string() });
+        return Err(Incompatible::Attention(tables.attention().to_string()));
     }
     let Some(tokenizer) = tokenizer else { return Ok(()) };
     if let Some(found) = &tables.model().tokenizer_sha256 {

@@ -109,12 +109,12 @@ impl Model {
     /// Whether a backend's files match, whatever its engine reports.
     fn check_files(&self, at: usize) -> Result<(), Unpinned> {
         if let Some(unread) = self.unread.as_ref().filter(|unread| !unread.earlier_in_use) {
-            return Err(Unpinned::File { source: unread.error.clone() });
+            return Err(Unpinned::File(unread.error.clone()));
         }
         let member = &self.members[at];
         let Some(loaded) = &member.tables else {
             let unread = member.unread.as_ref().map(|unread| format!("tables: {}", unread.error));
-            return unread.map_or(Ok(()), |unread| Err(Unpinned::File { source: unread.into() }));
+            return unread.map_or(Ok(()), |unread| Err(Unpinned::File(unread.into())));
         };
         let tables = loaded.tables.as_ref();
         compat::with_declared(tables, member.backend.config.placement_digest.as_deref())?;
@@ -244,14 +244,14 @@ impl Member {
             _ if !route.runs_model() => Run::Nowhere,
             _ if fit.unpinned.is_some() => Run::Behind,
             _ if fit.ranks <= 1 => Run::Chosen,
-            Ok(Carrier::Url) => Run::Chosen,
-            Ok(_) if pins.are_refused() => Run::Anywhere,
-            Ok(_) => where_chosen(match pins.belief(route) {
+            Some(Carrier::Url) => Run::Chosen,
+            Some(_) if pins.are_refused() => Run::Anywhere,
+            Some(_) => where_chosen(match pins.belief(route) {
                 Belief::Proven => true,
                 Belief::Unproven => fit.dialect.reads(route).is_some(),
                 Belief::Ignored => false,
             }),
-            Err(_) => Run::Anywhere,
+            None => Run::Anywhere,
         }
     }
 
@@ -265,9 +265,9 @@ impl Member {
         };
         self.fit.ranks > 1
             && match dialect.carrier(route) {
-                Ok(Carrier::Url) => true,
-                Ok(_) => self.run(route) == Run::Chosen || is_tried(),
-                Err(_) => false,
+                Some(Carrier::Url) => true,
+                Some(_) => self.run(route) == Run::Chosen || is_tried(),
+                None => false,
             }
     }
 

@@ -24,26 +24,17 @@ pub(crate) enum Unpinned {
     #[error("{0}")]
     Doubt(#[from] RankDoubt),
     /// It runs a layout that the tables are not for.
-    #[error("the tables are not for layout '{layout}', which the backend runs until it is switched")]
-    Layout {
-        /// Its name.
-        layout: String,
-    },
+    #[error("the tables are not for layout '{0}', which the backend runs until it is switched")]
+    Layout(String),
     /// The engine does not report its placement, and neither does the configuration.
-    #[error("placement unproven: {source}; set `placement_digest` to the digest of the backend's placement")]
-    Unproven {
-        /// One sentence.
-        source: SharedError,
-    },
+    #[error("placement unproven: {0}; set `placement_digest` to the digest of the backend's placement")]
+    Unproven(#[source] SharedError),
     /// It does not match its tables, its model's tokenizer or the configuration.
     #[error("{0}")]
     Misfit(Box<Incompatible>),
     /// A file of its own or of its model is unreadable.
-    #[error("{source}")]
-    File {
-        /// One sentence that names the file.
-        source: SharedError,
-    },
+    #[error("{0}")]
+    File(#[source] SharedError),
 }
 
 impl Unpinned {
@@ -69,19 +60,13 @@ impl From<Incompatible> for Unpinned {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Closed {
     /// It does not know the model by any name that requests use.
-    #[error("it serves another model, '{found}', and none by the name used in requests; set `served_name`")]
-    OtherModel {
-        /// The first model that it lists.
-        found: String,
-    },
+    #[error("it serves another model, '{0}', and none by the name used in requests; set `served_name`")]
+    OtherModel(String),
     /// It was started for a measurement, and its answers are wrong.
     #[error(
-        "it runs with --force-local-rate {rate}, to measure what communication costs: its answers are wrong by design"
+        "it runs with --force-local-rate {0}, to measure what communication costs: its answers are wrong by design"
     )]
-    ForcedRate {
-        /// The rate.
-        rate: String,
-    },
+    ForcedRate(String),
     /// Other backends use up `limits.ranks`.
     #[error("{0}")]
     NoRoom(Incompatible),
@@ -138,10 +123,10 @@ pub(crate) fn judge(probe: Option<&Probe>, subject: &Subject<'_>) -> Result<Fit,
     let Subject { config, tables, reader, files, room } = *subject;
     let encoder = reader.map(|reader| reader.tokenizer);
     if let Some(found) = probe.and_then(|probe| probe.other_model.clone()) {
-        return Err(Closed::OtherModel { found });
+        return Err(Closed::OtherModel(found));
     }
     if let Some(rate) = probe.and_then(|probe| probe.server.as_ref()?.force_local_rate) {
-        return Err(Closed::ForcedRate { rate: rate.to_string() });
+        return Err(Closed::ForcedRate(rate.to_string()));
     }
     let fit = match (files, probe) {
         (Some(why), _) => Ok(Fit::unpinned(config, why.clone())),
@@ -190,7 +175,7 @@ pub(crate) fn with_backend(
             compat::with_model(tables, "the backend", &model)?;
         }
         let layout = layout.to_owned();
-        return Ok(Fit::unpinned(backend, Unpinned::Layout { layout }));
+        return Ok(Fit::unpinned(backend, Unpinned::Layout(layout)));
     }
     let expected = compat::expected_ranks(tables, configured)?;
     if let (Some(found), Some(expected)) = (probe.dp_size, expected)
@@ -212,7 +197,7 @@ pub(crate) fn with_backend(
     let unpinned = |why| Fit::unpinned(backend, why);
     Ok(match (configured.or(probe.dp_size).or(expected), &probe.doubt, unproven) {
         (_, Some(doubt), _) if configured.is_none() || backend.urls.len() > 1 => unpinned(doubt.clone().into()),
-        (Some(_), _, Some(source)) => unpinned(Unpinned::Unproven { source }),
+        (Some(_), _, Some(source)) => unpinned(Unpinned::Unproven(source)),
         // The engine itself reports none: its pins must be proved first.
         (Some(ranks), _, None) if probe.dp_size.is_none() => Fit::of(ranks, probe.dialect.unproven(), None),
         (Some(ranks), _, None) => Fit::of(ranks, probe.dialect, None),

@@ -33,10 +33,6 @@ impl Override {
         let typed = typed.filter(|table| table.len() == 1).and_then(|mut table| table.remove("value"));
         typed.into_iter().chain([Value::String(self.value.clone())]).collect()
     }
-
-    fn error(&self, source: SharedError) -> ConfigError {
-        ConfigError::Override { origin: self.origin.clone(), key: self.path.join("."), source }
-    }
 }
 
 /// Puts every value in its place. The result deserializes, as `document` did.
@@ -55,7 +51,10 @@ pub(super) fn apply(mut document: Table, overrides: &[Override]) -> Result<Table
             refused.get_or_insert(cause);
             None
         });
-        document = taken.ok_or_else(|| it.error(refused.unwrap_or_else(|| "".into())))?;
+        document = taken.ok_or_else(|| {
+            let source = refused.unwrap_or_else(|| "".into());
+            ConfigError::Override { origin: it.origin.clone(), key: it.path.join("."), source }
+        })?;
     }
     Ok(document)
 }

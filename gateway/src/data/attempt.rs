@@ -109,7 +109,7 @@ impl<'a> Attempt<'a> {
 
     /// The error for a missing answer; also wakes the prober.
     pub(super) fn no_answer(&self, source: HttpError) -> RequestError {
-        if let HttpError::Exhausted { source } = source {
+        if let HttpError::Exhausted(source) = source {
             return RequestError::Exhausted { source };
         }
         let backend = self.suspect();

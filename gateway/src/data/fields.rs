@@ -37,7 +37,7 @@ impl Marked {
         let rules = Rules { route, vocabulary: vocabulary(model), adapters: model.other_names.adapters.as_deref() };
         let checked = self.found.iter().try_for_each(|(field, value)| rules.check(field, &body[value.clone()]));
         checked.map_err(|fault| match fault {
-            Fault::Adapter { name } => unknown_adapter(model, &name),
+            Fault::Adapter(name) => unknown_adapter(model, &name),
             fault => RequestError::Field { source: fault.into() },
         })
     }

@@ -33,11 +33,11 @@ impl Expected {
     /// `None` if there is no pin to verify.
     pub(crate) fn new(dialect: &Dialect, route: Route, rank: RankId) -> Option<Self> {
         match dialect.carrier(route) {
-            Ok(Carrier::Header | Carrier::Field(_)) => {
+            Some(Carrier::Header | Carrier::Field(_)) => {
                 let in_meta = route == Route::Generate;
                 Some(Self { route, wire_rank: dialect.wire_rank(rank), in_meta, checks_left: EVENTS_CHECKED })
             }
-            Ok(Carrier::Url) | Err(_) => None,
+            Some(Carrier::Url) | None => None,
         }
     }
 }

@@ -44,16 +44,6 @@ pub enum Carrier {
     Url,
 }
 
-/// An engine has no way to pin on a route.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("{engine} has no way to pin a request on {route} to a rank")]
-pub struct NoCarrier {
-    /// The engine.
-    pub engine: Engine,
-    /// The route.
-    pub route: Route,
-}
-
 /// How vLLM numbers ranks in pins if an API server serves only some of the ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -185,14 +175,11 @@ impl Dialect {
         }
     }
 
-    /// How to send the pin of a request on `route`: where the engine reads it, or else where it might.
-    ///
-    /// # Errors
-    /// If this engine certainly reads none.
-    pub fn carrier(&self, route: Route) -> Result<Carrier, NoCarrier> {
+    /// How to send the pin of a request on `route`: where the engine reads it, or else where it might. `None` if this
+    /// engine certainly reads none.
+    pub fn carrier(&self, route: Route) -> Option<Carrier> {
         let may_read = matches!(route, Route::Responses | Route::Messages) && self.openai == Way::Header;
-        let carrier = self.carrier_of(route).or_else(|| self.openai.only_if(may_read).carrier());
-        carrier.ok_or(NoCarrier { engine: self.engine, route })
+        self.carrier_of(route).or_else(|| self.openai.only_if(may_read).carrier())
     }
 
     /// Whether answers on `route` name the rank that ran them.
@@ -248,12 +235,12 @@ mod tests {
             assert_eq!(ROUTES.map(|route| dialect.reads(route)), expected, "{engine} {version:?}");
             for (route, reads) in ROUTES.into_iter().zip(expected) {
                 let may_read = [Route::Responses, Route::Messages].contains(&route) && expected[0] == H;
-                let carrier = dialect.carrier(route).ok();
+                let carrier = dialect.carrier(route);
                 assert_eq!(carrier, if may_read { H } else { reads }, "{engine} {version:?} {route}");
             }
         }
         let url = Some(Carrier::Url);
-        let found = ROUTES.map(|route| Dialect::by_url(Engine::Openai).carrier(route).ok());
+        let found = ROUTES.map(|route| Dialect::by_url(Engine::Openai).carrier(route));
         assert_eq!(found, [url, url, url, url, url, None, url, None, None]);
     }
 
@@ -275,9 +262,9 @@ mod tests {
             assert_eq!((global.url_index(rank), global.wire_rank(rank)), (url, u32::from(rank.get())));
         }
         let by_url = Dialect::by_url(Engine::Openai);
-        assert_eq!((by_url.url_index(RankId::new(3)), local.carrier(Route::Chat)), (3, Ok(Carrier::Header)));
-        assert!(Dialect::unpinned(Engine::Vllm).carrier(Route::Chat).is_err());
+        assert_eq!((by_url.url_index(RankId::new(3)), local.carrier(Route::Chat)), (3, Some(Carrier::Header)));
+        assert!(Dialect::unpinned(Engine::Vllm).carrier(Route::Chat).is_none());
         let unproven = local.unproven();
-        assert_eq!((unproven.carrier(Route::Chat), unproven.reads(Route::Chat)), (Ok(Carrier::Header), None));
+        assert_eq!((unproven.carrier(Route::Chat), unproven.reads(Route::Chat)), (Some(Carrier::Header), None));
     }
 }

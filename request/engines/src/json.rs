@@ -29,11 +29,8 @@ pub enum ScanError {
         expected: &'static str,
     },
     /// Nesting beyond [`MAX_DEPTH`].
-    #[error("the body nests deeper than {MAX_DEPTH} levels at byte {at}")]
-    TooDeep {
-        /// Byte offset.
-        at: usize,
-    },
+    #[error("the body nests deeper than {MAX_DEPTH} levels at byte {0}")]
+    TooDeep(usize),
 }
 
 /// One top-level member, as byte ranges of the body.
@@ -159,7 +156,7 @@ impl<'a> Members<'a> {
             match self.peek() {
                 Some(open @ (b'{' | b'[')) => {
                     if depth == MAX_DEPTH {
-                        return Err(ScanError::TooDeep { at: self.at });
+                        return Err(ScanError::TooDeep(self.at));
                     }
                     let bit = 1 << (depth % 64);
                     if open == b'{' {

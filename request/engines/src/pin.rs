@@ -9,7 +9,7 @@ use ::http::{HeaderMap, HeaderName, HeaderValue};
 use bytes::{Bytes, BytesMut};
 use semmoe_tables::RankId;
 
-use crate::dialect::{DATA_PARALLEL_RANK, NoCarrier, ROUTED_DP_RANK};
+use crate::dialect::{DATA_PARALLEL_RANK, ROUTED_DP_RANK};
 use crate::fields::{Field, Treatment, field_of};
 use crate::json::{Member, Members, ScanError};
 use crate::{Carrier, Dialect, Engine, Route};
@@ -40,17 +40,19 @@ const PIN_FIELDS: [&str; 2] = [ROUTED_DP_RANK, DATA_PARALLEL_RANK];
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PinError {
     /// The engine has no way to pin on this route.
-    #[error(transparent)]
-    NoCarrier(#[from] NoCarrier),
+    #[error("{engine} has no way to pin a request on {route} to a rank")]
+    NoCarrier {
+        /// The engine.
+        engine: Engine,
+        /// The route.
+        route: Route,
+    },
     /// The body cannot be split into members.
     #[error(transparent)]
     Body(#[from] ScanError),
     /// A trusted client's pin is not a rank.
-    #[error("the pin '{found}' is not a rank")]
-    NotARank {
-        /// The text sent, shortened.
-        found: String,
-    },
+    #[error("the pin '{0}' is not a rank")]
+    NotARank(String),
 }
 
 /// Removes client pins from headers; returns the number of distinct names removed.
@@ -168,7 +170,7 @@ pub fn apply(
     headers: &mut HeaderMap,
     body: &Stripped,
 ) -> Result<Bytes, PinError> {
-    let carrier = dialect.carrier(route)?;
+    let carrier = dialect.carrier(route).ok_or(PinError::NoCarrier { engine: dialect.engine(), route })?;
     strip_headers(headers);
     match carrier {
         Carrier::Field(field) => Ok(body.with_member(field, &dialect.wire_rank(rank).to_string()).body),
@@ -188,8 +190,8 @@ pub fn apply(
 /// `PinError` if the header is not a rank of the backend.
 pub fn client_pin(engine: Engine, route: Route, headers: &HeaderMap, body: &[u8]) -> Result<Option<RankId>, PinError> {
     let by_header = match Dialect::of(engine, None).carrier(route) {
-        Err(_) => return Ok(None),
-        Ok(carrier) => headers.get(HEADER).filter(|_| carrier == Carrier::Header).map(HeaderValue::as_bytes),
+        None => return Ok(None),
+        Some(carrier) => headers.get(HEADER).filter(|_| carrier == Carrier::Header).map(HeaderValue::as_bytes),
     };
     let sent = match by_header {
         Some(value) => Some(value),
@@ -210,9 +212,11 @@ fn body_pin(body: &[u8]) -> Result<Option<&[u8]>, ScanError> {
 }
 
 fn parse_rank(value: &[u8]) -> Result<RankId, PinError> {
-    std::str::from_utf8(value).ok().and_then(|text| text.trim().parse().ok()).map(RankId::new).ok_or_else(|| {
-        PinError::NotARank { found: String::from_utf8_lossy(&value[..value.len().min(32)]).into_owned() }
-    })
+    std::str::from_utf8(value)
+        .ok()
+        .and_then(|text| text.trim().parse().ok())
+        .map(RankId::new)
+        .ok_or_else(|| PinError::NotARank(String::from_utf8_lossy(&value[..value.len().min(32)]).into_owned()))
 }
 
 /// The ranges of a body that are kept. Adjacent ones are merged, including the comma between them.
@@ -413,7 +417,7 @@ mod tests {
             [(Engine::Openai, Route::Chat), (Engine::Vllm, Route::Generate), (Engine::Sglang, Route::Embeddings)]
         {
             let error = apply(&newest(engine), route, RankId::new(0), &mut HeaderMap::new(), &empty);
-            assert_eq!(error, Err(PinError::NoCarrier(NoCarrier { engine, route })));
+            assert_eq!(error, Err(PinError::NoCarrier { engine, route }));
         }
         assert!(Stripped::new(&Bytes::from_static(b"[1]")).is_err());
     }

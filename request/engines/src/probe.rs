@@ -151,11 +151,8 @@ pub enum RankDoubt {
         loads: usize,
     },
     /// The server information has an unknown format.
-    #[error("the engine's {} is not what any known version answers: {source}", sglang::SERVER_INFO)]
-    Unreadable {
-        /// The JSON parser's message.
-        source: SharedError,
-    },
+    #[error("the engine's {} is not what any known version answers: {source}", sglang::SERVER_INFO, source = .0)]
+    Unreadable(#[source] SharedError),
     /// No ranks at all.
     #[error("the engine reports 0 attention-DP ranks")]
     Zero,
@@ -173,11 +170,8 @@ pub enum RankDoubt {
         expected: RankRange,
     },
     /// A URL reports no ranks, so it is unknown which are behind the others.
-    #[error("URL {url} reports no ranks in its metrics")]
-    Silent {
-        /// Index of the URL.
-        url: usize,
-    },
+    #[error("URL {0} reports no ranks in its metrics")]
+    Silent(usize),
 }
 
 impl Probe {
@@ -273,7 +267,7 @@ async fn probe_sglang(client: &HttpClient, target: &Target<'_>, limits: &AnswerL
     let info = match server_info(client, base, limits).await {
         Ok(info) => info,
         Err(HttpError::Json { source, .. }) => {
-            return Ok(Probe::of(target.engine, None, None).doubtful(RankDoubt::Unreadable { source }));
+            return Ok(Probe::of(target.engine, None, None).doubtful(RankDoubt::Unreadable(source)));
         }
         Err(error) => return Err(error),
     };
@@ -328,7 +322,7 @@ async fn probe_nodes(client: &HttpClient, target: &Target<'_>, limits: &AnswerLi
         return Ok(by_url(found, target));
     }
     for (url, range) in nodes.iter().enumerate() {
-        let Some(range) = *range else { return Ok(found.doubtful(RankDoubt::Silent { url })) };
+        let Some(range) = *range else { return Ok(found.doubtful(RankDoubt::Silent(url))) };
         let first = u16::try_from(url).unwrap_or(u16::MAX).saturating_mul(on_a_node);
         let expected = RankRange { first, count: on_a_node };
         if range != expected {

@@ -6,7 +6,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 /// Any error, or a message where there is none. Displays the error and its sources in one line; equal if the texts are.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct SharedError(Arc<dyn Error + Send + Sync>);
 
 impl<E: Into<Box<dyn Error + Send + Sync>>> From<E> for SharedError {
@@ -36,12 +36,6 @@ impl fmt::Display for SharedError {
             }
         }
         f.write_str(&text)
-    }
-}
-
-impl fmt::Debug for SharedError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Debug::fmt(&self.0, f)
     }
 }
 

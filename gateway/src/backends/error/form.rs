@@ -4,6 +4,8 @@ use http::StatusCode;
 use semmoe_engines::Route;
 use serde_json::{Value, json};
 
+use super::Cause;
+
 /// The API whose clients read an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Form {
@@ -27,10 +29,10 @@ impl Form {
         Self::of(Route::ALL.into_iter().find(|route| route.path() == path))
     }
 
-    /// The document. `kind` is OpenAI's error type.
-    pub(super) fn document(self, status: StatusCode, kind: &str, code: &str, message: &str) -> Value {
+    /// The document of an error with this cause.
+    pub(super) fn document(self, Cause { fault, status, code, .. }: Cause, message: &str) -> Value {
         match self {
-            Self::OpenAi => json!({ "error": { "message": message, "type": kind, "param": null, "code": code } }),
+            Self::OpenAi => json!({ "error": { "message": message, "type": fault, "param": null, "code": code } }),
             Self::Anthropic => {
                 json!({ "type": "error", "error": { "type": anthropic(status), "message": message, "code": code } })
             }

@@ -11,6 +11,7 @@ use semmoe_engines::SharedError;
 use semmoe_engines::http::{HttpError, KeyError, UrlError};
 use semmoe_engines::json::ScanError;
 use semmoe_engines::pin::PinError;
+use serde::Serialize;
 use serde_json::Value;
 use tokio::task::JoinError;
 
@@ -97,16 +98,20 @@ impl StartError {
     }
 }
 
-/// Who is to act on an error.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// The side that caused an error, with OpenAI's name for its type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 enum Fault {
-    /// The client must send another request.
+    /// The client, which must send another request.
+    #[serde(rename = "invalid_request_error")]
     Client,
-    /// Too much is running at once. OpenAI's clients wait and retry.
+    /// All clients together, by too many requests at once. OpenAI's clients wait and retry.
+    #[serde(rename = "rate_limit_error")]
     Load,
     /// The engine, or the connection to it.
+    #[serde(rename = "upstream_error")]
     Engine,
     /// The gateway, or its operator.
+    #[serde(rename = "server_error")]
     Gateway,
 }
 
@@ -132,16 +137,6 @@ impl Cause {
         assert!(fits, "the status blames another side");
         Self { fault, retryable, status, code }
     }
-
-    /// OpenAI's error type.
-    fn kind(&self) -> &'static str {
-        match self.fault {
-            Fault::Client => "invalid_request_error",
-            Fault::Load => "rate_limit_error",
-            Fault::Engine => "upstream_error",
-            Fault::Gateway => "server_error",
-        }
-    }
 }
 
 const RETRY: bool = true;
@@ -150,12 +145,12 @@ const FINAL: bool = false;
 /// Declares [`RequestError`], the one table from errors to HTTP: each with whose fault it is, whether
 /// the same request may succeed later, its status, a code for programs, and its message.
 macro_rules! request_errors {
-    ($($name:ident $({ $($field:ident: $kind:ty),* })? => $fault:ident $retry:ident $status:ident, $code:literal, $message:literal
-        $(, $argument:expr)?;)*) => {
+    ($($name:ident $({ $($(#[$from:meta])? $field:ident: $kind:ty),* })? => $fault:ident $retry:ident $status:ident,
+        $code:literal, $message:literal $(, $argument:expr)?;)*) => {
         /// Why the gateway rather than an engine answers a request.
         #[derive(Debug, Clone, PartialEq, thiserror::Error)]
         pub(crate) enum RequestError {
-            $(#[error($message $(, $argument)?)] $name $({ $($field: $kind),* })?,)*
+            $(#[error($message $(, $argument)?)] $name $({ $($(#[$from])? $field: $kind),* })?,)*
             #[error("{source} (attempts: {attempts}; {why})")]
             GaveUp { attempts: usize, why: &'static str, source: Box<RequestError> },
         }
@@ -187,7 +182,7 @@ request_errors! {
         "the content-encoding '{found}' is not supported: gzip, deflate, zstd and br are, one at a time";
     BodyCoding { coding: &'static str, source: SharedError } => Client FINAL BAD_REQUEST, "body_unreadable",
         "the body is not {coding}, as its content-encoding says: {source}";
-    BodyScan { source: ScanError } => Client FINAL BAD_REQUEST, "body_not_json", "{source}";
+    BodyScan { #[from] source: ScanError } => Client FINAL BAD_REQUEST, "body_not_json", "{source}";
     BodyJson { source: SharedError } => Client FINAL BAD_REQUEST, "body_not_json", "the body is not JSON: {source}";
     Field { source: SharedError } => Client FINAL BAD_REQUEST, "invalid_field", "{source}";
     Command { expected: String, source: SharedError } => Client FINAL BAD_REQUEST, "invalid_field",
@@ -268,19 +263,12 @@ request_errors! {
         "rejected for backend '{backend}', the old tables stay in use: {source}";
 }
 
-impl From<ScanError> for RequestError {
-    fn from(source: ScanError) -> Self {
-        Self::BodyScan { source }
-    }
-}
-
 /// A pin that cannot be sent was the gateway's choice; any other is the client's.
 impl From<PinError> for RequestError {
     fn from(error: PinError) -> Self {
-        match error {
-            PinError::NoCarrier(_) => Self::Internal { source: error.into() },
-            PinError::Body(_) | PinError::NotARank { .. } => Self::Field { source: error.into() },
-        }
+        let is_own = matches!(error, PinError::NoCarrier { .. });
+        let source = error.into();
+        if is_own { Self::Internal { source } } else { Self::Field { source } }
     }
 }
 
@@ -345,7 +333,7 @@ impl RequestError {
 
     fn body(&self, form: Form) -> Value {
         let cause = self.cause();
-        form.document(cause.status, cause.kind(), cause.code, &printable(&self.to_string()))
+        form.document(cause, &printable(&self.to_string()))
     }
 }
 
@@ -373,7 +361,6 @@ impl IntoResponse for RequestError {
 mod tests {
     use std::time::Duration;
 
-    use semmoe_engines::dialect::NoCarrier;
     use semmoe_engines::{Engine, Route};
 
     use super::*;
@@ -382,8 +369,8 @@ mod tests {
     #[tokio::test]
     async fn the_status_names_the_side_at_fault() {
         let panicked = tokio::spawn(async { panic!("planted") }).await.unwrap_err();
-        let no_carrier = PinError::from(NoCarrier { engine: Engine::Openai, route: Route::Chat });
-        let no_pin = PinError::NotARank { found: "x".to_owned() };
+        let no_carrier = PinError::NoCarrier { engine: Engine::Openai, route: Route::Chat };
+        let no_pin = PinError::NotARank("x".to_owned());
         let source = HttpError::Timeout { url: String::new(), waiting_for: "the head", limit: Duration::ZERO };
         let slow = RequestError::Slow { backend: "b".to_owned(), source };
         for (error, fault, status) in [

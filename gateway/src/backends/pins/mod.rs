@@ -34,7 +34,7 @@ const MAX_PAUSE: Duration = Duration::from_secs(300);
 
 /// Whether pins need probes. They do not with a single rank, with a URL per rank, or if every answer names its rank.
 fn can_verify(engine: Engine, ranks: u16, dialect: &Dialect, route: Route) -> bool {
-    let by_pin = matches!(dialect.carrier(route), Ok(Carrier::Header | Carrier::Field(_)));
+    let by_pin = matches!(dialect.carrier(route), Some(Carrier::Header | Carrier::Field(_)));
     ranks > 1 && by_pin && matches!(engine, Engine::Sglang | Engine::Vllm)
 }
 

@@ -39,11 +39,8 @@ pub(crate) enum TablesFileError {
         source: std::io::Error,
     },
     /// Not a regular file: a directory, a device, a pipe.
-    #[error("{} is not a regular file", path.display())]
-    NotRegular {
-        /// The file.
-        path: PathBuf,
-    },
+    #[error("{} is not a regular file", .0.display())]
+    NotRegular(PathBuf),
     /// Longer than `limits.table_bytes`.
     #[error("{} is longer than the limit of {limit_bytes} bytes (limits.table_bytes)", path.display())]
     TooLong {
@@ -53,11 +50,8 @@ pub(crate) enum TablesFileError {
         limit_bytes: u64,
     },
     /// The file was modified meanwhile.
-    #[error("{} changed while it was copied", path.display())]
-    Changed {
-        /// The file.
-        path: PathBuf,
-    },
+    #[error("{} changed while it was copied", .0.display())]
+    Changed(PathBuf),
     /// No space, or no permission, for the copy.
     #[error("cannot keep a copy of the tables in {}: {source}", folder.display())]
     Spool {
@@ -172,7 +166,7 @@ fn hold(path: &Path) -> Result<File, TablesFileError> {
 fn regular(held: File, path: &Path) -> Result<File, TablesFileError> {
     match held.metadata() {
         Ok(metadata) if metadata.is_file() => Ok(held),
-        Ok(_) => Err(TablesFileError::NotRegular { path: path.to_owned() }),
+        Ok(_) => Err(TablesFileError::NotRegular(path.to_owned())),
         Err(error) => Err(read_error("open", path)(error)),
     }
 }
@@ -201,7 +195,7 @@ fn copy(held: &File, path: &Path, spool: &Spool) -> Result<(Tables, Stamp), Tabl
     }
     let after = Stamp::from(&from.metadata().map_err(read())?);
     if before != after || copy.bytes != after.bytes {
-        return Err(TablesFileError::Changed { path: path.to_owned() });
+        return Err(TablesFileError::Changed(path.to_owned()));
     }
     let tables = copy.tables().map_err(|error| TablesFileError::Format(error.in_file(path)))?;
     Ok((tables, after))

@@ -297,7 +297,7 @@ fn pins(member: &Member) -> Pins {
 }
 
 fn routes(member: &Member, known: &PinState) -> Vec<PinnedRoute> {
-    let can_carry = |route: &Route| member.fit.ranks > 1 && member.fit.dialect.carrier(*route).is_ok();
+    let can_carry = |route: &Route| member.fit.ranks > 1 && member.fit.dialect.carrier(*route).is_some();
     let describe = |route: Route| {
         let RouteState { watch, detail, .. } = known.route(route);
         let pinned = member.run(route) == Run::Chosen;

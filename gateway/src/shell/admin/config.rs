@@ -38,21 +38,17 @@ pub(super) fn collect(control: &Control) -> Running {
     }
 }
 
-fn refusal(error: ReloadError) -> RequestError {
-    match error {
-        ReloadError::Stopping => RequestError::Closing,
-        ReloadError::Config(_) => RequestError::ConfigInvalid { source: error.into() },
-        ReloadError::Refused(ref start) if !start.is_input() => RequestError::ConfigFailed { source: error.into() },
-        _ => RequestError::ConfigRefused { source: error.into() },
-    }
-}
-
 pub(super) async fn load(State(control): State<Arc<Control>>) -> Result<Json<Reloaded>, RequestError> {
     // A client that disconnects must not leave a reload half done.
     let done = tokio::spawn(async move { reload(&control).await }).await;
     match done {
         Ok(Ok(reloaded)) => Ok(Json(reloaded)),
-        Ok(Err(error)) => Err(refusal(error)),
+        Ok(Err(ReloadError::Stopping)) => Err(RequestError::Closing),
+        Ok(Err(error @ ReloadError::Config(_))) => Err(RequestError::ConfigInvalid { source: error.into() }),
+        Ok(Err(ReloadError::Refused(error))) if !error.is_input() => {
+            Err(RequestError::ConfigFailed { source: error.into() })
+        }
+        Ok(Err(error)) => Err(RequestError::ConfigRefused { source: error.into() }),
         Err(error) => Err(error.into()),
     }
 }

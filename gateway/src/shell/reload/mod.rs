@@ -130,7 +130,7 @@ async fn apply(
             return Ok((reloaded, left_out));
         }
     }
-    Err(ReloadError::Moving { attempts: MAX_ATTEMPTS })
+    Err(ReloadError::Moving(MAX_ATTEMPTS))
 }
 
 /// Runs off the network threads.

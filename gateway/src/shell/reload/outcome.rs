@@ -26,11 +26,8 @@ pub enum ReloadError {
     #[error(transparent)]
     Refused(#[from] StartError),
     /// Tables or backends kept changing meanwhile.
-    #[error("the state changed {attempts} times while the reload was prepared; try again")]
-    Moving {
-        /// Number of attempts.
-        attempts: usize,
-    },
+    #[error("the state changed {0} times while the reload was prepared; try again")]
+    Moving(usize),
 }
 
 impl ReloadError {

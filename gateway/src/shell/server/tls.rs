@@ -58,19 +58,18 @@ fn paths(files: &RawServerTls) -> impl Iterator<Item = &Path> {
 }
 
 fn config(files: &RawServerTls) -> Result<ServerConfig, TlsError> {
-    let settings = |source| TlsError::Settings { source };
     let versions: &[&rustls::SupportedProtocolVersion] = match files.min_version {
         TlsVersion::V1_2 => &[&rustls::version::TLS13, &rustls::version::TLS12],
         TlsVersion::V1_3 => &[&rustls::version::TLS13],
     };
     let builder = ServerConfig::builder_with_provider(provider())
         .with_protocol_versions(versions)
-        .map_err(|error| settings(error.into()))?;
+        .map_err(|error| TlsError::Settings(error.into()))?;
     let builder = match &files.client_ca {
         None => builder.with_no_client_auth(),
         Some(ca) => {
             let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots(ca)?), provider()).build();
-            builder.with_client_cert_verifier(verifier.map_err(|error| settings(error.into()))?)
+            builder.with_client_cert_verifier(verifier.map_err(|error| TlsError::Settings(error.into()))?)
         }
     };
     let pair = |error: rustls::Error| TlsError::Pair {

@@ -149,7 +149,6 @@ impl Hook<'_> {
 
     /// Determines the outcome of a commit whose reply was lost or reports that the worker failed.
     async fn settle(&self, name: &str, epoch: u64, began: Instant, error: &HttpError) -> Outcome {
-        let lost = |cause: String| Outcome::Lost { cause };
         loop {
             let status = self.status().await;
             match &status {
@@ -168,14 +167,15 @@ impl Hook<'_> {
                 Ok(_) => {}
                 Err(gone) if !gone.may_have_been_sent() => {
                     self.backend.suspect();
-                    return lost(format!("the worker is gone: {}", gone.reason()));
+                    return Outcome::Lost { cause: format!("the worker is gone: {}", gone.reason()) };
                 }
                 Err(_) => {}
             }
             if began.elapsed() >= self.rules.commit {
                 self.abort().await;
                 let state = status.map_or_else(|error| error.reason(), |status| format!("it is {:?}", status.state));
-                return lost(format!("not finished within {} s: {state}", self.rules.commit.as_secs_f64()));
+                let seconds = self.rules.commit.as_secs_f64();
+                return Outcome::Lost { cause: format!("not finished within {seconds} s: {state}") };
             }
             tokio::time::sleep(POLL_INTERVAL).await;
         }

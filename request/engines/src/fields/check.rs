@@ -37,17 +37,11 @@ pub enum Fault {
         size: u32,
     },
     /// An adapter that is not in `Rules::adapters`.
-    #[error("there is no adapter '{name}'")]
-    Adapter {
-        /// As sent.
-        name: String,
-    },
+    #[error("there is no adapter '{0}'")]
+    Adapter(String),
     /// The value does not name adapters.
-    #[error("{field} must be the name of an adapter, or a list of names")]
-    AdapterNames {
-        /// The member.
-        field: &'static str,
-    },
+    #[error("{0} must be the name of an adapter, or a list of names")]
+    AdapterNames(&'static str),
 }
 
 impl Rules<'_> {
@@ -99,13 +93,13 @@ impl Rules<'_> {
     fn adapters(&self, field: &'static str, value: &[u8]) -> Result<(), Fault> {
         let Some(known) = self.adapters else { return Ok(()) };
         let check = |value: &[u8]| match serde_json::from_slice::<Option<String>>(value) {
-            Ok(Some(name)) if !known.contains(&name) => Err(Fault::Adapter { name }),
+            Ok(Some(name)) if !known.contains(&name) => Err(Fault::Adapter(name)),
             Ok(_) => Ok(()),
-            Err(_) => Err(Fault::AdapterNames { field }),
+            Err(_) => Err(Fault::AdapterNames(field)),
         };
         match value.first() {
             Some(b'[') => Elements::new(value)
-                .try_for_each(|element| check(&value[element.map_err(|_| Fault::AdapterNames { field })?])),
+                .try_for_each(|element| check(&value[element.map_err(|_| Fault::AdapterNames(field))?])),
             _ => check(value),
         }
     }

@@ -43,7 +43,7 @@ impl NoConnection {
     pub(super) fn into_http(self, url: String) -> HttpError {
         match self {
             Self::Theirs(source) => HttpError::Connect { url, source },
-            Self::Ours(source) => HttpError::Exhausted { source },
+            Self::Ours(source) => HttpError::Exhausted(source),
         }
     }
 }

@@ -31,11 +31,8 @@ pub enum HttpError {
     },
     /// No connection, because this machine has run out of files, ports or memory. Nothing was sent, and no engine is to
     /// blame.
-    #[error("no room for another connection to an engine: {source}")]
-    Exhausted {
-        /// The operating system's reason.
-        source: SharedError,
-    },
+    #[error("no room for another connection to an engine: {0}")]
+    Exhausted(#[source] SharedError),
     /// The engine reported twice over HTTP/2 that it did not process the request, which may be sent elsewhere.
     #[error("{url} did not take the request: {source}")]
     NotTaken {

@@ -1,13 +1,12 @@
 //! HTTP/2 to an engine: one connection for many requests, managed by hyper-util's client.
 
 use std::error::Error;
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use ::http::{Request, Response, Uri};
+use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::{Connected, Connection};
-use hyper_util::client::legacy::{self, Client};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use tower::service_fn;
 use tower::util::BoxCloneSyncService;
@@ -71,7 +70,7 @@ impl Http2 {
                 }
                 let (connecting, not_taken) = (error.is_connect(), was_not_taken(&error));
                 let is_reset = of_engine(&error).is_some_and(h2::Error::is_reset);
-                let source = BelowClient(error).into();
+                let source = error.into();
                 Err(match () {
                     () if connecting => HttpError::Connect { url, source },
                     () if not_taken => HttpError::NotTaken { url, source },
@@ -81,28 +80,6 @@ impl Http2 {
                 })
             }
         }
-    }
-}
-
-/// The error below the client's own, which only says which step failed, as the variants of [`HttpError`] do already.
-#[derive(Debug)]
-struct BelowClient(legacy::Error);
-
-impl BelowClient {
-    fn error(&self) -> &(dyn Error + 'static) {
-        self.0.source().unwrap_or(&self.0)
-    }
-}
-
-impl fmt::Display for BelowClient {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self.error(), f)
-    }
-}
-
-impl Error for BelowClient {
-    fn source(&self) -> Option<&(dyn Error + 'static)> {
-        self.error().source()
     }
 }
 

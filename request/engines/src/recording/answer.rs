@@ -31,7 +31,7 @@ pub struct ReportedAnswer {
 /// # Errors
 /// If it is not an answer of that route.
 pub fn read(route: Route, answer: &[u8]) -> Result<ReportedAnswer, RecordingError> {
-    let not_one = |error: serde_json::Error| RecordingError::Answer { source: error.into() };
+    let not_one = |error: serde_json::Error| RecordingError::Answer(error.into());
     if route == Route::Generate {
         return serde_json::from_slice(answer).map(of_generate).map_err(not_one);
     }
@@ -112,7 +112,7 @@ impl OpenAi {
     fn into_reported(self) -> Result<ReportedAnswer, RecordingError> {
         let found = self.choices.len();
         let Ok([choice]) = <[Choice; 1]>::try_from(self.choices) else {
-            return Err(RecordingError::Choices { found });
+            return Err(RecordingError::Choices(found));
         };
         let (outer, inner) = (self.sglext.unwrap_or_default(), choice.sgl_ext.unwrap_or_default());
         let usage = self.usage.unwrap_or_default();

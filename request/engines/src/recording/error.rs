@@ -6,17 +6,11 @@ use crate::SharedError;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RecordingError {
     /// The answer is not the JSON of its route.
-    #[error("the answer is not what was expected: {source}")]
-    Answer {
-        /// The parser's message.
-        source: SharedError,
-    },
+    #[error("the answer is not what was expected: {0}")]
+    Answer(#[source] SharedError),
     /// There are more choices than requested, or none.
-    #[error("the answer has {found} choices, expected 1")]
-    Choices {
-        /// Number of choices.
-        found: usize,
-    },
+    #[error("the answer has {0} choices, expected 1")]
+    Choices(usize),
     /// The text is not base64.
     #[error("routed experts are not base64: {0}")]
     Base64(#[from] base64::DecodeError),

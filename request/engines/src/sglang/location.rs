@@ -59,11 +59,8 @@ pub enum PlacementDifference {
         expected: usize,
     },
     /// SGLang does not support these tables.
-    #[error("these tables cannot be compared with SGLang's maps: {source}")]
-    Incomparable {
-        /// The problem, in one sentence.
-        source: SharedError,
-    },
+    #[error("these tables cannot be compared with SGLang's maps: {0}")]
+    Incomparable(#[source] SharedError),
     /// A group of a layer holds other experts.
     #[error("group {group} of layer {layer} holds experts {found:?}, the tables say {expected:?}")]
     Experts {
@@ -142,7 +139,7 @@ impl ShownPlacement {
     /// `PlacementDifference`: the first group that differs, or `Incomparable` for tables that SGLang does not support
     /// (padding, unknown layers).
     pub fn check(&self, tables: &Tables) -> Result<(), PlacementDifference> {
-        let incomparable = |source| PlacementDifference::Incomparable { source };
+        let incomparable = |source| PlacementDifference::Incomparable(source);
         let expected = export::sglang(tables).map_err(|error| incomparable(error.into()))?;
         let expected = serde_json::from_str(&expected).map_err(|error| incomparable(error.into()))?;
         let ExpertLocation { physical_to_logical_map: expected } = expected;

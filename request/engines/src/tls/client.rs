@@ -78,11 +78,11 @@ impl std::fmt::Debug for ClientTls {
 
 fn name(host: &str) -> Result<ServerName<'static>, TlsError> {
     let plain = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
-    ServerName::try_from(plain.to_owned()).map_err(|_| TlsError::Name { name: host.to_owned() })
+    ServerName::try_from(plain.to_owned()).map_err(|_| TlsError::Name(host.to_owned()))
 }
 
 fn config(files: &ClientFiles, http2: bool) -> Result<ClientConfig, TlsError> {
-    let settings = |error: rustls::Error| TlsError::Settings { source: error.into() };
+    let settings = |error: rustls::Error| TlsError::Settings(error.into());
     let builder =
         ClientConfig::builder_with_provider(provider()).with_safe_default_protocol_versions().map_err(settings)?;
     let builder = match &files.ca {
@@ -95,7 +95,7 @@ fn config(files: &ClientFiles, http2: bool) -> Result<ClientConfig, TlsError> {
             .with_client_auth_cert(certificates(cert)?, private_key(key)?)
             .map_err(|error| TlsError::Pair { cert: cert.clone(), key: key.clone(), source: error.into() })?,
         (None, None) => builder.with_no_client_auth(),
-        _ => return Err(TlsError::Settings { source: "`cert` and `key` must be set together".into() }),
+        _ => return Err(TlsError::Settings("`cert` and `key` must be set together".into())),
     };
     config.alpn_protocols = vec![if http2 { b"h2".to_vec() } else { b"http/1.1".to_vec() }];
     Ok(config)

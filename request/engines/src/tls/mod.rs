@@ -37,23 +37,14 @@ pub enum TlsError {
         source: SharedError,
     },
     /// The system has no trusted certificates.
-    #[error("this system has no trusted certificates, so `ca` must be set ({source})")]
-    System {
-        /// The cause.
-        source: SharedError,
-    },
+    #[error("this system has no trusted certificates, so `ca` must be set ({0})")]
+    System(#[source] SharedError),
     /// Certificates cannot have this name.
-    #[error("'{name}' is neither a DNS name nor an IP address")]
-    Name {
-        /// Name as given.
-        name: String,
-    },
+    #[error("'{0}' is neither a DNS name nor an IP address")]
+    Name(String),
     /// The settings contradict each other.
-    #[error("{source}")]
-    Settings {
-        /// The mismatch.
-        source: SharedError,
-    },
+    #[error("{0}")]
+    Settings(#[source] SharedError),
 }
 
 /// Ring's cipher suites and signatures.

@@ -24,7 +24,7 @@ pub(super) struct OwnCertificates {
 impl OwnCertificates {
     pub(super) fn load(path: &Path) -> Result<Self, TlsError> {
         let authorities = WebPkiServerVerifier::builder_with_provider(Arc::new(roots(path)?), provider()).build();
-        let authorities = authorities.map_err(|error| TlsError::Settings { source: error.into() })?;
+        let authorities = authorities.map_err(|error| TlsError::Settings(error.into()))?;
         Ok(Self { named: certificates(path)?, authorities })
     }
 }
@@ -84,7 +84,7 @@ pub(super) fn system_roots() -> Result<RootCertStore, TlsError> {
     let (added, _) = store.add_parsable_certificates(found.certs);
     if added == 0 {
         let error = found.errors.into_iter().next();
-        return Err(TlsError::System { source: error.map_or_else(|| "none were found".into(), SharedError::from) });
+        return Err(TlsError::System(error.map_or_else(|| "none were found".into(), SharedError::from)));
     }
     Ok(store)
 }

@@ -28,17 +28,11 @@ pub(in crate::shell::discovery) enum MessageError {
     #[error("no such name")]
     NoSuchName,
     /// The server could or would not answer.
-    #[error("the server answers with {code:?}, expected NoError")]
-    Code {
-        /// RCODE.
-        code: RCODE,
-    },
+    #[error("the server answers with {0:?}, expected NoError")]
+    Code(RCODE),
     /// It answers another question.
-    #[error("the message does not answer the question: its {what} differs")]
-    Foreign {
-        /// Which part.
-        what: &'static str,
-    },
+    #[error("the message does not answer the question: its {0} differs")]
+    Foreign(&'static str),
     /// It is shorter than its header announces.
     #[error("the message has {length} bytes, too few for the {entries} entries that it announces")]
     Short {
@@ -54,11 +48,8 @@ pub(in crate::shell::discovery) enum MessageError {
     #[error("not a DNS message: {0}")]
     Malformed(#[from] SimpleDnsError),
     /// A target that is not a host name.
-    #[error("the target {target:?} is not a host name: its labels must consist of letters, digits, '-' and '_'")]
-    Target {
-        /// From the record.
-        target: String,
-    },
+    #[error("the target {0:?} is not a host name: its labels must consist of letters, digits, '-' and '_'")]
+    Target(String),
 }
 
 /// The question for the SRV records of a name for which [`is_dns_name`] holds.
@@ -86,7 +77,7 @@ pub(super) fn records(message: &[u8], id: u16, name: &str) -> Result<Vec<Service
             RData::SRV(service) if !service.target.get_labels().is_empty() => {
                 let target = service.target.to_string().to_ascii_lowercase();
                 if !is_dns_name(&target) {
-                    return Err(MessageError::Target { target });
+                    return Err(MessageError::Target(target));
                 }
                 found.push(Service { priority: service.priority, port: service.port, target });
             }
@@ -107,7 +98,7 @@ fn has_room(message: &[u8]) -> Result<(), MessageError> {
 
 /// Whether the message answers the question with this id for this name.
 fn answers(packet: &Packet<'_>, id: u16, name: &Name<'_>) -> Result<(), MessageError> {
-    let foreign = |what| Err(MessageError::Foreign { what });
+    let foreign = |what| Err(MessageError::Foreign(what));
     if packet.id() != id {
         return foreign("id");
     }
@@ -117,7 +108,7 @@ fn answers(packet: &Packet<'_>, id: u16, name: &Name<'_>) -> Result<(), MessageE
     match packet.rcode() {
         RCODE::NoError => {}
         RCODE::NameError => return Err(MessageError::NoSuchName),
-        code => return Err(MessageError::Code { code }),
+        code => return Err(MessageError::Code(code)),
     }
     if packet.has_flags(PacketFlag::TRUNCATION) {
         return Err(MessageError::Truncated);
@@ -198,11 +189,11 @@ mod tests {
     #[test]
     fn what_is_no_answer_says_why() {
         let good = service(1, 80, b"\x01a\x00");
-        assert_eq!(records(&answer(0, 1, &good), 8, NAME), Err(MessageError::Foreign { what: "id" }));
-        assert_eq!(records(&answer(0, 1, &good), 7, "x.example"), Err(MessageError::Foreign { what: "question" }));
-        assert_eq!(read(&question(7, NAME).unwrap()), Err(MessageError::Foreign { what: "kind" }));
+        assert_eq!(records(&answer(0, 1, &good), 8, NAME), Err(MessageError::Foreign("id")));
+        assert_eq!(records(&answer(0, 1, &good), 7, "x.example"), Err(MessageError::Foreign("question")));
+        assert_eq!(read(&question(7, NAME).unwrap()), Err(MessageError::Foreign("kind")));
         assert_eq!(read(&answer(3, 0, &[])), Err(MessageError::NoSuchName));
-        assert_eq!(read(&answer(2, 0, &[])), Err(MessageError::Code { code: RCODE::ServerFailure }));
+        assert_eq!(read(&answer(2, 0, &[])), Err(MessageError::Code(RCODE::ServerFailure)));
         assert_eq!(read(&answer(0x0200, 1, &good)), Err(MessageError::Truncated));
         let longer = service(1, 80, b"\x01a\x00\x07");
         assert_eq!(read(&answer(0, 1, &longer)), read(&answer(0, 1, &good)), "bytes behind a target are passed over");
