@@ -116,7 +116,10 @@ async fn only_chats_that_the_engine_reads_otherwise_lose_affinity() {
     assert_eq!((&chats["state"], &chats["differs"]), (&json!("differs"), &json!(["tools", "tool_choice"])), "{chats}");
     assert!(has(&chats["equal"], "plain") && has(&chats["equal"], "tool_results"), "{chats}");
     let detail = chats["detail"].as_str().unwrap();
-    assert!(detail.starts_with("the tools chat: ") && detail.contains(" at the engine, other ones from "), "{detail}");
+    assert!(
+        detail.starts_with("the tools chat: ") && detail.contains(" at the engine, which differ from "),
+        "{detail}"
+    );
     let misread = "semmoe_chats_misread_total{backend=\"pod-a\",shape=\"tools\"}";
     for (body, placed_by, counted) in [(plain(), "affinity", 0.0), (with_tools(), "least_load", 1.0)] {
         assert_eq!(policy(&gateway, CHAT, &body).await, placed_by);

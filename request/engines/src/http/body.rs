@@ -6,10 +6,14 @@ use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
+use http_body_util::Full;
 use hyper::body::Incoming;
 
 use super::connection::Connection;
 use super::pool::{Origin, Pool};
+
+/// Body of a request: complete bytes, cheap to clone for a retry.
+pub type RequestBody = Full<Bytes>;
 
 /// A streaming answer body. It drives its own connection, which returns to the pool at the end of the body; dropping
 /// the body earlier closes the connection.

@@ -29,16 +29,13 @@ use serde::{Serialize, de::DeserializeOwned};
 
 use crate::tls::{ClientFiles, ClientTls};
 
-pub use body::AnswerBody;
+pub use body::{AnswerBody, RequestBody};
 use connection::Connection;
 pub use error::HttpError;
 use h2::Http2;
 pub use key::{EngineKey, KeyError};
 use pool::{Origin, Pool};
 pub use url::{BaseUrl, UrlError, names_loopback};
-
-/// Body of a request: complete bytes, cheap to clone for a retry.
-pub type RequestBody = Full<Bytes>;
 
 /// How connections are made and kept.
 #[derive(Clone, Debug)]

@@ -314,7 +314,7 @@ mod tests {
         let refusal = apply("ERROR", json!({ "code": 500, "message": "etcd\nis away" })).unwrap_err().to_string();
         assert_eq!(refusal, "the watch failed: etcd is away");
         for line in ["", "x", "{}", r#"{"type":"ADDED"}"#, r#"{"type":"ADDED","object":{"endpoints":7}}"#] {
-            assert!(matches!(Event::parse(line.as_bytes()), Err(ApiError::Answer { .. })), "{line}");
+            assert!(matches!(Event::parse(line.as_bytes()), Err(ApiError::Json { .. })), "{line}");
         }
     }
 }
