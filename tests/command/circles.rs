@@ -14,7 +14,6 @@ const CIRCLE: usize = 5;
 const ALLOWED: &[(&str, &[usize])] = &[
     // Clap's argument tree: each subcommand's arguments use the root's names and help.
     ("semmoe", &[14]),
-    ("semmoe-worker", &[12, 7]),
 ];
 
 fn reached(graph: &Graph, start: &Path) -> BTreeSet<PathBuf> {

@@ -7,8 +7,7 @@
 //! | `inbox` | orders to the engine from other threads |
 //! | `run` | the step loop, and the parts that all loops share |
 //! | `together`, `step_sync` | the loop with attention tp, and the messages between its ranks |
-//! | `switch` | a rank's part in a switch of the unit's layout |
-//! | `relayout` | running sequences continue when attention switches between dp and tp |
+//! | `switch` | a rank's part in a switch of the unit's layout, and running sequences when attention switches |
 //! | `batch` | the batch of one step (pure) |
 //! | `sequence` | one sequence from prompt to end |
 //! | `sampler`, `logprobs` | logits to a token, and its probability (pure) |
@@ -18,7 +17,6 @@ mod batch;
 mod inbox;
 mod limits;
 mod logprobs;
-mod relayout;
 mod request;
 mod run;
 mod sampler;

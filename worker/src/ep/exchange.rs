@@ -14,7 +14,7 @@ use super::forced::ForcedRate;
 use super::hosts::LayerHosts;
 use super::inbox::Inbox;
 use super::layout::{ExpertLayout, RankGroups, SwitchableRows};
-use super::spread::ExpertSpread;
+use super::placement::ExpertPlacement;
 use super::stages::StageLog;
 use super::timings::{StepBatch, TimedCollective, Timings};
 use super::wire::WireRows;
@@ -78,7 +78,7 @@ pub struct ExpertParallel {
     groups: Vec<(RankGroups, WireRows)>,
     /// The one that runs independently now.
     pub(super) group: Option<usize>,
-    pub(super) spread: ExpertSpread,
+    pub(super) placement: ExpertPlacement,
     layers: Vec<LayerHosts>,
     /// `[W]`: whether each rank is on this rank's node, itself included; hybrid experts use the layout's nodes instead.
     pub(super) near: Vec<bool>,
@@ -132,15 +132,15 @@ impl ExpertParallel {
         layout: ExpertLayout,
     ) -> Result<Self, WorldMismatch> {
         let SwitchableRows { unit, groups: switchable } = unit.into();
-        let spread = ExpertSpread { layout, copies: placement.into() };
-        let (groups, world) = (usize::from(spread.copies.groups()), unit.world());
+        let placement = ExpertPlacement { layout, replicas: placement.into() };
+        let (groups, world) = (usize::from(placement.replicas.groups()), unit.world());
         if groups != layout.hosts(world) || layout.world(groups) != world {
             return Err(WorldMismatch { groups, world, layout });
         }
         let mut joined = Self {
-            counters: Counters::new(spread.copies.layers()),
-            timings: Timings::new(spread.copies.layers()),
-            layers: LayerHosts::of_spread(&spread, RankId::new(unit.rank() as u16)),
+            counters: Counters::new(placement.replicas.layers()),
+            timings: Timings::new(placement.replicas.layers()),
+            layers: LayerHosts::of_placement(&placement, RankId::new(unit.rank() as u16)),
             near: (0..world).map(|peer| peer == unit.rank()).collect(),
             attention_group: 0..world,
             stages: None,
@@ -148,7 +148,7 @@ impl ExpertParallel {
             unit,
             groups: switchable,
             group: None,
-            spread,
+            placement,
             plan: DispatchPlan::default(),
             inbox: Inbox::default(),
             outgoing: vec![Vec::new(); world],
@@ -208,7 +208,7 @@ impl ExpertParallel {
     /// Makes the ranks of the layout's groups step by themselves, or all ranks step together.
     fn regroup(&mut self) {
         let before = self.group;
-        self.group = self.spread.layout.groups().and_then(|of| self.groupings().position(|grouping| grouping == of));
+        self.group = self.placement.layout.groups().and_then(|of| self.groupings().position(|grouping| grouping == of));
         if let Some(at) = self.group {
             let (grouping, rank) = (self.groups[at].0, self.unit.rank());
             let first = rank - rank % usize::from(grouping.ranks);
@@ -227,15 +227,15 @@ impl ExpertParallel {
     }
 
     /// The experts' current layout and placement.
-    pub fn spread(&self) -> &ExpertSpread {
-        &self.spread
+    pub fn placement(&self) -> &ExpertPlacement {
+        &self.placement
     }
 
     /// Replaces the experts' layout and placement, for the same model and ranks.
-    pub(crate) fn set_spread(&mut self, spread: ExpertSpread) {
-        debug_assert_eq!(spread.copies.layers(), self.layers.len());
-        self.layers = LayerHosts::of_spread(&spread, self.rank());
-        self.spread = spread;
+    pub(crate) fn set_placement(&mut self, placement: ExpertPlacement) {
+        debug_assert_eq!(placement.replicas.layers(), self.layers.len());
+        self.layers = LayerHosts::of_placement(&placement, self.rank());
+        self.placement = placement;
         self.regroup();
     }
 
@@ -283,7 +283,7 @@ impl ExpertParallel {
 
     /// Records the batch and the time of a step.
     pub(crate) fn count_step(&mut self, batch: &StepBatch, began: Instant) {
-        self.timings.add_step(self.spread.layout, batch, began.elapsed());
+        self.timings.add_step(self.placement.layout, batch, began.elapsed());
     }
 
     /// Sleeps until this rank or another has something to do; see [`Lockstep::wait`].
@@ -400,7 +400,7 @@ impl ExpertParallel {
         let hosts = &self.layers[layer.index()];
         let received = stepping(&mut self.unit, &mut self.groups, self.group).received();
         self.inbox.apply(received, hidden, hosts, experts).map_err(|wrong| {
-            let from = self.spread.layout.source(self.unit.rank(), wrong.from);
+            let from = self.placement.layout.source(self.unit.rank(), wrong.from);
             UnitError::protocol(from, wrong.to_string())
         })?;
 
@@ -427,9 +427,9 @@ impl ExpertParallel {
     /// If the batch does not match the placement.
     pub(crate) fn plan_layer(&mut self, layer: LayerIdx, batch: &RoutedBatch<'_>) {
         let RoutedBatch { experts: chosen, weights, top_k, .. } = *batch;
-        let planned = match self.spread.layout {
+        let planned = match self.placement.layout {
             ExpertLayout::Ep | ExpertLayout::Hybrid(_) => {
-                let parts = self.spread.layout.hosts(self.unit.world());
+                let parts = self.placement.layout.hosts(self.unit.world());
                 self.plan.build(chosen, weights, top_k, &self.layers[layer.index()].rank_of, parts)
             }
             ExpertLayout::Tp | ExpertLayout::Groups(_) => {
@@ -460,7 +460,7 @@ impl ExpertParallel {
     }
 
     fn begin(&self, of: TimedCollective) -> Instant {
-        if self.spread.layout.nodes().is_none() {
+        if self.placement.layout.nodes().is_none() {
             self.log(|stages| stages.begin(of.name(), 0));
         }
         Instant::now()
@@ -468,7 +468,7 @@ impl ExpertParallel {
 
     fn end(&mut self, layer: LayerIdx, of: TimedCollective, began: Instant) {
         self.time(Some(layer), of, began);
-        if self.spread.layout.nodes().is_none() {
+        if self.placement.layout.nodes().is_none() {
             self.log(|stages| stages.end(of.name(), 0));
         }
     }

@@ -52,7 +52,7 @@ impl ForcedRate {
 mod tests {
     use semmoe_tables::{ExpertCopies, Placement, RankId};
 
-    use super::super::spread::ExpertSpread;
+    use super::super::placement::ExpertPlacement;
     use super::*;
     use crate::ep::ExpertLayout;
 
@@ -60,8 +60,8 @@ mod tests {
     /// do not depend on the batch.
     #[test]
     fn the_rate_is_held_and_tokens_keep_their_experts() {
-        let copies = ExpertCopies::from(&Placement::contiguous(3, 32, 4).unwrap());
-        let hosts = LayerHosts::of_spread(&ExpertSpread { layout: ExpertLayout::Ep, copies }, RankId::new(2));
+        let replicas = ExpertCopies::from(&Placement::contiguous(3, 32, 4).unwrap());
+        let hosts = LayerHosts::of_placement(&ExpertPlacement { layout: ExpertLayout::Ep, replicas }, RankId::new(2));
         let keys: Vec<u64> = (0..4000).map(|at| ForcedRate::key(at % 50, at as usize)).collect();
         for rate in [0.0, 0.1, 0.4, 0.7, 1.0] {
             let (forced, mut experts) = (ForcedRate::new(rate).unwrap(), vec![0; keys.len() * 4]);

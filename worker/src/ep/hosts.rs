@@ -3,7 +3,7 @@
 use semmoe_tables::{ExpertId, LayerIdx, RankId};
 
 use super::layout::ExpertLayout;
-use super::spread::ExpertSpread;
+use super::placement::ExpertPlacement;
 
 /// The places of one layer's experts.
 pub(crate) struct LayerHosts {
@@ -50,21 +50,21 @@ impl LayerHosts {
     }
 
     /// The places for every layer.
-    pub(super) fn of_spread(spread: &ExpertSpread, rank: RankId) -> Vec<Self> {
-        (0..spread.copies.layers()).map(|layer| Self::new(spread, rank, LayerIdx::new(layer as u16))).collect()
+    pub(super) fn of_placement(placement: &ExpertPlacement, rank: RankId) -> Vec<Self> {
+        (0..placement.replicas.layers()).map(|layer| Self::new(placement, rank, LayerIdx::new(layer as u16))).collect()
     }
 
-    fn new(spread: &ExpertSpread, rank: RankId, layer: LayerIdx) -> Self {
+    fn new(placement: &ExpertPlacement, rank: RankId, layer: LayerIdx) -> Self {
         let mut slots = 0;
         let slot = |expert| {
-            let has = spread.has(rank, layer, ExpertId::new(expert));
+            let has = placement.has(rank, layer, ExpertId::new(expert));
             slots += u16::from(has);
             if has { slots - 1 } else { NOT_HERE }
         };
-        let slot_of = (0..spread.copies.experts()).map(slot).collect();
-        let rank_of = match spread.layout {
+        let slot_of = (0..placement.replicas.experts()).map(slot).collect();
+        let rank_of = match placement.layout {
             ExpertLayout::Tp | ExpertLayout::Groups(_) => Vec::new(),
-            layout => spread.copies.used_at(layout.host(rank.index()), layer).to_vec(),
+            layout => placement.replicas.used_at(layout.host(rank.index()), layer).to_vec(),
         };
         Self { rank_of, slot_of, slots: slots.into() }
     }

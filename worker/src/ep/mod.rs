@@ -3,7 +3,7 @@
 //! | module | what |
 //! |---|---|
 //! | `exchange` | one MoE layer: dispatch, local experts, combine; attention tp's collectives; each counted and timed |
-//! | `spread` | where the experts of a model are |
+//! | `placement` | where the experts of a model are |
 //! | `hosts` | the places of one layer's experts, as a rank looks them up |
 //! | `inbox` | the rows that a rank received, expert by expert |
 //! | `wire` | the element type of rows on the wire |
@@ -27,9 +27,9 @@ mod hosts;
 mod inbox;
 mod layout;
 mod links;
+mod placement;
 mod poll;
 mod shm;
-mod spread;
 mod stages;
 mod stream;
 mod tcp;
@@ -43,13 +43,13 @@ pub use forced::ForcedRate;
 #[cfg(feature = "gpu")]
 pub(crate) use hosts::{LayerHosts, NotHere};
 pub use layout::{ExpertLayout, NodeLayout, RankGroups, SwitchableRows};
+pub use placement::ExpertPlacement;
 pub(crate) use poll::poll_until;
 pub(crate) use semmoe_kernels::collectives::{AllRows, Norm, OwnRows};
 pub use semmoe_kernels::collectives::{Lockstep, MAX_MESSAGE_BYTES, UnitError, Wake, Waker};
 pub use semmoe_ranks::LocalTransport;
 pub(crate) use shm::ShmError;
 pub use shm::{MAX_SHARED_WORLD, ShmMemory, ShmTransport};
-pub use spread::ExpertSpread;
 pub use stages::StageLog;
 pub use tcp::TcpTransport;
 pub use timings::{LayerTimings, StepBatch, StepCount, TimedCollective, Timings};

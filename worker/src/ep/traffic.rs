@@ -12,7 +12,7 @@ impl ExpertParallel {
     /// across nodes.
     pub(super) fn traffic(&self, batch: &RoutedBatch<'_>) -> (LayerTraffic, LevelBytes) {
         let (mut traffic, mut levels) = (LayerTraffic::default(), LevelBytes::default());
-        let layout = self.spread.layout;
+        let layout = self.placement.layout;
         let own_host = layout.host(self.unit.rank()) - self.first_host();
         for host in 0..self.plan.ranks() {
             let (rows, is_local) = (self.plan.rank(host), host == own_host);
@@ -46,10 +46,10 @@ impl ExpertParallel {
     /// rank.
     fn count_levels(&self, host: usize, row_bytes: u64, header_bytes: u64, levels: &mut LevelBytes) {
         let (bytes, rank) = (row_bytes + header_bytes, self.unit.rank());
-        match self.spread.layout {
+        match self.placement.layout {
             ExpertLayout::Hybrid(nodes) => {
                 levels.node += row_bytes * u64::from(nodes.width - 1);
-                let is_local = host == self.spread.layout.host(rank);
+                let is_local = host == self.placement.layout.host(rank);
                 *(if is_local { &mut levels.rank } else { &mut levels.other }) += bytes;
             }
             _ if host == rank => levels.rank += bytes,

@@ -8,18 +8,17 @@ use super::backend::{ComputeBackend, LayerStep, RowLists, WantedRows};
 use super::checkpoint::Checkpoint;
 use super::compute::{add, rms_norm};
 use super::expert::{Place, SwitchRoom};
+use super::layout::{ExpertRoom, HeadSlices};
 use super::load::Loader;
 use super::mlp::MlpScratch;
 use super::probe::Probe;
 use super::rope::RotaryTable;
 use super::router::{Choice, RouterScratch};
-use super::share::HeadSlice;
 use super::step::{ItemResult, StepOutput};
 use super::streamed::{RankExperts, StreamedExperts};
-use super::switch::Peers;
 use super::weights::{FeedForward, HeadWeights, Panels, Weights, settle};
-use super::{ExpertRoom, ModelConfig, ModelError};
-use crate::ep::{AllRows, ExpertSpread, Norm, OwnRows, RoutedBatch, UnitError};
+use super::{ModelConfig, ModelError};
+use crate::ep::{AllRows, ExpertPlacement, Norm, OwnRows, RoutedBatch, UnitError};
 
 /// A rank's weights and rows in memory of the host.
 pub(super) struct CpuBackend {
@@ -31,6 +30,15 @@ pub(super) struct CpuBackend {
     pub(super) peers: Peers,
     angles: RotaryTable,
     scratch: Scratch,
+}
+
+/// The ranks whose memory is used to exchange experts.
+#[derive(Debug)]
+pub(super) enum Peers {
+    /// Ranks on this host, whose buffers are mapped at the first switch.
+    OnHost(Vec<usize>),
+    /// The buffers are mapped, and the checksums of all experts known.
+    Mapped,
 }
 
 /// Buffers of a step, reused by the next one.
@@ -53,37 +61,29 @@ struct Scratch {
     mlp: MlpScratch,
 }
 
-/// The heads that a rank computes initially, and those after a switch of attention.
-pub(super) struct HeadSlices {
-    pub(super) start: HeadSlice,
-    pub(super) other: Option<HeadSlice>,
-    /// In groups of ranks, after `other`.
-    pub(super) in_groups: Vec<HeadSlice>,
-}
-
 impl CpuBackend {
     pub(super) fn load(
         checkpoint: &Checkpoint,
         config: &Arc<ModelConfig>,
         at: Place,
-        shares: &HeadSlices,
-        spread: &ExpertSpread,
+        slices: &HeadSlices,
+        placement: &ExpertPlacement,
         room: ExpertRoom,
         groups: &[usize],
     ) -> Result<Self, ModelError> {
-        let loader = |share| Loader { checkpoint, config, share, packer: &Panels };
-        let mut weights = loader(shares.start).load()?;
+        let loader = |heads| Loader { checkpoint, config, heads, packer: &Panels };
+        let mut weights = loader(slices.start).load()?;
         weights.settle();
-        let others = shares.other.iter().chain(&shares.in_groups).map(|&share| {
-            let mut layers = loader(share).load_heads()?;
+        let others = slices.other.iter().chain(&slices.in_groups).map(|&heads| {
+            let mut layers = loader(heads).load_heads()?;
             settle(layers.iter_mut().flat_map(HeadWeights::linears).collect());
             Ok(layers)
         });
         let others = others.collect::<Result<_, ModelError>>()?;
-        let loader = loader(shares.start);
+        let loader = loader(slices.start);
         let experts = match room.memory {
-            None => RankExperts::Resident(loader.experts(at, spread, SwitchRoom { slots: room.slots, groups })?),
-            Some(limit) => RankExperts::Streamed(StreamedExperts::new(&loader, at, spread, limit)?),
+            None => RankExperts::Resident(loader.experts(at, placement, SwitchRoom { slots: room.slots, groups })?),
+            Some(limit) => RankExperts::Streamed(StreamedExperts::new(&loader, at, placement, limit)?),
         };
         let angles = RotaryTable::new(config.rope_dim(), &config.rope);
         let (peers, scratch) = (Peers::OnHost(Vec::new()), Scratch::default());

@@ -8,6 +8,12 @@ use semmoe_tables::ConfigError;
 
 use crate::ep::{ExpertLayout, RankGroups, UnitError};
 
+/// The kind of attention that GPUs do not support.
+pub(crate) const LATENT: &str = "latent attention (MLA)";
+/// GPUs do not support reading experts ahead of their layer.
+#[cfg(feature = "gpu")]
+pub(super) const STREAMED: &str = "experts streamed from the checkpoint";
+
 /// A model directory that cannot be loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum ModelError {

@@ -23,9 +23,9 @@ use semmoe_tables::{ExpertId, LayerIdx, RankId};
 
 use super::checkpoint::TensorData;
 use super::compute::{Linear, Matrix, PanelType, Sizes, group_of, multiply, silu_product};
-use super::share::expert_columns;
+use super::slices::expert_columns;
 use super::{ModelConfig, ModelError};
-use crate::ep::{ExpertLayout, ExpertSpread, LocalExperts};
+use crate::ep::{ExpertLayout, ExpertPlacement, LocalExperts};
 use crate::threads::shares;
 
 const GATE_UP: usize = 0;
@@ -182,10 +182,10 @@ impl Packing {
     }
 }
 
-/// Room on a rank for other spreads than the first one.
+/// Room on a rank for placements other than the first one.
 #[derive(Clone, Copy)]
 pub(super) struct SwitchRoom<'a> {
-    /// Whole experts of a layer on a rank; at least as many as in the first spread.
+    /// Whole experts of a layer on a rank; at least as many as in the first placement.
     pub(super) slots: Option<u16>,
     /// Ranks of each kind of independent group.
     pub(super) groups: &'a [usize],
@@ -207,24 +207,24 @@ pub(super) struct Experts {
 }
 
 impl Experts {
-    /// Allocates memory for a rank's experts in a spread and in those that `room` names.
+    /// Allocates memory for a rank's experts in a placement and in those that `room` names.
     pub(super) fn new(
         config: &ModelConfig,
         at: Place,
-        spread: &ExpertSpread,
+        placement: &ExpertPlacement,
         types: ExpertTypes,
         room: SwitchRoom<'_>,
     ) -> Result<Self, ModelError> {
         let SwitchRoom { slots, groups } = room;
-        let packing = Packing::new(config, spread.layout, at, types)?;
-        let home = Home::new(spread, at.world, slots).map_err(ModelError::Experts)?;
+        let packing = Packing::new(config, placement.layout, at, types)?;
+        let capacity = Capacity::new(placement, at.world, slots).map_err(ModelError::Experts)?;
         let shape = packing.shape().map_err(ModelError::Experts)?;
-        let pool = home.pool(shape, config.num_experts, packing.slices == at.world).map_err(ModelError::Experts)?;
+        let pool = capacity.pool(shape, config.num_experts, packing.slices == at.world).map_err(ModelError::Experts)?;
         if !groups.is_empty() && packing.slices != at.world {
             return Err(ModelError::ExpertWidth { width: config.expert_width, ranks: at.world });
         }
         let pool = if groups.is_empty() { pool } else { pool.with_groups(groups).map_err(ModelError::Experts)? };
-        let layout = home.layout;
+        let layout = capacity.layout;
         let memory = SharedExperts::create(at.rank, at.world, pool.bytes())
             .map_err(|error| ModelError::ExpertMemory(error.to_string()))?;
         let checksums = Checksums::new(&pool);
@@ -235,8 +235,8 @@ impl Experts {
         Ok(experts)
     }
 
-    /// Bytes of the buffer that a switch to a spread writes for the first time.
-    pub(super) fn untouched(&self, to: &ExpertSpread) -> usize {
+    /// Bytes of the buffer that a switch to a placement writes for the first time.
+    pub(super) fn untouched(&self, to: &ExpertPlacement) -> usize {
         let slot = self.arrange(to).map_or(0, |layout| self.pool.slot_bytes(&layout));
         let [near, far] = match self.side {
             Side::High => [self.touched[0], self.touched[1]],
@@ -315,14 +315,14 @@ impl Experts {
         self.memory.write(at, &[byte ^ 1]).unwrap();
     }
 
-    /// The places of the experts in a spread.
-    pub(super) fn arrange(&self, spread: &ExpertSpread) -> Result<Layout, ReshardError> {
-        arrange(&self.pool, spread)
+    /// The places of the experts in a placement.
+    pub(super) fn arrange(&self, placement: &ExpertPlacement) -> Result<Layout, ReshardError> {
+        arrange(&self.pool, placement)
     }
 }
 
 /// A rank's capacity for experts.
-pub(super) struct Home {
+pub(super) struct Capacity {
     pub(super) layout: Layout,
     world: usize,
     layers: usize,
@@ -330,17 +330,17 @@ pub(super) struct Home {
     slots: usize,
 }
 
-impl Home {
-    /// The capacity for a spread and any other with at most `slots` whole experts on a rank; at least as many as in
-    /// this spread.
-    pub(super) fn new(spread: &ExpertSpread, world: usize, slots: Option<u16>) -> Result<Self, ReshardError> {
-        let whole = match spread.layout.is_sliced() {
-            true => ExpertSpread { layout: ExpertLayout::Ep, ..spread.clone() },
-            false => spread.clone(),
+impl Capacity {
+    /// The capacity for a placement and any other with at most `slots` whole experts on a rank; at least as many as in
+    /// this placement.
+    pub(super) fn new(placement: &ExpertPlacement, world: usize, slots: Option<u16>) -> Result<Self, ReshardError> {
+        let whole = match placement.layout.is_sliced() {
+            true => ExpertPlacement { layout: ExpertLayout::Ep, ..placement.clone() },
+            false => placement.clone(),
         };
-        let (whole, layers) = (hosts(&whole, world)?, spread.copies.layers());
+        let (whole, layers) = (hosts(&whole, world)?, placement.replicas.layers());
         let slots = whole.slots().max(slots.unwrap_or(0).into());
-        let layout = sliced(spread.layout).unwrap_or(Layout::Ep(whole));
+        let layout = sliced(placement.layout).unwrap_or(Layout::Ep(whole));
         Ok(Self { layout, world, layers, slots })
     }
 
@@ -351,11 +351,11 @@ impl Home {
     }
 }
 
-/// The places of a pool's experts in a spread.
-pub(super) fn arrange(pool: &Pool, spread: &ExpertSpread) -> Result<Layout, ReshardError> {
-    let layout = match sliced(spread.layout) {
+/// The places of a pool's experts in a placement.
+pub(super) fn arrange(pool: &Pool, placement: &ExpertPlacement) -> Result<Layout, ReshardError> {
+    let layout = match sliced(placement.layout) {
         Some(layout) => layout,
-        None => Layout::Ep(hosts(spread, pool.grid().ranks())?),
+        None => Layout::Ep(hosts(placement, pool.grid().ranks())?),
     };
     pool.check(&layout).map(|()| layout)
 }
@@ -378,10 +378,10 @@ pub(super) fn hosted(pool: &Pool, layout: &Layout, layer: LayerIdx, rank: usize)
 }
 
 /// Each rank's experts in ascending id, the order of their slots.
-fn hosts(spread: &ExpertSpread, world: usize) -> Result<Hosts, ReshardError> {
-    let experts: usize = spread.copies.experts().into();
-    let of = |rank: usize, layer: usize| spread.experts_of(RankId::new(rank as u16), LayerIdx::new(layer as u16));
-    let layers = 0..spread.copies.layers();
+fn hosts(placement: &ExpertPlacement, world: usize) -> Result<Hosts, ReshardError> {
+    let experts: usize = placement.replicas.experts().into();
+    let of = |rank: usize, layer: usize| placement.experts_of(RankId::new(rank as u16), LayerIdx::new(layer as u16));
+    let layers = 0..placement.replicas.layers();
     let counts = layers.clone().flat_map(|layer| (0..world).map(move |rank| of(rank, layer).count()));
     let slots = counts.max().unwrap_or(0);
     let layer = |layer: usize| {

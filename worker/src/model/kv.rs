@@ -7,7 +7,7 @@
 //! | `store` | the memory of pages |
 //! | `pool` | both together, behind a lock |
 //! | `cache` | one sequence's pages |
-//! | `change` | replaces a pool when attention switches |
+//! | `switch` | replaces a pool when attention switches |
 //! | `describe` | a pool as the planner of moves sees it |
 //! | `arrival`, `transfer` | the new pool while its pages arrive, and pages in transit |
 //!
@@ -16,24 +16,24 @@
 
 mod arrival;
 mod cache;
-mod change;
 mod describe;
 mod page;
 mod pages;
 mod pool;
 mod store;
+mod switch;
 mod transfer;
 
 pub use arrival::KvArrival;
 pub use cache::KvCache;
-pub(super) use change::KvChange;
-pub(crate) use change::KvSpan;
-#[cfg(feature = "gpu")]
-pub(super) use change::PageMoves;
-pub use change::{AttentionChange, MovingSequence, StagedKv};
 pub use page::PAGE_TOKENS;
 pub(super) use page::Page;
 pub use pool::{KvPool, KvUsage};
+pub(crate) use switch::KvSpan;
+pub(super) use switch::KvSwitch;
+#[cfg(feature = "gpu")]
+pub(super) use switch::PageMoves;
+pub use switch::{AttentionSwitch, MovingSequence, PreparedKv};
 pub use transfer::{KvObjection, KvPhase};
 
 use super::compute::NR;

@@ -12,17 +12,17 @@ use super::expert::{ExpertTypes, Experts, Place, SwitchRoom};
 use super::grouped::{Grouped, HeadNorms, Projected};
 use super::latent::Latent;
 use super::mlp::{Mlp, Shared};
-use super::share::HeadSlice;
+use super::slices::HeadSlice;
 use super::weights::{Block, FeedForward, HeadWeights, Moe, Packer, Panels, Weights};
 use super::{ModelConfig, ModelError};
-use crate::ep::ExpertSpread;
+use crate::ep::ExpertPlacement;
 
 /// Reads one rank's weights.
 pub(super) struct Loader<'a, P = Panels> {
     pub(super) checkpoint: &'a Checkpoint,
     pub(super) config: &'a ModelConfig,
     /// The heads that the rank keeps; all of them are checked.
-    pub(super) share: HeadSlice,
+    pub(super) heads: HeadSlice,
     pub(super) packer: &'a P,
 }
 
@@ -66,7 +66,7 @@ impl<'a, P: Packer> Loader<'a, P> {
             AttentionKind::Grouped(shape) => (Attention::Grouped(self.grouped(&prefix, shape)?), shape.head_dim),
             AttentionKind::Latent(shape) => (Attention::Latent(self.latent(&prefix, shape)?), shape.value_dim),
         };
-        let (out_width, own) = (self.config.heads * value_width, self.share.heads(self.config.heads));
+        let (out_width, own) = (self.config.heads * value_width, self.heads.heads(self.config.heads));
         let attention_out = self.weight(&prefix, "o_proj", [hidden, out_width])?;
         let own = own.start * value_width..own.end * value_width;
         Ok(HeadWeights { attention, out: self.packer.pack(&[attention_out], out_width, own, None)? })
@@ -77,7 +77,7 @@ impl<'a, P: Packer> Loader<'a, P> {
         let GroupedAttention { kv_heads, head_dim, .. } = *shape;
         let (query, key) = (heads * head_dim, kv_heads * head_dim);
         let elements = |heads: Range<usize>| heads.start * head_dim..heads.end * head_dim;
-        let (own, own_kv) = (elements(self.share.heads(heads)), elements(self.share.kv_heads(kv_heads)));
+        let (own, own_kv) = (elements(self.heads.heads(heads)), elements(self.heads.kv_heads(kv_heads)));
         // A norm over all heads needs all of them, whichever the rank keeps.
         let (queries, keys) = match shape.norms {
             HeadNormKind::Whole => (0..query, 0..key),
@@ -119,7 +119,7 @@ impl<'a, P: Packer> Loader<'a, P> {
         let LatentAttention { kv_rank, nope_dim, rope_dim, value_dim, .. } = *shape;
         let tensor = |part: &str, shape: [usize; 2]| self.weight(prefix, part, shape);
         let kv_down = tensor("kv_a_proj_with_mqa", [kv_rank + rope_dim, hidden])?;
-        let (queries, own) = (heads * shape.query_width(), self.share.heads(heads));
+        let (queries, own) = (heads * shape.query_width(), self.heads.heads(heads));
         let own_queries = |all: TensorData<'a>, inputs: usize| {
             let head = shape.query_width() * inputs;
             all.part(own.start * head..own.end * head)
@@ -176,14 +176,14 @@ impl<'a, P: Packer> Loader<'a, P> {
         Ok(types)
     }
 
-    /// The experts of all layers: keeps those, or the slices of those, that the spread assigns to this rank.
+    /// The experts of all layers: keeps those, or the slices of those, that the placement assigns to this rank.
     pub(super) fn experts(
         &self,
         at: Place,
-        spread: &ExpertSpread,
+        placement: &ExpertPlacement,
         room: SwitchRoom<'_>,
     ) -> Result<Experts, ModelError> {
-        let mut experts = Experts::new(self.config, at, spread, self.expert_types()?, room)?;
+        let mut experts = Experts::new(self.config, at, placement, self.expert_types()?, room)?;
         for layer in self.moe_layers() {
             experts.load(layer, |expert| self.expert_tensors(layer, expert))?;
         }

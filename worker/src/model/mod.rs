@@ -10,19 +10,18 @@
 //! | `sampling` | draws a token at random |
 //! | `forward` | a step through all layers |
 //! | `backend` | the interface of compute backends: `cpu` on the host, `gpu` on a GPU |
-//! | `share` | a rank's heads with attention tp, and its part of every expert with experts tp |
+//! | `slices` | a rank's heads with attention tp, and its part of every expert with experts tp |
 //! | `rows` | attention tp: which rows go to which rank |
 //! | `attention`, `kv`, `rope` | causal attention over one sequence's cache |
 //! | `grouped`, `latent` | the two kinds of attention: how queries, keys and values are computed |
 //! | `router`, `mlp` | the choice of experts; a dense layer, a shared expert |
 //! | `expert` | the routed experts of a rank, in one buffer |
 //! | `streamed` | experts that are read from the checkpoint ahead of their layer |
-//! | `switch` | experts move to another spread |
-//! | `relayout`, `agree` | attention switches between dp and tp; the messages between ranks meanwhile |
+//! | `layout` | how attention and experts are divided over the ranks |
+//! | `switch` | switches attention and experts to another layout while sequences run |
 //! | `compute` | matrix products and element-wise functions |
 //! | `probe` | intermediate results, for tests |
 
-mod agree;
 mod attention;
 mod backend;
 mod checkpoint;
@@ -37,15 +36,15 @@ pub mod gpu;
 mod grouped;
 mod kv;
 mod latent;
+mod layout;
 mod load;
 mod mlp;
 mod probe;
-mod relayout;
 mod rope;
 mod router;
 mod rows;
 mod sampling;
-mod share;
+mod slices;
 mod step;
 mod streamed;
 mod switch;
@@ -58,10 +57,8 @@ use std::sync::Arc;
 use semmoe_kernels::Dtype;
 #[cfg(feature = "gpu")]
 use semmoe_kernels_cuda::unit::UnitRank;
-use semmoe_tables::{Attention, ExpertCopies, GroupId, RankId, Tables};
-use serde::{Deserialize, Serialize};
+use semmoe_tables::{Attention, ExpertCopies, GroupId, RankId};
 
-pub(crate) use agree::allgather_messages;
 pub(crate) use checkpoint::read_small_file;
 pub(crate) use compute::instructions;
 pub(crate) use config::token_ids;
@@ -69,81 +66,49 @@ pub use config::{
     Architecture, AttentionKind, GroupLimit, GroupScore, GroupedAttention, HeadNormKind, LatentAttention, ModelConfig,
     Rope, RopeLayout, Router, Scoring, SharedExpert, Yarn,
 };
+pub(crate) use error::LATENT;
 pub use error::{ModelError, StepError};
 pub(crate) use kv::KvSpan;
 pub use kv::{
-    AttentionChange, CacheShape, KvArrival, KvCache, KvObjection, KvPhase, KvPool, KvUsage, MovingSequence,
-    PAGE_TOKENS, StagedKv,
+    AttentionSwitch, CacheShape, KvArrival, KvCache, KvObjection, KvPhase, KvPool, KvUsage, MovingSequence,
+    PAGE_TOKENS, PreparedKv,
 };
+pub use layout::{AttentionPlan, AttentionShape, ExpertMemory, ExpertRoom};
 pub use probe::Probe;
 pub(crate) use sampling::Candidate;
 pub use sampling::Draw;
-pub use share::HeadSlice;
-pub(crate) use share::expert_columns;
+pub use slices::HeadSlice;
+pub(crate) use slices::expert_columns;
 pub use step::{DeviceWork, Next, StepItem, StepOutput, Wants, likeliest};
 pub use streamed::ExpertFetches;
 pub(crate) use streamed::check_expert_memory;
-pub use switch::{Objection, SwitchOutcome};
+pub(crate) use switch::allgather_messages;
+pub use switch::{Objection, Refusal, SwitchFault, SwitchOutcome};
 
-use crate::ep::{ExpertLayout, ExpertParallel, ExpertSpread};
+use crate::ep::{ExpertLayout, ExpertParallel, ExpertPlacement};
 pub use crate::threads::with_threads;
 use backend::ComputeBackend;
 use checkpoint::Checkpoint;
-use cpu::{CpuBackend, HeadSlices};
+use cpu::CpuBackend;
 use expert::Place;
 use forward::{Forward, Scratch};
-use rows::RowPlan;
+use layout::AttentionLayout;
 use streamed::RankExperts;
-
-/// The experts' layout, and a rank's capacity for them.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct ExpertRoom {
-    /// The initial layout.
-    pub layout: ExpertLayout,
-    /// Maximum whole experts of a layer that any rank may have after a switch; at least as many as in the initial
-    /// placement, which is also the default.
-    pub slots: Option<u16>,
-    /// Limit on experts in memory: the rank reads the others from the checkpoint, ahead of their layer. Without it all
-    /// are in memory, and can be moved.
-    pub memory: Option<ExpertMemory>,
-}
-
-/// A limit on the experts in a rank's memory.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum ExpertMemory {
-    /// As many as fit into this many bytes, together with two layers of streamed experts and a buffer to read one
-    /// expert.
-    Bytes(u64),
-    /// This many of each layer.
-    Resident(usize),
-}
-
-impl From<ExpertLayout> for ExpertRoom {
-    fn from(layout: ExpertLayout) -> Self {
-        Self { layout, slots: None, memory: None }
-    }
-}
 
 /// One rank's model: loaded once, stepped by one thread.
 pub struct Model {
     config: Arc<ModelConfig>,
-    division: Division,
+    layout: AttentionLayout,
     /// The layouts of attention that the rank may switch to: the other attention first.
-    others: Vec<Division>,
-    /// Index of the one that pages were staged for.
-    staged: usize,
+    others: Vec<AttentionLayout>,
+    /// Index of the layout that a switch is prepared for.
+    next: usize,
     backend: Backend,
     /// Pool of sequences that share nothing.
     pool: KvPool,
     scratch: Scratch,
     out: StepOutput,
 }
-
-/// The kind of attention that GPUs do not support.
-pub(crate) const LATENT: &str = "latent attention (MLA)";
-/// GPUs do not support reading experts ahead of their layer.
-#[cfg(feature = "gpu")]
-const STREAMED: &str = "experts streamed from the checkpoint";
 
 /// The compute backend.
 enum Backend {
@@ -179,92 +144,6 @@ impl Backend {
     }
 }
 
-/// Attention, and how many ranks share it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct AttentionShape {
-    /// dp: all heads of a rank's own sequences; tp: a rank's share of the heads of its group's sequences.
-    pub attention: Attention,
-    /// Ranks of a group with sequences of its own; 1 with dp.
-    pub ranks: usize,
-}
-
-/// Layout of attention over the ranks.
-struct Division {
-    share: HeadSlice,
-    /// Ranks that have the same sequences.
-    ranks: usize,
-    /// With attention tp: which rows go to which rank.
-    rows: Option<RowPlan>,
-}
-
-/// A rank's layout of attention; converted from [`Attention`] it has no tables, and cannot switch.
-pub struct AttentionPlan {
-    /// The initial layout. With dp every rank has all heads. With tp it has its share of every layer's heads, all ranks
-    /// of a group run the same steps, and from attention to the next layer each continues with some of the rows.
-    pub start: Attention,
-    /// Whether the rank can switch to the other one: it then has the weights of both, which takes the memory of
-    /// attention once more, divided by the ranks.
-    pub both: bool,
-    /// With tp: size of the groups of neighbouring ranks that have their own sequences; `None` if all ranks form one
-    /// group.
-    pub group: Option<usize>,
-    /// Ranks of each kind of independent group that the rank can switch to, with weights for each.
-    pub groups: Vec<usize>,
-    /// With tp: the tables that place rows on ranks, which must match the model and the placement; without them rows
-    /// are split evenly.
-    pub tables: Option<Arc<Tables>>,
-}
-
-impl From<Attention> for AttentionPlan {
-    fn from(start: Attention) -> Self {
-        Self { start, both: false, group: None, groups: Vec::new(), tables: None }
-    }
-}
-
-impl Division {
-    /// This rank's part of attention under a plan.
-    fn new(config: &ModelConfig, at: Place, plan: &AttentionPlan, attention: Attention) -> Result<Self, ModelError> {
-        match attention {
-            Attention::Dp => Ok(Self { share: HeadSlice::ALL, ranks: 1, rows: None }),
-            Attention::Tp => Self::of_group(config, at, plan.group.unwrap_or(at.world), plan.tables.clone()),
-        }
-    }
-
-    /// A rank's part of tp in groups of so many ranks.
-    fn of_group(
-        config: &ModelConfig,
-        at: Place,
-        ranks: usize,
-        tables: Option<Arc<Tables>>,
-    ) -> Result<Self, ModelError> {
-        let share = HeadSlice::new(config, at.rank % ranks, ranks)?;
-        Ok(Self { share, ranks, rows: Some(RowPlan::new(ranks, tables)) })
-    }
-
-    /// The initial layout, those that attention may switch to, and the heads of all.
-    fn all(config: &ModelConfig, at: Place, plan: &AttentionPlan) -> Result<(Self, Vec<Self>, HeadSlices), ModelError> {
-        let of = |attention| Self::new(config, at, plan, attention);
-        let (division, other) = (of(plan.start)?, plan.both.then(|| of(plan.start.other())).transpose()?);
-        let groups = plan.groups.iter().map(|&ranks| Self::of_group(config, at, ranks, None));
-        let groups = groups.collect::<Result<Vec<_>, _>>()?;
-        let share = |division: &Self| division.share;
-        let shares = HeadSlices {
-            start: division.share,
-            other: other.as_ref().map(share),
-            in_groups: groups.iter().map(share).collect(),
-        };
-        Ok((division, other.into_iter().chain(groups).collect(), shares))
-    }
-
-    fn shape(&self) -> AttentionShape {
-        AttentionShape { attention: self.attention(), ranks: self.ranks }
-    }
-
-    fn attention(&self) -> Attention {
-        if self.rows.is_some() { Attention::Tp } else { Attention::Dp }
-    }
-}
-
 impl Model {
     /// Loads `config.json` and the safetensors files of a model directory, and keeps the experts that `placement`
     /// assigns to this rank (group g is rank g), including its copies of replicated ones. Every tensor is checked, also
@@ -291,23 +170,29 @@ impl Model {
         experts: impl Into<ExpertRoom>,
         attention: impl Into<AttentionPlan>,
     ) -> Result<Self, ModelError> {
-        let (copies, room) = (placement.into(), experts.into());
+        let (replicas, room) = (placement.into(), experts.into());
         let layout = room.layout;
         let config = Arc::new(ModelConfig::load(model_dir)?);
-        check_placement(&config, GroupId::new(layout.host(rank.index()) as u16), &copies)?;
-        let at = Place { rank: rank.index(), world: layout.world(copies.groups().into()) };
+        check_placement(&config, GroupId::new(layout.host(rank.index()) as u16), &replicas)?;
+        let at = Place { rank: rank.index(), world: layout.world(replicas.groups().into()) };
         expert_columns(&config, layout, at.rank, at.world)?;
         let plan: AttentionPlan = attention.into();
-        let (division, others, shares) = Division::all(&config, at, &plan)?;
-        let (checkpoint, spread) = (Checkpoint::open(model_dir)?, ExpertSpread { layout, copies });
-        let cpu = CpuBackend::load(&checkpoint, &config, at, &shares, &spread, room, &plan.groups)?;
-        let pool = KvPool::new(division.share.cache_shape(&config), usize::MAX, false);
-        Ok(Self::of(config, division, others, Backend::Cpu(Box::new(cpu)), pool))
+        let (checkpoint, placement) = (Checkpoint::open(model_dir)?, ExpertPlacement { layout, replicas });
+        let (layout, others, slices) = AttentionLayout::all(&config, at, &plan)?;
+        let cpu = CpuBackend::load(&checkpoint, &config, at, &slices, &placement, room, &plan.groups)?;
+        let pool = KvPool::new(layout.heads.cache_shape(&config), usize::MAX, false);
+        Ok(Self::of(config, layout, others, Backend::Cpu(Box::new(cpu)), pool))
     }
 
-    fn of(config: Arc<ModelConfig>, division: Division, others: Vec<Division>, backend: Backend, pool: KvPool) -> Self {
+    fn of(
+        config: Arc<ModelConfig>,
+        layout: AttentionLayout,
+        others: Vec<AttentionLayout>,
+        backend: Backend,
+        pool: KvPool,
+    ) -> Self {
         let (scratch, out) = (Scratch::default(), StepOutput::default());
-        Self { config, division, others, staged: 0, backend, pool, scratch, out }
+        Self { config, layout, others, next: 0, backend, pool, scratch, out }
     }
 
     /// Loads a model directory on a GPU, for a unit of such ranks: whole experts or slices of them, attention dp or tp.
@@ -327,31 +212,31 @@ impl Model {
         link: gpu::GpuLink,
     ) -> Result<Self, ModelError> {
         use crate::ep::Lockstep as _;
-        let (copies, plan) = (placement.into(), attention.into());
+        let (replicas, plan) = (placement.into(), attention.into());
         let ExpertRoom { layout, slots, memory } = experts.into();
         let config = Arc::new(ModelConfig::load(model_dir)?);
         let at = Place { rank: link.rank(), world: link.world() };
-        check_placement(&config, GroupId::new(layout.host(at.rank) as u16), &copies)?;
+        check_placement(&config, GroupId::new(layout.host(at.rank) as u16), &replicas)?;
         let refused = [
             (matches!(config.attention, AttentionKind::Latent(_)), LATENT),
             (layout.nodes().is_some(), "hybrid experts"),
-            (memory.is_some(), STREAMED),
+            (memory.is_some(), error::STREAMED),
             (plan.group.is_some_and(|ranks| ranks != at.world), "attention in groups of ranks"),
             (!plan.groups.is_empty(), "groups of ranks that a unit can be switched to"),
         ];
         if let Some((_, what)) = refused.into_iter().find(|(refused, _)| *refused) {
             return Err(ModelError::NotOnGpu(what));
         }
-        let (checkpoint, spread) = (&Checkpoint::open(model_dir)?, &ExpertSpread { layout, copies });
-        let (division, others, shares) = Division::all(&config, at, &plan)?;
-        let load = gpu::GpuLoad { checkpoint, config: &config, at, shares: &shares, spread, slots, settings };
+        let (checkpoint, placement) = (&Checkpoint::open(model_dir)?, &ExpertPlacement { layout, replicas });
+        let (layout, others, slices) = AttentionLayout::all(&config, at, &plan)?;
+        let load = gpu::GpuLoad { checkpoint, config: &config, at, slices: &slices, placement, slots, settings };
         let backend: Box<dyn gpu::DeviceBackend> = match settings.dtype {
             Dtype::F32 => Box::new(gpu::GpuBackend::<f32>::load(&load, rank, link)?),
             Dtype::Bf16 => Box::new(gpu::GpuBackend::<half::bf16>::load(&load, rank, link)?),
             Dtype::F16 => return Err(ModelError::NotOnGpu("f16")),
         };
-        let pool = KvPool::new(division.share.cache_shape(&config).elsewhere(), settings.pages, false);
-        Ok(Self::of(config, division, others, Backend::Gpu(backend), pool))
+        let pool = KvPool::new(layout.heads.cache_shape(&config).elsewhere(), settings.pages, false);
+        Ok(Self::of(config, layout, others, Backend::Gpu(backend), pool))
     }
 
     /// The checkpoint's configuration.
@@ -424,12 +309,12 @@ impl Model {
             scratch: &mut self.scratch,
             out: &mut self.out,
             ep,
-            rows: self.division.rows.as_mut(),
+            rows: self.layout.rows.as_mut(),
             probe,
         };
         forward.run(items)?;
         // With attention tp the ranks of a group have the same tokens, which count once.
-        let counts = self.division.rows.is_none() || ep.attention_place() == 0;
+        let counts = self.layout.rows.is_none() || ep.attention_place() == 0;
         for (item, rows) in items.iter_mut().zip(self.out.offsets.windows(2)) {
             let width = self.out.route_width;
             item.kv.commit(item.tokens, &self.out.routes[rows[0] * width..rows[1] * width]);

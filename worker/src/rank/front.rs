@@ -18,7 +18,7 @@ use crate::control::link;
 use crate::control::message::{FromRank, ToRank};
 use crate::control::{Host, Patience, listen};
 use crate::engine::{Engine, EngineEnd, UnitLimits};
-use crate::ep::{ExpertSpread, ForcedRate};
+use crate::ep::{ExpertPlacement, ForcedRate};
 use crate::serve::{self, App, Gate};
 use crate::unit::{Lost, Port, Shutdown, Timeouts, Unit, UnitLayout, UnitStatus};
 
@@ -49,13 +49,13 @@ pub(super) fn run(config: WorkerConfig, runtime: &Handle) -> Result<(), WorkerEr
         );
     }
     let transport = connected.transport;
-    let spread = ExpertSpread { layout: prepared.identity.experts, copies: prepared.placement.clone() };
+    let placement = ExpertPlacement { layout: prepared.identity.experts, replicas: prepared.placement.clone() };
     let placement_digest = prepared.identity.placement.clone();
     let unit = Unit::new(
         config.world,
         config.attention_groups,
         config.groups(),
-        UnitLayout { epoch: 0, attention: config.attention, spread, placement_digest },
+        UnitLayout { epoch: 0, attention: config.attention, placement, placement_digest },
         limits,
         Timeouts { step: config.collective_timeout, prepared: config.prepared_timeout },
     );

@@ -20,7 +20,7 @@ use super::error::WorkerError;
 
 use crate::control::Identity;
 use crate::engine::{EngineLimits, KvMemory, UnitLimits};
-use crate::ep::{ExpertLayout, ExpertSpread, RankGroups, StageLog};
+use crate::ep::{ExpertLayout, ExpertPlacement, RankGroups, StageLog};
 use crate::memory::available_bytes;
 use crate::model::{
     HeadSlice, ModelConfig, ModelError, check_expert_memory, expert_columns, read_small_file, token_ids,
@@ -198,21 +198,21 @@ fn placement(
 ) -> Result<(ExpertCopies, String), WorkerError> {
     match tables {
         Some(tables) => {
-            let copies = ExpertCopies::between_groups(tables).map_err(WorkerError::Tables)?;
-            Ok((copies, tables.placement_digest().to_owned()))
+            let replicas = ExpertCopies::between_groups(tables).map_err(WorkerError::Tables)?;
+            Ok((replicas, tables.placement_digest().to_owned()))
         }
         None => {
             let hosts = config.experts.hosts(config.world.into()) as u16;
             let placement =
                 Placement::contiguous(info.layers(), info.num_experts, hosts).map_err(WorkerError::Placement)?;
             let digest = placement.digest();
-            let (copies, domains) = (ExpertCopies::in_domains(&placement, config.domains), config.domains);
+            let (replicas, domains) = (ExpertCopies::in_domains(&placement, config.domains), config.domains);
             let digest = if domains.size() == 1 { digest } else { format!("{digest}, domains of {domains}") };
             let digest = match config.force_local_rate {
                 None => digest,
                 Some(rate) => format!("{digest}, a forced local rate of {}", rate.get()),
             };
-            Ok((copies.map_err(WorkerError::Placement)?, digest))
+            Ok((replicas.map_err(WorkerError::Placement)?, digest))
         }
     }
 }
@@ -351,8 +351,8 @@ fn check_expert_budget(
         let streamed = ModelError::StreamedExperts;
         return refused(format!("{other} are for switches, and {streamed}"));
     }
-    let spread = ExpertSpread { layout: config.experts, copies: placement.clone() };
-    Ok(check_expert_memory(model_dir, model, RankId::new(config.rank), &spread, limit)?)
+    let placement = ExpertPlacement { layout: config.experts, replicas: placement.clone() };
+    Ok(check_expert_memory(model_dir, model, RankId::new(config.rank), &placement, limit)?)
 }
 
 /// The ranks of this rank's node, if nodes are configured.

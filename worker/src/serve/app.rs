@@ -95,7 +95,7 @@ impl App {
     /// The answer of `/server_info`.
     pub(crate) fn server_info(&self) -> WorkerInfo {
         let layout = self.unit.layout();
-        let (attention, copies) = (layout.attention, &layout.spread.copies);
+        let (attention, held) = (layout.attention, &layout.placement.replicas);
         let shuffle = (attention == Attention::Tp).then_some(if self.shuffles { "tables" } else { "off" });
         let world = self.unit.world;
         let replicas = self.unit.replicas();
@@ -106,7 +106,7 @@ impl App {
             version: Some(env!("CARGO_PKG_VERSION").to_owned()),
             dp_size: Some(replicas),
             tp_size: Some(world / replicas),
-            ep_size: Some(match layout.spread.layout {
+            ep_size: Some(match layout.placement.layout {
                 ExpertLayout::Ep => world,
                 ExpertLayout::Tp | ExpertLayout::Groups(_) => 1,
                 ExpertLayout::Hybrid(layout) => layout.nodes,
@@ -116,7 +116,7 @@ impl App {
             disable_radix_cache: Some(!self.unit.limits.prefix_reuse),
             enable_return_routed_experts: Some(true),
             placement_digest: Some(layout.placement_digest.clone()),
-            experts: Some(layout.spread.layout.to_string()),
+            experts: Some(layout.placement.layout.to_string()),
             layout: Some(layout.name().to_string()),
             layouts: Some(self.layouts().iter().map(ToString::to_string).collect()),
             transport: Some(self.transport.to_owned()),
@@ -134,7 +134,7 @@ impl App {
             epoch: layout.epoch,
             attention: attention.to_string(),
             shuffle,
-            ep_num_redundant_experts: copies.slots().saturating_sub(copies.experts().into()),
+            ep_num_redundant_experts: held.slots().saturating_sub(held.experts().into()),
             compute_instructions: instructions(),
         }
     }

@@ -11,7 +11,7 @@ use semmoe_tables::{Attention, ExpertCopies, Tables};
 use super::app::App;
 use super::error::ApiError;
 use super::listen::WholeBody;
-use crate::ep::{ExpertLayout, ExpertSpread};
+use crate::ep::{ExpertLayout, ExpertPlacement};
 use crate::unit::UnitLayout;
 
 /// `GET /switch`
@@ -47,7 +47,7 @@ pub(super) async fn switch(
     let work = tokio::spawn(async move {
         if let Some(target) = target {
             let current = unit.layout();
-            if (&current.spread, current.attention) == (&target.spread, target.attention) {
+            if (&current.placement, current.attention) == (&target.placement, target.attention) {
                 return Ok(());
             }
             unit.prepare_switch(target, kv_step_bytes, if_epoch).await?;
@@ -74,12 +74,12 @@ async fn target(app: &Arc<App>, to: SwitchTarget) -> Result<UnitLayout, ApiError
                 let message = format!("this unit cannot be switched to '{name}', only to one of {possible}");
                 return Err(ApiError::param("to", message));
             };
-            let experts = layout.experts().unwrap_or(current.spread.layout);
-            let spread = ExpertSpread { layout: experts, copies: current.spread.copies.clone() };
-            Ok(UnitLayout { spread, attention: layout.attention(), ..(*current).clone() })
+            let experts = layout.experts().unwrap_or(current.placement.layout);
+            let placement = ExpertPlacement { layout: experts, replicas: current.placement.replicas.clone() };
+            Ok(UnitLayout { placement, attention: layout.attention(), ..(*current).clone() })
         }
         SwitchTarget::Tables(SwitchTables { tables }) => {
-            if current.spread.layout.groups().is_some() {
+            if current.placement.layout.groups().is_some() {
                 let message = format!(
                     "the unit is in groups ({}), each of which has all experts: switch to ep first",
                     current.name()
@@ -127,9 +127,9 @@ fn of_tables(app: &App, path: &Path, current: &UnitLayout) -> Result<UnitLayout,
             tables.attention()
         )));
     }
-    let copies = ExpertCopies::between_groups(&tables).map_err(|error| bad(error.in_file(path).to_string()))?;
+    let replicas = ExpertCopies::between_groups(&tables).map_err(|error| bad(error.in_file(path).to_string()))?;
     Ok(UnitLayout {
-        spread: ExpertSpread { layout: ExpertLayout::Ep, copies },
+        placement: ExpertPlacement { layout: ExpertLayout::Ep, replicas },
         placement_digest: tables.placement_digest().to_owned(),
         ..current.clone()
     })

@@ -368,13 +368,15 @@ impl State {
     pub(super) fn replicas(&self) -> u16 {
         match self.layout.attention {
             Attention::Dp => self.world,
-            Attention::Tp => self.layout.spread.layout.groups().map_or(self.attention_groups, |groups| groups.groups),
+            Attention::Tp => {
+                self.layout.placement.layout.groups().map_or(self.attention_groups, |groups| groups.groups)
+            }
         }
     }
 
     /// Ranks from one replica's first to the next one's. Without groups the single replica may become one per rank.
     fn stride(&self) -> u16 {
-        match self.layout.spread.layout.groups() {
+        match self.layout.placement.layout.groups() {
             Some(groups) => groups.ranks,
             None if self.attention_groups > 1 => self.world / self.attention_groups,
             None => 1,

@@ -4,7 +4,7 @@ use std::fmt;
 
 use semmoe_tables::Attention;
 
-use crate::ep::{ExpertLayout, ExpertSpread, RankGroups};
+use crate::ep::{ExpertLayout, ExpertPlacement, RankGroups};
 use crate::model::AttentionShape;
 
 /// A layout in force; each switch creates a new one.
@@ -13,7 +13,7 @@ pub(crate) struct UnitLayout {
     /// Switches since the start.
     pub(crate) epoch: u64,
     pub(crate) attention: Attention,
-    pub(crate) spread: ExpertSpread,
+    pub(crate) placement: ExpertPlacement,
     /// Digest of the placement, which stays known while experts are sliced.
     pub(crate) placement_digest: String,
 }
@@ -88,12 +88,12 @@ impl fmt::Display for LayoutName {
 
 impl UnitLayout {
     pub(crate) fn name(&self) -> LayoutName {
-        LayoutName::of(self.attention, self.spread.layout)
+        LayoutName::of(self.attention, self.placement.layout)
     }
 
     /// The shape of attention in a unit of `world` ranks. A unit whose attention alone is in groups never switches.
     pub(crate) fn attention_shape(&self, world: u16) -> AttentionShape {
-        let ranks = match (self.attention, self.spread.layout.groups()) {
+        let ranks = match (self.attention, self.placement.layout.groups()) {
             (Attention::Dp, _) => 1,
             (Attention::Tp, Some(groups)) => groups.ranks,
             (Attention::Tp, None) => world,

@@ -288,7 +288,7 @@ impl Unit {
         let (reports, receiver) = mpsc::unbounded_channel();
         let ticket = state.take_id();
         let attention = to.attention_shape(self.world);
-        let prepare = Box::new(SwitchTo { spread: to.spread.clone(), attention, kv_step_bytes });
+        let prepare = Box::new(SwitchTo { placement: to.placement.clone(), attention, kv_step_bytes });
         let to = Arc::new(UnitLayout { epoch: state.layout.epoch + 1, ..to });
         let phase = SwitchState::Preparing;
         state.switch =

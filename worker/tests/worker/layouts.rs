@@ -7,7 +7,7 @@ use crate::common::{
     replicated_tp_tables, shuffled_of,
 };
 use semmoe_tables::{Attention, ExpertCopies, LayerIdx, RankId, Tables};
-use semmoe_worker::ep::{ExpertLayout, ExpertSpread};
+use semmoe_worker::ep::{ExpertLayout, ExpertPlacement};
 use semmoe_worker::model::ModelConfig;
 
 /// The layout of a unit.
@@ -84,10 +84,10 @@ fn check(name: &str, config: &ModelConfig, layout: &Layout) {
         // No rank may leave before all have finished.
         (rank.counted().total().activations.remote, rank)
     });
-    let spread = ExpertSpread { layout: *experts, copies: copies.clone() };
+    let placement = ExpertPlacement { layout: *experts, replicas: copies.clone() };
     let layers = (0..config.num_moe_layers()).map(|layer| LayerIdx::new(layer as u16));
     let mut held = layers.flat_map(|layer| (0..*world).map(move |rank| (RankId::new(rank), layer)));
-    let all_have_all = held.all(|(rank, layer)| spread.experts_of(rank, layer).count() == config.num_experts);
+    let all_have_all = held.all(|(rank, layer)| placement.experts_of(rank, layer).count() == config.num_experts);
     let remote: u64 = remote.iter().map(|(remote, _)| remote).sum();
     assert_eq!(remote == 0, all_have_all, "{name}: {}, {remote} activations on other ranks", layout.name);
 }

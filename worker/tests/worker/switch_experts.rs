@@ -7,24 +7,24 @@ use crate::common::{
     FIXTURES, Rank, argmax, contiguous_of, fixture, join, local_mesh, model_dir, replicated_of, shuffled_of,
 };
 use semmoe_tables::{Attention, ExpertCopies, RankId};
-use semmoe_worker::ep::{ExpertLayout, ExpertSpread, Lockstep, StepPhase};
+use semmoe_worker::ep::{ExpertLayout, ExpertPlacement, Lockstep, StepPhase};
 use semmoe_worker::model::{ExpertRoom, KvCache, Model, ModelConfig, StepItem, SwitchOutcome, Wants};
 
-fn whole(copies: impl Into<ExpertCopies>) -> ExpertSpread {
-    ExpertSpread { layout: ExpertLayout::Ep, copies: copies.into() }
+fn whole(copies: impl Into<ExpertCopies>) -> ExpertPlacement {
+    ExpertPlacement { layout: ExpertLayout::Ep, replicas: copies.into() }
 }
 
-fn slices(copies: impl Into<ExpertCopies>) -> ExpertSpread {
-    ExpertSpread { layout: ExpertLayout::Tp, copies: copies.into() }
+fn slices(copies: impl Into<ExpertCopies>) -> ExpertPlacement {
+    ExpertPlacement { layout: ExpertLayout::Tp, replicas: copies.into() }
 }
 
-/// Room for every spread of the schedule.
+/// Room for every placement of the schedule.
 fn room(config: &ModelConfig, world: u16, layout: ExpertLayout) -> ExpertRoom {
     ExpertRoom { layout, slots: Some((config.num_experts / usize::from(world)) as u16 + 2), memory: None }
 }
 
 /// From E to another E, to slices, and back; with replicas added and removed.
-fn schedule(config: &ModelConfig, world: u16) -> Vec<ExpertSpread> {
+fn schedule(config: &ModelConfig, world: u16) -> Vec<ExpertPlacement> {
     let contiguous = || ExpertCopies::from(&contiguous_of(config, world));
     let shuffled = |seed| ExpertCopies::from(&shuffled_of(config, world, seed));
     let replicated = |extra, seed| ExpertCopies::from(&replicated_of(config, world, extra, seed));
@@ -67,30 +67,30 @@ fn run_text(prompt: &[u32], steps: usize, mut step: impl FnMut(usize, &[u32]) ->
 fn switched(
     dir: &Path,
     link: Box<dyn Lockstep>,
-    schedule: &[ExpertSpread],
+    schedule: &[ExpertPlacement],
     (host, prompt): (usize, &[u32]),
 ) -> Vec<Seen> {
     let room = room(&ModelConfig::load(dir).unwrap(), link.world() as u16, schedule[0].layout);
-    let Rank { rank, mut model, mut ep } = Rank::with_experts(dir, link, &schedule[0].copies, room);
+    let Rank { rank, mut model, mut ep } = Rank::with_experts(dir, link, &schedule[0].replicas, room);
     model.share_experts(&(0..ep.world()).filter(|peer| peer / host == rank / host).collect::<Vec<_>>());
     let mut kv = model.new_sequence();
     run_text(prompt, schedule.len(), |at, tokens| {
         if at > 0 {
-            model.check_spread(&schedule[at], &ep).unwrap();
+            model.check_switch(&schedule[at], &ep).unwrap();
             let outcome = model.switch_experts(&schedule[at], &mut ep, &mut |_| None).unwrap();
             assert_eq!(outcome, SwitchOutcome::Committed);
-            assert_eq!(ep.spread(), &schedule[at]);
+            assert_eq!(ep.placement(), &schedule[at]);
         }
         step(&mut model, &mut ep, &mut kv, tokens)
     })
 }
 
 /// A model loaded for each part of the schedule, all over one link in turn.
-fn reloaded(dir: &Path, links: Vec<Box<dyn Lockstep>>, schedule: &[ExpertSpread], prompt: &[u32]) -> Vec<Seen> {
+fn reloaded(dir: &Path, links: Vec<Box<dyn Lockstep>>, schedule: &[ExpertPlacement], prompt: &[u32]) -> Vec<Seen> {
     let mut kv = None;
     let mut links = links.into_iter();
     run_text(prompt, schedule.len(), |at, tokens| {
-        let ExpertSpread { layout, copies } = &schedule[at];
+        let ExpertPlacement { layout, replicas: copies } = &schedule[at];
         let link = links.next().unwrap();
         let rank = RankId::new(link.rank() as u16);
         let mut model = Model::load_divided(dir, rank, copies, *layout, Attention::Dp).unwrap();
@@ -155,16 +155,16 @@ fn an_objection_takes_every_layer_back() {
     let config = ModelConfig::load(&dir).unwrap();
     let schedule = schedule(&config, 2);
     // From slices to slices nothing moves that could be rolled back.
-    let moves = schedule.windows(2).filter(|pair| pair.iter().any(|spread| spread.layout == ExpertLayout::Ep));
+    let moves = schedule.windows(2).filter(|pair| pair.iter().any(|placement| placement.layout == ExpertLayout::Ep));
     for pair in moves {
         let expected = on_threads(local_mesh(2), |rank, link| {
-            let Rank { mut model, mut ep, .. } = Rank::with_experts(&dir, link, &pair[0].copies, pair[0].layout);
+            let Rank { mut model, mut ep, .. } = Rank::with_experts(&dir, link, &pair[0].replicas, pair[0].layout);
             let mut kv = model.new_sequence();
             step(&mut model, &mut ep, &mut kv, &prompt(&config, rank))
         });
         let found = on_threads(local_mesh(2), |rank, link| {
             let room = room(&config, 2, pair[0].layout);
-            let Rank { mut model, mut ep, .. } = Rank::with_experts(&dir, link, &pair[0].copies, room);
+            let Rank { mut model, mut ep, .. } = Rank::with_experts(&dir, link, &pair[0].replicas, room);
             model.share_experts(&[0, 1]);
             for objector in 0..2 {
                 for at in 0..config.num_moe_layers() {
@@ -175,7 +175,7 @@ fn an_objection_takes_every_layer_back() {
                     let outcome = model.switch_experts(&pair[1], &mut ep, &mut objection).unwrap();
                     let cause = format!("rank {objector} refused layer {at}: it was asked to stop");
                     assert_eq!(outcome, SwitchOutcome::RolledBack { cause });
-                    assert_eq!(ep.spread(), &pair[0]);
+                    assert_eq!(ep.placement(), &pair[0]);
                 }
             }
             let mut kv = model.new_sequence();
@@ -190,7 +190,7 @@ fn a_spread_for_another_unit_or_of_uneven_slices_is_refused() {
     let dir = fixture("qwen3-moe");
     let config = ModelConfig::load(&dir).unwrap();
     let rank = Rank::of(&dir, local_mesh(1).remove(0), &contiguous_of(&config, 1));
-    let refused = |spread| rank.model.check_spread(&spread, &rank.ep).unwrap_err().to_string();
+    let refused = |placement| rank.model.check_switch(&placement, &rank.ep).unwrap_err().to_string();
     let other = ModelConfig { num_experts: config.num_experts + 1, ..config.clone() };
     assert!(refused(whole(&contiguous_of(&other, 1))).contains("experts per layer"));
     let groups = refused(whole(&contiguous_of(&config, 2)));
@@ -202,9 +202,9 @@ fn a_spread_for_another_unit_or_of_uneven_slices_is_refused() {
     let places = refused(whole(serde_json::from_value::<ExpertCopies>(json).unwrap()));
     assert!(places.contains("places 2"), "{places}");
     on_threads(local_mesh(8), |_, link| {
-        let spread = slices(&shuffled_of(&config, 8, 1));
+        let placement = slices(&shuffled_of(&config, 8, 1));
         let rank = Rank::of(&dir, link, &shuffled_of(&config, 8, 1));
-        let refused = rank.model.check_spread(&spread, &rank.ep).unwrap_err().to_string();
+        let refused = rank.model.check_switch(&placement, &rank.ep).unwrap_err().to_string();
         assert!(refused.contains("width 12") && refused.contains('8'), "{refused}");
     });
 }

@@ -9,8 +9,8 @@ use std::time::Instant;
 
 use semmoe_kernels::collectives::{PrivateMemory, RowCollectives};
 use semmoe_tables::{Attention, ExpertCopies, Placement, RankId};
-use semmoe_worker::ep::{ExpertLayout, ExpertParallel, ExpertSpread, LocalTransport, Lockstep, StepPhase, WireRows};
-use semmoe_worker::model::{AttentionChange, AttentionPlan, KvCache, KvPool, Model, StepItem, SwitchOutcome, Wants};
+use semmoe_worker::ep::{ExpertLayout, ExpertParallel, ExpertPlacement, LocalTransport, Lockstep, StepPhase, WireRows};
+use semmoe_worker::model::{AttentionPlan, AttentionSwitch, KvCache, KvPool, Model, StepItem, SwitchOutcome, Wants};
 use serde_json::json;
 
 use super::{EXPERT_BYTES, EXPERTS, LAYERS, RANKS, on_ranks, write_checkpoint};
@@ -37,26 +37,26 @@ type Steps = BTreeMap<(&'static str, usize), Vec<f64>>;
 struct Rank<'a> {
     model: Model,
     ep: ExpertParallel,
-    copies: ExpertCopies,
+    replicas: ExpertCopies,
     together: &'a Barrier,
 }
 
 impl<'a> Rank<'a> {
     fn load(dir: &Path, link: LocalTransport, together: &'a Barrier) -> Outcome<Self> {
         let rank = Lockstep::rank(&link);
-        let copies = ExpertCopies::from(&Placement::contiguous(LAYERS, EXPERTS as u16, RANKS as u16)?);
+        let replicas = ExpertCopies::from(&Placement::contiguous(LAYERS, EXPERTS as u16, RANKS as u16)?);
         let rank_id = RankId::new(rank as u16);
         let both = AttentionPlan { both: true, ..Attention::Dp.into() };
-        let mut model = Model::load_divided(dir, rank_id, copies.clone(), ExpertLayout::Ep, both)?;
+        let mut model = Model::load_divided(dir, rank_id, replicas.clone(), ExpertLayout::Ep, both)?;
         model.share_experts(&(0..RANKS).collect::<Vec<_>>());
         let unit = WireRows::f32(Box::new(RowCollectives::new(link, PrivateMemory::new(rank))));
-        let ep = ExpertParallel::over(unit, copies.clone(), ExpertLayout::Ep)?;
-        Ok(Self { model, ep, copies, together })
+        let ep = ExpertParallel::over(unit, replicas.clone(), ExpertLayout::Ep)?;
+        Ok(Self { model, ep, replicas, together })
     }
 
-    fn turn_to(&mut self, attention: Attention, layout: ExpertLayout) -> Outcome<()> {
-        let to = ExpertSpread { layout, copies: self.copies.clone() };
-        if to != *self.ep.spread() {
+    fn switch_to(&mut self, attention: Attention, layout: ExpertLayout) -> Outcome<()> {
+        let to = ExpertPlacement { layout, replicas: self.replicas.clone() };
+        if to != *self.ep.placement() {
             let outcome = self.model.switch_experts(&to, &mut self.ep, &mut |_| None)?;
             if outcome != SwitchOutcome::Committed {
                 return Err(format!("{outcome:?}").into());
@@ -65,9 +65,9 @@ impl<'a> Rank<'a> {
         let shape = self.model.other_attentions().find(|shape| shape.attention == attention);
         if let Some(shape) = shape {
             let pool = KvPool::new(self.model.cache_shape(), 1, false);
-            let change = AttentionChange { pool: &pool, sequences: &[], capacity: 1, lazily: false };
-            self.model.stage_shape(shape, &change, &mut self.ep, &mut |_| None)??;
-            self.model.install_attention();
+            let switch = AttentionSwitch { pool: &pool, sequences: &[], capacity: 1, lazily: false };
+            self.model.prepare_attention(shape, &switch, &mut self.ep, &mut |_| None)?;
+            self.model.commit_attention();
         }
         Ok(())
     }
@@ -111,7 +111,7 @@ fn rank_rounds(dir: &Path, link: LocalTransport, together: &Barrier) -> Outcome<
     let mut steps = Steps::new();
     for _ in 0..ROUNDS {
         for (name, attention, experts) in LAYOUTS {
-            rank.turn_to(attention, experts)?;
+            rank.switch_to(attention, experts)?;
             for batch in BATCHES {
                 let milliseconds = rank.measure(batch)?;
                 steps.entry((name, batch)).or_default().push(milliseconds);

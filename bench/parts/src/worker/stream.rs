@@ -35,11 +35,11 @@ struct Steps {
 
 impl Rank {
     fn load(dir: &Path, memory: Option<ExpertMemory>) -> Outcome<Self> {
-        let copies = ExpertCopies::from(&Placement::contiguous(LAYERS, EXPERTS as u16, 1)?);
+        let replicas = ExpertCopies::from(&Placement::contiguous(LAYERS, EXPERTS as u16, 1)?);
         let room = ExpertRoom { memory, ..ExpertLayout::Ep.into() };
-        let model = Model::load_divided(dir, RankId::new(0), &copies, room, Attention::Dp)?;
+        let model = Model::load_divided(dir, RankId::new(0), &replicas, room, Attention::Dp)?;
         let link = Box::new(LocalTransport::mesh(1).remove(0));
-        Ok(Self { model, ep: ExpertParallel::new(link, copies)? })
+        Ok(Self { model, ep: ExpertParallel::new(link, replicas)? })
     }
 
     /// Consecutive steps after a first one, which uses up what was prefetched while idle.

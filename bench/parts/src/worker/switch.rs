@@ -10,7 +10,7 @@ use semmoe_kernels::collectives::{PrivateMemory, RowCollectives};
 use semmoe_kernels::reshard::ExpertMemory as _;
 use semmoe_ranks::SharedExperts;
 use semmoe_tables::{Attention, ExpertCopies, Placement, RankId};
-use semmoe_worker::ep::{ExpertLayout, ExpertParallel, ExpertSpread, LocalTransport, WireRows};
+use semmoe_worker::ep::{ExpertLayout, ExpertParallel, ExpertPlacement, LocalTransport, WireRows};
 use semmoe_worker::model::{Model, SwitchOutcome};
 
 use super::{EXPERT_BYTES, EXPERTS, LAYERS, RANKS, on_ranks, write_checkpoint};
@@ -26,8 +26,8 @@ struct Round {
 
 struct Move {
     name: &'static str,
-    from: ExpertSpread,
-    to: ExpertSpread,
+    from: ExpertPlacement,
+    to: ExpertPlacement,
 }
 
 /// Bytes that a rank writes in a switch: all experts that it has afterwards.
@@ -41,8 +41,8 @@ fn moves() -> Outcome<Vec<Move>> {
             vec![layer; LAYERS],
         )?))
     };
-    let whole = |copies: &ExpertCopies| ExpertSpread { layout: ExpertLayout::Ep, copies: copies.clone() };
-    let slices = |copies: &ExpertCopies| ExpertSpread { layout: ExpertLayout::Tp, copies: copies.clone() };
+    let whole = |replicas: &ExpertCopies| ExpertPlacement { layout: ExpertLayout::Ep, replicas: replicas.clone() };
+    let slices = |replicas: &ExpertCopies| ExpertPlacement { layout: ExpertLayout::Tp, replicas: replicas.clone() };
     let (halves, odd) = (placement(|expert| expert / (EXPERTS / RANKS))?, placement(|expert| expert % RANKS)?);
     Ok(vec![
         Move { name: "E to another E", from: whole(&halves), to: whole(&odd) },
@@ -54,10 +54,10 @@ fn moves() -> Outcome<Vec<Move>> {
 fn rank_rounds(dir: &Path, link: LocalTransport, change: &Move, together: &Barrier) -> Outcome<Vec<Round>> {
     let rank = semmoe_worker::ep::Lockstep::rank(&link);
     let (id, from) = (RankId::new(rank as u16), &change.from);
-    let mut model = Model::load_divided(dir, id, &from.copies, from.layout, Attention::Dp)?;
+    let mut model = Model::load_divided(dir, id, &from.replicas, from.layout, Attention::Dp)?;
     model.share_experts(&(0..RANKS).collect::<Vec<_>>());
     let unit = WireRows::f32(Box::new(RowCollectives::new(link, PrivateMemory::new(rank))));
-    let mut ep = ExpertParallel::over(unit, &from.copies, from.layout)?;
+    let mut ep = ExpertParallel::over(unit, &from.replicas, from.layout)?;
     let buffer = |byte: u8| {
         let mut buffer = SharedExperts::create(rank, RANKS, RANK_BYTES)?;
         buffer.write(0, &vec![byte; RANK_BYTES])?;

@@ -1,5 +1,5 @@
 //! Layout switches in mid-request: ranks on GPUs compute the results of ranks on CPUs that switch likewise, and a
-//! separate oracle checks the CPU against each layout (worker/src/model/relayout_tests.rs).
+//! separate oracle checks the CPU against each layout (worker/src/model/switch/attention_tests.rs).
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -7,9 +7,9 @@ use std::sync::{Arc, Mutex};
 
 use semmoe_kernels::Dtype;
 use semmoe_tables::{Attention, ExpertCopies, LayerIdx, Placement};
-use semmoe_worker::ep::{ExpertLayout, ExpertParallel, ExpertSpread, StepPhase};
+use semmoe_worker::ep::{ExpertLayout, ExpertParallel, ExpertPlacement, StepPhase};
 use semmoe_worker::model::{
-    AttentionChange, HeadSlice, KvCache, KvPool, Model, ModelConfig, MovingSequence, StepItem, SwitchOutcome, Wants,
+    AttentionSwitch, HeadSlice, KvCache, KvPool, Model, ModelConfig, MovingSequence, StepItem, SwitchOutcome, Wants,
     likeliest,
 };
 use tempfile::TempDir;
@@ -115,13 +115,13 @@ impl<'a> Running<'a> {
         let capacity = if to.attention == Attention::Tp { other_pages(model.config(), ep.world()) } else { PAGES };
         let sequences: Vec<MovingSequence<'_>> =
             caches.iter().map(|(&id, kv)| MovingSequence { id, kv, shares: Vec::new() }).collect();
-        let change = AttentionChange { pool, sequences: &sequences, capacity, lazily: false };
-        let staged = model.stage_shape(to, &change, ep, &mut |_| None).unwrap()?;
-        let spread = ExpertSpread { layout: experts, copies: placement.clone() };
-        model.check_spread(&spread, ep).unwrap();
-        assert_eq!(model.switch_experts(&spread, ep, &mut |_| None).unwrap(), SwitchOutcome::Committed);
-        model.install_attention();
-        (self.pool, self.caches) = (staged.pool, staged.sequences.into_iter().collect());
+        let switch = AttentionSwitch { pool, sequences: &sequences, capacity, lazily: false };
+        let prepared = model.prepare_attention(to, &switch, ep, &mut |_| None).map_err(|fault| fault.to_string())?;
+        let placement = ExpertPlacement { layout: experts, replicas: placement.clone() };
+        model.check_switch(&placement, ep).unwrap();
+        assert_eq!(model.switch_experts(&placement, ep, &mut |_| None).unwrap(), SwitchOutcome::Committed);
+        model.commit_attention();
+        (self.pool, self.caches) = (prepared.pool, prepared.sequences.into_iter().collect());
         Ok(())
     }
 }
@@ -225,12 +225,12 @@ fn an_objection_takes_the_switch_back() {
             model.step(&mut items, ep).unwrap().logits(0).unwrap().to_vec()
         };
         let before = step(&mut model, &mut ep);
-        let spread = ExpertSpread { layout: ExpertLayout::Tp, copies: placement.clone() };
+        let placement = ExpertPlacement { layout: ExpertLayout::Tp, replicas: placement.clone() };
         let mut objection = |layer: LayerIdx| (objects && layer.index() == 0).then(|| "it was asked to".to_owned());
-        let outcome = model.switch_experts(&spread, &mut ep, &mut objection).unwrap();
+        let outcome = model.switch_experts(&placement, &mut ep, &mut objection).unwrap();
         assert_eq!(outcome, SwitchOutcome::RolledBack { cause: "rank 1: it was asked to".to_owned() });
         assert!(step(&mut model, &mut ep) == before, "the way back changed something");
-        assert_eq!(model.switch_experts(&spread, &mut ep, &mut |_| None).unwrap(), SwitchOutcome::Committed);
+        assert_eq!(model.switch_experts(&placement, &mut ep, &mut |_| None).unwrap(), SwitchOutcome::Committed);
         assert!(difference(&step(&mut model, &mut ep), &before) < 1e-4);
     });
 }

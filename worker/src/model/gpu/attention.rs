@@ -15,6 +15,7 @@ use crate::model::config::{self, RopeLayout};
 use crate::model::grouped::{Grouped, Projected};
 use crate::model::kv::{CacheShape, PageMoves};
 use crate::model::rope::RotaryTable;
+use crate::model::switch::Obstacle;
 use crate::model::{LATENT, ModelConfig, ModelError, PAGE_TOKENS};
 
 /// Keys and values of all pages, and the rotation angles of queries and keys.
@@ -110,8 +111,10 @@ impl Cache {
 
     /// Positions of the pages to move, and those of all pages in the other layout. New pages come first, where no page
     /// in use is.
-    pub(super) fn place(&self, moves: &PageMoves) -> Result<(Vec<u32>, Vec<u32>), String> {
-        let Some(other) = &self.other else { return Err("its attention does not change".to_owned()) };
+    pub(super) fn place(&self, moves: &PageMoves) -> Result<(Vec<u32>, Vec<u32>), Obstacle> {
+        let Some(other) = &self.other else {
+            return Err(Obstacle::Own("it has no other layout of attention".to_owned()));
+        };
         let old: Vec<u32> = moves.ids.iter().map(|&id| self.now.places[id as usize]).collect();
         let [from, to] = self.page_bytes();
         let mut in_use = vec![false; other.pages];
@@ -122,11 +125,11 @@ impl Cache {
         let (mut new, behind): (Vec<u32>, Vec<u32>) =
             (0..other.pages as u32).partition(|&place| !in_use[place as usize]);
         if new.len() < moves.new_pages {
-            return Err(format!(
-                "{} pages of keys and values need room beside those in use, which leave room for {}",
+            return Err(Obstacle::Own(format!(
+                "{} new KV cache pages do not fit beside those in use, which leave room for {}",
                 moves.new_pages,
                 new.len()
-            ));
+            )));
         }
         new.extend(behind);
         Ok((old, new))

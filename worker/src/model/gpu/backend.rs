@@ -10,12 +10,12 @@ use semmoe_kernels_cuda::unit::Gpu;
 
 use super::attention::{AttentionCall, Cache, DeviceHeadNorms, group_limit, grouped};
 use super::buffers::Buffers;
-use super::changes::Mover;
 use super::choose::Choices;
 use super::experts::{DeviceExperts, PairLists};
 use super::matrix::{DeviceMatrix, Product};
 use super::memory::{Stream, rows_of};
 use super::rows::{DevicePlaces, RowPlaces};
+use super::switch::Mover;
 use crate::ep::{RoutedBatch, UnitError};
 use crate::model::ModelConfig;
 use crate::model::backend::{ComputeBackend, LayerStep, RowLists, WantedRows};

@@ -12,12 +12,12 @@ use semmoe_tables::{ExpertId, LayerIdx, RankId};
 
 use super::matrix::Uploader;
 use super::memory::WordLists;
-use crate::ep::{ExpertSpread, LayerHosts, NotHere};
+use crate::ep::{ExpertPlacement, LayerHosts, NotHere};
 use crate::model::ModelError;
 use crate::model::checkpoint::TensorData;
-use crate::model::expert::{Home, Place, arrange, hosted};
+use crate::model::expert::{Capacity, Place, arrange, hosted};
 use crate::model::load::Loader;
-use crate::model::share::expert_columns;
+use crate::model::slices::expert_columns;
 
 /// The experts of all layers, whole or the rank's slices of them, in memory in which a switch moves them
 /// ([`semmoe_kernels::reshard`]): gate and up in one pool, down in another, so that those of a layer lie as products
@@ -45,26 +45,26 @@ pub(super) struct DeviceLayer {
 }
 
 impl DeviceExperts {
-    /// Memory for a rank's experts in a spread, and in any other with at most `slots` whole experts on a rank.
+    /// Memory for a rank's experts in a placement, and in any other with at most `slots` whole experts on a rank.
     pub(super) fn load<T: Element>(
         loader: &Loader<'_, Uploader<T>>,
         at: Place,
-        spread: &ExpertSpread,
+        placement: &ExpertPlacement,
         slots: Option<u16>,
     ) -> Result<Self, ModelError> {
         let (hidden, width, uploader) = (loader.config.hidden, loader.config.expert_width, loader.packer);
         let arrays = [(2, hidden * size_of::<T>()), (hidden, size_of::<T>())];
-        let home = Home::new(spread, at.world, slots).map_err(ModelError::Experts)?;
+        let capacity = Capacity::new(placement, at.world, slots).map_err(ModelError::Experts)?;
         let pool = |(outer, inner_bytes)| -> Result<Pool, ReshardError> {
             let shape = ExpertShape::new(width, vec![ExpertArray { outer, inner_bytes }])?;
-            home.pool(shape, loader.config.num_experts, width.is_multiple_of(at.world))
+            capacity.pool(shape, loader.config.num_experts, width.is_multiple_of(at.world))
         };
         let [gate_up, down] = arrays.map(pool);
         let pools = [gate_up.map_err(ModelError::Experts)?, down.map_err(ModelError::Experts)?];
         let memory = uploader.allocate(pools[0].bytes().next_multiple_of(GRAIN) + pools[1].bytes())?;
-        let experts = Self { memory, pools, layout: home.layout, side: Side::Low, rank: at.rank, width };
-        let columns = expert_columns(loader.config, spread.layout, at.rank, at.world)?;
-        loader.moe_layers().try_for_each(|layer| experts.load_layer(loader, spread, &columns, layer))?;
+        let experts = Self { memory, pools, layout: capacity.layout, side: Side::Low, rank: at.rank, width };
+        let columns = expert_columns(loader.config, placement.layout, at.rank, at.world)?;
+        loader.moe_layers().try_for_each(|layer| experts.load_layer(loader, placement, &columns, layer))?;
         Ok(experts)
     }
 
@@ -72,7 +72,7 @@ impl DeviceExperts {
     fn load_layer<T: Element>(
         &self,
         loader: &Loader<'_, Uploader<T>>,
-        spread: &ExpertSpread,
+        placement: &ExpertPlacement,
         columns: &Range<usize>,
         layer: LayerIdx,
     ) -> Result<(), ModelError> {
@@ -81,7 +81,7 @@ impl DeviceExperts {
         let (mut to_gate_up, mut to_down) = (Uploader::<T>::at(gate_up), Uploader::<T>::at(down));
         for expert in (0..loader.config.num_experts as u16).map(ExpertId::new) {
             let [gate, up, of_down] = loader.expert_tensors(layer, expert)?;
-            if !spread.has(RankId::new(self.rank as u16), layer, expert) {
+            if !placement.has(RankId::new(self.rank as u16), layer, expert) {
                 continue;
             }
             let rows = |part: TensorData<'_>| -> Result<(), ModelError> {
@@ -109,9 +109,9 @@ impl DeviceExperts {
         if self.layout == Layout::Tp { self.width / self.pools[0].grid().ranks() } else { self.width }
     }
 
-    /// Where a spread has the experts.
-    pub(in crate::model) fn arrange(&self, spread: &ExpertSpread) -> Result<Layout, ReshardError> {
-        self.pools.iter().try_fold(Layout::Tp, |_, pool| arrange(pool, spread))
+    /// Where a placement has the experts.
+    pub(in crate::model) fn arrange(&self, placement: &ExpertPlacement) -> Result<Layout, ReshardError> {
+        self.pools.iter().try_fold(Layout::Tp, |_, pool| arrange(pool, placement))
     }
 
     pub(super) fn layer(&self, layer: LayerIdx) -> DeviceLayer {

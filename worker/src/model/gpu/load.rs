@@ -9,17 +9,17 @@ use semmoe_kernels_cuda::unit::{DeviceCollectives, Gpu, PeerMemory, UnitRank};
 use super::attention::{Cache, DeviceHeadNorms, PageLayout, grouped};
 use super::backend::{GpuBackend, HostLists, LayerNorms};
 use super::buffers::{Buffers, Widths};
-use super::changes::{LIST_BYTES, Mover};
 use super::experts::DeviceExperts;
 use super::matrix::{DeviceMatrix, Uploader};
 use super::memory::Stream;
+use super::switch::{LIST_BYTES, Mover};
 use super::{GpuLink, GpuSettings};
-use crate::ep::ExpertSpread;
+use crate::ep::ExpertPlacement;
 use crate::model::checkpoint::Checkpoint;
-use crate::model::cpu::HeadSlices;
 use crate::model::expert::Place;
+use crate::model::layout::HeadSlices;
 use crate::model::load::Loader;
-use crate::model::share::HeadSlice;
+use crate::model::slices::HeadSlice;
 use crate::model::weights::{Block, FeedForward};
 use crate::model::{ModelConfig, ModelError};
 
@@ -28,8 +28,8 @@ pub(in crate::model) struct GpuLoad<'a> {
     pub(in crate::model) checkpoint: &'a Checkpoint,
     pub(in crate::model) config: &'a Arc<ModelConfig>,
     pub(in crate::model) at: Place,
-    pub(in crate::model) shares: &'a HeadSlices,
-    pub(in crate::model) spread: &'a ExpertSpread,
+    pub(in crate::model) slices: &'a HeadSlices,
+    pub(in crate::model) placement: &'a ExpertPlacement,
     /// Whole experts of a layer that any rank may have after a switch.
     pub(in crate::model) slots: Option<u16>,
     pub(in crate::model) settings: GpuSettings,
@@ -41,18 +41,18 @@ impl<T: Element> GpuBackend<T> {
     /// # Errors
     /// As for other backends; memory that is short, a GPU that refuses.
     pub(in crate::model) fn load(load: &GpuLoad<'_>, rank: UnitRank, link: GpuLink) -> Result<Self, ModelError> {
-        let GpuLoad { checkpoint, config, at, shares, spread, slots, settings } = *load;
+        let GpuLoad { checkpoint, config, at, slices, placement, slots, settings } = *load;
         let UnitRank { runner: accelerator, team, symmetric, own } = rank;
         let uploader = Uploader::<T>::new(&accelerator);
-        let loader = |share| Loader { checkpoint, config, share, packer: &uploader };
-        let weights = loader(shares.start).load()?;
-        let other_heads = shares.other.map(|share| loader(share).load_heads()).transpose()?;
-        let experts = DeviceExperts::load(&loader(shares.start), at, spread, slots)?;
+        let loader = |heads| Loader { checkpoint, config, heads, packer: &uploader };
+        let weights = loader(slices.start).load()?;
+        let other_heads = slices.other.map(|heads| loader(heads).load_heads()).transpose()?;
+        let experts = DeviceExperts::load(&loader(slices.start), at, placement, slots)?;
         let norms = weights.blocks.iter().map(|block| LayerNorms::new(block, &uploader)).collect::<Result<_, _>>()?;
         let final_norm = uploader.vector(&weights.final_norm)?;
-        let pages = |share: HeadSlice, pages| PageLayout::new(pages, share.cache_shape(config));
-        let other_pages = shares.other.map(|share| pages(share, settings.other_pages));
-        let cache = Cache::new(config, pages(shares.start, settings.pages), other_pages, &uploader)?;
+        let pages = |heads: HeadSlice, pages| PageLayout::new(pages, heads.cache_shape(config));
+        let other_pages = slices.other.map(|heads| pages(heads, settings.other_pages));
+        let cache = Cache::new(config, pages(slices.start, settings.pages), other_pages, &uploader)?;
         let first = weights.blocks.first().map(|block| &block.heads);
         let first = first.into_iter().chain(other_heads.iter().filter_map(|heads| heads.first()));
         let first: Vec<_> = first.map(|heads| grouped(&heads.attention)).collect::<Result<_, _>>()?;

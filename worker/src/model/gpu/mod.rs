@@ -10,7 +10,7 @@
 //! | `attention` | a layer's attention |
 //! | `exchange` | rows to other ranks and back, and the experts between |
 //! | `choose` | chooses tokens from logits |
-//! | `changes` | experts and pages move to another layout |
+//! | `switch` | experts and pages move to another layout |
 //! | `backend` | all of it, behind the interface of backends; `load` creates it |
 //!
 //! T is the element type of weights, rows, keys and values; sums are in f32. In f32 a token's logits do not depend on
@@ -19,7 +19,6 @@
 mod attention;
 mod backend;
 mod buffers;
-mod changes;
 mod choose;
 mod exchange;
 mod experts;
@@ -27,6 +26,7 @@ mod load;
 mod matrix;
 mod memory;
 mod rows;
+mod switch;
 
 use std::sync::Arc;
 
@@ -36,8 +36,8 @@ use semmoe_kernels_cuda::Accelerator;
 use semmoe_kernels_cuda::unit::Room;
 
 pub(super) use backend::GpuBackend;
-pub(super) use changes::DeviceBackend;
 pub(super) use load::GpuLoad;
+pub(super) use switch::DeviceBackend;
 
 /// A rank's GPU: its memory, and work ordered by one stream.
 pub(super) type SharedAccelerator = Arc<dyn Accelerator + Sync>;

@@ -16,7 +16,7 @@ use super::pages::{Chain, PageId};
 use super::pool::{KvPool, State};
 use super::transfer::{KvObjection, PlannedMoves, Transfer};
 use crate::ep::{ExpertParallel, UnitError};
-use crate::model::agree::vote_of_spans;
+use crate::model::switch::{SwitchFault, vote_of_spans};
 
 /// A new pool whose pages are arriving.
 #[derive(Debug)]
@@ -78,7 +78,7 @@ impl KvArrival {
     }
 
     /// The unit's group of each sequence of the span that has not arrived; with dp its rank.
-    pub fn homes(&self) -> Vec<(u64, u16)> {
+    pub fn groups(&self) -> Vec<(u64, u16)> {
         let first = self.planned.span.first_group();
         self.queue.iter().map(|next| (next.id, (first + next.group) as u16)).collect()
     }
@@ -96,20 +96,22 @@ impl KvArrival {
     pub fn advance(&mut self, bytes: u64, ep: &mut ExpertParallel) -> Result<Vec<(u64, KvCache)>, UnitError> {
         let (next, moves) = self.next(bytes);
         let old = std::mem::take(&mut self.old);
-        let moved = self.fetch(moves, old.iter().flat_map(KvCache::held), ep, &mut |_| None)?;
-        moved.map_err(|cause| UnitError::PeerLost { rank: ep.rank().index(), cause })?;
+        self.fetch(moves, old.iter().flat_map(KvCache::held), ep, &mut |_| None).map_err(|fault| match fault {
+            SwitchFault::Refused(refusal) => UnitError::lost(ep.rank().index(), refusal.to_string()),
+            SwitchFault::Unit(error) => error,
+        })?;
         self.old = old;
         Ok(self.arrived(next))
     }
 
-    /// Moves all pages at once, together with all ranks; `held` are those of the old pool. The inner error is the first
-    /// rank's objection; otherwise returns a digest of everything that is equal on all ranks.
+    /// Moves all pages at once, together with all ranks; `held` are those of the old pool. Returns a digest of
+    /// everything that is equal on all ranks.
     pub(super) fn move_all<'a>(
         &mut self,
         held: impl Iterator<Item = (PageId, &'a Page)>,
         ep: &mut ExpertParallel,
         objection: KvObjection<'_>,
-    ) -> Result<Result<u64, String>, UnitError> {
+    ) -> Result<u64, SwitchFault> {
         let moves = self.moves.iter_mut().map(|by_page| std::mem::take(by_page).into_values().flatten().collect());
         let moves = moves.collect();
         self.fetch(moves, held, ep, objection)
@@ -151,7 +153,7 @@ impl KvArrival {
         held: impl Iterator<Item = (PageId, &'a Page)>,
         ep: &mut ExpertParallel,
         objection: KvObjection<'_>,
-    ) -> Result<Result<u64, String>, UnitError> {
+    ) -> Result<u64, SwitchFault> {
         let held: HashMap<PageId, &Page> = held.collect();
         let sources = self.ids.iter().map(|id| held[id]).collect();
         let mut memory = BTreeMap::new();
@@ -163,12 +165,13 @@ impl KvArrival {
         }
         drop(state);
         let mut transfer = Transfer { planned: &self.planned, sources, moves, memory };
-        let moved = transfer.run(ep, objection)?;
+        let obstacle = transfer.run(ep, objection)?;
         let memory = transfer.memory;
         memory.values().for_each(|page| self.planned.add_to(&mut self.digest, page));
         let digest = self.digest.finish();
-        if let Some(cause) = vote_of_spans(ep, self.planned.span.ranks.len(), moved.as_ref().map(|()| digest))? {
-            return Ok(Err(cause));
+        let own = obstacle.as_ref().map_or(Ok(digest), Err);
+        if let Some(refusal) = vote_of_spans(ep, self.planned.span.ranks.len(), own)? {
+            return Err(refusal.into());
         }
         let planned = &self.planned.plan.pool(self.planned.me).pool.pages;
         let mut state = self.pool.state();
@@ -182,7 +185,7 @@ impl KvArrival {
                 false => drop(self.own.insert(id, page)),
             }
         }
-        Ok(Ok(digest))
+        Ok(digest)
     }
 
     /// Returns this rank's sequences among those that have arrived.

@@ -127,17 +127,16 @@ type WirePage = (Option<u32>, Vec<u32>, bool);
 type WireSequence = (u64, Vec<u32>, usize);
 
 /// Serialises a pool.
-pub(super) fn encode(pool: &PlanPool) -> Result<Vec<u8>, String> {
+pub(super) fn encode(pool: &PlanPool) -> serde_json::Result<Vec<u8>> {
     let page = |page: &KvPage| (page.before, page.tokens.clone(), page.sealed);
     let sequence = |of: &KvSequence| (of.id, of.pages.clone(), of.promised);
     let (pages, sequences) = (pool.pages.iter().map(page), pool.sequences.iter().map(sequence));
     let wire: WirePool = (pages.collect(), sequences.collect(), pool.idle.clone());
-    serde_json::to_vec(&wire).map_err(|error| format!("its pages cannot be described: {error}"))
+    serde_json::to_vec(&wire)
 }
 
-pub(super) fn decode(message: &[u8]) -> Result<PlanPool, String> {
-    let (pages, sequences, idle): WirePool =
-        serde_json::from_slice(message).map_err(|error| format!("pages that cannot be: {error}"))?;
+pub(super) fn decode(message: &[u8]) -> serde_json::Result<PlanPool> {
+    let (pages, sequences, idle): WirePool = serde_json::from_slice(message)?;
     let pages = pages.into_iter().map(|(before, tokens, sealed)| KvPage { before, tokens, sealed });
     let sequence = |(id, pages, promised)| KvSequence { id, pages, promised, shares: Vec::new() };
     Ok(PlanPool { pages: pages.collect(), sequences: sequences.into_iter().map(sequence).collect(), idle })

@@ -6,10 +6,10 @@ use std::collections::BTreeMap;
 use semmoe_kernels::reshard::PieceHash;
 use semmoe_kernels::reshard::kv::{KvMove, KvPlan};
 
-use super::change::KvSpan;
 use super::page::Page;
+use super::switch::KvSpan;
 use crate::ep::{ExpertParallel, UnitError};
-use crate::model::agree::{Obstacle, ROUND_BYTES};
+use crate::model::switch::{Obstacle, ROUND_BYTES};
 
 /// The phase of a switch of attention in which a rank may object.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -68,36 +68,31 @@ pub(super) struct Transfer<'a> {
 }
 
 impl Transfer<'_> {
-    /// Fills the new pages. A rank that objects takes part with empty messages.
+    /// Fills the new pages, or returns why this rank cannot. A rank that objects takes part with empty messages.
     pub(super) fn run(
         &mut self,
         ep: &mut ExpertParallel,
         objection: KvObjection<'_>,
-    ) -> Result<Result<(), Obstacle>, UnitError> {
+    ) -> Result<Option<Obstacle>, UnitError> {
         self.copy_own();
         let largest = self.moves.iter().flatten().map(|piece| piece.rows * piece.bytes).max().unwrap_or(1);
         let size = (ROUND_BYTES / largest.max(1)).max(1);
-        let mut state = Ok(());
+        let mut obstacle = None;
         for round in 0..self.rounds(size) {
-            if let (true, Some(cause)) = (state.is_ok(), objection(KvPhase::Moving { round })) {
-                state = Err(Obstacle::Own(cause));
-            }
-            let outgoing = (0..self.moves.len()).map(|to| match (&state, to == self.planned.me) {
-                (Ok(()), false) => self.message(to, round, size),
+            obstacle = obstacle.or_else(|| objection(KvPhase::Moving { round }).map(Obstacle::Own));
+            let outgoing = (0..self.moves.len()).map(|to| match (&obstacle, to == self.planned.me) {
+                (None, false) => self.message(to, round, size),
                 _ => Vec::new(),
             });
             let outgoing: Vec<_> = outgoing.collect();
             let incoming = ep.exchange_among(self.planned.span.ranks.clone(), &outgoing)?;
             for (from, message) in incoming.into_iter().enumerate() {
-                if state.is_ok() && from != self.planned.me {
-                    state = self.take(from, &message, round, size);
+                if obstacle.is_none() && from != self.planned.me {
+                    obstacle = self.take(from, &message, round, size).err();
                 }
             }
         }
-        if let (true, Some(cause)) = (state.is_ok(), objection(KvPhase::Checking)) {
-            state = Err(Obstacle::Own(cause));
-        }
-        Ok(state)
+        Ok(obstacle.or_else(|| objection(KvPhase::Checking).map(Obstacle::Own)))
     }
 
     /// Number of rounds of `size` pieces for the pair of ranks with the most pieces.

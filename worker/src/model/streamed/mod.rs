@@ -32,7 +32,7 @@ use super::expert::{Experts, LayerExperts, Packing, Place};
 use super::load::Loader;
 use super::weights::Panels;
 use super::{ExpertMemory, HeadSlice, ModelConfig, ModelError};
-use crate::ep::{ExpertSpread, LocalExperts};
+use crate::ep::{ExpertPlacement, LocalExperts};
 
 /// The routed experts of a rank.
 pub(super) enum RankExperts {
@@ -94,10 +94,10 @@ impl StreamedExperts {
     pub(super) fn new(
         loader: &Loader<'_>,
         at: Place,
-        spread: &ExpertSpread,
+        placement: &ExpertPlacement,
         limit: ExpertMemory,
     ) -> Result<Self, ModelError> {
-        let (held, packing) = plan(loader, at, spread)?;
+        let (held, packing) = plan(loader, at, placement)?;
         let budget = Budget::of(loader, &held, &packing, limit)?;
         let mut source = ExpertSource::open(loader, packing)?;
         let words = source.expert_words();
@@ -133,13 +133,17 @@ impl StreamedExperts {
 }
 
 /// `[L]`: the experts on this rank, in ascending id; and their packing.
-fn plan(loader: &Loader<'_>, at: Place, spread: &ExpertSpread) -> Result<(Vec<Vec<ExpertId>>, Packing), ModelError> {
-    let packing = Packing::in_place(loader.config, spread.layout, at, loader.expert_types()?)?;
+fn plan(
+    loader: &Loader<'_>,
+    at: Place,
+    placement: &ExpertPlacement,
+) -> Result<(Vec<Vec<ExpertId>>, Packing), ModelError> {
+    let packing = Packing::in_place(loader.config, placement.layout, at, loader.expert_types()?)?;
     let rank = RankId::new(at.rank as u16);
-    Ok((loader.moe_layers().map(|layer| spread.experts_of(rank, layer).collect()).collect(), packing))
+    Ok((loader.moe_layers().map(|layer| placement.experts_of(rank, layer).collect()).collect(), packing))
 }
 
-/// Checks, before anything is loaded, whether a rank can stream the experts of a spread within `limit` bytes.
+/// Checks, before anything is loaded, whether a rank can stream the experts of a placement within `limit` bytes.
 ///
 /// # Errors
 /// [`ModelError::ExpertBudget`]; an invalid checkpoint.
@@ -147,13 +151,13 @@ pub(crate) fn check_expert_memory(
     model_dir: &Path,
     config: &ModelConfig,
     rank: RankId,
-    spread: &ExpertSpread,
+    placement: &ExpertPlacement,
     limit: u64,
 ) -> Result<(), ModelError> {
     let checkpoint = &Checkpoint::open(model_dir)?;
-    let loader = Loader { checkpoint, config, share: HeadSlice::ALL, packer: &Panels };
-    let at = Place { rank: rank.index(), world: spread.layout.world(spread.copies.groups().into()) };
-    let (held, packing) = plan(&loader, at, spread)?;
+    let loader = Loader { checkpoint, config, heads: HeadSlice::ALL, packer: &Panels };
+    let at = Place { rank: rank.index(), world: placement.layout.world(placement.replicas.groups().into()) };
+    let (held, packing) = plan(&loader, at, placement)?;
     Budget::of(&loader, &held, &packing, ExpertMemory::Bytes(limit)).map(drop)
 }
 

@@ -5,83 +5,82 @@
 use semmoe_kernels::reshard::kv::{KvError, KvShape};
 use semmoe_tables::Attention;
 
-use super::config::AttentionKind;
-use super::kv::{AttentionChange, CacheShape, KvChange, KvObjection, KvPool, KvSpan, StagedKv};
-use super::share::HeadSlice;
-use super::{AttentionShape, Backend, Division, Model, ModelConfig};
-use crate::ep::{ExpertParallel, UnitError};
+use super::{Refusal, SwitchFault};
+use crate::ep::ExpertParallel;
+use crate::model::config::AttentionKind;
+use crate::model::kv::{AttentionSwitch, CacheShape, KvObjection, KvPool, KvSpan, KvSwitch, PreparedKv};
+use crate::model::layout::AttentionLayout;
+use crate::model::slices::HeadSlice;
+use crate::model::{AttentionShape, Backend, Model, ModelConfig};
 
 impl Model {
     /// The current layout of attention.
     pub fn attention(&self) -> Attention {
-        self.division.attention()
+        self.layout.attention()
     }
 
     /// Attention, and the ranks that share it now.
     pub fn attention_shape(&self) -> AttentionShape {
-        self.division.shape()
+        self.layout.shape()
     }
 
     /// The other layouts of attention that it may switch to.
     pub fn other_attentions(&self) -> impl Iterator<Item = AttentionShape> {
-        self.others.iter().map(Division::shape)
+        self.others.iter().map(AttentionLayout::shape)
     }
 
     /// Number of pages in another layout of attention that fit the memory of `dp_pages` pages with dp.
     pub(crate) fn pages_of(&self, to: AttentionShape, dp_pages: usize) -> Option<usize> {
-        let division = self.others.iter().chain([&self.division]).find(|division| division.shape() == to)?;
-        let [whole, part] = [HeadSlice::ALL, division.share].map(|share| share.cache_shape(&self.config).page_bytes());
+        let layout = self.others.iter().chain([&self.layout]).find(|layout| layout.shape() == to)?;
+        let [whole, part] = [HeadSlice::ALL, layout.heads].map(|heads| heads.cache_shape(&self.config).page_bytes());
         Some(dp_pages.saturating_mul(whole) / part)
     }
 
     /// Moves pages to where another layout of attention needs them, or plans that, together with all ranks and between
-    /// two steps. Nothing changes until [`Model::install_attention`], except that a GPU drops the pages that no
-    /// sequence holds, because pages move within its memory. The inner error is the first rank's objection.
+    /// two steps. Nothing changes until [`Model::commit_attention`], except that a GPU drops the pages that no
+    /// sequence holds, because pages move within its memory.
     ///
     /// # Errors
-    /// A rank was lost.
+    /// A rank refuses, and nothing has changed; or a rank was lost.
     ///
     /// # Panics
     /// If the model does not have it.
-    pub fn stage_shape(
+    pub fn prepare_attention(
         &mut self,
         to: AttentionShape,
-        change: &AttentionChange<'_>,
+        switch: &AttentionSwitch<'_>,
         ep: &mut ExpertParallel,
         objection: KvObjection<'_>,
-    ) -> Result<Result<StagedKv, String>, UnitError> {
-        self.staged = self.others.iter().position(|other| other.shape() == to).expect("a division that the rank has");
-        let other = &self.others[self.staged];
+    ) -> Result<PreparedKv, SwitchFault> {
+        self.next = self.others.iter().position(|other| other.shape() == to).expect("a layout that the rank has");
+        let other = &self.others[self.next];
         let elsewhere = self.backend.cpu().is_none();
         if elsewhere {
-            change.pool.flush();
+            switch.pool.flush();
         }
-        let span = KvSpan::new(self.division.ranks, other.ranks, ep.rank().index());
-        let whole = match plan_shape(&self.config, self.head_bytes(), span.ranks.len()) {
-            Ok(whole) => whole,
-            Err(error) => return Ok(Err(error.to_string())),
-        };
-        let change = KvChange {
-            change,
+        let span = KvSpan::new(self.layout.ranks, other.ranks, ep.rank().index());
+        let whole = plan_shape(&self.config, self.head_bytes(), span.ranks.len()).map_err(Refusal::Pages)?;
+        let switch = KvSwitch {
+            switch,
             whole,
             span,
             shape: self.shape_of(other),
             route_width: self.config.num_moe_layers() * self.config.top_k,
             elsewhere,
         };
-        let staged = change.stage(ep, objection)?;
+        let prepared = switch.prepare(ep, objection)?;
         #[cfg(feature = "gpu")]
-        if let (Backend::Gpu(gpu), Ok(StagedKv { moves: Some(moves), .. })) = (&mut self.backend, &staged)
-            && let Some(cause) = gpu.changes().move_pages(moves, ep)?
+        if let (Backend::Gpu(gpu), Some(moves)) = (&mut self.backend, &prepared.moves)
+            && let Some(refusal) = gpu.parts_to_switch().move_pages(moves, ep)?
         {
-            return Ok(Err(cause));
+            return Err(refusal.into());
         }
-        Ok(staged)
+        Ok(prepared)
     }
 
     /// The shape of pages in host memory.
-    fn shape_of(&self, division: &Division) -> CacheShape {
-        let shape = division.share.cache_shape(&self.config);
+    fn shape_of(&self, layout: &AttentionLayout) -> CacheShape {
+        let shape = layout.heads.cache_shape(&self.config);
         match &self.backend {
             Backend::Cpu(_) => shape,
             #[cfg(feature = "gpu")]
@@ -98,15 +97,15 @@ impl Model {
         }
     }
 
-    /// Switches to the attention that pages were staged for.
+    /// Switches to the layout of attention that pages were prepared for.
     ///
     /// # Panics
     /// If the model does not have the other attention.
-    pub fn install_attention(&mut self) {
-        std::mem::swap(&mut self.division, &mut self.others[self.staged]);
+    pub fn commit_attention(&mut self) {
+        std::mem::swap(&mut self.layout, &mut self.others[self.next]);
         let pages = match &mut self.backend {
             Backend::Cpu(cpu) => {
-                cpu.exchange_heads(self.staged);
+                cpu.exchange_heads(self.next);
                 usize::MAX
             }
             #[cfg(feature = "gpu")]
@@ -115,7 +114,7 @@ impl Model {
                 gpu.cache().pages()
             }
         };
-        self.pool = KvPool::new(self.shape_of(&self.division), pages, false);
+        self.pool = KvPool::new(self.shape_of(&self.layout), pages, false);
     }
 }
 
@@ -129,5 +128,5 @@ fn plan_shape(config: &ModelConfig, head_bytes: usize, ranks: usize) -> Result<K
 }
 
 #[cfg(test)]
-#[path = "relayout_tests.rs"]
+#[path = "attention_tests.rs"]
 mod tests;

@@ -4,8 +4,8 @@
 //! With dp each rank has its own sequences; with tp the ranks of a group have all of its sequences. So between two
 //! steps every rank sends the others the state that only it has: with dp its running and waiting sequences, with tp
 //! those whose tokens it chooses (and the first rank of a group the waiting ones). Then all ranks of a span
-//! ([`KvSpan`]) have the same list, and pages move ([`crate::model::Model::stage_shape`]). The engine does not change
-//! before all ranks have agreed.
+//! ([`KvSpan`]) have the same list, and pages move ([`crate::model::Model::prepare_attention`]). The engine does not
+//! change before all ranks have agreed.
 //!
 //! With lazy moves, pages follow after the switch: before each step those of the next sequences, which run from then
 //! on. A sequence that is cancelled earlier is removed together with its pages once they have arrived.
@@ -15,13 +15,14 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use semmoe_tables::{Attention, Score, TokenId};
 use serde::{Deserialize, Serialize};
 
-use super::inbox::Inbox;
-use super::request::{SequenceEvent, SequenceRequest};
-use super::run::Engine;
-use super::sequence::{Carried, Sequence};
+use crate::engine::inbox::Inbox;
+use crate::engine::request::{SequenceEvent, SequenceRequest};
+use crate::engine::run::Engine;
+use crate::engine::sequence::{Carried, Sequence};
 use crate::ep::UnitError;
 use crate::model::{
-    AttentionChange, AttentionShape, KvArrival, KvCache, KvPhase, KvSpan, MovingSequence, StagedKv, allgather_messages,
+    AttentionShape, AttentionSwitch, KvArrival, KvCache, KvPhase, KvSpan, MovingSequence, PreparedKv, Refusal,
+    SwitchFault, allgather_messages,
 };
 
 /// The sequences that a rank sends the others; then those of all ranks, oldest first.
@@ -32,10 +33,10 @@ struct Known {
 }
 
 /// The state with which the engine continues if all ranks agree.
-pub(super) struct Staged {
-    /// Its homes include the waiting sequences.
-    pub(super) kv: StagedKv,
-    /// Whether this rank reports the homes.
+pub(super) struct PreparedAttention {
+    /// Its groups include those of waiting sequences.
+    pub(super) kv: PreparedKv,
+    /// Whether this rank reports the groups.
     pub(super) leads: bool,
     /// All sequences that run here, by id.
     carried: HashMap<u64, Carried>,
@@ -44,32 +45,28 @@ pub(super) struct Staged {
 }
 
 /// Sequences whose pages arrive after the switch.
-pub(super) struct Arriving {
+pub(in crate::engine) struct Arriving {
     kv: KvArrival,
     /// Sequences of this rank that were not cancelled, by id.
-    pub(super) carried: HashMap<u64, Carried>,
+    pub(in crate::engine) carried: HashMap<u64, Carried>,
     /// Limit on the bytes that a rank receives before a step; a single sequence may exceed it.
     step_bytes: u64,
 }
 
 impl Engine {
-    /// Prepares the switch to another attention, together with all ranks. The inner error is why it is impossible,
-    /// and is identical on all ranks. With `step_bytes` pages move afterwards, at most that many before each step
-    /// ([`Engine::arrive`]).
-    pub(super) fn stage_attention(
+    /// Prepares the switch to another attention, together with all ranks. With `step_bytes` pages move afterwards, at
+    /// most that many bytes before each step ([`Engine::arrive`]).
+    pub(super) fn prepare_attention(
         &mut self,
         to: AttentionShape,
         step_bytes: Option<u64>,
         objection: &dyn Fn(&Inbox) -> Option<String>,
-    ) -> Result<Result<Staged, String>, UnitError> {
+    ) -> Result<PreparedAttention, SwitchFault> {
         // Sequences still arriving from an earlier switch arrive now.
         self.arriving.iter_mut().for_each(|arriving| arriving.step_bytes = u64::MAX);
         self.arrive()?;
         let span = KvSpan::new(self.model.attention_shape().ranks, to.ranks, self.ep.rank().index());
-        let known = match self.gather_known(&span)? {
-            Ok(known) => known,
-            Err(cause) => return Ok(Err(cause)),
-        };
+        let known = self.gather_known(&span)?;
         let moving = self.running.iter().map(|Sequence { carried, kv, .. }| MovingSequence {
             id: carried.request.id,
             kv,
@@ -77,32 +74,32 @@ impl Engine {
         });
         let sequences: Vec<MovingSequence<'_>> = moving.collect();
         let (capacity, lazily) = (self.pages(to), step_bytes.is_some());
-        let change = AttentionChange { pool: &self.pool, sequences: &sequences, capacity, lazily };
+        let switch = AttentionSwitch { pool: &self.pool, sequences: &sequences, capacity, lazily };
         let mut objects = |_: KvPhase| objection(&self.inbox);
-        let staged = self.model.stage_shape(to, &change, &mut self.ep, &mut objects)?;
-        Ok(staged.map(|staged| self.staged(&span, known, staged, step_bytes.unwrap_or_default())))
+        let kv = self.model.prepare_attention(to, &switch, &mut self.ep, &mut objects)?;
+        Ok(self.prepared(&span, known, kv, step_bytes.unwrap_or_default()))
     }
 
-    fn staged(&self, span: &KvSpan, known: Known, mut kv: StagedKv, step_bytes: u64) -> Staged {
+    fn prepared(&self, span: &KvSpan, known: Known, mut kv: PreparedKv, step_bytes: u64) -> PreparedAttention {
         let me = self.ep.rank().index();
         let here = |group: u16| usize::from(group) == me / span.after;
-        let own: HashSet<u64> = kv.homes.iter().filter(|(_, group)| here(*group)).map(|(id, _)| *id).collect();
+        let own: HashSet<u64> = kv.groups.iter().filter(|(_, group)| here(*group)).map(|(id, _)| *id).collect();
         let mut waiting = VecDeque::new();
         let (first, groups) = (span.first_group() as u16, span.groups());
         let mut loads = vec![0_usize; groups];
-        kv.homes.iter().for_each(|&(_, group)| loads[usize::from(group - first)] += 1);
-        let even = (kv.homes.len() + known.waiting.len()).div_ceil(4 * groups);
+        kv.groups.iter().for_each(|&(_, group)| loads[usize::from(group - first)] += 1);
+        let even = (kv.groups.len() + known.waiting.len()).div_ceil(4 * groups);
         for request in known.waiting {
             let group = place(&loads, &self.shares(&request, span), even);
             loads[usize::from(group)] += 1;
-            kv.homes.push((request.id, first + group));
+            kv.groups.push((request.id, first + group));
             if here(first + group) {
                 waiting.push_back(request);
             }
         }
         let running = known.running.into_iter().map(|carried| (carried.request.id, carried));
         let carried = running.filter(|(id, _)| own.contains(id)).collect();
-        Staged { kv, leads: me == span.ranks.start, carried, step_bytes, waiting }
+        PreparedAttention { kv, leads: me == span.ranks.start, carried, step_bytes, waiting }
     }
 
     /// Pages of a rank's cache with attention of this shape.
@@ -116,14 +113,14 @@ impl Engine {
         }
     }
 
-    /// Continues with the staged state.
-    pub(super) fn install_attention(&mut self, staged: Staged) {
-        self.model.install_attention();
+    /// Continues with the prepared state.
+    pub(super) fn commit_attention(&mut self, prepared: PreparedAttention) {
+        self.model.commit_attention();
         // Reports counts that were requested while orders were waiting.
         for ticket in std::mem::take(&mut self.together).tickets {
             self.report_stats(ticket);
         }
-        let Staged { kv, mut carried, step_bytes, waiting, .. } = staged;
+        let PreparedAttention { kv, mut carried, step_bytes, waiting, .. } = prepared;
         let old = std::mem::take(&mut self.running).into_iter().map(|sequence| sequence.kv).collect();
         (self.pool, self.waiting, self.admitted) = (kv.pool, waiting, 0);
         self.resume(kv.sequences, &mut carried);
@@ -134,7 +131,7 @@ impl Engine {
     }
 
     /// Runs before a step, together with all ranks: receives the pages of the next sequences, which run from now on.
-    pub(super) fn arrive(&mut self) -> Result<(), UnitError> {
+    pub(in crate::engine) fn arrive(&mut self) -> Result<(), UnitError> {
         let Some(mut arriving) = self.arriving.take() else { return Ok(()) };
         let came = arriving.kv.advance(arriving.step_bytes, &mut self.ep)?;
         self.resume(came, &mut arriving.carried);
@@ -156,7 +153,7 @@ impl Engine {
     }
 
     /// Exchanges sequences with the other ranks; those of the span.
-    fn gather_known(&mut self, span: &KvSpan) -> Result<Result<Known, String>, UnitError> {
+    fn gather_known(&mut self, span: &KvSpan) -> Result<Known, SwitchFault> {
         let me = self.ep.rank().index();
         let all = self.model.attention() == Attention::Dp;
         let own = self.running.iter().filter(|sequence| all || sequence.owner == me);
@@ -167,10 +164,8 @@ impl Engine {
         let messages = allgather_messages(&mut self.ep, serde_json::to_vec(&known).unwrap_or_default())?;
         let mut known = Known::default();
         for (rank, message) in messages.iter().enumerate() {
-            let mut received: Known = match serde_json::from_slice(message) {
-                Ok(received) => received,
-                Err(error) => return Ok(Err(format!("rank {rank} cannot describe its sequences: {error}"))),
-            };
+            let mut received: Known =
+                serde_json::from_slice(message).map_err(|source| Refusal::Sequences { rank, source })?;
             if !span.ranks.contains(&rank) {
                 continue;
             }
@@ -186,7 +181,7 @@ impl Engine {
         }
         known.running.sort_by_key(|carried| carried.request.id);
         known.waiting.sort_by_key(|request| request.id);
-        Ok(Ok(known))
+        Ok(known)
     }
 
     /// How much each group of the span is preferred for a sequence: that of its previous or pinned rank, or by T; empty

@@ -8,7 +8,7 @@
 
 use std::ops::Range;
 
-use semmoe_kernels::reshard::kv::{Balance, KvMove, KvPlan, KvPool as PlanPool, KvShape};
+use semmoe_kernels::reshard::kv::{Balance, KvError, KvMove, KvPlan, KvPool as PlanPool, KvShape};
 
 use super::CacheShape;
 use super::arrival::KvArrival;
@@ -18,9 +18,9 @@ use super::pages::Pages;
 use super::pool::KvPool;
 use super::store::Store;
 use super::transfer::{KvObjection, KvPhase, PlannedMoves};
-use crate::ep::{ExpertParallel, UnitError};
+use crate::ep::ExpertParallel;
 use crate::memory::available_bytes;
-use crate::model::agree::{Obstacle, ROUND_BYTES, allgather_messages, vote_of_spans};
+use crate::model::switch::{Obstacle, ROUND_BYTES, SwitchFault, allgather_messages, vote_of_spans};
 
 /// The ranks among which pages move in a switch: the larger group of before and after, made of whole groups of both.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -69,7 +69,7 @@ pub struct MovingSequence<'a> {
 
 /// A pool whose sequences continue with the other attention.
 #[derive(Debug)]
-pub struct AttentionChange<'a> {
+pub struct AttentionSwitch<'a> {
     /// The pool in use.
     pub pool: &'a KvPool,
     /// All sequences that hold its pages.
@@ -82,8 +82,8 @@ pub struct AttentionChange<'a> {
 }
 
 /// The switch of a rank's pool.
-pub(in crate::model) struct KvChange<'a> {
-    pub(in crate::model) change: &'a AttentionChange<'a>,
+pub(in crate::model) struct KvSwitch<'a> {
+    pub(in crate::model) switch: &'a AttentionSwitch<'a>,
     /// Shape of whole pages, for all ranks.
     pub(in crate::model) whole: KvShape,
     pub(in crate::model) span: KvSpan,
@@ -111,7 +111,7 @@ pub(in crate::model) struct PageMoves {
 
 /// A pool that is filled, or will be, and is not used yet.
 #[derive(Debug)]
-pub struct StagedKv {
+pub struct PreparedKv {
     /// The pool.
     pub pool: KvPool,
     /// This rank's sequences whose pages have moved, by ascending id.
@@ -119,7 +119,7 @@ pub struct StagedKv {
     /// All pages, if they move later.
     pub arrival: Option<KvArrival>,
     /// The unit's group of each sequence of the span; with dp its rank.
-    pub homes: Vec<(u64, u16)>,
+    pub groups: Vec<(u64, u16)>,
     /// The digest of everything that is equal on all ranks of the span.
     pub digest: u64,
     /// Outstanding moves of keys and values stored elsewhere.
@@ -127,24 +127,29 @@ pub struct StagedKv {
     pub(in crate::model) moves: Option<PageMoves>,
 }
 
-impl KvChange<'_> {
-    /// Moves the pages, together with all ranks. The inner error is the first rank's objection, after which nothing has
-    /// changed.
-    pub(in crate::model) fn stage(
+impl KvSwitch<'_> {
+    /// Moves the pages, together with all ranks. Nothing has changed if they refuse.
+    pub(in crate::model) fn prepare(
         &self,
         ep: &mut ExpertParallel,
         objection: KvObjection<'_>,
-    ) -> Result<Result<StagedKv, String>, UnitError> {
-        let AttentionChange { pool, sequences, lazily, .. } = *self.change;
+    ) -> Result<PreparedKv, SwitchFault> {
+        let AttentionSwitch { pool, sequences, lazily, .. } = *self.switch;
         let state = pool.state();
         let named =
             sequences.iter().map(|MovingSequence { id, kv, shares }| Named { id: *id, chain: kv.chain(), shares });
         let described = state.pages.describe(named, !lazily);
-        let plan = self.plan(&described, ep, objection)?;
+        let mut own = objection(KvPhase::Planning).map_or(Ok(Vec::new()), |cause| Err(Obstacle::Own(cause)));
+        let mut messages = Vec::new();
+        if self.span.merges() {
+            own = own.and_then(|_| encode(&described.pool).map_err(undescribed));
+            messages = allgather_messages(ep, own.as_ref().cloned().unwrap_or_default())?;
+        }
         let me = ep.rank().index() - self.span.ranks.start;
+        let plan = own.and_then(|_| self.plan(&described, &messages));
         let plan = plan.and_then(|plan| self.check_room(&plan, me).map(|()| plan));
-        if let Some(cause) = vote_of_spans(ep, self.span.ranks.len(), plan.as_ref().map(KvPlan::digest))? {
-            return Ok(Err(cause));
+        if let Some(refusal) = vote_of_spans(ep, self.span.ranks.len(), plan.as_ref().map(KvPlan::digest))? {
+            return Err(refusal.into());
         }
         let Ok(plan) = plan else { unreachable!("all ranks have agreed") };
         let digest = plan.digest();
@@ -160,67 +165,44 @@ impl KvChange<'_> {
             digest,
         });
         let mut arrival = self.arrival(plan, described, &state.pages, me);
-        let (pool, homes) = (arrival.pool.clone(), arrival.homes());
+        let (pool, groups) = (arrival.pool.clone(), arrival.groups());
         if lazily {
-            return Ok(Ok(StagedKv { pool, sequences: Vec::new(), arrival: Some(arrival), homes, digest, moves }));
+            return Ok(PreparedKv { pool, sequences: Vec::new(), arrival: Some(arrival), groups, digest, moves });
         }
         let idle: Vec<_> = state.pages.idle.values().map(|&id| (id, state.store.shared(id))).collect();
         let held = sequences.iter().flat_map(|sequence| sequence.kv.held());
         let all = held.chain(idle.iter().map(|(id, page)| (*id, &**page)));
-        let moved = arrival.move_all(all, ep, objection)?;
-        let staged =
-            |digest| StagedKv { pool, sequences: arrival.into_sequences(), arrival: None, homes, digest, moves };
-        Ok(moved.map(staged))
+        let digest = arrival.move_all(all, ep, objection)?;
+        Ok(PreparedKv { pool, sequences: arrival.into_sequences(), arrival: None, groups, digest, moves })
     }
 
-    /// The plan of the new pools, identical on all ranks.
-    fn plan(
-        &self,
-        described: &Described,
-        ep: &mut ExpertParallel,
-        objection: KvObjection<'_>,
-    ) -> Result<Result<KvPlan, Obstacle>, UnitError> {
-        let own = objection(KvPhase::Planning).map_or(Ok(()), Err);
-        match self.span.merges() {
+    /// The plan of the new pools, identical on all ranks; `messages` are all ranks' descriptions if groups merge.
+    fn plan(&self, described: &Described, messages: &[Vec<u8>]) -> Result<KvPlan, Obstacle> {
+        let planned = match self.span.merges() {
             true => {
-                let own = own.and_then(|()| encode(&described.pool));
-                let failed = own.as_ref().err().cloned();
-                let messages = allgather_messages(ep, own.unwrap_or_default())?;
-                if let Some(cause) = failed {
-                    return Ok(Err(Obstacle::Own(cause)));
-                }
-                let mut pools: Vec<PlanPool> = Vec::new();
-                // The ranks of a group have the same pool: the first speaks for it.
-                for rank in self.span.ranks.clone().step_by(self.span.before) {
-                    let message = &messages[rank];
-                    match decode(message) {
-                        Ok(pool) => pools.push(pool),
-                        Err(_) if message.is_empty() => return Ok(Err(Obstacle::Peer(rank))),
-                        Err(cause) => return Ok(Err(Obstacle::Own(format!("rank {rank} has {cause}")))),
-                    }
-                }
-                let plan = KvPlan::merge(self.whole, self.span.before, &pools, self.change.capacity);
-                Ok(plan.map_err(|error| Obstacle::Own(error.to_string())))
+                // The ranks of a group have the same pool, so the first one's description is enough.
+                let firsts = self.span.ranks.clone().step_by(self.span.before);
+                let pools = firsts.map(|rank| described_by(rank, &messages[rank])).collect::<Result<Vec<_>, _>>()?;
+                KvPlan::merge(self.whole, self.span.before, &pools, self.switch.capacity)
             }
-            false => {
-                if let Err(cause) = own {
-                    return Ok(Err(Obstacle::Own(cause)));
-                }
-                let pool = &described.pool;
-                let promised: usize = pool.sequences.iter().map(|sequence| sequence.promised).sum();
-                let even = (pool.pages.len() - pool.idle.len() + promised) / self.span.groups();
-                let longest = pool.sequences.iter().map(|sequence| sequence.pages.len() + sequence.promised).max();
-                let full = even + even.div_ceil(4) + longest.unwrap_or_default();
-                // A sequence's previous rank, or T's preference, wins until that rank has a quarter plus one sequence
-                // more than an even share. Only if that leaves too little room are ranks kept closer to each other.
-                let capacity = self.change.capacity;
-                let at_home = Balance { capacity, full, slack: usize::MAX };
-                let close = Balance { capacity, full: capacity, slack: even.div_ceil(4) };
-                let split = |balance| KvPlan::split(self.whole, self.span.after, pool, balance);
-                let plan = split(at_home).or_else(|_| split(close));
-                Ok(plan.map_err(|error| Obstacle::Own(error.to_string())))
-            }
-        }
+            false => self.split(&described.pool),
+        };
+        planned.map_err(|error| Obstacle::Own(error.to_string()))
+    }
+
+    /// Divides the pool of a group among smaller groups.
+    fn split(&self, pool: &PlanPool) -> Result<KvPlan, KvError> {
+        let promised: usize = pool.sequences.iter().map(|sequence| sequence.promised).sum();
+        let even = (pool.pages.len() - pool.idle.len() + promised) / self.span.groups();
+        let longest = pool.sequences.iter().map(|sequence| sequence.pages.len() + sequence.promised).max();
+        let full = even + even.div_ceil(4) + longest.unwrap_or_default();
+        // A sequence's previous rank, or T's preference, wins until that rank has a quarter plus one sequence more than
+        // an even part. Only if that leaves too little room are ranks kept closer to each other.
+        let capacity = self.switch.capacity;
+        let preferred = Balance { capacity, full, slack: usize::MAX };
+        let close = Balance { capacity, full: capacity, slack: even.div_ceil(4) };
+        let split = |balance| KvPlan::split(self.whole, self.span.after, pool, balance);
+        split(preferred).or_else(|_| split(close))
     }
 
     /// Checks that this machine has memory for the new pages beside the old ones.
@@ -238,11 +220,23 @@ impl KvChange<'_> {
 
     /// The new pool, before any page arrives.
     fn arrival(&self, plan: KvPlan, described: Described, before: &Pages, me: usize) -> KvArrival {
-        let (pages, chains) = Pages::planned(&plan.pool(me).pool, self.change.capacity, before);
+        let (pages, chains) = Pages::planned(&plan.pool(me).pool, self.switch.capacity, before);
         let pool = KvPool::of(self.shape, pages, Store::default());
         let alike = self.whole.heads_of(0) == self.whole.heads_of(self.span.ranks.len() - 1);
         let span = self.span.clone();
         let planned = PlannedMoves { plan, span, route_width: self.route_width, alike, me, elsewhere: self.elsewhere };
         KvArrival::new(planned, pool, chains, described.ids)
     }
+}
+
+fn undescribed(error: serde_json::Error) -> Obstacle {
+    Obstacle::Own(format!("its pages cannot be described: {error}"))
+}
+
+/// The pool that a rank describes; its message is empty if it cannot.
+fn described_by(rank: usize, message: &[u8]) -> Result<PlanPool, Obstacle> {
+    decode(message).map_err(|error| match message {
+        [] => Obstacle::Peer(rank),
+        _ => Obstacle::Own(format!("rank {rank} sent an invalid description of its pages: {error}")),
+    })
 }

@@ -1,5 +1,5 @@
-//! Changes of layout: experts, keys and values move within their memory, by the kernel of a switch. Each layout uses
-//! fixed addresses whenever it is in force.
+//! Switches the layout on a GPU: experts, keys and values move within its memory, by the switch kernel. Each layout
+//! uses fixed addresses whenever it is in force.
 
 use semmoe_kernels::reshard::kv::{KvMove, PageAt};
 use semmoe_kernels::reshard::{Move, Switch};
@@ -10,11 +10,10 @@ use super::attention::Cache;
 use super::backend::GpuBackend;
 use super::experts::DeviceExperts;
 use super::memory::Stream;
-use crate::ep::{ExpertParallel, ExpertSpread, UnitError};
-use crate::model::agree::{Obstacle, allgather_messages, vote};
+use crate::ep::{ExpertParallel, ExpertPlacement, UnitError};
 use crate::model::backend::ComputeBackend;
 use crate::model::kv::PageMoves;
-use crate::model::switch::{Objection, SwitchOutcome, stays, unfit};
+use crate::model::switch::{Objection, Obstacle, Refusal, SwitchOutcome, allgather_messages, stays, unfit, vote};
 
 /// Maximum moves of a launch; their memory is allocated at start.
 const MOVES: usize = 4096;
@@ -23,8 +22,8 @@ pub(super) const LIST_BYTES: usize = MOVES * MOVE_BYTES as usize;
 
 /// A GPU backend of any element type.
 pub(in crate::model) trait DeviceBackend: ComputeBackend {
-    /// The parts that change.
-    fn changes(&mut self) -> Changes<'_>;
+    /// The parts that a switch needs.
+    fn parts_to_switch(&mut self) -> SwitchParts<'_>;
 
     /// Its experts.
     fn experts(&self) -> &DeviceExperts;
@@ -37,9 +36,9 @@ pub(in crate::model) trait DeviceBackend: ComputeBackend {
 }
 
 impl<T: semmoe_kernels::Element> DeviceBackend for GpuBackend<T> {
-    fn changes(&mut self) -> Changes<'_> {
+    fn parts_to_switch(&mut self) -> SwitchParts<'_> {
         let Self { stream, mover, experts, cache, .. } = self;
-        Changes { stream, mover, experts, cache }
+        SwitchParts { stream, mover, experts, cache }
     }
 
     fn experts(&self) -> &DeviceExperts {
@@ -58,8 +57,8 @@ impl<T: semmoe_kernels::Element> DeviceBackend for GpuBackend<T> {
     }
 }
 
-/// Parts of a backend that a change of layout uses.
-pub(in crate::model) struct Changes<'a> {
+/// Parts of a backend that a switch needs.
+pub(in crate::model) struct SwitchParts<'a> {
     stream: &'a mut Stream,
     mover: &'a mut Mover,
     experts: &'a mut DeviceExperts,
@@ -100,7 +99,7 @@ impl Mover {
     }
 }
 
-impl Changes<'_> {
+impl SwitchParts<'_> {
     /// Exchanges the addresses of all ranks' memory; all ranks are in one process.
     fn exchange_memory(&mut self, ep: &mut ExpertParallel) -> Result<[Vec<Buffer>; 2], UnitError> {
         if let Some(known) = &self.mover.memory {
@@ -121,11 +120,11 @@ impl Changes<'_> {
         Ok(self.mover.memory.insert(all).clone())
     }
 
-    /// Moves the experts to another spread, layer by layer; all ranks vote before each.
+    /// Moves the experts to another placement, layer by layer; all ranks vote before each.
     pub(in crate::model) fn move_experts(
         &mut self,
         ep: &mut ExpertParallel,
-        to: &ExpertSpread,
+        to: &ExpertPlacement,
         objection: Objection<'_>,
     ) -> Result<SwitchOutcome, UnitError> {
         let (rank, unfit) = (self.stream.rank, unfit(self.stream.rank));
@@ -148,14 +147,14 @@ impl Changes<'_> {
         for done in 0..gate_up.layers() {
             let at = switches[0].layer(done);
             let own = objection(LayerIdx::new(at as u16)).map(Obstacle::Own);
-            let Some(cause) = vote(ep, own.as_ref().map_or(Ok(digest), Err))? else {
+            let Some(refusal) = vote(ep, own.as_ref().map_or(Ok(digest), Err))? else {
                 layer(&switches, at, digest)?;
                 continue;
             };
             let back = switches.each_ref().map(Switch::inverse);
             (0..done).rev().try_for_each(|step| layer(&back, switches[0].layer(step), back[0].digest()))?;
             self.finish()?;
-            return Ok(SwitchOutcome::RolledBack { cause });
+            return Ok(SwitchOutcome::RolledBack { cause: refusal.to_string() });
         }
         let side = experts.side.other();
         (self.experts.layout, self.experts.side) = (next, side);
@@ -169,11 +168,11 @@ impl Changes<'_> {
         &mut self,
         moves: &PageMoves,
         ep: &mut ExpertParallel,
-    ) -> Result<Option<String>, UnitError> {
+    ) -> Result<Option<Refusal>, UnitError> {
         let rank = ep.rank().index();
-        let placed = self.cache.place(moves).map_err(Obstacle::Own);
-        let cause = vote(ep, placed.as_ref().map(|_| moves.digest))?;
-        let (None, Ok((old, new))) = (&cause, placed) else { return Ok(cause) };
+        let placed = self.cache.place(moves);
+        let refusal = vote(ep, placed.as_ref().map(|_| moves.digest))?;
+        let (None, Ok((old, new))) = (&refusal, placed) else { return Ok(refusal) };
         let [_, memory] = self.exchange_memory(ep)?;
         let message: Vec<u8> = old.iter().flat_map(|place| place.to_le_bytes()).collect();
         let messages = allgather_messages(ep, message)?;

@@ -6,63 +6,20 @@
 //! peer begins from then on is the move, and the rank waits for its own order to take part. With attention tp the order
 //! to move arrives from rank 0 between the same two steps on all ranks, as all its orders do; there is nothing to hold.
 
-use semmoe_tables::Attention;
-use serde::{Deserialize, Serialize};
+pub(super) mod attention;
+mod order;
 
+use semmoe_tables::Attention;
+
+pub(crate) use order::{SwitchOrder, SwitchReport, SwitchTo};
+
+use self::attention::PreparedAttention;
 use super::inbox::Inbox;
-use super::relayout::Staged;
 use super::run::Engine;
 use crate::control::message::{FromRank, ToRank};
-use crate::ep::{ExpertSpread, UnitError};
+use crate::ep::{ExpertPlacement, UnitError};
 use crate::memory::{available_bytes, shortage};
-use crate::model::{AttentionShape, ModelError, SwitchOutcome};
-
-/// An order from rank 0 to a rank. They arrive in this sequence, except for `Abort`, which may arrive at any time.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) enum SwitchOrder {
-    /// Check that the switch is possible, and remember it.
-    Prepare(Box<SwitchTo>),
-    /// Begin no steps until the switch ends.
-    Hold,
-    /// All ranks hold: join no step either.
-    Quiet,
-    /// Move, together with all ranks.
-    Move,
-    /// Drop the switch; roll back if ranks are already moving.
-    Abort,
-}
-
-/// The target of a switch.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct SwitchTo {
-    pub(crate) spread: ExpertSpread,
-    pub(crate) attention: AttentionShape,
-    /// If set, keys and values move after the switch: before each step those of some sequences, at most this many bytes
-    /// per rank, but at least one sequence. Otherwise they move during the switch.
-    pub(crate) kv_step_bytes: Option<u64>,
-}
-
-/// A rank's answer.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) enum SwitchReport {
-    /// Reply to `Prepare`.
-    Prepared,
-    /// Reply to `Prepare`: the switch is impossible.
-    Refused {
-        /// The reason.
-        reason: String,
-    },
-    /// Reply to `Hold`.
-    Held,
-    /// Reply to `Quiet`.
-    Quiet,
-    /// Progress of `Move`, from rank 0 only: about to move this MoE layer.
-    Layer(u16),
-    /// Progress of `Move`, from the first rank of each span: the new group of each sequence, with dp its rank.
-    Homes(Vec<(u64, u16)>),
-    /// Reply to `Move`, at the end.
-    Ended(SwitchOutcome),
-}
+use crate::model::{AttentionShape, ModelError, SwitchFault, SwitchOutcome};
 
 /// A prepared switch that has not ended.
 #[derive(Debug)]
@@ -150,7 +107,8 @@ impl Engine {
                     now.ranks, to.attention.ranks
                 ));
             }
-            let in_groups = [self.ep.spread(), &to.spread].into_iter().any(|spread| spread.layout.groups().is_some());
+            let in_groups =
+                [self.ep.placement(), &to.placement].into_iter().any(|placement| placement.layout.groups().is_some());
             if to.kv_step_bytes.is_some() && in_groups {
                 return Some(
                     "with groups of ranks keys and values move in the switch: leave kv_step_bytes out".to_owned(),
@@ -170,13 +128,13 @@ impl Engine {
                 ));
             }
         }
-        if to.spread == *self.ep.spread() {
+        if to.placement == *self.ep.placement() {
             return None;
         }
-        if let Err(error) = self.model.check_spread(&to.spread, &self.ep) {
+        if let Err(error) = self.model.check_switch(&to.placement, &self.ep) {
             return Some(error.to_string());
         }
-        shortage(self.model.switch_bytes(&to.spread, &self.ep) as u64, available_bytes())
+        shortage(self.model.switch_bytes(&to.placement, &self.ep) as u64, available_bytes())
     }
 
     /// Moves to the new layout: keys and values first, to unused pages, then experts; then both take effect. All ranks
@@ -188,15 +146,15 @@ impl Engine {
         self.flush();
         let abort = ToRank::Switch { ticket, order: SwitchOrder::Abort };
         let objection = |inbox: &Inbox| (aborted || inbox.holds(&abort)).then(|| ABORTED.to_owned());
-        let turns = to.attention != self.model.attention_shape();
-        let staged = turns.then(|| self.stage_attention(to.attention, to.kv_step_bytes, &objection));
-        let staged = staged.transpose()?.transpose();
-        let outcome = match staged {
-            Err(cause) => SwitchOutcome::RolledBack { cause },
-            Ok(staged) => {
-                let outcome = self.move_experts(ticket, &to.spread, &objection)?;
-                if let (SwitchOutcome::Committed, Some(staged)) = (&outcome, staged) {
-                    self.turn_attention(ticket, staged);
+        let switches = to.attention != self.model.attention_shape();
+        let prepared = switches.then(|| self.prepare_attention(to.attention, to.kv_step_bytes, &objection));
+        let outcome = match prepared.transpose() {
+            Err(SwitchFault::Unit(error)) => return Err(error),
+            Err(SwitchFault::Refused(refusal)) => SwitchOutcome::RolledBack { cause: refusal.to_string() },
+            Ok(prepared) => {
+                let outcome = self.move_experts(ticket, &to.placement, &objection)?;
+                if let (SwitchOutcome::Committed, Some(prepared)) = (&outcome, prepared) {
+                    self.finish_attention(ticket, prepared);
                 }
                 outcome
             }
@@ -208,10 +166,10 @@ impl Engine {
     fn move_experts(
         &mut self,
         ticket: u64,
-        to: &ExpertSpread,
+        to: &ExpertPlacement,
         objection: &dyn Fn(&Inbox) -> Option<String>,
     ) -> Result<SwitchOutcome, UnitError> {
-        if to == self.ep.spread() {
+        if to == self.ep.placement() {
             return Ok(SwitchOutcome::Committed);
         }
         let leads = self.ep.rank().get() == 0;
@@ -222,20 +180,20 @@ impl Engine {
             }
             objection(inbox)
         };
-        let placed = ep.spread().copies.clone();
+        let placed = ep.placement().replicas.clone();
         let outcome = model.switch_experts(to, ep, &mut objects)?;
-        if outcome == SwitchOutcome::Committed && placed != to.copies {
+        if outcome == SwitchOutcome::Committed && placed != to.replicas {
             // T belongs to the previous placement.
             self.affinity = None;
         }
         Ok(outcome)
     }
 
-    fn turn_attention(&mut self, ticket: u64, mut staged: Staged) {
-        if staged.leads {
-            self.report(ticket, SwitchReport::Homes(std::mem::take(&mut staged.kv.homes)));
+    fn finish_attention(&mut self, ticket: u64, mut prepared: PreparedAttention) {
+        if prepared.leads {
+            self.report(ticket, SwitchReport::Homes(std::mem::take(&mut prepared.kv.groups)));
         }
-        self.install_attention(staged);
+        self.commit_attention(prepared);
         tracing::info!(rank = %self.ep.rank(), attention = %self.model.attention(), running = self.running.len(), "attention has changed");
     }
 

@@ -1,4 +1,4 @@
-//! Moves experts between ranks: from one spread to another, or back, by the plan of [`semmoe_kernels::reshard`].
+//! Moves experts between ranks: from one placement to another, or back, by the plan of [`semmoe_kernels::reshard`].
 //!
 //! All ranks take part, between two steps. Each rank copies what it needs into its own buffer: from the memory of ranks
 //! that share it, from messages of the others. It verifies each piece against its checksum from load time, and all vote
@@ -7,44 +7,20 @@
 
 use std::time::Instant;
 
-use semmoe_kernels::reshard::{ExpertMemory, Layout, Outcome, ReshardError, Resharder, Switch, SwitchError};
+use semmoe_kernels::reshard::{ExpertMemory, Outcome, ReshardError, Resharder, Switch, SwitchError};
 use semmoe_ranks::BufferAddress;
 use semmoe_tables::{GroupId, LayerIdx};
-use serde::{Deserialize, Serialize};
 
-use super::cpu::CpuBackend;
-use super::expert::Experts;
-use super::share::expert_columns;
-use super::streamed::RankExperts;
-use super::{Backend, Model, ModelError, check_placement};
-use crate::ep::{ExpertParallel, ExpertSpread, UnitError};
+use super::{Objection, SwitchOutcome, stays, unfit};
+use crate::ep::{ExpertParallel, ExpertPlacement, UnitError};
+use crate::model::cpu::{CpuBackend, Peers};
+use crate::model::expert::Experts;
+use crate::model::slices::expert_columns;
+use crate::model::streamed::RankExperts;
+use crate::model::{Backend, Model, ModelError, check_placement};
 
 /// Bytes of experts in a message.
 const CHUNK_BYTES: usize = 8 << 20;
-
-/// How a switch of experts ended; identical on all ranks.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub enum SwitchOutcome {
-    /// The experts are at their new places.
-    Committed,
-    /// The experts are back at their old places.
-    RolledBack {
-        /// The rank that objected, and why.
-        cause: String,
-    },
-}
-
-/// Asked before each layer: why a rank refuses to continue a switch; `None` if it continues.
-pub type Objection<'a> = &'a mut dyn FnMut(LayerIdx) -> Option<String>;
-
-/// The ranks whose memory is used to exchange experts.
-#[derive(Debug)]
-pub(super) enum Peers {
-    /// Ranks on this host, whose buffers are mapped at the first switch.
-    OnHost(Vec<usize>),
-    /// The buffers are mapped, and the checksums of all experts known.
-    Mapped,
-}
 
 impl Model {
     /// Sets the ranks of one host, with or without this one: experts that move between them are copied from memory to
@@ -55,20 +31,20 @@ impl Model {
         }
     }
 
-    /// Whether a spread matches this model, its unit, and the memory allocated for experts at load time.
+    /// Whether a placement matches this model, its unit, and the memory allocated for experts at load time.
     ///
     /// # Errors
     /// Those of [`Model::load_divided`]; more experts on a rank than slots.
-    pub fn check_spread(&self, to: &ExpertSpread, ep: &ExpertParallel) -> Result<(), ModelError> {
-        if let Some(fixed) = [ep.spread().layout, to.layout].into_iter().find(|layout| layout.nodes().is_some()) {
+    pub fn check_switch(&self, to: &ExpertPlacement, ep: &ExpertParallel) -> Result<(), ModelError> {
+        if let Some(fixed) = [ep.placement().layout, to.layout].into_iter().find(|layout| layout.nodes().is_some()) {
             return Err(ModelError::FixedLayout(fixed));
         }
         if let Some(groups) = to.layout.groups().filter(|to| !ep.groupings().any(|grouping| grouping == *to)) {
             return Err(ModelError::Groups { groups });
         }
-        check_placement(&self.config, GroupId::new(ep.rank().get()), &to.copies)?;
+        check_placement(&self.config, GroupId::new(ep.rank().get()), &to.replicas)?;
         let world = ep.world();
-        for (field, found) in [("groups", to.copies.groups().into()), ("places", to.copies.places())] {
+        for (field, found) in [("groups", to.replicas.groups().into()), ("places", to.replicas.places())] {
             if found != world {
                 return Err(ModelError::Placement { field, found, of: "unit", expected: world });
             }
@@ -93,7 +69,7 @@ impl Model {
 
     /// Additional bytes that this rank needs while experts move: unused memory for experts, and the messages of ranks
     /// without shared memory.
-    pub(crate) fn switch_bytes(&self, to: &ExpertSpread, ep: &ExpertParallel) -> usize {
+    pub(crate) fn switch_bytes(&self, to: &ExpertPlacement, ep: &ExpertParallel) -> usize {
         let (Some(experts), Some(cpu)) = (self.resident(), self.backend.cpu()) else { return 0 };
         let slot = experts.pool.slot_bytes(&experts.layout);
         let near = |peer: usize| match &cpu.peers {
@@ -104,14 +80,14 @@ impl Model {
         experts.untouched(to) + 2 * far * CHUNK_BYTES.min(slot)
     }
 
-    /// Moves the experts to another spread, which every rank must have been given and have checked, and makes it the
+    /// Moves the experts to another placement, which every rank must have been given and have checked, and makes it the
     /// unit's. All ranks must call this between the same two steps.
     ///
     /// # Errors
     /// A rank was lost, or the rollback failed: the unit cannot continue.
     pub fn switch_experts(
         &mut self,
-        to: &ExpertSpread,
+        to: &ExpertPlacement,
         ep: &mut ExpertParallel,
         objection: Objection<'_>,
     ) -> Result<SwitchOutcome, UnitError> {
@@ -119,11 +95,11 @@ impl Model {
         let outcome = match &mut self.backend {
             Backend::Cpu(cpu) => switch_on_host(cpu, to, ep, objection)?,
             #[cfg(feature = "gpu")]
-            Backend::Gpu(gpu) => gpu.changes().move_experts(ep, to, objection)?,
+            Backend::Gpu(gpu) => gpu.parts_to_switch().move_experts(ep, to, objection)?,
         };
         match &outcome {
             SwitchOutcome::Committed => {
-                ep.set_spread(to.clone());
+                ep.set_placement(to.clone());
                 tracing::info!(%rank, seconds = began.elapsed().as_secs_f64(), "the experts have moved");
             }
             SwitchOutcome::RolledBack { cause } => {
@@ -136,7 +112,7 @@ impl Model {
 
 fn switch_on_host(
     cpu: &mut CpuBackend,
-    to: &ExpertSpread,
+    to: &ExpertPlacement,
     ep: &mut ExpertParallel,
     objection: Objection<'_>,
 ) -> Result<SwitchOutcome, UnitError> {
@@ -157,16 +133,6 @@ fn switch_on_host(
         experts.touch();
     }
     Ok(outcome)
-}
-
-/// Whether a switch moves nothing.
-pub(super) fn stays(from: &Layout, to: &Layout) -> bool {
-    from == to && !matches!(from, Layout::Ep(_))
-}
-
-/// The error of a checked spread that does not fit after all.
-pub(super) fn unfit(rank: usize) -> impl Fn(ReshardError) -> UnitError + Copy {
-    move |error| UnitError::Operands { rank, detail: error.to_string() }
 }
 
 /// Maps the buffers of ranks on this host, and collects the checksums of all experts. If one of two ranks cannot map
@@ -200,7 +166,7 @@ fn map_peers(experts: &mut Experts, near: &[usize], ep: &mut ExpertParallel) -> 
 
 fn move_experts(
     experts: &mut Experts,
-    to: &ExpertSpread,
+    to: &ExpertPlacement,
     ep: &mut ExpertParallel,
     objection: Objection<'_>,
 ) -> Result<SwitchOutcome, UnitError> {
@@ -235,5 +201,5 @@ fn move_experts(
 }
 
 #[cfg(test)]
-#[path = "switch_tests.rs"]
+#[path = "experts_tests.rs"]
 mod tests;

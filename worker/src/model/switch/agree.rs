@@ -1,9 +1,10 @@
 //! Messages between ranks during a switch, between two steps.
 
+use super::Refusal;
 use crate::ep::{ExpertParallel, UnitError};
 
 /// Bytes that a rank sends another in one collective of a switch.
-pub(super) const ROUND_BYTES: usize = 32 << 20;
+pub(in crate::model) const ROUND_BYTES: usize = 32 << 20;
 
 const AGREES: u8 = 0;
 const OBJECTS: u8 = 1;
@@ -11,7 +12,7 @@ const CANNOT: u8 = 2;
 
 /// Why a rank cannot do its part.
 #[derive(Debug)]
-pub(super) enum Obstacle {
+pub(in crate::model) enum Obstacle {
     /// This rank's own reason, to be reported to the others.
     Own(String),
     /// A rank did not send its part and will report why.
@@ -23,20 +24,23 @@ pub(super) enum Obstacle {
 /// # Errors
 /// A rank was lost, or failed without a reason.
 #[cfg(feature = "gpu")]
-pub(super) fn vote(ep: &mut ExpertParallel, own: Result<u64, &Obstacle>) -> Result<Option<String>, UnitError> {
+pub(in crate::model) fn vote(
+    ep: &mut ExpertParallel,
+    own: Result<u64, &Obstacle>,
+) -> Result<Option<Refusal>, UnitError> {
     vote_of_spans(ep, ep.world(), own)
 }
 
-/// Whether all ranks can continue, with equal digests of their results in each span of `ranks` neighbours. Otherwise
-/// the first objection by rank, which is identical on all ranks.
+/// Why the ranks cannot continue: the first objection in rank order, or results whose digests differ within a span of
+/// `ranks` neighbours. `None` if they can continue.
 ///
 /// # Errors
 /// A rank was lost, or failed without a reason.
-pub(super) fn vote_of_spans(
+pub(in crate::model) fn vote_of_spans(
     ep: &mut ExpertParallel,
     ranks: usize,
     own: Result<u64, &Obstacle>,
-) -> Result<Option<String>, UnitError> {
+) -> Result<Option<Refusal>, UnitError> {
     let (vote, detail) = match own {
         Ok(digest) => (AGREES, digest.to_le_bytes().to_vec()),
         Err(Obstacle::Own(cause)) => (OBJECTS, cause.clone().into_bytes()),
@@ -45,7 +49,7 @@ pub(super) fn vote_of_spans(
     let votes = allgather_messages(ep, [vec![vote], detail].concat())?;
     let objection = votes.iter().enumerate().find(|(_, vote)| vote.first() == Some(&OBJECTS));
     if let Some((rank, vote)) = objection {
-        return Ok(Some(format!("rank {rank}: {}", String::from_utf8_lossy(&vote[1..]))));
+        return Ok(Some(Refusal::Objection { rank, reason: String::from_utf8_lossy(&vote[1..]).into_owned() }));
     }
     if let Some(vote) = votes.iter().find(|vote| vote.first() != Some(&AGREES)) {
         let peer = vote.get(1..).and_then(|word| word.first_chunk()).map_or(0, |word| u64::from_le_bytes(*word));
@@ -53,7 +57,7 @@ pub(super) fn vote_of_spans(
     }
     let first = |rank: usize| rank - rank % ranks;
     let other = (0..votes.len()).find(|&rank| votes[rank] != votes[first(rank)]);
-    Ok(other.map(|rank| format!("the result of rank {rank} differs from rank {}'s", first(rank))))
+    Ok(other.map(|rank| Refusal::Results { rank, first: first(rank) }))
 }
 
 /// Sends every rank the same message, of any length, and returns those of all ranks, by rank.

@@ -11,10 +11,10 @@ use semmoe_kernels::collectives::{PrivateMemory, RowCollectives, Unobserved};
 use semmoe_tables::{Placement, RankId};
 use tempfile::TempDir;
 
-use super::super::share::HeadSlice;
 use super::*;
-use crate::ep::{ExpertLayout, ExpertSpread, LocalTransport, Lockstep, RankGroups, StepPhase, WireRows};
+use crate::ep::{ExpertLayout, ExpertPlacement, LocalTransport, Lockstep, RankGroups, StepPhase, WireRows};
 use crate::model::kv::{KvArrival, KvCache, KvPhase, KvUsage, MovingSequence, PAGE_TOKENS};
+use crate::model::slices::HeadSlice;
 use crate::model::step::{StepItem, Wants};
 use crate::model::{AttentionPlan, SwitchOutcome};
 
@@ -311,31 +311,31 @@ fn admitted(pool: &KvPool, texts: BTreeMap<u64, Text>) -> BTreeMap<u64, KvCache>
     texts.into_iter().map(|(id, text)| (id, pool.admit(&text.prompt, text.prompt.len() + 20).unwrap())).collect()
 }
 
-/// Stages a switch of attention, with a pool large enough for all.
-fn stage(
+/// Prepares a switch of attention, with a pool large enough for all.
+fn prepare(
     model: &mut Model,
     ep: &mut ExpertParallel,
     pages: (&KvPool, &BTreeMap<u64, KvCache>),
     (capacity, lazily): (usize, bool),
     objection: KvObjection<'_>,
-) -> Result<StagedKv, String> {
+) -> Result<PreparedKv, String> {
     let to = model.other_attentions().next().unwrap();
-    stage_to(to, model, ep, pages, (capacity, lazily), objection)
+    prepare_to(to, model, ep, pages, (capacity, lazily), objection)
 }
 
-/// Stages a switch to any layout of attention.
-fn stage_to(
+/// Prepares a switch to any layout of attention.
+fn prepare_to(
     to: AttentionShape,
     model: &mut Model,
     ep: &mut ExpertParallel,
     (pool, caches): (&KvPool, &BTreeMap<u64, KvCache>),
     (capacity, lazily): (usize, bool),
     objection: KvObjection<'_>,
-) -> Result<StagedKv, String> {
+) -> Result<PreparedKv, String> {
     let sequences: Vec<MovingSequence<'_>> =
         caches.iter().map(|(&id, kv)| MovingSequence { id, kv, shares: Vec::new() }).collect();
-    let change = AttentionChange { pool, sequences: &sequences, capacity, lazily };
-    model.stage_shape(to, &change, ep, objection).unwrap()
+    let switch = AttentionSwitch { pool, sequences: &sequences, capacity, lazily };
+    model.prepare_attention(to, &switch, ep, objection).map_err(|fault| fault.to_string())
 }
 
 /// Lazily, one sequence arrives before each step, and the remaining ones before the next switch.
@@ -366,22 +366,22 @@ fn run_switched(
             }
             let to = layout.shape(shared.world);
             let pages = (&pool, &caches);
-            let staged = stage_to(to, &mut model, &mut ep, pages, (400, lazily), &mut |_| None).unwrap();
-            let spread = ExpertSpread { layout: layout.experts, copies: placement.into() };
-            if spread != *ep.spread() {
-                model.check_spread(&spread, &ep).unwrap();
-                let outcome = model.switch_experts(&spread, &mut ep, &mut |_| None).unwrap();
+            let prepared = prepare_to(to, &mut model, &mut ep, pages, (400, lazily), &mut |_| None).unwrap();
+            let placement = ExpertPlacement { layout: layout.experts, replicas: placement.into() };
+            if placement != *ep.placement() {
+                model.check_switch(&placement, &ep).unwrap();
+                let outcome = model.switch_experts(&placement, &mut ep, &mut |_| None).unwrap();
                 assert_eq!(outcome, SwitchOutcome::Committed);
             }
-            model.install_attention();
+            model.commit_attention();
             assert_eq!(
                 (model.attention_shape(), ep.step_ranks().len()),
                 (to, layout.experts.groups().map_or(shared.world, |_| to.ranks))
             );
             if to.ranks == shared.world {
-                shared.digests.lock().unwrap().push(staged.digest);
+                shared.digests.lock().unwrap().push(prepared.digest);
             }
-            shared.moved.lock().unwrap().extend(staged.homes.iter().copied());
+            shared.moved.lock().unwrap().extend(prepared.groups.iter().copied());
             shared.barrier.wait();
             if rank == 0 {
                 let homes = std::mem::take(&mut *shared.moved.lock().unwrap());
@@ -389,8 +389,8 @@ fn run_switched(
                 texts.iter_mut().for_each(|(id, text)| text.home = homes[id].into());
                 shared.homes.lock().unwrap().push(homes);
             }
-            let old = std::mem::replace(&mut caches, staged.sequences.into_iter().collect());
-            (pool, arrival) = (staged.pool, staged.arrival);
+            let old = std::mem::replace(&mut caches, prepared.sequences.into_iter().collect());
+            (pool, arrival) = (prepared.pool, prepared.arrival);
             if let Some(arrival) = &mut arrival {
                 arrival.old = old.into_values().collect();
             }
@@ -543,9 +543,9 @@ fn there_and_back_every_byte_is_the_same() {
             shared.publish(&caches, 0);
             let before = shared.contents.lock().unwrap().clone();
             for _ in 0..2 {
-                let staged = stage(&mut model, &mut ep, (&pool, &caches), (400, false), &mut |_| None).unwrap();
-                model.install_attention();
-                (pool, caches) = (staged.pool, staged.sequences.into_iter().collect());
+                let prepared = prepare(&mut model, &mut ep, (&pool, &caches), (400, false), &mut |_| None).unwrap();
+                model.commit_attention();
+                (pool, caches) = (prepared.pool, prepared.sequences.into_iter().collect());
             }
             assert_eq!(model.attention(), Attention::Dp);
             for (id, cache) in &caches {
@@ -584,17 +584,17 @@ fn an_objection_changes_nothing_on_any_rank() {
                     let mut objection =
                         |at| (objector == rank && at == phase).then(|| format!("it was asked to in {at:?}"));
                     let cause =
-                        stage(&mut model, &mut ep, (&pool, &caches), (400, lazily), &mut objection).unwrap_err();
+                        prepare(&mut model, &mut ep, (&pool, &caches), (400, lazily), &mut objection).unwrap_err();
                     assert_eq!(cause, format!("rank {objector}: it was asked to in {phase:?}"));
                     assert!(state(&pool, &caches, first) == before);
                 }
-                let cause = stage(&mut model, &mut ep, (&pool, &caches), (3, lazily), &mut |_| None).unwrap_err();
+                let cause = prepare(&mut model, &mut ep, (&pool, &caches), (3, lazily), &mut |_| None).unwrap_err();
                 assert!(cause.starts_with("rank 0: ") && cause.contains("pages") && cause.contains('3'), "{cause}");
                 assert!(state(&pool, &caches, first) == before);
             }
-            let staged = stage(&mut model, &mut ep, (&pool, &caches), (400, false), &mut |_| None).unwrap();
-            model.install_attention();
-            (pool, caches) = (staged.pool, staged.sequences.into_iter().collect());
+            let prepared = prepare(&mut model, &mut ep, (&pool, &caches), (400, false), &mut |_| None).unwrap();
+            model.commit_attention();
+            (pool, caches) = (prepared.pool, prepared.sequences.into_iter().collect());
             first = first_head(&config, HeadSlice::new(&config, rank, world).unwrap());
         }
     });
