@@ -13,7 +13,7 @@ mod tests;
 use std::ffi::c_void;
 
 use semmoe_kernels::Dtype;
-use semmoe_kernels_cuda::{self as kernels, Buffer, Grid, Launch, LaunchError, MAX_RANKS, Stopped, Team};
+use semmoe_kernels_cuda::{self as kernels, Buffer, GpuError, Grid, Launch, LaunchError, MAX_RANKS, Stopped, Team};
 
 use crate::abi::{
     AllReduce, Allgather, Argsort, Combine, DispatchArgs, HasRows, InitArgs, MULTICAST_ALLGATHER,
@@ -46,7 +46,7 @@ pub trait Launcher: Send {
     ///
     /// # Errors
     /// A sentence that describes the error.
-    fn launch(&mut self, launches: &[Launch], stream: *mut c_void) -> Result<(), String>;
+    fn launch(&mut self, launches: &[Launch], stream: *mut c_void) -> Result<(), GpuError>;
 
     /// The current value of the word that kernels report to.
     fn report(&self) -> u64;
@@ -109,7 +109,7 @@ impl Cuda {
     fn launch(&mut self, launches: &[Launch], stream: *mut c_void) -> Result<(), Failure> {
         // If a rank has stopped, the others would wait for it.
         self.check()?;
-        let refused = |sentence| Failure::new(Code::Device, sentence);
+        let refused = |error: GpuError| Failure::new(Code::Device, error.to_string());
         self.launcher
             .launch(launches, stream)
             .map_err(|sentence| self.check().err().unwrap_or_else(|| refused(sentence)))

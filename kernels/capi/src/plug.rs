@@ -3,6 +3,8 @@
 use std::sync::OnceLock;
 use std::time::Duration;
 
+use semmoe_kernels_cuda::GpuError;
+
 use crate::abi::InitArgs;
 use crate::backend::{Backend, Facts};
 #[cfg(feature = "cuda")]
@@ -25,7 +27,7 @@ pub struct RankFacts {
 }
 
 /// Creates a rank's launcher, at `semmoe_init`.
-pub type Opener = fn(&RankFacts) -> Result<Opened, String>;
+pub type Opener = fn(&RankFacts) -> Result<Opened, GpuError>;
 
 static OPENER: OnceLock<Opener> = OnceLock::new();
 
@@ -69,7 +71,7 @@ pub(crate) unsafe fn open(args: &InitArgs, facts: &Facts) -> Result<Box<dyn Back
     // SAFETY: the array has `world` elements, at least one.
     let group = unsafe { *args.signals }.addr();
     let reported = RankFacts { rank: facts.rank, world: facts.world, group, timeout: facts.timeout };
-    let opened = opener(&reported).map_err(|sentence| Failure::new(Code::Device, sentence))?;
+    let opened = opener(&reported).map_err(|error| Failure::new(Code::Device, error.to_string()))?;
     // SAFETY: upheld by the caller.
     Ok(Box::new(unsafe { Cuda::new(args, facts, opened) }?))
 }

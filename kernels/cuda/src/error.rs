@@ -2,6 +2,9 @@
 
 use semmoe_kernels::Dtype;
 
+/// An error of a GPU's driver or of NCCL.
+pub type GpuError = Box<dyn std::error::Error + Send + Sync>;
+
 /// A refused call; nothing was launched.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum LaunchError {

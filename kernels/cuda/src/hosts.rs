@@ -6,7 +6,7 @@ use semmoe_kernels::collectives::NormIn;
 use semmoe_kernels::{Dtype, Element};
 
 use crate::calls::{ELEMENT_ALIGNMENT, Rows, Shuffle, Split, by_type, collective};
-use crate::error::Stopped;
+use crate::error::{GpuError, Stopped};
 use crate::params::{CombineParams, Local, MAX_LOCAL, MAX_RANKS, PackParams, Params, Peers, UnpackParams};
 use crate::runner::Runner;
 use crate::team::{Buffer, Team, count};
@@ -68,7 +68,7 @@ pub trait Wire: Send {
     ///
     /// # Safety
     /// All memory belongs to this rank's GPU until the stream has passed the group.
-    unsafe fn group(&mut self, calls: &[Transfer]) -> Result<(), String>;
+    unsafe fn group(&mut self, calls: &[Transfer]) -> Result<(), GpuError>;
 }
 
 /// One rank of a group on several hosts.

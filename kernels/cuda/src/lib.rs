@@ -33,7 +33,7 @@ pub use calls::{
 };
 #[cfg(feature = "nvrtc")]
 pub use compile::{CompileError, Compiled, KernelUse, compile, compile_with_spills};
-pub use error::{LaunchError, Stopped};
+pub use error::{GpuError, LaunchError, Stopped};
 pub use exchange::{Combine, Dispatch, MAX_TOP_K, Received};
 pub use image::{Target, embedded};
 pub use launch::{Grid, Launch};

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use crate::error::GpuError;
 use crate::launch::{Grid, Launch};
 use crate::team::Buffer;
 
@@ -14,7 +15,7 @@ pub trait Runner: Send {
     ///
     /// # Safety
     /// The memory of the launch belongs to this GPU until the stream has passed it.
-    unsafe fn launch(&self, launch: &Launch) -> Result<(), String>;
+    unsafe fn launch(&self, launch: &Launch) -> Result<(), GpuError>;
 
     /// Copies from the host, whose bytes may change as soon as this returns.
     ///
@@ -23,7 +24,7 @@ pub trait Runner: Send {
     ///
     /// # Safety
     /// `to` is memory of this GPU, with room for all bytes, until the stream has passed the copy.
-    unsafe fn write(&self, bytes: &[u8], to: Buffer) -> Result<(), String>;
+    unsafe fn write(&self, bytes: &[u8], to: Buffer) -> Result<(), GpuError>;
 
     /// Copies as many bytes as `to` has.
     ///
@@ -32,7 +33,7 @@ pub trait Runner: Send {
     ///
     /// # Safety
     /// Both are memory of this GPU, of that size, until the stream has passed the copy.
-    unsafe fn copy(&self, from: Buffer, to: Buffer) -> Result<(), String>;
+    unsafe fn copy(&self, from: Buffer, to: Buffer) -> Result<(), GpuError>;
 
     /// Blocks and threads of each rank in a collective, equal on all ranks; the fused norm uses as many threads in
     /// blocks of its own size.
@@ -48,7 +49,7 @@ pub trait Accelerator: Runner {
     ///
     /// # Errors
     /// The driver's message if the GPU has too little free memory.
-    fn allocate(&self, bytes: u64) -> Result<Buffer, String>;
+    fn allocate(&self, bytes: u64) -> Result<Buffer, GpuError>;
 
     /// Launches kernels, in this order.
     ///
@@ -57,7 +58,7 @@ pub trait Accelerator: Runner {
     ///
     /// # Safety
     /// [`Runner::launch`]'s contract holds for each.
-    unsafe fn launch_all(&self, launches: &[Launch]) -> Result<(), String> {
+    unsafe fn launch_all(&self, launches: &[Launch]) -> Result<(), GpuError> {
         // SAFETY: the caller's promise.
         launches.iter().try_for_each(|launch| unsafe { self.launch(launch) })
     }
@@ -69,28 +70,28 @@ pub trait Accelerator: Runner {
     ///
     /// # Safety
     /// `from` is memory of this GPU, of that size.
-    unsafe fn read(&self, from: Buffer, to: &mut [u8]) -> Result<(), String>;
+    unsafe fn read(&self, from: Buffer, to: &mut [u8]) -> Result<(), GpuError>;
 
     /// Bytes that [`allocate`](Self::allocate) can still provide.
     ///
     /// # Errors
     /// The driver's message.
-    fn free_bytes(&self) -> Result<u64, String>;
+    fn free_bytes(&self) -> Result<u64, GpuError>;
 }
 
 /// A stream that a rank's collectives share with its compute backend.
 impl<R: Runner + ?Sized + Sync> Runner for Arc<R> {
-    unsafe fn launch(&self, launch: &Launch) -> Result<(), String> {
+    unsafe fn launch(&self, launch: &Launch) -> Result<(), GpuError> {
         // SAFETY: the caller's promise.
         unsafe { (**self).launch(launch) }
     }
 
-    unsafe fn write(&self, bytes: &[u8], to: Buffer) -> Result<(), String> {
+    unsafe fn write(&self, bytes: &[u8], to: Buffer) -> Result<(), GpuError> {
         // SAFETY: the caller's promise.
         unsafe { (**self).write(bytes, to) }
     }
 
-    unsafe fn copy(&self, from: Buffer, to: Buffer) -> Result<(), String> {
+    unsafe fn copy(&self, from: Buffer, to: Buffer) -> Result<(), GpuError> {
         // SAFETY: the caller's promise.
         unsafe { (**self).copy(from, to) }
     }

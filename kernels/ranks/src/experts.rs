@@ -2,11 +2,12 @@
 //! host.
 
 use std::fs::File;
+use std::io;
 use std::ops::Range;
 use std::os::fd::AsRawFd as _;
 use std::sync::atomic::{Ordering, fence};
 
-use semmoe_kernels::reshard::{ExpertMemory, MemoryFault, PieceHash};
+use semmoe_kernels::reshard::{ExpertMemory, MemoryCause, MemoryFault, PieceHash};
 
 use crate::communicator::check_world;
 use crate::error::RankError;
@@ -26,11 +27,11 @@ impl BufferAddress {
     /// Opens the file behind it, through its process, for reading and writing.
     ///
     /// # Errors
-    /// A sentence with the file's path.
-    pub fn open(self) -> Result<File, String> {
+    /// The file cannot be opened; the message names its path.
+    pub fn open(self) -> io::Result<File> {
         let path = format!("/proc/{}/fd/{}", self.pid, self.fd);
         let file = File::options().read(true).write(true).open(&path);
-        file.map_err(|error| format!("{path} cannot be opened: {error}"))
+        file.map_err(|error| io::Error::new(error.kind(), format!("{path} cannot be opened: {error}")))
     }
 }
 
@@ -135,8 +136,8 @@ impl SharedExperts {
         let fits = offset.checked_add(bytes).is_some_and(|end| end <= self.bytes);
         match self.maps.get(rank).and_then(Option::as_ref) {
             Some(map) if fits => Ok(map.at.wrapping_add(offset)),
-            Some(_) => Err(MemoryFault { rank, offset, bytes, cause: format!("the buffer has {} bytes", self.bytes) }),
-            None => Err(MemoryFault { rank, offset, bytes, cause: format!("rank {} cannot read it", self.rank) }),
+            Some(_) => Err(MemoryFault { rank, offset, bytes, cause: MemoryCause::Size(self.bytes) }),
+            None => Err(MemoryFault { rank, offset, bytes, cause: MemoryCause::OutOfReach(self.rank) }),
         }
     }
 }
@@ -182,7 +183,7 @@ impl ExpertMemory for SharedExperts {
     ) -> Result<(), MemoryFault> {
         let (source, target) = (self.row(rank, from, bytes)?, self.row(self.rank, to, bytes)?);
         if rank == self.rank && from.abs_diff(to) < bytes {
-            return Err(MemoryFault { rank, offset: from, bytes, cause: format!("it overlaps the bytes at {to}") });
+            return Err(MemoryFault { rank, offset: from, bytes, cause: MemoryCause::Overlap(to) });
         }
         fence(Ordering::SeqCst);
         // SAFETY: both within mapped buffers and disjoint (checked); the source is not written now and the target not

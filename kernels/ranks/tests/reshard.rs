@@ -4,8 +4,8 @@
 use semmoe_kernels::NodeGrid;
 use semmoe_kernels::collectives::{Lockstep, UnitError};
 use semmoe_kernels::reshard::{
-    Checksums, ExpertMemory, ExpertShape, Fault, Hosts, Layout, MemoryFault, NO_HOST, Outcome, Pool, Reason, Refusal,
-    Resharder, Side, Switch, SwitchError,
+    Checksums, ExpertMemory, ExpertShape, Fault, Hosts, Layout, MemoryCause, MemoryFault, NO_HOST, Outcome, Pool,
+    Reason, Refusal, Resharder, Side, Switch, SwitchError,
 };
 use semmoe_ranks::{LocalTransport, SharedExperts};
 
@@ -51,7 +51,7 @@ impl ExpertMemory for Faulty {
             return self.inner.write(offset, bytes);
         };
         if wrong == Wrong::Fail {
-            return Err(MemoryFault { rank: 9, offset, bytes: bytes.len(), cause: "it was to fail".to_owned() });
+            return Err(MemoryFault { rank: 9, offset, bytes: bytes.len(), cause: MemoryCause::OutOfReach(9) });
         }
         let mut bytes = bytes.to_vec();
         bytes[0] ^= 1;

@@ -4,9 +4,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use smallvec::SmallVec;
 
-use super::lockstep::{Exchange, Lockstep, UnitError, Wake, Waker, protocol};
+use super::lockstep::{Exchange, Lockstep, UnitError, Wake, Waker};
 use super::rows::INLINE_RANKS;
-use super::wire;
+use super::wire::{self, MessageError};
 use crate::nodes::NodeGrid;
 
 /// The link of a unit whose ranks agree on their nodes; shared by its clones and groups. Any two ranks use the groups
@@ -54,7 +54,7 @@ impl<L: Lockstep> UnitLink<L> {
         let mut incoming = vec![Vec::new(); world];
         link.all_to_all(&vec![own.clone(); world], &mut incoming)?;
         for (peer, found) in incoming.iter().enumerate().filter(|(peer, _)| *peer != rank) {
-            check_nodes(found, nodes).map_err(protocol(peer))?;
+            check_nodes(found, nodes).map_err(MessageError::from_rank(peer))?;
         }
         let waker = link.waker();
         let state = Arc::new(Mutex::new(State { link, sent: LevelBytes::default() }));
@@ -92,13 +92,12 @@ impl<L: Lockstep> UnitLink<L> {
 /// Begins the message by which ranks agree on their nodes.
 const MARK: [u8; 4] = *b"node";
 
-fn check_nodes(message: &[u8], nodes: usize) -> Result<(), String> {
+fn check_nodes(message: &[u8], nodes: usize) -> Result<(), MessageError> {
     let Some((&MARK, found)) = message.split_first_chunk() else {
-        return Err(format!("it is not divided into nodes, expected {nodes} nodes"));
+        return Err(MessageError::NoNodes(nodes));
     };
     let found: u32 = bytemuck::pod_read_unaligned(wire::exactly(found, size_of::<u32>())?);
-    let detail = || format!("it divides the unit into {found} nodes, expected {nodes}");
-    if found as usize == nodes { Ok(()) } else { Err(detail()) }
+    if found as usize == nodes { Ok(()) } else { Err(MessageError::Nodes { found, expected: nodes }) }
 }
 
 impl<L: Lockstep> Lockstep for UnitLink<L> {

@@ -204,8 +204,3 @@ impl UnitError {
         Self::Protocol { rank, detail }
     }
 }
-
-/// Converts a message to [`UnitError::protocol`].
-pub(super) fn protocol(rank: usize) -> impl FnOnce(String) -> UnitError {
-    move |detail| UnitError::protocol(rank, detail)
-}

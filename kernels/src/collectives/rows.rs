@@ -8,6 +8,7 @@ use smallvec::SmallVec;
 use super::group::GroupLink;
 use super::lockstep::{Lockstep, UnitError};
 use super::memory::{Half, PeerRows, RowMemory};
+use super::wire::MessageError;
 use super::{AllRows, Collectives, Norm, OwnRows, Received, ReceivedRows, wire};
 use crate::dispatch::{DispatchPlan, RankRows};
 use crate::element::{Dtype, Element};
@@ -173,12 +174,12 @@ impl<L: Lockstep, M: RowMemory<T>, T: Element> RowCollectives<L, M, T> {
     /// Passes each peer's message to `read`, which learns whether it carries rows and returns their range.
     fn read_messages(
         &mut self,
-        mut read: impl FnMut(usize, &[u8], bool) -> Result<Range<usize>, String>,
+        mut read: impl FnMut(usize, &[u8], bool) -> Result<Range<usize>, MessageError>,
     ) -> Result<(), UnitError> {
         for peer in (0..self.link.world()).filter(|&peer| peer != self.link.rank()) {
             let carries_rows = !self.memory.reaches(peer);
-            let rows =
-                read(peer, &self.inbound.messages[peer], carries_rows).map_err(|detail| self.protocol(peer, detail))?;
+            let rows = read(peer, &self.inbound.messages[peer], carries_rows)
+                .map_err(|error| self.protocol(peer, error.to_string()))?;
             self.inbound.locate(peer, rows);
         }
         Ok(())
@@ -234,7 +235,7 @@ impl<L: Lockstep, M: RowMemory<T>, T: Element> RowCollectives<L, M, T> {
             } else {
                 arrived.push_rows(rank, message, hidden * size_of::<T>())
             };
-            let rows = outcome.map_err(|detail| self.protocol(rank, detail))?;
+            let rows = outcome.map_err(|error| self.protocol(rank, error.to_string()))?;
             self.inbound.locate(rank, rows);
         }
         Ok(())
@@ -317,14 +318,14 @@ impl<L: Lockstep, M: RowMemory<T>, T: Element> Collectives<T> for RowCollectives
             for position in split.positions(rank) {
                 for (to, label) in to[split.token(position) * width..][..width].iter_mut().zip(&mut *labels) {
                     if usize::from(label) >= bound {
-                        return Err(format!("label {label} of a row, expected below {bound}"));
+                        return Err(MessageError::Label { label, bound });
                     }
                     *to = label;
                 }
             }
             Ok(())
         };
-        place(&mut labels.iter().copied(), me, out.labels).map_err(|detail| self.operands(detail))?;
+        place(&mut labels.iter().copied(), me, out.labels).map_err(|error| self.operands(error.to_string()))?;
         self.read_messages(|peer, message, carries_rows| {
             let count = split.positions(peer).len();
             let bytes = row_bytes::<T>(count, hidden, carries_rows);
@@ -453,7 +454,7 @@ impl Arrived {
     }
 
     /// Adds the next source, whose message contains its rows; returns their range.
-    fn push_rows(&mut self, source: usize, message: &[u8], row_bytes: usize) -> Result<Range<usize>, String> {
+    fn push_rows(&mut self, source: usize, message: &[u8], row_bytes: usize) -> Result<Range<usize>, MessageError> {
         let parts = wire::split_dispatch(message, row_bytes)?;
         self.push(source, 0..parts.rows as u32, wire::values(parts.pair_counts));
         self.push_pairs(parts);
@@ -462,10 +463,10 @@ impl Arrived {
     }
 
     /// Adds the next source, whose message names rows in its memory, which holds `limit`.
-    fn push_places(&mut self, source: usize, message: &[u8], limit: usize) -> Result<Range<usize>, String> {
+    fn push_places(&mut self, source: usize, message: &[u8], limit: usize) -> Result<Range<usize>, MessageError> {
         let parts = wire::split_dispatch(message, size_of::<u32>())?;
         if let Some(row) = wire::values::<u32>(parts.place).find(|row| *row as usize >= limit) {
-            return Err(format!("row {row} of its memory, which holds {limit}"));
+            return Err(MessageError::Place { row, limit });
         }
         self.push(source, wire::values(parts.place), wire::values(parts.pair_counts));
         self.push_pairs(parts);

@@ -10,6 +10,7 @@
 
 use bytemuck::Pod;
 
+use super::lockstep::UnitError;
 use crate::dispatch::RankRows;
 
 #[cfg(target_endian = "big")]
@@ -23,6 +24,42 @@ pub(super) const PAIR_BYTES: usize = 4 + 2;
 
 /// Bytes per row of a dispatch message besides its elements: its number of pairs.
 pub(super) const ROW_BYTES: usize = 2;
+
+/// What is wrong with a rank's message.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub(super) enum MessageError {
+    #[error("a message of {found} bytes, expected {expected}")]
+    Length { found: usize, expected: usize },
+    #[error("it split the rows of a step in another way")]
+    Split,
+    #[error("rows of {found} bytes, expected {expected}")]
+    Rows { found: usize, expected: usize },
+    #[error("a dispatch message of {0} bytes, expected at least {HEADER_BYTES}")]
+    Header(usize),
+    #[error(
+        "a dispatch message of {found} bytes after its header, expected {expected} for {rows} rows and {pairs} pairs"
+    )]
+    Dispatch { found: usize, expected: u64, rows: u32, pairs: u32 },
+    #[error("pair counts that sum to {counted}, expected {pairs} and no zero count")]
+    Pairs { counted: usize, pairs: usize },
+    #[error("row {row} of its memory, which holds {limit}")]
+    Place { row: u32, limit: usize },
+    #[error("label {label} of a row, expected below {bound}")]
+    Label { label: u16, bound: usize },
+    #[error("a gather of {0} bytes, shorter than its own rows")]
+    Gather(usize),
+    #[error("it is not divided into nodes, expected {0} nodes")]
+    NoNodes(usize),
+    #[error("it divides the unit into {found} nodes, expected {expected}")]
+    Nodes { found: u32, expected: usize },
+}
+
+impl MessageError {
+    /// The error for the rank that sent the message.
+    pub(super) fn from_rank(rank: usize) -> impl FnOnce(Self) -> UnitError {
+        move |error| UnitError::protocol(rank, error.to_string())
+    }
+}
 
 /// Appends plain values.
 pub(super) fn put<T: Pod>(values: &[T], out: &mut Vec<u8>) {
@@ -38,12 +75,12 @@ pub(super) fn values<T: Pod>(bytes: &[u8]) -> impl ExactSizeIterator<Item = T> {
 ///
 /// # Errors
 /// Names the value found and the one expected.
-pub(super) fn after_digest(message: &[u8], digest: u64, expected: usize) -> Result<&[u8], String> {
+pub(super) fn after_digest(message: &[u8], digest: u64, expected: usize) -> Result<&[u8], MessageError> {
     let Some((found, body)) = message.split_first_chunk::<HEADER_BYTES>() else {
-        return Err(format!("a message of {} bytes, expected {}", message.len(), HEADER_BYTES + expected));
+        return Err(MessageError::Length { found: message.len(), expected: HEADER_BYTES + expected });
     };
     if u64::from_le_bytes(*found) != digest {
-        return Err("it split the rows of a step in another way".to_owned());
+        return Err(MessageError::Split);
     }
     exactly(body, expected)
 }
@@ -52,9 +89,9 @@ pub(super) fn after_digest(message: &[u8], digest: u64, expected: usize) -> Resu
 ///
 /// # Errors
 /// Names both lengths.
-pub(super) fn exactly(message: &[u8], expected: usize) -> Result<&[u8], String> {
-    let detail = || format!("rows of {} bytes, expected {expected}", message.len());
-    if message.len() == expected { Ok(message) } else { Err(detail()) }
+pub(super) fn exactly(message: &[u8], expected: usize) -> Result<&[u8], MessageError> {
+    let found = message.len();
+    if found == expected { Ok(message) } else { Err(MessageError::Rows { found, expected }) }
 }
 
 /// Appends the dispatch message of one rank; `place` writes the rows, or their location.
@@ -88,21 +125,18 @@ pub(super) struct DispatchParts<'a> {
 ///
 /// # Errors
 /// Names the value found and the one expected.
-pub(super) fn split_dispatch(message: &[u8], place_bytes: usize) -> Result<DispatchParts<'_>, String> {
+pub(super) fn split_dispatch(message: &[u8], place_bytes: usize) -> Result<DispatchParts<'_>, MessageError> {
     if message.is_empty() {
         return Ok(DispatchParts::default());
     }
     let Some((header, body)) = message.split_first_chunk::<HEADER_BYTES>() else {
-        return Err(format!("a dispatch message of {} bytes, expected at least {HEADER_BYTES}", message.len()));
+        return Err(MessageError::Header(message.len()));
     };
     let [rows, pairs]: [u32; 2] = bytemuck::pod_read_unaligned(header);
     // Cannot overflow: u32 times a small number fits u64 for any header.
     let expected = u64::from(rows) * (place_bytes + ROW_BYTES) as u64 + u64::from(pairs) * PAIR_BYTES as u64;
     if rows == 0 || body.len() as u64 != expected {
-        return Err(format!(
-            "a dispatch message of {} bytes after its header, expected {expected} for {rows} rows and {pairs} pairs",
-            body.len()
-        ));
+        return Err(MessageError::Dispatch { found: body.len(), expected, rows, pairs });
     }
     let (rows, pairs) = (rows as usize, pairs as usize);
     let (place, body) = body.split_at(place_bytes * rows);
@@ -115,7 +149,7 @@ pub(super) fn split_dispatch(message: &[u8], place_bytes: usize) -> Result<Dispa
     }
     match counted == pairs && !has_empty {
         true => Ok(DispatchParts { rows, place, weights, experts, pair_counts }),
-        false => Err(format!("pair counts that sum to {counted} with none zero, expected {pairs}")),
+        false => Err(MessageError::Pairs { counted, pairs }),
     }
 }
 
@@ -154,7 +188,7 @@ mod tests {
         let mut miscounted = good.clone();
         let last = good.len() - 1;
         miscounted[last - 1] += 1;
-        assert!(split_dispatch(&miscounted, 8).unwrap_err().contains("sum to 4"));
+        assert!(split_dispatch(&miscounted, 8).unwrap_err().to_string().contains("sum to 4"));
         assert!(split_dispatch(&[0; 8], 8).is_err());
         assert!(exactly(&[0; 7], 8).is_err() && after_digest(&[0; 7], 0, 0).is_err());
         assert_eq!(split_dispatch(&[], 8).unwrap().rows, 0);

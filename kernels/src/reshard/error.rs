@@ -125,7 +125,22 @@ pub struct MemoryFault {
     /// Number of bytes.
     pub bytes: usize,
     /// The cause.
-    pub cause: String,
+    #[source]
+    pub cause: MemoryCause,
+}
+
+/// Why memory could not be read or written.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum MemoryCause {
+    /// The bytes are not all in the buffer, which has this many.
+    #[error("the buffer has {0} bytes")]
+    Size(usize),
+    /// The memory is out of this rank's reach.
+    #[error("rank {0} cannot read it")]
+    OutOfReach(usize),
+    /// The bytes overlap those at this offset.
+    #[error("it overlaps the bytes at {0}")]
+    Overlap(usize),
 }
 
 /// A fault that this rank found in a layer; its peers learn only the [`Reason`].

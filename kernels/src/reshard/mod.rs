@@ -63,7 +63,7 @@ mod shape;
 mod transfer;
 
 pub use checksum::{Checksums, PieceHash, PieceId};
-pub use error::{Fault, MemoryFault, Reason, Refusal, ReshardError, SwitchError};
+pub use error::{Fault, MemoryCause, MemoryFault, Reason, Refusal, ReshardError, SwitchError};
 pub use execute::{Outcome, Progress, Resharder};
 pub use layout::{Hosts, Layout, NO_HOST, Part, Place, Pool, Side, Slot};
 pub use memory::ExpertMemory;

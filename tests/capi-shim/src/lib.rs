@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 pub use capi;
 use capi::plug::{Launcher, Opened, RankFacts};
-use semmoe_kernels_cuda::{Buffer, Launch};
+use semmoe_kernels_cuda::{Buffer, GpuError, Launch};
 
 use group::Launches;
 
@@ -37,7 +37,7 @@ pub fn install() {
     capi::plug::install(open);
 }
 
-fn open(facts: &RankFacts) -> Result<Opened, String> {
+fn open(facts: &RankFacts) -> Result<Opened, GpuError> {
     group::shim()?;
     let word = Box::new(AtomicU64::new(0));
     let report = Buffer { address: word.as_ptr().addr() as u64, bytes: 8 };
@@ -54,11 +54,11 @@ struct Rank {
 }
 
 impl Launcher for Rank {
-    fn launch(&mut self, launches: &[Launch], _: *mut c_void) -> Result<(), String> {
+    fn launch(&mut self, launches: &[Launch], _: *mut c_void) -> Result<(), GpuError> {
         // A sort is local to its rank, so no other thread has to call it.
         match launches.iter().all(|launch| launch.kernel().starts_with("semmoe_argsort")) {
-            true => group::run(&[launches.to_vec()], 1),
-            false => self.group.arrive(self.rank, launches.to_vec()),
+            true => Ok(group::run(&[launches.to_vec()], 1)?),
+            false => Ok(self.group.arrive(self.rank, launches.to_vec())?),
         }
     }
 

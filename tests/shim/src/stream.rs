@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use semmoe_kernels_cuda::{Accelerator, Buffer, Grid, Launch, Runner};
+use semmoe_kernels_cuda::{Accelerator, Buffer, GpuError, Grid, Launch, Runner};
 
 use crate::build::Shim;
 use crate::group::Group;
@@ -65,20 +65,20 @@ fn run(shim: &Shim, launches: &[Option<Launch>], seed: u64) -> Result<Vec<Stream
 }
 
 impl Runner for ShimStream {
-    unsafe fn launch(&self, launch: &Launch) -> Result<(), String> {
+    unsafe fn launch(&self, launch: &Launch) -> Result<(), GpuError> {
         match &self.group {
-            Some(group) if launch.is_collective() => group.arrive(self.rank, *launch),
-            _ => run(self.shim, &[Some(*launch)], 1).map(drop),
+            Some(group) if launch.is_collective() => Ok(group.arrive(self.rank, *launch)?),
+            _ => Ok(run(self.shim, &[Some(*launch)], 1).map(drop)?),
         }
     }
 
-    unsafe fn write(&self, bytes: &[u8], to: Buffer) -> Result<(), String> {
+    unsafe fn write(&self, bytes: &[u8], to: Buffer) -> Result<(), GpuError> {
         // SAFETY: the caller's promise; device memory is the host's.
         unsafe { std::ptr::copy(bytes.as_ptr(), to.address as *mut u8, bytes.len()) };
         Ok(())
     }
 
-    unsafe fn copy(&self, from: Buffer, to: Buffer) -> Result<(), String> {
+    unsafe fn copy(&self, from: Buffer, to: Buffer) -> Result<(), GpuError> {
         // SAFETY: as above.
         unsafe { std::ptr::copy(from.address as *const u8, to.address as *mut u8, to.bytes as usize) };
         Ok(())
@@ -97,11 +97,11 @@ impl Runner for ShimStream {
 impl Accelerator for ShimStream {
     /// Poisoned, so that reads of uninitialised memory show. Refused once ranks have synchronised: a GPU would first
     /// wait for all of its kernels, one of which may wait for this rank.
-    fn allocate(&self, bytes: u64) -> Result<Buffer, String> {
+    fn allocate(&self, bytes: u64) -> Result<Buffer, GpuError> {
         if self.group.as_ref().is_some_and(|group| group.ranks() > 1 && group.has_synchronised()) {
-            return Err(format!(
-                "{bytes} bytes were allocated after the first collective, which would wait for all kernels"
-            ));
+            let error =
+                format!("{bytes} bytes were allocated after the first collective, which would wait for all kernels");
+            return Err(error.into());
         }
         let mut memory = self.memory();
         let free = memory.free;
@@ -111,16 +111,16 @@ impl Accelerator for ShimStream {
         Ok(allocated.buffer())
     }
 
-    unsafe fn read(&self, from: Buffer, to: &mut [u8]) -> Result<(), String> {
+    unsafe fn read(&self, from: Buffer, to: &mut [u8]) -> Result<(), GpuError> {
         if self.report() != 0 {
-            return Err("a kernel stopped".to_owned());
+            return Err("a kernel stopped".into());
         }
         // SAFETY: the caller's promise; device memory is the host's.
         unsafe { std::ptr::copy(from.address as *const u8, to.as_mut_ptr(), to.len()) };
         Ok(())
     }
 
-    fn free_bytes(&self) -> Result<u64, String> {
+    fn free_bytes(&self) -> Result<u64, GpuError> {
         Ok(self.memory().free)
     }
 }

@@ -2,10 +2,10 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use semmoe_kernels_cuda::{Accelerator, Buffer, Grid, Launch, Runner};
+use semmoe_kernels_cuda::{Accelerator, Buffer, GpuError, Grid, Launch, Runner};
 use semmoe_kernels_shim::ShimStream;
 
-type OnLaunch = dyn Fn(&ShimStream, &Launch) -> Result<(), String> + Send + Sync;
+type OnLaunch = dyn Fn(&ShimStream, &Launch) -> Result<(), GpuError> + Send + Sync;
 
 /// A stream that reports its launches to a test.
 pub struct Watched {
@@ -19,25 +19,25 @@ impl Watched {
     /// `on_launch` gets each launch before it runs; its error becomes the driver's.
     pub fn new(
         stream: ShimStream,
-        on_launch: impl Fn(&ShimStream, &Launch) -> Result<(), String> + Send + Sync + 'static,
+        on_launch: impl Fn(&ShimStream, &Launch) -> Result<(), GpuError> + Send + Sync + 'static,
     ) -> Self {
         Self { stream, on_launch: Box::new(on_launch), report: AtomicU64::new(0) }
     }
 }
 
 impl Runner for Watched {
-    unsafe fn launch(&self, launch: &Launch) -> Result<(), String> {
+    unsafe fn launch(&self, launch: &Launch) -> Result<(), GpuError> {
         (self.on_launch)(&self.stream, launch)?;
         // SAFETY: the caller guarantees it.
         unsafe { self.stream.launch(launch) }
     }
 
-    unsafe fn write(&self, bytes: &[u8], to: Buffer) -> Result<(), String> {
+    unsafe fn write(&self, bytes: &[u8], to: Buffer) -> Result<(), GpuError> {
         // SAFETY: the caller guarantees it.
         unsafe { self.stream.write(bytes, to) }
     }
 
-    unsafe fn copy(&self, from: Buffer, to: Buffer) -> Result<(), String> {
+    unsafe fn copy(&self, from: Buffer, to: Buffer) -> Result<(), GpuError> {
         // SAFETY: the caller guarantees it.
         unsafe { self.stream.copy(from, to) }
     }
@@ -55,16 +55,16 @@ impl Runner for Watched {
 }
 
 impl Accelerator for Watched {
-    fn allocate(&self, bytes: u64) -> Result<Buffer, String> {
+    fn allocate(&self, bytes: u64) -> Result<Buffer, GpuError> {
         self.stream.allocate(bytes)
     }
 
-    unsafe fn read(&self, from: Buffer, to: &mut [u8]) -> Result<(), String> {
+    unsafe fn read(&self, from: Buffer, to: &mut [u8]) -> Result<(), GpuError> {
         // SAFETY: the caller guarantees it.
         unsafe { self.stream.read(from, to) }
     }
 
-    fn free_bytes(&self) -> Result<u64, String> {
+    fn free_bytes(&self) -> Result<u64, GpuError> {
         self.stream.free_bytes()
     }
 }

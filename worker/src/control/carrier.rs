@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use super::error::RendezvousError;
 use super::frame;
 use super::patience::{Patience, unlimited};
-use crate::ep::{ShmError, ShmMemory};
+use crate::ep::{ShmError, ShmMemory, UnknownName};
 
 /// How ranks exchange data. All ranks of a unit must be configured alike.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -32,11 +32,11 @@ const NAMES: [(TransportChoice, &str); 3] =
     [(TransportChoice::Auto, "auto"), (TransportChoice::Shm, "shm"), (TransportChoice::Tcp, "tcp")];
 
 impl FromStr for TransportChoice {
-    type Err = String;
+    type Err = UnknownName;
 
-    fn from_str(text: &str) -> Result<Self, String> {
+    fn from_str(text: &str) -> Result<Self, UnknownName> {
         let known = NAMES.iter().find(|(_, name)| *name == text);
-        known.map(|(it, _)| *it).ok_or_else(|| format!("'{text:.100}' is not a transport: expected auto, shm or tcp"))
+        known.map(|(choice, _)| *choice).ok_or_else(|| UnknownName::new(text, "a transport", "auto, shm or tcp"))
     }
 }
 

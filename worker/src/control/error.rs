@@ -1,5 +1,6 @@
 //! Reasons why a unit could not form, one sentence each.
 
+use std::error::Error;
 use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -7,6 +8,9 @@ use std::time::Duration;
 use semmoe_tables::RankId;
 
 use crate::ep::ShmError;
+
+/// An error of any kind.
+pub(super) type BoxedError = Box<dyn Error + Send + Sync>;
 
 /// Reasons why the ranks of a unit did not find each other.
 #[derive(Debug, thiserror::Error)]
@@ -30,26 +34,26 @@ pub enum RendezvousError {
         other_secrets: usize,
     },
     /// Rank 0 is unreachable.
-    #[error("rank 0 could not be reached at {address} within {} s: {cause}", limit.as_secs_f32())]
+    #[error("rank 0 could not be reached at {address} within {} s: {source}", limit.as_secs_f32())]
     Unreachable {
         /// Its expected address.
         address: SocketAddr,
         /// The time limit.
         limit: Duration,
         /// The last failure.
-        cause: String,
+        source: BoxedError,
     },
     /// Two ranks were started with different arguments, models, tables or versions. The message names the rank and the
     /// difference.
     #[error("{0}")]
     Mismatch(String),
     /// A rank disconnected while the unit was forming.
-    #[error("rank {rank} disconnected while the unit was starting: {cause}")]
+    #[error("rank {rank} disconnected while the unit was starting: {source}")]
     BrokenOff {
         /// The rank.
         rank: RankId,
         /// The cause.
-        cause: String,
+        source: BoxedError,
     },
     /// No memory for the ranks to exchange data through.
     #[error("{0}; ranks without shared memory need --transport tcp")]
@@ -64,8 +68,8 @@ pub enum RendezvousError {
 
 impl RendezvousError {
     /// A rank that disconnected, or whose handshake failed.
-    pub(super) fn broken_off(rank: RankId, cause: impl ToString) -> Self {
-        Self::BrokenOff { rank, cause: cause.to_string() }
+    pub(super) fn broken_off(rank: RankId, cause: impl Into<BoxedError>) -> Self {
+        Self::BrokenOff { rank, source: cause.into() }
     }
 }
 

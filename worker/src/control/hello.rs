@@ -55,7 +55,13 @@ pub(super) struct Hello {
 }
 
 /// Rank 0's answer: the registered unit, or why it cannot form.
-pub(super) type Reply = Result<Welcome, String>;
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) enum Reply {
+    #[serde(rename = "Ok")]
+    Welcome(Welcome),
+    #[serde(rename = "Err")]
+    Refusal(String),
+}
 
 /// Parameters of a unit that has formed.
 #[derive(Clone, Debug, Serialize, Deserialize)]

@@ -27,11 +27,20 @@ impl<T> LinkSender<T> {
     }
 }
 
+/// Why a link has ended.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum LinkEnd {
+    #[error("its process is gone")]
+    ProcessGone,
+    #[error(transparent)]
+    Frame(FrameError),
+}
+
 /// Starts both threads. `receive` gets every frame and finally, once, why there will be no more.
 pub(crate) fn start<Out, In>(
     name: &str,
     stream: TcpStream,
-    mut receive: impl FnMut(Result<In, String>) + Send + 'static,
+    mut receive: impl FnMut(Result<In, LinkEnd>) + Send + 'static,
 ) -> io::Result<LinkSender<Out>>
 where
     Out: Serialize + Send + 'static,
@@ -55,8 +64,8 @@ where
         loop {
             match frame::read::<In>(&mut reading, MAX_FRAME_BYTES) {
                 Ok(message) => receive(Ok(message)),
-                Err(FrameError::Closed) => return receive(Err("its process is gone".into())),
-                Err(error) => return receive(Err(error.to_string())),
+                Err(FrameError::Closed) => return receive(Err(LinkEnd::ProcessGone)),
+                Err(error) => return receive(Err(LinkEnd::Frame(error))),
             }
         }
     })?;

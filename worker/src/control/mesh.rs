@@ -6,7 +6,7 @@ use semmoe_tables::RankId;
 
 use super::acceptor::Acceptor;
 use super::auth::{self, Purpose, Unproven};
-use super::error::RendezvousError;
+use super::error::{BoxedError, RendezvousError};
 use super::frame;
 use super::hello::Link;
 use super::patience::{Patience, unlimited};
@@ -28,7 +28,7 @@ pub(super) fn connect(
     let me = own.to;
     let mut streams: Vec<Option<TcpStream>> = lower.iter().map(|_| None).collect();
     for (rank, address) in (0..).zip(lower).filter_map(|(rank, address)| Some((RankId::new(rank), (*address)?))) {
-        let broken = |cause: String| RendezvousError::broken_off(rank, format!("{address}: {cause}"));
+        let broken = |cause: BoxedError| RendezvousError::broken_off(rank, format!("{address}: {cause}"));
         let mut stream = auth::reach(address, Purpose::Data, secret, patience).map_err(|cause| match cause {
             Unproven::Unreachable(reason) => reason.or("it could not be reached in time", broken),
             Unproven::Refused(error) => distrust(rank, &error),

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags};
 use rustix::net::sockopt;
 
-use super::error::RendezvousError;
+use super::error::{BoxedError, RendezvousError};
 use crate::ep::poll_until;
 use crate::unit::Shutdown;
 
@@ -49,11 +49,11 @@ impl From<io::Error> for Impatience {
 
 impl Impatience {
     /// The error of a rendezvous: `failed` with the cause, which is `late` after the deadline.
-    pub(super) fn or(self, late: &str, failed: impl FnOnce(String) -> RendezvousError) -> RendezvousError {
+    pub(super) fn or(self, late: &str, failed: impl FnOnce(BoxedError) -> RendezvousError) -> RendezvousError {
         match self {
             Self::Stopped => RendezvousError::Stopped,
-            Self::Deadline => failed(late.to_owned()),
-            Self::Io(error) => failed(error.to_string()),
+            Self::Deadline => failed(late.into()),
+            Self::Io(error) => failed(error.into()),
         }
     }
 }

@@ -88,7 +88,7 @@ impl Host {
         let leaders = carrier::host_leaders(identity.transport, &hosts);
         let mut data = vec![self.data.local_addr()?];
         data.extend(members.iter().map(|(hello, _)| hello.data));
-        let welcome: Reply = Ok(Welcome { session, data, limits, leaders: leaders.clone() });
+        let welcome = Reply::Welcome(Welcome { session, data, limits, leaders: leaders.clone() });
         for (hello, stream) in &mut members {
             frame::write(stream, &welcome)
                 .map_err(|error| RendezvousError::broken_off(RankId::new(hello.rank), error))?;
@@ -156,14 +156,14 @@ impl Host {
         let mismatch = identity.difference(rank, &hello.identity).or_else(misplaced).or_else(apart);
         if let Some(reason) = mismatch {
             // Best effort: this side reports the error as well.
-            let _ = frame::write(&mut stream, &Reply::Err(reason.clone()));
+            let _ = frame::write(&mut stream, &Reply::Refusal(reason.clone()));
             return Err(RendezvousError::Mismatch(reason));
         }
         let slot = &mut members[rank.index() - 1];
         if slot.is_some() {
             let reason = format!("rank {rank} has already registered");
             tracing::warn!("{reason}: turned away a second process");
-            let _ = frame::write(&mut stream, &Reply::Err(reason));
+            let _ = frame::write(&mut stream, &Reply::Refusal(reason));
             return Ok(());
         }
         unlimited(&stream)?;
@@ -179,7 +179,7 @@ type Slot = Option<(Hello, TcpStream)>;
 fn refuse_all(acceptor: &mut Acceptor<'_, Hello>, error: &RendezvousError, patience: &Patience, members: Vec<Slot>) {
     let refuse = |mut stream: TcpStream| {
         // Best effort: rank 0 reports the error itself.
-        let _ = frame::write(&mut stream, &Reply::Err(error.to_string()));
+        let _ = frame::write(&mut stream, &Reply::Refusal(error.to_string()));
     };
     let mut absent = members.iter().filter(|slot| slot.is_none()).count();
     members.into_iter().flatten().for_each(|(_, stream)| refuse(stream));
@@ -206,7 +206,7 @@ pub(crate) fn join(
 ) -> Result<Joined<TcpStream>, RendezvousError> {
     let Location { rendezvous: address, data, place } = location;
     let rank_0 = RankId::new(0);
-    let unreachable = |cause| RendezvousError::Unreachable { address, limit: patience.limit, cause };
+    let unreachable = |source| RendezvousError::Unreachable { address, limit: patience.limit, source };
     let unless_stopped = |error| match patience.slice() {
         Err(Impatience::Stopped) => RendezvousError::Stopped,
         _ => error,
@@ -222,7 +222,10 @@ pub(crate) fn join(
     let broken = |error: FrameError| unless_stopped(RendezvousError::broken_off(rank_0, error));
     frame::write(&mut control, &hello).map_err(broken)?;
     let reply = frame::read::<Reply>(&mut patience.reader(&control), MAX_HELLO_BYTES).map_err(broken)?;
-    let Welcome { session, data: addresses, limits, leaders } = reply.map_err(RendezvousError::Mismatch)?;
+    let Welcome { session, data: addresses, limits, leaders } = match reply {
+        Reply::Welcome(welcome) => welcome,
+        Reply::Refusal(reason) => return Err(RendezvousError::Mismatch(reason)),
+    };
     let world = usize::from(identity.world);
     if addresses.len() != world || leaders.len() != world {
         let cause = format!("it named {} ranks on {} hosts, expected {world}", addresses.len(), leaders.len());
@@ -246,7 +249,7 @@ pub(super) fn distrust(rank: RankId, error: &AuthError) -> RendezvousError {
     match error {
         error if error.is_secret() => mismatch("is not trusted"),
         AuthError::Protocol { .. } => mismatch("does not fit"),
-        error => RendezvousError::broken_off(rank, error),
+        error => RendezvousError::broken_off(rank, error.to_string()),
     }
 }
 

@@ -266,10 +266,11 @@ impl Engine {
                 Err(StepError::Transport(error)) => return Err(error),
                 // Nothing was sent: the step restarts without the sequence, because peers may be waiting. With
                 // attention tp every rank decides alike.
-                Err(StepError::Item { item, detail }) => {
+                Err(StepError::Item { item, source }) => {
                     drop(items);
                     let sequence = self.running.remove(members[item].index);
-                    self.events.push((sequence.carried.request.id, SequenceEvent::Failed { message: detail }));
+                    self.events
+                        .push((sequence.carried.request.id, SequenceEvent::Failed { message: source.to_string() }));
                 }
             }
         }

@@ -29,6 +29,17 @@ pub(super) struct StepSync {
     pub(super) orders: Vec<ToRank>,
 }
 
+/// What is wrong with a rank's message.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum SyncError {
+    #[error("a message that ends inside a field")]
+    Cut,
+    #[error("flags {0}, expected at most {max}", max = HAS_TOKEN | HAS_LOGPROBS)]
+    Flags(u8),
+    #[error("unreadable orders: {0}")]
+    Orders(#[from] serde_json::Error),
+}
+
 /// The token that a rank chose for one of its sequences.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Chosen {
@@ -65,7 +76,7 @@ impl StepSync {
         }
     }
 
-    pub(super) fn decode(message: &[u8]) -> Result<Self, String> {
+    pub(super) fn decode(message: &[u8]) -> Result<Self, SyncError> {
         let mut reader = Reader(message);
         let (steps, digest) = (u64::from_le_bytes(reader.take()?), u64::from_le_bytes(reader.take()?));
         let count = u32::from_le_bytes(reader.take()?);
@@ -75,7 +86,7 @@ impl StepSync {
         }
         let orders = match reader.0 {
             [] => Vec::new(),
-            json => serde_json::from_slice(json).map_err(|error| format!("unreadable orders: {error}"))?,
+            json => serde_json::from_slice(json)?,
         };
         Ok(Self { steps, digest, chosen, orders })
     }
@@ -85,18 +96,18 @@ impl StepSync {
 struct Reader<'a>(&'a [u8]);
 
 impl Reader<'_> {
-    fn take<const N: usize>(&mut self) -> Result<[u8; N], String> {
-        let (taken, rest) = self.0.split_first_chunk().ok_or("a message that ends inside a field")?;
+    fn take<const N: usize>(&mut self) -> Result<[u8; N], SyncError> {
+        let (taken, rest) = self.0.split_first_chunk().ok_or(SyncError::Cut)?;
         self.0 = rest;
         Ok(*taken)
     }
 
-    fn chosen(&mut self) -> Result<Chosen, String> {
+    fn chosen(&mut self) -> Result<Chosen, SyncError> {
         let sequence = u64::from_le_bytes(self.take()?);
         let [flags] = self.take()?;
         let token = u32::from_le_bytes(self.take()?);
         if flags & !(HAS_TOKEN | HAS_LOGPROBS) != 0 {
-            return Err(format!("flags {flags}, expected at most {}", HAS_TOKEN | HAS_LOGPROBS));
+            return Err(SyncError::Flags(flags));
         }
         let logprobs = match flags & HAS_LOGPROBS {
             0 => None,
@@ -105,11 +116,11 @@ impl Reader<'_> {
         Ok(Chosen { sequence, sampled: (flags & HAS_TOKEN != 0).then_some(Sampled { token, logprobs }) })
     }
 
-    fn logprobs(&mut self) -> Result<TokenLogprobs, String> {
+    fn logprobs(&mut self) -> Result<TokenLogprobs, SyncError> {
         let logprob = f32::from_le_bytes(self.take()?);
         let count = u16::from_le_bytes(self.take()?);
         let pair = |_| Ok((u32::from_le_bytes(self.take()?), f32::from_le_bytes(self.take()?)));
-        Ok(TokenLogprobs { logprob, top: (0..count).map(pair).collect::<Result<_, String>>()? })
+        Ok(TokenLogprobs { logprob, top: (0..count).map(pair).collect::<Result<_, SyncError>>()? })
     }
 }
 
@@ -135,7 +146,7 @@ mod tests {
         let mut message = vec![1];
         for sync in [message_of_a_rank(), StepSync::default()] {
             sync.encode(&mut message).unwrap();
-            assert_eq!(StepSync::decode(&message), Ok(sync));
+            assert_eq!(StepSync::decode(&message).unwrap(), sync);
         }
     }
 
@@ -154,6 +165,6 @@ mod tests {
         assert!(StepSync::decode(&claims).is_err());
         let mut flags = message;
         flags[28] = 4;
-        assert_eq!(StepSync::decode(&flags).unwrap_err(), "flags 4, expected at most 3");
+        assert_eq!(StepSync::decode(&flags).unwrap_err().to_string(), "flags 4, expected at most 3");
     }
 }

@@ -144,7 +144,7 @@ impl Engine {
         for (place, message) in received.iter().enumerate() {
             // This rank's own message is not transported.
             let sync = if place == me { Ok(StepSync::default()) } else { StepSync::decode(message) };
-            syncs.push(sync.map_err(|detail| UnitError::protocol(first + place, detail))?);
+            syncs.push(sync.map_err(|error| UnitError::protocol(first + place, error.to_string()))?);
         }
         self.together.message = message;
         syncs[me] = own;

@@ -1,6 +1,7 @@
 //! One rank's part of the unit: its MoE layers and attention tp's collectives, counted and timed.
 
 use std::ops::Range;
+use std::sync::Arc;
 use std::time::Instant;
 
 use semmoe_kernels::collectives::{
@@ -27,8 +28,8 @@ pub trait LocalExperts: Sync {
     /// Waits until the experts are in memory; called once, after the rows have arrived.
     ///
     /// # Errors
-    /// A sentence about why they never will be: the rank cannot continue.
-    fn ready(&self) -> Result<(), String> {
+    /// They never will be: the rank cannot continue.
+    fn ready(&self) -> Result<(), ExpertsLost> {
         Ok(())
     }
 
@@ -37,6 +38,11 @@ pub trait LocalExperts: Sync {
     /// buffer, of any length and content.
     fn apply(&self, slot: usize, x: &[f32], out: &mut [f32], work: &mut Vec<f32>);
 }
+
+/// Why a rank's experts will never be in its memory.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct ExpertsLost(#[source] pub Arc<dyn std::error::Error + Send + Sync>);
 
 /// n tokens of this rank with their routes.
 #[derive(Clone, Copy, Debug)]
@@ -395,7 +401,7 @@ impl ExpertParallel {
         stepping(&mut self.unit, &mut self.groups, self.group).dispatch(x, hidden, &self.plan)?;
         self.end(layer, TimedCollective::Dispatch, dispatch);
 
-        experts.ready().map_err(|cause| UnitError::PeerLost { rank: self.unit.rank(), cause })?;
+        experts.ready().map_err(|error| UnitError::lost(self.unit.rank(), error.to_string()))?;
         self.log(|stages| stages.begin(EXPERTS, 0));
         let hosts = &self.layers[layer.index()];
         let received = stepping(&mut self.unit, &mut self.groups, self.group).received();

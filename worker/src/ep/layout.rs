@@ -10,7 +10,7 @@ use semmoe_kernels::collectives::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::wire::WireRows;
+use super::wire::{UnknownName, WireRows};
 
 /// How the experts of a model are divided among ranks. All ranks of a unit must be configured alike.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
@@ -79,15 +79,15 @@ impl NodeLayout {
 }
 
 impl FromStr for ExpertLayout {
-    type Err = String;
+    type Err = UnknownName;
 
-    fn from_str(text: &str) -> Result<Self, String> {
+    fn from_str(text: &str) -> Result<Self, UnknownName> {
         let nodes = || text.strip_prefix("hybrid:").and_then(NodeLayout::parse);
         let unknown = || {
-            format!(
-                "'{text:.100}' is not a layout of experts: expected ep, tp, hybrid:NODESxRANKS or, fused, \
-                 hybrid:NODESxRANKS:CHUNKS with 1 to {MAX_CHUNKS} chunks"
-            )
+            let expected = format!(
+                "ep, tp, hybrid:NODESxRANKS or, fused, hybrid:NODESxRANKS:CHUNKS with 1 to {MAX_CHUNKS} chunks"
+            );
+            UnknownName::new(text, "a layout of experts", expected)
         };
         match text {
             "ep" => Ok(Self::Ep),

@@ -38,7 +38,7 @@ mod traffic;
 mod wire;
 
 pub use counters::{ByPlace, Collective, Counters, LayerTraffic, LevelBytes, RowCounts, StepPhase, Traffic};
-pub use exchange::{ExpertParallel, LocalExperts, RoutedBatch, WorldMismatch};
+pub use exchange::{ExpertParallel, ExpertsLost, LocalExperts, RoutedBatch, WorldMismatch};
 pub use forced::ForcedRate;
 #[cfg(feature = "gpu")]
 pub(crate) use hosts::{LayerHosts, NotHere};
@@ -53,4 +53,4 @@ pub use shm::{MAX_SHARED_WORLD, ShmMemory, ShmTransport};
 pub use stages::StageLog;
 pub use tcp::TcpTransport;
 pub use timings::{LayerTimings, StepBatch, StepCount, TimedCollective, Timings};
-pub use wire::{WireRows, WireType};
+pub use wire::{UnknownName, WireRows, WireType};

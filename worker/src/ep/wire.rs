@@ -29,12 +29,27 @@ impl WireType {
     }
 }
 
-impl FromStr for WireType {
-    type Err = String;
+/// A name in the arguments that means nothing here.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("'{found:.100}' is not {what}: expected {expected}")]
+pub struct UnknownName {
+    found: String,
+    what: &'static str,
+    expected: String,
+}
 
-    fn from_str(text: &str) -> Result<Self, String> {
+impl UnknownName {
+    pub(crate) fn new(found: &str, what: &'static str, expected: impl Into<String>) -> Self {
+        Self { found: found.to_owned(), what, expected: expected.into() }
+    }
+}
+
+impl FromStr for WireType {
+    type Err = UnknownName;
+
+    fn from_str(text: &str) -> Result<Self, UnknownName> {
         let known = [Self::F32, Self::Bf16].into_iter().find(|wire| wire.dtype().name() == text);
-        known.ok_or_else(|| format!("'{text:.100}' is not an element type for the wire: expected f32 or bf16"))
+        known.ok_or_else(|| UnknownName::new(text, "an element type for the wire", "f32 or bf16"))
     }
 }
 

@@ -35,7 +35,8 @@ pub enum ModelError {
     },
     /// A GPU error, such as a lack of memory, in the driver's words.
     #[error("the GPU failed: {0}")]
-    Gpu(String),
+    #[cfg(feature = "gpu")]
+    Gpu(#[source] semmoe_kernels_cuda::GpuError),
     /// Something that is implemented only on the CPU.
     #[error("{0} is not supported on a GPU (--device cuda)")]
     NotOnGpu(&'static str),
@@ -111,7 +112,10 @@ pub enum ModelError {
     ExpertFault(MemoryFault),
     /// No memory for experts.
     #[error("no memory for the experts: {0}")]
-    ExpertMemory(String),
+    ExpertMemory(#[source] Box<dyn std::error::Error + Send + Sync>),
+    /// The thread that reads streamed experts has panicked.
+    #[error("the thread that reads its experts has exited")]
+    ReaderGone,
     /// A memory limit for experts that is too low for streaming.
     #[error(
         "this rank's experts need at least {least} bytes of memory, two layers of streamed ones included, but \
@@ -188,11 +192,38 @@ pub enum StepError {
     Transport(#[from] UnitError),
     /// An invalid item. Nothing was sent and no cache has changed: the rank must restart its step without the item,
     /// because its peers may be waiting.
-    #[error("item {item} of the step is invalid: {detail}")]
+    #[error("item {item} of the step is invalid: {source}")]
     Item {
         /// Index into the step's items.
         item: usize,
-        /// The problem: found and expected.
-        detail: String,
+        /// The problem.
+        source: ItemError,
     },
+}
+
+/// What is wrong with an item of a step: found and expected.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum ItemError {
+    /// It has no tokens.
+    #[error("it has no tokens, expected at least one")]
+    NoTokens,
+    /// A token that the model does not know.
+    #[error("token id {found}, expected below the vocabulary's {limit}")]
+    Token {
+        /// The token.
+        found: u32,
+        /// Tokens of the vocabulary.
+        limit: usize,
+    },
+    /// More tokens than the sequence can take.
+    #[error("{found} tokens, expected at most the {limit} that its sequence can still take")]
+    Length {
+        /// Tokens of the item.
+        found: usize,
+        /// Tokens that the sequence can take.
+        limit: usize,
+    },
+    /// No page is left.
+    #[error("no page of the key-value cache is left for it")]
+    NoPage,
 }

@@ -226,7 +226,7 @@ impl Experts {
         let pool = if groups.is_empty() { pool } else { pool.with_groups(groups).map_err(ModelError::Experts)? };
         let layout = capacity.layout;
         let memory = SharedExperts::create(at.rank, at.world, pool.bytes())
-            .map_err(|error| ModelError::ExpertMemory(error.to_string()))?;
+            .map_err(|error| ModelError::ExpertMemory(error.into()))?;
         let checksums = Checksums::new(&pool);
         let touched = [0; 2];
         let mut experts =

@@ -67,7 +67,7 @@ pub use config::{
     Rope, RopeLayout, Router, Scoring, SharedExpert, Yarn,
 };
 pub(crate) use error::LATENT;
-pub use error::{ModelError, StepError};
+pub use error::{ItemError, ModelError, StepError};
 pub(crate) use kv::KvSpan;
 pub use kv::{
     AttentionSwitch, CacheShape, KvArrival, KvCache, KvObjection, KvPhase, KvPool, KvUsage, MovingSequence,
@@ -295,12 +295,11 @@ impl Model {
         probe: &mut dyn Probe,
     ) -> Result<&StepOutput, StepError> {
         for (item, step) in items.iter().enumerate() {
-            check_item(&self.config, step).map_err(|detail| StepError::Item { item, detail })?;
+            check_item(&self.config, step).map_err(|source| StepError::Item { item, source })?;
         }
         for (item, step) in items.iter_mut().enumerate() {
             if !step.kv.reserve(step.tokens.len()) {
-                let detail = "no page of the key-value cache is left for it".to_owned();
-                return Err(StepError::Item { item, detail });
+                return Err(StepError::Item { item, source: ItemError::NoPage });
             }
         }
         let mut forward = Forward {
@@ -326,18 +325,16 @@ impl Model {
     }
 }
 
-fn check_item(config: &ModelConfig, item: &StepItem<'_>) -> Result<(), String> {
+fn check_item(config: &ModelConfig, item: &StepItem<'_>) -> Result<(), ItemError> {
     if item.tokens.is_empty() {
-        return Err("it has no tokens, expected at least one".to_owned());
+        return Err(ItemError::NoTokens);
     }
-    if let Some(token) = item.tokens.iter().find(|&&token| token as usize >= config.vocab_size) {
-        return Err(format!("token id {token}, expected below the vocabulary's {}", config.vocab_size));
+    let limit = config.vocab_size;
+    if let Some(&found) = item.tokens.iter().find(|&&token| token as usize >= limit) {
+        return Err(ItemError::Token { found, limit });
     }
-    let (tokens, room) = (item.tokens.len(), item.kv.remaining());
-    if tokens > room {
-        return Err(format!("{tokens} tokens, expected at most the {room} that its sequence can still take"));
-    }
-    Ok(())
+    let (found, limit) = (item.tokens.len(), item.kv.remaining());
+    if found <= limit { Ok(()) } else { Err(ItemError::Length { found, limit }) }
 }
 
 fn check_placement(config: &ModelConfig, host: GroupId, placement: &ExpertCopies) -> Result<(), ModelError> {

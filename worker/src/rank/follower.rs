@@ -50,7 +50,7 @@ pub(super) fn run(config: WorkerConfig, runtime: &Handle) -> Result<(), WorkerEr
             }
             inbox.send(order);
         }
-        Err(cause) => drop(notice.send(Notice::Closed(cause))),
+        Err(end) => drop(notice.send(Notice::Closed(end.to_string()))),
     })
     .map_err(WorkerError::Runtime)?;
 

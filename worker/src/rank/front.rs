@@ -98,7 +98,7 @@ fn ports(unit: &Unit, connected: &Connected, links: Vec<(RankId, TcpStream)>) ->
         let unit = unit.clone();
         let link = link::start::<ToRank, FromRank>(&format!("control-{rank}"), stream, move |message| match message {
             Ok(message) => unit.deliver(rank, message),
-            Err(cause) => unit.closed(rank, &cause),
+            Err(end) => unit.closed(rank, &end.to_string()),
         })
         .map_err(WorkerError::Runtime)?;
         ports.push(Port::Remote(link));

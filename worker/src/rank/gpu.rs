@@ -10,6 +10,7 @@ use std::time::Duration;
 use half::bf16;
 use semmoe_kernels::Dtype;
 use semmoe_kernels::collectives::{Lockstep as _, PrivateMemory, RowCollectives, UnitLink};
+use semmoe_kernels_cuda::GpuError;
 #[cfg(feature = "cuda")]
 use semmoe_kernels_cuda::driver::DeviceUnit;
 use semmoe_kernels_cuda::unit::{Room, UnitRank};
@@ -32,13 +33,13 @@ pub trait GpuProvider: Send + Sync {
     ///
     /// # Errors
     /// The driver's message.
-    fn free_bytes(&self) -> Result<u64, String>;
+    fn free_bytes(&self) -> Result<u64, GpuError>;
 
     /// A rank's part; all ranks ask once, with equal `room` for collectives.
     ///
     /// # Errors
     /// The driver's message, for example for a lack of memory.
-    fn rank(&self, rank: usize, room: Room) -> Result<UnitRank, String>;
+    fn rank(&self, rank: usize, room: Room) -> Result<UnitRank, GpuError>;
 }
 
 /// GPU memory for keys and values: half of what the weights leave, estimated from the checkpoint's files.
@@ -137,17 +138,17 @@ struct CudaGpu {
 
 #[cfg(feature = "cuda")]
 impl GpuProvider for CudaGpu {
-    fn free_bytes(&self) -> Result<u64, String> {
-        self.unit.memory().map(|(free, _)| free).map_err(|error| error.to_string())
+    fn free_bytes(&self) -> Result<u64, GpuError> {
+        Ok(self.unit.memory()?.0)
     }
 
-    fn rank(&self, rank: usize, room: Room) -> Result<UnitRank, String> {
+    fn rank(&self, rank: usize, room: Room) -> Result<UnitRank, GpuError> {
         let mut parts = lock(&self.parts);
         if parts.is_none() {
-            let ranks = self.unit.ranks(&room, self.timeout).map_err(|error| error.to_string())?;
+            let ranks = self.unit.ranks(&room, self.timeout)?;
             *parts = Some(ranks.into_iter().map(Some).collect());
         }
         let part = parts.as_mut().and_then(|parts| parts.get_mut(rank)?.take());
-        part.ok_or_else(|| format!("rank {rank} has no part of it"))
+        part.ok_or_else(|| format!("rank {rank} has no part of it").into())
     }
 }

@@ -196,12 +196,12 @@ impl Connected {
                 tracing::warn!(%error, "the rank's threads are not pinned");
             }
             // A panic is a bug, but the unit must still learn which rank failed.
-            let lost = |cause: String| Lost { rank, cause: format!("rank {rank} was lost: {cause}") };
+            let lost = |cause: &str| Lost { rank, cause: format!("rank {rank} was lost: {cause}") };
             let end = match catch_unwind(AssertUnwindSafe(|| with_threads(threads, || engine.run()))) {
                 Ok(Ok(Ok(end))) => Ok(end),
-                Ok(Err(error)) => Err(lost(format!("it could not start threads: {error}"))),
+                Ok(Err(error)) => Err(lost(&format!("it could not start threads: {error}"))),
                 Ok(Ok(Err(error))) => Err(Lost { rank: RankId::new(error.rank() as u16), cause: error.to_string() }),
-                Err(_) => Err(lost("its engine panicked".to_owned())),
+                Err(_) => Err(lost("its engine panicked")),
             };
             // Written before the end is reported, because the process may then exit.
             if let Some(StageFile { path, file, log }) = stages

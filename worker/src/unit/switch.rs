@@ -49,6 +49,16 @@ pub(super) struct Switch {
 type RankReport = (RankId, SwitchReport);
 type Reports = mpsc::UnboundedReceiver<RankReport>;
 
+/// What a report says about the phase that waits for it.
+enum Answer {
+    Accepts,
+    Refuses {
+        reason: String,
+    },
+    /// Another report; the answer is still to come.
+    Pending,
+}
+
 /// Outcomes of past switches, and the duration of the last one.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct SwitchHistory {
@@ -170,9 +180,9 @@ impl Unit {
         let (ticket, mut receiver) = self.begin_switch(to, kv_step_bytes, if_epoch)?;
         let mut driver = Driver { unit: self, ticket, end: Some(SwitchEnd::Refused) };
         self.collect(&mut receiver, SwitchState::Preparing, PREPARE_LIMIT, |report| match report {
-            SwitchReport::Prepared => Some(Ok(())),
-            SwitchReport::Refused { reason } => Some(Err(reason)),
-            _ => None,
+            SwitchReport::Prepared => Answer::Accepts,
+            SwitchReport::Refused { reason } => Answer::Refuses { reason },
+            _ => Answer::Pending,
         })
         .await?;
         {
@@ -216,7 +226,7 @@ impl Unit {
         let mut driver = Driver { unit: self, ticket, end: Some(SwitchEnd::Aborted) };
         for (order, answer) in [(SwitchOrder::Hold, SwitchReport::Held), (SwitchOrder::Quiet, SwitchReport::Quiet)] {
             self.broadcast(&ToRank::Switch { ticket, order });
-            let answered = |report| (report == answer).then_some(Ok(()));
+            let answered = |report| if report == answer { Answer::Accepts } else { Answer::Pending };
             self.collect(&mut receiver, SwitchState::Holding, self.timeouts.step, answered).await?;
         }
         {
@@ -298,13 +308,13 @@ impl Unit {
         Ok((ticket, receiver))
     }
 
-    /// Waits for one answer from each rank; `answer` returns `None` for other reports.
+    /// Waits for one answer from each rank.
     async fn collect(
         &self,
         receiver: &mut Reports,
         phase: SwitchState,
         limit: Duration,
-        answer: impl Fn(SwitchReport) -> Option<Result<(), String>>,
+        answer: impl Fn(SwitchReport) -> Answer,
     ) -> Result<(), SwitchError> {
         let deadline = Deadline::now() + limit;
         let mut missing: Vec<RankId> = (0..self.world).map(RankId::new).collect();
@@ -313,9 +323,9 @@ impl Unit {
             let (rank, report) =
                 next.map_err(|_| SwitchError::Late { rank: late, phase, limit })?.ok_or_else(|| self.gone())?;
             match answer(report) {
-                Some(Ok(())) => missing.retain(|other| *other != rank),
-                Some(Err(reason)) => return Err(SwitchError::Refused { rank, reason }),
-                None => {}
+                Answer::Accepts => missing.retain(|other| *other != rank),
+                Answer::Refuses { reason } => return Err(SwitchError::Refused { rank, reason }),
+                Answer::Pending => {}
             }
         }
         Ok(())

@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 
 use semmoe_kernels_cuda::driver::{CallerContext, Device, DeviceError, memory::HostWords};
-use semmoe_kernels_cuda::{Launch, Target, embedded};
+use semmoe_kernels_cuda::{GpuError, Launch, Target, embedded};
 
 use super::{Cuda, Launcher, Opened};
 use crate::abi::InitArgs;
@@ -46,14 +46,12 @@ pub(crate) unsafe fn open(args: &InitArgs, facts: &Facts) -> Result<Box<dyn Back
 }
 
 impl Launcher for Gpu {
-    fn launch(&mut self, launches: &[Launch], stream: *mut c_void) -> Result<(), String> {
-        let all = || {
-            let _caller = self.device.enter()?;
-            launches.iter().try_for_each(|launch| self.device.check(launch))?;
-            // SAFETY: the caller of the C interface vouches for stream and memory.
-            launches.iter().try_for_each(|launch| unsafe { self.device.launch(launch, stream.cast()) })
-        };
-        all().map_err(|error: DeviceError| error.to_string())
+    fn launch(&mut self, launches: &[Launch], stream: *mut c_void) -> Result<(), GpuError> {
+        let _caller = self.device.enter()?;
+        launches.iter().try_for_each(|launch| self.device.check(launch))?;
+        // SAFETY: the caller of the C interface vouches for stream and memory.
+        launches.iter().try_for_each(|launch| unsafe { self.device.launch(launch, stream.cast()) })?;
+        Ok(())
     }
 
     fn report(&self) -> u64 {

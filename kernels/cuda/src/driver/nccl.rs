@@ -6,6 +6,7 @@ use cudarc::nccl::{result, sys};
 use semmoe_kernels::Dtype;
 
 use super::DeviceError;
+use crate::error::GpuError;
 use crate::hosts::{Transfer, Wire};
 
 /// The id that rank 0 creates and every other rank needs.
@@ -61,7 +62,7 @@ impl Group {
 
     /// # Safety
     /// As for [`Wire::group`].
-    unsafe fn call(&self, call: &Transfer) -> Result<(), String> {
+    unsafe fn call(&self, call: &Transfer) -> Result<(), GpuError> {
         let (Transfer::Send { from: span, peer }
         | Transfer::Receive { to: span, peer }
         | Transfer::Broadcast { to: span, root: peer, .. }) = *call;
@@ -89,8 +90,8 @@ fn kind(dtype: Dtype) -> sys::ncclDataType_t {
     }
 }
 
-fn said(answer: Result<result::NcclStatus, result::NcclError>) -> Result<(), String> {
-    answer.map(|_| ()).map_err(|error| format!("status {}", error.0 as u32))
+fn said(answer: Result<result::NcclStatus, result::NcclError>) -> Result<(), GpuError> {
+    answer.map(|_| ()).map_err(|error| format!("status {}", error.0 as u32).into())
 }
 
 impl Wire for Group {
@@ -102,7 +103,7 @@ impl Wire for Group {
         self.ranks
     }
 
-    unsafe fn group(&mut self, calls: &[Transfer]) -> Result<(), String> {
+    unsafe fn group(&mut self, calls: &[Transfer]) -> Result<(), GpuError> {
         said(result::group_start())?;
         // SAFETY: the caller's promise.
         let made = calls.iter().try_for_each(|call| unsafe { self.call(call) });

@@ -11,6 +11,7 @@ use super::memory::{DeviceBuffer, HostWords};
 use super::pinned::{Pinned, Ring};
 use super::unit::UnitMemory;
 use super::{Device, DeviceError, memory};
+use crate::error::GpuError;
 use crate::launch::{Grid, Launch};
 use crate::repeats::{Repeat, Repeats};
 use crate::runner::{Accelerator, Runner};
@@ -100,8 +101,8 @@ impl DeviceStream {
         self.word.buffers()[0]
     }
 
-    fn bound<T>(&self, call: impl FnOnce() -> Result<T, DeviceError>) -> Result<T, String> {
-        self.device.bind().and_then(|()| call()).map_err(|error| error.to_string())
+    fn bound<T>(&self, call: impl FnOnce() -> Result<T, DeviceError>) -> Result<T, GpuError> {
+        Ok(self.device.bind().and_then(|()| call())?)
     }
 }
 
@@ -111,19 +112,19 @@ fn locked<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Runner for DeviceStream {
-    unsafe fn launch(&self, launch: &Launch) -> Result<(), String> {
+    unsafe fn launch(&self, launch: &Launch) -> Result<(), GpuError> {
         // SAFETY: the caller's promise.
         self.bound(|| unsafe { self.device.launch(launch, self.stream) })
     }
 
     /// Copies through pinned memory: from other memory the driver may first wait for the stream, whose kernels may be
     /// waiting for ranks that wait for this one.
-    unsafe fn write(&self, bytes: &[u8], to: Buffer) -> Result<(), String> {
+    unsafe fn write(&self, bytes: &[u8], to: Buffer) -> Result<(), GpuError> {
         // SAFETY: the caller's promise.
         self.bound(|| unsafe { locked(&self.ring).copy(bytes, to.address, self.stream) })
     }
 
-    unsafe fn copy(&self, from: Buffer, to: Buffer) -> Result<(), String> {
+    unsafe fn copy(&self, from: Buffer, to: Buffer) -> Result<(), GpuError> {
         // SAFETY: the caller's promise.
         self.bound(|| unsafe { memory::copy(from, to, to.bytes as usize, self.stream) })
     }
@@ -138,7 +139,7 @@ impl Runner for DeviceStream {
 }
 
 impl Accelerator for DeviceStream {
-    fn allocate(&self, bytes: u64) -> Result<Buffer, String> {
+    fn allocate(&self, bytes: u64) -> Result<Buffer, GpuError> {
         self.bound(|| {
             let allocated = DeviceBuffer::new(bytes as usize)?;
             let buffer = allocated.buffer();
@@ -147,7 +148,7 @@ impl Accelerator for DeviceStream {
         })
     }
 
-    unsafe fn launch_all(&self, launches: &[Launch]) -> Result<(), String> {
+    unsafe fn launch_all(&self, launches: &[Launch]) -> Result<(), GpuError> {
         let graphs = self.graphs.as_ref().filter(|_| launches.len() >= MIN_GRAPH_LAUNCHES);
         let (Some(graphs), Some(stream)) = (graphs, &self.own) else {
             // SAFETY: the caller's promise.
@@ -163,7 +164,7 @@ impl Accelerator for DeviceStream {
         })
     }
 
-    unsafe fn read(&self, from: Buffer, to: &mut [u8]) -> Result<(), String> {
+    unsafe fn read(&self, from: Buffer, to: &mut [u8]) -> Result<(), GpuError> {
         let mut pinned = locked(&self.read);
         let (mut address, most) = (from.address, pinned.len());
         for part in to.chunks_mut(most) {
@@ -181,7 +182,7 @@ impl Accelerator for DeviceStream {
         Ok(())
     }
 
-    fn free_bytes(&self) -> Result<u64, String> {
+    fn free_bytes(&self) -> Result<u64, GpuError> {
         self.bound(|| Ok(result::mem_get_info()?.0 as u64))
     }
 }

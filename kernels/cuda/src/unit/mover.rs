@@ -5,7 +5,7 @@ use semmoe_kernels::{Dtype, Element, RowSplit};
 
 use super::space::{DeviceRows, Gpu};
 use crate::calls::{OwnSplit, ReduceScatter, ReduceScatterNorm, RowOrder, Rows, Split};
-use crate::error::{LaunchError, Stopped};
+use crate::error::{GpuError, LaunchError, Stopped};
 use crate::launch::Launch;
 use crate::runner::Runner;
 use crate::team::{Buffer, Team};
@@ -86,17 +86,17 @@ pub trait RowMover<T: Element>: Send {
 }
 
 /// Why rows could not be moved.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[derive(Debug, thiserror::Error)]
 pub enum MoveError {
     /// A call refused before its launch, or memory that is too small.
     #[error(transparent)]
     Launch(#[from] LaunchError),
     /// The driver's own words.
     #[error("the GPU refused: {0}")]
-    Device(String),
+    Device(#[source] GpuError),
     /// NCCL's own words.
     #[error("NCCL refused: {0}")]
-    Nccl(String),
+    Nccl(#[source] GpuError),
 }
 
 /// The largest calls that a rank's memory has room for.

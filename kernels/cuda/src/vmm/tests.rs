@@ -63,40 +63,40 @@ impl Books {
 impl Handles for Books {
     type Error = String;
 
-    fn granularity(&self, multicast_devices: Option<u32>) -> Result<u64, String> {
+    fn granularity(&self, multicast_devices: Option<u32>) -> Result<u64, Self::Error> {
         self.record(format!("granularity {multicast_devices:?}"))?;
         let unit = if multicast_devices.is_some() { MULTICAST_UNIT } else { UNIT };
         Ok(if self.odd_unit.get() == 0 { unit } else { self.odd_unit.get() })
     }
-    fn create(&self, bytes: u64) -> Result<Handle, String> {
+    fn create(&self, bytes: u64) -> Result<Handle, Self::Error> {
         self.record(format!("create {bytes}"))
     }
-    fn export(&self, handle: Handle) -> Result<OwnedFd, String> {
+    fn export(&self, handle: Handle) -> Result<OwnedFd, Self::Error> {
         self.record(format!("export {handle}"))?;
         File::open("/dev/null").map(OwnedFd::from).map_err(|error| error.to_string())
     }
-    fn import(&self, _file: BorrowedFd<'_>) -> Result<Handle, String> {
+    fn import(&self, _file: BorrowedFd<'_>) -> Result<Handle, Self::Error> {
         self.record("import".to_owned())
     }
-    fn release(&self, handle: Handle) -> Result<(), String> {
+    fn release(&self, handle: Handle) -> Result<(), Self::Error> {
         self.record(format!("release {handle}")).map(|_| ())
     }
 }
 
 impl Addresses for Books {
-    fn reserve(&self, bytes: u64, alignment: u64) -> Result<u64, String> {
+    fn reserve(&self, bytes: u64, alignment: u64) -> Result<u64, Self::Error> {
         self.record(format!("reserve {bytes} {alignment}")).map(|number| number << 40)
     }
-    fn map(&self, address: u64, bytes: u64, handle: Handle) -> Result<(), String> {
+    fn map(&self, address: u64, bytes: u64, handle: Handle) -> Result<(), Self::Error> {
         self.record(format!("map {address} {bytes} {handle}")).map(|_| ())
     }
-    fn grant(&self, address: u64, bytes: u64) -> Result<(), String> {
+    fn grant(&self, address: u64, bytes: u64) -> Result<(), Self::Error> {
         self.record(format!("grant {address} {bytes}")).map(|_| ())
     }
-    fn unmap(&self, address: u64, bytes: u64) -> Result<(), String> {
+    fn unmap(&self, address: u64, bytes: u64) -> Result<(), Self::Error> {
         self.record(format!("unmap {address} {bytes}")).map(|_| ())
     }
-    fn free(&self, address: u64, bytes: u64) -> Result<(), String> {
+    fn free(&self, address: u64, bytes: u64) -> Result<(), Self::Error> {
         self.record(format!("free {address} {bytes}")).map(|_| ())
     }
 }
@@ -105,16 +105,16 @@ impl VirtualMemory for Books {
     fn has_multicast(&self) -> bool {
         !self.no_multicast
     }
-    fn create_multicast(&self, devices: u32, bytes: u64) -> Result<Handle, String> {
+    fn create_multicast(&self, devices: u32, bytes: u64) -> Result<Handle, Self::Error> {
         self.record(format!("create_multicast {devices} {bytes}"))
     }
-    fn add_device(&self, multicast: Handle) -> Result<(), String> {
+    fn add_device(&self, multicast: Handle) -> Result<(), Self::Error> {
         self.record(format!("add_device {multicast}")).map(|_| ())
     }
-    fn bind(&self, multicast: Handle, memory: Handle, bytes: u64) -> Result<(), String> {
+    fn bind(&self, multicast: Handle, memory: Handle, bytes: u64) -> Result<(), Self::Error> {
         self.record(format!("bind {multicast} {memory} {bytes}")).map(|_| ())
     }
-    fn unbind(&self, multicast: Handle, bytes: u64) -> Result<(), String> {
+    fn unbind(&self, multicast: Handle, bytes: u64) -> Result<(), Self::Error> {
         self.record(format!("unbind {multicast} {bytes}")).map(|_| ())
     }
 }

@@ -11,8 +11,8 @@ use super::pieces::{Pieces, part};
 use super::stage::{Stage, StageName, StageObserver, Unobserved};
 use super::step::Step;
 use crate::collectives::group::UnitLink;
-use crate::collectives::lockstep::protocol;
 use crate::collectives::rows::{Arrived, EachRank, Sums, add_returned};
+use crate::collectives::wire::MessageError;
 use crate::collectives::{Lockstep, Received, UnitError, wire};
 use crate::dispatch::{DispatchPlan, RankRows};
 use crate::element::Element;
@@ -82,7 +82,7 @@ impl<T: Element> Shard<T> {
     }
 
     /// Appends the next piece of a source on `node`.
-    fn push(&mut self, node: usize, message: &[u8], hidden: usize) -> Result<(), String> {
+    fn push(&mut self, node: usize, message: &[u8], hidden: usize) -> Result<(), MessageError> {
         let parts = wire::split_dispatch(message, hidden * size_of::<T>())?;
         let of_node = &mut self.of_nodes[node];
         let first = self.rows.len().checked_div(hidden).unwrap_or_default();
@@ -203,7 +203,7 @@ impl<L: Lockstep, T: Element> Fused<L, T> {
                 }
                 Ok(())
             };
-            read().map_err(protocol(rank))?;
+            read().map_err(MessageError::from_rank(rank))?;
         }
         Ok(())
     }
@@ -213,7 +213,7 @@ impl<L: Lockstep, T: Element> Fused<L, T> {
     fn keep_crossed(&mut self, piece: usize, hidden: usize) -> Result<(), UnitError> {
         let from = self.across(self.pieces.from(piece));
         let message = self.step.from(from);
-        wire::split_dispatch(message, hidden * size_of::<T>()).map_err(protocol(from))?;
+        wire::split_dispatch(message, hidden * size_of::<T>()).map_err(MessageError::from_rank(from))?;
         self.crossed.clear();
         self.crossed.extend_from_slice(message);
         Ok(())
@@ -281,8 +281,8 @@ impl<L: Lockstep, T: Element> Fused<L, T> {
         let (pieces, node) = (self.pieces, self.pieces.to(piece));
         let rows = rows_of(plan, node, pieces.chunk(piece), pieces.chunks).tokens.len();
         let from = self.across(node);
-        let message =
-            wire::exactly(self.step.from(from), rows * self.arrived.hidden * size_of::<T>()).map_err(protocol(from))?;
+        let message = wire::exactly(self.step.from(from), rows * self.arrived.hidden * size_of::<T>())
+            .map_err(MessageError::from_rank(from))?;
         self.returned[node].extend_from_slice(&values(message));
         Ok(())
     }
@@ -298,7 +298,7 @@ impl<L: Lockstep, T: Element> Fused<L, T> {
         for (local, rank) in pieces.grid.inside(pieces.node).enumerate() {
             parts.push(match local == self.local {
                 true => ranges.iter().flat_map(|rows| &sums[rows.start * hidden..rows.end * hidden]).copied().collect(),
-                false => values(wire::exactly(messages.from(rank), bytes).map_err(protocol(rank))?),
+                false => values(wire::exactly(messages.from(rank), bytes).map_err(MessageError::from_rank(rank))?),
             });
         }
         let own = &mut returned[pieces.node];
@@ -315,13 +315,12 @@ impl<L: Lockstep, T: Element> Fused<L, T> {
 }
 
 /// Splits a gather into own rows and those that crossed.
-fn split_gather(message: &[u8]) -> Result<(&[u8], &[u8]), String> {
-    let length = message.len();
+fn split_gather(message: &[u8]) -> Result<(&[u8], &[u8]), MessageError> {
     let split = message.split_first_chunk().and_then(|(own, rest)| {
         let own = usize::try_from(u64::from_le_bytes(*own)).ok()?;
         rest.split_at_checked(own)
     });
-    split.ok_or_else(|| format!("a gather of {length} bytes, shorter than its own rows"))
+    split.ok_or(MessageError::Gather(message.len()))
 }
 
 /// The rows of one local index that are added in a step, in arrival order: those of the own node, then those that cross

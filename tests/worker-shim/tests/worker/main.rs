@@ -295,7 +295,7 @@ fn a_kernel_that_waits_too_long_names_the_rank_it_waited_for() {
     let placement: ExpertCopies = (&contiguous(&ModelConfig::load(&dir).unwrap(), 1)).into();
     let layout = Layout::new(1, Attention::Dp, ExpertLayout::Ep, Dtype::F32);
     let stops = |_, stream| {
-        let stream = Watched::new(stream, |_, _| Err("the driver refuses everything".to_owned()));
+        let stream = Watched::new(stream, |_, _| Err("the driver refuses everything".into()));
         stream.report.store(LATE, Ordering::Relaxed);
         stream
     };

@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, mpsc};
 use std::thread::JoinHandle;
 
 use semmoe_kernels::Dtype;
-use semmoe_kernels_cuda::Launch;
 use semmoe_kernels_cuda::unit::{Room, UnitRank};
+use semmoe_kernels_cuda::{GpuError, Launch};
 use semmoe_kernels_shim::{Shim, ShimStream};
 use semmoe_tables::Attention;
 use semmoe_worker::{DeviceChoice, EngineLimits, GpuProvider, KvBudget, WorkerConfig, WorkerError, WorkerEvent, run};
@@ -24,15 +24,15 @@ struct ShimGpu {
 }
 
 impl GpuProvider for ShimGpu {
-    fn free_bytes(&self) -> Result<u64, String> {
+    fn free_bytes(&self) -> Result<u64, GpuError> {
         Ok(1 << 30)
     }
 
-    fn rank(&self, rank: usize, room: Room) -> Result<UnitRank, String> {
+    fn rank(&self, rank: usize, room: Room) -> Result<UnitRank, GpuError> {
         let mut unit = self.unit.lock().unwrap_or_else(PoisonError::into_inner);
         let failure = Arc::clone(&self.failure);
         let on_launch = move |_: &ShimStream, _: &Launch| match failure.get() {
-            Some(cause) if rank == 1 => Err((*cause).to_owned()),
+            Some(cause) if rank == 1 => Err((*cause).into()),
             _ => Ok(()),
         };
         let unit = unit.get_or_insert_with(|| ShimUnit::new(self.shim, room));

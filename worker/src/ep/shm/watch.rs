@@ -40,12 +40,11 @@ impl Life {
 
     /// How the connection ended, if it did.
     fn check(&self) -> Option<End> {
-        let gone = |cause: String| Some((io::ErrorKind::BrokenPipe, cause));
         match (&self.link).read(&mut [0; 64]) {
-            Ok(0) => gone("it closed its connection".to_owned()),
+            Ok(0) => Some((io::ErrorKind::BrokenPipe, "it closed its connection".to_owned())),
             Ok(_) => Some((io::ErrorKind::InvalidData, "unexpected bytes on an idle connection".to_owned())),
             Err(error) if matches!(error.kind(), io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock) => None,
-            Err(error) => gone(error.to_string()),
+            Err(error) => Some((io::ErrorKind::BrokenPipe, error.to_string())),
         }
     }
 }

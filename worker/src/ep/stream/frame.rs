@@ -23,6 +23,17 @@ pub(super) enum Header {
     Failure { rank: u16, length: usize },
 }
 
+/// What is wrong with a header: the value found and the one expected.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub(super) enum HeaderError {
+    #[error("a frame that begins with {0:#010x}, expected {MAGIC:#010x}")]
+    Magic(u32),
+    #[error("a frame of {found} bytes, expected at most {limit}")]
+    Length { found: u64, limit: usize },
+    #[error("a frame of kind {kind} and number {number}, expected data or a failure")]
+    Kind { kind: u32, number: u64 },
+}
+
 impl Header {
     pub(super) fn encode(self) -> [u8; HEADER_BYTES] {
         let (kind, number, length) = match self {
@@ -37,23 +48,22 @@ impl Header {
         bytes
     }
 
-    /// Errors name the value found and the value expected.
-    pub(super) fn decode(bytes: &[u8; HEADER_BYTES]) -> Result<Self, String> {
+    pub(super) fn decode(bytes: &[u8; HEADER_BYTES]) -> Result<Self, HeaderError> {
         let word = |index: usize| u32::from_le_bytes(bytes.as_chunks().0[index]);
         let long = |index: usize| u64::from(word(index)) | (u64::from(word(index + 1)) << 32);
         let (magic, kind, number, length) = (word(0), word(1), long(2), long(4));
         if magic != MAGIC {
-            return Err(format!("a frame that begins with {magic:#010x}, expected {MAGIC:#010x}"));
+            return Err(HeaderError::Magic(magic));
         }
         let limit = if kind == DATA { MAX_MESSAGE_BYTES } else { MAX_CAUSE_BYTES };
         if length > limit as u64 {
-            return Err(format!("a frame of {length} bytes, expected at most {limit}"));
+            return Err(HeaderError::Length { found: length, limit });
         }
         let length = length as usize;
         match (kind, u16::try_from(number)) {
             (DATA, _) => Ok(Self::Data { collective: number, length }),
             (FAILURE, Ok(rank)) => Ok(Self::Failure { rank, length }),
-            _ => Err(format!("a frame of kind {kind} and number {number}, expected data or a failure")),
+            _ => Err(HeaderError::Kind { kind, number }),
         }
     }
 }
@@ -71,7 +81,7 @@ mod tests {
         for (at, what) in [(0, "begins with"), (4, "kind"), (22, "at most")] {
             let mut bad = good;
             bad[at] = 0x7f;
-            let error = Header::decode(&bad).unwrap_err();
+            let error = Header::decode(&bad).unwrap_err().to_string();
             assert!(error.contains(what), "{error}");
         }
     }

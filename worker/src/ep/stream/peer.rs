@@ -170,7 +170,7 @@ impl<S: ByteStream> Peer<S> {
             return Ok(None);
         }
         let header = self.buffer[self.start..].first_chunk().expect("the buffer was just filled");
-        match Header::decode(header).map_err(Fault::Protocol)? {
+        match Header::decode(header).map_err(|error| Fault::Protocol(error.to_string()))? {
             Header::Data { collective, length } => {
                 self.start += HEADER_BYTES;
                 Ok(Some((collective, length)))

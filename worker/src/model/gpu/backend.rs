@@ -163,7 +163,7 @@ impl<T: Element> ComputeBackend for GpuBackend<T> {
         self.own_rows = step.own_positions().len();
         self.add_and_norm(rows, self.norms[layer].input)?;
         let block = &self.weights.blocks[layer];
-        let heads = grouped(&block.heads.attention).map_err(|error| self.stream.lost(error.to_string()))?;
+        let heads = grouped(&block.heads.attention).map_err(|error| self.stream.lost(&error.into()))?;
         let (Buffers { normed, qkv, attended, added, .. }, out) = (self.buffers, block.heads.out);
         heads.qkv.apply::<T>(normed, rows, Product::of(qkv), &mut self.stream)?;
         if rows > 0 {

@@ -1,8 +1,8 @@
 //! Memory for the rows of a step, all of it taken when the model is loaded.
 
 use semmoe_kernels::Element;
-use semmoe_kernels_cuda::Buffer;
 use semmoe_kernels_cuda::compute::{CandidateAsk, CandidateRow};
+use semmoe_kernels_cuda::{Buffer, GpuError};
 
 use super::attention::{AttentionBuffers, grouped};
 use super::experts::PairLists;
@@ -103,7 +103,7 @@ impl Buffers {
         ranks: usize,
         scratch: u64,
         gpu: &SharedAccelerator,
-    ) -> Result<Self, String> {
+    ) -> Result<Self, GpuError> {
         let Widths { hidden, vocab, experts, top_k, moe_layers, max_positions, qkv, heads, dense, expert } = widths;
         let (rows, wanted) = (settings.step_tokens, settings.running);
         let (received, pairs) = (ranks * rows, ranks * rows * top_k);

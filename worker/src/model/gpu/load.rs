@@ -63,7 +63,7 @@ impl<T: Element> GpuBackend<T> {
         let room = settings.room(at.world, config.hidden);
         // SAFETY: memory of this GPU which only these ranks' collectives use, as `UnitRank` says.
         let rows = unsafe { PeerMemory::new(room, team, &symmetric, own, Arc::clone(&accelerator)) };
-        let rows = rows.map_err(|error| ModelError::Gpu(error.to_string()))?;
+        let rows = rows.map_err(|error| ModelError::Gpu(error.into()))?;
         let unit: Box<dyn Collectives<T, Gpu>> = Box::new(DeviceCollectives::new(link, rows));
         Ok(Self {
             config: Arc::clone(config),

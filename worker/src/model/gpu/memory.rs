@@ -5,7 +5,7 @@ use std::time::Instant;
 use bytemuck::Pod;
 use semmoe_kernels::Element;
 use semmoe_kernels_cuda::unit::DeviceRows;
-use semmoe_kernels_cuda::{Buffer, Launch, LaunchError, Stopped};
+use semmoe_kernels_cuda::{Buffer, GpuError, Launch, LaunchError, Stopped};
 
 use super::SharedAccelerator;
 use crate::ep::UnitError;
@@ -29,11 +29,11 @@ impl Stream {
     }
 
     /// A GPU that failed loses its rank, unless a kernel stopped while it waited for another one.
-    pub(super) fn lost(&self, cause: String) -> UnitError {
+    pub(super) fn lost(&self, cause: &GpuError) -> UnitError {
         let stopped = Stopped::from_report(self.gpu.report());
         match stopped.and_then(|stopped| Some((stopped.late()?, stopped))) {
             Some((peer, stopped)) => UnitError::lost(peer, stopped.to_string()),
-            None => UnitError::PeerLost { rank: self.rank, cause: format!("its GPU failed: {cause}") },
+            None => UnitError::lost(self.rank, format!("its GPU failed: {cause}")),
         }
     }
 
@@ -56,7 +56,7 @@ impl Stream {
         // SAFETY: every buffer of a call is the backend's own, which lives until its stream has ended.
         let launched = unsafe { self.gpu.launch_all(&self.queue) };
         self.queue.clear();
-        launched.map_err(|cause| self.lost(cause))
+        launched.map_err(|cause| self.lost(&cause))
     }
 
     /// Writes numbers to the beginning of a buffer.
@@ -71,7 +71,7 @@ impl Stream {
             self.flush()?;
             self.done.written += expected;
             // SAFETY: there is room, and the memory is the backend's own.
-            unsafe { self.gpu.write(bytes, to) }.map_err(|cause| self.lost(cause))?;
+            unsafe { self.gpu.write(bytes, to) }.map_err(|cause| self.lost(&cause))?;
         }
         Ok(Buffer { bytes: expected, ..to })
     }
@@ -86,7 +86,7 @@ impl Stream {
         self.flush()?;
         let began = Instant::now();
         // SAFETY: the memory is the backend's own, and long enough.
-        unsafe { self.gpu.read(from, bytes) }.map_err(|cause| self.lost(cause))?;
+        unsafe { self.gpu.read(from, bytes) }.map_err(|cause| self.lost(&cause))?;
         self.done.read += bytes.len() as u64;
         self.done.synchronisations += 1;
         self.done.waited += began.elapsed();
@@ -107,7 +107,7 @@ impl Layout {
     }
 
     /// The pieces, in the order of their additions.
-    pub(super) fn allocate(self, gpu: &SharedAccelerator) -> Result<std::vec::IntoIter<Buffer>, String> {
+    pub(super) fn allocate(self, gpu: &SharedAccelerator) -> Result<std::vec::IntoIter<Buffer>, GpuError> {
         let all: u64 = self.sizes.iter().map(|bytes| bytes.next_multiple_of(GRAIN)).sum();
         let mut address = gpu.allocate(all)?.address;
         let piece = |bytes: u64| {

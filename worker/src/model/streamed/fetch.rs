@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use super::source::ExpertSource;
+use crate::ep::ExpertsLost;
 use crate::model::ModelError;
 use crate::model::checkpoint::TensorPlace;
 use crate::model::compute::Piece;
@@ -55,7 +56,7 @@ struct State {
     fetched: VecDeque<Fetched>,
     totals: ExpertFetches,
     /// Why no more will arrive.
-    failed: Option<String>,
+    failed: Option<Arc<ModelError>>,
     stop: bool,
 }
 
@@ -93,7 +94,7 @@ impl Fetcher {
         let thread = std::thread::Builder::new()
             .name("experts".to_owned())
             .spawn(move || run(source, &layers, &of_thread))
-            .map_err(|error| ModelError::ExpertMemory(format!("no thread to read them: {error}")))?;
+            .map_err(|error| ModelError::ExpertMemory(format!("no thread to read them: {error}").into()))?;
         Ok(Self { queue, thread: Some(thread) })
     }
 
@@ -101,7 +102,7 @@ impl Fetcher {
     ///
     /// # Errors
     /// Why they will not arrive.
-    pub(super) fn wait(&self, layer: usize) -> Result<Fetched, String> {
+    pub(super) fn wait(&self, layer: usize) -> Result<Fetched, ExpertsLost> {
         let mut state = lock(&self.queue.state);
         let mut began = None;
         let came = loop {
@@ -113,7 +114,7 @@ impl Fetcher {
                     self.queue.changed.notify_all();
                 }
                 None => match &state.failed {
-                    Some(cause) => break Err(cause.clone()),
+                    Some(error) => break Err(ExpertsLost(Arc::clone(error) as _)),
                     None => {
                         began.get_or_insert_with(Instant::now);
                         state = self.queue.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
@@ -152,7 +153,7 @@ struct Ends<'a>(&'a Queue);
 
 impl Drop for Ends<'_> {
     fn drop(&mut self) {
-        lock(&self.0.state).failed.get_or_insert_with(|| "the thread that reads its experts has exited".to_owned());
+        lock(&self.0.state).failed.get_or_insert_with(|| Arc::new(ModelError::ReaderGone));
         self.0.changed.notify_all();
     }
 }
@@ -173,7 +174,7 @@ fn run(mut source: ExpertSource, layers: &[Vec<[TensorPlace; 3]>], queue: &Queue
                 state.fetched.push_back(Fetched { layer, words: into });
             }
             Err(error) => {
-                state.failed = Some(error.to_string());
+                state.failed = Some(Arc::new(error));
                 return;
             }
         }

@@ -32,7 +32,7 @@ use super::expert::{Experts, LayerExperts, Packing, Place};
 use super::load::Loader;
 use super::weights::Panels;
 use super::{ExpertMemory, HeadSlice, ModelConfig, ModelError};
-use crate::ep::{ExpertPlacement, LocalExperts};
+use crate::ep::{ExpertPlacement, ExpertsLost, LocalExperts};
 
 /// The routed experts of a rank.
 pub(super) enum RankExperts {
@@ -105,7 +105,7 @@ impl StreamedExperts {
         let stay = || held.iter().map(move |experts| experts.len().min(most));
         let memory = |experts: usize| {
             let piece = Arena::new(experts * words * size_of::<u32>()).take::<u32>(experts * words);
-            piece.ok_or_else(|| ModelError::ExpertMemory(format!("{experts} experts are too many")))
+            piece.ok_or_else(|| ModelError::ExpertMemory(format!("{experts} experts are too many").into()))
         };
         let mut resident = memory(stay().sum())?;
         let (mut layers, mut streamed, mut first) = (Vec::new(), Vec::new(), 0);
@@ -174,7 +174,7 @@ impl LocalExperts for StreamedLayer<'_> {
         self.experts.packing.threads(pairs, self.experts.layers[self.layer.index()].experts, 1)
     }
 
-    fn ready(&self) -> Result<(), String> {
+    fn ready(&self) -> Result<(), ExpertsLost> {
         let Some(fetcher) = &self.experts.fetcher else { return Ok(()) };
         let fetched = fetcher.wait(self.layer.index())?;
         if let Err(second) = self.fetched.set(fetched) {

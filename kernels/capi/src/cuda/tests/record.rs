@@ -4,7 +4,7 @@ use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use semmoe_kernels_cuda::{Buffer, Launch, SIGNAL_BYTES};
+use semmoe_kernels_cuda::{Buffer, GpuError, Launch, SIGNAL_BYTES};
 
 use super::super::{Cuda, Launcher, Opened, blocks_for};
 use crate::abi::{self, InitArgs};
@@ -39,11 +39,11 @@ pub(super) struct Seen {
 pub(super) struct Recorder(Arc<Seen>);
 
 impl Launcher for Recorder {
-    fn launch(&mut self, launches: &[Launch], stream: *mut c_void) -> Result<(), String> {
+    fn launch(&mut self, launches: &[Launch], stream: *mut c_void) -> Result<(), GpuError> {
         let refuses = self.0.refuses.load(Ordering::Relaxed);
         if refuses != 0 {
             self.0.report.store(refuses & !1, Ordering::Relaxed);
-            return Err("the driver refused".to_owned());
+            return Err("the driver refused".into());
         }
         let mut seen = self.0.launches.lock().expect("no test panicked here");
         seen.extend(launches.iter().map(|launch| (*launch, stream.addr())));

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use semmoe_kernels_cuda::GpuError;
 use semmoe_kernels_cuda::hosts::{Span, Transfer, Wire};
 use semmoe_kernels_shim::Group;
 
@@ -38,14 +39,14 @@ impl Wire for Nccl {
         self.ranks
     }
 
-    unsafe fn group(&mut self, calls: &[Transfer]) -> Result<(), String> {
+    unsafe fn group(&mut self, calls: &[Transfer]) -> Result<(), GpuError> {
         if let Some(left) = &mut self.refused {
             *left = left.wrapping_sub(1);
             if *left == 0 {
-                return Err("out of luck".to_owned());
+                return Err("out of luck".into());
             }
         }
-        self.group.arrive(self.rank, calls.to_vec())
+        Ok(self.group.arrive(self.rank, calls.to_vec())?)
     }
 }
 
