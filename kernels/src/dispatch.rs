@@ -96,7 +96,7 @@ impl DispatchPlan {
     /// `experts` and `weights` are `[n, k]`.
     ///
     /// # Errors
-    /// Those of [`DispatchPlan::build`]; the plan is then unspecified.
+    /// See [`DispatchPlan::build`]; the plan is then unspecified.
     pub fn build_everywhere(
         &mut self,
         experts: &[u16],

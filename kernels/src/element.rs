@@ -100,7 +100,7 @@ impl Element for bf16 {
 /// f16's maximum exponent, at its position in f16.
 const F16_SPECIAL: u32 = 0x7c00;
 const F32_SPECIAL: u32 = 0x7f80_0000;
-/// 65536, the first power of two beyond f16's finite numbers; numbers from 65520 on round to it.
+/// 65536, the first power of two beyond f16's finite numbers; numbers of 65520 and above round to it.
 const F16_OVERFLOW: u32 = (127 + 16) << 23;
 /// 2^-14, f16's smallest normal number.
 const F16_NORMAL: u32 = (127 - 14) << 23;

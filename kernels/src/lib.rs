@@ -19,7 +19,7 @@
 //! // The third token goes to both ranks, the others to one each.
 //! assert_eq!((plan.rank(0).tokens, plan.rank(1).tokens), (&[0, 2, 3][..], &[1, 2][..]));
 //!
-//! // Rows in the order of the ranks that go on with them, and back.
+//! // Rows in the order of the ranks that continue with them, and back.
 //! let mut order = RankOrder::default();
 //! argsort_by_rank(&[1u16, 0, 1, 0], 2, &mut order)?;
 //! assert_eq!((order.permutation(), order.inverse()), (&[1, 3, 0, 2][..], &[2, 0, 3, 1][..]));
@@ -38,7 +38,7 @@
 //! | `norm` | RMSNorm in one fixed order of additions |
 //! | `dispatch` | which token goes to which rank, with which experts and weights |
 //! | `vector` | sums and norms of rows, vectorised for the processor |
-//! | `rows` | adds weighted rows where they came from |
+//! | `rows` | adds weighted rows to the rows that they were computed from |
 //! | [`reshard`] | a unit's switch from one expert layout to another: the moves as data, and their execution |
 
 mod argsort;

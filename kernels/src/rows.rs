@@ -1,4 +1,4 @@
-//! Adds an expert's weighted rows where they came from.
+//! Adds an expert's weighted rows to the rows that they were computed from.
 
 use crate::error::{KernelError, check_below, check_len};
 

@@ -140,8 +140,8 @@ fn norm_into<T: Element>(row: NormRow<'_, T>) {
     }
 }
 
-/// Defines a function and its versions for wider vectors, and calls the one for this processor. The standard library
-/// detects the processor's features once, then reads them from a word.
+/// Defines a function with AVX2 and AVX-512 variants and dispatches to the widest one that the CPU supports. The
+/// standard library caches feature detection, so each check is a single load.
 macro_rules! widest {
     ($($name:ident($($argument:ident: $type:ty),*) => $body:expr;)*) => {$(
         fn $name<T: Element>($($argument: $type),*) {

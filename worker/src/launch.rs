@@ -12,7 +12,7 @@ use tokio::time::timeout;
 
 use crate::rank::WorkerEvent;
 
-/// Limit for ranks to exit after they were asked to.
+/// Time limit for ranks to exit after a request to stop.
 const STOP_TIMEOUT: Duration = Duration::from_secs(15);
 /// Time after a first death in which another rank may turn out to be the cause.
 const BLAME_WINDOW: Duration = Duration::from_millis(300);

@@ -32,7 +32,7 @@ pub fn with_threads<R: Send>(
 }
 
 /// The number of threads to share this much work.
-pub(crate) fn shares(multiply_adds: usize) -> usize {
+pub(crate) fn threads_for(multiply_adds: usize) -> usize {
     match THREADS.get() {
         1 => 1,
         threads => threads.min(multiply_adds / WORK_OF_A_THREAD).max(1),

@@ -45,7 +45,7 @@ pub trait Launcher: Send {
     /// Enqueues all launches on the stream in order, or none if an error is detected in advance.
     ///
     /// # Errors
-    /// A sentence that describes the error.
+    /// The driver's error.
     fn launch(&mut self, launches: &[Launch], stream: *mut c_void) -> Result<(), GpuError>;
 
     /// The current value of the word that kernels report to.

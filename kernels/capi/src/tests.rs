@@ -198,7 +198,7 @@ unsafe fn all_calls(comm: *mut crate::Comm) {
 /// Dispatch and combine.
 ///
 /// # Safety
-/// Those of [`all_calls`]; `x` and `out` have 1,024 bytes.
+/// See [`all_calls`]; `x` and `out` have 1,024 bytes.
 unsafe fn there_and_back(comm: *mut crate::Comm, x: *const c_void, out: *mut c_void) {
     let (rank_of_expert, experts, weights) = ([0i32; 4], [0, 1, 2, 3, 1, -1i32], [0.5f32; 6]);
     let (mut source_offsets, mut sent_rows) = ([-1i32; 2], [-1i32; 3]);

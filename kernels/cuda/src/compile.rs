@@ -83,7 +83,7 @@ extern "C" __global__ void __launch_bounds__(1024, 2) planted(float* values) {
 /// Compiles one kernel that spills: a search for spills must find it.
 ///
 /// # Errors
-/// Those of [`compile`].
+/// See [`compile`].
 pub fn compile_with_spills(target: Target) -> Result<Compiled, CompileError> {
     compile_text(target, SPILLING, &[])
 }

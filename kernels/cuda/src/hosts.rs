@@ -64,7 +64,7 @@ pub trait Wire: Send {
     /// Makes calls together, as one group.
     ///
     /// # Errors
-    /// NCCL's own words; the group has ended nevertheless.
+    /// NCCL's message; the group has ended nevertheless.
     ///
     /// # Safety
     /// All memory belongs to this rank's GPU until the stream has passed the group.
@@ -128,7 +128,7 @@ impl<W: Wire, R: Runner> Hosts<W, R> {
     pub unsafe fn new(room: Room, team: Team, memory: Buffer, wire: W, runner: R) -> Result<Self, MoveError> {
         count("NCCL's group", wire.ranks(), team.ranks())?;
         let [rows, sums, staging, scratch] = cut("memory", memory, room.hosts())?;
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         let stream = unsafe { Stream::new(runner, &room, scratch)? };
         Ok(Self { wire, team, stream, regions: [rows, sums, staging] })
     }

@@ -6,7 +6,7 @@ use crate::error::GpuError;
 use crate::launch::{Grid, Launch};
 use crate::team::Buffer;
 
-/// One stream of this rank's GPU. Errors are the driver's own words; nothing waits for the GPU.
+/// One stream of this rank's GPU. Errors are the driver's; no call waits for the GPU.
 pub trait Runner: Send {
     /// Launches a kernel.
     ///
@@ -59,7 +59,7 @@ pub trait Accelerator: Runner {
     /// # Safety
     /// [`Runner::launch`]'s contract holds for each.
     unsafe fn launch_all(&self, launches: &[Launch]) -> Result<(), GpuError> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         launches.iter().try_for_each(|launch| unsafe { self.launch(launch) })
     }
 
@@ -82,17 +82,17 @@ pub trait Accelerator: Runner {
 /// A stream that a rank's collectives share with its compute backend.
 impl<R: Runner + ?Sized + Sync> Runner for Arc<R> {
     unsafe fn launch(&self, launch: &Launch) -> Result<(), GpuError> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         unsafe { (**self).launch(launch) }
     }
 
     unsafe fn write(&self, bytes: &[u8], to: Buffer) -> Result<(), GpuError> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         unsafe { (**self).write(bytes, to) }
     }
 
     unsafe fn copy(&self, from: Buffer, to: Buffer) -> Result<(), GpuError> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         unsafe { (**self).copy(from, to) }
     }
 

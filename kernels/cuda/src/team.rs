@@ -61,7 +61,7 @@ impl Team {
     /// A rank whose kernels wait for no other, because the rows of all are in its GPU's memory: see [`Team::new`].
     ///
     /// # Errors
-    /// Those of [`Team::new`], and a rank out of range.
+    /// See [`Team::new`], and a rank out of range.
     pub fn alone(
         ranks: usize,
         rank: usize,

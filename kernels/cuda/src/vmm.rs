@@ -20,7 +20,7 @@ pub type Handle = u64;
 
 /// The driver's calls on one GPU's memory without an address.
 pub trait Handles {
-    /// The driver's own words.
+    /// The driver's message.
     type Error: Display;
 
     /// Granularity of sizes: of memory, or of a multicast object of that many GPUs.
@@ -130,7 +130,7 @@ pub enum VmmError {
         /// The value requested.
         before: &'static str,
     },
-    /// The driver's own words.
+    /// The driver's message.
     #[error("the CUDA driver refused {call}: {cause}")]
     Refused {
         /// The request.
@@ -167,7 +167,7 @@ impl<'d, V: VirtualMemory> Held<'d, V> {
 
 impl<V: VirtualMemory> Drop for Held<'_, V> {
     fn drop(&mut self) {
-        // Nothing can be done about a refusal.
+        // A refusal cannot be handled here.
         let _ = self.driver.release(self.handle);
     }
 }
@@ -303,10 +303,10 @@ impl<'d, V: VirtualMemory> Multicast<'d, V> {
         Ok(Self::of(Held { driver, handle }, bytes, unit))
     }
 
-    /// Another process's object; `devices` and `bytes` must be as there.
+    /// Imports another process's object; `devices` and `bytes` must equal those that it was created with.
     ///
     /// # Errors
-    /// Those of [`new`](Self::new).
+    /// See [`new`](Self::new).
     pub fn import(driver: &'d V, file: BorrowedFd<'_>, devices: u32, bytes: u64) -> Result<Self, VmmError> {
         in_range("bytes of a multicast object", bytes, MAX_BYTES)?;
         let unit = multicast_granularity(driver, devices)?;

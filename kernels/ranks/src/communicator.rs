@@ -69,7 +69,7 @@ impl Communicator {
     /// Joins a group like [`Communicator::join`], and keeps the memory alive.
     ///
     /// # Safety
-    /// Those of [`Communicator::join`]; the memory is valid for as long as `memory` lives.
+    /// See [`Communicator::join`]; the memory is valid for as long as `memory` lives.
     pub(crate) unsafe fn with_memory(
         group: RawGroup<'_>,
         memory: Option<Box<dyn Any + Send>>,
@@ -159,7 +159,7 @@ impl Communicator {
     /// A mutable span of this rank's own buffer.
     ///
     /// # Errors
-    /// Those of [`Communicator::view`].
+    /// See [`Communicator::view`].
     pub fn view_mut<T: bytemuck::Pod>(&mut self, span: Span<T>) -> Result<&mut [T], RankError> {
         self.check_alive()?;
         self.check_span("a span", span)?;

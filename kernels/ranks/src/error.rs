@@ -44,7 +44,7 @@ pub enum RankError {
         alignment: usize,
     },
     /// A range beyond the symmetric buffer, or a size beyond the group's limits.
-    #[error("{what} needs {found}, expected at most {limit}")]
+    #[error("{what}: {found} exceeds the limit of {limit}")]
     TooLarge {
         /// The quantity that is too large, with its unit.
         what: &'static str,

@@ -67,7 +67,7 @@ impl SharedExperts {
     /// of `host` ranks.
     ///
     /// # Errors
-    /// Those of [`SharedExperts::create`]; hosts without ranks.
+    /// See [`SharedExperts::create`]; hosts without ranks.
     pub fn on_hosts(world: usize, host: usize, bytes: usize) -> Result<Vec<Self>, RankError> {
         check_world(host)?;
         let mut ends = (0..world).map(|rank| Self::create(rank, world, bytes)).collect::<Result<Vec<_>, _>>()?;
@@ -109,7 +109,7 @@ impl SharedExperts {
         Ok(())
     }
 
-    /// Unmaps a peer's buffer. The rank's own one stays.
+    /// Unmaps a peer's buffer. The rank's own buffer stays mapped.
     pub fn leave(&mut self, peer: usize) {
         if let Some(map) = self.maps.get_mut(peer).filter(|_| peer != self.rank) {
             *map = None;
@@ -187,7 +187,7 @@ impl ExpertMemory for SharedExperts {
         }
         fence(Ordering::SeqCst);
         // SAFETY: both within mapped buffers and disjoint (checked); the source is not written now and the target not
-        // read, as promised to `reach`.
+        // read, as guaranteed to `reach`.
         unsafe { hash.copy(source, target, bytes) };
         Ok(())
     }

@@ -18,7 +18,7 @@ pub fn create_memory(name: &str, bytes: usize) -> Result<(File, MmapRaw), RankEr
     Ok((file, map))
 }
 
-/// The unmapped file of [`create_memory`].
+/// Creates the file behind [`create_memory`] without mapping it.
 pub(crate) fn create_file(name: &str, bytes: usize) -> Result<File, RankError> {
     let fd = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).map_err(RankError::memory)?;
     fchmod(&fd, Mode::RUSR | Mode::WUSR).map_err(RankError::memory)?;

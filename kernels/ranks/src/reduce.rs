@@ -47,7 +47,7 @@ impl Communicator {
     /// the normed rows.
     ///
     /// # Errors
-    /// Those of [`Communicator::reduce_scatter`]; rows wider than [`MAX_NORM_WIDTH`].
+    /// See [`Communicator::reduce_scatter`]; rows wider than [`MAX_NORM_WIDTH`].
     pub fn reduce_scatter_norm<T: Element>(
         &mut self,
         part: Span<T>,

@@ -8,7 +8,7 @@ use crate::error::RankError;
 /// Spans start at multiples of this many bytes.
 pub const ALIGNMENT: usize = 16;
 
-/// `len` values of T from a byte offset on, in every rank's symmetric buffer.
+/// `len` values of T that begin at a byte offset, in every rank's symmetric buffer.
 #[derive(Clone, Copy, Debug)]
 pub struct Span<T> {
     offset: usize,

@@ -81,7 +81,7 @@ pub fn argsort_by_rank<D: Destination>(
 /// Sorts items by destination, stably, into slices: `permutation` and `inverse` `[n]`, `offsets` `[P + 1]`.
 ///
 /// # Errors
-/// Those of [`argsort_by_rank`], and slices of wrong lengths.
+/// See [`argsort_by_rank`], and slices of wrong lengths.
 pub fn argsort_into<D: Destination>(
     destinations: &[D],
     permutation: &mut [u32],

@@ -26,7 +26,7 @@ struct State<L> {
 /// Bytes of messages, without a carrier's overhead.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct LevelBytes {
-    /// To other ranks of the own node.
+    /// To other ranks of this rank's node.
     pub inside: u64,
     /// To ranks of other nodes.
     pub between: u64,

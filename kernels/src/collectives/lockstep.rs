@@ -11,8 +11,8 @@ use super::rows::INLINE_RANKS;
 /// Maximum bytes that one rank may send another in one collective.
 pub const MAX_MESSAGE_BYTES: usize = 1 << 30;
 
-/// One rank's end of a unit that runs in lockstep: any two ranks make equally many exchanges with each other, among all
-/// ranks or some. So groups of ranks may go on by themselves for as long as they exchange nothing with others.
+/// One rank's end of a unit that runs in lockstep: any two ranks make the same number of exchanges with each other,
+/// among all ranks or some. So groups of ranks may proceed independently as long as they exchange nothing with others.
 ///
 /// Lockstep needs no coordinator. A rank with work begins a step, its first message wakes the others from
 /// [`Lockstep::wait`], and they join with whatever they have, possibly an empty step; every step has the same number of
@@ -24,7 +24,7 @@ pub trait Lockstep: Send {
     /// P: ranks in the unit, including this one.
     fn world(&self) -> usize;
 
-    /// Sends `outgoing[p]` to every peer p and fills `incoming[p]` with what p sent in the same collective. The own
+    /// Sends `outgoing[p]` to every peer p and fills `incoming[p]` with what p sent in the same collective. This rank's
     /// slot is neither read nor written. Both slices have one buffer per rank; the buffers of `incoming` are reused. On
     /// return, every rank has entered this collective, and what it wrote to shared memory before is visible here.
     ///
@@ -40,7 +40,7 @@ pub trait Lockstep: Send {
     /// them, and waits only for them: other groups run theirs concurrently.
     ///
     /// # Errors
-    /// Those of [`Lockstep::all_to_all`].
+    /// See [`Lockstep::all_to_all`].
     fn group_all_to_all(&mut self, exchange: Exchange<'_>) -> Result<(), UnitError>;
 
     /// Sleeps until a [`Waker`] of this rank rings or a peer has begun its next step, without a time limit.
@@ -94,7 +94,7 @@ lockstep_through!([L: Lockstep + ?Sized] &mut L, end => **end);
 
 /// One exchange with some ranks. All slices are in the order of `peers`.
 pub struct Exchange<'a> {
-    /// Distinct ranks. The own rank may be among them; its slots are neither read nor written.
+    /// Distinct ranks. If this rank is among them, its slots are neither read nor written.
     pub peers: &'a [usize],
     /// `outgoing[i]` is sent to `peers[i]`.
     pub outgoing: &'a [Vec<u8>],
@@ -143,7 +143,7 @@ pub enum UnitError {
     PeerLost {
         /// The first rank that disappeared.
         rank: usize,
-        /// How it was noticed.
+        /// How the loss was noticed.
         cause: String,
     },
     /// The rank is connected but did not take part in a collective.

@@ -69,7 +69,7 @@ unsafe impl<T: Element> Send for SharedRows<T> {}
 unsafe impl<T: Element> Sync for SharedRows<T> {}
 
 impl<T> SharedRows<T> {
-    /// `len` elements from `at` on.
+    /// `len` elements that begin at `at`.
     pub fn new(at: *const T, len: usize) -> Self {
         Self { at, len }
     }

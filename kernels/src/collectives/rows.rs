@@ -22,7 +22,7 @@ pub(super) const INLINE_RANKS: usize = 64;
 /// One item per rank.
 pub(super) type EachRank<I> = SmallVec<[I; INLINE_RANKS]>;
 
-/// Bytes of a dispatch message besides its rows.
+/// Bytes of a dispatch message without its rows.
 pub const DISPATCH_HEADER_BYTES: usize = wire::HEADER_BYTES;
 
 /// Bytes of a row with `pairs` pairs in its dispatch message and in the combine message that answers it.

@@ -22,10 +22,10 @@ pub(super) const HEADER_BYTES: usize = 8;
 /// Bytes of a pair in a dispatch message: weight and expert.
 pub(super) const PAIR_BYTES: usize = 4 + 2;
 
-/// Bytes per row of a dispatch message besides its elements: its number of pairs.
+/// Bytes per row of a dispatch message, apart from its elements: its number of pairs.
 pub(super) const ROW_BYTES: usize = 2;
 
-/// What is wrong with a rank's message.
+/// An invalid message.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub(super) enum MessageError {
     #[error("a message of {found} bytes, expected {expected}")]

@@ -95,7 +95,7 @@ impl PieceHash {
     /// Copies and adds the full cache lines of a row with non-temporal stores; returns the number of bytes.
     ///
     /// # Safety
-    /// Those of [`PieceHash::copy`].
+    /// See [`PieceHash::copy`].
     #[cfg(target_arch = "x86_64")]
     unsafe fn stream(&mut self, from: *const u8, to: *mut u8, bytes: usize) -> usize {
         use std::arch::x86_64::{__m128i, _mm_add_epi64, _mm_loadu_si128, _mm_sfence, _mm_stream_si128};

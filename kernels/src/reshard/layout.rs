@@ -47,7 +47,7 @@ impl Hosts {
     /// Complete experts in order, as evenly as possible: the first experts mod ranks ranks host one more.
     ///
     /// # Errors
-    /// Those of [`Hosts::new`].
+    /// See [`Hosts::new`].
     pub fn contiguous(experts: usize, ranks: usize, layers: usize) -> Result<Self, ReshardError> {
         check_count("experts", experts)?;
         check_count("ranks", ranks)?;
@@ -97,7 +97,7 @@ pub enum Layout {
     Ep(Hosts),
     /// Each rank has its slice of all experts; each node has all slices.
     Tp,
-    /// TP in groups of so many neighbouring ranks, each with all experts: a rank has some neighbouring slices.
+    /// TP in groups of this many neighbouring ranks, each with all experts: a rank has some neighbouring slices.
     Groups(usize),
 }
 
@@ -121,7 +121,7 @@ impl Side {
     }
 }
 
-/// A rank's buffer: K slots for either layout, and one spare EP slot. All ranks' buffers are laid out alike.
+/// A rank's buffer: K slots for either layout, and one spare EP slot. All ranks' buffers have the same layout.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Pool {
     pub(super) shape: ExpertShape,
@@ -136,7 +136,7 @@ pub struct Pool {
     bytes: usize,
 }
 
-/// Bytes of a layer's slot in groups of so many ranks.
+/// Bytes of a layer's slot in groups of this many ranks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct GroupSlot {
     width: usize,
@@ -175,7 +175,7 @@ impl Pool {
         Ok(Self { shape, grid, experts, layers, slots, ep_bytes, tp_bytes, groups: Vec::new(), bytes })
     }
 
-    /// Makes room for groups of so many ranks each as well: with S the bytes of the largest slot of any layout and X
+    /// Makes room for groups of this many ranks each as well: with S the bytes of the largest slot of any layout and X
     /// those of the next one, an EP slot at least, `K S + X`.
     ///
     /// # Errors
@@ -237,7 +237,7 @@ impl Pool {
         }
     }
 
-    /// None where there is no room for such groups.
+    /// `None` if there is no room for these groups.
     fn group_bytes(&self, width: usize) -> Option<usize> {
         self.groups.iter().find(|group| group.width == width).map(|group| group.bytes)
     }
@@ -373,7 +373,7 @@ impl Pool {
 pub struct Slot<'a> {
     /// How the layer's experts are laid out.
     pub layout: &'a Layout,
-    /// The side of that layout.
+    /// The end of the buffer that the layout occupies.
     pub side: Side,
     /// The layer.
     pub layer: usize,

@@ -41,7 +41,7 @@ pub trait ExpertMemory {
     /// never overlap.
     ///
     /// # Errors
-    /// Those of [`ExpertMemory::read`] and [`ExpertMemory::write`].
+    /// See [`ExpertMemory::read`] and [`ExpertMemory::write`].
     fn copy(
         &mut self,
         rank: usize,

@@ -99,7 +99,8 @@ impl<'a> Switch<'a> {
     /// layer begins.
     ///
     /// Among several copies a rank uses its own, else one on its node, else any; among these the least used so far. So
-    /// from TP to EP nothing crosses nodes, and to TP each slice that a node lacks crosses once. Groups are as nodes.
+    /// from TP to EP nothing crosses nodes, and to TP each slice that a node lacks crosses once. Groups are treated
+    /// like nodes.
     ///
     /// # Panics
     /// If there is no such layer.
@@ -121,7 +122,7 @@ impl<'a> Switch<'a> {
         }
     }
 
-    /// `[N]`: the locations of each complete expert before the switch; empty where there are slices.
+    /// `[N]`: the locations of each complete expert before the switch; empty for experts in slices.
     fn copies(&self, layer: usize) -> Vec<Vec<HostedAt>> {
         let mut copies = vec![Vec::new(); self.pool.experts()];
         if let Layout::Ep(_) = self.from {

@@ -25,7 +25,7 @@ impl NodeGrid {
 /// One array of an expert, row-major `[outer, width, inner]`; TP splits the `width` axis, which all arrays share.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ExpertArray {
-    /// Rows that TP splits alike: 2 for gate and up together, which are split separately; H for down.
+    /// Rows that TP splits in the same way: 2 for gate and up together, which are split separately; H for down.
     pub outer: usize,
     /// Bytes of one step along `width`.
     pub inner_bytes: usize,
@@ -66,7 +66,7 @@ impl ExpertShape {
     /// Row-major gate and up `[2, I, H]`, then down `[H, I]`, in elements of `element_bytes` bytes.
     ///
     /// # Errors
-    /// Those of [`ExpertShape::new`].
+    /// See [`ExpertShape::new`].
     pub fn rows(hidden: usize, intermediate: usize, element_bytes: usize) -> Result<Self, ReshardError> {
         let row = hidden.checked_mul(element_bytes).ok_or(ReshardError::TooLarge)?;
         let gate_up = ExpertArray { outer: 2, inner_bytes: row };
@@ -103,7 +103,7 @@ impl ExpertShape {
     /// switch then copies entire slices, whatever E is. All offsets are multiples of `slice_bytes`' alignment.
     ///
     /// # Errors
-    /// Those of [`ExpertShape::new`].
+    /// See [`ExpertShape::new`].
     pub fn slice_major(slices: usize, slice_bytes: usize) -> Result<Self, ReshardError> {
         Self::new(slices, vec![ExpertArray { outer: 1, inner_bytes: slice_bytes }])
     }

@@ -1,5 +1,6 @@
 //! Incoming connections: each authenticates and sends its first message on its own thread, so that a silent or slow
-//! stranger delays no other. If too many are pending, the oldest is dropped: a real rank answers at once.
+//! client does not delay the others. If too many are pending, the oldest is dropped, because a real rank answers at
+//! once.
 
 use std::collections::BTreeMap;
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -18,7 +19,7 @@ use super::secret::Secret;
 
 /// Time limit for authentication and the first message.
 const HELLO_LIMIT: Duration = Duration::from_secs(10);
-/// Maximum number of pending connections, which bounds the resources that strangers can take.
+/// Maximum number of pending connections, which bounds the resources that unauthenticated clients can take.
 const MAX_PENDING: usize = 256;
 /// Maximum duration of one poll.
 const POLL: Duration = Duration::from_millis(20);
@@ -57,7 +58,8 @@ impl<'a, T: DeserializeOwned + Send + 'static> Acceptor<'a, T> {
         Self { listener, purpose, secret, limit, sender, arrivals, pending: BTreeMap::new(), next: 0, other_secrets: 0 }
     }
 
-    /// Admits connections, by `take` into `slots`, until all are filled. The first slot belongs to rank `first`.
+    /// Accepts connections, which `take` assigns to `slots`, until all slots are filled. The first slot belongs to rank
+    /// `first`.
     pub(super) fn gather<S>(
         &mut self,
         slots: &mut [Option<S>],
@@ -85,8 +87,8 @@ impl<'a, T: DeserializeOwned + Send + 'static> Acceptor<'a, T> {
         Ok(())
     }
 
-    /// The connections that have completed, after waiting a moment for the next. A failing listener or a stopping
-    /// process is an error.
+    /// Waits briefly for a connection, then returns those whose first message has arrived. A failing listener or a
+    /// stopping process is an error.
     pub(super) fn poll(&mut self, patience: &Patience) -> Result<Vec<(T, TcpStream)>, RendezvousError> {
         match patience.at_most(POLL).accept(self.listener) {
             Ok(stream) => self.listen_to(stream, patience.at_most(HELLO_LIMIT)),
@@ -104,7 +106,7 @@ impl<'a, T: DeserializeOwned + Send + 'static> Acceptor<'a, T> {
                 Ok(words) => come.push((words, stream)),
                 Err(error) => {
                     self.other_secrets += usize::from(error.is_secret());
-                    tracing::warn!(%error, "turned away a connection");
+                    tracing::warn!(%error, "rejected a connection");
                 }
             }
         }
@@ -118,7 +120,7 @@ impl<'a, T: DeserializeOwned + Send + 'static> Acceptor<'a, T> {
         let own = match stream.try_clone() {
             Ok(own) => own,
             Err(error) => {
-                tracing::warn!(%error, "turned away a connection");
+                tracing::warn!(%error, "rejected a connection");
                 return;
             }
         };
@@ -137,7 +139,7 @@ impl<'a, T: DeserializeOwned + Send + 'static> Acceptor<'a, T> {
         });
         if let Err(error) = started {
             self.pending.remove(&number);
-            tracing::warn!(%error, "turned away a connection");
+            tracing::warn!(%error, "rejected a connection");
         }
     }
 

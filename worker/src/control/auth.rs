@@ -8,7 +8,7 @@
 //! | verdict | acceptor | its proof, over the other role; or a refusal |
 //!
 //! This authenticates both ends once. Later traffic is neither encrypted nor signed: between hosts it belongs on a
-//! network that strangers cannot reach.
+//! trusted network.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -22,7 +22,8 @@ use super::hello::{MAGIC, PROTOCOL};
 use super::patience::{Impatience, Patience};
 use super::secret::{PROOF_BYTES, Secret};
 
-/// Maximum number of connection attempts, and the pause between them: a listener crowded by strangers may drop a rank.
+/// Maximum number of connection attempts, and the pause between them: a listener flooded by unauthenticated clients may
+/// drop a rank's connection.
 const ATTEMPTS: u32 = 40;
 const PAUSE: Duration = Duration::from_millis(50);
 /// Connect timeout for a listener that was reachable a moment ago.
@@ -130,7 +131,7 @@ pub(super) fn accept(
     Ok(frame::write(stream, &Verdict::Known { proof })?)
 }
 
-/// Reasons for having no authenticated connection.
+/// Why there is no authenticated connection.
 #[derive(Debug)]
 pub(super) enum Unproven {
     /// No connection was made.

@@ -16,7 +16,7 @@ use super::frame;
 use super::patience::{Patience, unlimited};
 use crate::ep::{ShmError, ShmMemory, UnknownName};
 
-/// How ranks exchange data. All ranks of a unit must be configured alike.
+/// How ranks exchange data. All ranks of a unit must have the same setting.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum TransportChoice {
     /// Shared memory between ranks of a host, TCP between hosts.
@@ -64,7 +64,7 @@ impl Host {
     }
 }
 
-/// Why a rank shares no memory with rank 0, if it does not.
+/// Why a rank cannot share memory with rank 0; `None` if it can.
 pub(super) fn apart(rank: RankId, own: Option<&Host>, other: Option<&Host>) -> Option<String> {
     let same = own.is_some() && own == other;
     (!same).then(|| format!("rank {rank} does not share host, namespaces and user with rank 0"))

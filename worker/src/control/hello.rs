@@ -1,4 +1,4 @@
-//! A rank's introduction, and whether two ranks belong to the same unit.
+//! A rank's registration, and the check that two ranks belong to the same unit.
 
 use std::net::SocketAddr;
 
@@ -47,7 +47,7 @@ pub(super) struct Hello {
     pub(super) rank: u16,
     /// The address of its data links.
     pub(super) data: SocketAddr,
-    /// Its capacity in pages of the key-value cache.
+    /// Its capacity in KV cache pages.
     pub(super) kv_pages: KvPages,
     /// The host that it runs on.
     pub(super) host: Option<Host>,

@@ -7,7 +7,7 @@ use crate::engine::{RankStats, SequenceEvent, SequenceRequest, SwitchOrder, Swit
 /// From rank 0 to a rank.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) enum ToRank {
-    /// Run a sequence.
+    /// Runs a sequence.
     Submit(Box<SequenceRequest>),
     /// Stops a sequence; its last event answers, however it ended.
     Cancel {
@@ -28,11 +28,12 @@ pub(crate) enum ToRank {
         /// The step to take.
         order: SwitchOrder,
     },
-    /// No sequence is left and none will follow: leave the step loop, but stay connected until this link closes.
+    /// No sequence is left and none will follow: the rank leaves the step loop, but stays connected until this link
+    /// closes.
     Stop,
     /// The unit has failed.
     Abort {
-        /// Why.
+        /// The cause.
         cause: String,
     },
 }

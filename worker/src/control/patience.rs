@@ -48,7 +48,7 @@ impl From<io::Error> for Impatience {
 }
 
 impl Impatience {
-    /// The error of a rendezvous: `failed` with the cause, which is `late` after the deadline.
+    /// Converts this to the error of a rendezvous: `failed` of the cause, which is `late` if the deadline has passed.
     pub(super) fn or(self, late: &str, failed: impl FnOnce(BoxedError) -> RendezvousError) -> RendezvousError {
         match self {
             Self::Stopped => RendezvousError::Stopped,
@@ -87,7 +87,7 @@ impl Patience {
                     let until = Instant::now() + self.slice()?;
                     poll_until(&mut [PollFd::new(listener, PollFlags::IN)], Some(until));
                 }
-                // The stranger left before it was accepted.
+                // The client disconnected before it was accepted.
                 Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
                 Err(error) => return Err(Impatience::Io(error)),
             }

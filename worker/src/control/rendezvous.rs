@@ -71,7 +71,7 @@ impl Host {
     }
 
     /// Waits for all other ranks and connects the data links. A rank that does not match ends the rendezvous for all of
-    /// them, with the reason; strangers are rejected.
+    /// them, with the reason; unauthenticated clients are rejected.
     pub(crate) fn gather(
         self,
         identity: &Identity,
@@ -162,7 +162,7 @@ impl Host {
         let slot = &mut members[rank.index() - 1];
         if slot.is_some() {
             let reason = format!("rank {rank} has already registered");
-            tracing::warn!("{reason}: turned away a second process");
+            tracing::warn!("{reason}: rejected a second process");
             let _ = frame::write(&mut stream, &Reply::Refusal(reason));
             return Ok(());
         }

@@ -51,15 +51,17 @@ pub(crate) struct UnitLimits {
     pub(crate) waiting: usize,
     /// Tokens of one step on one rank, prompt chunks and decoded tokens together.
     pub(crate) step_tokens: usize,
-    /// Pages of the key-value cache per rank: the minimum over all ranks.
+    /// KV cache pages per rank: the minimum over all ranks.
     pub(crate) kv_pages: KvPages,
     /// Whether prompts with a common prefix share its keys and values.
     pub(crate) prefix_reuse: bool,
-    /// Maximum elements of rows that a rank sends or returns in one collective: all ranks' tokens of a step.
+    /// Maximum elements of the rows that a rank sends or returns in one collective: those of all ranks' tokens in a
+    /// step.
     pub(crate) row_elements: usize,
 }
 
-/// Pages of a cache by layout of attention: equally many bytes in each layout that the unit may have, 0 in others.
+/// KV cache pages by layout of attention: the same number of bytes in each layout that the unit may use, 0 pages in the
+/// others.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct KvPages {
     dp: usize,
@@ -86,7 +88,7 @@ impl KvPages {
     }
 }
 
-/// A layout of attention that a unit may have, and a rank's share of the heads in it.
+/// A layout of attention that a unit may use, and the rank's slice of the heads in it.
 pub(crate) type AttentionSlice = (Attention, HeadSlice);
 
 /// The memory of keys and values.
@@ -119,20 +121,20 @@ impl EngineLimits {
     pub(crate) fn fitted(
         self,
         model: &ModelConfig,
-        shares: &[AttentionSlice],
+        slices: &[AttentionSlice],
         world: u16,
         memory: KvMemory,
     ) -> Result<UnitLimits, NoPage> {
         let running = self.running.max(1);
         // Every running sequence decodes in every step and some budget is left for prompts; if attention may become tp,
         // a rank then runs the sequences of all.
-        let ranks = if shares.len() > 1 { usize::from(world) } else { 1 };
+        let ranks = if slices.len() > 1 { usize::from(world) } else { 1 };
         let step_tokens = self.step_tokens.max(running.saturating_mul(2 * ranks));
         Ok(UnitLimits {
             running,
             waiting: self.waiting,
             step_tokens,
-            kv_pages: self.kv.pages(model, shares, world, memory)?,
+            kv_pages: self.kv.pages(model, slices, world, memory)?,
             prefix_reuse: self.prefix_reuse,
             row_elements: usize::from(world).saturating_mul(step_tokens).saturating_mul(model.hidden),
         })
@@ -143,27 +145,27 @@ impl KvBudget {
     fn pages(
         self,
         model: &ModelConfig,
-        shares: &[AttentionSlice],
+        slices: &[AttentionSlice],
         world: u16,
         KvMemory { available, element_bytes }: KvMemory,
     ) -> Result<KvPages, NoPage> {
-        let page_bytes = |share: &HeadSlice| share.cache_shape(model).page_bytes() / size_of::<f32>() * element_bytes;
+        let page_bytes = |slice: &HeadSlice| slice.cache_shape(model).page_bytes() / size_of::<f32>() * element_bytes;
         let bytes_of = |pages: usize, page: usize| (pages as u64).saturating_mul(page as u64);
         let bytes = match self {
             Self::Tokens(tokens) => {
-                let start = shares.first().map_or(0, |(_, share)| page_bytes(share));
+                let start = slices.first().map_or(0, |(_, slice)| page_bytes(slice));
                 bytes_of(tokens.div_ceil(PAGE_TOKENS).max(1), start)
             }
             Self::Bytes(bytes) => bytes,
             Self::Auto => {
-                let largest = shares.iter().map(|(_, share)| page_bytes(share)).max().unwrap_or(0);
+                let largest = slices.iter().map(|(_, slice)| page_bytes(slice)).max().unwrap_or(0);
                 let wanted = bytes_of(DEFAULT_KV_TOKENS.max(model.max_positions).div_ceil(PAGE_TOKENS), largest);
                 available.map_or(wanted, |available| wanted.min(available / 2 / u64::from(world.max(1))))
             }
         };
         let mut kv_pages = KvPages::default();
-        for (attention, share) in shares {
-            let page = page_bytes(share);
+        for (attention, slice) in slices {
+            let page = page_bytes(slice);
             let pages = usize::try_from(bytes / page as u64).unwrap_or(usize::MAX);
             if pages == 0 {
                 return Err(NoPage { bytes, page });
@@ -178,7 +180,7 @@ impl KvBudget {
 }
 
 impl UnitLimits {
-    /// Tokens that a rank's cache holds, in the layout in which it holds fewest.
+    /// Tokens that fit a rank's cache, in the layout with the least room.
     pub(crate) fn kv_tokens(&self) -> usize {
         let KvPages { dp, tp } = self.kv_pages;
         [dp, tp].into_iter().filter(|&pages| pages > 0).min().unwrap_or(0).saturating_mul(PAGE_TOKENS)
@@ -221,8 +223,8 @@ mod tests {
         let model = ModelConfig::load(dir).unwrap();
         let half = HeadSlice::new(&model, 0, 2).unwrap();
         let both = [(Attention::Tp, half), (Attention::Dp, HeadSlice::ALL)];
-        let fitted = |kv, shares: &[AttentionSlice]| {
-            EngineLimits { kv, ..EngineLimits::default() }.fitted(&model, shares, 2, KvMemory::host(None)).unwrap()
+        let fitted = |kv, slices: &[AttentionSlice]| {
+            EngineLimits { kv, ..EngineLimits::default() }.fitted(&model, slices, 2, KvMemory::host(None)).unwrap()
         };
         let limits = fitted(KvBudget::Tokens(20 * PAGE_TOKENS), &both);
         assert_eq!((limits.kv_pages.of(Attention::Tp), limits.kv_pages.of(Attention::Dp)), (20, 10));

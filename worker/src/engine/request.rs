@@ -20,7 +20,7 @@ pub(crate) struct SequenceRequest {
     pub(crate) sampling: Sampling,
     /// When to stop early.
     pub(crate) stop: StopRules,
-    /// Report the experts of all positions from this one on.
+    /// Reports the experts of all positions, starting at this one.
     pub(crate) routes_from: Option<u32>,
     /// Report the probability of every new token, and of this many alternatives.
     pub(crate) logprobs: Option<u8>,

@@ -22,7 +22,7 @@ use crate::model::{KvPool, Model, ModelConfig, StepError, StepItem, Wants};
 /// Receives an engine's messages.
 pub(crate) type Emit = Box<dyn FnMut(FromRank) + Send>;
 
-/// How an engine's loop ended other than by failure.
+/// How an engine's loop ended, if it did not fail.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum EngineEnd {
     /// Ended by [`ToRank::Stop`].
@@ -55,7 +55,7 @@ pub(crate) struct Engine {
     pub(super) together: Together,
     /// The prepared layout switch.
     pub(super) switch: Option<Prepared>,
-    /// Chooses ranks for sequences without a home when attention becomes dp.
+    /// Assigns ranks to sequences without a preferred rank when attention becomes dp.
     pub(crate) affinity: Option<Arc<Tables>>,
 }
 
@@ -189,8 +189,8 @@ impl Engine {
         }
     }
 
-    /// Moves waiting sequences into the batch, oldest first, while there are pages for all that they may need. A
-    /// running sequence never waits for a page, so it ends, and a waiting one follows.
+    /// Moves waiting sequences into the batch, oldest first, while there are pages for everything that they may need.
+    /// So a running sequence never waits for a page: it ends, and makes room for a waiting one.
     pub(super) fn admit(&mut self) {
         while self.batched() < self.limits.running {
             let Some(request) = self.waiting.front() else { return };
@@ -265,7 +265,7 @@ impl Engine {
                 }
                 Err(StepError::Transport(error)) => return Err(error),
                 // Nothing was sent: the step restarts without the sequence, because peers may be waiting. With
-                // attention tp every rank decides alike.
+                // attention tp every rank decides the same.
                 Err(StepError::Item { item, source }) => {
                     drop(items);
                     let sequence = self.running.remove(members[item].index);

@@ -29,7 +29,7 @@ pub(super) struct StepSync {
     pub(super) orders: Vec<ToRank>,
 }
 
-/// What is wrong with a rank's message.
+/// An invalid message.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum SyncError {
     #[error("a message that ends inside a field")]

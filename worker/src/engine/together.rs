@@ -1,5 +1,5 @@
-//! The step loop with attention tp. All ranks hold the same sequences and decide alike: they get the same orders
-//! between the same two steps (from rank 0, in the sync before a step) and the same tokens (each chosen by the
+//! The step loop with attention tp. All ranks hold the same sequences and make the same decisions: they get the same
+//! orders between the same two steps (from rank 0, in the sync before a step) and the same tokens (each chosen by the
 //! sequence's own rank, in the next sync). Everything else follows from these: admission, pages, batches, ends.
 //!
 //! If attention is in groups, this applies to each group, whose first rank takes the role of rank 0. All ranks take
@@ -65,7 +65,7 @@ impl Together {
     }
 }
 
-/// An upper bound on its size as JSON.
+/// An upper bound on the size of an order as JSON.
 fn order_bytes(order: &ToRank) -> usize {
     const TOKEN: usize = 11;
     const REST: usize = 1024;

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 pub enum StepPhase {
     /// A prompt token.
     Prefill,
-    /// A previously generated token.
+    /// A token generated earlier.
     Decode,
 }
 
@@ -54,11 +54,11 @@ impl Collective {
 /// How rows (a token in an MoE layer) were split with attention tp, from one rank's view.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct RowCounts {
-    /// Its rows placed by the tables.
+    /// Rows that the tables assign to this rank.
     pub by_tables: u64,
-    /// Its rows moved here from a full rank.
+    /// Rows moved to this rank from a full one.
     pub moved: u64,
-    /// Its rows that the tables do not place, or all rows without tables.
+    /// Rows of this rank that the tables do not assign; all of its rows if there are no tables.
     pub evenly: u64,
     /// Rows of the fullest rank; equal on all ranks.
     pub fullest: u64,

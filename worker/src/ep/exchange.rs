@@ -28,7 +28,7 @@ pub trait LocalExperts: Sync {
     /// Waits until the experts are in memory; called once, after the rows have arrived.
     ///
     /// # Errors
-    /// They never will be: the rank cannot continue.
+    /// The experts will never be in memory: the rank cannot continue.
     fn ready(&self) -> Result<(), ExpertsLost> {
         Ok(())
     }
@@ -44,7 +44,7 @@ pub trait LocalExperts: Sync {
 #[error("{0}")]
 pub struct ExpertsLost(#[source] pub Arc<dyn std::error::Error + Send + Sync>);
 
-/// n tokens of this rank with their routes.
+/// Some of this rank's tokens (n), with their routes.
 #[derive(Clone, Copy, Debug)]
 pub struct RoutedBatch<'a> {
     /// `[n, H]`
@@ -77,12 +77,12 @@ pub struct WorldMismatch {
 /// Name of the stage between dispatch and combine.
 const EXPERTS: &str = "experts";
 
-/// This rank's part of the unit: its collectives, the place of every expert, and its counters.
+/// This rank's part of the unit: its collectives, the location of every expert, and its counters.
 pub struct ExpertParallel {
     pub(super) unit: WireRows,
     /// This rank's group, in each grouping that the unit may be switched to.
     groups: Vec<(RankGroups, WireRows)>,
-    /// The one that runs independently now.
+    /// The group that steps independently now, if any.
     pub(super) group: Option<usize>,
     pub(super) placement: ExpertPlacement,
     layers: Vec<LayerHosts>,
@@ -117,8 +117,8 @@ fn stepping<'a>(
 }
 
 impl ExpertParallel {
-    /// Joins a placement to a link that carries rows in messages; group g of the placement is rank g. Of several copies
-    /// of an expert, this rank's tokens use the one that [`ExpertCopies`] names.
+    /// Joins a placement to a link that carries rows in messages; group g of the placement is rank g. If an expert has
+    /// several replicas, this rank's tokens use the one that [`ExpertCopies`] names.
     ///
     /// # Errors
     /// A placement whose number of groups is not the number of ranks, or of nodes in a hybrid layout.
@@ -164,8 +164,8 @@ impl ExpertParallel {
         Ok(joined)
     }
 
-    /// Counts bytes to these ranks as to its own node; by default each rank is a node. Hybrid experts use the layout's
-    /// nodes.
+    /// Counts bytes sent to these ranks as traffic within its node; by default each rank is a node. Hybrid experts use
+    /// the layout's nodes.
     #[must_use]
     pub fn with_neighbours(mut self, ranks: impl IntoIterator<Item = usize>) -> Self {
         ranks.into_iter().for_each(|rank| self.near[rank] = true);
@@ -323,7 +323,7 @@ impl ExpertParallel {
     /// The buffer for this rank's `[n, H]` partial sums before [`ExpertParallel::reduce_scatter`].
     ///
     /// # Errors
-    /// Those of [`Collectives::part`](semmoe_kernels::collectives::Collectives::part).
+    /// See [`Collectives::part`](semmoe_kernels::collectives::Collectives::part).
     pub(crate) fn part(&mut self, len: usize) -> Result<&mut [f32], UnitError> {
         self.rows().part(len)
     }
@@ -375,8 +375,7 @@ impl ExpertParallel {
     }
 
     /// The MoE output of this rank's tokens: `out[t] = sum of weight x expert(x[t])` over the token's experts, wherever
-    /// they are; `out` is `[n, H]`, overwritten. Every rank must call this equally often with the same layer, n = 0
-    /// included.
+    /// they are; `out` is `[n, H]`, overwritten. Every rank must make the same calls, layer by layer, even with n = 0.
     ///
     /// The sum is taken per rank over its experts (or slices of them) in ascending id, then over ranks in order. It
     /// depends on the placement but never on the rest of the batch.

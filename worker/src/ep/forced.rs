@@ -1,12 +1,13 @@
-//! Instrumentation to measure gamma: sends activations to the token's own rank at a given rate, whatever the router
-//! chose. Rows are really sent and computed, so step times are those of that rate; answers are wrong by design.
+//! Instrumentation to measure gamma: sends activations to the token's own rank at a given rate, regardless of the
+//! router's choice. Rows are really sent and computed, so step times are those of that rate; answers are wrong by
+//! design.
 
 use semmoe_kernels::mix;
 use semmoe_tables::{LayerIdx, mix64};
 
 use super::hosts::{LayerHosts, NOT_HERE};
 
-/// The share of activations sent to the token's own rank.
+/// The fraction of activations sent to the token's own rank.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct ForcedRate(f64);
 

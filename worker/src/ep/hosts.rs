@@ -1,4 +1,4 @@
-//! The places of one layer's experts, in the form that a rank looks up.
+//! The locations of one layer's experts, in the form in which a rank looks them up.
 
 use semmoe_tables::{ExpertId, LayerIdx, RankId};
 
@@ -7,8 +7,8 @@ use super::placement::ExpertPlacement;
 
 /// The places of one layer's experts.
 pub(crate) struct LayerHosts {
-    /// `[N]`: the rank, or node, whose copy of each expert this rank's tokens use; empty if every rank has a slice of
-    /// each.
+    /// `[N]`: the rank, or node, whose replica of each expert this rank's tokens use; empty if every rank has a slice
+    /// of each.
     pub(super) rank_of: Vec<u16>,
     /// `[N]`: this rank's slot of each expert; [`NOT_HERE`] for others.
     pub(super) slot_of: Vec<u16>,

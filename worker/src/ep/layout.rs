@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::wire::{UnknownName, WireRows};
 
-/// How the experts of a model are divided among ranks. All ranks of a unit must be configured alike.
+/// How the experts of a model are divided among ranks. All ranks of a unit must have the same setting.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub enum ExpertLayout {
     /// Expert parallel: each expert is whole, on the rank that the placement names.
@@ -204,7 +204,7 @@ impl ExpertLayout {
     /// over one link: rows travel inside a group in messages.
     ///
     /// # Errors
-    /// Those of [`ExpertLayout::join`]; groups that do not divide the ranks.
+    /// See [`ExpertLayout::join`]; groups that do not divide the ranks.
     pub fn join_switchable<T: Element>(
         self,
         groupings: &[RankGroups],

@@ -1,4 +1,4 @@
-//! Where the experts of a model are: the part of a unit's layout that dispatch needs.
+//! Where the experts of a model are, as far as dispatch needs to know.
 
 use semmoe_tables::{ExpertCopies, ExpertId, GroupId, LayerIdx, RankId};
 use serde::{Deserialize, Serialize};
@@ -10,7 +10,7 @@ use super::layout::ExpertLayout;
 pub struct ExpertPlacement {
     /// Whole experts, or a slice of each on every rank.
     pub layout: ExpertLayout,
-    /// The ranks of each expert's copies if experts are whole; for slices only its shape is used.
+    /// The ranks that host each expert, if experts are whole; for slices only its shape is used.
     #[serde(rename = "copies")]
     pub replicas: ExpertCopies,
 }

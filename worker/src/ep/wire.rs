@@ -9,8 +9,8 @@ use semmoe_kernels::Dtype;
 use semmoe_kernels::collectives::{CastCollectives, Collectives, HybridCollectives, Lockstep, UnitLink};
 use serde::{Deserialize, Serialize};
 
-/// The element type of rows on the wire; sums over ranks are rounded to it, too. All ranks of a unit must be configured
-/// alike.
+/// The element type of rows on the wire; sums over ranks are rounded to it, too. All ranks of a unit must have the same
+/// setting.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum WireType {
     /// Unchanged.

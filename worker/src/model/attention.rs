@@ -11,7 +11,7 @@ use super::kv::{KvCache, PAGE_TOKENS, Page};
 use super::latent::Latent;
 use super::rope::RotaryTable;
 use super::step::StepItem;
-use crate::threads::{both, shares};
+use crate::threads::{both, threads_for};
 
 /// Query positions that share one pass over the cache.
 const QUERY_BLOCK: usize = 16;
@@ -155,11 +155,11 @@ impl Heads {
         threads: &'t mut Vec<ThreadScratch>,
     ) -> &'t mut [ThreadScratch] {
         let width = self.kv_heads * self.group * (self.key_width + self.value_width);
-        let shares = shares(step.keys() * width).min(step.rows).max(1);
-        if threads.len() < shares {
-            threads.resize_with(shares, ThreadScratch::default);
+        let count = threads_for(step.keys() * width).min(step.rows).max(1);
+        if threads.len() < count {
+            threads.resize_with(count, ThreadScratch::default);
         }
-        &mut threads[..shares]
+        &mut threads[..count]
     }
 
     /// Attention of some rows of a step, shared among one thread per buffer; `out` is `[rows, kv_heads, group,

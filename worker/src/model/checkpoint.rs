@@ -1,4 +1,4 @@
-//! The tensors of a Hugging Face checkpoint by memory map: one `model.safetensors`, or the shards of an index.
+//! The memory-mapped tensors of a Hugging Face checkpoint: one `model.safetensors`, or the shards of an index.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -202,7 +202,7 @@ impl Shard {
     }
 }
 
-/// An index must not lead out of its directory.
+/// An index must not refer to files outside its directory.
 fn is_plain_name(name: &str) -> bool {
     let mut components = Path::new(name).components();
     matches!((components.next(), components.next()), (Some(Component::Normal(_)), None))

@@ -20,7 +20,7 @@ use super::weights::{FeedForward, HeadWeights, Panels, Weights, settle};
 use super::{ModelConfig, ModelError};
 use crate::ep::{AllRows, ExpertPlacement, Norm, OwnRows, RoutedBatch, UnitError};
 
-/// A rank's weights and rows in memory of the host.
+/// A rank's weights and rows in host memory.
 pub(super) struct CpuBackend {
     config: Arc<ModelConfig>,
     weights: Weights,
@@ -97,7 +97,7 @@ impl CpuBackend {
         }
     }
 
-    /// Leaves this rank's rows of the residual stream, with the sums over all ranks added, and their norm.
+    /// Adds the sums over all ranks to this rank's rows of the residual stream, and norms them.
     fn scatter(&mut self, step: &mut LayerStep<'_, '_>) -> Result<(), UnitError> {
         let elements = step.own_positions().len() * self.config.hidden;
         let Scratch { residual, other_residual: own, normed, .. } = &mut self.scratch;

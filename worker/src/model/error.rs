@@ -201,7 +201,7 @@ pub enum StepError {
     },
 }
 
-/// What is wrong with an item of a step: found and expected.
+/// An invalid item of a step.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum ItemError {
     /// It has no tokens.

@@ -26,7 +26,7 @@ use super::compute::{Linear, Matrix, PanelType, Sizes, group_of, multiply, silu_
 use super::slices::expert_columns;
 use super::{ModelConfig, ModelError};
 use crate::ep::{ExpertLayout, ExpertPlacement, LocalExperts};
-use crate::threads::shares;
+use crate::threads::threads_for;
 
 const GATE_UP: usize = 0;
 const DOWN: usize = 1;
@@ -107,7 +107,7 @@ impl Packing {
     /// slices.
     pub(super) fn threads(&self, pairs: usize, experts: usize, slices: usize) -> usize {
         let by_rows = pairs / (ROWS_OF_A_THREAD * experts).max(1);
-        shares(pairs * 3 * self.hidden * self.width * slices).min(by_rows).max(1)
+        threads_for(pairs * 3 * self.hidden * self.width * slices).min(by_rows).max(1)
     }
 
     /// Applies an expert of `slices` slices; see [`LocalExperts::apply`].

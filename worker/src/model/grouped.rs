@@ -1,4 +1,4 @@
-//! Grouped-query attention: one projection gives queries, keys and values; norms and clipping depend on the family.
+//! Grouped-query attention: one projection computes queries, keys and values; norms and clipping depend on the family.
 
 use super::attention::{Attended, AttentionScratch, AttentionStep, Heads, ThreadScratch};
 use super::compute::{Linear, clamp, rms_norm};
@@ -75,7 +75,7 @@ impl Grouped {
         self.heads.kv_heads * self.heads.group * self.heads.key_width
     }
 
-    /// Elements that the projection gives of one token.
+    /// Elements that the projection computes for one token.
     fn qkv_width(&self) -> usize {
         self.projected.queries + self.projected.keys + self.heads.kv_heads * self.heads.key_width
     }
@@ -125,14 +125,14 @@ impl Grouped {
     /// One item of n tokens.
     ///
     /// - `qkv` `[n, qkv_width]`
-    /// - `turned` `[kv_heads, n, group, key_width]`: the queries, normed and rotated
+    /// - `rotated` `[kv_heads, n, group, key_width]`: the queries, normed and rotated
     fn prepare_item(
         &self,
         layer: usize,
         angles: &RotaryTable,
         qkv: &[f32],
         cache: &mut KvCache,
-        turned: &mut [f32],
+        rotated: &mut [f32],
         row: &mut Vec<f32>,
     ) {
         let Heads { kv_heads, group, key_width: dim, .. } = self.heads;
@@ -145,10 +145,10 @@ impl Grouped {
             let (keys, values) = rest.split_at_mut(self.projected.keys);
             let queries = &mut queries[self.projected.first_query..][..kv_heads * group * dim];
             let keys = &mut keys[self.projected.first_key..][..kv_heads * dim];
-            queries.chunks_exact_mut(dim).for_each(|query| angles.turn(position, query));
-            keys.chunks_exact_mut(dim).for_each(|key| angles.turn(position, key));
+            queries.chunks_exact_mut(dim).for_each(|query| angles.rotate(position, query));
+            keys.chunks_exact_mut(dim).for_each(|key| angles.rotate(position, key));
             for head in 0..kv_heads {
-                turned[(head * tokens + token) * group * dim..][..group * dim]
+                rotated[(head * tokens + token) * group * dim..][..group * dim]
                     .copy_from_slice(&queries[head * group * dim..][..group * dim]);
                 cache.write(layer, head, position, &keys[head * dim..][..dim], &values[head * dim..][..dim]);
             }

@@ -54,7 +54,7 @@ pub struct CacheShape {
 }
 
 impl CacheShape {
-    /// Bytes of memory of one page.
+    /// Bytes of one page.
     pub fn page_bytes(&self) -> usize {
         page::elements(self) * size_of::<f32>()
     }

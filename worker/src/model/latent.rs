@@ -44,13 +44,13 @@ impl Latent {
             for (position, at) in (start..).zip(range[0]..range[1]) {
                 let query = &mut queries[at * query_width..][..query_width];
                 for head in query.chunks_exact_mut(self.heads.key_width) {
-                    step.angles.turn(position, &mut head[self.shape.kv_rank..]);
+                    step.angles.rotate(position, &mut head[self.shape.kv_rank..]);
                 }
                 let latent = &projected[(at + 1) * self.down.outputs - self.heads.key_width..];
-                let (key, turned) = row.split_at_mut(self.shape.kv_rank);
+                let (key, rotated) = row.split_at_mut(self.shape.kv_rank);
                 rms_norm(&latent[..key.len()], &self.kv_norm, EPS, key);
-                turned.copy_from_slice(&latent[key.len()..][..turned.len()]);
-                step.angles.turn(position, turned);
+                rotated.copy_from_slice(&latent[key.len()..][..rotated.len()]);
+                step.angles.rotate(position, rotated);
                 item.kv.write(step.layer, 0, position, row, &row[..self.shape.kv_rank]);
             }
         }

@@ -1,4 +1,4 @@
-//! How attention and experts are divided over the ranks of a unit, as one rank sees it.
+//! The layout of attention and experts over the ranks of a unit, from one rank's view.
 
 use std::sync::Arc;
 
@@ -44,7 +44,7 @@ impl From<ExpertLayout> for ExpertRoom {
 /// Attention, and how many ranks share it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct AttentionShape {
-    /// dp: all heads of a rank's own sequences; tp: a rank's share of the heads of its group's sequences.
+    /// dp: a rank has all heads of its own sequences; tp: it has its slice of the heads of its group's sequences.
     pub attention: Attention,
     /// Ranks of a group with sequences of its own; 1 with dp.
     pub ranks: usize,
@@ -61,7 +61,7 @@ pub(super) struct AttentionLayout {
 
 /// A rank's layout of attention; converted from [`Attention`] it has no tables, and cannot switch.
 pub struct AttentionPlan {
-    /// The initial layout. With dp every rank has all heads. With tp it has its share of every layer's heads, all ranks
+    /// The initial layout. With dp every rank has all heads. With tp it has its slice of every layer's heads, all ranks
     /// of a group run the same steps, and from attention to the next layer each continues with some of the rows.
     pub start: Attention,
     /// Whether the rank can switch to the other one: it then has the weights of both, which takes the memory of
@@ -84,7 +84,7 @@ impl From<Attention> for AttentionPlan {
 }
 
 impl AttentionLayout {
-    /// This rank's part of attention under a plan.
+    /// This rank's layout for one kind of attention of a plan.
     fn new(config: &ModelConfig, at: Place, plan: &AttentionPlan, attention: Attention) -> Result<Self, ModelError> {
         match attention {
             Attention::Dp => Ok(Self { heads: HeadSlice::ALL, ranks: 1, rows: None }),
@@ -92,7 +92,7 @@ impl AttentionLayout {
         }
     }
 
-    /// A rank's part of tp in groups of so many ranks.
+    /// Tensor parallelism in groups of `ranks` ranks.
     fn of_group(
         config: &ModelConfig,
         at: Place,

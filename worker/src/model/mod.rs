@@ -161,7 +161,7 @@ impl Model {
     /// keeps its slice of its node's experts, and group g is node g.
     ///
     /// # Errors
-    /// Those of [`Model::load`]; experts that cannot be cut into this many slices; heads that cannot be split over this
+    /// See [`Model::load`]; experts that cannot be cut into this many slices; heads that cannot be split over this
     /// many ranks.
     pub fn load_divided(
         model_dir: &Path,
@@ -171,14 +171,13 @@ impl Model {
         attention: impl Into<AttentionPlan>,
     ) -> Result<Self, ModelError> {
         let (replicas, room) = (placement.into(), experts.into());
-        let layout = room.layout;
         let config = Arc::new(ModelConfig::load(model_dir)?);
-        check_placement(&config, GroupId::new(layout.host(rank.index()) as u16), &replicas)?;
-        let at = Place { rank: rank.index(), world: layout.world(replicas.groups().into()) };
-        expert_columns(&config, layout, at.rank, at.world)?;
+        check_placement(&config, GroupId::new(room.layout.host(rank.index()) as u16), &replicas)?;
+        let at = Place { rank: rank.index(), world: room.layout.world(replicas.groups().into()) };
+        expert_columns(&config, room.layout, at.rank, at.world)?;
         let plan: AttentionPlan = attention.into();
-        let (checkpoint, placement) = (Checkpoint::open(model_dir)?, ExpertPlacement { layout, replicas });
         let (layout, others, slices) = AttentionLayout::all(&config, at, &plan)?;
+        let (checkpoint, placement) = (Checkpoint::open(model_dir)?, ExpertPlacement { layout: room.layout, replicas });
         let cpu = CpuBackend::load(&checkpoint, &config, at, &slices, &placement, room, &plan.groups)?;
         let pool = KvPool::new(layout.heads.cache_shape(&config), usize::MAX, false);
         Ok(Self::of(config, layout, others, Backend::Cpu(Box::new(cpu)), pool))
@@ -200,7 +199,7 @@ impl Model {
     /// equal size.
     ///
     /// # Errors
-    /// Those of [`Model::load_divided`]; features that only the CPU supports; too little GPU memory.
+    /// See [`Model::load_divided`]; features that only the CPU supports; too little GPU memory.
     #[cfg(feature = "gpu")]
     pub fn load_on(
         model_dir: &Path,
@@ -287,7 +286,7 @@ impl Model {
     /// Runs [`Model::step`] and passes intermediate results to `probe`.
     ///
     /// # Errors
-    /// Those of [`Model::step`].
+    /// See [`Model::step`].
     pub fn step_probed(
         &mut self,
         items: &mut [StepItem<'_>],

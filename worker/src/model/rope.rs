@@ -58,7 +58,7 @@ impl RotaryTable {
     }
 
     /// Rotates one whole head to a position within the table.
-    pub(super) fn turn(&self, position: usize, head: &mut [f32]) {
+    pub(super) fn rotate(&self, position: usize, head: &mut [f32]) {
         let half = self.frequencies.len();
         let (cos, sin) = (&self.cos[position * half..][..half], &self.sin[position * half..][..half]);
         match self.layout {
@@ -68,10 +68,10 @@ impl RotaryTable {
     }
 }
 
-/// By frequency, the weight of YaRN's division: none (0) up to `low`, full (1) from `high` on.
+/// By frequency, the weight of YaRN's division: none (0) up to `low`, full (1) at `high` and above.
 fn ramp(dim: usize, theta: f64, yarn: &Yarn) -> impl Fn(usize) -> f64 + use<> {
-    // The index of the frequency with `turns` turns over the original positions.
-    let index = |turns: f64| dim as f64 * (yarn.original_positions / (turns * TAU)).ln() / (2.0 * theta.ln());
+    // The index of the frequency that completes this many rotations over the original positions.
+    let index = |rotations: f64| dim as f64 * (yarn.original_positions / (rotations * TAU)).ln() / (2.0 * theta.ln());
     let (mut low, mut high) = (index(yarn.beta_fast), index(yarn.beta_slow));
     if yarn.truncate {
         (low, high) = (low.floor(), high.ceil());
@@ -96,8 +96,8 @@ mod tests {
         pairs.grow(10);
         let mut by_half = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0];
         let mut by_pair = [1.0, 4.0, 2.0, 5.0, 3.0, 6.0];
-        halves.turn(7, &mut by_half);
-        pairs.turn(7, &mut by_pair);
+        halves.rotate(7, &mut by_half);
+        pairs.rotate(7, &mut by_pair);
         let regrouped = [by_pair[0], by_pair[2], by_pair[4], by_pair[1], by_pair[3], by_pair[5]];
         assert_eq!(by_half, regrouped);
         assert_ne!(by_half[0], 1.0);

@@ -9,7 +9,7 @@ pub struct Draw {
     pub top_p: f32,
     /// Keep this many of the likeliest tokens; 0 keeps all.
     pub top_k: u32,
-    /// Random, in `[0, 1)`: selects the token by its share of the kept tokens' weights.
+    /// Random, in `[0, 1)`: selects the token by its fraction of the kept tokens' total weight.
     pub number: f64,
 }
 
@@ -81,7 +81,7 @@ pub(super) fn likelier(a: &Candidate, b: &Candidate) -> std::cmp::Ordering {
     b.weight.total_cmp(&a.weight).then(a.id.cmp(&b.id))
 }
 
-/// A fixed order, whatever the selection before left.
+/// Restores a fixed order, independent of the selection before.
 pub(super) fn order_by_id(candidates: &mut [Candidate]) {
     candidates.sort_unstable_by_key(|candidate| candidate.id);
 }

@@ -77,8 +77,8 @@ pub struct WorkerConfig {
     pub expert_slots: Option<u16>,
     /// Limit on the bytes of experts in this rank's memory; the others are streamed from the checkpoint.
     pub expert_memory: Option<u64>,
-    /// The share of activations that is sent to the token's own rank, whatever the router chose: answers are wrong, and
-    /// only step times are meaningful.
+    /// The fraction of activations that is sent to the token's own rank, regardless of the router's choice: answers are
+    /// wrong, and only step times are meaningful.
     pub force_local_rate: Option<ForcedRate>,
     /// How ranks exchange data.
     pub transport: TransportChoice,
@@ -101,7 +101,7 @@ pub struct WorkerConfig {
     /// The folder that contains the tables for `/switch`; by default that of `tables`. Without either, no tables are
     /// accepted.
     pub tables_root: Option<PathBuf>,
-    /// Layout of attention: each rank its own sequences, or every rank some heads of all of them.
+    /// Layout of attention: each rank runs its own sequences, or every rank computes some heads of all sequences.
     pub attention: Attention,
     /// With attention tp: groups of neighbouring ranks, each with its own sequences.
     pub attention_groups: u16,

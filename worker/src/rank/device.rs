@@ -79,7 +79,7 @@ pub(super) fn check(config: &WorkerConfig) -> Result<(), WorkerError> {
     }
     match config.wire {
         WireType::F32 => Ok(()),
-        wire => refused(format!("--wire {wire} is for CPUs: on a GPU rows are sent in the type of --dtype")),
+        wire => refused(format!("--wire {wire} is CPU-only: on a GPU, rows are sent as --dtype")),
     }
 }
 

@@ -56,7 +56,7 @@ pub(super) fn run(config: WorkerConfig, runtime: &Handle) -> Result<(), WorkerEr
 
     let mut state =
         Follower { rank, link, notices, shutdown: config.shutdown.clone(), grace: config.grace, leaving: false };
-    // Kept alive to the end of this function: peers may still be finishing a step.
+    // Kept alive until this function returns: peers may still be finishing a step.
     let (sink, ended) = (state.link.clone(), move |end| drop(notify.send(Notice::Engine(end))));
     let emit = Box::new(move |message| sink.send(message));
     let _engine = match connected.start(&config, &prepared, joined.limits, emit, ended) {

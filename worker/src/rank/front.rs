@@ -30,7 +30,7 @@ const STOP_LIMIT: Duration = Duration::from_millis(1500);
 const CLOSE_LIMIT: Duration = Duration::from_millis(500);
 
 pub(super) fn run(config: WorkerConfig, runtime: &Handle) -> Result<(), WorkerError> {
-    // The port first: its being in use is the likeliest mistake.
+    // The port comes first, because a port in use is the most likely mistake.
     let address = config.listen.unwrap_or(config.rendezvous);
     let bound = listen(address).and_then(|http| Ok((http.local_addr()?, http)));
     let (http_address, http) = bound.map_err(|source| WorkerError::Listen { address, source })?;
@@ -60,7 +60,7 @@ pub(super) fn run(config: WorkerConfig, runtime: &Handle) -> Result<(), WorkerEr
         Timeouts { step: config.collective_timeout, prepared: config.prepared_timeout },
     );
     unit.connect(ports(&unit, &connected, joined.control)?);
-    // Kept alive to the end of this function: peers may still be finishing a step.
+    // Kept alive until this function returns: peers may still be finishing a step.
     let _engine = start_engine(&config, &unit, connected, &prepared, limits)?;
 
     let app = Arc::new(App {

@@ -27,7 +27,7 @@ use crate::model::{AttentionPlan, ExpertRoom, Model, ModelError};
 #[cfg(feature = "cuda")]
 use crate::threads::lock;
 
-/// Allots parts of a GPU to the ranks of a process.
+/// Assigns parts of a GPU to the ranks of a process.
 pub trait GpuProvider: Send + Sync {
     /// Free bytes, before anything is loaded.
     ///
@@ -35,7 +35,7 @@ pub trait GpuProvider: Send + Sync {
     /// The driver's message.
     fn free_bytes(&self) -> Result<u64, GpuError>;
 
-    /// A rank's part; all ranks ask once, with equal `room` for collectives.
+    /// Returns a rank's part; every rank calls this once, with the same `room` for collectives.
     ///
     /// # Errors
     /// The driver's message, for example for a lack of memory.
@@ -130,9 +130,9 @@ fn open(config: &WorkerConfig) -> Result<Arc<dyn GpuProvider>, WorkerError> {
 #[cfg(feature = "cuda")]
 struct CudaGpu {
     unit: DeviceUnit,
-    /// How long a kernel waits for another rank's.
+    /// How long a kernel waits for another rank's kernel.
     timeout: Duration,
-    /// By rank, once the first one has asked.
+    /// By rank, once the first rank has requested its part.
     parts: Mutex<Option<Vec<Option<UnitRank>>>>,
 }
 

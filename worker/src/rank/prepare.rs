@@ -53,7 +53,7 @@ pub(super) struct Prepared {
     pub(super) stages: Option<StageFile>,
     /// The folder of tables for `/switch`.
     pub(super) tables_root: Option<PathBuf>,
-    /// The limits that this rank alone would have.
+    /// The limits of this rank, before those of other ranks apply.
     pub(super) limits: UnitLimits,
 }
 
@@ -91,14 +91,14 @@ pub(super) fn prepare(config: &WorkerConfig) -> Result<Prepared, WorkerError> {
 
     let name = model_dir.file_name().map_or_else(|| "model".into(), |name| name.to_string_lossy().into_owned());
     let info = model.model_info(&name, Some(tokenizer.sha256().to_owned()));
-    let share = |attention| match attention {
+    let slice = |attention| match attention {
         Attention::Dp => Ok((attention, HeadSlice::ALL)),
         Attention::Tp => {
             let ranks = config.world / config.attention_groups;
-            HeadSlice::new(&model, (config.rank % ranks).into(), ranks.into()).map(|share| (attention, share))
+            HeadSlice::new(&model, (config.rank % ranks).into(), ranks.into()).map(|slice| (attention, slice))
         }
     };
-    let shares = config.attentions().into_iter().map(share).collect::<Result<Vec<_>, _>>()?;
+    let slices = config.attentions().into_iter().map(slice).collect::<Result<Vec<_>, _>>()?;
     let tables = tables(config, &info)?;
     let (placement, placement_digest) = placement(config, tables.as_ref(), &info)?;
     check_expert_budget(config, &model_dir, &model, &placement)?;
@@ -132,7 +132,7 @@ pub(super) fn prepare(config: &WorkerConfig) -> Result<Prepared, WorkerError> {
     let least = if ranks > 1 { config.limits.running.max(1).saturating_mul(2 * usize::from(ranks)) } else { 0 };
     let wanted = EngineLimits { step_tokens: config.limits.step_tokens.max(least), ..config.limits };
     let limits = wanted
-        .fitted(&model, &shares[..], config.world, kv_memory(config, &model_dir)?)
+        .fitted(&model, &slices[..], config.world, kv_memory(config, &model_dir)?)
         .map_err(WorkerError::arguments)?;
     let tokenizer = Arc::new(tokenizer);
     Ok(Prepared {
@@ -234,7 +234,7 @@ fn refused<T>(detail: String) -> Result<T, WorkerError> {
     Err(WorkerError::Arguments(detail))
 }
 
-/// The first of some settings that was given.
+/// The first of these settings that was given.
 fn first_given(settings: &[(bool, &'static str)]) -> Option<&'static str> {
     settings.iter().find(|(given, _)| *given).map(|(_, name)| *name)
 }

@@ -37,7 +37,7 @@ fn with_address(mut config: WorkerConfig) -> (WorkerConfig, mpsc::Receiver<std::
     config.announce = Arc::new(move |event| {
         announce(event);
         if let WorkerEvent::Bound { rendezvous } = event {
-            // If the process was asked to stop, nothing waits for it.
+            // If the process was asked to stop, nothing waits for the address.
             let _ = sender.send(*rendezvous);
         }
     });

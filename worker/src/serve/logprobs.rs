@@ -38,7 +38,7 @@ fn bounded(name: &str, top: u64) -> Result<Option<u8>, ApiError> {
     }
 }
 
-/// The answer's tokens from `first` on, if logprobs were requested.
+/// The answer's tokens, starting at `first`, if logprobs were requested.
 fn pairs(answer: &Answer, first: usize) -> Option<impl Iterator<Item = (u32, &crate::engine::TokenLogprobs)>> {
     let reported = answer.logprobs.len() == answer.output.len() && !answer.logprobs.is_empty();
     reported.then(|| answer.output.iter().copied().zip(&answer.logprobs).skip(first))

@@ -57,7 +57,11 @@ fn render(layers: &[u16], stats: &[RankStats], in_flight: &[usize], up: bool) ->
     devices(&mut page, stats);
     let help = "Prompt tokens found in the key-value cache.";
     page.counter("semmoe_cached_prompt_tokens_total", help, stats, |stats| [("", stats.cached_tokens)]);
-    page.family("semmoe_kv_pages", "gauge", "Pages of the key-value cache: held by sequences, kept for reuse, free.");
+    page.family(
+        "semmoe_kv_pages",
+        "gauge",
+        "KV cache pages by state: used (held by sequences), cached (kept for reuse) or free.",
+    );
     page.by_rank(stats, |stats| {
         let KvUsage { used, cached, capacity, .. } = stats.kv;
         labelled("state", [("used", used), ("cached", cached), ("free", capacity.saturating_sub(used + cached))])
@@ -194,7 +198,7 @@ fn times(page: &mut Page, layers: &[u16], stats: &[RankStats]) {
     });
 }
 
-/// Values by one more label.
+/// Adds one more label to values.
 fn labelled<W: Display, V>(name: &str, values: impl IntoIterator<Item = (W, V)>) -> impl Iterator<Item = (String, V)> {
     values.into_iter().map(move |(word, value)| (format!(",{name}=\"{word}\""), value))
 }

@@ -115,7 +115,7 @@ struct RouteTraits {
     id_prefix: &'static str,
     object: &'static str,
     chunk: &'static str,
-    /// Formats the answer's tokens from an index on.
+    /// Formats the answer's tokens, starting at an index.
     logprobs: fn(&Tokenizer, &Answer, usize) -> Value,
 }
 

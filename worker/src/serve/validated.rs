@@ -22,14 +22,14 @@ const MAX_PROMPTS: usize = 64;
 /// Sequences to run, and how to answer them.
 #[derive(Debug)]
 pub(super) struct ValidatedRequest {
-    /// The pin.
+    /// The rank that the request is pinned to.
     pub(super) rank: Option<RankId>,
     /// One per prompt.
     pub(super) sequences: Vec<SequenceRequest>,
     pub(super) stream: bool,
 }
 
-/// Bodies from this size on are tokenized on another thread.
+/// Bodies of at least this many bytes are tokenized on another thread.
 const LARGE_BODY_BYTES: usize = 4 << 10;
 
 /// Prepares a request without delaying others: tokenizing a large body takes milliseconds.

@@ -26,7 +26,7 @@ pub(super) struct Deferred {
     /// Ranks that have finished their part: their later messages belong to the layout that they finished in.
     pub(super) ended: HashSet<RankId>,
     /// The new replicas of sequences.
-    pub(super) homes: HashMap<u64, RankId>,
+    pub(super) replicas: HashMap<u64, RankId>,
 }
 
 impl Deferred {
@@ -44,7 +44,7 @@ impl Unit {
     /// Ends the move once all ranks are in the layout in force: records the sequences' new ranks, and forwards waiting
     /// orders and events.
     pub(super) fn release(&self, mut state: MutexGuard<'_, State>, deferred: Deferred) {
-        state.relocate(&deferred.homes);
+        state.relocate(&deferred.replicas);
         let ended: usize = deferred.events.into_iter().map(|(rank, events)| state.take_events(rank, events)).sum();
         for order in deferred.orders {
             let id = match &order {
@@ -77,17 +77,17 @@ impl State {
         }
     }
 
-    /// Records the sequences' new ranks, as reported, if the layout has changed; sequences not on any rank yet go where
-    /// new ones do.
-    fn relocate(&mut self, homes: &HashMap<u64, RankId>) {
+    /// Records the sequences' new ranks, as reported, if the layout has changed; sequences that are not on any rank yet
+    /// are placed like new ones.
+    fn relocate(&mut self, replicas: &HashMap<u64, RankId>) {
         let replicas = usize::from(self.replicas());
-        if self.in_flight.len() == replicas && homes.is_empty() {
+        if self.in_flight.len() == replicas && replicas.is_empty() {
             return;
         }
         let mut sequences = std::mem::take(&mut self.sequences);
         self.in_flight = vec![0; replicas];
         for (id, entry) in &mut sequences {
-            entry.rank = homes.get(id).copied().unwrap_or_else(|| self.rank_for(entry.pinned));
+            entry.rank = replicas.get(id).copied().unwrap_or_else(|| self.rank_for(entry.pinned));
             self.in_flight[entry.rank.index()] += 1;
         }
         self.sequences = sequences;
@@ -107,8 +107,8 @@ mod tests {
         deferred.ended.insert(RankId::new(1));
         assert_eq!(deferred.filter(RankId::new(1), events()), None);
         assert_eq!(deferred.filter(RankId::new(0), events()), Some(events()), "it may still tell of the old layout");
-        deferred.homes.insert(7, RankId::new(2));
-        assert_eq!(deferred.homes[&7], RankId::new(2));
+        deferred.replicas.insert(7, RankId::new(2));
+        assert_eq!(deferred.replicas[&7], RankId::new(2));
         assert_eq!(deferred.events, [(RankId::new(1), events())]);
     }
 }

@@ -44,7 +44,7 @@ impl Port {
 pub(crate) struct Lost {
     /// The rank that failed first.
     pub(crate) rank: RankId,
-    /// A sentence that names it.
+    /// One sentence that names the rank.
     pub(crate) cause: String,
 }
 
@@ -61,7 +61,7 @@ pub(crate) struct UnitStatus {
     pub(crate) in_flight: usize,
     /// A rank's process was asked to stop.
     pub(crate) leaving: bool,
-    /// Set once.
+    /// The first failure, set once.
     pub(crate) lost: Option<Lost>,
 }
 
@@ -168,8 +168,8 @@ impl Unit {
         self.state().ports = ports;
     }
 
-    /// Replicas that run sequences: with attention tp all ranks, or those of a group, are one, represented by the
-    /// first.
+    /// Number of replicas that run sequences. With attention tp all ranks, or those of a group, are one replica,
+    /// represented by the first.
     pub(crate) fn replicas(&self) -> u16 {
         self.state().replicas()
     }
@@ -195,8 +195,8 @@ impl Unit {
         self.status.borrow().lost.clone()
     }
 
-    /// Runs a sequence on `rank`, or on the next one in turn; sets its id. With attention tp the rank is its home if
-    /// attention becomes dp.
+    /// Runs a sequence on `rank`, or on the next rank in round-robin order, and sets its id. With attention tp, the
+    /// sequence moves to `rank` if attention becomes dp.
     pub(crate) fn submit(&self, rank: Option<RankId>, mut request: SequenceRequest) -> Result<Running, SubmitError> {
         let mut state = self.state();
         if let Some(lost) = self.lost() {
@@ -206,7 +206,7 @@ impl Unit {
             return Err(SubmitError::Stopping);
         }
         let pinned = rank;
-        // A pin to a group says no more than which ranks.
+        // A pin to a group does not name a single rank.
         request.home = pinned.filter(|_| state.stride() == 1).map(RankId::get);
         let rank = state.rank_for(rank);
         let limit = self.limits.running + self.limits.waiting;
@@ -237,7 +237,7 @@ impl Unit {
         self.state().draining = true;
     }
 
-    /// Whether it accepts no further sequences.
+    /// Whether the unit accepts no further sequences.
     pub(crate) fn is_draining(&self) -> bool {
         self.state().draining
     }
@@ -287,7 +287,7 @@ impl Unit {
         let (sender, answer) = oneshot::channel();
         let mut state = self.state();
         let ticket = state.take_id();
-        // A failed unit answers nothing, which the dropped sender shows at once.
+        // A failed unit does not answer: the dropped sender reports this at once.
         if self.lost().is_none() && !state.ports.is_empty() {
             state.tickets.insert(ticket, (rank, sender));
             state.send(rank, ToRank::Stats { ticket });
@@ -374,7 +374,8 @@ impl State {
         }
     }
 
-    /// Ranks from one replica's first to the next one's. Without groups the single replica may become one per rank.
+    /// Number of ranks from the first one of a replica to the first one of the next. 1 without groups, because the
+    /// single replica may become one per rank.
     fn stride(&self) -> u16 {
         match self.layout.placement.layout.groups() {
             Some(groups) => groups.ranks,
@@ -416,7 +417,7 @@ impl State {
     }
 
     /// The replica for a sequence: the requested one, the group of a rank that was requested before the switch to
-    /// groups, or the next in turn.
+    /// groups, or the next one in round-robin order.
     pub(super) fn rank_for(&mut self, requested: Option<RankId>) -> RankId {
         let (replicas, stride) = (self.replicas(), self.stride());
         let replica = |rank: RankId| if rank.get() < replicas { rank } else { RankId::new(rank.get() / stride) };

@@ -39,7 +39,7 @@ pub(crate) enum LayoutName {
 }
 
 impl LayoutName {
-    /// Those without groups.
+    /// All layouts without groups.
     pub(crate) const ALL: [Self; 6] = [Self::Ep, Self::Tp, Self::DpTp, Self::TpEp, Self::DpHybrid, Self::TpHybrid];
 
     pub(crate) fn of(attention: Attention, experts: ExpertLayout) -> Self {

@@ -1,4 +1,4 @@
-//! The whole unit as rank 0 sees it: its ranks, where sequences run, and whether all is well.
+//! The whole unit as rank 0 sees it: its ranks, its sequences and its health.
 
 mod deferred;
 mod hub;

@@ -49,7 +49,7 @@ pub(super) struct Switch {
 type RankReport = (RankId, SwitchReport);
 type Reports = mpsc::UnboundedReceiver<RankReport>;
 
-/// What a report says about the phase that waits for it.
+/// The meaning of a report for the phase that waits for it.
 enum Answer {
     Accepts,
     Refuses {
@@ -354,8 +354,8 @@ impl Unit {
         let Ok(switch) = state.switch_of(ticket) else { return };
         match &report {
             SwitchReport::Layer(layer) => switch.layer = Some(*layer),
-            SwitchReport::Homes(homes) => {
-                switch.deferred.homes.extend(homes.iter().map(|&(sequence, rank)| (sequence, RankId::new(rank))));
+            SwitchReport::Homes(groups) => {
+                switch.deferred.replicas.extend(groups.iter().map(|&(sequence, rank)| (sequence, RankId::new(rank))));
             }
             SwitchReport::Ended(_) => {
                 switch.deferred.ended.insert(rank);

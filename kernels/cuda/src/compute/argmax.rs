@@ -1,4 +1,4 @@
-//! The token of the largest logit.
+//! Argmax: the token with the largest logit.
 
 use super::params::ArgmaxParams;
 use super::{address, apart, bytes_of};

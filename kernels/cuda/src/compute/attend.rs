@@ -60,7 +60,7 @@ pub struct Attend {
     pub positions: Buffer,
     /// `[rows]` u32: each row's place in the table. Neighbouring rows of a sequence read its keys together.
     pub sequence_of: Buffer,
-    /// `[sequences, table_width]` u32. A page outside the pool gives rows of NaN.
+    /// `[sequences, table_width]` u32. A page outside the pool yields rows of NaN.
     pub page_table: Buffer,
     /// Rows of the table.
     pub sequences: u64,

@@ -32,8 +32,8 @@ pub struct Candidates {
 pub struct CandidateAsk {
     /// 1 / temperature; 0: no request.
     pub scale: f32,
-    /// Selects the token at which the weights, summed by ascending id, exceed this share of their total; below 0: the
-    /// largest logits.
+    /// Selects the token at which the weights, summed by ascending id, exceed this fraction of their total; below 0:
+    /// the largest logits.
     pub drawn: f32,
 }
 
@@ -61,7 +61,7 @@ impl CandidateRow {
 }
 
 impl Candidates {
-    /// Most of a row (`CANDIDATES`).
+    /// Maximum candidates of a row (`CANDIDATES`).
     pub const MOST: usize = 128;
     /// The sum of more weights may overflow.
     pub const MAX_VOCAB: u64 = 1 << 20;

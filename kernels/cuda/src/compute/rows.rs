@@ -196,7 +196,7 @@ impl AddRows {
     }
 }
 
-/// The experts' rows back to their tokens: `out[r]` is the sum of `weights[q] * y[q]` over the pairs `q =
+/// Returns the experts' rows to their tokens: `out[r]` is the sum of `weights[q] * y[q]` over the pairs `q =
 /// pair_of[first_pair[r] .. first_pair[r + 1]]`, in order, and 0 without any. A pair out of range gives a row of NaN.
 #[derive(Clone, Copy, Debug)]
 pub struct SumPairs {

@@ -1,4 +1,4 @@
-//! The pairs of row and expert, by expert.
+//! Sorts the pairs of row and expert by expert.
 
 use super::matmul::{TILE_BYTES, TILE_ROWS};
 use super::params::SortPairsParams;
@@ -38,7 +38,7 @@ pub struct SortPairs {
 /// Room for the tiles of some pairs, however they are distributed over experts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Tiles {
-    /// Largest number of tiles.
+    /// Maximum number of tiles.
     pub count: u64,
     /// Rows of the largest.
     pub rows: u64,

@@ -14,7 +14,7 @@ pub enum DeviceError {
         /// 1000 x major + 10 x minor
         version: i32,
     },
-    /// Built without `SEMMOE_KERNEL_IMAGES`.
+    /// The build has no kernels, because `SEMMOE_KERNEL_IMAGES` was not set.
     #[error("this build holds no GPU kernels: it was built without SEMMOE_KERNEL_IMAGES")]
     NoKernels,
     /// Built without `SEMMOE_KERNEL_IMAGES`, and NVRTC could not compile them.
@@ -61,7 +61,7 @@ pub enum DeviceError {
     #[error("NCCL refused with status {0}")]
     Nccl(u32),
     /// A rank that the group cannot have.
-    #[error("rank {rank} is not one of {ranks} ranks")]
+    #[error("rank {rank} is out of range for a group of {ranks}")]
     Group {
         /// The rank.
         rank: usize,
@@ -71,7 +71,7 @@ pub enum DeviceError {
     /// A call that was refused before any launch.
     #[error(transparent)]
     Launch(#[from] crate::error::LaunchError),
-    /// The driver's own words.
+    /// The driver's message.
     #[error("the CUDA driver refused: {0}{hint}", hint = hint(.0.0))]
     Driver(#[from] cudarc::driver::DriverError),
 }

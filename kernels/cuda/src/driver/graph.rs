@@ -64,7 +64,7 @@ impl Graph {
     pub unsafe fn of(device: &Device, launches: &[Launch], stream: &Stream) -> Result<Self, DeviceError> {
         // SAFETY: the stream is alive.
         unsafe { result::stream::begin_capture(stream.0, CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)? };
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         let launched = launches.iter().try_for_each(|launch| unsafe { device.launch(launch, stream.0) });
         // A capture must be ended, whatever became of its launches. SAFETY: the stream is alive and captures.
         let captured = unsafe { result::stream::end_capture(stream.0) };
@@ -80,7 +80,7 @@ impl Graph {
     /// The driver refuses the call.
     ///
     /// # Safety
-    /// The caller's promise to [`Graph::of`] still holds.
+    /// The requirements of [`Graph::of`] still hold.
     pub unsafe fn launch(&self, stream: &Stream) -> Result<(), DeviceError> {
         // SAFETY: both are alive.
         unsafe { result::graph::launch(self.0, stream.0).map_err(Into::into) }

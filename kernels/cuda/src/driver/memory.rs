@@ -218,7 +218,7 @@ impl Drop for Event {
 /// # Safety
 /// Both buffers have `bytes` bytes on the bound GPU until the copy ended, and `stream` belongs to it.
 pub unsafe fn copy(from: Buffer, to: Buffer, bytes: usize, stream: CUstream) -> Result<(), DeviceError> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees it.
     unsafe { result::memcpy_dtod_async(to.address, from.address, bytes, stream).map_err(Into::into) }
 }
 
@@ -233,7 +233,7 @@ pub unsafe fn write(to: Buffer, bytes: &[u8]) -> Result<(), DeviceError> {
     if bytes.is_empty() {
         return Ok(());
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees it.
     unsafe { result::memcpy_htod_sync(to.address, bytes).map_err(Into::into) }
 }
 
@@ -247,7 +247,7 @@ pub unsafe fn write(to: Buffer, bytes: &[u8]) -> Result<(), DeviceError> {
 pub unsafe fn read(from: Buffer, bytes: usize) -> Result<Vec<u8>, DeviceError> {
     let mut found = vec![0; bytes];
     if bytes > 0 {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         unsafe { result::memcpy_dtoh_sync(&mut found, from.address)? };
     }
     Ok(found)

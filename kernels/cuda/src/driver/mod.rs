@@ -110,7 +110,7 @@ impl Device {
     /// caches them.
     ///
     /// # Errors
-    /// Those of [`Device::open`]; NVRTC is missing.
+    /// See [`Device::open`]; NVRTC is missing.
     pub fn open_with(ordinal: usize, kept: Option<&Path>) -> Result<Self, DeviceError> {
         // Without the library cudarc panics, so check for it first. SAFETY: only looks for the library.
         if !unsafe { sys::is_culib_present() } {
@@ -237,7 +237,7 @@ impl Device {
         let ((blocks, ranks, threads), params) = (launch.shape(), launch.params());
         let mut arguments = [params.as_ptr().cast_mut().cast::<c_void>()];
         // SAFETY: the one argument has the size that the kernel was compiled with and is copied before the call
-        // returns; the rest is the caller's promise.
+        // returns; the caller guarantees the rest.
         unsafe {
             result::launch_kernel(function.handle, (blocks, ranks, 1), (threads, 1, 1), 0, stream, &mut arguments)?;
         }

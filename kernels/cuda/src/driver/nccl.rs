@@ -68,7 +68,7 @@ impl Group {
         | Transfer::Broadcast { to: span, root: peer, .. }) = *call;
         let count = usize::try_from(span.count).map_err(|_| format!("{} elements are too many", span.count))?;
         let (memory, kind, peer) = (span.address as *mut c_void, kind(span.dtype), peer as i32);
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         let answer = unsafe {
             match call {
                 Transfer::Send { .. } => result::send(memory, count, kind, peer, self.comm, self.stream),
@@ -105,7 +105,7 @@ impl Wire for Group {
 
     unsafe fn group(&mut self, calls: &[Transfer]) -> Result<(), GpuError> {
         said(result::group_start())?;
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         let made = calls.iter().try_for_each(|call| unsafe { self.call(call) });
         // A group call must be ended, whatever became of its calls.
         made.and(said(result::group_end()))

@@ -78,7 +78,7 @@ impl Ring {
             let count = (bytes.len() - done).min(half_bytes - self.used);
             let part = self.memory.part(self.half * half_bytes + self.used, count);
             part.copy_from_slice(&bytes[done..done + count]);
-            // SAFETY: the part is not written before the stream has passed the copy; the rest is the caller's promise.
+            // SAFETY: the part is not written before the stream has passed the copy; the caller guarantees the rest.
             unsafe { result::memcpy_htod_async(to + done as u64, part, stream)? };
             self.used = (self.used + count).next_multiple_of(COPY_ALIGNMENT).min(half_bytes);
             done += count;

@@ -113,19 +113,19 @@ fn locked<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Runner for DeviceStream {
     unsafe fn launch(&self, launch: &Launch) -> Result<(), GpuError> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         self.bound(|| unsafe { self.device.launch(launch, self.stream) })
     }
 
     /// Copies through pinned memory: from other memory the driver may first wait for the stream, whose kernels may be
     /// waiting for ranks that wait for this one.
     unsafe fn write(&self, bytes: &[u8], to: Buffer) -> Result<(), GpuError> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         self.bound(|| unsafe { locked(&self.ring).copy(bytes, to.address, self.stream) })
     }
 
     unsafe fn copy(&self, from: Buffer, to: Buffer) -> Result<(), GpuError> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         self.bound(|| unsafe { memory::copy(from, to, to.bytes as usize, self.stream) })
     }
 
@@ -151,10 +151,10 @@ impl Accelerator for DeviceStream {
     unsafe fn launch_all(&self, launches: &[Launch]) -> Result<(), GpuError> {
         let graphs = self.graphs.as_ref().filter(|_| launches.len() >= MIN_GRAPH_LAUNCHES);
         let (Some(graphs), Some(stream)) = (graphs, &self.own) else {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller guarantees it.
             return launches.iter().try_for_each(|launch| unsafe { self.launch(launch) });
         };
-        // SAFETY: the caller's promise, which holds as long as the stream owns the memory of its calls.
+        // SAFETY: the caller guarantees it, which holds as long as the stream owns the memory of its calls.
         self.bound(|| unsafe {
             match locked(graphs).of(launches) {
                 Repeat::First => launches.iter().try_for_each(|launch| self.device.launch(launch, self.stream)),
@@ -170,7 +170,7 @@ impl Accelerator for DeviceStream {
         for part in to.chunks_mut(most) {
             let arrived = pinned.first(part.len());
             self.bound(|| {
-                // SAFETY: the caller's promise; the stream is alive, and has passed the copy before the bytes are read.
+                // SAFETY: guaranteed by the caller; the stream is alive, and passes the copy before the bytes are read.
                 unsafe {
                     result::memcpy_dtoh_async(arrived, address, self.stream)?;
                     Ok(result::stream::synchronize(self.stream)?)
@@ -191,7 +191,7 @@ impl Drop for DeviceStream {
     /// The GPU uses the memory until the stream has passed it. After a trap the context is gone, and all of it with it.
     fn drop(&mut self) {
         if self.device.bind().is_ok() {
-            // SAFETY: the stream is alive, by the promise of `new`.
+            // SAFETY: the stream is alive, as `new` requires.
             let _ = unsafe { result::stream::synchronize(self.stream) };
         }
     }

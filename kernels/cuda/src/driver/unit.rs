@@ -1,8 +1,8 @@
-//! Several ranks of one process on one GPU: a stream for each, and memory that all of them reach.
+//! Several ranks of one process on one GPU: a stream for each, and memory that all of them can access.
 //!
-//! Kernels of a collective wait for those of the other ranks. Meanwhile the GPU must not need anything that waits for
-//! them in turn: memory is allocated and kernels are loaded before the first collective, every rank has its own stream,
-//! and the waiting blocks leave room for a rank that still computes.
+//! Kernels of a collective wait for those of the other ranks. In the meantime the GPU must not need anything that
+//! itself waits for these kernels: memory is allocated and kernels are loaded before the first collective, every rank
+//! has its own stream, and the waiting blocks leave room for a rank that still computes.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -28,7 +28,7 @@ pub struct DeviceUnit {
     device: Arc<Device>,
 }
 
-/// Memory of the ranks that the other ranks reach.
+/// Memory of the ranks that the other ranks can access.
 pub(super) struct UnitMemory {
     buffers: Vec<DeviceBuffer>,
     device: Arc<Device>,
@@ -45,14 +45,14 @@ impl Drop for UnitMemory {
 
 // SAFETY: memory of a GPU may be freed by any thread that binds it.
 unsafe impl Send for UnitMemory {}
-// SAFETY: nothing of it is reached from here.
+// SAFETY: none of the memory is accessed from here.
 unsafe impl Sync for UnitMemory {}
 
 impl DeviceUnit {
     /// Opens a GPU by its ordinal, with all kernels; `kept` is the cache folder of [`Device::open_with`].
     ///
     /// # Errors
-    /// Those of [`Device::open_with`].
+    /// See [`Device::open_with`].
     pub fn open(ordinal: usize, kept: Option<&Path>) -> Result<Self, DeviceError> {
         let device = Arc::new(Device::open_with(ordinal, kept)?);
         device.bind()?;

@@ -122,7 +122,7 @@ impl Addresses for Device {
     }
 
     fn unmap(&self, address: u64, bytes: u64) -> Result<(), DriverError> {
-        // SAFETY: mapped before, and what used it has ended, as the owner promises by dropping it.
+        // SAFETY: the range is mapped and no longer in use; the owner guarantees this by dropping it.
         unsafe { sys::cuMemUnmap(address, bytes as usize) }.result()
     }
 

@@ -91,10 +91,10 @@ pub enum MoveError {
     /// A call refused before its launch, or memory that is too small.
     #[error(transparent)]
     Launch(#[from] LaunchError),
-    /// The driver's own words.
+    /// The driver's message.
     #[error("the GPU refused: {0}")]
     Device(#[source] GpuError),
-    /// NCCL's own words.
+    /// NCCL's message.
     #[error("NCCL refused: {0}")]
     Nccl(#[source] GpuError),
 }
@@ -195,7 +195,7 @@ impl<R: Runner> Stream<R> {
         let bytes = bytemuck::cast_slice::<N, u8>(numbers);
         check_room(what, to, bytes.len() as u64)?;
         if !bytes.is_empty() {
-            // SAFETY: the caller's promise, and there is room.
+            // SAFETY: the caller guarantees it, and there is room.
             unsafe { self.runner.write(bytes, to) }.map_err(MoveError::Device)?;
         }
         Ok([Buffer { bytes: bytes.len() as u64, ..to }])
@@ -225,7 +225,7 @@ impl<R: Runner> Stream<R> {
     /// # Safety
     /// As for [`Runner::launch`].
     pub(crate) unsafe fn launch(&self, launch: &Launch) -> Result<(), MoveError> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         unsafe { self.runner.launch(launch) }.map_err(MoveError::Device)
     }
 

@@ -83,7 +83,7 @@ impl<R: Runner> PeerMemory<R> {
         let [scratch, source_offsets, no_experts] = cut("own memory", own, room.beside())?;
         let bytes = 4 * MAX_RANKS as u64;
         let counts = Buffer { address: team.local_signals()[0] + SIGNAL_BYTES - bytes, bytes };
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         let stream = unsafe { Stream::new(runner, &room, scratch)? };
         // SAFETY: as above.
         unsafe { stream.write("own memory", &vec![-1i32; room.rows], no_experts)? };

@@ -19,7 +19,7 @@ pub struct DeviceRows<'a, T> {
 }
 
 impl<T: Element> DeviceRows<'_, T> {
-    /// `len` elements from `address` on, a multiple of [`ELEMENT_ALIGNMENT`](crate::ELEMENT_ALIGNMENT).
+    /// `len` elements that begin at `address`, a multiple of [`ELEMENT_ALIGNMENT`](crate::ELEMENT_ALIGNMENT).
     ///
     /// # Safety
     /// They are memory of this rank's GPU until the rank's stream has passed every call that uses them. If a call

@@ -1,8 +1,9 @@
 //! AG-Dispatch and RS-Combine (MixServe, Algorithms 2 and 1): while one piece crosses nodes, another is gathered or
 //! added inside.
 //!
-//! A message inside a node contains, in AG-Dispatch, the length u64 of the own rows' message, that message, and the one
-//! that crossed a step before, unchanged; in RS-Combine the partial sums T of own rows, then of those that cross.
+//! A message inside a node contains, in AG-Dispatch, the length u64 of the message with the node's own rows, that
+//! message, and the message that crossed in the step before, unchanged; in RS-Combine the partial sums T of the node's
+//! own rows, then of the rows that cross.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -314,7 +315,7 @@ impl<L: Lockstep, T: Element> Fused<L, T> {
     }
 }
 
-/// Splits a gather into own rows and those that crossed.
+/// Splits a gather into the node's own rows and those that crossed.
 fn split_gather(message: &[u8]) -> Result<(&[u8], &[u8]), MessageError> {
     let split = message.split_first_chunk().and_then(|(own, rest)| {
         let own = usize::try_from(u64::from_le_bytes(*own)).ok()?;
@@ -323,7 +324,7 @@ fn split_gather(message: &[u8]) -> Result<(&[u8], &[u8]), MessageError> {
     split.ok_or(MessageError::Gather(message.len()))
 }
 
-/// The rows of one local index that are added in a step, in arrival order: those of the own node, then those that cross
+/// The rows of one local index that are added in a step, in arrival order: those of this node, then those that cross
 /// next.
 fn rows_to_reduce<T>(shard: &Shard<T>, pieces: Pieces, step: usize) -> [Range<usize>; 2] {
     let crossing = match step < pieces.crossing() {

@@ -9,7 +9,7 @@ use crate::nodes::NodeGrid;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pieces {
     pub(super) grid: NodeGrid,
-    /// The own node.
+    /// This rank's node.
     pub(super) node: usize,
     /// C
     pub(super) chunks: usize,
@@ -21,7 +21,7 @@ impl Pieces {
         (self.grid.nodes() - 1) * self.chunks
     }
 
-    /// Number of pieces in which rows for the own node are gathered, concurrently with those that cross.
+    /// Number of pieces in which rows for this node are gathered, concurrently with those that cross.
     pub(super) fn own(self) -> usize {
         self.crossing().max(1)
     }

@@ -7,7 +7,7 @@ use super::pool::{KvError, KvPage, KvPool, KvSequence, KvShape};
 
 impl KvPlan {
     /// The union of all ranks' pools, which every rank has afterwards. Sealed pages with equal tokens in and before
-    /// them are bitwise equal: the lowest rank's is kept. `capacity` is the number of pages of a rank's share that fit
+    /// them are bitwise equal: the lowest rank's is kept. `capacity` is the number of pages of a rank's part that fit
     /// its memory.
     ///
     /// Idle pages are kept as far as there is room. They are evicted by their age in their own pools, counted from the
@@ -22,7 +22,7 @@ impl KvPlan {
     /// Merges the pools of groups of `width` ranks, one for each group.
     ///
     /// # Errors
-    /// Those of [`KvPlan::gather`]; groups that do not fit the ranks.
+    /// See [`KvPlan::gather`]; groups that do not fit the ranks.
     pub fn merge(shape: KvShape, width: usize, pools: &[KvPool], capacity: usize) -> Result<Self, KvError> {
         let groups = shape.groups(width)?;
         if pools.len() != groups {

@@ -1,7 +1,7 @@
 //! The moves of keys and values when attention changes between DP and TP: a pure plan, equal on all ranks.
 //!
-//! Under attention DP a rank has all heads of its own sequences. Under TP all ranks of a node act alike: they have the
-//! same sequences in the same pages, each rank with its own heads. If there are fewer heads than ranks, heads are
+//! Under attention DP a rank has all heads of its own sequences. Under TP all ranks of a node do the same: they have
+//! the same sequences in the same pages, each rank with its own heads. If there are fewer heads than ranks, heads are
 //! replicated; a latent cache (MLA) cannot be split, so every rank has all of it. Nodes are independent: a sequence
 //! stays on its node, and ranks here are those of one node. Between DP and TP there are groups of neighbouring ranks,
 //! each with sequences of its own: a plan merges smaller groups into one, or splits one into smaller ones.

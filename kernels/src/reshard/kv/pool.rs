@@ -140,7 +140,7 @@ pub enum KvError {
         /// Bytes of a head in a layer.
         head_bytes: usize,
     },
-    /// The ranks do not split into such groups, or a group can neither split nor replicate the heads evenly.
+    /// The ranks do not split into groups of this size, or a group can neither split nor replicate the heads evenly.
     #[error("groups of {width} ranks do not fit {ranks} ranks with {heads} heads of keys and values")]
     Groups {
         /// Ranks of a group.
@@ -219,7 +219,7 @@ impl KvPool {
             for &page in &sequence.pages {
                 match self.pages.get(page as usize) {
                     Some(found) if found.before == before => before = Some(page),
-                    _ => return refuse("sequence", index, "has pages that do not follow each other"),
+                    _ => return refuse("sequence", index, "has pages that do not form a chain"),
                 }
             }
             let known = sequence.shares.iter().all(|share| share.is_finite());

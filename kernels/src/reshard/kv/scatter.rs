@@ -33,7 +33,7 @@ impl KvPlan {
     /// Splits the pool into one per group of `width` ranks; where [`KvPlan::scatter`] says rank, it is a group here.
     ///
     /// # Errors
-    /// Those of [`KvPlan::scatter`]; groups that do not fit the ranks.
+    /// See [`KvPlan::scatter`]; groups that do not fit the ranks.
     pub fn split(shape: KvShape, width: usize, pool: &KvPool, balance: Balance) -> Result<Self, KvError> {
         let groups = shape.groups(width)?;
         pool.check(0, groups)?;

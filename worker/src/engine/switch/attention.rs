@@ -102,7 +102,7 @@ impl Engine {
         PreparedAttention { kv, leads: me == span.ranks.start, carried, step_bytes, waiting }
     }
 
-    /// Pages of a rank's cache with attention of this shape.
+    /// KV cache pages of a rank with attention of this shape.
     pub(super) fn pages(&self, of: AttentionShape) -> usize {
         let pages = self.limits.kv_pages;
         let dp = pages.of(Attention::Dp);
@@ -152,7 +152,7 @@ impl Engine {
         }
     }
 
-    /// Exchanges sequences with the other ranks; those of the span.
+    /// Exchanges sequences with the other ranks, and returns those of the span.
     fn gather_known(&mut self, span: &KvSpan) -> Result<Known, SwitchFault> {
         let me = self.ep.rank().index();
         let all = self.model.attention() == Attention::Dp;
@@ -184,8 +184,8 @@ impl Engine {
         Ok(known)
     }
 
-    /// How much each group of the span is preferred for a sequence: that of its previous or pinned rank, or by T; empty
-    /// if neither is known.
+    /// How strongly each group of the span is preferred for a sequence: the group of its previous or pinned rank, or as
+    /// T predicts; empty if neither is known.
     fn shares(&self, request: &SequenceRequest, span: &KvSpan) -> Vec<f32> {
         let world = self.ep.world();
         if let Some(home) = request.home.map(usize::from).filter(|home| span.ranks.contains(home)) {
@@ -202,12 +202,12 @@ impl Engine {
     }
 }
 
-/// The preferred group among those with at most `slack` more load than the least loaded one.
+/// Returns the preferred group among those whose load exceeds the least loaded one's by at most `slack`.
 fn place(loads: &[usize], shares: &[f32], slack: usize) -> u16 {
     let least = loads.iter().copied().min().unwrap_or(0);
     let near = (0_u16..).zip(loads).filter(|(_, load)| **load <= least + slack);
     let share = |rank: u16| shares.get(usize::from(rank)).copied().unwrap_or_default();
-    // The first of equal ones.
+    // Ties go to the first group.
     let best = near.min_by(|(a, x), (b, y)| share(*b).total_cmp(&share(*a)).then(x.cmp(y)));
     best.map_or(0, |(rank, _)| rank)
 }
@@ -217,7 +217,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_waiting_request_goes_where_it_is_at_home_unless_that_is_too_full() {
+    fn a_waiting_request_goes_to_its_preferred_group_unless_that_is_too_full() {
         assert_eq!(place(&[3, 3], &[0.2, 0.8], 0), 1);
         assert_eq!(place(&[3, 4], &[0.2, 0.8], 0), 0);
         assert_eq!(place(&[3, 4], &[0.2, 0.8], 1), 1);

@@ -2,9 +2,10 @@
 //! and values with the others, and resumes.
 //!
 //! With attention dp a holding rank begins no step of its own but joins those of others, so that no rank waits for it.
-//! Once all hold, no step is left. Rank 0 then notifies every rank (`Quiet`) before any of them moves: anything that a
-//! peer begins from then on is the move, and the rank waits for its own order to take part. With attention tp the order
-//! to move arrives from rank 0 between the same two steps on all ranks, as all its orders do; there is nothing to hold.
+//! Once all ranks hold, no step is left. Rank 0 then notifies every rank (`Quiet`) before any of them moves: anything
+//! that a peer begins from then on is the move, and the rank waits for its own order to take part. With attention tp
+//! the order to move arrives from rank 0 between the same two steps on all ranks, as all its orders do; there is
+//! nothing to hold.
 
 pub(super) mod attention;
 mod order;
@@ -88,7 +89,7 @@ impl Engine {
         self.report(ticket, report);
     }
 
-    /// Why this rank cannot take part, if so.
+    /// Why this rank cannot take part; `None` if it can.
     fn refusal(&self, to: &SwitchTo) -> Option<String> {
         if self.ep.attention_group().len() < self.ep.step_ranks().len() {
             return Some("its attention is in groups of ranks, which cannot switch".to_owned());

@@ -1,4 +1,4 @@
-//! What rank 0 orders the ranks to do for a switch, and what they report.
+//! The orders of rank 0 in a switch, and the ranks' reports.
 
 use serde::{Deserialize, Serialize};
 

@@ -13,7 +13,7 @@ use semmoe_ranks::{Bell, MAX_WORLD, SharedHalves, attach_memory, create_memory, 
 /// Maximum number of ranks that can share memory.
 pub const MAX_SHARED_WORLD: usize = MAX_WORLD;
 
-/// Identifies the memory, at its start.
+/// Magic bytes at the start of the memory.
 const MAGIC: u64 = u64::from_le_bytes(*b"semmoeEP");
 const VERSION: u64 = 2;
 /// Magic, version, ranks, bytes of a ring, elements of a half, session.

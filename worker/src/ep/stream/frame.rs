@@ -23,7 +23,7 @@ pub(super) enum Header {
     Failure { rank: u16, length: usize },
 }
 
-/// What is wrong with a header: the value found and the one expected.
+/// An invalid header.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub(super) enum HeaderError {
     #[error("a frame that begins with {0:#010x}, expected {MAGIC:#010x}")]

@@ -37,7 +37,7 @@ pub(super) enum Progress {
 pub struct Peer<S> {
     pub(crate) stream: S,
     buffer: Box<[u8]>,
-    /// `buffer[start..end]` was read but not used yet.
+    /// `buffer[start..end]` has been read but not yet consumed.
     start: usize,
     end: usize,
     /// Length of the message being received, and how much of it is in the caller's buffer.

@@ -10,7 +10,7 @@ use rayon::iter::{IntoParallelIterator as _, ParallelIterator as _};
 
 use super::isa::Isa;
 use super::tile::{Ahead, Element, Job};
-use crate::threads::shares;
+use crate::threads::threads_for;
 
 /// Columns of a panel.
 pub(in crate::model) const NR: usize = 32;
@@ -67,7 +67,7 @@ pub(in crate::model) enum Columns<'a> {
     },
 }
 
-/// Columns per group of a packed right operand with n columns: whole panels, equally many in all groups.
+/// Columns per group of a packed right operand with n columns: whole panels, the same number in every group.
 pub(in crate::model) fn group_of(n: usize) -> usize {
     let panels = n.div_ceil(NR);
     let mut group = MAX_GROUP;
@@ -190,7 +190,7 @@ unsafe fn run_in_pieces<E: Element>(isa: Isa, job: &Job<E>) {
 /// `isa` is available, and all operands have the job's sizes.
 unsafe fn launch<E: Element>(isa: Isa, job: &Job<E>) {
     let panels = job.n.div_ceil(NR);
-    let parts = shares(job.m.saturating_mul(job.k).saturating_mul(job.n)).min(panels);
+    let parts = threads_for(job.m.saturating_mul(job.k).saturating_mul(job.n)).min(panels);
     if parts == 1 {
         let in_pieces = job.m <= FEW_ROWS && isa.has_narrow_tiles() && matches!(job.ahead, Ahead::InStream(_));
         // SAFETY: the caller guarantees it.

@@ -91,9 +91,8 @@ impl Linear {
         Self { outputs, inputs: kept.len(), panel_type, panels: Words::Heap(words), bias: None }
     }
 
-    /// Packs a range of the inputs of weights that share them, each row-major `[any, inputs]`, into
-    /// [`Linear::packed_bytes`] bytes without allocating. Leaves padding unchanged. Panels of bf16 require parts of
-    /// bf16.
+    /// Packs the `kept` input columns of several row-major `[any, inputs]` weights with a common input into
+    /// [`Linear::packed_bytes`] bytes, without allocating. Padding is left untouched. bf16 panels require bf16 weights.
     pub(in crate::model) fn pack_into(
         panel_type: PanelType,
         parts: &[TensorData<'_>],

@@ -371,7 +371,7 @@ impl Prefetch {
     fn new<E>(job: &Job<E>, turn: Turn, column: usize, columns: usize, rows: usize) -> Self {
         let Turn { tile, tiles, opens } = turn;
         let (next, step, tile, tiles) = match job.ahead {
-            // In memory order, whatever the order here, because that is faster.
+            // In memory order, regardless of the order of computation, because that is faster.
             Ahead::Elsewhere(bytes) => {
                 (job.b.wrapping_add(column * rows).wrapping_byte_add(bytes), columns, tile, tiles)
             }

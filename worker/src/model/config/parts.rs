@@ -79,7 +79,7 @@ pub enum Scoring {
     CorrectedSigmoid,
 }
 
-/// Group-limited choice (DeepSeek-V2 section 2.2.2): groups of equally many experts with consecutive ids.
+/// Group-limited choice (DeepSeek-V2 section 2.2.2): groups of the same number of experts with consecutive ids.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct GroupLimit {
     /// Groups; divides N.
@@ -128,7 +128,7 @@ pub enum RopeLayout {
     Pairs,
 }
 
-/// YaRN (Peng et al. 2023, section 3): low frequencies are divided by a factor, high ones are kept, and a ramp
+/// YaRN (Peng et al. 2023, section 3): low frequencies are divided by a factor, high ones are left unscaled, and a ramp
 /// interpolates between them.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Yarn {
@@ -136,9 +136,9 @@ pub struct Yarn {
     pub factor: f64,
     /// Context length in training.
     pub original_positions: f64,
-    /// Frequencies with more turns than this over the original context are kept.
+    /// Frequencies that complete more rotations than this over the original context are left unscaled.
     pub beta_fast: f64,
-    /// Frequencies with fewer turns than this are divided.
+    /// Frequencies that complete fewer rotations than this are divided by the factor.
     pub beta_slow: f64,
     /// Whether the ends of the ramp are rounded to integers.
     pub truncate: bool,

@@ -31,7 +31,7 @@ pub(in crate::model) struct GpuBackend<T: Element> {
     pub(super) stream: Stream,
     pub(super) unit: Box<dyn Collectives<T, Gpu>>,
     pub(super) weights: Weights<DeviceMatrix, Buffer>,
-    /// Heads of the other attention, `[layers]`, if the rank may switch to it.
+    /// Heads of the other layout of attention, `[layers]`, if the rank may switch to it.
     pub(super) other_heads: Option<Vec<HeadWeights<DeviceMatrix>>>,
     pub(super) norms: Vec<LayerNorms>,
     pub(super) final_norm: Buffer,
@@ -42,7 +42,7 @@ pub(in crate::model) struct GpuBackend<T: Element> {
     pub(super) lists: HostLists,
     /// Rows of the residual stream.
     pub(super) rows: usize,
-    /// Rows that this rank goes on with after attention.
+    /// Rows that this rank continues with after attention.
     pub(super) own_rows: usize,
     /// Whether `added` has not been added yet.
     pub(super) is_pending: bool,

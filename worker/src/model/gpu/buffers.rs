@@ -1,4 +1,4 @@
-//! Memory for the rows of a step, all of it taken when the model is loaded.
+//! Memory for the rows of a step, all of it allocated when the model is loaded.
 
 use semmoe_kernels::Element;
 use semmoe_kernels_cuda::compute::{CandidateAsk, CandidateRow};
@@ -52,11 +52,11 @@ pub(super) struct Widths {
     top_k: usize,
     moe_layers: usize,
     max_positions: usize,
-    /// Of a projection of queries, keys and values.
+    /// Width of a projection of queries, keys and values.
     qkv: usize,
     /// Of all heads.
     heads: usize,
-    /// Of a dense layer, or a shared expert.
+    /// Width of a dense layer, or of a shared expert.
     dense: usize,
     /// Of a whole expert.
     expert: usize,
@@ -96,7 +96,7 @@ impl Widths {
 }
 
 impl Buffers {
-    /// For the steps of a unit of so many ranks; `scratch` bytes are what attention needs beside them.
+    /// Allocates buffers for the steps of a unit with `ranks` ranks, and `scratch` bytes for attention.
     pub(super) fn new<T: Element>(
         widths: Widths,
         settings: &GpuSettings,
@@ -115,7 +115,7 @@ impl Buffers {
         layout.add::<u8>(scratch as usize);
         layout.add::<f32>(rows * experts);
         layout.add::<u32>(rows * top_k * 2);
-        // Used only by a rank alone.
+        // Used only in a unit of one rank.
         layout.add::<u16>(if ranks == 1 { moe_layers * rows * top_k } else { 0 });
         layout.add::<u32>(PairLists::max_words(pairs, received, experts));
         layout.add::<T>((pairs * expert).max(rows * dense));

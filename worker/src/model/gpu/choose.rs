@@ -62,7 +62,7 @@ impl Choices {
 }
 
 impl<T: Element> GpuBackend<T> {
-    /// Gives each item what it wants of its row of logits.
+    /// Returns to each item what it wants from its row of logits.
     pub(super) fn choose(&mut self, items: &[WantedItem], out: &mut StepOutput) -> Result<(), UnitError> {
         let vocab = self.config.vocab_size;
         let Self { lists, stream, buffers, .. } = self;
@@ -147,7 +147,7 @@ fn among_likeliest(
     draw.take(&candidates).ok_or(Undecided)
 }
 
-/// The number must select one of the candidates, further from its neighbours than sums may be off.
+/// The number must select one of the candidates, at a distance from its neighbours that exceeds the error of the sums.
 fn among_all(draw: &Draw, row: &CandidateRow, candidates: &[Candidate]) -> Result<u32, Undecided> {
     let [total, before] = [row.total, row.before].map(|units| units as f64 / CandidateRow::UNITS);
     let (at, slack, mut sum) = (draw.number * total, TOLERANCE * total, before);

@@ -49,7 +49,7 @@ impl<T: Element> GpuBackend<T> {
         Ok(())
     }
 
-    /// The experts on the rows that were received, into the sums that `combine` brings home.
+    /// Applies the experts to the received rows; `combine` returns the sums.
     pub(super) fn apply_experts(&mut self, layer: LayerIdx, ep: &ExpertParallel) -> Result<(), UnitError> {
         let received: ReceivedIn<'_, T, Gpu> = self.unit.received();
         let sorted = self.lists.pairs.sort(&received, ep.hosts(layer));

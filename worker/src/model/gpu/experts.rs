@@ -131,7 +131,7 @@ pub(super) struct PairLists {
     slots: Vec<u16>,
     order: RankOrder,
     cursors: Vec<u32>,
-    /// All that goes to the GPU, one list behind the other: see [`PairLists::parts`].
+    /// All lists for the GPU, one after the other: see [`PairLists::parts`].
     words: Vec<u32>,
     pairs: usize,
     rows: usize,
@@ -140,7 +140,7 @@ pub(super) struct PairLists {
     fullest: usize,
 }
 
-/// Where the lists lie on the GPU.
+/// The locations of the lists on the GPU.
 #[derive(Clone, Copy)]
 pub(super) struct DevicePairs {
     pub(super) pairs: usize,
@@ -176,12 +176,12 @@ impl DevicePairs {
 }
 
 impl PairLists {
-    /// Words at most for so many pairs of so many rows, over experts of `slots` slots.
+    /// Maximum words for this many pairs and rows, over experts in `slots` slots.
     pub(super) fn max_words(pairs: usize, rows: usize, slots: usize) -> usize {
         3 * pairs + rows + 1 + 3 * Tiles::most(pairs as u64, slots as u64) as usize
     }
 
-    /// Sorts what was received.
+    /// Sorts the received pairs.
     ///
     /// # Errors
     /// A row for an expert that is not here.

@@ -1,4 +1,4 @@
-//! How a backend begins: everything that it needs is on the GPU before ranks meet.
+//! Loads a backend: everything that it needs is on the GPU before ranks wait for one another.
 
 use std::sync::Arc;
 
@@ -36,10 +36,11 @@ pub(in crate::model) struct GpuLoad<'a> {
 }
 
 impl<T: Element> GpuBackend<T> {
-    /// Loads a rank's part of a checkpoint. All memory is taken here: none is while ranks wait for one another.
+    /// Loads a rank's part of a checkpoint. All memory is allocated here, because none may be allocated while ranks
+    /// wait for one another.
     ///
     /// # Errors
-    /// As for other backends; memory that is short, a GPU that refuses.
+    /// The errors of the CPU backend; too little GPU memory, or a failed GPU call.
     pub(in crate::model) fn load(load: &GpuLoad<'_>, rank: UnitRank, link: GpuLink) -> Result<Self, ModelError> {
         let GpuLoad { checkpoint, config, at, slices, placement, slots, settings } = *load;
         let UnitRank { runner: accelerator, team, symmetric, own } = rank;

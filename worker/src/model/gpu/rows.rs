@@ -1,4 +1,4 @@
-//! The rows of a step in the form of the attention kernels.
+//! A step's rows, in the form that the attention kernels expect.
 
 use semmoe_kernels_cuda::Buffer;
 
@@ -35,7 +35,7 @@ pub(super) struct DevicePlaces {
     pub(super) last: usize,
 }
 
-/// Pages of a table row for this many tokens; steps with equal widths launch alike.
+/// Pages of a table row for this many tokens; steps with equal widths make the same launches.
 pub(super) fn table_width(tokens: usize) -> usize {
     tokens.div_ceil(PAGE_TOKENS).next_multiple_of(TABLE_PAGES)
 }

@@ -84,7 +84,7 @@ struct MovesOf<'a> {
 }
 
 impl Mover {
-    /// One step of a switch, with as many launches on every rank.
+    /// Runs one step of a switch, with the same number of launches on every rank.
     fn run(&self, stream: &mut Stream, memory: &[Buffer], moves: &MovesOf<'_>) -> Result<(), UnitError> {
         let own = &memory[stream.rank..=stream.rank];
         for round in 0..moves.most.div_ceil(MOVES) {
@@ -162,8 +162,8 @@ impl SwitchParts<'_> {
         Ok(SwitchOutcome::Committed)
     }
 
-    /// Moves pages to their positions in the other layout, beside those in use; or says why some rank cannot, with
-    /// nothing changed.
+    /// Moves pages to their positions in the other layout, beside those in use; or returns why a rank cannot, in which
+    /// case nothing has changed.
     pub(in crate::model) fn move_pages(
         &mut self,
         moves: &PageMoves,
@@ -194,7 +194,7 @@ impl SwitchParts<'_> {
         Ok(None)
     }
 
-    /// Waits until all of it is done, or the GPU has failed.
+    /// Waits until all moves are done, or the GPU has failed.
     fn finish(&mut self) -> Result<(), UnitError> {
         self.stream.read(self.mover.list, &mut [0_u8; 4])
     }

@@ -161,8 +161,8 @@ impl Pages {
         Seal::Known
     }
 
-    /// Lets a sealed page of a planned pool be found from now on, unless another page with its content has become known
-    /// meanwhile; then it is dropped with the sequences that hold it.
+    /// Makes a sealed page of a planned pool known, unless another page with the same content has become known in the
+    /// meantime; in that case it is dropped with the sequences that hold it.
     pub(super) fn make_known(&mut self, id: PageId) {
         if let Some(page) = &self.sealed[id as usize] {
             self.index.entry(page.content.clone()).or_insert(id);

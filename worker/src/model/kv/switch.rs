@@ -109,7 +109,7 @@ pub(in crate::model) struct PageMoves {
     pub(in crate::model) digest: u64,
 }
 
-/// A pool that is filled, or will be, and is not used yet.
+/// A pool that has been or will be filled, and is not in use yet.
 #[derive(Debug)]
 pub struct PreparedKv {
     /// The pool.

@@ -1,5 +1,5 @@
-//! The number of experts per layer that stay in memory: equal in all layers, so that each layer's fetch takes equally
-//! long and is hidden behind another layer.
+//! The number of experts per layer that stay in memory: equal in all layers, so that each layer's fetch takes the same
+//! time and is hidden behind another layer.
 
 use semmoe_tables::ExpertId;
 

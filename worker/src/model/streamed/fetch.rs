@@ -28,7 +28,7 @@ pub struct ExpertFetches {
 }
 
 impl ExpertFetches {
-    /// The share of reading time that no step waited for; 1 if nothing was read.
+    /// The fraction of reading time that no step waited for; 1 if nothing was read.
     pub fn hidden(&self) -> f64 {
         match self.fetching.as_secs_f64() {
             0.0 => 1.0,
@@ -55,7 +55,7 @@ struct State {
     /// In layer order.
     fetched: VecDeque<Fetched>,
     totals: ExpertFetches,
-    /// Why no more will arrive.
+    /// Why no more experts will arrive.
     failed: Option<Arc<ModelError>>,
     stop: bool,
 }
@@ -101,7 +101,7 @@ impl Fetcher {
     /// Waits for the experts of a layer.
     ///
     /// # Errors
-    /// Why they will not arrive.
+    /// The experts will not arrive.
     pub(super) fn wait(&self, layer: usize) -> Result<Fetched, ExpertsLost> {
         let mut state = lock(&self.queue.state);
         let mut began = None;

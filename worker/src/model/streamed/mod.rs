@@ -8,9 +8,9 @@
 //! | `fetch` | the thread that reads ahead |
 //!
 //! Layers are read cyclically, in the order in which steps need them, into two buffers of one layer each: while one
-//! layer's experts are in use, those of the next are read and packed, whatever the rank does meanwhile (experts,
-//! collectives, attention). In steady state a layer takes `max(PE, fetch)`, where PE is all of its computation
-//! (equation 10 with p = 0). Weights are packed as in memory, so results are bitwise equal.
+//! layer's experts are in use, those of the next are read and packed, regardless of what the rank does in the meantime
+//! (experts, collectives, attention). In steady state a layer takes `max(PE, fetch)`, where PE is all of its
+//! computation (equation 10 with p = 0). Weights are packed as in memory, so results are bitwise equal.
 
 mod budget;
 mod fetch;

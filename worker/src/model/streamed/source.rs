@@ -30,7 +30,7 @@ impl WeightFile {
         opened().map_err(ModelError::io(path))
     }
 
-    /// Fills `into` with the bytes of the file from `at` on.
+    /// Fills `into` with the bytes of the file that begin at `at`.
     fn read(&self, at: u64, into: &mut [u8]) -> Result<(), ModelError> {
         let read = self.file.read_exact_at(into, at);
         // Also after a successful read: the bytes may come from both versions of the file.

@@ -60,7 +60,7 @@ pub(in crate::model) fn vote_of_spans(
     Ok(other.map(|rank| Refusal::Results { rank, first: first(rank) }))
 }
 
-/// Sends every rank the same message, of any length, and returns those of all ranks, by rank.
+/// Sends every rank the same message, of any length, and returns the messages of all ranks, by rank.
 ///
 /// # Errors
 /// A rank was lost.

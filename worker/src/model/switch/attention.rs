@@ -1,6 +1,5 @@
-//! Switches attention between dp, tp and groups of tp while sequences run: a rank that may do that has the weights of
-//! each, all heads and its shares of them, and its sequences' pages move to the other layout
-//! ([`KvPool`](super::KvPool)).
+//! Switches attention between dp, tp and groups of tp while sequences run: a rank that can switch has the weights for
+//! each layout, all heads as well as its slices of them, and its sequences' pages move to the new layout.
 
 use semmoe_kernels::reshard::kv::{KvError, KvShape};
 use semmoe_tables::Attention;
@@ -19,32 +18,32 @@ impl Model {
         self.layout.attention()
     }
 
-    /// Attention, and the ranks that share it now.
+    /// The current layout of attention, with the number of ranks that share it.
     pub fn attention_shape(&self) -> AttentionShape {
         self.layout.shape()
     }
 
-    /// The other layouts of attention that it may switch to.
+    /// The other layouts that attention may switch to.
     pub fn other_attentions(&self) -> impl Iterator<Item = AttentionShape> {
         self.others.iter().map(AttentionLayout::shape)
     }
 
-    /// Number of pages in another layout of attention that fit the memory of `dp_pages` pages with dp.
+    /// Number of pages in a layout of attention that fit the memory of `dp_pages` dp pages.
     pub(crate) fn pages_of(&self, to: AttentionShape, dp_pages: usize) -> Option<usize> {
         let layout = self.others.iter().chain([&self.layout]).find(|layout| layout.shape() == to)?;
         let [whole, part] = [HeadSlice::ALL, layout.heads].map(|heads| heads.cache_shape(&self.config).page_bytes());
         Some(dp_pages.saturating_mul(whole) / part)
     }
 
-    /// Moves pages to where another layout of attention needs them, or plans that, together with all ranks and between
-    /// two steps. Nothing changes until [`Model::commit_attention`], except that a GPU drops the pages that no
+    /// Moves pages to where another layout of attention needs them, or plans the moves, together with all ranks and
+    /// between two steps. Nothing changes until [`Model::commit_attention`], except that a GPU drops the pages that no
     /// sequence holds, because pages move within its memory.
     ///
     /// # Errors
     /// A rank refuses, and nothing has changed; or a rank was lost.
     ///
     /// # Panics
-    /// If the model does not have it.
+    /// If the model does not have this layout.
     pub fn prepare_attention(
         &mut self,
         to: AttentionShape,
@@ -100,7 +99,7 @@ impl Model {
     /// Switches to the layout of attention that pages were prepared for.
     ///
     /// # Panics
-    /// If the model does not have the other attention.
+    /// If no switch was prepared.
     pub fn commit_attention(&mut self) {
         std::mem::swap(&mut self.layout, &mut self.others[self.next]);
         let pages = match &mut self.backend {

@@ -23,8 +23,8 @@ use crate::model::{Backend, Model, ModelError, check_placement};
 const CHUNK_BYTES: usize = 8 << 20;
 
 impl Model {
-    /// Sets the ranks of one host, with or without this one: experts that move between them are copied from memory to
-    /// memory. All of them must be given the same ranks. By default experts are sent in messages.
+    /// Sets the ranks of one host, with or without this one: experts that move between these ranks are copied from
+    /// memory to memory. All of the ranks must be given the same list. By default experts are sent in messages.
     pub fn share_experts(&mut self, ranks: &[usize]) {
         if let Some(cpu) = self.backend.cpu_mut() {
             cpu.peers = Peers::OnHost(ranks.to_vec());
@@ -34,7 +34,7 @@ impl Model {
     /// Whether a placement matches this model, its unit, and the memory allocated for experts at load time.
     ///
     /// # Errors
-    /// Those of [`Model::load_divided`]; more experts on a rank than slots.
+    /// See [`Model::load_divided`]; more experts on a rank than slots.
     pub fn check_switch(&self, to: &ExpertPlacement, ep: &ExpertParallel) -> Result<(), ModelError> {
         if let Some(fixed) = [ep.placement().layout, to.layout].into_iter().find(|layout| layout.nodes().is_some()) {
             return Err(ModelError::FixedLayout(fixed));

@@ -16,7 +16,7 @@ const fn words(words: &'static [&'static str]) -> Use {
     Unless(Words(words))
 }
 
-/// One row: fields that are treated alike in all `places` where they may occur.
+/// One row: fields that get the same treatment in all `places` where they may occur.
 pub(super) struct Row {
     pub(super) places: u8,
     pub(super) usage: Use,
