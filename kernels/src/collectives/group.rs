@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use smallvec::SmallVec;
 
-use super::lockstep::{Exchange, Lockstep, UnitError, Wake, Waker};
+use super::lockstep::{Exchange, Lockstep, UnitError, Wake, Waker, protocol};
 use super::rows::INLINE_RANKS;
 use super::wire::{self, MessageError};
 use crate::nodes::NodeGrid;
@@ -54,7 +54,7 @@ impl<L: Lockstep> UnitLink<L> {
         let mut incoming = vec![Vec::new(); world];
         link.all_to_all(&vec![own.clone(); world], &mut incoming)?;
         for (peer, found) in incoming.iter().enumerate().filter(|(peer, _)| *peer != rank) {
-            check_nodes(found, nodes).map_err(MessageError::from_rank(peer))?;
+            check_nodes(found, nodes).map_err(protocol(peer))?;
         }
         let waker = link.waker();
         let state = Arc::new(Mutex::new(State { link, sent: LevelBytes::default() }));

@@ -204,3 +204,8 @@ impl UnitError {
         Self::Protocol { rank, detail }
     }
 }
+
+/// Converts an error to [`UnitError::protocol`].
+pub(super) fn protocol<E: fmt::Display>(rank: usize) -> impl FnOnce(E) -> UnitError {
+    move |error| UnitError::protocol(rank, error.to_string())
+}

@@ -10,7 +10,6 @@
 
 use bytemuck::Pod;
 
-use super::lockstep::UnitError;
 use crate::dispatch::RankRows;
 
 #[cfg(target_endian = "big")]
@@ -52,13 +51,6 @@ pub(super) enum MessageError {
     NoNodes(usize),
     #[error("it divides the unit into {found} nodes, expected {expected}")]
     Nodes { found: u32, expected: usize },
-}
-
-impl MessageError {
-    /// The error for the rank that sent the message.
-    pub(super) fn from_rank(rank: usize) -> impl FnOnce(Self) -> UnitError {
-        move |error| UnitError::protocol(rank, error.to_string())
-    }
 }
 
 /// Appends plain values.

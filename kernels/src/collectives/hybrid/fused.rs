@@ -12,6 +12,7 @@ use super::pieces::{Pieces, part};
 use super::stage::{Stage, StageName, StageObserver, Unobserved};
 use super::step::Step;
 use crate::collectives::group::UnitLink;
+use crate::collectives::lockstep::protocol;
 use crate::collectives::rows::{Arrived, EachRank, Sums, add_returned};
 use crate::collectives::wire::MessageError;
 use crate::collectives::{Lockstep, Received, UnitError, wire};
@@ -204,7 +205,7 @@ impl<L: Lockstep, T: Element> Fused<L, T> {
                 }
                 Ok(())
             };
-            read().map_err(MessageError::from_rank(rank))?;
+            read().map_err(protocol(rank))?;
         }
         Ok(())
     }
@@ -214,7 +215,7 @@ impl<L: Lockstep, T: Element> Fused<L, T> {
     fn keep_crossed(&mut self, piece: usize, hidden: usize) -> Result<(), UnitError> {
         let from = self.across(self.pieces.from(piece));
         let message = self.step.from(from);
-        wire::split_dispatch(message, hidden * size_of::<T>()).map_err(MessageError::from_rank(from))?;
+        wire::split_dispatch(message, hidden * size_of::<T>()).map_err(protocol(from))?;
         self.crossed.clear();
         self.crossed.extend_from_slice(message);
         Ok(())
@@ -282,8 +283,8 @@ impl<L: Lockstep, T: Element> Fused<L, T> {
         let (pieces, node) = (self.pieces, self.pieces.to(piece));
         let rows = rows_of(plan, node, pieces.chunk(piece), pieces.chunks).tokens.len();
         let from = self.across(node);
-        let message = wire::exactly(self.step.from(from), rows * self.arrived.hidden * size_of::<T>())
-            .map_err(MessageError::from_rank(from))?;
+        let message =
+            wire::exactly(self.step.from(from), rows * self.arrived.hidden * size_of::<T>()).map_err(protocol(from))?;
         self.returned[node].extend_from_slice(&values(message));
         Ok(())
     }
@@ -299,7 +300,7 @@ impl<L: Lockstep, T: Element> Fused<L, T> {
         for (local, rank) in pieces.grid.inside(pieces.node).enumerate() {
             parts.push(match local == self.local {
                 true => ranges.iter().flat_map(|rows| &sums[rows.start * hidden..rows.end * hidden]).copied().collect(),
-                false => values(wire::exactly(messages.from(rank), bytes).map_err(MessageError::from_rank(rank))?),
+                false => values(wire::exactly(messages.from(rank), bytes).map_err(protocol(rank))?),
             });
         }
         let own = &mut returned[pieces.node];
