@@ -79,15 +79,15 @@ impl State {
 
     /// Records the sequences' new ranks, as reported, if the layout has changed; sequences that are not on any rank yet
     /// are placed like new ones.
-    fn relocate(&mut self, replicas: &HashMap<u64, RankId>) {
+    fn relocate(&mut self, moved: &HashMap<u64, RankId>) {
         let replicas = usize::from(self.replicas());
-        if self.in_flight.len() == replicas && replicas.is_empty() {
+        if self.in_flight.len() == replicas && moved.is_empty() {
             return;
         }
         let mut sequences = std::mem::take(&mut self.sequences);
         self.in_flight = vec![0; replicas];
         for (id, entry) in &mut sequences {
-            entry.rank = replicas.get(id).copied().unwrap_or_else(|| self.rank_for(entry.pinned));
+            entry.rank = moved.get(id).copied().unwrap_or_else(|| self.rank_for(entry.pinned));
             self.in_flight[entry.rank.index()] += 1;
         }
         self.sequences = sequences;

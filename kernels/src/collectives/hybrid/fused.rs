@@ -205,7 +205,7 @@ impl<L: Lockstep, T: Element> Fused<L, T> {
                 }
                 Ok(())
             };
-            read().map_err(protocol(rank))?;
+            read().map_err(protocol::<MessageError>(rank))?;
         }
         Ok(())
     }

@@ -51,7 +51,7 @@ fn exp(x: f32) -> f32 {
 
 /// Rotates a point by an angle.
 #[inline(always)]
-fn rotate(a: &mut f32, b: &mut f32, cos: f32, sin: f32) {
+fn rotate_point(a: &mut f32, b: &mut f32, cos: f32, sin: f32) {
     (*a, *b) = (*a * cos - *b * sin, *b * cos + *a * sin);
 }
 
@@ -118,7 +118,7 @@ by_isa! {
     pub fn rotate(head: &mut [f32], cos: &[f32], sin: &[f32]) {
         let (first, second) = head.split_at_mut(cos.len());
         for (((a, b), cos), sin) in first.iter_mut().zip(second).zip(cos).zip(sin) {
-            rotate(a, b, *cos, *sin);
+            rotate_point(a, b, *cos, *sin);
         }
     }
 
@@ -126,7 +126,7 @@ by_isa! {
     pub fn rotate_pairs(head: &mut [f32], cos: &[f32], sin: &[f32]) {
         let (pairs, _) = head.as_chunks_mut::<2>();
         for (([a, b], cos), sin) in pairs.iter_mut().zip(cos).zip(sin) {
-            rotate(a, b, *cos, *sin);
+            rotate_point(a, b, *cos, *sin);
         }
     }
 
