@@ -106,7 +106,7 @@ pub(super) fn holds<T: Element>(world: usize, case: Case) -> Result<(), String> 
     let unit = device.ranks(&room, Duration::from_secs(10)).map_err(text)?;
     for (link, UnitRank { runner, team, symmetric, own }) in LocalTransport::mesh(world).into_iter().zip(unit) {
         let bytes = 64 * (case.hidden * case.tokens * world * size_of::<T>()).next_multiple_of(256) + (1 << 16);
-        let rows = runner.allocate(bytes as u64)?;
+        let rows = runner.allocate(bytes as u64).map_err(text)?;
         // SAFETY: the runner keeps the memory.
         let mover = unsafe { PeerMemory::new(room, team, &symmetric, own, Arc::clone(&runner)) };
         ends.push(Box::new(DeviceCollectives::new(link, mover.map_err(text)?)));
