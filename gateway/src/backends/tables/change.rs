@@ -89,7 +89,7 @@ fn swap(backends: &Backends, backend: &str, source: Source) -> Result<Swapped, R
         Source::File(requested) => open_requested(&snapshot, &requested)?.0,
         Source::Earlier(generation) => earlier(member, generation)?,
         Source::Watched(path) => {
-            let (tables, stamp) = file::open(&path, &spool(&snapshot.config)).map_err(|error| refusal(error))?;
+            let (tables, stamp) = file::open(&path, &spool(&snapshot.config)).map_err(refusal)?;
             if let Some(same) = member.tables.as_ref().filter(|loaded| loaded.tables.digest() == tables.digest()) {
                 return Ok(Swapped::to(backend, &tables, same.generation, false));
             }
@@ -143,7 +143,7 @@ pub(super) fn open_requested(snapshot: &Snapshot, requested: &Path) -> Result<(L
     let root = snapshot.config.server.tables_root.as_deref().ok_or_else(|| RequestError::TablesPath {
         source: "server.tables_root is not set, so only uploads are accepted".into(),
     })?;
-    let (tables, path) = file::open_below(root, requested, &spool(&snapshot.config)).map_err(|error| refusal(error))?;
+    let (tables, path) = file::open_below(root, requested, &spool(&snapshot.config)).map_err(refusal)?;
     let origin = Origin { path: Some(path.clone()), stamp: None };
     Ok((LoadedTables::new(Arc::new(tables), origin), path))
 }

@@ -37,7 +37,7 @@ async fn spooled(backends: &Arc<Backends>, body: Body) -> Result<Copy, RequestEr
     }
     let _permit = permit(&backends.lanes.uploads).await?;
     let spool = spool(&config);
-    let copy = blocking(move || Copy::begin(&spool).map_err(|error| refusal(error))).await?;
+    let copy = blocking(move || Copy::begin(&spool).map_err(refusal)).await?;
     let within = config.timeouts.body * PATIENCE;
     let received = tokio::time::timeout(within, pieces(copy, body, limit_bytes)).await;
     received.unwrap_or(Err(RequestError::BodyTimeout { seconds: within.as_secs_f64() }))

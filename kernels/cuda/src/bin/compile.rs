@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use semmoe_kernels_cuda::{
-    CompileError, Compiled, KernelUse, Target, compile, compile_with_spills, kernels_of, sources_for,
+    Compiled, GpuError, KernelUse, Target, compile, compile_with_spills, kernels_of, sources_for,
 };
 
 fn main() -> ExitCode {

@@ -83,7 +83,7 @@ async fn tcp(origin: &Origin, limit: Duration) -> Result<TcpStream, NoConnection
     let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
     let port = origin.authority.port_u16().unwrap_or(if origin.secure { HTTPS_PORT } else { HTTP_PORT });
     let resolved = timeout(limit, lookup_host((host, port))).await;
-    let addresses: Vec<_> = resolved.map_err(|_| late())?.map_err(|error| NoConnection::of(error))?.collect();
+    let addresses: Vec<_> = resolved.map_err(|_| late())?.map_err(NoConnection::of)?.collect();
     let mut cause = NoConnection::Theirs("its name has no address".into());
     for (tried, address) in (0u32..).zip(&addresses) {
         let left = u32::try_from(addresses.len()).unwrap_or(u32::MAX).saturating_sub(tried).max(1);
