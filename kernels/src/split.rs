@@ -110,7 +110,7 @@ pub fn even_part(tokens: usize, ranks: usize, rank: usize) -> u32 {
     (rank * (tokens / ranks) + rank.min(tokens % ranks)) as u32
 }
 
-/// Scratch that detects a repeated token in a permutation, without clearing anything between calls.
+/// Scratch space for finding a repeated token in a permutation; need not be cleared between calls.
 #[derive(Debug, Default)]
 pub struct SeenTokens {
     /// The last call that saw each token.

@@ -72,7 +72,7 @@ pub struct RequestCounts {
     pub failed: u64,
     /// Still in flight when the user stopped the run.
     pub unfinished: u64,
-    /// Completely answered, but without any content.
+    /// Completed, but without content.
     pub without_content: u64,
     /// Sent during the warm-up, and not measured.
     pub warmup: u64,
@@ -91,7 +91,7 @@ pub struct TokenReport {
     pub events: u64,
 }
 
-/// Requests that meet all service levels.
+/// Requests that meet all targets of latency.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Goodput {
     /// The service levels.

@@ -91,7 +91,7 @@ pub(crate) struct CalibrateArgs {
     #[arg(long, value_name = "shm|tcp", default_value = "shm", value_parser = carrier)]
     pub(crate) transport: TransportChoice,
     /// Approximate time to measure, in addition to loading the model.
-    #[arg(long, value_name = "SECONDS", default_value_t = 60.0, value_parser = number(1.0..=3600.0, "expected seconds from 1 to 3600"))]
+    #[arg(long, value_name = "SECONDS", default_value_t = 60.0, value_parser = number(1.0..=3600.0, "expected a number of seconds from 1 to 3600"))]
     pub(crate) seconds: f64,
     /// Print one JSON document.
     #[arg(long)]

@@ -93,7 +93,7 @@ fn embeddings_that_cannot_be_the_models_are_refused() {
     };
     let path = |name: &str| folder.path().join(name);
     let small = checkpoint(&path("small"), "model.embed_tokens.weight", [100, 4], 1.0);
-    solve(&["--embeddings", &small], &["small", "embeddings of 100 tokens, expected at least the profile's 10240"]);
+    solve(&["--embeddings", &small], &["small", "embeddings for 100 tokens, expected at least the profile's 10240"]);
     let other = checkpoint(&path("other"), "model.norm.weight", [100, 4], 1.0);
     solve(&["--embeddings", &other], &["other", "no such tensor", "embed_tokens.weight"]);
     let infinite = checkpoint(&path("infinite"), "embed", [10_240, 2], f32::INFINITY);

@@ -31,7 +31,7 @@ const RETURN: Duration = Duration::from_millis(500);
 
 /// The outcome of one full probe.
 pub(crate) enum Verdict {
-    /// It serves from now on.
+    /// It may receive requests.
     Admitted,
     /// It does not answer.
     Silent(HttpError),

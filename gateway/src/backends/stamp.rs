@@ -20,7 +20,7 @@ impl FileState {
     }
 }
 
-/// The states of files when they were read.
+/// The states of files as they were when read.
 pub(crate) struct Seen(Mutex<Vec<FileState>>);
 
 impl Seen {

@@ -200,7 +200,7 @@ fn answered(
     trace::answered(ticket, response.status());
     note_head(ticket, backend, job, &response, failure);
     let rank = echo(plane, backend, route, &response, expected);
-    // Other routes have no such count, but may echo a client's object that has one.
+    // Other routes report no token count, but may echo an object of the client that has one.
     let has_count = matches!(route, Route::Chat | Route::Completions | Route::Generate);
     let counted = job.scored.counted.filter(|_| has_count && response.status().is_success());
     let kind = Kind::of(response.headers());

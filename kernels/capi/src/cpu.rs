@@ -219,7 +219,7 @@ unsafe fn slice<'a, T: bytemuck::Pod>(from: *const T, len: u64) -> &'a [T] {
 }
 
 /// # Safety
-/// See [`slice`], and the values are not accessed otherwise in the meantime.
+/// As for [`slice`]; and nothing else accesses the values during `'a`.
 unsafe fn slice_mut<'a, T: bytemuck::Pod>(from: *mut T, len: u64) -> &'a mut [T] {
     match len {
         0 => &mut [],

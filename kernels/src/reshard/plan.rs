@@ -155,7 +155,7 @@ impl<'a> Switch<'a> {
         nearest.copied().unwrap_or_else(|| HostedAt { rank: rank(), position: expert })
     }
 
-    /// The moves of one piece.
+    /// Appends the moves of one piece.
     fn push(&self, piece: PieceId, from: HostedAt, to: HostedAt, moves: &mut Vec<Move>) {
         let sources = self.pool.parts_of(self.from, self.side, piece, from);
         let targets = self.pool.parts_of(self.to, self.side.other(), piece, to);

@@ -52,7 +52,7 @@ const KEYS: &[&str] = &["gpu", "levels", "measured", "usd_per_gpu_hour"];
 const LEVEL_KEYS: &[&str] = &["name", "count", "bandwidth_gb_per_second", "latency_us"];
 /// A plan lists the part of each rank, hence a limit.
 const MAX_GPUS: u64 = 1 << 16;
-/// GPU, NVLink domain, node, rack, hall, data centre: more than eight levels are a mistake.
+/// GPU, NVLink domain, node, rack, hall, data centre: anything beyond eight levels must be a mistake.
 const MAX_LEVELS: usize = 8;
 
 impl Cluster {

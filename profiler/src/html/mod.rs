@@ -56,7 +56,7 @@ pub struct Page<'a> {
     pub topics: Option<(&'a Trace, &'a [String])>,
     /// Local activation rates by groups.
     pub rates: Vec<RatePoint>,
-    /// Index of the MoE layer that maps show first; the middle one by default.
+    /// Index of the MoE layer shown first in the maps; the middle one by default.
     pub layer: Option<usize>,
     /// The verdict on the figures.
     pub verdict: Option<Verdict>,

@@ -99,9 +99,9 @@ pub(super) fn picture(points: &[RatePoint]) -> String {
     svg.text((LEFT + RIGHT) / 2.0, BOTTOM + 40.0, "middle", "", "groups (expert-parallel ranks)");
     svg.upright(16.0, (TOP + BOTTOM) / 2.0, "local activation rate");
     let judged = if points.iter().all(|point| point.held_out) {
-        "Judged on data that the solve did not use."
+        "Evaluated on held-out data."
     } else {
-        "Judged on the data that the solve used, which flatters the result: give a trace, or <code>--held-out</code>."
+        "Evaluated on the data of the solve, which flatters the result: pass a trace, or <code>--held-out</code>."
     };
     format!(
         "<p>Share of activations on the token's own rank. By requests: each request on the rank that the affinity policy chooses, with even \

@@ -45,7 +45,7 @@ impl<'a> Routes<'a> {
         }
         let needed = |name: &str| {
             let found = integers(arrays, name)?;
-            let missing = || format!("array `{name}`: routes without tokens cannot make a profile");
+            let missing = || format!("array `{name}`: a profile requires tokens and their experts");
             found.ok_or_else(|| ContentError::Missing(missing()))
         };
         let (token_ids, experts) = (needed("token_ids")?, needed("experts")?);

@@ -10,8 +10,8 @@ use crate::LayerSummary;
 pub struct LayerTable {
     /// The model's layer number.
     pub layer_id: u16,
-    /// F1 when a token's experts are predicted by its top-k hottest ones, on held-out data; over tokens. As many
-    /// experts are predicted as are activated, so precision, recall and F1 are equal.
+    /// F1 on held-out data if a token's k hottest experts are the prediction; quartiles over tokens. As many are
+    /// predicted as are activated, so precision, recall and F1 are equal.
     pub f1: Quartiles,
     /// Mean of that F1 over occurrences; `None` if no token was both counted and held out.
     pub f1_mean: Option<f64>,

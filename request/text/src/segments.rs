@@ -92,8 +92,8 @@ impl Segments {
     }
 }
 
-/// Ids by text, in sets with least-recently-used eviction. A client that can choose texts can fill one set, but no
-/// more.
+/// Token ids by text, in separate sets with least-recently-used eviction: a client that chooses its texts can fill one
+/// set at most.
 struct Cache {
     sets: Box<[Mutex<Set>]>,
     /// Maximum bytes per set.

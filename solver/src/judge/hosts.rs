@@ -86,7 +86,7 @@ impl Hosts {
         usize::from(self.copies.used_at(place, LayerIdx::new(layer as u16))[expert])
     }
 
-    /// The places of a column.
+    /// The places that host a column's expert, ascending.
     pub(crate) fn of(&self, column: usize) -> &[u16] {
         &self.place[self.start[column]..self.start[column + 1]]
     }

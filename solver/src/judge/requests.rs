@@ -174,8 +174,8 @@ fn of_jobs(jobs: &[&Job], ranks: &[usize], loads: &[u64], tokens: &[u64]) -> Req
     }
 }
 
-/// Maximum tokens of a rank over the mean in every [`BURST`] consecutive requests (or all, if there are fewer): the
-/// largest of these figures and their mean.
+/// For each window of [`BURST`] consecutive requests (or all, if there are fewer), the fullest rank's tokens over the
+/// mean of the ranks. Returns the maximum over all windows, and the mean.
 fn bursts(ranks: &[usize], tokens: &[u64], places: usize) -> (f64, f64) {
     let mut loads = vec![0; places];
     let (mut most, mut sum, mut count) = (1.0f64, 0.0, 0u32);

@@ -86,7 +86,7 @@ pub struct SolveReport {
     pub iterations: u64,
     /// Whether the caller ended the solve early.
     pub stopped: bool,
-    /// Traffic between nodes, for a solve with nodes.
+    /// Traffic between nodes, if the solve had several.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub nodes: Option<NodeFigures>,
     /// Experts moved, for a warm-started solve.

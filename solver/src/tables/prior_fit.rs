@@ -110,7 +110,7 @@ fn log_losses(
             None => add_rows(&std::mem::replace(&mut rows, new_rows()), &evidence),
         }
     }
-    // With attention dp a row of T is the mean over layers.
+    // With DP attention, a row of T is the mean over layers.
     if let Some(mean) = mean {
         add_rows(&rows, &mean.finish(layers));
     }

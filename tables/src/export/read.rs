@@ -34,7 +34,7 @@ pub fn read_sglang(text: &str, model: &ModelInfo, groups: u16) -> Result<Replica
     }
     if groups == 0 || slots == 0 || !slots.is_multiple_of(usize::from(groups)) {
         let found = format!("{slots} slots per layer");
-        return Err(FormatError::shape(MAP, found, format!("a multiple of the {groups} groups")));
+        return Err(FormatError::shape(MAP, found, format!("a multiple of {groups}, the number of groups")));
     }
     let mut logical = Vec::with_capacity(model.layers() * slots);
     for &layer in &model.layer_ids {

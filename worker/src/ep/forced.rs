@@ -42,7 +42,7 @@ impl ForcedRate {
                 let first = mix64(draw) as usize % candidates.max(1);
                 let is_new = |expert: &usize| !chosen[..slot].contains(&(*expert as u16));
                 let found = wanted().skip(first).chain(wanted()).find(is_new);
-                // This rank and the others each have at least k experts, which startup checks.
+                // Checked at startup: this rank has at least k experts, and so have the others together.
                 chosen[slot] = found.unwrap_or(first) as u16;
             }
         }

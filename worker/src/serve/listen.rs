@@ -28,7 +28,7 @@ const HEAD_LIMIT: Duration = Duration::from_secs(30);
 const BODY_LIMIT: Duration = Duration::from_secs(60);
 /// Largest request body, in bytes.
 const BODY_BYTES: usize = 4 << 20;
-/// Pause after an accept failed for lack of file descriptors or memory, so that connections can end.
+/// Pause after `accept` fails for lack of file descriptors or memory, so that open connections can close.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// Serves until `stop` resolves and the open requests have ended.

@@ -229,7 +229,7 @@ request_errors! {
         "an API key is required, in the header 'authorization: Bearer KEY' or 'x-api-key: KEY'";
     KeyWrong => Client FINAL UNAUTHORIZED, "invalid_api_key", "the API key is not valid for this gateway";
     ForeignHost { found: String } => Client FINAL FORBIDDEN, "foreign_host",
-        "the Host header '{found}' is not this machine's; use 127.0.0.1 or localhost";
+        "the Host header '{found}' does not name this machine; use 127.0.0.1 or localhost";
     ForeignOrigin { origin: String } => Client FINAL FORBIDDEN, "foreign_origin",
         "requests from pages of '{origin}' are not allowed";
     Token => Client FINAL UNAUTHORIZED, "token_needed",

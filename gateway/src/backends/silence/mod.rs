@@ -26,7 +26,7 @@ const RATE_PRIOR_SECONDS: f64 = 0.5;
 /// How patient to be.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SilenceRules {
-    /// Unexplained silence of streams that is tolerated.
+    /// How long a stream may stay silent without explanation.
     pub(crate) stall: Duration,
     /// The longest patience after false alarms.
     pub(crate) most: Duration,

@@ -1,4 +1,4 @@
-//! One answer with routed experts, trusted only as far as it agrees with the request and with the model.
+//! Evaluates an answer that reports routed experts, which counts only if it agrees with the request and the model.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 

@@ -15,7 +15,7 @@ metrics! {
     pub(crate) struct PromptMetrics {
         counts: Family<AgreementLabels, Counter>,
             "prompt_token_counts",
-            "Prompts whose tokens the engine counted too, by whether the counts agree";
+            "Prompts whose tokens the engine reported as well, by whether the counts agree";
         shapes: Family<StateLabels, Gauge>,
             "chat_shapes",
             "Shapes of chats, by whether the engine tokenizes them as the gateway does: equal, differs or unproven";

@@ -53,7 +53,7 @@ impl Context {
     /// The header for the next hop.
     fn header(&self) -> HeaderValue {
         let text = format!("00-{:032x}-{:016x}-{:02x}", self.trace, self.span, u8::from(self.sampled) * SAMPLED);
-        HeaderValue::from_str(&text).expect("hexadecimal digits and hyphens are a header value")
+        HeaderValue::from_str(&text).expect("hexadecimal digits and hyphens form a valid header value")
     }
 }
 

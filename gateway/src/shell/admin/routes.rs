@@ -138,7 +138,7 @@ pub(super) const ADMIN: &[Route] = &[
     .json::<backends::Drained>(),
     Route::post("/admin/backends/{name}/undrain", "new requests are accepted again", || post(backends::undrain))
         .json::<backends::Drained>(),
-    Route::get("/admin/routing", "every model's policy, its canary's counts and its shadow's report", || {
+    Route::get("/admin/routing", "each model's policy, canary counts and shadow report", || {
         shown(routing::collect)
     })
     .json::<routing::Routing>(),

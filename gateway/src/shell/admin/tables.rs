@@ -21,7 +21,7 @@ use crate::backends::tables::{Source, Swapped, change, read, receive};
 use crate::backends::{EarlierTables, Member, Model, Origin, RequestError};
 use crate::shell::control::Control;
 
-/// Longest JSON body: a backend's name and a path.
+/// Maximum length of a JSON body, which has only a backend's name and a path.
 const MAX_COMMAND_BYTES: usize = 64 << 10;
 
 #[derive(Serialize, JsonSchema)]

@@ -55,7 +55,7 @@ pub enum DeviceError {
         most: u32,
     },
     /// No `libnccl.so`.
-    #[error("NCCL was not found: put the folder of libnccl.so on LD_LIBRARY_PATH")]
+    #[error("NCCL was not found: add the directory with libnccl.so to LD_LIBRARY_PATH")]
     NoNccl,
     /// NCCL's status.
     #[error("NCCL refused with status {0}")]

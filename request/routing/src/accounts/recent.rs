@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use super::cell::{get, set};
 
-/// Maximum window: its requests are counted in 16 bits.
+/// Maximum window: its number of requests must fit 16 bits.
 pub(crate) const MAX_WINDOW: u32 = u16::MAX as u32;
 
 /// How many recent assignments to search for one to reverse, which was made only a moment ago.

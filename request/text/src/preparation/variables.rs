@@ -81,7 +81,7 @@ pub(crate) fn prepare(
     };
     let continues = preparation.options != Options::Own && flag("continue_final_message", false)?;
     if continues && is_vllm && add_generation_prompt {
-        return refused("the last message cannot be continued and another one opened");
+        return refused("continue_final_message and add_generation_prompt cannot both be true");
     }
     let prefix = if preparation.ending == Ending::Sglang { end(&mut messages, continues) } else { None };
     let mut variables = variables(preparation, body, traits, options);

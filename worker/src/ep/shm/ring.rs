@@ -104,7 +104,7 @@ impl RingReader {
     }
 }
 
-/// The bytes between two positions; an error for impossible positions.
+/// Number of bytes between two positions; fails if they contradict each other.
 fn filled(written: u64, read: u64, limit: usize) -> io::Result<usize> {
     match written.checked_sub(read) {
         Some(filled) if filled <= limit as u64 => Ok(filled as usize),

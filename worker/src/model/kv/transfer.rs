@@ -37,7 +37,7 @@ pub(super) struct PlannedMoves {
     pub(super) route_width: usize,
     /// Whether all ranks of a group have equal bytes.
     pub(super) alike: bool,
-    /// This rank, in the span.
+    /// This rank's index in the span.
     pub(super) me: usize,
     /// Whether keys and values are stored elsewhere, so that only routes are sent.
     pub(super) elsewhere: bool,
