@@ -1,4 +1,4 @@
-//! How kernels are timed, and what a report is.
+//! Times kernels, and reports the times.
 
 use serde_json::Value;
 

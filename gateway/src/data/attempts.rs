@@ -74,13 +74,13 @@ impl<'a, A> Attempts<'a, A> {
         &mut self,
         ticket: &mut Ticket,
         member: usize,
-        cause: RetryReason,
+        reason: RetryReason,
         last: Result<A, RequestError>,
     ) -> Result<Option<A>, RequestError> {
-        if self.tries.is_suspect(member, cause).await {
-            return Err(self.tries.refuse(cause));
+        if self.tries.is_suspect(member, reason).await {
+            return Err(self.tries.refuse(reason));
         }
-        match self.tries.failed(member, cause, last) {
+        match self.tries.failed(member, reason, last) {
             ControlFlow::Continue(next) => {
                 // It may wait, and no engine works on it meanwhile.
                 ticket.unplace();

@@ -124,7 +124,7 @@ pub(crate) fn is_not_the_engines<B>(response: &Response<B>) -> bool {
 
 /// A failed attempt that will be retried if a place is available.
 pub(crate) struct Pending<'a, A> {
-    cause: RetryReason,
+    reason: RetryReason,
     /// The client's answer if no place is available: the engine's own answer, or an error.
     failed: Result<A, RequestError>,
     /// `None` if the retry costs no budget.
@@ -157,34 +157,34 @@ impl<'a> Tries<'a> {
     pub(crate) fn failed<A>(
         &mut self,
         member: usize,
-        cause: RetryReason,
+        reason: RetryReason,
         failed: Result<A, RequestError>,
     ) -> ControlFlow<Result<A, RequestError>, Pending<'a, A>> {
         self.count_running("failed");
         self.tried.push(member);
         let config = self.config();
-        if !cause.may_be_retried(config) {
+        if !reason.may_be_retried(config) {
             return ControlFlow::Break(self.last_word(failed, "this is not retried"));
         }
-        if cause == RetryReason::NotTaken {
+        if reason == RetryReason::NotTaken {
             self.not_taken += 1;
-            return ControlFlow::Continue(Pending { cause, failed, paid: None });
+            return ControlFlow::Continue(Pending { reason, failed, paid: None });
         }
         if self.tried.len() - self.not_taken >= config.attempts as usize {
-            self.plane.metrics.retry(cause.label(), "no_attempts");
+            self.plane.metrics.retry(reason.label(), "no_attempts");
             return ControlFlow::Break(self.last_word(failed, "no attempts are left"));
         }
         let Some(paid) = self.job.model.budget.take(Instant::now(), config) else {
-            self.plane.metrics.retry(cause.label(), "no_budget");
+            self.plane.metrics.retry(reason.label(), "no_budget");
             return ControlFlow::Break(self.last_word(failed, "the retry budget is spent"));
         };
-        ControlFlow::Continue(Pending { cause, failed, paid: Some(paid) })
+        ControlFlow::Continue(Pending { reason, failed, paid: Some(paid) })
     }
 
     /// Whether enough engines died with this request, including the one on `member`, that it may be the cause. Backends
     /// that broke off are checked for a listening server only once a second one fails.
-    pub(crate) async fn is_suspect(&mut self, member: usize, cause: RetryReason) -> bool {
-        match cause {
+    pub(crate) async fn is_suspect(&mut self, member: usize, reason: RetryReason) -> bool {
+        match reason {
             RetryReason::Broke | RetryReason::BrokeOff => self.broke.push(member),
             RetryReason::Engine(Failure::Dead) => self.dead += 1,
             _ => return false,
@@ -204,9 +204,9 @@ impl<'a> Tries<'a> {
     }
 
     /// Rejects a request with which several engines died.
-    pub(crate) fn refuse(&mut self, cause: RetryReason) -> RequestError {
+    pub(crate) fn refuse(&mut self, reason: RetryReason) -> RequestError {
         self.count_running("failed");
-        self.plane.metrics.retry(cause.label(), "suspect");
+        self.plane.metrics.retry(reason.label(), "suspect");
         tracing::warn!(
             model = self.job.model.name,
             engines = self.tried.len() + 1,
@@ -216,8 +216,8 @@ impl<'a> Tries<'a> {
     }
 
     /// Ends the attempts because no place is available for another one.
-    pub(crate) fn nowhere<A>(&self, Pending { cause, failed, .. }: Pending<'_, A>) -> Result<A, RequestError> {
-        self.plane.metrics.retry(cause.label(), "no_backend");
+    pub(crate) fn nowhere<A>(&self, Pending { reason, failed, .. }: Pending<'_, A>) -> Result<A, RequestError> {
+        self.plane.metrics.retry(reason.label(), "no_backend");
         self.last_word(failed, "no other backend can serve")
     }
 
@@ -226,7 +226,7 @@ impl<'a> Tries<'a> {
         if let Some(paid) = pending.paid {
             paid.spend();
         }
-        self.running = Some(pending.cause);
+        self.running = Some(pending.reason);
     }
 
     /// Records that the running attempt has an answer to relay.
@@ -252,8 +252,8 @@ impl<'a> Tries<'a> {
     }
 
     fn count_running(&mut self, outcome: &'static str) {
-        if let Some(cause) = self.running.take() {
-            self.plane.metrics.retry(cause.label(), outcome);
+        if let Some(reason) = self.running.take() {
+            self.plane.metrics.retry(reason.label(), outcome);
         }
     }
 }
@@ -268,7 +268,7 @@ impl Drop for Tries<'_> {
 mod tests {
     use super::*;
 
-    /// Every cause and what may follow it, by default and where nothing may run twice.
+    /// Every reason and what may follow it, by default and where nothing may run twice.
     #[test]
     fn what_may_be_retried() {
         let config = |after_send, statuses: &str| {
@@ -279,7 +279,7 @@ mod tests {
             crate::Config::from_toml(&text, std::path::Path::new("")).unwrap().retry
         };
         let (usual, careful) = (config(true, ""), config(false, "statuses = []"));
-        for (cause, usually, carefully) in [
+        for (reason, usually, carefully) in [
             (RetryReason::Connect, true, true),
             (RetryReason::NotTaken, true, true),
             (RetryReason::Broke, true, false),
@@ -295,11 +295,11 @@ mod tests {
             (RetryReason::Engine(Failure::Dead), true, false),
             (RetryReason::Engine(Failure::Abort), true, false),
         ] {
-            let found = (cause.may_be_retried(&usual), cause.may_be_retried(&careful));
-            assert_eq!(found, (usually, carefully), "{cause:?}");
-            if let RetryReason::Status(status) = cause {
+            let found = (reason.may_be_retried(&usual), reason.may_be_retried(&careful));
+            assert_eq!(found, (usually, carefully), "{reason:?}");
+            if let RetryReason::Status(status) = reason {
                 let seen = RetryReason::of_status(StatusCode::from_u16(status).unwrap(), &usual);
-                assert_eq!(seen, usually.then_some(cause));
+                assert_eq!(seen, usually.then_some(reason));
             }
         }
     }

@@ -195,8 +195,8 @@ fn run(problems: &[Problem], options: &SolveOptions, paper: &PaperOptions, progr
 /// Line 48: remote activations, plus those of the most loaded group of each layer. Lower is better.
 fn score(problem: &Problem, group_of: &[u16], label: &[u16], groups: usize) -> u64 {
     let layers = group_of.chunks_exact(problem.experts).zip(problem.column_load.chunks_exact(problem.experts));
-    let greatest = layers.map(|(group_of, load)| group_loads(group_of, load, groups).into_iter().max().unwrap_or(0));
-    problem.total_activations() - local(problem, group_of, label) + greatest.sum::<u64>()
+    let fullest = layers.map(|(group_of, load)| group_loads(group_of, load, groups).into_iter().max().unwrap_or(0));
+    problem.total_activations() - local(problem, group_of, label) + fullest.sum::<u64>()
 }
 
 /// Local activations.

@@ -156,8 +156,10 @@ proptest! {
         let cap = crate::step::expert_step::load_cap(load.iter().sum(), groups, limit);
         let after = Search::new(routes, weight.clone(), groups, &before).run(&load, cap);
         prop_assert!(cost(routes, &weight, groups, &after) <= cost(routes, &weight, groups, &before));
-        let greatest = |group_of: &[u16]| crate::step::load_limit::group_loads(group_of, &load, groups).into_iter().max().unwrap();
-        prop_assert!(greatest(&after) <= cap.max(greatest(&before)));
+        let fullest = |group_of: &[u16]| {
+            crate::step::load_limit::group_loads(group_of, &load, groups).into_iter().max().unwrap()
+        };
+        prop_assert!(fullest(&after) <= cap.max(fullest(&before)));
         prop_assert!((0..4u16).all(|group| after.iter().filter(|other| **other == group).count() == 2));
     }
 

@@ -262,7 +262,7 @@ fn check_attention_groups(config: &WorkerConfig) -> Result<(), WorkerError> {
 fn check_switch_groups(config: &WorkerConfig, model: &ModelConfig) -> Result<(), WorkerError> {
     let (all, world) = (&config.switch_groups, config.world);
     let Some(first) = all.first() else { return Ok(()) };
-    let refused = |groups: u16, detail: String| refused(format!("--switch-groups {groups} {detail}"));
+    let refused = |groups: u16, detail: String| refused(format!("--switch-groups {groups}: {detail}"));
     let others = [
         (config.device != DeviceChoice::Cpu, "a GPU"),
         (!config.attentions().contains(&Attention::Dp), "attention tp alone: start with dp, or with both"),
@@ -275,10 +275,10 @@ fn check_switch_groups(config: &WorkerConfig, model: &ModelConfig) -> Result<(),
     }
     for (at, &groups) in all.iter().enumerate() {
         let Some(RankGroups { ranks, .. }) = RankGroups::new(groups, world) else {
-            return refused(groups, format!("groups of at least two ranks each do not divide the world of {world}"));
+            return refused(groups, format!("a world of {world} does not split evenly, with two ranks or more each"));
         };
         if all[..at].contains(&groups) {
-            return refused(groups, "is given twice".to_owned());
+            return refused(groups, "given twice".to_owned());
         }
         HeadSlice::new(model, (config.rank % ranks).into(), ranks.into())?;
     }

@@ -28,9 +28,15 @@ fn start_over(transport: TransportChoice, world: u16, attention: Attention) -> U
 
 /// Keys and values move during the switch, or `kv_step_bytes` before each step.
 async fn changes_under_load(unit: Unit, targets: &[&str], clients: usize, kv_step_bytes: Option<u64>) {
+    switches_under_load(&unit, targets, clients, kv_step_bytes).await;
+    unit.end();
+}
+
+/// Switches while clients ask, whose answers are golden in every layout; afterwards nothing is left of them.
+pub(crate) async fn switches_under_load(unit: &Unit, targets: &[&str], clients: usize, kv_step_bytes: Option<u64>) {
     let world = unit.world();
     let (stop, answered) = (AtomicBool::new(false), AtomicUsize::new(0));
-    let clients = join_all((0..clients).map(|client| keep_asking(&unit, client, true, &stop, &answered)));
+    let clients = join_all((0..clients).map(|client| keep_asking(unit, client, true, &stop, &answered)));
     let operator = async {
         for (epoch, layout) in targets.iter().enumerate() {
             let before = answered.load(Ordering::Relaxed);
@@ -39,8 +45,22 @@ async fn changes_under_load(unit: Unit, targets: &[&str], clients: usize, kv_ste
             assert_eq!((&status["state"], &status["epoch"]), (&json!("stable"), &json!(epoch + 1)), "{status}");
             assert_eq!(status["layout"], *layout);
             let info = unit.get("/server_info").await;
-            let replicas = if layout.starts_with("tp") { 1 } else { world };
-            assert_eq!((&info["dp_size"], &info["epoch"]), (&json!(replicas), &json!(epoch + 1)));
+            let ranks = match layout.strip_prefix("tp:").and_then(|groups| groups.split_once('x')) {
+                Some((_, ranks)) => ranks.parse().unwrap(),
+                None => {
+                    if layout.starts_with("tp") {
+                        world
+                    } else {
+                        1
+                    }
+                }
+            };
+            assert_eq!(
+                ["dp_size", "tp_size"].map(|size| &info[size]),
+                [&json!(world / ranks), &json!(ranks)],
+                "{layout}"
+            );
+            assert_eq!(info["epoch"], json!(epoch + 1));
             // Requests continue in the new layout.
             while answered.load(Ordering::Relaxed) < before + 40 {
                 tokio::task::yield_now().await;
@@ -55,7 +75,6 @@ async fn changes_under_load(unit: Unit, targets: &[&str], clients: usize, kv_ste
     assert_eq!(metrics.sum("semmoe_kv_pages", &[("state", "used")]), 0);
     let activations = metrics.sum("semmoe_activations_total", &[]);
     assert_eq!(activations, metrics.sum("semmoe_tokens_total", &[]) * (LAYERS * TOP_K) as u64);
-    unit.end();
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -142,8 +142,8 @@ impl Cause {
 const RETRY: bool = true;
 const FINAL: bool = false;
 
-/// Declares [`RequestError`], the one table from errors to HTTP: each with whose fault it is, whether
-/// the same request may succeed later, its status, a code for programs, and its message.
+/// Declares [`RequestError`], the one table from errors to HTTP. A row has the side at fault, whether the same request
+/// may succeed later, the status, a code for programs, and the message.
 macro_rules! request_errors {
     ($($name:ident $({ $($(#[$from:meta])? $field:ident: $kind:ty),* })? => $fault:ident $retry:ident $status:ident,
         $code:literal, $message:literal $(, $argument:expr)?;)*) => {

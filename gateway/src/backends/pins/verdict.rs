@@ -61,7 +61,7 @@ impl Backends {
             Pins::Ignored => {
                 tracing::info!(backend = name, %route, evidence, detail, "the engine reads no pins on this route")
             }
-            _ => tracing::info!(backend = name, %route, evidence, agreed, "pins are honored"),
+            _ => tracing::info!(backend = name, %route, evidence, agreed, "pins are honoured"),
         }
     }
 

@@ -18,6 +18,11 @@ use crate::model::slices::HeadSlice;
 use crate::model::step::{StepItem, Wants};
 use crate::model::{AttentionPlan, SwitchOutcome};
 
+#[path = "content_tests.rs"]
+mod content;
+
+use content::{Content, bits, content, first_head, rebuilt};
+
 const FIXTURES: [&str; 7] =
     ["qwen3-moe", "qwen2-moe", "mixtral", "olmoe", "deepseek-v2-lite", "deepseek-v2", "deepseek-v3"];
 
@@ -39,54 +44,6 @@ fn fixture(name: &str) -> TempDir {
         }
     }
     dir
-}
-
-/// Keys and values of a sequence by layer and head of the model, token by token.
-#[derive(Clone, Debug, Default, PartialEq)]
-struct Content {
-    tokens: Vec<u32>,
-    routes: Vec<u16>,
-    /// By layer and head.
-    heads: BTreeMap<(usize, usize), Vec<KeyValue>>,
-}
-
-/// The bits of a token's key and value in one head.
-type KeyValue = (Vec<u32>, Vec<u32>);
-
-fn bits(values: impl Iterator<Item = f32>) -> Vec<u32> {
-    values.map(f32::to_bits).collect()
-}
-
-/// The content of a cache; its first head is the model's head `first`.
-fn content(cache: &KvCache, first: usize) -> Content {
-    let shape = *cache.shape();
-    let mut content = Content { tokens: cache.tokens().to_vec(), routes: cache.routes(0), ..Content::default() };
-    for (layer, head) in (0..shape.layers).flat_map(|layer| (0..shape.kv_heads).map(move |head| (layer, head))) {
-        let of_head = content.heads.entry((layer, first + head)).or_default();
-        for (_, held, page) in cache.pages(cache.len()) {
-            for at in 0..held {
-                let key = bits(page.keys(&shape, layer, head).iter().skip(at).step_by(PAGE_TOKENS).copied());
-                let value = &page.values(&shape, layer, head)[at * shape.value_stride()..][..shape.value_width];
-                of_head.push((key, bits(value.iter().copied())));
-            }
-        }
-    }
-    content
-}
-
-/// A separate cache with that content.
-fn rebuilt(model: &Model, content: &Content, first: usize) -> KvCache {
-    let mut cache = model.new_sequence();
-    let shape = *cache.shape();
-    assert!(cache.reserve(content.tokens.len()));
-    for (layer, head) in (0..shape.layers).flat_map(|layer| (0..shape.kv_heads).map(move |head| (layer, head))) {
-        for (position, (key, value)) in content.heads[&(layer, first + head)].iter().enumerate() {
-            let floats = |bits: &[u32]| bits.iter().map(|bits| f32::from_bits(*bits)).collect::<Vec<f32>>();
-            cache.write(layer, head, position, &floats(key), &floats(value));
-        }
-    }
-    cache.commit(&content.tokens, &content.routes);
-    cache
 }
 
 /// A sequence's prompt and continuation.
@@ -257,13 +214,6 @@ impl Shared {
             all.heads.extend(own.heads);
         }
         self.barrier.wait();
-    }
-}
-
-fn first_head(config: &ModelConfig, share: HeadSlice) -> usize {
-    match &config.attention {
-        AttentionKind::Grouped(grouped) => share.kv_heads(grouped.kv_heads).start,
-        AttentionKind::Latent(_) => 0,
     }
 }
 
