@@ -1,4 +1,4 @@
-//! What a cache holds, apart from its pages: read out token by token and head by head, and written into another one.
+//! The content of a cache without its pages: read token by token and head by head, and written into another cache.
 
 use super::*;
 
