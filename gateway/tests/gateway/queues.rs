@@ -47,6 +47,29 @@ async fn what_finds_no_room_waits_and_what_finds_no_place_in_the_line_is_refused
     until_depth(&gateway, 0.0).await;
 }
 
+/// The body's priority counts; without one, or with one that is out of range, a request waits its turn.
+#[tokio::test]
+async fn priorities_have_a_head_start() {
+    let rules = "[queue]\nmax_in_flight = 1\npriority_seconds = 3600.0\n";
+    let Fleet { mocks: [mut mock], gateway, .. } = alone(1, rules).await;
+    let bodies = ["{}", r#"{"user": "b"}"#, r#"{"priority": 256}"#, r#"{"priority": 1}"#, r#"{"priority": 2}"#];
+    let mut calls = Vec::new();
+    for (at, body) in bodies.into_iter().enumerate() {
+        calls.push(Client::data(&gateway).begin_with(CHAT, "late", body));
+        match at {
+            0 => assert_eq!(mock.next().await.body, body),
+            _ => until_depth(&gateway, at as f64).await,
+        }
+    }
+    for body in [bodies[4], bodies[3], bodies[1], bodies[2]] {
+        mock.release(1);
+        assert_eq!(mock.next().await.body, body);
+    }
+    mock.release(1);
+    all_succeed(calls).await;
+    settled(&gateway).await;
+}
+
 #[tokio::test]
 async fn a_client_that_leaves_the_line_is_forgotten() {
     let Fleet { mocks: [mut mock], gateway, .. } = alone(1, "[queue]\nmax_in_flight = 1\n").await;
