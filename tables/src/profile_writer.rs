@@ -70,7 +70,7 @@ impl ProfileWriter {
         let index = layer.index() * (self.token_count.len() + 1) + token.index();
         if layer.index() >= self.model.layers() || token.index() >= self.token_count.len() || index < self.indptr.len()
         {
-            return Err(FormatError::value("indptr", at(), "a row", "layers and tokens of the model, ascending"));
+            return Err(FormatError::value("indptr", at(), "a row", "rows of the model in ascending order"));
         }
         check_row(&self.model, row, self.token_count[token.index()])
             .map_err(|(tensor, found, expected)| FormatError::value(tensor, at(), found, expected))?;

@@ -128,7 +128,7 @@ mod tests {
             (r#"{"physical_to_logical_map": [[0,1,2,3]]}"#.to_owned(), "[1], expected [4]"),
             (r#"{"physical_to_logical_map": [[0],[0,1],[0],[0]]}"#.to_owned(), "2 slots in layer 1"),
             (rows("[]"), "0 slots"),
-            (rows("[0,1,2,3,0]"), "a multiple of the 2 groups"),
+            (rows("[0,1,2,3,0]"), "a multiple of 2, the number of groups"),
             (rows("[0,1,2,2]"), "layer 1, rank 1, expected each expert at most once"),
             (rows("[0,1,2,-1]"), "an expert in every slot"),
             (rows("[0,1,2,9]"), "experts below 4"),
