@@ -184,7 +184,7 @@ range(1.5)
 dict(a=1, b=[2]), dict({'a': 1}, a=2), dict([('a', 1)]), {'a': 1, 'a': 2}
 namespace(a=1).a, namespace({'a': 1}).a, namespace(a=1)
 namespace(_a=1)
-strftime_now('%Y-%m-%d'), strftime_now('%d %b %Y %H:%M:%S %p %I %j %y %A %B %a %%'), strftime_now('%-d. %-m. %e %U %W %w %u %x %X %c %F %T %D %R')
+strftime_now('%Y-%m-%d'), strftime_now('%d %b %Y %H:%M:%S %p %I %j %y %A %B %a %%'), strftime_now('%-d. %-m. %e %U %W %w %u %x %X %c %F %T %D %R'), strftime_now('%f %C %h %k %l %r %R %n%t%G %V %g [%z%Z] %-I %-H %-j'), strftime_now('100% of %Q and %')
 strftime_now is defined, raise_exception is defined, lipsum is defined
 raise_exception('no ' ~ m.n)
 missing()
