@@ -34,13 +34,13 @@ impl Held {
         }
     }
 
-    /// The least of each: what stays, whatever a running switch or request holds.
-    fn least(all: &[Self]) -> Self {
-        let least = |of: fn(&Self) -> usize| all.iter().map(of).min().unwrap();
+    /// The smallest of each, which stays, whatever a running switch or request holds.
+    fn smallest(all: &[Self]) -> Self {
+        let smallest = |of: fn(&Self) -> usize| all.iter().map(of).min().unwrap();
         Self {
-            mappings: least(|held| held.mappings),
-            descriptors: least(|held| held.descriptors),
-            resident_kb: least(|held| held.resident_kb),
+            mappings: smallest(|held| held.mappings),
+            descriptors: smallest(|held| held.descriptors),
+            resident_kb: smallest(|held| held.resident_kb),
         }
     }
 
@@ -81,12 +81,12 @@ const WORLD: u16 = 4;
 const CLIENTS: u64 = 12;
 /// Pages of a rank with attention dp, of 64 tokens each: so few that prefixes soon fill them.
 const PAGES: u64 = 40;
-const LONGEST_PROMPT: u32 = 100;
-const LONGEST_ANSWER: u32 = 24;
+const MAX_PROMPT_TOKENS: u32 = 100;
+const MAX_ANSWER_TOKENS: u32 = 24;
 /// Each switch between any two of ep, tp and groups, in both directions.
 const TOUR: [&str; 6] = ["tp:2x2", "ep", "tp", "tp:2x2", "tp", "ep"];
 
-/// What clients asked for and got.
+/// Requests and tokens of all clients.
 #[derive(Default)]
 struct Asked {
     stop: AtomicBool,
@@ -102,14 +102,14 @@ impl Asked {
         self.requests.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// One client's requests, one after the other: golden prompts, and long ones with common prefixes.
+    /// One client's requests, one after the other: golden prompts, and others with common prefixes.
     async fn keep_asking(&self, unit: &Unit, client: u64) {
         let (golden, mut random) = (golden(), fastrand::Rng::with_seed(client));
         while !self.stop.load(Ordering::Relaxed) {
             let known = &golden[random.usize(..golden.len())];
             let (prompt, new) = match random.bool() {
                 true => (known["input_ids"].clone(), 16),
-                false => (json!(long_prompt(&mut random)), random.u32(1..=LONGEST_ANSWER)),
+                false => (json!(shared_prefix_prompt(&mut random)), random.u32(1..=MAX_ANSWER_TOKENS)),
             };
             let mut body = greedy(&prompt, new);
             body["stream"] = json!(random.bool());
@@ -126,8 +126,8 @@ impl Asked {
     }
 }
 
-fn long_prompt(random: &mut fastrand::Rng) -> Vec<u32> {
-    let (family, length) = (random.u32(..3), random.u32(30..=LONGEST_PROMPT));
+fn shared_prefix_prompt(random: &mut fastrand::Rng) -> Vec<u32> {
+    let (family, length) = (random.u32(..3), random.u32(30..=MAX_PROMPT_TOKENS));
     (0..length).map(|at| if at < 64 { at * 7 % 900 + family } else { random.u32(10..9000) }).collect()
 }
 
@@ -171,7 +171,7 @@ async fn tours_leave_nothing_behind(switches: usize) {
             live_pages_are_those_of_running_requests(&unit.metrics().await);
             held.push(Held::now());
         }
-        let [_, middle, last] = [0, 1, 2].map(|third| Held::least(&held[third * switches / 3..][..switches / 3]));
+        let [_, middle, last] = [0, 1, 2].map(|third| Held::smallest(&held[third * switches / 3..][..switches / 3]));
         last.is_flat_since(&middle, 65_536);
         asked.stop.store(true, Ordering::Relaxed);
     };
@@ -188,7 +188,7 @@ async fn tours_leave_nothing_behind(switches: usize) {
 
 /// A page that a switch forgot to free would stay live in each later layout.
 fn live_pages_are_those_of_running_requests(metrics: &Metrics) {
-    let of_request = u64::from(LONGEST_PROMPT + LONGEST_ANSWER).div_ceil(64);
+    let of_request = u64::from(MAX_PROMPT_TOKENS + MAX_ANSWER_TOKENS).div_ceil(64);
     let most = CLIENTS * of_request * u64::from(WORLD);
     assert!(pages(metrics, "used") <= most, "{} pages, {most} at most", pages(metrics, "used"));
 }

@@ -5,6 +5,7 @@ mod collectives;
 mod decide;
 mod differential;
 mod measure;
+mod pipeline;
 mod traces;
 mod wire;
 mod worker;
@@ -61,6 +62,8 @@ enum Command {
     Curves,
     /// Time layout switches against a copy of as many bytes.
     Switch,
+    /// Time a switch between two hosts, as one of its two ranks: bench/switch/pipeline starts both.
+    Pipeline(pipeline::Settings),
     /// Measure how much of the time spent reading experts overlaps with computation.
     Stream,
     /// Time the search of all strategies for 64 GPUs.
@@ -87,6 +90,7 @@ fn main() -> Outcome<()> {
         Command::Collectives { rounds } => collectives::run(rounds),
         Command::Curves => worker::curves::run(),
         Command::Switch => worker::switch::run(),
+        Command::Pipeline(settings) => pipeline::run(&settings),
         Command::Stream => worker::stream::run(),
         Command::Search { config } => plan(&config),
         Command::Traces { folder, tokens } => traces::write(&folder, tokens),

@@ -1,8 +1,12 @@
 //! Switches run by threads: over shared memory, messages, and both; faults at every layer, rank and direction.
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
+use std::ops::Range;
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
+
 use semmoe_kernels::NodeGrid;
-use semmoe_kernels::collectives::{Lockstep, UnitError};
+use semmoe_kernels::collectives::{Exchange, Lockstep, UnitError, Wake, Waker};
 use semmoe_kernels::reshard::{
     Checksums, ExpertMemory, ExpertShape, Fault, Hosts, Layout, MemoryCause, MemoryFault, NO_HOST, Outcome, Pool,
     Reason, Refusal, Resharder, Side, Switch, SwitchError,
@@ -173,10 +177,145 @@ fn ranks_switch_back_and_forth_over_any_carrier() {
                 resharder.verify(&pool, to, side, &checksums).unwrap();
             }
             assert_eq!(side, Side::Low);
+            // Messages that arrive, those that are placed and those that leave; vectors may have grown by doubling.
+            let most = 2 * 3 * ((world - host) * chunk_bytes + world * HEAD_BYTES);
+            assert!(resharder.buffer_bytes() <= most, "{} bytes, {most} at most", resharder.buffer_bytes());
             let (_, memory) = resharder.into_parts();
             assert_holds(&pool, &layouts[0], side, rank, memory.inner.own());
         });
     }
+}
+
+/// Bytes of a message without experts.
+const HEAD_BYTES: usize = 14;
+
+/// The course of a switch on one rank.
+#[derive(Default)]
+struct Course {
+    /// Whether each exchange that has begun carries experts.
+    exchanges: Vec<bool>,
+    /// For each layer that is being placed, or was: the number of exchanges that had begun before.
+    placed: Vec<usize>,
+}
+
+#[derive(Default)]
+struct Shared {
+    course: Mutex<Course>,
+    changed: Condvar,
+}
+
+impl Shared {
+    /// Waits for an event on the rank's other thread.
+    fn wait_until(&self, event: &str, came: impl Fn(&Course) -> bool) {
+        let course = self.course.lock().unwrap();
+        let waiting = |course: &mut Course| !came(course);
+        let (_course, waited) = self.changed.wait_timeout_while(course, Duration::from_secs(20), waiting).unwrap();
+        assert!(!waited.timed_out(), "{event} never came");
+    }
+
+    fn note(&self, event: impl FnOnce(&mut Course)) {
+        event(&mut self.course.lock().unwrap());
+        self.changed.notify_all();
+    }
+}
+
+/// A link whose exchanges of experts, after the first one, end once the layer before is being placed.
+struct WatchedLink {
+    inner: LocalTransport,
+    shared: Arc<Shared>,
+}
+
+impl Lockstep for WatchedLink {
+    fn rank(&self) -> usize {
+        self.inner.rank()
+    }
+
+    fn world(&self) -> usize {
+        self.inner.world()
+    }
+
+    fn group_all_to_all(&mut self, exchange: Exchange<'_>) -> Result<(), UnitError> {
+        let experts = exchange.outgoing.iter().any(|message| message.len() > HEAD_BYTES);
+        self.shared.note(|course| course.exchanges.push(experts));
+        self.inner.group_all_to_all(exchange)?;
+        if experts {
+            let layers = |course: &Course| course.exchanges.iter().filter(|experts| **experts).count();
+            self.shared.wait_until("the layer before", |course| course.placed.len() + 1 >= layers(course));
+        }
+        Ok(())
+    }
+
+    fn wait(&mut self) -> Result<Wake, UnitError> {
+        self.inner.wait()
+    }
+
+    fn waker(&self) -> Waker {
+        self.inner.waker()
+    }
+}
+
+/// Memory in which the first write to a layer's slot waits until a number of exchanges have begun.
+struct WaitingMemory<'m> {
+    inner: &'m mut Faulty,
+    shared: Arc<Shared>,
+    /// In the order of layers: the slot, and the number of exchanges.
+    slots: Vec<(Range<usize>, usize)>,
+}
+
+impl ExpertMemory for WaitingMemory<'_> {
+    fn rank(&self) -> usize {
+        self.inner.rank()
+    }
+
+    fn reaches(&self, rank: usize) -> bool {
+        self.inner.reaches(rank)
+    }
+
+    fn bytes(&self) -> usize {
+        self.inner.bytes()
+    }
+
+    fn read(&self, rank: usize, offset: usize, into: &mut [u8]) -> Result<(), MemoryFault> {
+        self.inner.read(rank, offset, into)
+    }
+
+    fn write(&mut self, offset: usize, bytes: &[u8]) -> Result<(), MemoryFault> {
+        let layer = self.shared.course.lock().unwrap().placed.len();
+        if let Some((slot, wanted)) = self.slots.get(layer)
+            && slot.contains(&offset)
+        {
+            self.shared.note(|course| course.placed.push(course.exchanges.len()));
+            self.shared.wait_until("the next layer", |course| course.exchanges.len() >= *wanted);
+        }
+        self.inner.write(offset, bytes)
+    }
+}
+
+/// A layer's bytes travel while the layer before it is placed, and are placed after the vote on that layer.
+#[test]
+fn the_next_layer_travels_while_this_one_is_placed() {
+    let [first, tp, _] = layouts(2);
+    // So many bytes that a thread pays.
+    let shape = ExpertShape::slice_major(2, 64 << 10).unwrap();
+    let pool = Pool::new(shape, NodeGrid::of_nodes(2, 1).unwrap(), EXPERTS, LAYERS, EXPERTS.div_ceil(2) + 1).unwrap();
+    let switch = Switch::new(&pool, &first, &tp, Side::High).unwrap();
+    // Each rank is a host, and a layer fits a message.
+    let unit = Unit { pool: &pool, layout: &first, side: Side::High, host: 1, chunk_bytes: 1 << 20 };
+    unit.run(|_, resharder, checksums| {
+        let (link, memory) = resharder.into_parts();
+        let shared = Arc::new(Shared::default());
+        // An agreement and the bytes of two layers; then a vote and the bytes of one more, for each layer.
+        let wanted = [3, 5, 6];
+        let slots = wanted.iter().enumerate().map(|(layer, wanted)| (pool.slot(&tp, Side::Low, layer), *wanted));
+        let mut memory = WaitingMemory { inner: memory, shared: Arc::clone(&shared), slots: slots.collect() };
+        let link = WatchedLink { inner: link, shared: Arc::clone(&shared) };
+        let ended = Resharder::new(link, &mut memory, 1 << 20).run(&switch, &checksums, &mut |_| true);
+        assert_eq!(ended, Ok(Outcome::Switched));
+        let Course { exchanges, placed } = std::mem::take(&mut *shared.course.lock().unwrap());
+        assert_eq!(exchanges, [false, true, true, false, true, false, false]);
+        // After the vote on the layer before.
+        assert!(placed.iter().zip([0, 4, 6]).all(|(begun, voted)| *begun >= voted), "{placed:?}");
+    });
 }
 
 /// One fault, in a unit of 4 ranks on 2 hosts.

@@ -1,22 +1,15 @@
-//! One rank's part of a switch: layers in order, a vote after each, and the rollback.
+//! One rank's part of a switch, and the rollback.
 
 use super::checksum::{Checksums, PieceHash, PieceId};
 use super::error::{Fault, Refusal, ReshardError, SwitchError};
 use super::layout::{Layout, Pool, Side};
 use super::memory::ExpertMemory;
-use super::plan::{Move, Switch};
+use super::pipeline::{Buffers, Pipeline, Progress, Refused};
+use super::plan::Switch;
+use super::round::HEADER_BYTES;
 use super::shape::check_equal;
-use super::transfer::{HEADER_BYTES, LayerWork, Round, Transfer, hash_bytes};
+use super::transfer::hash_bytes;
 use crate::collectives::{Lockstep, MAX_MESSAGE_BYTES, UnitError};
-
-/// Progress of a switch; the journal.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Progress {
-    /// Number of layers in the new layout on all ranks.
-    pub done: usize,
-    /// The layer that moves next.
-    pub layer: usize,
-}
 
 /// How a switch ended; equal on all ranks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -29,24 +22,30 @@ pub enum Outcome {
 
 /// One rank's end of a switch: its messages and its memory. All ranks call the same methods in the same order.
 ///
-/// Bytes of a peer within reach are read in place; others arrive in messages of at most `chunk_bytes`, and go straight
-/// to their destination. Each piece is compared with its checksum on arrival. After a layer all ranks vote, in an
-/// exchange that also acts as the barrier: no rank continues to the next layer unless all have this one.
+/// Bytes of a peer within reach are read in place; others arrive in messages of at most `chunk_bytes`, which are placed
+/// while the next ones travel, those of the next layer included. Each piece is compared with its checksum once it is
+/// placed. After a layer all ranks vote, in an exchange that also acts as the barrier: no rank places anything of the
+/// next layer unless all have this one.
 #[derive(Debug)]
 pub struct Resharder<'m, L, M> {
     link: L,
     memory: &'m mut M,
-    transfer: Transfer,
-    moves: Vec<Move>,
+    buffers: Buffers,
     fault: Option<Fault>,
 }
 
 impl<'m, L: Lockstep, M: ExpertMemory> Resharder<'m, L, M> {
-    /// Creates the end of the link's rank. `chunk_bytes` is the maximum of expert bytes in a message: at least 1,
-    /// capped by the link's limit.
+    /// Creates the end of the link's rank. `chunk_bytes` is the maximum of expert bytes in a message, equal on all
+    /// ranks: at least 1, capped by the link's limit. Of each peer out of reach two messages are in memory, and one to
+    /// it.
     pub fn new(link: L, memory: &'m mut M, chunk_bytes: usize) -> Self {
-        let transfer = Transfer::new(link.world(), chunk_bytes.clamp(1, MAX_MESSAGE_BYTES - HEADER_BYTES));
-        Self { link, memory, transfer, moves: Vec::new(), fault: None }
+        let buffers = Buffers::new(link.world(), chunk_bytes.clamp(1, MAX_MESSAGE_BYTES - HEADER_BYTES));
+        Self { link, memory, buffers, fault: None }
+    }
+
+    /// Bytes allocated for messages so far.
+    pub fn buffer_bytes(&self) -> usize {
+        self.buffers.bytes()
     }
 
     /// Switches, or rolls back: if a piece arrives with a wrong checksum, memory fails, or `proceed` is false on any
@@ -66,43 +65,26 @@ impl<'m, L: Lockstep, M: ExpertMemory> Resharder<'m, L, M> {
     ) -> Result<Outcome, SwitchError> {
         self.check(switch.pool())?;
         self.fault = None;
-        let layers = switch.pool().layers();
-        let digest = switch.digest();
-        // All ranks agree on the switch before anything is written.
-        self.moves.clear();
-        if let Some(refusal) = self.transfer(Round { digest, layer: switch.layer(0) }, checksums)? {
-            return Ok(Outcome::RolledBack(refusal));
-        }
-        for done in 0..layers {
-            let layer = switch.layer(done);
-            if !proceed(Progress { done, layer }) {
-                self.fault.get_or_insert(Fault::Stopped);
-            }
-            if let Some(refusal) = self.layer(switch, Round { digest, layer }, checksums)? {
-                self.roll_back(switch, done, checksums, refusal)?;
-                return Ok(Outcome::RolledBack(refusal));
-            }
-        }
-        Ok(Outcome::Switched)
-    }
-
-    fn roll_back(
-        &mut self,
-        switch: &Switch<'_>,
-        done: usize,
-        checksums: &Checksums,
-        first: Refusal,
-    ) -> Result<(), SwitchError> {
-        let (inverse, fault) = (switch.inverse(), self.fault.take());
-        let digest = inverse.digest();
-        for step in (0..done).rev() {
-            let layer = switch.layer(step);
-            if let Some(second) = self.layer(&inverse, Round { digest, layer }, checksums)? {
-                return Err(SwitchError::Stuck { first, second });
-            }
+        let order: Vec<usize> = (0..switch.pool().layers()).map(|step| switch.layer(step)).collect();
+        let mut pipeline = self.pipeline(switch, checksums);
+        // Before anything is written.
+        let far = pipeline.agree()?;
+        let Some(Refused { done, refusal }) = pipeline.run(&order, far, proceed)? else {
+            return Ok(Outcome::Switched);
+        };
+        let fault = self.fault.take();
+        let (back, inverse): (Vec<usize>, _) = (order[..done].iter().rev().copied().collect(), switch.inverse());
+        let again = self.pipeline(&inverse, checksums).run(&back, far, &mut |_| true)?;
+        if let Some(Refused { refusal: second, .. }) = again {
+            return Err(SwitchError::Stuck { first: refusal, second });
         }
         self.fault = fault;
-        Ok(())
+        Ok(Outcome::RolledBack(refusal))
+    }
+
+    fn pipeline<'a>(&'a mut self, switch: &'a Switch<'a>, checksums: &'a Checksums) -> Pipeline<'a, L, M> {
+        let Self { link, memory, buffers, fault } = self;
+        Pipeline { link, memory, buffers, switch, digest: switch.digest(), checksums, fault }
     }
 
     /// The fault that this rank found in the last switch, if any.
@@ -162,22 +144,6 @@ impl<'m, L: Lockstep, M: ExpertMemory> Resharder<'m, L, M> {
         check_equal("rank of the expert buffer", self.memory.rank(), self.link.rank())?;
         check_equal("ranks of the unit", self.link.world(), pool.grid().ranks())?;
         check_equal("bytes of the expert buffer", self.memory.bytes(), pool.bytes())
-    }
-
-    fn layer(
-        &mut self,
-        switch: &Switch<'_>,
-        round: Round,
-        checksums: &Checksums,
-    ) -> Result<Option<Refusal>, SwitchError> {
-        switch.moves(round.layer, &mut self.moves);
-        self.transfer(round, checksums)
-    }
-
-    fn transfer(&mut self, round: Round, checksums: &Checksums) -> Result<Option<Refusal>, SwitchError> {
-        let work = LayerWork { round, moves: &self.moves, checksums };
-        let ended = self.transfer.layer(&mut self.link, self.memory, work, &mut self.fault);
-        ended.map_err(|cause| SwitchError::Lost { layer: round.layer, cause })
     }
 
     fn each_piece(

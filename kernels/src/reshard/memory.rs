@@ -14,7 +14,7 @@ pub(super) fn each_part(
 
 /// One rank's expert buffer, and those of the peers within reach: threads, processes on one host, GPUs of one NVLink
 /// domain.
-pub trait ExpertMemory {
+pub trait ExpertMemory: Send {
     /// This rank.
     fn rank(&self) -> usize;
 

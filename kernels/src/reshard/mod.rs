@@ -11,8 +11,10 @@
 //! | `layout` | which experts a rank hosts; where a layer's slot begins in the buffer |
 //! | `plan` | [`Switch`]: the moves of each layer, the order of layers, the inverse |
 //! | `checksum` | a checksum for each (layer, expert, slice), equal in all layouts |
-//! | `execute` | [`Resharder`]: one rank's part of a switch; votes, journal, rollback |
+//! | `execute` | [`Resharder`]: one rank's part of a switch, rollback |
+//! | `pipeline` | layers in order, votes, journal: bytes travel while those before are placed |
 //! | `transfer` | a layer's moves, over memory within reach and messages otherwise |
+//! | `round` | messages, their heads and votes |
 //! | `memory` | [`ExpertMemory`]: an executor's access to a rank's memory |
 //! | [`kv`] | the moves of keys and values |
 //!
@@ -22,7 +24,7 @@
 //! and S' after, the buffer has at least `max(S + K S', K S + S')` bytes, so on every rank the new slot of layer i
 //! overlaps no old slot of a layer that is still to move, **nor layer i's own**. A rank writes only its own memory. So
 //! within a layer ranks need no order among themselves, and one barrier after each layer suffices: it ensures that
-//! every reader of that layer has finished.
+//! every reader of that layer has finished. Bytes of later layers may be read at any time.
 //!
 //! The side is part of the state, as the parity of all switches so far: EP -> TP -> EP returns to the same addresses,
 //! but EP(E) -> EP(E') ends at the other side, one slot away. Callers that need fixed addresses for each layout (CUDA
@@ -58,14 +60,17 @@ mod execute;
 pub mod kv;
 mod layout;
 mod memory;
+mod pipeline;
 mod plan;
+mod round;
 mod shape;
 mod transfer;
 
 pub use checksum::{Checksums, PieceHash, PieceId};
 pub use error::{Fault, MemoryCause, MemoryFault, Reason, Refusal, ReshardError, SwitchError};
-pub use execute::{Outcome, Progress, Resharder};
+pub use execute::{Outcome, Resharder};
 pub use layout::{Hosts, Layout, NO_HOST, Part, Place, Pool, Side, Slot};
 pub use memory::ExpertMemory;
+pub use pipeline::Progress;
 pub use plan::{Move, Switch};
 pub use shape::{ExpertArray, ExpertShape};

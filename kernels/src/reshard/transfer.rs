@@ -1,38 +1,38 @@
-//! One layer's moves: pulled from memory within reach, otherwise sent in messages; then the vote, which is the barrier.
+//! A rank's part of one layer's moves: copies from memory within reach, and streams of bytes from and to other ranks.
 
 use super::checksum::{Checksums, PieceHash};
-use super::error::{Fault, MemoryFault, Reason, Refusal};
+use super::error::{Fault, MemoryFault};
 use super::layout::Place;
 use super::memory::{ExpertMemory, each_part};
 use super::plan::Move;
-use crate::collectives::{Lockstep, UnitError};
+use super::round::HEADER_BYTES;
 
-/// Reason (0 = none), whether this rank sent any bytes of experts, layer, digest of the switch.
-pub(super) const HEADER_BYTES: usize = 1 + 1 + 4 + 8;
+/// About what a rank places while a thread starts.
+const SMALL_BYTES: usize = 64 << 10;
 
-/// The values that all ranks must agree on in each round.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Round {
-    pub(super) digest: u64,
-    pub(super) layer: usize,
-}
-
-/// A rank's buffers for the moves of a layer, reused from layer to layer.
+/// The part of a rank in a layer's moves; reused from layer to layer.
 #[derive(Debug)]
-pub(super) struct Transfer {
-    chunk_bytes: usize,
-    outgoing: Vec<Vec<u8>>,
-    incoming: Vec<Vec<u8>>,
-    /// `[P]`: the data sent to and received from each peer out of reach.
+pub(super) struct LayerMoves {
+    /// Bytes that this rank places.
+    bytes: usize,
+    /// From memory within reach.
+    pulls: Vec<Move>,
+    /// Number of `pulls` that are done.
+    pulled: usize,
+    /// `[P]`: to and from each peer out of reach.
     sends: Vec<Stream>,
     receives: Vec<Stream>,
+    /// `[P]`: bytes that have not arrived yet.
+    due: Vec<usize>,
+    /// The first source that could not be read.
+    fault: Option<Fault>,
 }
 
 /// Moves between two ranks as one stream of bytes.
 #[derive(Clone, Debug, Default)]
 struct Stream {
     moves: Vec<Move>,
-    /// Bytes of all moves still to be transferred.
+    /// Bytes of all moves still to be read or written.
     left: usize,
     next: usize,
     row: usize,
@@ -76,63 +76,44 @@ impl Stream {
     }
 }
 
-impl Transfer {
-    /// Messages have at most `chunk_bytes` bytes of experts.
-    pub(super) fn new(world: usize, chunk_bytes: usize) -> Self {
-        let (buffers, streams) = (vec![Vec::new(); world], vec![Stream::default(); world]);
-        Self { chunk_bytes, outgoing: buffers.clone(), incoming: buffers, sends: streams.clone(), receives: streams }
+impl LayerMoves {
+    pub(super) fn new(world: usize) -> Self {
+        let (pulls, sends, receives) = (Vec::new(), vec![Stream::default(); world], vec![Stream::default(); world]);
+        Self { bytes: 0, pulls, pulled: 0, sends, receives, due: vec![0; world], fault: None }
     }
 
-    /// Carries out the moves that begin or end at this rank, verifies what arrived, and votes. `fault` is what this
-    /// rank found wrong before and is updated with what it finds here. Returns the refusal, equal on all ranks.
-    pub(super) fn layer(
-        &mut self,
-        link: &mut impl Lockstep,
-        memory: &mut impl ExpertMemory,
-        work: LayerWork<'_>,
-        fault: &mut Option<Fault>,
-    ) -> Result<Option<Refusal>, UnitError> {
-        let own = link.rank();
+    /// Takes this rank's part of a layer's moves between all ranks.
+    pub(super) fn begin(&mut self, moves: &[Move], memory: &impl ExpertMemory) {
+        let own = memory.rank();
+        (self.pulled, self.fault) = (0, None);
+        self.pulls.clear();
         self.sends.iter_mut().chain(&mut self.receives).for_each(Stream::clear);
-        let mut pulled = Vec::new();
-        for moved in work.moves {
+        for moved in moves {
             if moved.to.rank == own && memory.reaches(moved.from.rank) {
-                pulled.push(*moved);
+                self.pulls.push(*moved);
             } else if moved.to.rank == own {
                 self.receives[moved.from.rank].push(*moved);
             } else if moved.from.rank == own && !memory.reaches(moved.to.rank) {
                 self.sends[moved.to.rank].push(*moved);
             }
         }
-        let pulls = pieces(&pulled).try_for_each(|piece| pull(memory, piece, work.checksums));
-        note(fault, pulls);
-        let mut verified = false;
-        loop {
-            let sent = self.fill(memory, fault);
-            if !verified && self.receives.iter().all(|stream| stream.left == 0) {
-                verified = true;
-                note(fault, self.verify(own, memory, work.checksums));
-            }
-            let reason = fault.as_ref().map(Fault::reason);
-            self.head(work.round, reason, sent);
-            link.all_to_all(&self.outgoing, &mut self.incoming)?;
-            let refused = reason.map(|reason| Refusal { layer: work.round.layer, rank: own, reason });
-            let votes = self.read_heads(own, work.round, Votes { refused, sent })?;
-            self.drain(own, memory, fault);
-            if !votes.sent {
-                return Ok(votes.refused);
-            }
-        }
+        self.due = self.receives.iter().map(|stream| stream.left).collect();
+        let pulled: usize = self.pulls.iter().map(Move::total_bytes).sum();
+        self.bytes = self.due.iter().sum::<usize>() + pulled;
     }
 
-    /// Writes the next bytes for each peer after the space for the header. Returns whether there were any.
-    fn fill(&mut self, memory: &impl ExpertMemory, fault: &mut Option<Fault>) -> bool {
-        let mut sent = false;
-        for (message, stream) in self.outgoing.iter_mut().zip(&mut self.sends) {
-            let bytes = stream.left.min(self.chunk_bytes);
-            sent |= bytes > 0;
+    /// Whether a thread takes longer to start than the layer to be placed.
+    pub(super) fn is_small(&self) -> bool {
+        self.bytes < SMALL_BYTES
+    }
+
+    /// Writes the next bytes for each peer after the space for the header, at most `limit`. Returns whether more
+    /// remain.
+    pub(super) fn fill(&mut self, memory: &impl ExpertMemory, messages: &mut [Vec<u8>], limit: usize) -> bool {
+        let Self { sends, fault, .. } = self;
+        for (message, stream) in messages.iter_mut().zip(sends.iter_mut()) {
             message.clear();
-            message.resize(HEADER_BYTES + bytes, 0);
+            message.resize(HEADER_BYTES + stream.left.min(limit), 0);
             let mut rest = &mut message[HEADER_BYTES..];
             while let Some(segment) = stream.advance(rest.len()) {
                 let (part, later) = rest.split_at_mut(segment.bytes);
@@ -142,61 +123,55 @@ impl Transfer {
                 rest = later;
             }
         }
-        sent
+        sends.iter().any(|stream| stream.left > 0)
     }
 
-    fn head(&mut self, round: Round, reason: Option<Reason>, sent: bool) {
-        for message in &mut self.outgoing {
-            message[0] = reason.map_or(0, |reason| reason as u8);
-            message[1] = sent.into();
-            message[2..6].copy_from_slice(&(round.layer as u32).to_le_bytes());
-            message[6..HEADER_BYTES].copy_from_slice(&round.digest.to_le_bytes());
-        }
+    /// The number of bytes that each peer sends next, which then count as arrived.
+    pub(super) fn take_due(&mut self, limit: usize) -> Vec<usize> {
+        let take = |due: &mut usize| {
+            let next = limit.min(*due);
+            *due -= next;
+            next
+        };
+        self.due.iter_mut().map(take).collect()
     }
 
-    fn read_heads(&self, own: usize, round: Round, mut votes: Votes) -> Result<Votes, UnitError> {
-        for (peer, message) in self.incoming.iter().enumerate().filter(|(peer, _)| *peer != own) {
-            let Some((head, bytes)) = message.split_first_chunk::<HEADER_BYTES>() else {
-                let detail = format!("{} bytes in a switch, expected at least {HEADER_BYTES}", message.len());
-                return Err(UnitError::protocol(peer, detail));
-            };
-            let [reason, sent, l0, l1, l2, l3, digest @ ..] = *head;
-            let (layer, digest) = (u32::from_le_bytes([l0, l1, l2, l3]), u64::from_le_bytes(digest));
-            if digest != round.digest || layer as usize != round.layer {
-                let detail =
-                    format!("it moves layer {layer} of a switch, expected layer {} of the same switch", round.layer);
-                return Err(UnitError::protocol(peer, detail));
-            }
-            let expected = self.receives[peer].left.min(self.chunk_bytes);
-            if bytes.len() != expected || sent > 1 {
-                let detail = format!("{} bytes of experts, expected {expected}", bytes.len());
-                return Err(UnitError::protocol(peer, detail));
-            }
-            votes.sent |= sent == 1;
-            let reason = match reason {
-                0 => continue,
-                1 => Reason::Checksum,
-                2 => Reason::Memory,
-                3 => Reason::Stopped,
-                _ => return Err(UnitError::protocol(peer, format!("vote {reason}, expected 0 to 3"))),
-            };
-            if votes.refused.is_none_or(|refused| peer < refused.rank) {
-                votes.refused = Some(Refusal { layer: round.layer, rank: peer, reason });
-            }
-        }
-        Ok(votes)
-    }
-
-    /// Writes received bytes to their destination.
-    fn drain(&mut self, own: usize, memory: &mut impl ExpertMemory, fault: &mut Option<Fault>) {
-        for (peer, (message, stream)) in self.incoming.iter().zip(&mut self.receives).enumerate() {
+    /// Writes received bytes to their destination, and copies a share of what is within reach; with the layer's last
+    /// messages all the rest, and verifies all.
+    pub(super) fn place(&mut self, memory: &mut impl ExpertMemory, landed: &Landed<'_>) -> Result<(), Fault> {
+        let mut fault = self.fault.take();
+        note(&mut fault, self.pull(memory, landed));
+        let own = memory.rank();
+        for (peer, (message, stream)) in landed.messages.iter().zip(&mut self.receives).enumerate() {
             let mut rest = message.get(HEADER_BYTES..).filter(|_| peer != own).unwrap_or_default();
             while let Some(segment) = stream.advance(rest.len()) {
                 let (part, later) = rest.split_at(segment.bytes);
-                note(fault, memory.write(segment.to, part).map_err(Fault::from));
+                note(&mut fault, memory.write(segment.to, part).map_err(Fault::from));
                 rest = later;
             }
         }
+        if landed.last {
+            note(&mut fault, self.verify(own, memory, landed.checksums));
+        }
+        fault.map_or(Ok(()), Err)
+    }
+
+    /// Copies as much from memory within reach as brings it to its end together with the messages.
+    fn pull(&mut self, memory: &mut impl ExpertMemory, landed: &Landed<'_>) -> Result<(), Fault> {
+        let left = self.pulls.len() - self.pulled;
+        let messages = self.receives.iter().map(|stream| stream.left.div_ceil(landed.chunk_bytes)).max();
+        let share = if landed.last { left } else { left.div_ceil(messages.unwrap_or(0).max(1)) };
+        let end = self.pulled + share;
+        let pieces = pieces(&self.pulls[self.pulled..]);
+        let mut pulled = Ok(());
+        for piece in pieces {
+            if self.pulled >= end {
+                break;
+            }
+            self.pulled += piece.len();
+            pulled = pulled.and(pull(memory, piece, landed.checksums));
+        }
+        pulled
     }
 
     /// Verifies what arrived in messages, at its destination.
@@ -215,25 +190,18 @@ impl Transfer {
     }
 }
 
-/// The moves of a layer and their expected checksums.
+/// Messages that have arrived but are not placed.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct LayerWork<'a> {
-    pub(super) round: Round,
-    /// Between all ranks; empty if ranks only vote.
-    pub(super) moves: &'a [Move],
+pub(super) struct Landed<'a> {
+    pub(super) messages: &'a [Vec<u8>],
+    /// Whether they are the last of their layer.
+    pub(super) last: bool,
+    pub(super) chunk_bytes: usize,
     pub(super) checksums: &'a Checksums,
 }
 
-#[derive(Clone, Copy, Debug)]
-struct Votes {
-    /// Refusal of the lowest rank that refuses.
-    refused: Option<Refusal>,
-    /// Whether any rank sent bytes, which requires another round.
-    sent: bool,
-}
-
 /// Keeps the first fault.
-fn note(fault: &mut Option<Fault>, result: Result<(), Fault>) {
+pub(super) fn note(fault: &mut Option<Fault>, result: Result<(), Fault>) {
     if let Err(found) = result {
         fault.get_or_insert(found);
     }

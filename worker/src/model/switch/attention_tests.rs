@@ -8,20 +8,23 @@ use std::path::Path;
 use std::sync::{Barrier, Mutex};
 
 use semmoe_kernels::collectives::{PrivateMemory, RowCollectives, Unobserved};
-use semmoe_tables::{Placement, RankId};
+use semmoe_tables::{ExpertCopies, RankId};
 use tempfile::TempDir;
 
 use super::*;
-use crate::ep::{ExpertLayout, ExpertPlacement, LocalTransport, Lockstep, RankGroups, StepPhase, WireRows};
+use crate::ep::{ExpertLayout, LocalTransport, Lockstep, RankGroups, StepPhase, WireRows};
 use crate::model::kv::{KvArrival, KvCache, KvPhase, KvUsage, MovingSequence, PAGE_TOKENS};
 use crate::model::slices::HeadSlice;
 use crate::model::step::{StepItem, Wants};
-use crate::model::{AttentionPlan, SwitchOutcome};
+use crate::model::{AttentionPlan, ExpertRoom, SwitchOutcome};
 
 #[path = "content_tests.rs"]
 mod content;
+#[path = "schedule_tests.rs"]
+mod schedule;
 
 use content::{Content, bits, content, first_head, rebuilt};
+use schedule::{Part, dp_and_tp, groupings, named};
 
 const FIXTURES: [&str; 7] =
     ["qwen3-moe", "qwen2-moe", "mixtral", "olmoe", "deepseek-v2-lite", "deepseek-v2", "deepseek-v3"];
@@ -57,60 +60,6 @@ struct Text {
     home: usize,
 }
 
-/// Some steps in one layout.
-#[derive(Clone, Copy)]
-struct Part {
-    attention: Attention,
-    experts: ExpertLayout,
-    steps: usize,
-}
-
-impl Part {
-    fn shape(self, world: usize) -> AttentionShape {
-        let ranks = match (self.attention, self.experts.groups()) {
-            (Attention::Dp, _) => 1,
-            (Attention::Tp, Some(groups)) => groups.ranks.into(),
-            (Attention::Tp, None) => world,
-        };
-        AttentionShape { attention: self.attention, ranks }
-    }
-}
-
-/// From dp to tp and back, twice; experts stay.
-fn dp_and_tp() -> Vec<Part> {
-    let attention = [Attention::Dp, Attention::Tp].into_iter().cycle();
-    attention
-        .zip([3, 3, 2, 3, 3])
-        .map(|(attention, steps)| Part { attention, experts: ExpertLayout::Ep, steps })
-        .collect()
-}
-
-/// The layouts of these names, two steps in each.
-fn named(names: &[&str], world: usize) -> Vec<Part> {
-    let part = |name: &&str| {
-        let (attention, experts) = match *name {
-            "ep" => (Attention::Dp, ExpertLayout::Ep),
-            "dp-tp" => (Attention::Dp, ExpertLayout::Tp),
-            "tp" => (Attention::Tp, ExpertLayout::Tp),
-            "tp-ep" => (Attention::Tp, ExpertLayout::Ep),
-            groups => {
-                let groups = groups.strip_prefix("tp:").unwrap().parse().unwrap();
-                (Attention::Tp, ExpertLayout::Groups(RankGroups::new(groups, world as u16).unwrap()))
-            }
-        };
-        Part { attention, experts, steps: 2 }
-    };
-    names.iter().map(part).collect()
-}
-
-/// The groupings that parts need.
-fn groupings(parts: &[Part]) -> Vec<RankGroups> {
-    let mut all: Vec<RankGroups> = parts.iter().filter_map(|part| part.experts.groups()).collect();
-    all.sort();
-    all.dedup();
-    all
-}
-
 /// State that all ranks can see.
 struct Shared {
     world: usize,
@@ -132,29 +81,33 @@ const CHUNK: usize = 45;
 /// A cancelled sequence, and the switch before which that happens.
 const CANCELLED: (usize, u64) = (1, 4);
 
-/// Two families of prompts that share their first pages, within a rank and between ranks, and some others, longer and
-/// shorter.
-fn texts(config: &ModelConfig, world: usize) -> BTreeMap<u64, Text> {
+/// Two families of prompts that share their first pages, within a rank and, unless `apart`, between ranks, and some
+/// others, longer and shorter.
+fn texts(config: &ModelConfig, world: usize, apart: bool) -> BTreeMap<u64, Text> {
     let longest = config.max_positions - 24;
     let text = |id: u64| {
-        let family = id % 3;
+        let (family, home) = (id % 3, id as usize % world);
+        let shift = family as u32 + if apart { 3 * home as u32 } else { 0 };
         let length = [150, 131, 64, 9, 215][id as usize % 5].min(longest);
         let token = |at: usize| match at < 130 && family < 2 {
-            true => (at as u32 * 7 + family as u32) % config.vocab_size as u32,
+            true => (at as u32 * 7 + shift) % config.vocab_size as u32,
             false => (at as u32 * 31 + id as u32 * 17) % config.vocab_size as u32,
         };
-        Text { prompt: (0..length).map(token).collect(), generated: Vec::new(), fed: 0, home: id as usize % world }
+        Text { prompt: (0..length).map(token).collect(), generated: Vec::new(), fed: 0, home }
     };
     (0..3 * world as u64 + 1).map(|id| (id, text(id))).collect()
 }
 
 impl Shared {
     fn new(config: &ModelConfig, world: usize, parts: Vec<Part>) -> Self {
+        // With replicas, ranks compute the same prefix with experts of other ranks, so it differs in the last bits. A
+        // switch keeps one rank's, the oracle all.
+        let apart = parts.iter().any(|part| part.replicas);
         Self {
             world,
             parts,
             barrier: Barrier::new(world),
-            texts: Mutex::new(texts(config, world)),
+            texts: Mutex::new(texts(config, world, apart)),
             contents: Mutex::default(),
             logits: Mutex::default(),
             moved: Mutex::default(),
@@ -204,6 +157,18 @@ impl Shared {
         self.barrier.wait();
     }
 
+    /// Collects the homes of sequences after a switch, of which each rank reports some.
+    fn rehome(&self, rank: usize, homes: Vec<(u64, u16)>) {
+        self.moved.lock().unwrap().extend(homes);
+        self.barrier.wait();
+        if rank == 0 {
+            let homes = std::mem::take(&mut *self.moved.lock().unwrap());
+            let mut texts = self.texts.lock().unwrap();
+            texts.iter_mut().for_each(|(id, text)| text.home = homes[id].into());
+            self.homes.lock().unwrap().push(homes);
+        }
+    }
+
     /// Publishes a rank's sequences.
     fn publish(&self, caches: &BTreeMap<u64, KvCache>, first: usize) {
         for (&id, cache) in caches {
@@ -217,7 +182,7 @@ impl Shared {
     }
 }
 
-fn joined(link: LocalTransport, placement: &Placement) -> ExpertParallel {
+fn joined(link: LocalTransport, placement: &ExpertCopies) -> ExpertParallel {
     let memory = PrivateMemory::new(Lockstep::rank(&link));
     let unit = WireRows::f32(Box::new(RowCollectives::new(link, memory)));
     ExpertParallel::over(unit, placement, ExpertLayout::Ep).unwrap()
@@ -226,7 +191,7 @@ fn joined(link: LocalTransport, placement: &Placement) -> ExpertParallel {
 /// A rank of a unit that can switch to these groupings.
 fn switchable(
     link: LocalTransport,
-    placement: &Placement,
+    placement: &ExpertCopies,
     experts: ExpertLayout,
     groupings: &[RankGroups],
 ) -> ExpertParallel {
@@ -235,16 +200,19 @@ fn switchable(
     ExpertParallel::over(rows, placement, experts).unwrap()
 }
 
-fn both(dir: &Path, rank: usize, placement: &Placement) -> Model {
-    able(dir, rank, placement, &dp_and_tp())
+fn both(dir: &Path, rank: usize, world: usize) -> Model {
+    able(dir, rank, world, &dp_and_tp())
 }
 
 /// A model that can run in all these layouts.
-fn able(dir: &Path, rank: usize, placement: &Placement, parts: &[Part]) -> Model {
+fn able(dir: &Path, rank: usize, world: usize, parts: &[Part]) -> Model {
+    let config = ModelConfig::load(dir).unwrap();
     let groups = groupings(parts).iter().map(|groups| groups.ranks.into()).collect();
     let tp = parts.iter().any(|part| part.attention == Attention::Tp && part.experts.groups().is_none());
     let plan = AttentionPlan { both: tp, groups, ..Attention::Dp.into() };
-    Model::load_divided(dir, RankId::new(rank as u16), placement, ExpertLayout::Ep, plan).unwrap()
+    let slots = parts.iter().map(|part| part.slots(&config, world)).max();
+    let room = ExpertRoom { slots, ..ExpertLayout::Ep.into() };
+    Model::load_divided(dir, RankId::new(rank as u16), parts[0].copies(&config, world), room, plan).unwrap()
 }
 
 fn on_ranks<T: Send>(world: usize, work: impl Fn(usize, LocalTransport) -> T + Sync) -> Vec<T> {
@@ -289,15 +257,11 @@ fn prepare_to(
 }
 
 /// Lazily, one sequence arrives before each step, and the remaining ones before the next switch.
-fn run_switched(
-    dir: &Path,
-    (shared, lazily): (&Shared, bool),
-    placement: &Placement,
-    rank: usize,
-    link: LocalTransport,
-) {
-    let mut model = able(dir, rank, placement, &shared.parts);
-    let mut ep = switchable(link, placement, ExpertLayout::Ep, &groupings(&shared.parts));
+fn run_switched(dir: &Path, (shared, lazily): (&Shared, bool), rank: usize, link: LocalTransport) {
+    let config = ModelConfig::load(dir).unwrap();
+    let mut model = able(dir, rank, shared.world, &shared.parts);
+    let copies = shared.parts[0].copies(&config, shared.world);
+    let mut ep = switchable(link, &copies, ExpertLayout::Ep, &groupings(&shared.parts));
     let mut pool = KvPool::new(model.cache_shape(), 400, true);
     let mut caches = admitted(&pool, shared.own(rank, model.attention_shape()));
     let mut arrival: Option<KvArrival> = None;
@@ -315,35 +279,34 @@ fn run_switched(
                 shared.texts.lock().unwrap().remove(&CANCELLED.1);
             }
             let to = layout.shape(shared.world);
-            let pages = (&pool, &caches);
-            let prepared = prepare_to(to, &mut model, &mut ep, pages, (400, lazily), &mut |_| None).unwrap();
-            let placement = ExpertPlacement { layout: layout.experts, replicas: placement.into() };
+            let prepared = (to != model.attention_shape()).then(|| {
+                let pages = (&pool, &caches);
+                prepare_to(to, &mut model, &mut ep, pages, (400, lazily), &mut |_| None).unwrap()
+            });
+            let placement = layout.placement(&config, shared.world);
             if placement != *ep.placement() {
                 model.check_switch(&placement, &ep).unwrap();
                 let outcome = model.switch_experts(&placement, &mut ep, &mut |_| None).unwrap();
                 assert_eq!(outcome, SwitchOutcome::Committed);
             }
-            model.commit_attention();
-            assert_eq!(
-                (model.attention_shape(), ep.step_ranks().len()),
-                (to, layout.experts.groups().map_or(shared.world, |_| to.ranks))
-            );
-            if to.ranks == shared.world {
-                shared.digests.lock().unwrap().push(prepared.digest);
+            let homes = match &prepared {
+                Some(prepared) => prepared.groups.clone(),
+                None => caches.keys().map(|id| (*id, rank as u16)).collect(),
+            };
+            shared.rehome(rank, homes);
+            if let Some(prepared) = prepared {
+                model.commit_attention();
+                if to.ranks == shared.world {
+                    shared.digests.lock().unwrap().push(prepared.digest);
+                }
+                let old = std::mem::replace(&mut caches, prepared.sequences.into_iter().collect());
+                (pool, arrival) = (prepared.pool, prepared.arrival);
+                if let Some(arrival) = &mut arrival {
+                    arrival.old = old.into_values().collect();
+                }
             }
-            shared.moved.lock().unwrap().extend(prepared.groups.iter().copied());
-            shared.barrier.wait();
-            if rank == 0 {
-                let homes = std::mem::take(&mut *shared.moved.lock().unwrap());
-                let mut texts = shared.texts.lock().unwrap();
-                texts.iter_mut().for_each(|(id, text)| text.home = homes[id].into());
-                shared.homes.lock().unwrap().push(homes);
-            }
-            let old = std::mem::replace(&mut caches, prepared.sequences.into_iter().collect());
-            (pool, arrival) = (prepared.pool, prepared.arrival);
-            if let Some(arrival) = &mut arrival {
-                arrival.old = old.into_values().collect();
-            }
+            let ranks = layout.experts.groups().map_or(shared.world, |_| to.ranks);
+            assert_eq!((model.attention_shape(), ep.step_ranks().len()), (to, ranks));
             shared.barrier.wait();
         }
         for _ in 0..layout.steps {
@@ -357,14 +320,7 @@ fn run_switched(
 }
 
 /// Runs the oracle.
-fn run_naively(
-    dir: &Path,
-    shared: &Shared,
-    homes: &[BTreeMap<u64, u16>],
-    placement: &Placement,
-    rank: usize,
-    links: Vec<LocalTransport>,
-) {
+fn run_naively(dir: &Path, shared: &Shared, homes: &[BTreeMap<u64, u16>], rank: usize, links: Vec<LocalTransport>) {
     let config = ModelConfig::load(dir).unwrap();
     let mut caches: BTreeMap<u64, KvCache> = BTreeMap::new();
     let mut first = 0;
@@ -375,8 +331,9 @@ fn run_naively(
         let groups: Vec<RankGroups> = experts.groups().into_iter().collect();
         let widths = groups.iter().map(|groups| groups.ranks.into()).collect();
         let plan = AttentionPlan { group: Some(ranks), groups: widths, ..attention.into() };
-        let mut model = Model::load_divided(dir, id, placement, experts, plan).unwrap();
-        let mut ep = switchable(link, placement, experts, &groups);
+        let copies = layout.copies(&config, shared.world);
+        let mut model = Model::load_divided(dir, id, copies.clone(), experts, plan).unwrap();
+        let mut ep = switchable(link, &copies, experts, &groups);
         if part == 0 {
             caches =
                 shared.own(rank, model.attention_shape()).into_keys().map(|id| (id, model.new_sequence())).collect();
@@ -413,9 +370,8 @@ fn check(name: &str, world: usize, parts: Vec<Part>, lazily: bool) {
     let dir = folder.path();
     let config = ModelConfig::load(dir).unwrap();
     let whole = parts.iter().filter(|part| part.shape(world).ranks == world).count();
-    let placement = Placement::contiguous(config.num_moe_layers(), config.num_experts as u16, world as u16).unwrap();
     let found = Shared::new(&config, world, parts.clone());
-    on_ranks(world, |rank, link| run_switched(dir, (&found, lazily), &placement, rank, link));
+    on_ranks(world, |rank, link| run_switched(dir, (&found, lazily), rank, link));
     let homes = found.homes.into_inner().unwrap();
     let found_logits = found.logits.into_inner().unwrap();
     let schedule = Some(found_logits.keys().copied().collect());
@@ -424,7 +380,7 @@ fn check(name: &str, world: usize, parts: Vec<Part>, lazily: bool) {
         parts.iter().map(|_| Mutex::new(LocalTransport::mesh(world).into_iter().map(Some).collect())).collect();
     on_ranks(world, |rank, _| {
         let links = meshes.iter().map(|mesh| mesh.lock().unwrap()[rank].take().unwrap()).collect();
-        run_naively(dir, &expected, &homes, &placement, rank, links);
+        run_naively(dir, &expected, &homes, rank, links);
     });
     let expected = expected.logits.into_inner().unwrap();
     assert!(found_logits.keys().eq(expected.keys()), "{name}, {world} ranks: other steps");
@@ -451,11 +407,12 @@ fn every_family_steps_as_the_oracle_through_four_changes() {
     }
 }
 
-/// Between any two of ep, tp and two groups of two, and over the mixed layouts.
+/// Between any two of ep, ep with replicas, tp and two groups of two, and over the mixed layouts.
 #[test]
-fn every_family_steps_as_the_oracle_between_any_two_of_ep_tp_and_groups() {
+fn every_family_steps_as_the_oracle_between_any_two_layouts() {
     for name in FIXTURES {
         check(name, 4, named(&["ep", "tp", "tp:2", "ep", "tp:2", "tp", "ep"], 4), false);
+        check(name, 4, named(&["ep", "ep+", "tp", "ep+", "tp:2", "ep+", "ep"], 4), false);
     }
     check("qwen3-moe", 4, named(&["ep", "tp:2", "dp-tp", "tp:2", "tp-ep", "tp:2", "ep"], 4), false);
 }
@@ -479,11 +436,10 @@ fn there_and_back_every_byte_is_the_same() {
         let folder = fixture(name);
         let dir = folder.path();
         let config = ModelConfig::load(dir).unwrap();
-        let placement =
-            Placement::contiguous(config.num_moe_layers(), config.num_experts as u16, world as u16).unwrap();
+        let copies = dp_and_tp()[0].copies(&config, world);
         let shared = Shared::new(&config, world, dp_and_tp());
         let found: Vec<(usize, usize)> = on_ranks(world, |rank, link| {
-            let (mut model, mut ep) = (both(dir, rank, &placement), joined(link, &placement));
+            let (mut model, mut ep) = (both(dir, rank, world), joined(link, &copies));
             let mut pool = KvPool::new(model.cache_shape(), 400, true);
             let mut caches = admitted(&pool, shared.own(rank, model.attention_shape()));
             (0..3).for_each(|at| shared.step(at, &mut model, &mut ep, &mut caches));
@@ -517,10 +473,10 @@ fn an_objection_changes_nothing_on_any_rank() {
     let (folder, world) = (fixture("qwen3-moe"), 2);
     let dir = folder.path();
     let config = ModelConfig::load(dir).unwrap();
-    let placement = Placement::contiguous(config.num_moe_layers(), config.num_experts as u16, world as u16).unwrap();
+    let copies = dp_and_tp()[0].copies(&config, world);
     let shared = Shared::new(&config, world, dp_and_tp());
     on_ranks(world, |rank, link| {
-        let (mut model, mut ep) = (both(dir, rank, &placement), joined(link, &placement));
+        let (mut model, mut ep) = (both(dir, rank, world), joined(link, &copies));
         let mut pool = KvPool::new(model.cache_shape(), 400, true);
         let mut caches = admitted(&pool, shared.own(rank, model.attention_shape()));
         let mut first = 0;

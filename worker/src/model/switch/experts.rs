@@ -3,7 +3,8 @@
 //! All ranks take part, between two steps. Each rank copies what it needs into its own buffer: from the memory of ranks
 //! that share it, from messages of the others. It verifies each piece against its checksum from load time, and all vote
 //! after each layer. If a rank objects, the moved layers are moved back in inverse order. A rank needs one slot beyond
-//! its experts, and for ranks without shared memory messages of [`CHUNK_BYTES`].
+//! its experts, and for ranks without shared memory messages of at most [`CHUNK_BYTES`]: the next ones travel while the
+//! last ones are placed.
 
 use std::time::Instant;
 
@@ -19,8 +20,14 @@ use crate::model::slices::expert_columns;
 use crate::model::streamed::RankExperts;
 use crate::model::{Backend, Model, ModelError, check_placement};
 
-/// Bytes of experts in a message.
+/// Maximum bytes of experts in a message.
 const CHUNK_BYTES: usize = 8 << 20;
+
+/// Bytes of experts in a message between ranks of a layout with slots of this size: the messages of a direction, those
+/// that travel and those that are placed, are never more than a slot.
+fn chunk_bytes(slot: usize, world: usize) -> usize {
+    CHUNK_BYTES.min(slot / (2 * world.saturating_sub(1).max(1))).max(1)
+}
 
 impl Model {
     /// Sets the ranks of one host, with or without this one: experts that move between these ranks are copied from
@@ -71,13 +78,13 @@ impl Model {
     /// without shared memory.
     pub(crate) fn switch_bytes(&self, to: &ExpertPlacement, ep: &ExpertParallel) -> usize {
         let (Some(experts), Some(cpu)) = (self.resident(), self.backend.cpu()) else { return 0 };
-        let slot = experts.pool.slot_bytes(&experts.layout);
+        let slot = experts.arrange(to).map_or(0, |layout| experts.pool.slot_bytes(&layout));
         let near = |peer: usize| match &cpu.peers {
             Peers::OnHost(ranks) => ranks.contains(&peer),
             Peers::Mapped => experts.memory.reaches(peer),
         };
         let far = (0..ep.world()).filter(|&peer| peer != ep.rank().index() && !near(peer)).count();
-        experts.untouched(to) + 2 * far * CHUNK_BYTES.min(slot)
+        experts.untouched(to) + 3 * far * chunk_bytes(slot, ep.world())
     }
 
     /// Moves the experts to another placement, which every rank must have been given and have checked, and makes it the
@@ -178,7 +185,8 @@ fn move_experts(
         return Ok(SwitchOutcome::Committed);
     }
     let switch = Switch::new(pool, layout, &next, *side).map_err(unfit)?;
-    let mut resharder = Resharder::new(ep.link(), memory, CHUNK_BYTES);
+    let chunk_bytes = chunk_bytes(pool.slot_bytes(&next), ep.world());
+    let mut resharder = Resharder::new(ep.link(), memory, chunk_bytes);
     let ended = resharder.run(&switch, checksums, &mut |progress| {
         let cause = objection(LayerIdx::new(progress.layer as u16));
         cause

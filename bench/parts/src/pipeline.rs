@@ -1,0 +1,228 @@
+//! A switch of experts between two hosts: the next layer travels while this one is placed.
+//!
+//! Each of two processes is a rank, with a TCP connection between them. Experts are random bytes from a seed, and half
+//! of each slot crosses. In turns: the messages alone, a switch layer by layer (each layer is a switch by itself, so
+//! nothing overlaps), and the whole switch.
+
+use std::cell::Cell;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use semmoe_kernels::NodeGrid;
+use semmoe_kernels::collectives::Lockstep;
+use semmoe_kernels::reshard::{
+    Checksums, ExpertMemory, ExpertShape, Hosts, Layout, MemoryFault, Outcome as Ended, PieceHash, Pool, Resharder,
+    Side, Switch,
+};
+use semmoe_ranks::SharedExperts;
+use semmoe_worker::ep::TcpTransport;
+
+use crate::measure::{Outcome, median};
+
+const RANKS: usize = 2;
+const EXPERTS: usize = 16;
+/// Sleeps shorter than this are saved up.
+const SHORTEST_SLEEP: Duration = Duration::from_millis(1);
+
+/// A rank of the pipeline's measurement.
+#[derive(Debug, Args)]
+pub(crate) struct Settings {
+    /// This rank: 0 listens, 1 connects.
+    rank: usize,
+    /// Where rank 0 listens.
+    address: SocketAddr,
+    /// Megabytes of experts of both ranks together.
+    #[arg(long, default_value_t = 400)]
+    megabytes: usize,
+    /// MoE layers.
+    #[arg(long, default_value_t = 24)]
+    layers: usize,
+    /// Megabytes of experts that a rank may write per second, one table row each; 0 is no limit.
+    #[arg(long, value_delimiter = ',', default_value = "0")]
+    place: Vec<f64>,
+    /// Switches there and back of each kind.
+    #[arg(long, default_value_t = 5)]
+    rounds: usize,
+}
+
+/// A rank's memory with a limited rate of writing.
+struct Throttled {
+    inner: SharedExperts,
+    seconds_per_byte: f64,
+    owed: Cell<Duration>,
+    /// Time spent in memory.
+    busy: Cell<Duration>,
+}
+
+impl Throttled {
+    fn create(rank: usize, pool: &Pool) -> Outcome<Self> {
+        let inner = SharedExperts::create(rank, RANKS, pool.bytes())?;
+        Ok(Self { inner, seconds_per_byte: 0.0, owed: Cell::default(), busy: Cell::default() })
+    }
+
+    fn note(&self, began: Instant, written: usize) {
+        let least = Duration::from_secs_f64(written as f64 * self.seconds_per_byte);
+        let owed = self.owed.get() + least.saturating_sub(began.elapsed());
+        self.owed.set(owed);
+        if owed >= SHORTEST_SLEEP {
+            let sleeping = Instant::now();
+            std::thread::sleep(owed);
+            self.owed.set(owed.saturating_sub(sleeping.elapsed()));
+        }
+        self.busy.set(self.busy.get() + began.elapsed());
+    }
+}
+
+impl ExpertMemory for Throttled {
+    fn rank(&self) -> usize {
+        self.inner.rank()
+    }
+
+    fn reaches(&self, rank: usize) -> bool {
+        self.inner.reaches(rank)
+    }
+
+    fn bytes(&self) -> usize {
+        self.inner.bytes()
+    }
+
+    fn read(&self, rank: usize, offset: usize, into: &mut [u8]) -> Result<(), MemoryFault> {
+        let began = Instant::now();
+        self.inner.read(rank, offset, into)?;
+        self.note(began, 0);
+        Ok(())
+    }
+
+    fn write(&mut self, offset: usize, bytes: &[u8]) -> Result<(), MemoryFault> {
+        let began = Instant::now();
+        self.inner.write(offset, bytes)?;
+        self.note(began, bytes.len());
+        Ok(())
+    }
+
+    fn copy(
+        &mut self,
+        rank: usize,
+        from: usize,
+        to: usize,
+        bytes: usize,
+        hash: &mut PieceHash,
+    ) -> Result<(), MemoryFault> {
+        let began = Instant::now();
+        self.inner.copy(rank, from, to, bytes, hash)?;
+        self.note(began, bytes);
+        Ok(())
+    }
+}
+
+/// Some layers of a rank's experts.
+struct Store {
+    pool: Pool,
+    ep: Layout,
+    side: Side,
+    memory: Throttled,
+    checksums: Checksums,
+}
+
+impl Store {
+    fn fill(link: &mut TcpTransport, layers: usize, slice_bytes: usize, seed: u64) -> Outcome<Self> {
+        let shape = ExpertShape::slice_major(RANKS, slice_bytes)?;
+        let pool = Pool::new(shape, NodeGrid::of_nodes(RANKS, 1)?, EXPERTS, layers, EXPERTS / RANKS)?;
+        let experts: Vec<u16> = (0..EXPERTS as u16).collect();
+        let ep = Layout::Ep(Hosts::new(EXPERTS, RANKS, vec![experts; layers])?);
+        let (rank, side) = (link.rank(), Side::Low);
+        let mut memory = Throttled::create(rank, &pool)?;
+        let mut random = fastrand::Rng::with_seed(seed + rank as u64);
+        let mut bytes = vec![0; pool.slot_bytes(&ep)];
+        for layer in 0..layers {
+            random.fill(&mut bytes);
+            memory.write(pool.slot(&ep, side, layer).start, &bytes)?;
+        }
+        let mut resharder = Resharder::new(&mut *link, &mut memory, 1);
+        let mut checksums = resharder.record(&pool, &ep, side)?;
+        resharder.gather(&mut checksums)?;
+        Ok(Self { pool, ep, side, memory, checksums })
+    }
+
+    /// Switches to slices, or back.
+    fn switch(&mut self, link: &mut TcpTransport, back: bool, chunk_bytes: usize) -> Outcome<()> {
+        let [from, to] = if back { [&Layout::Tp, &self.ep] } else { [&self.ep, &Layout::Tp] };
+        let switch = Switch::new(&self.pool, from, to, self.side)?;
+        let ended = Resharder::new(link, &mut self.memory, chunk_bytes).run(&switch, &self.checksums, &mut |_| true)?;
+        self.side = self.side.other();
+        if ended == Ended::Switched { Ok(()) } else { Err(format!("the switch ended with {ended:?}").into()) }
+    }
+}
+
+/// Seconds of each kind.
+#[derive(Default)]
+struct Measured {
+    transfer: Vec<f64>,
+    placement: Vec<f64>,
+    apart: Vec<f64>,
+    pipelined: Vec<f64>,
+}
+
+fn connect(rank: usize, address: SocketAddr) -> Outcome<TcpTransport> {
+    let stream = match rank {
+        0 => TcpListener::bind(address)?.accept()?.0,
+        1 => TcpStream::connect(address)?,
+        _ => return Err(format!("rank {rank} is neither 0 nor 1").into()),
+    };
+    let mut peers = vec![None, None];
+    peers[1 - rank] = Some(stream);
+    Ok(TcpTransport::new(rank, peers, Duration::from_secs(60))?)
+}
+
+/// Seconds of `work`, which begins at the same time on both ranks.
+fn seconds(link: &mut TcpTransport, work: impl FnOnce(&mut TcpTransport) -> Outcome<()>) -> Outcome<f64> {
+    link.all_to_all(&vec![Vec::new(); RANKS], &mut vec![Vec::new(); RANKS])?;
+    let began = Instant::now();
+    work(link)?;
+    Ok(began.elapsed().as_secs_f64())
+}
+
+pub(crate) fn run(settings: &Settings) -> Outcome<()> {
+    let &Settings { rank, address, megabytes, layers, rounds, .. } = settings;
+    let mut link = connect(rank, address)?;
+    let slice_bytes = megabytes * 1_000_000 / (layers * EXPERTS * RANKS);
+    // What crosses of a layer, in one message.
+    let message = slice_bytes * EXPERTS / RANKS;
+    let mut whole = Store::fill(&mut link, layers, slice_bytes, 0)?;
+    let single = |layer| Store::fill(&mut link, 1, slice_bytes, layer as u64);
+    let mut singles = (0..layers).map(single).collect::<Outcome<Vec<Store>>>()?;
+    for &limit in &settings.place {
+        let seconds_per_byte = if limit > 0.0 { 1e-6 / limit } else { 0.0 };
+        singles.iter_mut().chain([&mut whole]).for_each(|store| store.memory.seconds_per_byte = seconds_per_byte);
+        let mut found = Measured::default();
+        for back in (0..rounds).flat_map(|_| [false, true]) {
+            found.transfer.push(seconds(&mut link, |link| {
+                let (outgoing, mut incoming) = (vec![vec![1; message]; RANKS], vec![Vec::new(); RANKS]);
+                (0..layers).try_for_each(|_| Ok(link.all_to_all(&outgoing, &mut incoming)?))
+            })?);
+            singles.iter().for_each(|store| store.memory.busy.set(Duration::ZERO));
+            found.apart.push(seconds(&mut link, |link| {
+                singles.iter_mut().try_for_each(|store| store.switch(link, back, message))
+            })?);
+            found.placement.push(singles.iter().map(|store| store.memory.busy.get().as_secs_f64()).sum());
+            found.pipelined.push(seconds(&mut link, |link| whole.switch(link, back, message))?);
+        }
+        if rank == 0 {
+            report(limit, found);
+        }
+    }
+    Ok(())
+}
+
+fn report(limit: f64, found: Measured) {
+    let [transfer, placement, apart, pipelined] =
+        [found.transfer, found.placement, found.apart, found.pipelined].map(median);
+    let limit = if limit > 0.0 { format!("{limit} MB/s") } else { "none".to_owned() };
+    println!(
+        "| {limit} | {transfer:.3} | {placement:.3} | {:.2} | {apart:.3} | {pipelined:.3} | {:.2} | {:.2} |",
+        placement / transfer,
+        pipelined / transfer.max(placement),
+        pipelined / apart
+    );
+}
