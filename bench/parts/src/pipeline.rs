@@ -2,15 +2,14 @@
 //!
 //! Each of two processes is a rank, with a TCP connection between them. Experts are random bytes from a seed, and half
 //! of each slot crosses. In turns: the messages alone, a switch layer by layer (each layer is a switch by itself, so
-//! nothing overlaps), and the whole switch.
+//! nothing overlaps), and the whole switch. Placement is the time of the second outside messages.
 
-use std::cell::Cell;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 use clap::Args;
 use semmoe_kernels::NodeGrid;
-use semmoe_kernels::collectives::Lockstep;
+use semmoe_kernels::collectives::{Exchange, Lockstep, UnitError, Wake, Waker};
 use semmoe_kernels::reshard::{
     Checksums, ExpertMemory, ExpertShape, Hosts, Layout, MemoryFault, Outcome as Ended, PieceHash, Pool, Resharder,
     Side, Switch,
@@ -50,27 +49,23 @@ pub(crate) struct Settings {
 struct Throttled {
     inner: SharedExperts,
     seconds_per_byte: f64,
-    owed: Cell<Duration>,
-    /// Time spent in memory.
-    busy: Cell<Duration>,
+    owed: Duration,
 }
 
 impl Throttled {
     fn create(rank: usize, pool: &Pool) -> Outcome<Self> {
         let inner = SharedExperts::create(rank, RANKS, pool.bytes())?;
-        Ok(Self { inner, seconds_per_byte: 0.0, owed: Cell::default(), busy: Cell::default() })
+        Ok(Self { inner, seconds_per_byte: 0.0, owed: Duration::ZERO })
     }
 
-    fn note(&self, began: Instant, written: usize) {
+    fn note(&mut self, began: Instant, written: usize) {
         let least = Duration::from_secs_f64(written as f64 * self.seconds_per_byte);
-        let owed = self.owed.get() + least.saturating_sub(began.elapsed());
-        self.owed.set(owed);
-        if owed >= SHORTEST_SLEEP {
+        self.owed += least.saturating_sub(began.elapsed());
+        if self.owed >= SHORTEST_SLEEP {
             let sleeping = Instant::now();
-            std::thread::sleep(owed);
-            self.owed.set(owed.saturating_sub(sleeping.elapsed()));
+            std::thread::sleep(self.owed);
+            self.owed = self.owed.saturating_sub(sleeping.elapsed());
         }
-        self.busy.set(self.busy.get() + began.elapsed());
     }
 }
 
@@ -88,10 +83,7 @@ impl ExpertMemory for Throttled {
     }
 
     fn read(&self, rank: usize, offset: usize, into: &mut [u8]) -> Result<(), MemoryFault> {
-        let began = Instant::now();
-        self.inner.read(rank, offset, into)?;
-        self.note(began, 0);
-        Ok(())
+        self.inner.read(rank, offset, into)
     }
 
     fn write(&mut self, offset: usize, bytes: &[u8]) -> Result<(), MemoryFault> {
@@ -116,6 +108,37 @@ impl ExpertMemory for Throttled {
     }
 }
 
+/// A link that adds up the time of its exchanges.
+struct TimedLink {
+    inner: TcpTransport,
+    busy: Duration,
+}
+
+impl Lockstep for TimedLink {
+    fn rank(&self) -> usize {
+        self.inner.rank()
+    }
+
+    fn world(&self) -> usize {
+        self.inner.world()
+    }
+
+    fn group_all_to_all(&mut self, exchange: Exchange<'_>) -> Result<(), UnitError> {
+        let began = Instant::now();
+        self.inner.group_all_to_all(exchange)?;
+        self.busy += began.elapsed();
+        Ok(())
+    }
+
+    fn wait(&mut self) -> Result<Wake, UnitError> {
+        self.inner.wait()
+    }
+
+    fn waker(&self) -> Waker {
+        self.inner.waker()
+    }
+}
+
 /// Some layers of a rank's experts.
 struct Store {
     pool: Pool,
@@ -126,9 +149,9 @@ struct Store {
 }
 
 impl Store {
-    fn fill(link: &mut TcpTransport, layers: usize, slice_bytes: usize, seed: u64) -> Outcome<Self> {
+    fn fill(link: &mut TimedLink, layers: usize, slice_bytes: usize, seed: u64) -> Outcome<Self> {
         let shape = ExpertShape::slice_major(RANKS, slice_bytes)?;
-        let pool = Pool::new(shape, NodeGrid::of_nodes(RANKS, 1)?, EXPERTS, layers, EXPERTS / RANKS)?;
+        let pool = Pool::new(shape, NodeGrid::of_nodes(1, RANKS)?, EXPERTS, layers, EXPERTS / RANKS)?;
         let experts: Vec<u16> = (0..EXPERTS as u16).collect();
         let ep = Layout::Ep(Hosts::new(EXPERTS, RANKS, vec![experts; layers])?);
         let (rank, side) = (link.rank(), Side::Low);
@@ -146,7 +169,7 @@ impl Store {
     }
 
     /// Switches to slices, or back.
-    fn switch(&mut self, link: &mut TcpTransport, back: bool, chunk_bytes: usize) -> Outcome<()> {
+    fn switch(&mut self, link: &mut TimedLink, back: bool, chunk_bytes: usize) -> Outcome<()> {
         let [from, to] = if back { [&Layout::Tp, &self.ep] } else { [&self.ep, &Layout::Tp] };
         let switch = Switch::new(&self.pool, from, to, self.side)?;
         let ended = Resharder::new(link, &mut self.memory, chunk_bytes).run(&switch, &self.checksums, &mut |_| true)?;
@@ -164,7 +187,7 @@ struct Measured {
     pipelined: Vec<f64>,
 }
 
-fn connect(rank: usize, address: SocketAddr) -> Outcome<TcpTransport> {
+fn connect(rank: usize, address: SocketAddr) -> Outcome<TimedLink> {
     let stream = match rank {
         0 => TcpListener::bind(address)?.accept()?.0,
         1 => TcpStream::connect(address)?,
@@ -172,11 +195,11 @@ fn connect(rank: usize, address: SocketAddr) -> Outcome<TcpTransport> {
     };
     let mut peers = vec![None, None];
     peers[1 - rank] = Some(stream);
-    Ok(TcpTransport::new(rank, peers, Duration::from_secs(60))?)
+    Ok(TimedLink { inner: TcpTransport::new(rank, peers, Duration::from_secs(60))?, busy: Duration::ZERO })
 }
 
 /// Seconds of `work`, which begins at the same time on both ranks.
-fn seconds(link: &mut TcpTransport, work: impl FnOnce(&mut TcpTransport) -> Outcome<()>) -> Outcome<f64> {
+fn seconds(link: &mut TimedLink, work: impl FnOnce(&mut TimedLink) -> Outcome<()>) -> Outcome<f64> {
     link.all_to_all(&vec![Vec::new(); RANKS], &mut vec![Vec::new(); RANKS])?;
     let began = Instant::now();
     work(link)?;
@@ -187,7 +210,7 @@ pub(crate) fn run(settings: &Settings) -> Outcome<()> {
     let &Settings { rank, address, megabytes, layers, rounds, .. } = settings;
     let mut link = connect(rank, address)?;
     let slice_bytes = megabytes * 1_000_000 / (layers * EXPERTS * RANKS);
-    // What crosses of a layer, in one message.
+    // The bytes of a layer that cross fit one message.
     let message = slice_bytes * EXPERTS / RANKS;
     let mut whole = Store::fill(&mut link, layers, slice_bytes, 0)?;
     let single = |layer| Store::fill(&mut link, 1, slice_bytes, layer as u64);
@@ -201,11 +224,11 @@ pub(crate) fn run(settings: &Settings) -> Outcome<()> {
                 let (outgoing, mut incoming) = (vec![vec![1; message]; RANKS], vec![Vec::new(); RANKS]);
                 (0..layers).try_for_each(|_| Ok(link.all_to_all(&outgoing, &mut incoming)?))
             })?);
-            singles.iter().for_each(|store| store.memory.busy.set(Duration::ZERO));
-            found.apart.push(seconds(&mut link, |link| {
-                singles.iter_mut().try_for_each(|store| store.switch(link, back, message))
-            })?);
-            found.placement.push(singles.iter().map(|store| store.memory.busy.get().as_secs_f64()).sum());
+            let before = link.busy;
+            let apart =
+                seconds(&mut link, |link| singles.iter_mut().try_for_each(|store| store.switch(link, back, message)))?;
+            found.apart.push(apart);
+            found.placement.push(apart - (link.busy - before).as_secs_f64());
             found.pipelined.push(seconds(&mut link, |link| whole.switch(link, back, message))?);
         }
         if rank == 0 {
