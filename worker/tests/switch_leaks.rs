@@ -207,7 +207,7 @@ fn every_token_was_computed_once(metrics: &Metrics, asked: &Asked) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn switches_to_groups_and_back_under_load_leave_nothing_behind() {
-    tours_leave_nothing_behind(15).await;
+    tours_leave_nothing_behind(10).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
