@@ -8,7 +8,7 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 use semmoe_kernels::Dtype;
 use semmoe_tables::{Attention, Domains};
-use semmoe_worker::{CpuList, DeviceChoice, ExpertLayout, ForcedRate, TransportChoice, WireType};
+use semmoe_worker::{CpuList, DeviceChoice, EngineLimits, ExpertLayout, ForcedRate, TransportChoice, WireType};
 
 use super::attention;
 use crate::error::CliError;
@@ -95,6 +95,11 @@ pub(crate) struct WorkerArgs {
     /// Maximum waiting sequences per rank; more are rejected with 503.
     #[arg(long, help_heading = "Serving", value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
     pub(crate) max_waiting: u32,
+    /// Seconds of waiting that each step of a request's priority is worth: with 5, priority 2 goes before those of
+    /// priority 0 that came less than 10 s earlier. Negative if lower numbers are more urgent; 0: in order of arrival,
+    /// and a priority is refused.
+    #[arg(long, help_heading = "Serving", value_name = "SECONDS", default_value_t = EngineLimits::default().priority_seconds, value_parser = head_start, allow_negative_numbers = true)]
+    pub(crate) priority_seconds: f64,
     /// Maximum tokens per step and rank, prefill chunks and decoded tokens together.
     #[arg(long, help_heading = "Serving", value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     pub(crate) step_tokens: u32,
@@ -281,6 +286,11 @@ pub(crate) struct UnitLayoutArgs {
     /// Tables work with ep, and with hybrid for nodes. Must be the same on all ranks.
     #[arg(long, help_heading = "Layout of the unit", value_name = "ep|tp|hybrid:NxP[:C]", default_value = "ep")]
     pub(crate) experts: ExpertLayout,
+}
+
+fn head_start(text: &str) -> Result<f64, &'static str> {
+    let seconds = text.parse().ok().filter(|seconds: &f64| seconds.abs() <= 86_400.0);
+    seconds.ok_or("expected seconds from -86400 to 86400")
 }
 
 fn forced_rate(text: &str) -> Result<ForcedRate, &'static str> {

@@ -100,6 +100,7 @@ fn limits(args: &WorkerArgs) -> EngineLimits {
             (None, None) => KvBudget::Auto,
         },
         prefix_reuse: !args.no_prefix_reuse,
+        priority_seconds: args.priority_seconds,
     }
 }
 

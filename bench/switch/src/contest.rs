@@ -25,6 +25,8 @@ pub(crate) struct Cell<'a> {
     pub(crate) seed: u64,
     pub(crate) part: Part,
     pub(crate) slo: Slo,
+    /// Head start in the queue for each step of a request's priority, under every policy.
+    pub(crate) priority_seconds: f64,
     /// Error factor of the adaptive policy's prior.
     pub(crate) wrong: ByLayout<f64>,
 }
@@ -38,6 +40,10 @@ pub(crate) struct Figures {
     pub(crate) tpot_seconds: f64,
     /// 99th percentile of the time to first token.
     pub(crate) ttft_seconds: f64,
+    /// 99th percentile of the time to first token of priority 1.
+    pub(crate) urgent_ttft_seconds: f64,
+    /// Output tokens per second until the last one.
+    pub(crate) tokens_per_second: f64,
     pub(crate) switches: f64,
     /// Total time that switches stopped the unit.
     pub(crate) stopped_seconds: f64,
@@ -50,6 +56,8 @@ pub(crate) struct Results {
     pub(crate) moebius: Figures,
     pub(crate) adaptive: Figures,
     pub(crate) oracle: Option<Figures>,
+    /// 99th percentile of urgent requests' time to first token if each had the better of both static layouts.
+    pub(crate) urgent_floor_seconds: f64,
     /// Requests in phases whose static layout is better by 2% in TPOT.
     pub(crate) prefers: ByLayout<f64>,
 }
@@ -70,6 +78,7 @@ pub(crate) fn compete(cell: Cell<'_>, settings: &Settings, oracle: bool) -> Resu
         cost: &cost,
         room_tokens: room_tokens(),
         requests: &trace.requests,
+        priority_seconds: cell.priority_seconds,
         seed: cell.seed,
     };
     let contest = Contest { cell, trace: &trace, setup };
@@ -87,6 +96,7 @@ pub(crate) fn compete(cell: Cell<'_>, settings: &Settings, oracle: bool) -> Resu
         adaptive: contest.figures(&run(setup, start, &mut adaptive)),
         oracle: oracle.then(|| contest.oracle(&preferred)),
         prefers: contest.shares(&preferred),
+        urgent_floor_seconds: contest.urgent_floor(tp, ep),
     })
 }
 
@@ -124,27 +134,36 @@ impl Contest<'_> {
 
     fn figures(&self, outcome: &Outcome) -> Figures {
         let requests = &self.trace.requests;
-        let mut ttft: Vec<f64> =
+        let ttft: Vec<f64> =
             outcome.served.iter().zip(requests).map(|(served, request)| served.first - request.at).collect();
         let tpot: Vec<f64> = (0..requests.len()).filter_map(|index| self.tpot(outcome, index)).collect();
         let slo = self.cell.slo;
         let good = |&index: &usize| {
             ttft[index] <= slo.ttft_seconds && self.tpot(outcome, index).is_none_or(|tpot| tpot <= slo.tpot_seconds)
         };
+        let tokens_per_second =
+            requests.iter().map(|request| f64::from(request.output_tokens)).sum::<f64>() / outcome.end;
         let goodput = if self.trace.rollout {
-            requests.iter().map(|request| f64::from(request.output_tokens)).sum::<f64>() / outcome.end
+            tokens_per_second
         } else {
             let good = (0..requests.len()).filter(good).count();
             good as f64 / requests.last().map_or(1.0, |last| last.at)
         };
-        ttft.sort_by(f64::total_cmp);
+        let urgent = ttft.iter().zip(requests).filter(|(_, request)| request.priority == 1);
         Figures {
             goodput,
             tpot_seconds: tpot.iter().sum::<f64>() / tpot.len().max(1) as f64,
-            ttft_seconds: ttft[(ttft.len() - 1) * 99 / 100],
+            ttft_seconds: p99(ttft.iter().copied()),
+            urgent_ttft_seconds: p99(urgent.map(|(ttft, _)| *ttft)),
+            tokens_per_second,
             switches: outcome.switches.into(),
             stopped_seconds: outcome.stopped_seconds,
         }
+    }
+
+    fn urgent_floor(&self, tp: &Outcome, ep: &Outcome) -> f64 {
+        let requests = self.trace.requests.iter().enumerate().filter(|(_, request)| request.priority == 1);
+        p99(requests.map(|(index, request)| tp.served[index].first.min(ep.served[index].first) - request.at))
     }
 
     /// The better static layout of every phase: by TPOT of the requests that arrive in it; for a rollout by the tokens
@@ -216,6 +235,13 @@ impl Contest<'_> {
         let mut policy = Phases::new(phases, Guard::new(self.setup.room_tokens, 1.0, 1.0));
         self.figures(&run(self.setup, layouts[0], &mut policy as &mut dyn SwitchPolicy))
     }
+}
+
+/// The 99th percentile; 0 of nothing.
+fn p99(values: impl Iterator<Item = f64>) -> f64 {
+    let mut values: Vec<f64> = values.collect();
+    values.sort_by(f64::total_cmp);
+    values.get(values.len().saturating_sub(1) * 99 / 100).copied().unwrap_or_default()
 }
 
 /// The oracle's objective: goodput over time per token, which weighs one percent of either equally.

@@ -21,7 +21,7 @@ use semmoe_planner::policy::{ByLayout, Settings, TtftTarget};
 use crate::contest::{Cell, Slo, compete};
 use crate::engines::{Engine, Rates};
 use crate::error::SwitchError;
-use crate::report::{Label, Line, markdown};
+use crate::report::{Label, Line, classes, markdown};
 use crate::traces::{Kind, Part};
 
 /// Runs every switch policy on traces of load and prints a Markdown table.
@@ -56,6 +56,10 @@ struct Cli {
     /// Factors by which the adaptive policy's prior is wrong, TP/EP.
     #[arg(long, default_value = "1/1")]
     wrong_prior: String,
+    /// Head start in the queue, under every policy, of priority 1, which every fifth request has. Prints the table of
+    /// two classes.
+    #[arg(long, value_name = "SECONDS", default_value_t = 0.0)]
+    priority_seconds: f64,
     /// Skip the oracle's search.
     #[arg(long)]
     no_oracle: bool,
@@ -148,6 +152,7 @@ fn table(cli: &Cli) -> Result<(), SwitchError> {
                             seed,
                             part: cli.part,
                             slo: Slo { ttft_seconds: cli.slo_ttft, tpot_seconds: cli.slo_tpot / 1e3 },
+                            priority_seconds: cli.priority_seconds,
                             wrong: pair("--wrong-prior", &cli.wrong_prior)?,
                         };
                         compete(cell, &settings, seed == first && !cli.no_oracle)
@@ -167,6 +172,8 @@ fn table(cli: &Cli) -> Result<(), SwitchError> {
     if cli.json {
         let text = serde_json::to_string_pretty(&lines).map_err(std::io::Error::from)?;
         writeln!(out, "{text}")?;
+    } else if cli.priority_seconds != 0.0 {
+        write!(out, "{}", classes(&lines))?;
     } else {
         write!(out, "{}", markdown(&lines))?;
     }

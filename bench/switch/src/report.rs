@@ -21,6 +21,8 @@ pub(crate) struct Absolute {
     pub(crate) goodput: f64,
     pub(crate) tpot_ms: f64,
     pub(crate) ttft_p99_seconds: f64,
+    pub(crate) urgent_ttft_p99_seconds: f64,
+    pub(crate) tokens_per_second: f64,
     pub(crate) stopped_seconds: f64,
 }
 
@@ -46,6 +48,8 @@ pub(crate) struct Line {
     /// The worst seed for each figure, and the most switches.
     pub(crate) adaptive_worst: Margin,
     pub(crate) oracle: Option<Margin>,
+    /// See [`Results`].
+    pub(crate) urgent_floor_seconds: f64,
 }
 
 /// `policy` against the better of `fixed`.
@@ -69,6 +73,8 @@ fn mean_figures(all: &[Results], of: impl Fn(&Results) -> Figures) -> Figures {
         goodput: mean(all.iter().map(|results| of(results).goodput)),
         tpot_seconds: mean(all.iter().map(|results| of(results).tpot_seconds)),
         ttft_seconds: mean(all.iter().map(|results| of(results).ttft_seconds)),
+        urgent_ttft_seconds: mean(all.iter().map(|results| of(results).urgent_ttft_seconds)),
+        tokens_per_second: mean(all.iter().map(|results| of(results).tokens_per_second)),
         switches: mean(all.iter().map(|results| of(results).switches)),
         stopped_seconds: mean(all.iter().map(|results| of(results).stopped_seconds)),
     }
@@ -89,6 +95,8 @@ impl Line {
             goodput: figures.goodput,
             tpot_ms: figures.tpot_seconds * 1e3,
             ttft_p99_seconds: figures.ttft_seconds,
+            urgent_ttft_p99_seconds: figures.urgent_ttft_seconds,
+            tokens_per_second: figures.tokens_per_second,
             stopped_seconds: figures.stopped_seconds,
         };
         let fixed = ByLayout { tp: mean_figures(all, |all| all.fixed.tp), ep: mean_figures(all, |all| all.fixed.ep) };
@@ -115,6 +123,7 @@ impl Line {
                 tpot_percent: least(|margin| margin.tpot_percent),
                 switches: single.iter().map(|margin| margin.switches).fold(0.0, f64::max),
             },
+            urgent_floor_seconds: mean(all.iter().map(|results| results.urgent_floor_seconds)),
             oracle: all[0].oracle.map(|oracle| margin(&oracle, &all[0].fixed)),
         }
     }
@@ -174,11 +183,73 @@ const COLUMNS: [&str; 11] = [
     "bar missed",
 ];
 
+/// Most that urgent requests may wait for their first token with the policy, as a share of static EP's p99.
+const URGENT_TTFT: f64 = 0.6;
+/// Most by which the policy's total throughput may differ from static EP's.
+const SAME_THROUGHPUT: f64 = 0.05;
+
+impl Line {
+    /// The policy's p99 TTFT of urgent requests, and its total throughput, over static EP's.
+    fn urgent(&self) -> [f64; 2] {
+        let Self { static_ep, ours, .. } = self;
+        [
+            ours.urgent_ttft_p99_seconds / static_ep.urgent_ttft_p99_seconds,
+            ours.tokens_per_second / static_ep.tokens_per_second,
+        ]
+    }
+
+    fn class_cells(&self) -> Vec<String> {
+        let absolute = |absolute: &Absolute| {
+            let Absolute { urgent_ttft_p99_seconds, ttft_p99_seconds, .. } = absolute;
+            format!("{urgent_ttft_p99_seconds:.2} / {ttft_p99_seconds:.2}")
+        };
+        let [ttft, throughput] = self.urgent();
+        let met = ttft <= URGENT_TTFT && (throughput - 1.0).abs() <= SAME_THROUGHPUT;
+        vec![
+            self.trace.to_owned(),
+            self.engine.clone(),
+            self.prefill.clone(),
+            absolute(&self.static_tp),
+            absolute(&self.static_ep),
+            absolute(&self.ours),
+            format!("{:.1}", self.adaptive.switches),
+            format!("{ttft:.2}"),
+            format!("{:.2}", self.urgent_floor_seconds / self.static_ep.urgent_ttft_p99_seconds),
+            format!("{:+.1}%", 100.0 * (throughput - 1.0)),
+            if met { "met" } else { "missed" }.to_owned(),
+        ]
+    }
+}
+
+const CLASS_COLUMNS: [&str; 11] = [
+    "trace",
+    "engine",
+    "prefill TP/EP",
+    "static TP, s",
+    "static EP, s",
+    "ours, s",
+    "switches",
+    "ours / EP",
+    "better layout / EP",
+    "throughput",
+    "bar",
+];
+
+/// The table of two classes in Markdown: p99 TTFT of urgent requests and of all.
+pub(crate) fn classes(lines: &[Line]) -> String {
+    let rows: Vec<Vec<String>> = lines.iter().map(Line::class_cells).collect();
+    table(&CLASS_COLUMNS, &rows)
+}
+
+fn table(columns: &[&str], rows: &[Vec<String>]) -> String {
+    let row = |cells: &[String]| format!("| {} |\n", cells.join(" | "));
+    let mut text = format!("| {} |\n|{}\n", columns.join(" | "), "---|".repeat(columns.len()));
+    rows.iter().for_each(|cells| text += &row(cells));
+    text
+}
+
 /// The table in Markdown.
 pub(crate) fn markdown(lines: &[Line]) -> String {
-    let row = |cells: &[String]| format!("| {} |\n", cells.join(" | "));
-    let mut text = row(&COLUMNS.map(str::to_owned));
-    text += &format!("|{}\n", "---|".repeat(COLUMNS.len()));
-    lines.iter().for_each(|line| text += &row(&line.cells()));
-    text
+    let rows: Vec<Vec<String>> = lines.iter().map(Line::cells).collect();
+    table(&COLUMNS, &rows)
 }

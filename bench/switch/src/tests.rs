@@ -23,8 +23,57 @@ fn request(at: f64, prompt_tokens: u32, output_tokens: u32) -> Request {
     Request { at, prompt_tokens, output_tokens, priority: 0 }
 }
 
+/// The bursty load on TensorRT-LLM's curve, with this head start for priority 1.
+fn by_class(priority_seconds: f64) -> Results {
+    let slo = Slo { ttft_seconds: 2.0, tpot_seconds: 0.08 };
+    let trtllm = engine("trtllm");
+    let part = Part::Judge;
+    let cell =
+        Cell { engine: &trtllm, rates: EQUAL, kind: Kind::Bursty, seed: 1, part, slo, priority_seconds, wrong: RIGHT };
+    compete(cell, &Settings::default(), false).unwrap()
+}
+
+#[test]
+fn the_class_order_lets_urgent_requests_pass_at_the_same_throughput() {
+    let (arrival, class) = (by_class(0.0).fixed.ep, by_class(60.0).fixed.ep);
+    assert!(arrival.urgent_ttft_seconds > 0.9 * arrival.ttft_seconds, "{arrival:?}");
+    assert!(class.urgent_ttft_seconds < 0.1 * class.ttft_seconds, "{class:?}");
+    assert!((class.tokens_per_second / arrival.tokens_per_second - 1.0).abs() < 0.01);
+}
+
+/// Two waiting classes, a head start of 1 s.
+#[test]
+fn a_head_start_is_all_that_a_priority_gives() {
+    let urgent = |at| Request { priority: 1, ..request(at, 8192, 1) };
+    // The first one's prompt runs while the others arrive.
+    let requests =
+        [request(0.0, 16_384, 1), request(0.01, 8192, 1), urgent(0.02), request(0.03, 8192, 1), urgent(1.02)];
+    let vllm = engine("vllm");
+    let setup = Setup {
+        engine: &vllm,
+        rates: EQUAL,
+        cost: &switch_cost(),
+        room_tokens: room_tokens(),
+        requests: &requests,
+        priority_seconds: 1.0,
+        seed: 3,
+    };
+    let served = run(setup, Layout::Tp, &mut Fixed { layout: Layout::Tp }).served;
+    let mut order: Vec<usize> = (0..requests.len()).collect();
+    order.sort_by(|a, b| served[*a].first.total_cmp(&served[*b].first));
+    assert_eq!(order, [0, 2, 1, 4, 3], "{served:?}");
+}
+
 fn play(engine: &Engine, rates: Rates, requests: &[Request], policy: &mut dyn SwitchPolicy) -> Outcome {
-    let setup = Setup { engine, rates, cost: &switch_cost(), room_tokens: room_tokens(), requests, seed: 3 };
+    let setup = Setup {
+        engine,
+        rates,
+        cost: &switch_cost(),
+        room_tokens: room_tokens(),
+        requests,
+        priority_seconds: 0.0,
+        seed: 3,
+    };
     run(setup, Layout::Tp, policy)
 }
 
@@ -35,7 +84,7 @@ fn adaptive(engine: &Engine, rates: Rates) -> Adaptive {
 
 fn results(engine: &Engine, rates: Rates, kind: Kind, wrong: ByLayout<f64>) -> Results {
     let slo = Slo { ttft_seconds: 2.0, tpot_seconds: 0.08 };
-    let cell = Cell { engine, rates, kind, seed: 1, part: Part::Judge, slo, wrong };
+    let cell = Cell { engine, rates, kind, seed: 1, part: Part::Judge, slo, priority_seconds: 0.0, wrong };
     compete(cell, &Settings::default(), false).unwrap()
 }
 

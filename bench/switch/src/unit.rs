@@ -22,6 +22,8 @@ pub(crate) struct Setup<'a> {
     pub(crate) cost: &'a SwitchCost,
     pub(crate) room_tokens: ByLayout<u64>,
     pub(crate) requests: &'a [Request],
+    /// Head start in the queue for each step of a request's priority.
+    pub(crate) priority_seconds: f64,
     /// Seed of the noise.
     pub(crate) seed: u64,
 }
@@ -49,7 +51,7 @@ struct Unit<'a> {
     random: fastrand::Rng,
     layout: Layout,
     now: f64,
-    /// Requests without a first token; the first one may be partly prefilled.
+    /// Requests without a first token, in order of due times; only the first one may be partly prefilled.
     waiting: VecDeque<usize>,
     /// Prompt tokens that the first one still has to compute, once admitted.
     admitted: Option<u32>,
@@ -89,8 +91,7 @@ impl Unit<'_> {
         loop {
             while let Some(request) = self.setup.requests.get(next).filter(|request| request.at <= self.now) {
                 policy.observe(request.at, &Event::Arrived { prompt_tokens: request.prompt_tokens });
-                self.waiting.push_back(next);
-                self.waiting_tokens += u64::from(request.prompt_tokens);
+                self.enqueue(next);
                 next += 1;
             }
             if self.waiting.is_empty() && self.running.is_empty() {
@@ -107,6 +108,16 @@ impl Unit<'_> {
             }
         }
         self.outcome.end = self.now;
+    }
+
+    /// Adds a request behind those due no later; a prompt that has begun stays first.
+    fn enqueue(&mut self, index: usize) {
+        let request = |index: usize| &self.setup.requests[index];
+        let due = |index: usize| request(index).at - f64::from(request(index).priority) * self.setup.priority_seconds;
+        let begun = usize::from(self.admitted.is_some());
+        let later = self.waiting.iter().skip(begun).rev().take_while(|&&other| due(other) > due(index)).count();
+        self.waiting_tokens += u64::from(request(index).prompt_tokens);
+        self.waiting.insert(self.waiting.len() - later, index);
     }
 
     fn ask(&self, policy: &mut dyn SwitchPolicy) -> Decision {
@@ -126,7 +137,7 @@ impl Unit<'_> {
         policy.decide(self.now, &view)
     }
 
-    /// The oldest waiting request of priority 1.
+    /// The first waiting request of priority 1.
     fn head(&self) -> Option<Head> {
         let mut tokens_ahead = 0;
         for &index in &self.waiting {
@@ -197,7 +208,7 @@ impl Unit<'_> {
         self.promised_tokens -= self.needs(index);
     }
 
-    /// Takes prompt tokens in order of arrival; returns their number, and the requests whose prompts are complete.
+    /// Takes prompt tokens in order of the queue; returns their number, and the requests whose prompts are complete.
     fn prefill(&mut self) -> (u32, Vec<usize>) {
         let mut budget = CHUNK_TOKENS;
         let mut prefilled = Vec::new();

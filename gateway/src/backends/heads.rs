@@ -60,10 +60,16 @@ impl WaitingLine {
         self.lock().streams.remove(&place);
     }
 
-    /// The oldest stream of each priority, with the prompt tokens of all that arrived up to and including it.
-    pub(crate) fn heads(&self, now: Instant) -> Vec<Head> {
+    /// The oldest stream of each priority, with the prompt tokens of all that are due up to and including it, in an
+    /// engine whose queue gives each step of priority this head start.
+    pub(crate) fn heads(&self, now: Instant, priority_seconds: f64) -> Vec<Head> {
         let mut streams: Vec<WaitingStream> = self.lock().streams.values().copied().collect();
         streams.sort_by_key(|stream| stream.since);
+        let lead_seconds = |stream: &WaitingStream| {
+            let waited = now.saturating_duration_since(stream.since);
+            waited.as_secs_f64() + f64::from(stream.priority.unwrap_or(0)) * priority_seconds
+        };
+        streams.sort_by(|a, b| lead_seconds(b).total_cmp(&lead_seconds(a)));
         let (mut heads, mut tokens_ahead) = (Vec::<Head>::new(), 0_u64);
         for stream in streams {
             tokens_ahead += u64::from(stream.prompt_tokens);
@@ -97,17 +103,20 @@ mod tests {
             .map(|s| line.join(s).unwrap());
         let head = |priority, waited_seconds, tokens_ahead| Head { priority, waited_seconds, tokens_ahead };
         let now = began + Duration::from_millis(500);
-        assert_eq!(line.heads(now), [head(0, 0.5, 100), head(7, 0.4, 110)]);
+        assert_eq!(line.heads(now, 0.0), [head(0, 0.5, 100), head(7, 0.4, 110)]);
+        // Seven steps of 10 ms are not enough, seven of 20 ms are.
+        assert_eq!(line.heads(now, 0.01), [head(0, 0.5, 100), head(7, 0.4, 110)]);
+        assert_eq!(line.heads(now, 0.02), [head(7, 0.4, 10), head(0, 0.5, 110)]);
         // A stream without a target is still computed before later ones.
         let other = line.join(stream(50, 300, 5)).unwrap();
-        assert_eq!(line.heads(now), [head(0, 0.5, 100), head(7, 0.4, 115)]);
+        assert_eq!(line.heads(now, 0.0), [head(0, 0.5, 100), head(7, 0.4, 115)]);
         line.leave(other);
         line.leave(places[1]);
-        assert_eq!(line.heads(now), [head(0, 0.5, 100), head(7, 0.3, 101)]);
-        assert_eq!(line.heads(began)[1].waited_seconds, 0.0, "a clock that was read earlier");
+        assert_eq!(line.heads(now, 0.0), [head(0, 0.5, 100), head(7, 0.3, 101)]);
+        assert_eq!(line.heads(began, 0.0)[1].waited_seconds, 0.0, "a clock that was read earlier");
         // Streams that joined before the targets were removed still leave.
         line.keep(false);
         places.into_iter().for_each(|place| line.leave(place));
-        assert_eq!((line.join(stream(0, 0, 1)), line.heads(now)), (None, Vec::new()));
+        assert_eq!((line.join(stream(0, 0, 1)), line.heads(now, 0.0)), (None, Vec::new()));
     }
 }

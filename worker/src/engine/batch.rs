@@ -2,20 +2,28 @@
 
 use semmoe_tables::Attention;
 
+use super::queue::Due;
 use crate::ep::StepBatch;
 
 /// The next work of a running sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ready {
-    /// This many prompt tokens are left.
-    Prompt(usize),
+    /// A prompt with tokens left.
+    Prompt { tokens: usize, due: Due },
     /// One token to decode.
     Decode,
 }
 
-/// The tokens of each sequence in the next step: one for every decoding sequence, then prompts, oldest first, with the
-/// rest of `budget`; long prompts are chunked. Decoding never waits for prompts, and because the budget exceeds the
-/// number of running sequences, prompts never wait for decoding.
+/// A prompt with tokens left, and those of the next step.
+struct Prompt<'a> {
+    due: Due,
+    tokens: usize,
+    count: &'a mut usize,
+}
+
+/// The tokens of each sequence in the next step: one for every decoding sequence, then prompts, in order of due times,
+/// with the rest of `budget`; long prompts are chunked. Decoding never waits for prompts, and because the budget
+/// exceeds the number of running sequences, prompts never wait for decoding.
 pub(super) fn plan(ready: &[Ready], budget: usize) -> Vec<usize> {
     let mut left = budget;
     let mut counts = vec![0; ready.len()];
@@ -23,11 +31,16 @@ pub(super) fn plan(ready: &[Ready], budget: usize) -> Vec<usize> {
         *count = left.min(1);
         left -= *count;
     }
+    let mut prompts: Vec<Prompt<'_>> = Vec::new();
     for (count, ready) in counts.iter_mut().zip(ready) {
-        if let Ready::Prompt(tokens) = ready {
-            *count = left.min(*tokens);
-            left -= *count;
+        if let &Ready::Prompt { tokens, due } = ready {
+            prompts.push(Prompt { due, tokens, count });
         }
+    }
+    prompts.sort_unstable_by_key(|prompt| prompt.due);
+    for Prompt { tokens, count, .. } in prompts {
+        *count = left.min(tokens);
+        left -= *count;
     }
     counts
 }
@@ -44,15 +57,23 @@ pub(super) fn summary(ready: &[Ready], counts: &[usize], attention: Attention) -
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::SequenceRequest;
 
     #[test]
     fn decoding_first_then_prompts_in_order() {
-        let ready = [Ready::Prompt(6), Ready::Decode, Ready::Prompt(9), Ready::Decode];
+        let prompt = |tokens, due_us| Ready::Prompt {
+            tokens,
+            due: Due::of(&SequenceRequest { due_us, ..SequenceRequest::default() }),
+        };
+        let ready = [prompt(6, 1), Ready::Decode, prompt(9, 2), Ready::Decode];
         assert_eq!(plan(&ready, 12), [6, 1, 4, 1]);
         assert_eq!(plan(&ready, 100), [6, 1, 9, 1]);
         assert_eq!(plan(&ready, 5), [3, 1, 0, 1]);
         assert_eq!(plan(&ready, 1), [0, 1, 0, 0]);
         assert_eq!(plan(&[], 5), [0; 0]);
+        let urgent_last = [prompt(6, 1), Ready::Decode, prompt(9, 2), prompt(3, -1)];
+        assert_eq!(plan(&urgent_last, 5), [1, 1, 0, 3]);
+        assert_eq!(plan(&urgent_last, 12), [6, 1, 2, 3]);
         let expected = StepBatch { attention: Attention::Tp, sequences: 2, prompt_tokens: 10 };
         assert_eq!(summary(&ready, &plan(&ready, 12), Attention::Tp), expected);
     }

@@ -8,8 +8,8 @@ use crate::model::{HeadSlice, ModelConfig, PAGE_TOKENS};
 /// Default cache size in tokens, unless the model's context is longer or memory is short.
 const DEFAULT_KV_TOKENS: usize = 32_768;
 
-/// Upper limits of an engine.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Upper limits of an engine, and the order in which requests wait for them.
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct EngineLimits {
     /// Sequences in the running batch of one rank.
     pub running: usize,
@@ -21,6 +21,9 @@ pub struct EngineLimits {
     pub kv: KvBudget,
     /// Whether prompts with a common prefix share its keys and values.
     pub prefix_reuse: bool,
+    /// Seconds of waiting that each step of a request's priority is worth; negative if lower numbers are more urgent.
+    /// 0: in order of arrival.
+    pub priority_seconds: f64,
 }
 
 /// The size of a rank's key-value cache.
@@ -38,12 +41,19 @@ pub enum KvBudget {
 
 impl Default for EngineLimits {
     fn default() -> Self {
-        Self { running: 32, waiting: 256, step_tokens: 512, kv: KvBudget::Auto, prefix_reuse: true }
+        Self {
+            running: 32,
+            waiting: 256,
+            step_tokens: 512,
+            kv: KvBudget::Auto,
+            prefix_reuse: true,
+            priority_seconds: 0.0,
+        }
     }
 }
 
 /// The limits in force, sent by rank 0 so that all ranks use the same ones.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct UnitLimits {
     /// Sequences in the running batch of one rank.
     pub(crate) running: usize,
@@ -58,6 +68,8 @@ pub(crate) struct UnitLimits {
     /// Maximum elements of the rows that a rank sends or returns in one collective: those of all ranks' tokens in a
     /// step.
     pub(crate) row_elements: usize,
+    /// Seconds of waiting that each step of a request's priority is worth.
+    pub(crate) priority_seconds: f64,
 }
 
 /// KV cache pages by layout of attention: the same number of bytes in each layout that the unit may use, 0 pages in the
@@ -137,6 +149,7 @@ impl EngineLimits {
             kv_pages: self.kv.pages(model, slices, world, memory)?,
             prefix_reuse: self.prefix_reuse,
             row_elements: usize::from(world).saturating_mul(step_tokens).saturating_mul(model.hidden),
+            priority_seconds: self.priority_seconds,
         })
     }
 }

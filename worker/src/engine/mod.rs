@@ -8,6 +8,7 @@
 //! | `run` | the step loop, and the parts that all loops share |
 //! | `together`, `step_sync` | the loop with attention tp, and the messages between its ranks |
 //! | `switch` | a rank's part in a switch of the unit's layout, and running sequences when attention switches |
+//! | `queue` | the order of waiting sequences (pure) |
 //! | `batch` | the batch of one step (pure) |
 //! | `sequence` | one sequence from prompt to end |
 //! | `sampler`, `logprobs` | logits to a token, and its probability (pure) |
@@ -17,6 +18,7 @@ mod batch;
 mod inbox;
 mod limits;
 mod logprobs;
+mod queue;
 mod request;
 mod run;
 mod sampler;
@@ -30,6 +32,7 @@ mod together;
 pub(crate) use inbox::Inbox;
 pub use limits::{EngineLimits, KvBudget};
 pub(crate) use limits::{KvMemory, KvPages, UnitLimits};
+pub(crate) use queue::due_us;
 pub(crate) use request::{Finish, RankStats, Sampling, SequenceEvent, SequenceRequest, StopRules, TokenLogprobs};
 pub(crate) use run::{Emit, Engine, EngineEnd};
 pub(crate) use switch::{SwitchOrder, SwitchReport, SwitchTo};

@@ -6,7 +6,7 @@ use crate::ep::{Counters, Timings};
 use crate::model::{DeviceWork, ExpertFetches, KvUsage};
 
 /// One sequence to run.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct SequenceRequest {
     /// Unique within the unit.
     pub(crate) id: u64,
@@ -26,10 +26,14 @@ pub(crate) struct SequenceRequest {
     pub(crate) logprobs: Option<u8>,
     /// The rank that it was pinned to, or on before attention became tp: where it goes if attention becomes dp.
     pub(crate) home: Option<u16>,
+    /// The client's; 0 without one.
+    pub(crate) priority: i16,
+    /// Its due time ([`super::due_us`]), set by rank 0.
+    pub(crate) due_us: i64,
 }
 
 /// How to choose a token among the logits.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Sampling {
     /// 0 is greedy.
     pub(crate) temperature: f32,

@@ -1,6 +1,5 @@
 //! The step loop of one rank.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -10,7 +9,8 @@ use semmoe_text::Tokenizer;
 use super::batch;
 use super::inbox::Inbox;
 use super::limits::UnitLimits;
-use super::request::{Finish, RankStats, SequenceEvent, SequenceRequest};
+use super::queue::WaitingQueue;
+use super::request::{Finish, RankStats, SequenceEvent};
 use super::sequence::{Carried, Sampled, Sequence, reservation};
 use super::switch::Prepared;
 use super::switch::attention::Arriving;
@@ -44,7 +44,7 @@ pub(crate) struct Engine {
     pub(super) running: Vec<Sequence>,
     /// Set after a switch of attention whose pages move later.
     pub(super) arriving: Option<Arriving>,
-    pub(super) waiting: VecDeque<SequenceRequest>,
+    pub(super) waiting: WaitingQueue,
     /// Sequences that have joined the batch.
     pub(super) admitted: usize,
     /// Prompt tokens found in the cache.
@@ -82,7 +82,7 @@ impl Engine {
             emit,
             running: Vec::new(),
             arriving: None,
-            waiting: VecDeque::new(),
+            waiting: WaitingQueue::default(),
             admitted: 0,
             cached_tokens: 0,
             events: Vec::new(),
@@ -169,7 +169,7 @@ impl Engine {
     /// Executes an order about sequences or their pages; ignores others.
     pub(super) fn take_order(&mut self, order: ToRank) {
         match order {
-            ToRank::Submit(request) => self.waiting.push_back(*request),
+            ToRank::Submit(request) => self.waiting.push(*request),
             ToRank::Cancel { id } => self.cancel(id),
             ToRank::Flush => {
                 self.pool.flush();
@@ -182,18 +182,18 @@ impl Engine {
     pub(super) fn cancel(&mut self, id: u64) {
         let held = self.batched() + self.waiting.len();
         self.running.retain(|sequence| sequence.carried.request.id != id);
-        self.waiting.retain(|request| request.id != id);
+        self.waiting.remove(id);
         self.arriving.iter_mut().for_each(|arriving| drop(arriving.carried.remove(&id)));
         if self.batched() + self.waiting.len() < held {
             self.events.push((id, SequenceEvent::Finished { finish: Finish::Abort, routes: None }));
         }
     }
 
-    /// Moves waiting sequences into the batch, oldest first, while there are pages for everything that they may need.
-    /// So a running sequence never waits for a page: it ends, and makes room for a waiting one.
+    /// Moves waiting sequences into the batch, in order of due times, while there are pages for everything that they
+    /// may need. So a running sequence never waits for a page: it ends, and makes room for a waiting one.
     pub(super) fn admit(&mut self) {
         while self.batched() < self.limits.running {
-            let Some(request) = self.waiting.front() else { return };
+            let Some(request) = self.waiting.first() else { return };
             let Some(kv) = self.pool.admit(&request.tokens, reservation(request)) else {
                 if !self.is_idle() {
                     return;
@@ -201,10 +201,10 @@ impl Engine {
                 // Rank 0 refuses requests that do not fit an empty cache; otherwise this one would wait forever.
                 let message = "the request does not fit the key-value cache".to_owned();
                 self.events.push((request.id, SequenceEvent::Failed { message }));
-                self.waiting.pop_front();
+                self.waiting.pop_first();
                 continue;
             };
-            let Some(request) = self.waiting.pop_front() else { return };
+            let Some(request) = self.waiting.pop_first() else { return };
             if self.is_leader() {
                 self.cached_tokens += kv.len() as u64;
             }

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::batch::Ready;
 use super::logprobs::logprobs;
+use super::queue::Due;
 use super::request::{Finish, SequenceRequest, TokenLogprobs};
 use super::sampler::Sampler;
 use super::text::SequenceText;
@@ -68,7 +69,7 @@ impl Sequence {
     pub(super) fn ready(&self) -> Ready {
         match self.carried.request.tokens.len() - self.carried.fed {
             0 => Ready::Decode,
-            left => Ready::Prompt(left),
+            tokens => Ready::Prompt { tokens, due: Due::of(&self.carried.request) },
         }
     }
 

@@ -72,6 +72,8 @@ pub(crate) struct WorkerInfo {
     shuffle: Option<&'static str>,
     /// Slots of a layer beyond one per expert, over all ranks; SGLang's name.
     ep_num_redundant_experts: usize,
+    /// Seconds of waiting that each step of a request's priority is worth.
+    priority_seconds: f64,
     /// The instruction set used by matrix products.
     compute_instructions: &'static str,
 }
@@ -135,6 +137,7 @@ impl App {
             attention: attention.to_string(),
             shuffle,
             ep_num_redundant_experts: held.slots().saturating_sub(held.experts().into()),
+            priority_seconds: self.unit.limits.priority_seconds,
             compute_instructions: instructions(),
         }
     }

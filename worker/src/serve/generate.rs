@@ -62,7 +62,7 @@ pub(super) async fn health(State(app): State<Arc<App>>) -> Result<Json<Value>, A
 }
 
 fn prepare(app: &App, headers: &HeaderMap, bytes: &[u8]) -> Result<(ValidatedRequest, Generate), ApiError> {
-    let ParsedRequest { body, rank, stream, routes_from, fields } =
+    let ParsedRequest { body, rank, stream, routes_from, priority, fields } =
         ParsedRequest::<Fields>::read(app, EngineRoute::Generate, headers, bytes)?;
     fields::check(&body, fields::GENERATE)?;
     if let Some(params) = body.get("sampling_params") {
@@ -70,7 +70,7 @@ fn prepare(app: &App, headers: &HeaderMap, bytes: &[u8]) -> Result<(ValidatedReq
     }
     let params = fields.sampling_params.unwrap_or_default();
     let mut request = params.sampling.check(app, Defaults::NEUTRAL)?;
-    request.routes_from = routes_from;
+    (request.routes_from, request.priority) = (routes_from, priority);
     request.logprobs =
         logprobs::requested_by_generate(fields.return_logprob.unwrap_or(false), fields.top_logprobs_num)?;
     let prompts = validated::prompts(app, Route::Generate, &body)?;

@@ -72,12 +72,12 @@ fn prepare(
     bytes: &[u8],
     route: &'static RouteTraits,
 ) -> Result<(ValidatedRequest, OpenAi), ApiError> {
-    let ParsedRequest { body, rank, stream, routes_from, fields } =
+    let ParsedRequest { body, rank, stream, routes_from, priority, fields } =
         ParsedRequest::<Fields>::read(app, route.engine_route, headers, bytes)?;
     fields::check(&body, route.place)?;
     fields::check(&body["stream_options"], fields::STREAM)?;
     let mut request = fields.sampling.check(app, app.served.defaults)?;
-    request.routes_from = routes_from;
+    (request.routes_from, request.priority) = (routes_from, priority);
     request.logprobs = logprobs::requested(route.is_chat, fields.logprobs.as_ref(), fields.top_logprobs)?;
     let prompts = validated::prompts(app, route.text_route, &body)?;
     let requested = fields.max_completion_tokens.or(fields.max_tokens);

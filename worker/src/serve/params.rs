@@ -53,9 +53,6 @@ impl SamplingFields {
         };
         let greedy = temperature < MIN_TEMPERATURE;
         Ok(SequenceRequest {
-            id: 0,
-            tokens: Vec::new(),
-            max_new_tokens: 0,
             min_new_tokens: self.min_new_tokens.unwrap_or(0),
             sampling: Sampling {
                 temperature: if greedy { 0.0 } else { temperature as f32 },
@@ -65,9 +62,7 @@ impl SamplingFields {
                 seed: self.seed.map_or_else(|| fastrand::u64(..), i64::cast_unsigned),
             },
             stop: self.stop_rules(app)?,
-            routes_from: None,
-            logprobs: None,
-            home: None,
+            ..SequenceRequest::default()
         })
     }
 

@@ -18,6 +18,8 @@ use crate::engine::SequenceRequest;
 
 /// Maximum number of prompts in one request.
 const MAX_PROMPTS: usize = 64;
+/// Largest priority either way: it bounds the head start.
+const MAX_PRIORITY: u16 = 255;
 
 /// Sequences to run, and how to answer them.
 #[derive(Debug)]
@@ -63,6 +65,7 @@ pub(super) struct ParsedRequest<T> {
     pub(super) stream: bool,
     /// The first token whose routed experts are requested, if any.
     pub(super) routes_from: Option<u32>,
+    pub(super) priority: i16,
     pub(super) fields: T,
 }
 
@@ -73,6 +76,7 @@ struct CommonFields {
     stream: Option<bool>,
     return_routed_experts: Option<bool>,
     routed_experts_start_len: Option<u32>,
+    priority: Option<i64>,
 }
 
 impl<T: DeserializeOwned> ParsedRequest<T> {
@@ -85,8 +89,21 @@ impl<T: DeserializeOwned> ParsedRequest<T> {
         let fields = T::deserialize(&body).map_err(mistyped)?;
         let start = common.routed_experts_start_len.unwrap_or(0);
         let routes_from = common.return_routed_experts.unwrap_or(false).then_some(start);
-        Ok(Self { body, rank, stream: common.stream.unwrap_or(false), routes_from, fields })
+        let priority = priority(app.unit.limits.priority_seconds, common.priority.unwrap_or(0))?;
+        Ok(Self { body, rank, stream: common.stream.unwrap_or(false), routes_from, priority, fields })
     }
+}
+
+/// Refuses a priority that has no effect here, or whose head start has no bound.
+fn priority(priority_seconds: f64, priority: i64) -> Result<i16, ApiError> {
+    if priority_seconds == 0.0 && priority != 0 {
+        let message = format!("priority {priority} needs a worker with --priority-seconds, expected 0 without");
+        return Err(ApiError::param("priority", message));
+    }
+    i16::try_from(priority).ok().filter(|priority| priority.unsigned_abs() <= MAX_PRIORITY).ok_or_else(|| {
+        let message = format!("priority must be from -{MAX_PRIORITY} to {MAX_PRIORITY}, found {priority}");
+        ApiError::param("priority", message)
+    })
 }
 
 /// The rank that a request is pinned to: on the OpenAI routes the header takes precedence over the body.

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use semmoe_tables::{Attention, RankId};
 use tokio::sync::{mpsc, oneshot, watch};
@@ -14,7 +14,7 @@ use super::running::{Running, SubmitError};
 use super::switch::{Switch, SwitchHistory};
 use crate::control::link::LinkSender;
 use crate::control::message::{FromRank, ToRank};
-use crate::engine::{Inbox, RankStats, SequenceEvent, SequenceRequest, UnitLimits};
+use crate::engine::{Inbox, RankStats, SequenceEvent, SequenceRequest, UnitLimits, due_us};
 use crate::ep::RankGroups;
 use crate::threads::lock;
 
@@ -92,6 +92,8 @@ pub(crate) struct Shared {
     /// Ranks in the unit.
     pub(crate) world: u16,
     pub(crate) limits: UnitLimits,
+    /// Due times count from it.
+    began: Instant,
     pub(super) timeouts: Timeouts,
     /// Whether attention may switch, so that requests can be pinned in either layout.
     pub(crate) both_attentions: bool,
@@ -160,7 +162,16 @@ impl Unit {
         let status = watch::Sender::new(UnitStatus::default());
         let both_attentions = limits.kv_pages.are_both();
         let state = Mutex::new(state);
-        Self(Arc::new(Shared { world, limits, timeouts, both_attentions, groups, state, status }))
+        Self(Arc::new(Shared {
+            world,
+            limits,
+            began: Instant::now(),
+            timeouts,
+            both_attentions,
+            groups,
+            state,
+            status,
+        }))
     }
 
     /// Sets the connections to the ranks, in rank order.
@@ -195,8 +206,8 @@ impl Unit {
         self.status.borrow().lost.clone()
     }
 
-    /// Runs a sequence on `rank`, or on the next rank in round-robin order, and sets its id. With attention tp, the
-    /// sequence moves to `rank` if attention becomes dp.
+    /// Runs a sequence on `rank`, or on the next rank in round-robin order, and sets its id and due time. With
+    /// attention tp, the sequence moves to `rank` if attention becomes dp.
     pub(crate) fn submit(&self, rank: Option<RankId>, mut request: SequenceRequest) -> Result<Running, SubmitError> {
         let mut state = self.state();
         if let Some(lost) = self.lost() {
@@ -215,6 +226,7 @@ impl Unit {
         }
         let id = state.take_id();
         request.id = id;
+        request.due_us = due_us(self.began.elapsed(), request.priority, self.limits.priority_seconds);
         let (listener, events) = mpsc::unbounded_channel();
         state.sequences.insert(id, Entry { rank, pinned, listener: Some(listener) });
         state.in_flight[rank.index()] += 1;

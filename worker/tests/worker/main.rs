@@ -25,6 +25,7 @@ mod logprobs;
 mod network;
 mod permuted;
 mod prefix;
+mod priorities;
 mod ranks;
 mod replicas;
 mod requests;

@@ -85,10 +85,11 @@ impl Pools {
 
     fn tick(&mut self, control: &Arc<Control>, model: &Model) {
         let (mut running, mut sent, mut heads) = (0_u32, (0, 0), Vec::new());
+        let priority_seconds = control.backends.config().queue.priority_seconds;
         for (backend, layout) in labelled(model) {
             backend.flow.line.keep(self.rules.has_targets());
             if layout == self.layout {
-                heads.extend(backend.flow.line.heads(Instant::now()));
+                heads.extend(backend.flow.line.heads(Instant::now(), priority_seconds));
             }
             running = running.saturating_add(in_flight(control, backend));
             let flow = backend.flow.peek();

@@ -124,7 +124,7 @@ impl Task<'_> {
                 return control.switches.observed(unit, None, 0, &verdict);
             }
         };
-        let heads = backend.flow.line.heads(Instant::now());
+        let heads = backend.flow.line.heads(Instant::now(), control.backends.config().queue.priority_seconds);
         let verdict = steered.unit.decide(layout, &load, &heads);
         let in_flight = u64::from(load.running) + u64::from(load.waiting);
         control.switches.observed(unit, Some(layout), in_flight, &verdict);

@@ -10,12 +10,13 @@
 //! With lazy moves, pages follow after the switch: before each step those of the next sequences, which run from then
 //! on. A sequence that is cancelled earlier is removed together with its pages once they have arrived.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, HashSet};
 
 use semmoe_tables::{Attention, Score, TokenId};
 use serde::{Deserialize, Serialize};
 
 use crate::engine::inbox::Inbox;
+use crate::engine::queue::{Due, WaitingQueue};
 use crate::engine::request::{SequenceEvent, SequenceRequest};
 use crate::engine::run::Engine;
 use crate::engine::sequence::{Carried, Sequence};
@@ -25,7 +26,7 @@ use crate::model::{
     SwitchFault, allgather_messages,
 };
 
-/// The sequences that a rank sends the others; then those of all ranks, oldest first.
+/// The sequences that a rank sends the others; then those of all ranks: running ones by age, waiting ones by due time.
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct Known {
     running: Vec<Carried>,
@@ -41,7 +42,7 @@ pub(super) struct PreparedAttention {
     /// All sequences that run here, by id.
     carried: HashMap<u64, Carried>,
     step_bytes: u64,
-    waiting: VecDeque<SequenceRequest>,
+    waiting: WaitingQueue,
 }
 
 /// Sequences whose pages arrive after the switch.
@@ -84,7 +85,7 @@ impl Engine {
         let me = self.ep.rank().index();
         let here = |group: u16| usize::from(group) == me / span.after;
         let own: HashSet<u64> = kv.groups.iter().filter(|(_, group)| here(*group)).map(|(id, _)| *id).collect();
-        let mut waiting = VecDeque::new();
+        let mut waiting = WaitingQueue::default();
         let (first, groups) = (span.first_group() as u16, span.groups());
         let mut loads = vec![0_usize; groups];
         kv.groups.iter().for_each(|&(_, group)| loads[usize::from(group - first)] += 1);
@@ -94,7 +95,7 @@ impl Engine {
             loads[usize::from(group)] += 1;
             kv.groups.push((request.id, first + group));
             if here(first + group) {
-                waiting.push_back(request);
+                waiting.push(request);
             }
         }
         let running = known.running.into_iter().map(|carried| (carried.request.id, carried));
@@ -180,7 +181,7 @@ impl Engine {
             known.waiting.append(&mut received.waiting);
         }
         known.running.sort_by_key(|carried| carried.request.id);
-        known.waiting.sort_by_key(|request| request.id);
+        known.waiting.sort_by_key(Due::of);
         Ok(known)
     }
 

@@ -37,7 +37,7 @@ pub(super) const ROWS: &[Row] = &[
     row(OPENAI, Honoured, &["return_input_ids_in_sglext", "return_output_ids_in_sglext"]),
     row(CHAT, Honoured, &["top_logprobs"]),
     row(OPENAI | GENERATE, Honoured, &["stream", "return_routed_experts", "routed_experts_start_len"]),
-    row(OPENAI | GENERATE, Honoured, &["routed_dp_rank", "data_parallel_rank"]),
+    row(OPENAI | GENERATE, Honoured, &["routed_dp_rank", "data_parallel_rank", "priority"]),
     row(PARAMS, Honoured, &["max_new_tokens"]),
     row(OPENAI | PARAMS, Honoured, &["min_tokens", "min_new_tokens", "temperature", "top_p", "top_k", "seed"]),
     row(OPENAI | PARAMS, Honoured, &["sampling_seed", "stop", "stop_token_ids", "ignore_eos", "skip_special_tokens"]),
@@ -127,7 +127,6 @@ pub(super) const ROWS: &[Row] = &[
     row(TOKENIZE, FALSE, &["return_token_strs"]),
     // How and where it runs. A salt keeps prefixes separate: ignoring it would share what a client wants separate.
     row(OPENAI | GENERATE, EMPTY, &["cache_salt", "extra_key"]),
-    row(OPENAI | GENERATE, ZERO, &["priority"]),
     row(OPENAI | GENERATE, NULL, &["bootstrap_host", "bootstrap_port", "bootstrap_room", "disagg_prefill_dp_rank"]),
     row(GENERATE, NULL, &["bootstrap_pair_key", "decode_tp_size", "kv_hints"]),
     row(OPENAI, EMPTY, &["kv_transfer_params", "ec_transfer_params"]),
