@@ -1,6 +1,7 @@
 //! `semmoe serve` in front of ranks that were started by hand: an operator's tasks, and refusals at startup.
 
 use std::io::{BufRead, BufReader};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::sync::Arc;
@@ -377,18 +378,29 @@ async fn steered(admin: &BaseUrl) -> Value {
     shown["units"][0].clone()
 }
 
-/// With a prior in which TP is free up to four sequences and EP above, real ranks switch to TP under one client and
-/// back under sixteen, and every request is answered.
 #[test]
 fn the_gateway_switches_real_ranks_both_ways_under_requests() {
+    switches_both_ways(Ranks::start(2, None), "dp-tp");
+}
+
+#[test]
+fn the_gateway_switches_real_ranks_to_independent_groups_and_back() {
+    let anywhere = SocketAddr::from(([127, 0, 0, 1], 0));
+    switches_both_ways(Ranks::start_with(anywhere, &model_dir(), 4, &["--switch-groups", "2"]), "tp:2x2");
+}
+
+/// With a prior in which TP is free up to four sequences and EP above, real ranks switch to TP under one client and
+/// back under sixteen, and every request is answered.
+fn switches_both_ways(ranks: Ranks, tp_layout: &str) {
     let folder = tempfile::tempdir().expect("a folder");
-    let ranks = Ranks::start(2, None);
     let admin = free_address();
-    let switch = "[switch]\nmode = \"drive\"\ntp_layout = \"dp-tp\"\ninterval_seconds = 0.05\nswitch_seconds = 0.05\n\
-                  tp_step_ms = [[1, 0.001], [4, 0.001], [5, 1000.0], [2048, 1000.0]]\n\
-                  ep_step_ms = [[1, 1000.0], [4, 1000.0], [5, 0.001], [2048, 0.001]]\n\
-                  tp_prefill_rate = 10000.0\nep_prefill_rate = 10000.0\n";
-    let config = configuration(folder.path(), &ranks.url, "round_robin", switch);
+    let switch = format!(
+        "[switch]\nmode = \"drive\"\ntp_layout = \"{tp_layout}\"\ninterval_seconds = 0.05\nswitch_seconds = 0.05\n\
+         tp_step_ms = [[1, 0.001], [4, 0.001], [5, 1000.0], [2048, 1000.0]]\n\
+         ep_step_ms = [[1, 1000.0], [4, 1000.0], [5, 0.001], [2048, 0.001]]\n\
+         tp_prefill_rate = 10000.0\nep_prefill_rate = 10000.0\n"
+    );
+    let config = configuration(folder.path(), &ranks.url, "round_robin", &switch);
     let text = std::fs::read_to_string(&config).expect("written before");
     std::fs::write(&config, text.replace("admin = \"127.0.0.1:0\"", &format!("admin = {admin:?}"))).expect("written");
     let served = Served::start(&config);

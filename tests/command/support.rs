@@ -1,5 +1,6 @@
 //! Starts the built `semmoe` command as a user would, and stops it afterwards.
 
+use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Read};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -195,9 +196,15 @@ impl Ranks {
 
     /// Starts `world` ranks of `model`, with rank 0's HTTP server at `listen`, and waits until they serve.
     pub(crate) fn start_at(listen: SocketAddr, model: &Path, world: u16, tables: Option<&Path>) -> Self {
+        let more: Vec<&Path> = tables.into_iter().flat_map(|tables| [Path::new("--tables"), tables]).collect();
+        Self::start_with(listen, model, world, &more)
+    }
+
+    /// Starts `world` ranks of `model` with more arguments.
+    pub(crate) fn start_with(listen: SocketAddr, model: &Path, world: u16, more: &[impl AsRef<OsStr>]) -> Self {
         let command = |_| {
             let mut command = semmoe(&["worker", "--listen", &listen.to_string(), "--model"]);
-            command.arg(model).args(tables.into_iter().flat_map(|tables| [Path::new("--tables"), tables]));
+            command.arg(model).args(more);
             Ok(command.into())
         };
         let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime");

@@ -1,8 +1,8 @@
 //! A worker's step counters and loads at one moment, and what happened between two readings.
 //!
 //! Ranks run steps in lockstep, so rank 0's step count and step time are those of the unit, and a step's batch is the
-//! sum over the ranks. Which ranks' batches coincided in a step is not recorded: the steps of an interval are assumed
-//! to be alike.
+//! sum over the ranks. Groups of ranks (`tp:NxP`) step by themselves: their steps are those of all first ranks, on
+//! average. Which ranks' batches coincided in a step is not recorded: the steps of an interval are assumed to be alike.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use semmoe_engines::sglang::Loads;
 /// One reading of the worker's counters.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Reading {
-    /// Steps of rank 0, by the layout's name.
+    /// Steps of the unit, by the layout's name.
     steps: BTreeMap<String, Steps>,
     /// Tokens through the model, on all ranks.
     decode_tokens: f64,
@@ -57,6 +57,32 @@ pub(super) struct MeanStep {
     pub(super) seconds: f64,
 }
 
+/// The parts of a unit that step by themselves.
+struct Groups {
+    count: f64,
+    /// `None`: all.
+    ranks: Option<u32>,
+}
+
+impl Groups {
+    /// Those of the layout with the worker's name `tp:NxP`; other layouts have one.
+    fn of(layout: &str) -> Self {
+        let groups = layout.strip_prefix("tp:").and_then(|groups| groups.split_once('x'));
+        match groups.map(|(count, ranks)| (count.parse::<u32>(), ranks.parse())) {
+            Some((Ok(count @ 1..), Ok(ranks @ 1..))) => Self { count: count.into(), ranks: Some(ranks) },
+            _ => Self { count: 1.0, ranks: None },
+        }
+    }
+
+    /// Whether this is the first rank of a group.
+    fn are_led_by(&self, rank: Option<&str>) -> bool {
+        match self.ranks {
+            None => rank == Some("0"),
+            Some(ranks) => rank.and_then(|rank| rank.parse().ok()).is_some_and(|rank: u32| rank.is_multiple_of(ranks)),
+        }
+    }
+}
+
 /// A reply that lacks a required value.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("/metrics has no {name}: is the worker an older version?")]
@@ -80,9 +106,14 @@ impl Reading {
             match (sample.name, sample.label("phase")) {
                 (TOKENS, Some("decode")) => reading.decode_tokens += sample.value,
                 (TOKENS, Some("prefill")) => reading.prefill_tokens += sample.value,
-                (STEPS | SECONDS, _) if sample.label("rank") == Some("0") => {
-                    let steps = reading.steps.entry(sample.label("layout").unwrap_or_default().to_owned()).or_default();
-                    *(if sample.name == STEPS { &mut steps.count } else { &mut steps.seconds }) += sample.value;
+                (STEPS | SECONDS, _) => {
+                    let layout = sample.label("layout").unwrap_or_default();
+                    let groups = Groups::of(layout);
+                    if groups.are_led_by(sample.label("rank")) {
+                        let steps = reading.steps.entry(layout.to_owned()).or_default();
+                        let value = sample.value / groups.count;
+                        *(if sample.name == STEPS { &mut steps.count } else { &mut steps.seconds }) += value;
+                    }
                 }
                 _ => {}
             }
@@ -180,6 +211,23 @@ mod tests {
         let idle = Interval { steps: None, arrived_tokens: 0 };
         assert_eq!(first.since(&second), idle, "another process");
         assert_eq!(second.since(&second), idle);
+    }
+
+    /// Two groups of two: one made 8 steps of 10 ms, the other 4 of 40 ms.
+    #[test]
+    fn steps_of_groups_are_those_of_their_first_ranks() {
+        let page = |ended: f64| {
+            let mut page = format!("semmoe_tokens_total{{rank=\"0\",phase=\"decode\"}} {}\n", 36.0 * ended);
+            for (rank, count, seconds) in [(0, 8.0, 0.08), (1, 8.0, 9.0), (2, 4.0, 0.16), (3, 4.0, 9.0)] {
+                let labels = format!("{{rank=\"{rank}\",layout=\"tp:2x2\",phase=\"decode\",batch=\"4\"}}");
+                page += &format!("semmoe_layout_steps_total{labels} {}\n", count * ended);
+                page += &format!("semmoe_layout_step_seconds_total{labels} {}\n", seconds * ended);
+            }
+            Reading::parse(&page, &loads(3, 0)).unwrap()
+        };
+        let steps = page(1.0).since(&page(0.0)).steps.unwrap();
+        assert_eq!((steps.layout.as_str(), steps.steps, steps.sequences), ("tp:2x2", 6, 6), "the whole unit's batch");
+        assert!((steps.seconds - 0.02).abs() < 1e-9, "{steps:?}");
     }
 
     #[test]
