@@ -47,7 +47,7 @@ section! { RawSwitch, "`[switch]`";
     /// New requests to a worker while it switches: `hold` (they wait there) or `redirect` (they go to other backends,
     /// if any).
     meanwhile: Meanwhile = Meanwhile::Hold,
-    /// The worker's name for the small-batch layout: `tp`, groups such as `tp:2x4`, or `dp-tp` where attention stays dp.
+    /// The worker's name for the small-batch layout: `tp`, groups such as `tp:2x4`, or `dp-tp` if attention stays dp.
     tp_layout: String = "tp".to_owned(),
     /// The worker's name for the large-batch layout: `ep`, or `tp-ep` where attention stays tp.
     ep_layout: String = "ep".to_owned(),
