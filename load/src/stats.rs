@@ -37,7 +37,7 @@ pub(crate) struct Answered {
 pub(crate) struct Sample<'a> {
     /// Whether the request is measured, rather than part of the warm-up.
     pub(crate) measured: bool,
-    /// Whether the request counts for rates: it ended within the measured period.
+    /// Whether this counts toward the rates: it ended within the measured period.
     pub(crate) in_window: bool,
     /// How long after its due time it was sent (open loop).
     pub(crate) late: Option<Duration>,

@@ -58,7 +58,7 @@ impl Window {
         (!over).then_some(Ticket { number, measured: true })
     }
 
-    /// Records the end of a request, and returns whether it counts for rates.
+    /// Records the end of a request, and returns whether it counts toward rates.
     ///
     /// With a duration, everything that ends within it counts, including warm-up requests: about as much is in flight
     /// at its start as at its end.

@@ -27,7 +27,7 @@ impl Watch {
         Self { file: file.to_owned(), seen: judged.clone(), judged, retry: None }
     }
 
-    /// Resolves when the content has changed and is equal in two polls: its writer may not have finished at the first.
+    /// Resolves once the content has changed and two polls in a row agree: the first may catch a write in progress.
     pub(crate) async fn changed(&mut self) {
         loop {
             tokio::time::sleep(INTERVAL).await;

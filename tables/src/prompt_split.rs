@@ -24,7 +24,7 @@ impl PromptSplit {
     /// The splits of all purposes.
     pub const ALL: [Self; 4] = [Self::PROFILE, Self::SOLVE, Self::STUDY, Self::EVALUATE];
 
-    /// A further split for the same purpose, for requests that `splits` earlier ones have divided.
+    /// A further split for the same purpose, for requests already split `splits` times.
     #[must_use]
     pub fn after(self, splits: u64) -> Self {
         // mix64(0) is 0: the first split keeps its salt.

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use crate::config::RawRetry;
 
-/// Seconds whose requests pay for retries.
+/// Window of the retry budget, in seconds.
 const SECONDS: usize = 10;
 const WINDOW: Duration = Duration::from_secs(SECONDS as u64);
 

@@ -10,7 +10,7 @@ pub(crate) const KEPT: Duration = Duration::from_secs(24 * 60 * 60);
 /// Maximum drained backends that are absent; beyond it the earliest to leave are forgotten.
 const MAX_ABSENT: usize = 1024;
 
-/// Drained backends by name, and since when they are absent.
+/// Drained backends by name, and when each left, if absent.
 #[derive(Default)]
 pub(crate) struct Drains(Mutex<BTreeMap<String, Option<Instant>>>);
 

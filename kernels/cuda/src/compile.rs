@@ -58,10 +58,10 @@ impl Drop for Program {
     }
 }
 
-/// Compiles all kernels for which the target has instructions.
+/// Compiles all kernels whose instructions the target has.
 ///
 /// # Errors
-/// NVRTC is missing, or refuses the sources.
+/// NVRTC is missing, or rejects the sources.
 pub fn compile(target: Target) -> Result<Compiled, CompileError> {
     let sources: Vec<_> = sources_for(target.capability()).collect();
     let all = sources.iter().map(|file| format!("#include \"{}\"\n", file.name)).collect::<String>();

@@ -167,7 +167,7 @@ impl<'d, V: VirtualMemory> Held<'d, V> {
 
 impl<V: VirtualMemory> Drop for Held<'_, V> {
     fn drop(&mut self) {
-        // A refusal cannot be handled here.
+        // An error cannot be handled here.
         let _ = self.driver.release(self.handle);
     }
 }

@@ -89,7 +89,7 @@ impl<L: Lockstep> UnitLink<L> {
     }
 }
 
-/// Begins the message by which ranks agree on their nodes.
+/// Prefix of messages by which ranks agree on their nodes.
 const MARK: [u8; 4] = *b"node";
 
 fn check_nodes(message: &[u8], nodes: usize) -> Result<(), MessageError> {

@@ -27,7 +27,7 @@ pub enum CurveError {
     Order {
         /// The batch.
         sequences: u32,
-        /// The one before it, or 0.
+        /// The batch before, or 0.
         before: u32,
     },
     /// An impossible step time.

@@ -64,7 +64,7 @@ fn vector(trace: &Trace, request: usize) -> Vec<f64> {
     counts.iter().map(|count| (count / total).sqrt()).collect()
 }
 
-/// Squared distances of all pairs.
+/// Pairwise squared distances.
 fn distances(vectors: &[Vec<f64>]) -> Vec<Vec<f64>> {
     let apart = |a: &Vec<f64>, b: &Vec<f64>| a.iter().zip(b).map(|(x, y)| (x - y).powi(2)).sum::<f64>();
     vectors.iter().map(|a| vectors.iter().map(|b| apart(a, b)).collect()).collect()

@@ -27,7 +27,7 @@ pub struct Limits {
     pub prompts: usize,
     /// Number of ids over all prompts of the request.
     pub ids: usize,
-    /// Limits on the work of the chat template.
+    /// Limits on rendering the chat template.
     pub template: Budget,
 }
 

@@ -75,7 +75,7 @@ impl Rate {
         }
     }
 
-    /// Longest time that these prompts should take; unbounded until a prompt has been computed.
+    /// Longest time that `tokens` prompt tokens should take; unbounded until any are computed.
     fn time_of(&self, tokens: u64) -> Duration {
         if tokens == 0 {
             return Duration::ZERO;

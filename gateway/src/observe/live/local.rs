@@ -10,7 +10,7 @@ pub(super) struct Hosted {
 }
 
 impl Hosted {
-    /// `rank` is below the tables' number of ranks.
+    /// `rank` must be below the tables' rank count.
     pub(super) fn on(tables: &Tables, rank: RankId) -> Self {
         let placement = tables.placement();
         let experts = usize::from(placement.experts());

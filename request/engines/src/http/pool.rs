@@ -13,7 +13,7 @@ use tokio::sync::Notify;
 
 use super::connection::Connection;
 
-/// Interval between checks of idle connections, which a terminating engine closes.
+/// Interval between checks for idle connections closed by a terminating engine.
 const LOOK_INTERVAL: Duration = Duration::from_millis(500);
 /// Maximum number of lists; more would not help.
 const MAX_LISTS: usize = 64;

@@ -109,7 +109,7 @@ fn openai_body(engine: Engine, model: &str, sampling: Sampling) -> Map<String, V
     }
     let switches: &[&str] = match engine {
         Engine::Semmoe => &["return_routed_experts", "return_input_ids_in_sglext", "return_output_ids_in_sglext"],
-        // Which of the switches for ids a version has depends on the route; it ignores the others.
+        // Which id switches a version supports depends on the route; it ignores the others.
         Engine::Sglang => &[
             "return_routed_experts",
             "return_token_ids",

@@ -382,7 +382,7 @@ impl Plan {
         whole + correction.sum::<i128>()
     }
 
-    /// The fraction of a unit of `mass` in some groups, ascending.
+    /// Fraction of a unit's `mass` in `groups` (ascending).
     pub(crate) fn share_in(&self, unit: usize, mass: u64, groups: &[u16]) -> f64 {
         let among = |group: u16| groups.binary_search(&group).is_ok();
         match self.splits.binary_search_by_key(&unit, |split| split.unit) {

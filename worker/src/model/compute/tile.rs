@@ -33,7 +33,7 @@ pub(super) struct Job<E> {
     pub(super) begin: Begin,
 }
 
-/// The data to prefetch while B is used, as a wrapping byte offset from the data in use.
+/// Data to prefetch while B is being read, as a wrapping byte offset from that read.
 #[derive(Clone, Copy)]
 pub(super) enum Ahead {
     /// B itself, and the data after it.

@@ -88,7 +88,7 @@ impl<T: Element> GpuBackend<T> {
         self.multiply(layer, lists, [normed, added].map(|of| rows_of::<T>(of, rows * self.config.hidden).buffer()))
     }
 
-    /// Where a layer's chosen experts stay until the end of the step.
+    /// Where a layer's chosen experts are kept until the step ends.
     pub(super) fn kept(&self, layer: LayerIdx) -> Buffer {
         let pairs = self.own_rows * self.config.top_k;
         self.buffers.kept.from_offset(2 * (layer.index() * pairs) as u64)
