@@ -64,12 +64,11 @@ impl WaitingLine {
     /// engine whose queue gives each step of priority this head start.
     pub(crate) fn heads(&self, now: Instant, priority_seconds: f64) -> Vec<Head> {
         let mut streams: Vec<WaitingStream> = self.lock().streams.values().copied().collect();
-        streams.sort_by_key(|stream| stream.since);
         let lead_seconds = |stream: &WaitingStream| {
             let waited = now.saturating_duration_since(stream.since);
             waited.as_secs_f64() + f64::from(stream.priority.unwrap_or(0)) * priority_seconds
         };
-        streams.sort_by(|a, b| lead_seconds(b).total_cmp(&lead_seconds(a)));
+        streams.sort_by(|a, b| lead_seconds(b).total_cmp(&lead_seconds(a)).then(a.since.cmp(&b.since)));
         let (mut heads, mut tokens_ahead) = (Vec::<Head>::new(), 0_u64);
         for stream in streams {
             tokens_ahead += u64::from(stream.prompt_tokens);

@@ -97,7 +97,7 @@ impl<T: DeserializeOwned> ParsedRequest<T> {
 /// Refuses a priority that has no effect here, or whose head start has no bound.
 fn priority(priority_seconds: f64, priority: i64) -> Result<i16, ApiError> {
     if priority_seconds == 0.0 && priority != 0 {
-        let message = format!("priority {priority} needs a worker with --priority-seconds, expected 0 without");
+        let message = format!("priority {priority} has no effect without --priority-seconds, expected 0");
         return Err(ApiError::param("priority", message));
     }
     i16::try_from(priority).ok().filter(|priority| priority.unsigned_abs() <= MAX_PRIORITY).ok_or_else(|| {

@@ -87,7 +87,7 @@ async fn priorities_without_effect_or_bound_are_refused() {
         ("/v1/completions", json!({"prompt": "a", "max_tokens": 1})),
         ("/v1/chat/completions", chat),
     ];
-    let without = "needs a worker with --priority-seconds, expected 0 without";
+    let without = "has no effect without --priority-seconds, expected 0";
     let cases = [
         (0.0, json!(0), None),
         (0.0, json!(1), Some(without)),

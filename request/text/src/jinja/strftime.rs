@@ -3,7 +3,7 @@
 use chrono::DateTime;
 use chrono::format::{Fixed, Item, Numeric, StrftimeItems};
 
-/// Formats a time given in seconds since 1970; empty for years that no calendar has.
+/// Formats a time given in seconds since 1970; empty beyond the years that chrono has.
 pub(super) fn strftime(format: &str, seconds: i64) -> String {
     let Some(time) = DateTime::from_timestamp(seconds, 0) else { return String::new() };
     // Python counts microseconds; a time without a zone has no name and no offset.
