@@ -1,4 +1,4 @@
-//! Further options for a deployment: switching layouts at run time, and replicas of experts that keep tokens local.
+//! Further options for a deployment: replicas of experts that keep tokens local.
 
 use serde::Serialize;
 
@@ -6,92 +6,9 @@ use crate::PlanError;
 use crate::affinity::WORTH;
 use crate::cluster::Cluster;
 use crate::hybridep::{Choice, HybridLevel, Stream, Use, best_domains, domain_choices};
-use crate::layout::{Infeasible, Layout};
-use crate::policy::{ByLayout, SettingsError};
+use crate::layout::Layout;
 use crate::search::{Candidate, Question};
 use crate::step::{Constants, Part, decoding, step};
-use crate::switching::{Crossing, StepPair, crossing, memory_overhead, switch_seconds};
-
-/// Both layouts are compared at powers of two of requests in flight, up to this exponent.
-const MAX_SEQUENCES: u32 = 12;
-
-/// Switching one unit on the innermost links between slices (TP) and whole experts (EP).
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Switching {
-    /// GPUs of the unit.
-    pub gpus: u64,
-    /// Modelled steps of both layouts.
-    pub steps: Vec<StepPair>,
-    /// The batch at which both take equally long.
-    pub crossing: Crossing,
-    /// Seconds of a switch to slices with the load's cache, without synchronisation.
-    pub seconds: f64,
-    /// The part of `seconds` spent moving experts; all of it if the cache is empty.
-    pub weight_seconds: f64,
-    /// Memory of one spare slot relative to that of the experts.
-    pub memory_overhead: f64,
-}
-
-/// Reasons why switching is impossible.
-#[derive(Debug, thiserror::Error)]
-pub enum NoSwitch {
-    /// One of the layouts cannot run.
-    #[error("{layout} does not run: {reason}")]
-    Infeasible {
-        /// The layout.
-        layout: String,
-        /// The reason.
-        reason: Infeasible,
-    },
-    /// The switch policy rejects its settings.
-    #[error("the switch policy cannot be set up: {0}")]
-    Policy(#[from] SettingsError),
-    /// The steps cannot be compared.
-    #[error(transparent)]
-    Plan(#[from] PlanError),
-}
-
-/// The layouts between which a unit of `gpus` GPUs switches.
-pub(crate) fn unit_layouts(gpus: u64) -> ByLayout<Layout> {
-    ByLayout {
-        tp: Layout { pipeline: 1, attention_tp: gpus, attention_dp: 1, expert_tp: gpus, expert_ep: 1 },
-        ep: Layout { pipeline: 1, attention_tp: 1, attention_dp: gpus, expert_tp: 1, expert_ep: gpus },
-    }
-}
-
-/// The effect of switching for the unit of the innermost level, with `concurrency` requests in flight.
-///
-/// # Errors
-/// [`NoSwitch`] if slices or whole experts cannot run there.
-pub fn switching(question: &Question<'_>, concurrency: f64) -> Result<Switching, NoSwitch> {
-    let gpus = question.cluster.levels.first().map_or(1, |level| level.count);
-    let ByLayout { tp, ep } = unit_layouts(gpus);
-    let (shape, cluster, constants) = (question.shape, question.cluster, question.constants);
-    for layout in [tp, ep] {
-        let runs = layout.check(shape).and_then(|()| question.memory(&layout));
-        runs.map_err(|reason| NoSwitch::Infeasible { layout: layout.name(), reason })?;
-    }
-    let load = question.workload.load(concurrency);
-    let seconds = |layout, sequences| step(&question.target(layout), &decoding(sequences, &load)).total();
-    let pair = |exponent: u32| {
-        let sequences = f64::from(1u32 << exponent);
-        StepPair { sequences, tp: seconds(tp, sequences), ep: seconds(ep, sequences) }
-    };
-    let steps: Vec<StepPair> = (0..=MAX_SEQUENCES).map(pair).collect();
-    let weights = shape.routed_parameters() as f64 * shape.precision.experts.bytes() / gpus as f64;
-    // Every rank receives its heads of the sequences that other ranks had.
-    let tokens = concurrency * (load.input_tokens + load.output_tokens / 2.0);
-    let cache = tokens * (gpus - 1) as f64 / gpus as f64 * shape.kv_bytes_per_token(gpus);
-    let bandwidth = cluster.levels.first().map_or(1.0, |level| level.bytes_per_second) * constants.link_bandwidth_share;
-    Ok(Switching {
-        gpus,
-        crossing: crossing(&steps)?,
-        steps,
-        seconds: switch_seconds(gpus, weights, cache, bandwidth, 0.0),
-        weight_seconds: switch_seconds(gpus, weights, 0.0, bandwidth, 0.0),
-        memory_overhead: memory_overhead(1, shape.moe_layers),
-    })
-}
 
 /// Replicas of experts in memory that the cache does not need (HybridEP in serving).
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -214,21 +131,16 @@ fn levels(cluster: &Cluster, ranks: u64, constants: &Constants) -> Vec<HybridLev
 mod tests {
     use super::*;
     use crate::search::search;
-    use crate::tests::fixtures::{deepseek_v3, h200, qwen3_235b};
+    use crate::tests::fixtures::{h200, qwen3_235b};
     use crate::workload::Workload;
 
     #[test]
-    fn switching_and_replicas_of_a_plan() {
+    fn replicas_of_a_plan() {
         let (shape, cluster) = (qwen3_235b(), h200(2));
         let constants = Constants { link_bandwidth_share: 280.0 / 450.0, ..Constants::uncalibrated() };
         let text = "requests_per_second = 2\ninput_tokens = 1024\noutput_tokens = 512\n";
         let workload = Workload::from_toml("w", text).unwrap();
         let question = Question { shape: &shape, cluster: &cluster, workload: &workload, constants: &constants };
-        let switching = switching(&question, 64.0).unwrap();
-        assert!((switching.weight_seconds - 0.1774).abs() < 1e-4 && switching.seconds > switching.weight_seconds);
-        assert!((switching.memory_overhead - 1.0 / 94.0).abs() < 1e-12);
-        assert!(switching.steps[3].tp < switching.steps[3].ep, "slices win at 8 sequences");
-
         let plan = search(&question).unwrap();
         let whole = plan.ranked.iter().find(|plan| plan.layout.expert_ep == 16).unwrap();
         let found = replication(&question, whole).unwrap().unwrap();
@@ -277,16 +189,5 @@ mod tests {
         ] {
             assert_eq!(argument(domains, &levels(workers)), text);
         }
-    }
-
-    #[test]
-    fn a_model_too_large_for_a_node_has_no_switch() {
-        let (shape, mut cluster, constants) = (deepseek_v3(), h200(1), Constants::uncalibrated());
-        cluster.gpu.memory = 80e9;
-        let workload =
-            Workload::from_toml("w", "requests_per_second = 2\ninput_tokens = 1024\noutput_tokens = 512\n").unwrap();
-        let question = Question { shape: &shape, cluster: &cluster, workload: &workload, constants: &constants };
-        let error = switching(&question, 8.0).unwrap_err().to_string();
-        assert!(error.contains("does not run: weights need"), "{error}");
     }
 }

@@ -4,7 +4,15 @@
 use serde::Serialize;
 
 use crate::PlanError;
+use crate::cluster::Cluster;
 use crate::error::positive;
+use crate::layout::{Infeasible, Layout};
+use crate::policy::{ByLayout, SettingsError};
+use crate::search::Question;
+use crate::step::{decoding, step};
+
+/// Both layouts are compared at powers of two of requests in flight, up to this exponent.
+const MAX_SEQUENCES: u32 = 12;
 
 /// Seconds in which `ranks` of one node switch layouts: `(P - 1) / P W / B + max KV ingress / B + sync`. `weights` are
 /// the bytes of experts of one rank, `cache` the bytes received by the rank that receives most of the cache.
@@ -70,11 +78,181 @@ pub fn crossing(points: &[StepPair]) -> Result<Crossing, PlanError> {
     Ok(Crossing::At(pair[0].sequences + share * (pair[1].sequences - pair[0].sequences)))
 }
 
+/// A unit that switches between whole experts on all of its GPUs (EP) and independent groups with slices of all experts
+/// (TP). One group is Moebius's case, several are ParaSMoE's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct SwitchUnit {
+    /// N: groups in TP.
+    pub groups: u64,
+    /// P: GPUs of a group.
+    pub group_gpus: u64,
+}
+
+impl SwitchUnit {
+    /// The unit of the innermost level, which switches as a whole.
+    pub fn innermost(cluster: &Cluster) -> Self {
+        Self { groups: 1, group_gpus: cluster.levels.first().map_or(1, |level| level.count) }
+    }
+
+    /// Every unit of one or more levels, in every division into several groups. Groups have at least two GPUs, all on
+    /// the innermost links.
+    pub fn divided(cluster: &Cluster) -> Vec<Self> {
+        let innermost = Self::innermost(cluster).group_gpus;
+        let units = cluster.levels.iter().scan(1, |gpus, level| {
+            *gpus *= level.count;
+            Some(*gpus)
+        });
+        let divide = |gpus: u64| {
+            let sizes = (2..=innermost.min(gpus / 2)).filter(move |size| gpus.is_multiple_of(*size));
+            sizes.map(move |group_gpus| Self { groups: gpus / group_gpus, group_gpus })
+        };
+        units.filter(|gpus| *gpus > 1).flat_map(divide).collect()
+    }
+
+    /// GPUs of the unit.
+    pub fn gpus(self) -> u64 {
+        self.groups * self.group_gpus
+    }
+
+    /// The layout of a group, and that of the whole unit.
+    pub(crate) fn layouts(self) -> ByLayout<Layout> {
+        let (group, gpus) = (self.group_gpus, self.gpus());
+        ByLayout {
+            tp: Layout { pipeline: 1, attention_tp: group, attention_dp: 1, expert_tp: group, expert_ep: 1 },
+            ep: Layout { pipeline: 1, attention_tp: 1, attention_dp: gpus, expert_tp: 1, expert_ep: gpus },
+        }
+    }
+
+    /// Seconds in which a GPU receives its slices of all experts, when leaving EP. Levels transfer at the same time, so
+    /// the slowest one counts: with one level `(P - 1) / P W / B`, with groups on nodes of their own ParaSMoE's
+    /// equation 6.
+    fn weight_seconds(self, question: &Question<'_>) -> f64 {
+        let gpus = self.gpus();
+        let slices = expert_bytes(question) / self.group_gpus as f64;
+        let mut inside = 1;
+        let seconds = question.cluster.levels.iter().map(|level| {
+            let reach = (inside * level.count).min(gpus);
+            let received = slices * (reach - inside) as f64 / gpus as f64;
+            inside = reach;
+            received / (level.bytes_per_second * question.constants.link_bandwidth_share)
+        });
+        seconds.fold(0.0, f64::max)
+    }
+
+    /// Tokens of KV cache of the whole unit in each layout. A GPU's buffer of experts has the size that the larger
+    /// layout needs and one spare slot, in both.
+    pub(crate) fn room(self, question: &Question<'_>) -> Result<ByLayout<f64>, NoSwitch> {
+        let slot = expert_bytes(question) / self.gpus() as f64 / question.shape.moe_layers.max(1) as f64;
+        let buffer = expert_bytes(question) / self.group_gpus as f64 + slot;
+        let room = |layout: Layout, copies: f64| {
+            let infeasible = |reason| NoSwitch::Infeasible { layout: layout.name(), reason };
+            layout.check(question.shape).map_err(infeasible)?;
+            let memory = question.memory(&layout).map_err(infeasible)?;
+            let cache = memory.cache_bytes - (buffer - memory.expert_bytes);
+            if cache <= 0.0 {
+                return Err(NoSwitch::Buffer { layout: layout.name(), missing_gb: -cache / 1e9 });
+            }
+            Ok(cache / memory.cache_bytes * memory.unit_tokens(&layout) * copies)
+        };
+        let layouts = self.layouts();
+        Ok(ByLayout { tp: room(layouts.tp, self.groups as f64)?, ep: room(layouts.ep, 1.0)? })
+    }
+}
+
+/// All routed experts, once.
+fn expert_bytes(question: &Question<'_>) -> f64 {
+    question.shape.routed_parameters() as f64 * question.shape.precision.experts.bytes()
+}
+
+/// A unit that switches, under a load.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Switching {
+    /// The unit.
+    #[serde(flatten)]
+    pub unit: SwitchUnit,
+    /// GPUs of the unit.
+    pub gpus: u64,
+    /// Modelled steps of both layouts.
+    pub steps: Vec<StepPair>,
+    /// The batch at which both take equally long.
+    pub crossing: Crossing,
+    /// Seconds of a switch to slices with the load's cache, without synchronisation.
+    pub seconds: f64,
+    /// The part of `seconds` spent moving experts; all of it if the cache is empty.
+    pub weight_seconds: f64,
+    /// Memory for experts beyond what EP needs, relative to that: the copies of further groups, and one spare slot.
+    pub memory_overhead: f64,
+    /// KV tokens that the unit holds in each layout.
+    pub room_tokens: ByLayout<f64>,
+}
+
+/// Reasons why switching is impossible.
+#[derive(Debug, thiserror::Error)]
+pub enum NoSwitch {
+    /// One of the layouts cannot run.
+    #[error("{layout} does not run: {reason}")]
+    Infeasible {
+        /// The layout.
+        layout: String,
+        /// The reason.
+        reason: Infeasible,
+    },
+    /// The buffer that both layouts share leaves no room for a KV cache.
+    #[error("{layout} does not run: the expert buffer of a switch needs {missing_gb:.1} GB a GPU more than is usable")]
+    Buffer {
+        /// The layout.
+        layout: String,
+        /// GB of a GPU.
+        missing_gb: f64,
+    },
+    /// The switch policy rejects its settings.
+    #[error("the switch policy cannot be set up: {0}")]
+    Policy(#[from] SettingsError),
+    /// The steps cannot be compared.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+}
+
+/// The effect of switching for a unit with `concurrency` requests in flight, spread evenly over groups.
+///
+/// # Errors
+/// [`NoSwitch`] if slices or whole experts cannot run there.
+pub fn switching(question: &Question<'_>, unit: SwitchUnit, concurrency: f64) -> Result<Switching, NoSwitch> {
+    let room_tokens = unit.room(question)?;
+    let (ByLayout { tp, ep }, groups, gpus) = (unit.layouts(), unit.groups as f64, unit.gpus());
+    let load = question.workload.load(concurrency);
+    let seconds = |layout, sequences| step(&question.target(layout), &decoding(sequences, &load)).total();
+    let pair = |exponent: u32| {
+        let sequences = f64::from(1u32 << exponent);
+        StepPair { sequences, tp: seconds(tp, (sequences / groups).max(1.0)), ep: seconds(ep, sequences) }
+    };
+    let steps: Vec<StepPair> = (0..=MAX_SEQUENCES).map(pair).collect();
+    // Every GPU receives its heads of the sequences that other GPUs of its group had.
+    let tokens = concurrency / groups * (load.input_tokens + load.output_tokens / 2.0);
+    let cache = tokens * question.shape.kv_moved_to_tp(unit.group_gpus) / unit.group_gpus as f64;
+    let bandwidth = question.cluster.levels.first().map_or(1.0, |level| level.bytes_per_second);
+    let weight_seconds = unit.weight_seconds(question);
+    Ok(Switching {
+        unit,
+        gpus,
+        crossing: crossing(&steps)?,
+        steps,
+        seconds: weight_seconds + cache / (bandwidth * question.constants.link_bandwidth_share),
+        weight_seconds,
+        memory_overhead: groups - 1.0 + memory_overhead(1, question.shape.moe_layers),
+        room_tokens,
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::shape::ModelShape;
-    use crate::tests::fixtures::qwen3_235b;
+    use crate::step::Constants;
+    use crate::tests::fixtures::{deepseek_v3, h200, qwen3_235b};
+    use crate::workload::Workload;
+
+    const LOAD: &str = "requests_per_second = 2\ninput_tokens = 1024\noutput_tokens = 512\n";
 
     fn near(found: f64, expected: f64, error: f64) {
         assert!((found - expected).abs() <= error, "{found}, expected {expected}");
@@ -138,5 +316,70 @@ mod tests {
             }
         }
         assert!(crossing(&[]).is_err());
+    }
+
+    #[test]
+    fn one_node_switches_as_a_whole() {
+        let (shape, cluster, workload) = (qwen3_235b(), h200(2), Workload::from_toml("w", LOAD).unwrap());
+        let constants = Constants { link_bandwidth_share: 280.0 / 450.0, ..Constants::uncalibrated() };
+        let question = Question { shape: &shape, cluster: &cluster, workload: &workload, constants: &constants };
+        let switching = switching(&question, SwitchUnit::innermost(&cluster), 64.0).unwrap();
+        assert!((switching.weight_seconds - 0.1774).abs() < 1e-4 && switching.seconds > switching.weight_seconds);
+        assert!((switching.memory_overhead - 1.0 / 94.0).abs() < 1e-12);
+        assert!(switching.steps[3].tp < switching.steps[3].ep, "slices win at 8 sequences");
+    }
+
+    #[test]
+    fn groups_divide_nodes_or_are_nodes() {
+        let of = |nodes| SwitchUnit::divided(&h200(nodes)).iter().map(|unit| (unit.groups, unit.group_gpus)).collect();
+        let found: Vec<(u64, u64)> = of(1);
+        assert_eq!(found, [(4, 2), (2, 4)]);
+        let found: Vec<(u64, u64)> = of(2);
+        assert_eq!(found, [(4, 2), (2, 4), (8, 2), (4, 4), (2, 8)]);
+        let found: Vec<(u64, u64)> = of(3);
+        assert_eq!(found, [(4, 2), (2, 4), (12, 2), (8, 3), (6, 4), (4, 6), (3, 8)]);
+    }
+
+    /// Two nodes: equation 6 for the links between them, two copies of the experts, and steps of half the requests.
+    #[test]
+    fn groups_on_two_nodes() {
+        let (shape, cluster, workload) = (qwen3_235b(), h200(2), Workload::from_toml("w", LOAD).unwrap());
+        let constants = Constants { link_bandwidth_share: 1.0, ..Constants::uncalibrated() };
+        let question = Question { shape: &shape, cluster: &cluster, workload: &workload, constants: &constants };
+        let unit = SwitchUnit { groups: 2, group_gpus: 8 };
+        let (groups, node) = (
+            switching(&question, unit, 64.0).unwrap(),
+            switching(&question, SwitchUnit::innermost(&cluster), 64.0).unwrap(),
+        );
+        let slices = expert_bytes(&question) / 8.0;
+        near(groups.weight_seconds, switch_seconds(2, slices, 0.0, 50e9, 0.0), 1e-9);
+        near(groups.memory_overhead, 1.0 + 1.0 / 94.0, 1e-12);
+        for (pair, half) in groups.steps[1..].iter().zip(&node.steps) {
+            near(pair.tp, half.tp, 1e-12);
+        }
+        // One copy of the experts leaves EP twice the memory that is lost here to the second.
+        let token = shape.kv_bytes_per_token(1);
+        let whole = question.memory(&unit.layouts().ep).unwrap();
+        let lost = slices - whole.expert_bytes + slices / 2.0 / 94.0;
+        near(groups.room_tokens.ep, (whole.cache_bytes - lost) / token * 16.0, 1.0);
+        assert!(groups.room_tokens.tp > 1.9 * node.room_tokens.tp && groups.room_tokens.tp < 2.1 * node.room_tokens.tp);
+    }
+
+    #[test]
+    fn too_large_a_model_or_buffer_is_refused() {
+        let (mut cluster, constants) = (h200(1), Constants::uncalibrated());
+        let workload = Workload::from_toml("w", LOAD).unwrap();
+        let refused = |shape: &ModelShape, cluster: &Cluster, unit| {
+            let question = Question { shape, cluster, workload: &workload, constants: &constants };
+            switching(&question, unit, 8.0).unwrap_err().to_string()
+        };
+        cluster.gpu.memory = 80e9;
+        let error = refused(&deepseek_v3(), &cluster, SwitchUnit::innermost(&cluster));
+        assert!(error.contains("does not run: weights need"), "{error}");
+        // Experts of 56.8 GB a GPU in EP fit; two copies of them do not.
+        let two_copies = SwitchUnit { groups: 2, group_gpus: 4 };
+        cluster.gpu.memory = 150e9;
+        let error = refused(&qwen3_235b(), &cluster, two_copies);
+        assert!(error.contains("does not run"), "{error}");
     }
 }

@@ -9,14 +9,13 @@ use std::collections::{BinaryHeap, VecDeque};
 
 use serde::Serialize;
 
-use crate::advice::{NoSwitch, Switching, unit_layouts};
-use crate::layout::Layout as Degrees;
 use crate::policy::{
     Adaptive, ByLayout, Decision, Event, Fixed, Layout, LayoutPrior, Point, Prior, Settings, Step, StepCurve,
     SwitchCost, SwitchPolicy, UnitView,
 };
-use crate::search::Question;
+use crate::search::{Operating, Question, candidate, limited, order};
 use crate::step::prefill_occupancy;
+use crate::switching::{NoSwitch, StepPair, SwitchUnit, Switching, switching};
 
 /// Maximum requests of a trace that are replayed, from its beginning.
 pub const MAX_REQUESTS: usize = 20_000;
@@ -64,12 +63,56 @@ pub struct UnitMix {
     pub adaptive: Replayed,
 }
 
-/// Replays a trace on the units of the innermost level.
+/// A unit that can become independent groups, and how it serves the load.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct GroupSwitch {
+    /// The unit, the cost of a switch, and where its layouts cross.
+    #[serde(flatten)]
+    pub switching: Switching,
+    /// The groups at the workload's rate; `None` if they cannot serve it.
+    pub at_load: Option<Operating>,
+    /// Whether they meet all limits then, of each priority class, too.
+    pub within_limits: bool,
+    /// The trace on such units, if one is given.
+    pub units: Option<UnitMix>,
+}
+
+/// Chooses N and P: returns every division of a unit into groups that runs, best first. With a trace, the units that
+/// answer soonest under the switch policy lead. Without one, the groups lead that a plan ranks first, which takes limits
+/// and priority classes into account.
+///
+/// # Errors
+/// [`NoSwitch::Policy`] or [`NoSwitch::Plan`] for invalid settings. Divisions that cannot run are left out.
+pub fn group_switches(
+    question: &Question<'_>,
+    concurrency: f64,
+    trace: Option<&[Arrival]>,
+) -> Result<Vec<GroupSwitch>, NoSwitch> {
+    let mut found = Vec::new();
+    for unit in SwitchUnit::divided(question.cluster) {
+        let switching = match switching(question, unit, concurrency) {
+            Err(NoSwitch::Infeasible { .. } | NoSwitch::Buffer { .. }) => continue,
+            other => other?,
+        };
+        let groups = candidate(question, unit.layouts().tp, question.cluster.gpus() / unit.group_gpus).ok();
+        let groups = groups.map(|(groups, _)| groups);
+        let units = trace.map(|trace| unit_mix(question, &switching, trace)).transpose()?;
+        let replayed = units.as_ref().map_or(0.0, |units| units.adaptive.request_seconds);
+        let ranked = groups.as_ref().map_or(f64::INFINITY, |groups| order(groups, limited(question.workload)));
+        let at_load = groups.as_ref().map(|groups| groups.at_load);
+        let within_limits = groups.is_some_and(|groups| groups.within_limits);
+        found.push(((replayed, ranked), GroupSwitch { switching, at_load, within_limits, units }));
+    }
+    found.sort_by(|((a, first), _), ((b, second), _)| a.total_cmp(b).then(first.total_cmp(second)));
+    Ok(found.into_iter().map(|(_, groups)| groups).collect())
+}
+
+/// Replays a trace on units that switch.
 ///
 /// # Errors
 /// [`NoSwitch`] if one of the layouts cannot run there.
 pub fn unit_mix(question: &Question<'_>, switching: &Switching, trace: &[Arrival]) -> Result<UnitMix, NoSwitch> {
-    let plan = UnitPlan::of(question, switching)?;
+    let plan = UnitPlan::of(question, switching);
     let units = question.cluster.gpus() / switching.gpus.max(1);
     let trace = &trace[..trace.len().min(MAX_REQUESTS)];
     let stride = units.div_ceil(MAX_SPLITS - 1).max(1);
@@ -102,45 +145,43 @@ struct UnitPlan {
 }
 
 impl UnitPlan {
-    fn of(question: &Question<'_>, switching: &Switching) -> Result<Self, NoSwitch> {
-        let shape = question.shape;
-        let ranks = switching.gpus;
-        let layouts = unit_layouts(ranks);
+    fn of(question: &Question<'_>, switching: &Switching) -> Self {
+        let (shape, unit) = (question.shape, switching.unit);
+        let layouts = unit.layouts();
         // Enough requests for every rank to prefill at once.
-        let load = question.workload.load(ranks as f64 * question.workload.output.mean());
-        let prefill = |layout| load.input_tokens / prefill_occupancy(&question.target(layout), &load);
-        let room = |layout: Degrees| match question.memory(&layout) {
-            Ok(memory) => Ok(memory.unit_tokens(&layout) as u64),
-            Err(reason) => Err(NoSwitch::Infeasible { layout: layout.name(), reason }),
+        let requests = switching.gpus as f64 * question.workload.output.mean();
+        let prefill = |layout, copies: u64| {
+            let load = question.workload.load(requests / copies as f64);
+            copies as f64 * load.input_tokens / prefill_occupancy(&question.target(layout), &load)
         };
-        let curve = |of: fn(&crate::switching::StepPair) -> f64| {
+        let curve = |of: fn(&StepPair) -> f64| {
             let points = switching.steps.iter();
             let points = points.map(|pair| Point { sequences: pair.sequences as u32, seconds: of(pair) }).collect();
             StepCurve::new(points).ok()
         };
-        let prefill = ByLayout { tp: prefill(layouts.tp), ep: prefill(layouts.ep) };
+        let prefill = ByLayout { tp: prefill(layouts.tp, unit.groups), ep: prefill(layouts.ep, 1) };
         let prior = |steps, rate| LayoutPrior { steps, prefill_tokens_per_second: Some(rate) };
         let bandwidth = question.cluster.levels.first().map_or(1.0, |level| level.bytes_per_second);
-        Ok(Self {
+        Self {
             prior: ByLayout {
                 tp: prior(curve(|pair| pair.tp), prefill.tp),
                 ep: prior(curve(|pair| pair.ep), prefill.ep),
             },
             prefill,
             cost: SwitchCost {
-                ranks: ranks as u32,
-                weight_bytes: (shape.routed_parameters() as f64 * shape.precision.experts.bytes() / ranks as f64)
-                    as u64,
+                ranks: switching.gpus as u32,
+                weight_bytes: 0,
                 token_bytes: ByLayout {
-                    tp: shape.kv_moved_to_tp(ranks) as u64,
-                    ep: shape.kv_moved_to_ep(ranks) as u64,
+                    tp: shape.kv_moved_to_tp(unit.group_gpus) as u64,
+                    ep: shape.kv_moved_to_ep(unit.group_gpus) as u64,
                 },
                 bytes_per_second: bandwidth * question.constants.link_bandwidth_share,
-                fixed_seconds: 0.0,
+                // Too long on the way back from several groups, which hold all experts already.
+                fixed_seconds: switching.weight_seconds,
             },
-            room: ByLayout { tp: room(layouts.tp)?, ep: room(layouts.ep)? },
+            room: ByLayout { tp: switching.room_tokens.tp as u64, ep: switching.room_tokens.ep as u64 },
             most_sequences: switching.steps.last().map_or(1, |pair| pair.sequences as u32),
-        })
+        }
     }
 
     fn policy(&self) -> Result<Adaptive, NoSwitch> {
@@ -294,17 +335,35 @@ impl<'a> Unit<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::advice::switching;
+    use crate::shape::ModelShape;
     use crate::step::Constants;
-    use crate::tests::fixtures::{h200, qwen3_235b};
+    use crate::tests::fixtures::{OLMOE, h200, qwen3_235b, shape};
     use crate::workload::Workload;
 
+    /// Calls `judge` with a question about 512 prompt and 256 answer tokens on nodes of 8 GPUs.
+    fn ask<T>(shape: &ModelShape, nodes: u64, limits: &str, judge: impl FnOnce(&Question<'_>) -> T) -> T {
+        let (cluster, constants) = (h200(nodes), Constants::uncalibrated());
+        let text = format!("requests_per_second = 1\ninput_tokens = 512\noutput_tokens = 256\n{limits}");
+        let workload = Workload::from_toml("w", &text).unwrap();
+        judge(&Question { shape, cluster: &cluster, workload: &workload, constants: &constants })
+    }
+
     fn mix(nodes: u64, trace: &[Arrival]) -> UnitMix {
-        let (shape, cluster, constants) = (qwen3_235b(), h200(nodes), Constants::uncalibrated());
-        let text = "requests_per_second = 1\ninput_tokens = 512\noutput_tokens = 256\n";
-        let workload = Workload::from_toml("w", text).unwrap();
-        let question = Question { shape: &shape, cluster: &cluster, workload: &workload, constants: &constants };
-        unit_mix(&question, &switching(&question, 1.0).unwrap(), trace).unwrap()
+        ask(&qwen3_235b(), nodes, "", |question| {
+            let unit = SwitchUnit::innermost(question.cluster);
+            unit_mix(question, &switching(question, unit, 1.0).unwrap(), trace).unwrap()
+        })
+    }
+
+    fn groups(limits: &str, trace: Option<&[Arrival]>) -> Vec<(u64, u64, bool)> {
+        ask(&shape(OLMOE), 2, limits, |question| {
+            let found = group_switches(question, 1.0, trace).unwrap();
+            let unit = |found: &GroupSwitch| {
+                let unit = found.switching.unit;
+                (unit.groups, unit.group_gpus, found.within_limits)
+            };
+            found.iter().map(unit).collect()
+        })
     }
 
     fn trace(requests: usize, per_second: f64) -> Vec<Arrival> {
@@ -330,5 +389,18 @@ mod tests {
         let empty = mix(1, &[]);
         assert_eq!((empty.requests, empty.best.request_seconds), (0, 0.0));
         assert_eq!(mix(1, &trace(MAX_REQUESTS + 5, 1e6)).requests, MAX_REQUESTS);
+    }
+
+    /// OLMoE on two nodes: only groups of eight meet the limit of a token; under heavy traffic a node of its own beats
+    /// whole experts over both.
+    #[test]
+    fn groups_are_chosen_by_load_and_limits() {
+        let all = groups("", None);
+        assert_eq!((all.len(), all[0]), (5, (2, 8, true)));
+        let limited = groups("itl_ms = 2\n", None);
+        assert_eq!(limited[0], (2, 8, true));
+        assert!(limited[1..].iter().all(|(_, _, within)| !within), "{limited:?}");
+        assert_eq!(groups("", Some(&trace(100, 1.0)))[0].1, 8);
+        assert_eq!(groups("", Some(&trace(3000, 100.0)))[0], (2, 4, true));
     }
 }

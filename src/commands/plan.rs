@@ -8,7 +8,7 @@ mod units;
 
 use std::path::Path;
 
-use semmoe_planner::advice::{NoSwitch, ResidentDomains, Switching, replication, resident_domains, switching};
+use semmoe_planner::advice::{ResidentDomains, replication, resident_domains};
 use semmoe_planner::calibration::{Accuracy, Calibration};
 use semmoe_planner::cluster::Cluster;
 use semmoe_planner::fitted::fitted;
@@ -17,8 +17,8 @@ use semmoe_planner::report::Answer;
 use semmoe_planner::search::{Candidate, Plan, Question, search};
 use semmoe_planner::shape::{Dtype, ModelShape, Precision};
 use semmoe_planner::step::Constants;
-use semmoe_planner::switching::Crossing;
-use semmoe_planner::units::UnitMix;
+use semmoe_planner::switching::{Crossing, NoSwitch, SwitchUnit, Switching, switching};
+use semmoe_planner::units::{GroupSwitch, UnitMix, group_switches, unit_mix};
 use semmoe_planner::workload::Workload;
 use serde_json::{Value, json};
 
@@ -158,6 +158,8 @@ fn has_whole_experts(plan: &&Candidate) -> bool {
 /// Additions to the plan: layouts to switch between, and replicas.
 struct Extras {
     switching: Option<Result<Switching, NoSwitch>>,
+    /// Divisions of a unit into groups, best first.
+    groups: Vec<GroupSwitch>,
     replication: Option<semmoe_planner::advice::Replication>,
     /// Expert domains of the best plan.
     domains: Option<ResidentDomains>,
@@ -168,19 +170,22 @@ struct Extras {
 impl Extras {
     fn of(question: &Question<'_>, plan: &Plan, trace: Option<&[TraceLine]>) -> Result<Self, CliError> {
         let Some(best) = plan.ranked.first() else {
-            return Ok(Self { switching: None, replication: None, domains: None, units: None });
+            return Ok(Self { switching: None, groups: Vec::new(), replication: None, domains: None, units: None });
         };
         let replication = match plan.ranked.iter().find(has_whole_experts) {
             Some(plan) => replication(question, plan).map_err(CliError::input)?,
             None => None,
         };
-        let switching = switching(question, best.at_load.concurrency);
-        let units = match (&switching, trace) {
-            (Ok(found), Some(lines)) => Some(units::mix(question, found, lines).map_err(CliError::input)?),
+        let concurrency = best.at_load.concurrency;
+        let arrivals = trace.map(|lines| units::arrivals(lines, question.workload.requests_per_second));
+        let switching = switching(question, SwitchUnit::innermost(question.cluster), concurrency);
+        let units = match (&switching, &arrivals) {
+            (Ok(found), Some(arrivals)) => Some(unit_mix(question, found, arrivals).map_err(CliError::input)?),
             _ => None,
         };
+        let groups = group_switches(question, concurrency, arrivals.as_deref()).map_err(CliError::input)?;
         let domains = resident_domains(question, best).map_err(CliError::input)?;
-        Ok(Self { switching: Some(switching), replication, domains, units })
+        Ok(Self { switching: Some(switching), groups, replication, domains, units })
     }
 
     fn json(&self) -> Value {
@@ -190,6 +195,7 @@ impl Extras {
         });
         json!({
             "switching": switching,
+            "groups": self.groups,
             "replication": self.replication,
             "domains": self.domains,
             "units": self.units,
@@ -205,6 +211,9 @@ impl Extras {
         }
         if let Some(found) = &self.units {
             text.push_str(&units::text(found));
+        }
+        if let Some(found) = self.groups.first() {
+            text.push_str(&group_text(found));
         }
         if let Some(found) = self.replication.as_ref().filter(|found| found.redundant_slots > 0) {
             let (resident, slots) = (&found.resident, found.redundant_slots);
@@ -228,18 +237,52 @@ impl Extras {
     }
 }
 
-fn switching_text(found: &Switching) -> String {
-    let crossing = match found.crossing {
+fn crossing_text(crossing: Crossing) -> String {
+    match crossing {
         Crossing::At(sequences) => format!("slices are faster below {sequences:.0} requests in flight"),
         Crossing::AboveAll => "slices are faster at every load, so there is nothing to switch".to_owned(),
         Crossing::BelowAll => "whole experts are faster at every load, so there is nothing to switch".to_owned(),
-    };
+    }
+}
+
+fn switching_text(found: &Switching) -> String {
     format!(
-        "switching {} GPUs between TP and EP: {crossing}; a switch takes {:.0} ms ({:.0} ms of it experts) and {:.1}% more memory for \
+        "switching {} GPUs between TP and EP: {}; a switch takes {:.0} ms ({:.0} ms of it experts) and {:.1}% more memory for \
          experts\n",
         found.gpus,
+        crossing_text(found.crossing),
         found.seconds * 1e3,
         found.weight_seconds * 1e3,
         found.memory_overhead * 100.0
+    )
+}
+
+/// The best division into groups.
+fn group_text(found: &GroupSwitch) -> String {
+    let Switching { unit: SwitchUnit { groups, group_gpus }, .. } = found.switching;
+    let load = match (&found.units, found.at_load) {
+        (Some(units), _) => {
+            let (adaptive, fixed) = (units.adaptive, units.best.request_seconds);
+            let (seconds, switches) = (adaptive.request_seconds, adaptive.switches);
+            format!("under the trace {seconds:.2} s a request with {switches} switches, {fixed:.2} s without")
+        }
+        (None, Some(at)) if found.within_limits => {
+            format!("at this rate the groups take {:.2} s a request", at.request_seconds)
+        }
+        (None, Some(at)) => {
+            format!("at this rate the groups take {:.2} s a request and miss a limit", at.request_seconds)
+        }
+        (None, None) => "only the whole unit serves this rate".to_owned(),
+    };
+    format!(
+        "switching {} GPUs between EP and {groups} groups of {group_gpus} (semmoe worker --switch-groups {groups}; tp_layout = \
+         \"tp:{groups}x{group_gpus}\"): {}; a switch takes {:.0} ms, {:.0} ms of it experts; {:.2} and {:.2} million KV tokens in EP and \
+         in groups; {load}\n",
+        found.switching.gpus,
+        crossing_text(found.switching.crossing),
+        found.switching.seconds * 1e3,
+        found.switching.weight_seconds * 1e3,
+        found.switching.room_tokens.ep / 1e6,
+        found.switching.room_tokens.tp / 1e6,
     )
 }

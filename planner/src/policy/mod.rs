@@ -56,7 +56,7 @@ impl Layout {
 }
 
 /// One value for each layout.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct ByLayout<T> {
     /// The value for [`Layout::Tp`].
     pub tp: T,

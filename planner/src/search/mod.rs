@@ -129,13 +129,13 @@ pub fn search(question: &Question<'_>) -> Result<Plan, PlanError> {
 }
 
 /// Whether there are any latency limits.
-fn limited(workload: &Workload) -> bool {
+pub(crate) fn limited(workload: &Workload) -> bool {
     let objectives = workload.classes.iter().map(|class| class.objective).chain([workload.objective]);
     objectives.into_iter().any(|objective| objective.ttft.is_some() || objective.itl.is_some())
 }
 
 /// Sort key; lower is better.
-fn order(candidate: &Candidate, limited: bool) -> f64 {
+pub(crate) fn order(candidate: &Candidate, limited: bool) -> f64 {
     let rate = candidate.best.map_or(0.0, |best| best.requests_per_second);
     match (limited, candidate.within_limits) {
         (true, true) => -rate,
@@ -145,7 +145,12 @@ fn order(candidate: &Candidate, limited: bool) -> f64 {
     }
 }
 
-fn candidate(question: &Question<'_>, layout: Layout, units: u64) -> Result<(Candidate, Vec<Operating>), Infeasible> {
+/// A layout in `units` equal units, and its operating points.
+pub(crate) fn candidate(
+    question: &Question<'_>,
+    layout: Layout,
+    units: u64,
+) -> Result<(Candidate, Vec<Operating>), Infeasible> {
     layout.check(question.shape)?;
     let memory = question.memory(&layout)?;
     let served = Served::new(question.target(layout), question.workload, units, &memory)?;

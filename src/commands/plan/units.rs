@@ -3,9 +3,7 @@
 use std::fmt::Display;
 use std::path::Path;
 
-use semmoe_planner::advice::{NoSwitch, Switching};
-use semmoe_planner::search::Question;
-use semmoe_planner::units::{Arrival, UnitMix, unit_mix};
+use semmoe_planner::units::{Arrival, UnitMix};
 use semmoe_planner::workload::{Lengths, Workload};
 use serde::Deserialize;
 
@@ -54,17 +52,16 @@ pub(super) fn with_lengths(workload: Workload, lines: &[TraceLine]) -> Workload 
     Workload { input, output, ..workload }
 }
 
-/// The units of the cluster for the trace; at the workload's rate if the trace has no times.
-pub(super) fn mix(question: &Question<'_>, switching: &Switching, lines: &[TraceLine]) -> Result<UnitMix, NoSwitch> {
-    let rate = question.workload.requests_per_second;
+/// The trace's requests in order, evenly spaced at `requests_per_second` if the trace has no times.
+pub(super) fn arrivals(lines: &[TraceLine], requests_per_second: f64) -> Vec<Arrival> {
     let arrival = |(at, line): (usize, &TraceLine)| Arrival {
-        seconds: line.timestamp.map_or(at as f64 / rate, |time| time / 1e3),
+        seconds: line.timestamp.map_or(at as f64 / requests_per_second, |time| time / 1e3),
         input_tokens: line.input_length,
         output_tokens: line.output_length,
     };
     let mut arrivals: Vec<Arrival> = lines.iter().enumerate().map(arrival).collect();
     arrivals.sort_by(|a, b| a.seconds.total_cmp(&b.seconds));
-    unit_mix(question, switching, &arrivals)
+    arrivals
 }
 
 /// A summary in one or two sentences.
