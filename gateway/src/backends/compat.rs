@@ -1,5 +1,5 @@
-//! Whether tables match the model, and the backend that they are for: the single checks.
-//! [`verdict`](crate::backends::verdict) draws the conclusion for a backend.
+//! Individual checks of whether tables match the model and their backend. [`verdict`](crate::backends::verdict)
+//! combines them into a verdict on the backend.
 
 use semmoe_engines::SharedError;
 use semmoe_engines::probe::Probe;
@@ -12,13 +12,13 @@ use crate::config::BackendConfig;
 /// Why tables, model and backend do not match.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Incompatible {
-    /// Placing requests requires tables for data-parallel attention.
+    /// Request placement requires tables for data-parallel attention.
     #[error("the tables are for attention {0}, expected dp")]
     Attention(String),
     /// The tokenizers differ.
     #[error("the {what} tokenizer has SHA-256 {found}, but the model's tokenizer has {expected}")]
     Tokenizer {
-        /// Owner of the other tokenizer.
+        /// Where the other tokenizer comes from.
         what: &'static str,
         /// SHA-256 in the tables or reported by the backend.
         found: String,
@@ -33,27 +33,27 @@ pub(crate) enum Incompatible {
         /// Vocabulary size of the tokenizer.
         expected: u32,
     },
-    /// The tables are for another model than the other tables or the backend.
-    #[error("the tables do not fit {what}: {source}")]
+    /// The tables are for a different model than the other tables or the backend.
+    #[error("the tables do not match {what}: {source}")]
     Model {
-        /// The other side of the comparison.
+        /// The counterpart of the comparison.
         what: &'static str,
         /// The field that differs.
         source: SharedError,
     },
-    /// The numbers of ranks differ.
+    /// The rank counts differ.
     #[error("{found_in} {found} attention-DP ranks, but {expected_in} {expected}")]
     Ranks {
         /// Where `found` comes from.
         found_in: &'static str,
-        /// A number of ranks.
+        /// One of the rank counts.
         found: u16,
         /// Where `expected` comes from.
         expected_in: &'static str,
-        /// The other number of ranks.
+        /// The other rank count.
         expected: u16,
     },
-    /// The placements of experts differ.
+    /// The expert placements differ.
     #[error("the tables are for placement {found}, but the backend runs placement {expected}")]
     Placement {
         /// Placement digest of the tables.
@@ -61,7 +61,7 @@ pub(crate) enum Incompatible {
         /// Placement digest of the backend.
         expected: String,
     },
-    /// The placement differs from the one that the configuration declares for the backend.
+    /// The tables' placement differs from the one that the configuration declares for the backend.
     #[error("the tables are for placement {found}, but `placement_digest` says that the backend runs {expected}")]
     Declared {
         /// Placement digest of the tables.
@@ -69,7 +69,7 @@ pub(crate) enum Incompatible {
         /// Placement digest of the configuration.
         expected: String,
     },
-    /// The placement differs from the one in the backend's server information.
+    /// The tables' placement differs from the one in the backend's server information.
     #[error("the tables are for placement {found}, but the backend runs another (init_expert_location): {source}")]
     Shown {
         /// Placement digest of the tables.
@@ -85,18 +85,18 @@ pub(crate) enum Incompatible {
         /// Expert groups of the backend.
         expected: u16,
     },
-    /// More ranks than the configuration allows.
-    #[error("{ranks} attention-DP ranks, but other backends leave room for {room} (limits.ranks)")]
+    /// The backend has more ranks than the configuration allows.
+    #[error("{ranks} attention-DP ranks, but limits.ranks leaves room for only {room}")]
     TooManyRanks {
         /// Ranks of the backend.
         ranks: u16,
         /// The remaining limit.
         room: usize,
     },
-    /// The engine rebalances experts by itself.
+    /// The engine rebalances experts on its own.
     #[error("the backend has EPLB enabled (enable_eplb), which moves experts away from the tables' placement")]
     Moving,
-    /// How the engine numbers its ranks is unknown.
+    /// It is unknown how the engine numbers its ranks.
     #[error(
         "the ranks behind the backend's URL do not start at 0, and it does not report how pins number them; set `rank_base`"
     )]
@@ -104,7 +104,7 @@ pub(crate) enum Incompatible {
 }
 
 impl Incompatible {
-    /// The mismatched part in a word or two; a metric label.
+    /// A one- or two-word reason for the mismatch, used as a metric label.
     pub(crate) fn reason(&self) -> &'static str {
         match self {
             Self::Attention { .. } | Self::Model { .. } => "tables",
@@ -132,12 +132,12 @@ pub(crate) fn with_tokenizer(tables: &Tables, tokenizer: Option<&PromptEncoder>)
     if found < expected { Err(Incompatible::Vocabulary { found, expected }) } else { Ok(()) }
 }
 
-/// Checks tables against other tables of this model: earlier ones, or another backend's.
+/// Checks tables against the same model's other tables: its earlier ones, or another backend's.
 pub(crate) fn with_model(tables: &Tables, what: &'static str, other: &ModelInfo) -> Result<(), Incompatible> {
     tables.model().check_compatible(other).map_err(|error| Incompatible::Model { what, source: error.into() })
 }
 
-/// The source of a backend's placement digest.
+/// Returns the source of a backend's placement digest.
 pub(crate) fn placement_source(probe: &Probe, backend: &BackendConfig, tables: Option<&Tables>) -> &'static str {
     let reports = probe.server.as_ref().is_some_and(|server| server.placement_digest.is_some());
     if reports || probe.placement.is_ok() {
@@ -151,8 +151,8 @@ pub(crate) fn placement_source(probe: &Probe, backend: &BackendConfig, tables: O
     }
 }
 
-/// Checks tables against the placement that an engine reports. Returns why nothing proves that they match, if so. Only
-/// engines with SGLang's dialect accept a placement; for others it is that of the checkpoint.
+/// Checks tables against the placement that an engine reports. If nothing proves that they match, returns why. Only
+/// engines with SGLang's dialect accept a placement; other engines use the checkpoint's.
 pub(crate) fn unproven(
     tables: &Tables,
     probe: &Probe,
@@ -169,7 +169,7 @@ pub(crate) fn unproven(
     Ok((!proven).then_some(cause))
 }
 
-/// Checks tables against the placement that the configuration declares.
+/// Checks tables against the placement declared in the configuration.
 pub(crate) fn with_declared(tables: &Tables, declared: Option<&str>) -> Result<(), Incompatible> {
     let found = tables.placement_digest();
     match declared {
@@ -180,12 +180,18 @@ pub(crate) fn with_declared(tables: &Tables, declared: Option<&str>) -> Result<(
     }
 }
 
-/// The number of ranks according to configuration and tables.
-pub(crate) fn expected_ranks(tables: Option<&Tables>, configured: Option<u16>) -> Result<Option<u16>, Incompatible> {
-    if let (Some(tables), Some(expected)) = (tables, configured) {
-        same_ranks("the tables have", tables.dp_ranks(), expected_name(configured), expected)?;
+/// Returns the rank count according to configuration and tables. Each group of the tables is shared by `group_ranks`
+/// ranks.
+pub(crate) fn expected_ranks(
+    tables: Option<&Tables>,
+    configured: Option<u16>,
+    group_ranks: u16,
+) -> Result<Option<u16>, Incompatible> {
+    let of_tables = tables.map(|tables| tables.dp_ranks().saturating_mul(group_ranks));
+    if let (Some(found), Some(expected)) = (of_tables, configured) {
+        same_ranks("the tables have", found, expected_name(configured), expected)?;
     }
-    Ok(configured.or(tables.map(Tables::dp_ranks)))
+    Ok(configured.or(of_tables))
 }
 
 pub(crate) fn expected_name(configured: Option<u16>) -> &'static str {

@@ -1,7 +1,7 @@
 //! All reloadable state, in one value that is swapped atomically.
 //!
-//! A request takes the current snapshot when it arrives and keeps it to its end, so it never sees half a reload. A new
-//! snapshot is a cheap copy (everything large is shared) with one part replaced.
+//! A request takes the current snapshot when it arrives and holds it until it ends, so it never sees half a reload. A
+//! new snapshot is a cheap copy (all large parts are shared) with one part replaced.
 
 use std::sync::Arc;
 
@@ -25,12 +25,12 @@ use crate::backends::{
 use crate::config::{Config, OtherNames};
 use crate::observe::Metrics;
 
-/// All models, and the generation of the swap that made them.
+/// All models, and the generation of the swap that created them.
 #[derive(Clone)]
 pub(crate) struct Snapshot {
-    /// 1 at start; each swap increments it.
+    /// Generation number: 1 at start, incremented by each swap.
     pub(crate) generation: u64,
-    /// The settings behind these models.
+    /// The configuration that these models were built from.
     pub(crate) config: Arc<Config>,
     pub(crate) models: Vec<Arc<Model>>,
     names: Arc<Names>,
@@ -45,68 +45,69 @@ pub(crate) struct Model {
     pub(crate) budget: Arc<Budget>,
     pub(crate) queue: Arc<Queue>,
     pub(crate) text: Option<Arc<Text>>,
-    /// Why the last attempt to read its tokenizer failed.
+    /// Why the last attempt to read the model's tokenizer failed.
     pub(crate) unread: Option<UnreadText>,
     pub(crate) members: Vec<Member>,
     pub(crate) pool: Arc<Pool>,
 }
 
 impl Model {
-    /// The encoder of its prompts, if it has one.
+    /// Returns the encoder for the model's prompts, if it has one.
     pub(crate) fn encoder(&self) -> Option<&PromptEncoder> {
         self.text.as_deref().map(|text| text.tokenizer.as_ref())
     }
 
-    /// How its engine prepares chats for its template. If its backends run several engines or versions, the first
-    /// one's.
+    /// How the model's engine prepares chats for the chat template. If its backends run several engines or versions,
+    /// the first backend's preparation applies.
     pub(crate) fn preparation(&self) -> &'static Preparation {
         self.members.first().map_or(Preparation::OWN, |member| member.backend.preparation())
     }
 
-    /// Its tokenizer and template, if a policy needs prompts read.
+    /// Returns the model's tokenizer and template, if a policy needs to read prompts.
     pub(crate) fn scoring_text(&self) -> Option<&Text> {
         let Needs { share, cached, .. } = self.plan.needs;
         self.text.as_deref().filter(|_| share || cached)
     }
 
-    /// The reader of its prompts, if it has one.
+    /// Returns the reader for the model's prompts, if it has one.
     pub(crate) fn reader(&self) -> Option<Reader<'_>> {
         self.text.as_deref().map(|text| text.reader(self.preparation()))
     }
 
-    /// Checks tables against its tokenizer and the tables of all its backends. Errors name the tables by `what`.
+    /// Checks tables against the model's tokenizer and the tables of all its backends. Errors refer to the checked
+    /// tables as `what`.
     pub(crate) fn check_tables(&self, tables: &Tables, what: &'static str) -> Result<(), Incompatible> {
         compat::with_tokenizer(tables, self.encoder())?;
         let others = self.members.iter().filter_map(|member| member.tables.as_ref());
         others.map(|other| other.tables.model()).try_for_each(|other| compat::with_model(tables, what, other))
     }
 
-    /// The verdict about the backend at an index; without a probe, from files and configuration alone.
+    /// Returns the verdict on the backend at an index; without a probe, it is based on files and configuration alone.
     pub(crate) fn judge(&self, at: usize, probe: Option<&Probe>, max_ranks: u16) -> Result<Fit, Closed> {
         let (member, files) = (&self.members[at], self.check_files(at).err());
         let (config, room) = (&member.backend.config, self.room(at, max_ranks));
         let tables = member.tables.as_ref().map(|loaded| loaded.tables.as_ref());
-        // The first backend's version may be known from this probe alone.
+        // This probe may be the only source of the first backend's version.
         let found = probe.filter(|_| at == 0).map(|probe| Preparation::row(preparation_row(config.engine, probe)));
         let reader = self.text.as_deref().map(|text| text.reader(found.unwrap_or(self.preparation())));
         let subject = Subject { config, tables, reader, files: files.as_ref(), room };
         verdict::judge(probe, &subject)
     }
 
-    /// Judges a backend again by its last report, because its tables or tokenizer may have changed. A backend without
-    /// room receives no requests until a probe finds room.
+    /// Re-evaluates a backend by its last report, because its tables or tokenizer may have changed. A backend that
+    /// exceeds the rank limit receives no requests until a probe finds room.
     pub(crate) fn judge_again(&mut self, at: usize, max_ranks: u16) {
         let backend = Arc::clone(&self.members[at].backend);
         let fit = self.judge(at, backend.last_probe().as_deref(), max_ranks);
         self.members[at].fit = fit.unwrap_or_else(|_| Fit::unprobed(&backend.config, 0));
     }
 
-    /// Restarts online prices from the tables' prices.
+    /// Resets online prices to the tables' prices.
     pub(crate) fn reset_prices(&self) {
         self.pool.reset_prices(&pool_members(&self.members));
     }
 
-    /// Whether a backend's files match, whatever its engine reports.
+    /// Checks whether a backend's files match, regardless of its engine's report.
     fn check_files(&self, at: usize) -> Result<(), Unpinned> {
         if let Some(unread) = self.unread.as_ref().filter(|unread| !unread.earlier_in_use) {
             return Err(Unpinned::File(unread.error.clone()));
@@ -119,30 +120,31 @@ impl Model {
         let tables = loaded.tables.as_ref();
         compat::with_declared(tables, member.backend.config.placement_digest.as_deref())?;
         compat::with_tokenizer(tables, self.encoder())?;
-        // Earlier ones in the configuration take precedence.
+        // Backends that precede this one in the configuration take precedence.
         let mut others = self.members[..at].iter().filter(|other| other.fit.unpinned.is_none());
         let others = others.find_map(|other| other.tables.as_ref());
         others.map_or(Ok(()), |other| Ok(compat::with_model(tables, "another backend's tables", other.tables.model())?))
     }
 
-    /// Ranks left for a backend after those that every other backend has, or may still report.
+    /// Number of ranks left for a backend, after those that all other backends have or may still report.
     fn room(&self, at: usize, max_ranks: u16) -> usize {
         let others = self.members.iter().enumerate().filter(|(other, _)| *other != at);
         let taken = others.map(|(_, other)| usize::from(other.fit.ranks).max(other.backend.config.urls.len()));
         usize::from(max_ranks).saturating_sub(taken.sum())
     }
 
-    /// The names of the model in requests to a backend.
+    /// Returns the model's names as used in requests to a backend.
     pub(crate) fn names_asked(&self, backend: &Backend) -> Vec<String> {
         backend.config.served_name.as_ref().map_or_else(|| self.names().cloned().collect(), |name| vec![name.clone()])
     }
 
-    /// Whether the last requests of any of its backends ended in errors.
+    /// Whether the most recent requests to any of the model's backends ended in errors.
     pub(crate) fn has_errors(&self) -> bool {
         self.members.iter().any(|member| member.backend.gate.has_errors())
     }
 
-    /// `backend` answered a request with the digest `request` successfully: the errors of others are compared with it.
+    /// Records that `backend` successfully answered a request with the digest `request`, for comparison with other
+    /// backends' errors.
     pub(crate) fn answered_well(&self, backend: &Arc<Backend>, request: Option<u64>) {
         let others = self.members.iter().map(|member| &member.backend);
         for other in others.filter(|other| other.gate.has_errors() && !Arc::ptr_eq(other, backend)) {
@@ -150,18 +152,18 @@ impl Model {
         }
     }
 
-    /// Its own name, then its aliases.
+    /// The model's own name, then its aliases.
     pub(crate) fn names(&self) -> impl Iterator<Item = &String> {
         std::iter::once(&self.name).chain(&self.other_names.aliases)
     }
 
-    /// Whether this is its name or an alias, rather than an adapter's.
+    /// Whether this is the model's name or alias, rather than an adapter's name.
     pub(crate) fn is_named(&self, name: &str) -> bool {
         self.names().any(|own| own == name)
     }
 }
 
-/// Routes whose prompts can be read.
+/// Returns the text route if prompts on this route can be read.
 pub(crate) fn text_route(route: Route) -> Option<semmoe_text::Route> {
     match route {
         Route::Chat => Some(semmoe_text::Route::Chat),
@@ -175,22 +177,22 @@ pub(crate) fn text_route(route: Route) -> Option<semmoe_text::Route> {
 /// A tokenizer that could not be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct UnreadText {
-    /// Names the file.
+    /// The error, which names the file.
     pub(crate) error: SharedError,
     /// Whether the previously read files are still in use.
     pub(crate) earlier_in_use: bool,
 }
 
-/// The encoder of a model's prompts.
+/// Tokenizer, template and vocabulary for reading a model's prompts.
 pub(crate) struct Text {
     pub(crate) tokenizer: Arc<PromptEncoder>,
     pub(crate) template: Option<Arc<ChatTemplate>>,
-    /// Why the configured template is not in use; an earlier one is, or none.
+    /// Why the configured template is not in use; an earlier one, or none, is used instead.
     pub(crate) template_error: Option<SharedError>,
     pub(crate) vocabulary: Vocabulary,
-    /// Whether the template writes the date, so that a chat is rendered differently on another day.
+    /// Whether the template writes the date, so that a chat renders differently on another day.
     pub(crate) writes_date: bool,
-    /// The files and settings behind it.
+    /// The files and settings from which this text was built.
     pub(crate) made_of: TextSource,
 }
 
@@ -201,13 +203,13 @@ impl Text {
     }
 }
 
-/// The sources of a [`Text`]: if they are equal, it need not be rebuilt.
+/// The sources of a [`Text`]; if they are unchanged, it need not be rebuilt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct TextSource {
     pub(crate) files: Vec<FileState>,
     pub(crate) chat_options: ChatOptions,
     pub(crate) segment_cache_bytes: usize,
-    /// Offset of the engines' clocks from UTC.
+    /// UTC offset of the engines' clocks.
     pub(crate) zone_seconds: i32,
 }
 
@@ -220,23 +222,24 @@ pub(crate) struct Position {
     pub(crate) member: usize,
 }
 
-/// A backend of a model, with what is loaded for it.
+/// A model's backend, with its loaded files and its verdict.
 #[derive(Clone)]
 pub(crate) struct Member {
     pub(crate) backend: Arc<Backend>,
     pub(crate) tables: Option<Arc<LoadedTables>>,
-    /// Tables used before, newest first, as many as the configuration keeps.
+    /// Previously used tables, newest first, up to the configured history length.
     pub(crate) earlier: Vec<EarlierTables>,
-    /// The configured tables file when last read; the tables in use may be newer and from elsewhere.
+    /// The configured tables file when last read; the tables in use may be newer and from another source.
     pub(crate) tables_file: Option<FileState>,
-    /// Why the configured tables could not be read; tables in use, if any, are earlier ones.
+    /// Why the configured tables could not be read; the tables in use, if any, are earlier ones.
     pub(crate) unread: Option<Trouble>,
-    /// Its ranks, and how they are pinned. Until a probe reports them: 0 ranks, with the newest version's pins.
+    /// The backend's ranks, and how they are pinned. Until a probe reports the ranks, their number is 0 and pins follow
+    /// the newest engine version.
     pub(crate) fit: Fit,
 }
 
 impl Member {
-    /// Where a request on `route` runs.
+    /// Where the backend runs a request on `route`.
     pub(crate) fn run(&self, route: Route) -> Run {
         let (fit, pins) = (&self.fit, &self.backend.pins);
         let where_chosen = |chosen: bool| if chosen { Run::Chosen } else { Run::Anywhere };
@@ -255,8 +258,8 @@ impl Member {
         }
     }
 
-    /// Whether requests on `route` are sent with a pin. An ignored pin is sent too if the engine should read it,
-    /// because answers can then show that it is honoured again.
+    /// Whether requests on `route` are sent with a pin. Ignored pins are sent too if the engine should read them,
+    /// because responses can then show that they are honoured again.
     pub(crate) fn sends_pin(&self, route: Route) -> bool {
         let (dialect, pins) = (&self.fit.dialect, &self.backend.pins);
         let is_tried = || {
@@ -271,22 +274,22 @@ impl Member {
             }
     }
 
-    /// The shapes among `shapes` that its engine tokenizes differently from the gateway.
+    /// Returns those of `shapes` that the engine tokenizes differently from the gateway.
     pub(crate) fn misread(&self, shapes: Shapes) -> Shapes {
         (self.fit.parity.differs | self.backend.counts.differs()).both(shapes)
     }
 
-    /// The ranks used for pins, if known.
+    /// The number of ranks that pins use, if known.
     pub(crate) fn known_ranks(&self) -> Option<u16> {
         Some(self.fit.ranks).filter(|ranks| *ranks > 0 && self.fit.unpinned.is_none())
     }
 
-    /// The generation of its tables; 0 without tables.
+    /// The generation of the tables in use; 0 without tables.
     pub(crate) fn tables_generation(&self) -> u64 {
         self.tables.as_ref().map_or(0, |tables| tables.generation)
     }
 
-    /// Replaces the tables in use, which join the earlier ones; `history` of these are kept.
+    /// Replaces the tables in use and moves the old ones to the history, which retains at most `history` entries.
     pub(crate) fn replace_tables(&mut self, loaded: Arc<LoadedTables>, history: usize) {
         self.unread = None;
         // After a rollback the restored tables leave the history.
@@ -306,7 +309,7 @@ impl Snapshot {
         Self::of(1, config, models.into_iter().map(Arc::new).collect())
     }
 
-    /// The next snapshot, with other settings and models.
+    /// Creates the next snapshot, with other settings and models.
     pub(crate) fn with_models(&self, config: Arc<Config>, models: Vec<Arc<Model>>) -> Self {
         Self::of(self.generation + 1, config, models)
     }
@@ -316,7 +319,7 @@ impl Snapshot {
         Self { generation, config, models, names }
     }
 
-    /// The model with that name, alias or adapter; without a name, the only one.
+    /// Returns the model with this name, alias or adapter; without a name, the only model.
     pub(crate) fn model(&self, name: Option<&str>) -> Result<&Arc<Model>, RequestError> {
         let known = || self.models.iter().map(|model| model.name.as_str()).collect::<Vec<_>>().join(", ");
         match (name, self.models.as_slice()) {
@@ -329,7 +332,7 @@ impl Snapshot {
         }
     }
 
-    /// Position of the backend with this name.
+    /// Returns the position of the backend with this name.
     pub(crate) fn find(&self, backend: &str) -> Option<Position> {
         self.models.iter().enumerate().find_map(|(model, it)| {
             let member = it.members.iter().position(|member| member.backend.name == backend)?;
@@ -337,17 +340,17 @@ impl Snapshot {
         })
     }
 
-    /// Position of this very backend; another one may have its name by now.
+    /// Returns this backend's own position. Another backend may have taken over its name.
     pub(crate) fn position(&self, backend: &Arc<Backend>) -> Option<Position> {
         self.find(&backend.name).filter(|at| Arc::ptr_eq(&self.at(*at).1.backend, backend))
     }
 
-    /// The backend with this name.
+    /// Returns the backend with this name.
     pub(crate) fn backend(&self, name: &str) -> Option<&Arc<Backend>> {
         self.members().map(|(_, member)| &member.backend).find(|backend| backend.name == name)
     }
 
-    /// The model and backend at a position that [`Snapshot::find`] or [`Snapshot::position`] returned.
+    /// Returns the model and backend at a position from [`Snapshot::find`] or [`Snapshot::position`].
     pub(crate) fn at(&self, Position { model, member }: Position) -> (&Model, &Member) {
         let model: &Model = &self.models[model];
         (model, &model.members[member])
@@ -358,8 +361,8 @@ impl Snapshot {
         self.models.iter().flat_map(|model| model.members.iter().map(move |member| (model, member)))
     }
 
-    /// The next snapshot, with other tables for one backend; the previous ones join its earlier tables. Once it is
-    /// current, call [`Model::reset_prices`].
+    /// Creates the next snapshot, with new tables for one backend; its previous tables join the history. Once the
+    /// snapshot is current, call [`Model::reset_prices`].
     pub(crate) fn with_tables(&self, at: Position, fresh: LoadedTables, metrics: &Metrics) -> Self {
         let loaded = Arc::new(LoadedTables { generation: self.generation + 1, ..fresh });
         self.with_model(at, metrics, |model| {
@@ -368,13 +371,13 @@ impl Snapshot {
         })
     }
 
-    /// The next snapshot, with the result of a probe of one backend.
+    /// Creates the next snapshot, with a new probe result for one backend.
     pub(crate) fn with_backend(&self, at: Position, fit: Fit, metrics: &Metrics) -> Self {
         self.with_model(at, metrics, |model| model.members[at.member].fit = fit)
     }
 
-    /// The next snapshot, with one backend changed. If its number of ranks differs it is another engine, and its ranks'
-    /// accounts start afresh.
+    /// Creates the next snapshot, with one backend changed. A different rank count indicates a different engine, so its
+    /// ranks' accounts start afresh.
     fn with_model(&self, at: Position, metrics: &Metrics, change: impl FnOnce(&mut Model)) -> Self {
         let mut next = Self { generation: self.generation + 1, ..self.clone() };
         let (old, was) = self.at(at);
@@ -387,9 +390,9 @@ impl Snapshot {
     }
 }
 
-/// The pool of all ranks of these backends. With `old`, the running model under `old_config`, it continues that model's
-/// pool, and is that pool itself if nothing changes. Ranks stay with their engine: one with the same name, connection
-/// and number of ranks.
+/// Returns the pool of all ranks of these backends. With `old`, the running model under `old_config`, it continues that
+/// model's pool, and is the same pool if nothing changes. Ranks stay with their engine, identified by name, connection
+/// and rank count.
 pub(crate) fn next_pool(
     old: Option<&Model>,
     old_config: &Config,
@@ -432,7 +435,9 @@ fn pool_member(member: &Member) -> PoolBackend<'_> {
         ranks: member.fit.ranks,
         prices: match &member.tables {
             Some(loaded) if member.fit.unpinned.is_none() => {
-                TablePrice::of_ranks(member.fit.ranks, loaded.tables.price(), loaded.tables.sequence_price())
+                let (tables, group_ranks) = (&loaded.tables, usize::from(member.fit.group_ranks));
+                let groups = TablePrice::of_ranks(tables.dp_ranks(), tables.price(), tables.sequence_price());
+                groups.iter().flat_map(|price| std::iter::repeat_n(*price, group_ranks)).collect()
             }
             _ => Vec::new(),
         },

@@ -1,8 +1,8 @@
-//! The verdict about a backend: at start, on a reload, after a probe, and when its tables change.
+//! The verdict on a backend: at start, on a reload, after a probe, and when its tables change.
 //!
-//! A backend that can answer serves. If its ranks, placement, tokenizer or tables do not match, or a file of its model
-//! is unreadable, its requests are placed by load and not pinned, for a stated reason ([`Unpinned`]). It is closed only
-//! if it cannot answer: it is unreachable, refuses the key, or serves another model ([`Closed`]).
+//! A backend that can answer serves. If its ranks, placement, tokenizer or tables do not match, or one of its model's
+//! files is unreadable, its requests are placed by load and not pinned, for a stated reason ([`Unpinned`]). A backend
+//! is closed only if it cannot answer: it is unreachable, refuses the key, or serves another model ([`Closed`]).
 
 use semmoe_engines::probe::{Probe, RankDoubt};
 use semmoe_engines::sglang::ServerInfo;
@@ -17,28 +17,28 @@ use crate::config::BackendConfig;
 /// Why requests to a backend cannot be pinned.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Unpinned {
-    /// The engine reports no number of ranks.
+    /// The engine does not report its rank count.
     #[error("the backend does not report its number of attention-DP ranks; set `ranks` if it has several")]
     Unknown,
-    /// Its report is implausible.
+    /// The engine's report is implausible.
     #[error("{0}")]
     Doubt(#[from] RankDoubt),
-    /// It runs a layout that the tables are not for.
+    /// The backend runs a layout other than the one its tables are for.
     #[error("the tables are not for layout '{0}', which the backend runs until it is switched")]
     Layout(String),
-    /// The engine does not report its placement, and neither does the configuration.
+    /// Neither the engine nor the configuration declares the placement.
     #[error("placement unproven: {0}; set `placement_digest` to the digest of the backend's placement")]
     Unproven(#[source] SharedError),
-    /// It does not match its tables, its model's tokenizer or the configuration.
+    /// The backend does not match its tables, its model's tokenizer or the configuration.
     #[error("{0}")]
     Misfit(Box<Incompatible>),
-    /// A file of its own or of its model is unreadable.
+    /// One of the backend's or its model's files is unreadable.
     #[error("{0}")]
     File(#[source] SharedError),
 }
 
 impl Unpinned {
-    /// The reason in a word or two: one of the metric labels in `metrics/pins.rs`.
+    /// A one- or two-word reason: one of the metric labels in `metrics/pins.rs`.
     pub(crate) fn reason(&self) -> &'static str {
         match self {
             Self::Unknown | Self::Doubt(_) => "ranks unknown",
@@ -59,66 +59,66 @@ impl From<Incompatible> for Unpinned {
 /// Why a backend that answers probes receives no requests.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Closed {
-    /// It does not know the model by any name that requests use.
-    #[error("it serves another model, '{0}', and none by the name used in requests; set `served_name`")]
+    /// The backend does not recognize any of the names that requests use for the model.
+    #[error("it serves a different model, '{0}', and none under the name used in requests; set `served_name`")]
     OtherModel(String),
-    /// It was started for a measurement, and its answers are wrong.
-    #[error(
-        "it runs with --force-local-rate {0}, to measure what communication costs: its answers are wrong by design"
-    )]
+    /// The backend was started for a measurement, and its output is wrong.
+    #[error("it runs with --force-local-rate {0}, which measures communication cost: its output is wrong by design")]
     ForcedRate(String),
-    /// Other backends use up `limits.ranks`.
+    /// Other backends exhaust `limits.ranks`.
     #[error("{0}")]
     NoRoom(Incompatible),
 }
 
-/// A serving backend: how requests are placed and pinned.
+/// How requests are placed and pinned on a serving backend.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Fit {
-    /// Ranks to choose from; if unknown, one per URL.
+    /// Number of ranks to choose from; if unknown, one per URL.
     pub(crate) ranks: u16,
+    /// Number of adjacent ranks that share a group of the tables; more than one with hybrid experts.
+    pub(crate) group_ranks: u16,
     /// How requests are pinned.
     pub(crate) dialect: Dialect,
-    /// Why they are not pinned, although there may be several ranks.
+    /// Why requests are not pinned, although there may be several ranks.
     pub(crate) unpinned: Option<Unpinned>,
     /// Which chats the engine tokenizes as the gateway does.
     pub(crate) parity: Parity,
 }
 
 impl Fit {
-    /// A backend whose engine chooses the ranks.
+    /// Creates the fit of a backend whose engine chooses the ranks.
     pub(crate) fn unpinned(backend: &BackendConfig, why: Unpinned) -> Self {
         let (engine, urls) = (backend.engine, backend.urls.len());
         let dialect = if urls > 1 { Dialect::by_url(engine) } else { Dialect::unpinned(engine) };
         Self::of(u16::try_from(urls).unwrap_or(u16::MAX).max(1), dialect, Some(why))
     }
 
-    /// A backend not probed yet: `ranks` from the configuration and tables, or 0.
+    /// Creates the fit of a backend that has not been probed yet: `ranks` from the configuration and tables, or 0.
     pub(crate) fn unprobed(backend: &BackendConfig, ranks: u16) -> Self {
         let engine = backend.engine;
         let dialect = if backend.urls.len() > 1 { Dialect::by_url(engine) } else { Dialect::of(engine, None) };
         Self::of(ranks, dialect, None)
     }
 
-    /// A backend with unknown chat tokenization.
+    /// Creates a fit whose chat tokenization is unknown.
     fn of(ranks: u16, dialect: Dialect, unpinned: Option<Unpinned>) -> Self {
-        Self { ranks, dialect, unpinned, parity: Parity::default() }
+        Self { ranks, group_ranks: 1, dialect, unpinned, parity: Parity::default() }
     }
 }
 
-/// A backend, and everything its report is compared with.
+/// A backend, and everything that its report is compared with.
 pub(crate) struct Subject<'a> {
     pub(crate) config: &'a BackendConfig,
     pub(crate) tables: Option<&'a Tables>,
-    /// The reader of its prompts.
+    /// The reader for the model's prompts.
     pub(crate) reader: Option<Reader<'a>>,
-    /// Why its own files or those of its model do not match, if already known.
+    /// Why the backend's or its model's files do not match, if already known.
     pub(crate) files: Option<&'a Unpinned>,
-    /// Ranks that `limits.ranks` leaves for it.
+    /// Number of ranks that `limits.ranks` leaves for the backend.
     pub(crate) room: usize,
 }
 
-/// The verdict about a backend by its report, or, without one, by files and configuration.
+/// Returns the verdict on a backend from its report or, without one, from files and configuration.
 pub(crate) fn judge(probe: Option<&Probe>, subject: &Subject<'_>) -> Result<Fit, Closed> {
     let Subject { config, tables, reader, files, room } = *subject;
     let encoder = reader.map(|reader| reader.tokenizer);
@@ -132,7 +132,7 @@ pub(crate) fn judge(probe: Option<&Probe>, subject: &Subject<'_>) -> Result<Fit,
         (Some(why), _) => Ok(Fit::unpinned(config, why.clone())),
         (None, Some(probe)) => with_backend(probe, tables, encoder, config, None),
         (None, None) => {
-            compat::expected_ranks(tables, config.ranks).map(|ranks| Fit::unprobed(config, ranks.unwrap_or(0)))
+            compat::expected_ranks(tables, config.ranks, 1).map(|ranks| Fit::unprobed(config, ranks.unwrap_or(0)))
         }
     };
     let fit = within(fit.unwrap_or_else(|misfit| Fit::unpinned(config, misfit.into())), config, room)?;
@@ -140,7 +140,7 @@ pub(crate) fn judge(probe: Option<&Probe>, subject: &Subject<'_>) -> Result<Fit,
     Ok(Fit { parity: parity::compare(rendering, reader.as_ref()), ..fit })
 }
 
-/// `fit` with its ranks, or with fewer if `limits.ranks` leaves no room for them.
+/// Returns `fit`, or an unpinned fit if `limits.ranks` leaves no room for all of its ranks.
 fn within(fit: Fit, config: &BackendConfig, room: usize) -> Result<Fit, Closed> {
     let too_many = Incompatible::TooManyRanks { ranks: fit.ranks, room };
     let fits = |fit: &Fit| usize::from(fit.ranks) <= room;
@@ -150,10 +150,10 @@ fn within(fit: Fit, config: &BackendConfig, room: usize) -> Result<Fit, Closed> 
     Some(Fit::unpinned(config, too_many.clone().into())).filter(fits).ok_or(Closed::NoRoom(too_many))
 }
 
-/// Checks a backend's report about itself against tables, tokenizer and configuration.
+/// Checks a backend's own report against tables, tokenizer and configuration.
 ///
 /// # Errors
-/// The first mismatch; tables about to be loaded are refused because of it.
+/// The first mismatch; tables about to be loaded are rejected because of it.
 pub(crate) fn with_backend(
     probe: &Probe,
     tables: Option<&Tables>,
@@ -165,7 +165,7 @@ pub(crate) fn with_backend(
         return Err(Incompatible::UnknownRankBase);
     }
     let server = probe.server.as_ref();
-    // A switchable backend has the number of ranks that it reports.
+    // A switchable backend may have as many ranks as it reports.
     let switches = server.is_some_and(ServerInfo::switches) && probe.dp_size.is_some();
     let configured = backend.ranks.filter(|_| !switches).or(known);
     if let (Some(server), Some(tables)) = (server, tables)
@@ -177,11 +177,12 @@ pub(crate) fn with_backend(
         let layout = layout.to_owned();
         return Ok(Fit::unpinned(backend, Unpinned::Layout(layout)));
     }
-    let expected = compat::expected_ranks(tables, configured)?;
+    let group_ranks = server.map_or(1, ServerInfo::group_ranks);
+    let expected = compat::expected_ranks(tables, configured, group_ranks)?;
     if let (Some(found), Some(expected)) = (probe.dp_size, expected)
         && let Err(misfit) = compat::same_ranks("the backend has", found, compat::expected_name(configured), expected)
     {
-        // Never pin beyond what the engine reports, whatever the configuration says.
+        // Never pin beyond the reported ranks, whatever the configuration says.
         let by_configuration = configured.is_some() && backend.urls.len() == 1;
         return if by_configuration { Ok(Fit::unpinned(backend, misfit.into())) } else { Err(misfit) };
     }
@@ -195,12 +196,13 @@ pub(crate) fn with_backend(
     }
     let unproven = tables.map(|tables| compat::unproven(tables, probe, backend)).transpose()?.flatten();
     let unpinned = |why| Fit::unpinned(backend, why);
+    let pinned = |ranks, dialect| Fit { group_ranks, ..Fit::of(ranks, dialect, None) };
     Ok(match (configured.or(probe.dp_size).or(expected), &probe.doubt, unproven) {
         (_, Some(doubt), _) if configured.is_none() || backend.urls.len() > 1 => unpinned(doubt.clone().into()),
         (Some(_), _, Some(source)) => unpinned(Unpinned::Unproven(source)),
-        // The engine itself reports none: its pins must be proved first.
-        (Some(ranks), _, None) if probe.dp_size.is_none() => Fit::of(ranks, probe.dialect.unproven(), None),
-        (Some(ranks), _, None) => Fit::of(ranks, probe.dialect, None),
+        // The engine itself does not report its rank count: pins must be verified first.
+        (Some(ranks), _, None) if probe.dp_size.is_none() => pinned(ranks, probe.dialect.unproven()),
+        (Some(ranks), _, None) => pinned(ranks, probe.dialect),
         (None, ..) => unpinned(Unpinned::Unknown),
     })
 }

@@ -1,4 +1,4 @@
-//! Selects the requests that ask their engine for routed experts.
+//! Selects the requests for which the engine must return routed experts.
 
 use std::sync::Arc;
 
@@ -10,17 +10,17 @@ use crate::observe::{Sample, Seen};
 
 use super::{DataPlane, Job};
 
-/// Samples this request if it is due, the backend supports it, and it does not set the field itself.
+/// Samples this request if one is due, the backend supports it, and the request does not set the field itself.
 pub(super) fn choose(plane: &DataPlane, job: &Job, member: &Member, rank: Option<RankId>) -> Option<Sample> {
     let config = &job.snapshot.config.sampling;
     if config.share <= 0.0 {
         return None;
     }
-    // Samples from a backend that does not match its tables say nothing about them.
+    // Samples from a backend that does not match its tables reveal nothing about them.
     let tables = member.tables.as_ref().filter(|_| member.fit.unpinned.is_none())?;
     let (backend, live, route) = (&member.backend, &member.backend.live, job.route);
     let layers_known = tables.tables.model().num_hidden_layers > 0 || live.hidden_layers() > 0;
-    // The answers of the OpenAI routes do not name the rank.
+    // Responses on the OpenAI routes do not name the rank.
     let rank_known = route == Route::Generate || member.fit.ranks <= 1 || rank.is_some();
     if !rank_known || !layers_known || !live.can_ask(route) || live.has_refused() || !live.take(config.share) {
         return None;
@@ -42,6 +42,7 @@ pub(super) fn choose(plane: &DataPlane, job: &Job, member: &Member, rank: Option
         dialect: member.fit.dialect,
         route,
         text_route: text_route(route),
+        group_ranks: member.fit.group_ranks,
         rank,
         is_pinned: Box::new(move || pins.pins.belief(route) != Belief::Ignored),
         body: job.body.bytes().clone(),

@@ -1,7 +1,7 @@
 //! Scores a prompt: its expected locality on each rank, its tokens and its blocks.
 //!
-//! Clear faults of the client are reported (400). A prompt that merely cannot be scored is routed by load, counted by
-//! reason and left to the engine to judge.
+//! Unambiguous client errors are reported (400). A prompt that merely cannot be scored is counted by reason and routed
+//! by load, so that the engine can judge it.
 
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -19,9 +19,9 @@ use super::DataPlane;
 use crate::backends::{Member, Model, RequestError, Text, text_route};
 use crate::data::body_memory::{Held, tree_bytes};
 
-/// Bytes per token assumed for a prompt that was not tokenized.
+/// Assumed bytes per token of a prompt that was not tokenized.
 const BYTES_PER_TOKEN: u64 = 4;
-/// Fields that carry a prompt in a form only the engine reads.
+/// Fields that carry a prompt in a form that only the engine reads.
 const OTHER_PROMPTS: [&str; 4] = ["input_embeds", "prompt_embeds", "input_ids", "image_data"];
 
 /// Why a prompt was not scored.
@@ -30,7 +30,7 @@ pub(super) enum Unscored {
     Client(RequestError),
     /// The client is gone: discard the result.
     GivenUp,
-    /// The slow tokenizer must be loaded first, which must not run on a network thread.
+    /// The slow tokenizer must be loaded first, which must not happen on a network thread.
     OracleAway,
     /// The chat template exceeds its budget on a network thread.
     TemplateBudget { cause: SharedError },
@@ -48,39 +48,39 @@ pub(super) struct Whole<'a> {
 }
 
 impl<'a> Whole<'a> {
-    /// Plain chats are parsed even if no policy scores them: that also validates the JSON.
+    /// Parses plain chats even if no policy scores them, because that also validates the JSON.
     pub(super) fn new(route: Route, bytes: &'a [u8], effort: &Effort<'_>) -> Self {
-        // The standard library's error has a position.
+        // Fall back to the standard library, whose error has a position.
         let text = simdutf8::basic::from_utf8(bytes).or_else(|_| std::str::from_utf8(bytes));
         let wanted = route == Route::Chat && !matches!(effort, Effort::Skip { .. });
         let chat = text.ok().filter(|_| wanted).and_then(PlainChat::quickly);
         Self { bytes, text, chat }
     }
 
-    /// A part of the body that was parsed already.
+    /// Returns the part of the body that has already been parsed.
     pub(super) fn known(&self) -> Option<Range<usize>> {
         self.chat.as_ref().map(|(_, at)| at.clone())
     }
 }
 
-/// The content of a prompt.
+/// The results of scoring a prompt.
 pub(crate) struct Scored {
-    /// Prompt tokens, estimated where the prompt was not tokenized.
+    /// Number of prompt tokens, estimated if the prompt was not tokenized.
     pub(crate) tokens: u64,
-    /// Prompt tokens if the whole prompt was tokenized, to compare with the engine's count.
+    /// Number of prompt tokens if the whole prompt was tokenized, for comparison with the engine's count.
     pub(crate) counted: Option<u64>,
-    /// Expected local share per slot of the model's pool; `None` without evidence.
+    /// Expected local share for each slot of the model's pool; `None` without evidence.
     pub(crate) share: Option<Vec<f64>>,
-    /// Hashes of the prompt's whole blocks, if the model's policies need them.
+    /// Hashes of the prompt's complete blocks, if the model's policies need them.
     pub(crate) blocks: Vec<u64>,
-    /// Whether its tokens are known rather than estimated.
+    /// Whether the tokens are known rather than estimated.
     pub(crate) read: bool,
     /// Shapes of the chat or text that was read.
     pub(crate) shapes: Shapes,
 }
 
 impl Scored {
-    /// A prompt that was not tokenized.
+    /// Describes a prompt that was not tokenized.
     pub(super) fn unseen(body: &[u8]) -> Self {
         let tokens = (body.len() as u64 / BYTES_PER_TOKEN).max(1);
         Self { tokens, counted: None, share: None, blocks: Vec::new(), read: false, shapes: Shapes::NONE }
@@ -89,15 +89,16 @@ impl Scored {
 
 /// How much work scoring a prompt may take.
 pub(super) enum Effort<'a> {
-    /// On a network thread: immediately, or not at all.
+    /// Runs on a network thread: immediately, or not at all.
     Here,
-    /// On a blocking thread, until cancelled; loads what is missing.
+    /// Runs on a blocking thread until cancelled, and loads whatever is missing.
     Away(&'a mut dyn FnMut() -> bool),
-    /// None: it took too long.
+    /// No scoring, because it took too long.
     Skip { limit: Duration },
 }
 
-/// Tokens, expected share per slot, and blocks. A body that no policy needs is only checked to be JSON.
+/// Computes the tokens, the expected share per slot, and the blocks. If no policy needs a body, it is only checked to
+/// be JSON.
 pub(super) fn score(
     plane: &DataPlane,
     model: &Model,
@@ -107,7 +108,7 @@ pub(super) fn score(
     effort: Effort<'_>,
 ) -> Result<Scored, Unscored> {
     let not_json = |source| Unscored::Client(RequestError::BodyJson { source });
-    // The parser does not inspect skipped values closely enough to notice that they are not text.
+    // The parser does not inspect skipped values closely enough to notice invalid UTF-8.
     let body = whole.text.map_err(|error| not_json(error.into()))?;
     let text = model.scoring_text();
     // A plain chat is known to be JSON.
@@ -120,7 +121,7 @@ pub(super) fn score(
     };
     let read = |budget: Budget, keep_on: &mut dyn FnMut() -> bool| {
         let limits = Limits { template: budget, ..Limits::default() };
-        // The libraries underneath receive arbitrary text; a panic in them must cost no more than the score.
+        // The libraries receive arbitrary text; a panic in them must cost no more than the score.
         let panicked = |_| Unscored::Open { reason: "panic", cause: "the tokenizer or template panicked".into() };
         catch_unwind(AssertUnwindSafe(|| {
             let chat = whole.chat.as_ref().map(|(chat, _)| chat);
@@ -142,7 +143,7 @@ pub(super) fn score(
                 text.tokenizer.load_oracle().map_err(failed)?;
                 tracing::info!(
                     model = model.name,
-                    "a prompt needs the slow library, which is now loaded and stays loaded"
+                    "a prompt requires the slow tokenizer library, which stays loaded from now on"
                 );
                 scored = read(Budget::default(), keep_on);
             }
@@ -158,10 +159,10 @@ pub(super) fn score(
     }
 }
 
-/// A prompt that was read.
+/// A tokenized prompt.
 struct Read {
     ids: Vec<u32>,
-    /// Whether the engine counts tokens by the same rule, which it does not for several prompts at once or for images.
+    /// Whether the engine counts tokens by the same rule, which it does not for multiple prompts or for images.
     countable: bool,
     shapes: Shapes,
 }
@@ -179,14 +180,14 @@ fn plain_ids(
     Ok(Read { ids, countable: true, shapes: chat.shapes() })
 }
 
-/// A body to be parsed whole.
+/// A body to be parsed as a whole.
 struct Body<'a> {
     text: &'a str,
     plane: &'a DataPlane,
     limits: Limits,
 }
 
-/// The ids of all prompts of a request.
+/// Returns the token ids of all of a request's prompts.
 fn prompt_ids(
     model: &Model,
     text: &Text,
@@ -196,7 +197,8 @@ fn prompt_ids(
 ) -> Result<Read, Unscored> {
     let not_json = |error: serde_json::Error| Unscored::Client(RequestError::BodyJson { source: error.into() });
     let (tokenizer, template) = (&text.tokenizer, text.template.as_deref());
-    // A parsed body of commas alone takes a hundred times its size. A body that is not JSON is refused in any case.
+    // Parsing a body made only of commas takes a hundred times its size. A body that is not JSON is rejected in any
+    // case.
     let limit_bytes = plane.backends.current.load().config.limits.body_memory_bytes;
     let _held = Held::take(&plane.body_memory, tree_bytes(body.as_bytes()), limit_bytes).map_err(|error| {
         let open = |_| Unscored::Open { reason: "too_large", cause: error.into() };
@@ -235,8 +237,8 @@ fn of_ids(model: &Model, read: &Read, block_tokens: u32) -> Scored {
     Scored { tokens, counted, share, blocks, read: true, shapes: *shapes }
 }
 
-/// One share per slot, backend by backend; backends with equal tables are scored once. Any rank of an unpinned backend
-/// may run the prompt, so its slots have the mean.
+/// Returns one share per slot, backend by backend; backends with equal tables are scored once. Any rank of an unpinned
+/// backend may run the prompt, so all of its slots get the mean.
 fn shares(model: &Model, ids: &[u32]) -> Option<Vec<f64>> {
     let mut scored: Vec<(&str, Vec<f64>)> = Vec::new();
     for member in model.members.iter().filter(|member| member.fit.unpinned.is_none()) {
@@ -252,8 +254,9 @@ fn shares(model: &Model, ids: &[u32]) -> Option<Vec<f64>> {
     for Member { tables, fit, .. } in &model.members {
         let digest = tables.as_ref().map(|loaded| loaded.tables.digest());
         let share = scored.iter().find(|(other, _)| Some(*other) == digest).map_or(first, |(_, share)| share);
-        if share.len() == usize::from(fit.ranks) && fit.unpinned.is_none() {
-            all.extend_from_slice(share);
+        let group_ranks = usize::from(fit.group_ranks);
+        if share.len() * group_ranks == usize::from(fit.ranks) && fit.unpinned.is_none() {
+            all.extend(share.iter().flat_map(|share| std::iter::repeat_n(*share, group_ranks)));
         } else {
             all.extend(std::iter::repeat_n(mean(share), usize::from(fit.ranks)));
         }

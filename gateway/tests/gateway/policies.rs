@@ -50,6 +50,30 @@ async fn prefix_returns_to_the_rank_that_has_the_prompt() {
     settled(&gateway).await;
 }
 
+/// With hybrid experts a group of the tables is a node of several ranks: its prompts stay on the node, spread by load.
+#[tokio::test]
+async fn prompts_go_to_the_node_of_their_experts() {
+    let (fixture, mock) = (Fixture::new(2), canned(4));
+    let text = with_tables(&fixture, &mock, "");
+    let mut info = fixture.info();
+    for (field, value) in [("dp_size", json!(4)), ("ep_size", json!(2)), ("experts", json!("hybrid:2x2:1"))] {
+        info[field] = value;
+    }
+    mock.settings().info = Some(info);
+    let gateway = start(&text).await;
+    let client = Client::data(&gateway);
+    for (node, text) in TEXTS[..2].iter().enumerate() {
+        let mut ranks = Vec::new();
+        for _ in 0..6 {
+            ranks.push(rank_of(&client, text).await);
+        }
+        ranks.sort();
+        ranks.dedup();
+        assert_eq!(ranks, [(2 * node).to_string(), (2 * node + 1).to_string()], "{text}");
+    }
+    settled(&gateway).await;
+}
+
 /// A session's prompt may be shorter than a block of the prefix table.
 #[tokio::test]
 async fn a_session_keeps_its_rank_from_the_first_request_on() {

@@ -1,5 +1,5 @@
-//! One change of a backend's tables: load, check and swap atomically; on a failure the old tables stay, and the reason
-//! is reported.
+//! One change of a backend's tables: load, check, and swap atomically. On a failure the old tables stay in use, and the
+//! reason is reported.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::backends::{Backends, Member, Model, RequestError, Snapshot, health, v
 use super::file::{self, Copy};
 use super::{LoadedTables, Origin, TablesFileError, Trouble, spool};
 
-/// Longest wait for other loads to finish.
+/// Maximum wait for other loads to finish.
 const MAX_WAIT: Duration = Duration::from_secs(30);
 
 /// The tables to load.
@@ -24,9 +24,9 @@ pub(crate) enum Source {
     /// A file below `server.tables_root`.
     File(PathBuf),
     Upload(Copy),
-    /// Tables used earlier: of this generation, or the newest.
+    /// Previously used tables: those of this generation, or the newest.
     Earlier(Option<u64>),
-    /// The backend's own file. If its content is in use already, nothing changes.
+    /// The backend's configured file. If its content is already in use, nothing changes.
     Watched(PathBuf),
 }
 
@@ -48,15 +48,15 @@ pub(crate) struct Swapped {
     pub(crate) generation: u64,
     pub(crate) digest: String,
     pub(crate) placement_digest: String,
-    /// False if they were in use already.
+    /// Whether the change replaced the tables; false if they were already in use.
     #[serde(skip)]
     pub(crate) changed: bool,
 }
 
-/// Changes the tables of a backend. Failures are counted, logged and kept for `GET /admin/tables`.
+/// Changes a backend's tables. Failures are counted, logged and stored for `GET /admin/tables`.
 pub(crate) async fn change(backends: &Arc<Backends>, backend: String, source: Source) -> Result<Swapped, RequestError> {
     let (name, by) = (backend.clone(), source.name());
-    // The comparison must use what the backend runs now.
+    // Probe first: the checks must use the backend's current state.
     if let Some(backend) = backends.backend(&backend) {
         health::probe_again(backends, &backend, &backends.patient_limits()).await;
     }
@@ -77,7 +77,7 @@ pub(crate) async fn change(backends: &Arc<Backends>, backend: String, source: So
     done
 }
 
-/// Reads, validates, compares and swaps. Blocking.
+/// Reads, validates, compares and swaps tables. Blocking.
 fn swap(backends: &Backends, backend: &str, source: Source) -> Result<Swapped, RequestError> {
     let snapshot = backends.snapshot();
     let Some((_, member)) = snapshot.members().find(|(_, member)| member.backend.name == backend) else {
@@ -96,7 +96,7 @@ fn swap(backends: &Backends, backend: &str, source: Source) -> Result<Swapped, R
             LoadedTables::new(Arc::new(tables), Origin { path: Some(path), stamp: Some(stamp) })
         }
     };
-    // The rest is short, and no request waits for it.
+    // The swap is short, and no request waits for it.
     backends.swap_tables(backend, fresh)
 }
 
@@ -104,7 +104,7 @@ impl Backends {
     /// Checks tables against the current state and swaps them in.
     pub(crate) fn swap_tables(&self, backend: &str, fresh: LoadedTables) -> Result<Swapped, RequestError> {
         loop {
-            // All the work is done before the lock is taken, and repeated if its inputs changed meanwhile.
+            // Do all the work before locking, and repeat it if its inputs changed meanwhile.
             let seen = self.snapshot();
             let gone = || RequestError::UnknownBackend { name: backend.to_owned() };
             let at = seen.find(backend).ok_or_else(gone)?;
@@ -119,8 +119,8 @@ impl Backends {
             let tables = Arc::clone(&fresh.tables);
             let next = Arc::new(seen.with_tables(at, fresh, &self.metrics));
             let swapped = Swapped::to(backend, &tables, next.generation, true);
-            // Requests take no lock and see either snapshot; only probes and other changes wait for this one. A reader
-            // that sees the new tables must not see trouble with the old ones.
+            // Requests take no lock and see either snapshot; only probes and other changes wait for this one. Clear the
+            // trouble first: a reader that sees the new tables must not see trouble with the old ones.
             member.backend.set_tables_trouble(None);
             let took = self.swap(&changing, Arc::clone(&next));
             let (model, Member { fit, .. }) = next.at(at);
@@ -138,7 +138,7 @@ impl Backends {
     }
 }
 
-/// Tables from a file below `server.tables_root`, and its absolute path. Blocking.
+/// Opens tables from a file below `server.tables_root`; also returns its absolute path. Blocking.
 pub(super) fn open_requested(snapshot: &Snapshot, requested: &Path) -> Result<(LoadedTables, PathBuf), RequestError> {
     let root = snapshot.config.server.tables_root.as_deref().ok_or_else(|| RequestError::TablesPath {
         source: "server.tables_root is not set, so only uploads are accepted".into(),
@@ -175,16 +175,16 @@ fn check_fit(model: &Model, member: &Member, fresh: &LoadedTables) -> Result<(),
     let configured = member.backend.config.ranks;
     let known = member.known_ranks();
     match member.backend.last_probe() {
-        // An engine that does not report its ranks keeps its known number.
+        // If the engine does not report its ranks, the known number still applies.
         Some(probe) => {
             let known = known.filter(|_| probe.dp_size.is_none());
             verdict::with_backend(&probe, Some(tables), None, &member.backend.config, known).map(|_| ())
         }
-        None => compat::expected_ranks(Some(tables), configured.or(known)).map(|_| ()),
+        None => compat::expected_ranks(Some(tables), configured.or(known), member.fit.group_ranks).map(|_| ()),
     }
 }
 
-/// Counts, logs and keeps the outcome of a change.
+/// Counts, logs and stores the outcome of a change.
 pub(super) fn note(backends: &Backends, backend: &str, by: &'static str, done: Result<&Swapped, &RequestError>) {
     backends.metrics.tables.reload(match done {
         Ok(Swapped { changed: true, .. }) => "ok",
@@ -200,18 +200,18 @@ pub(super) fn note(backends: &Backends, backend: &str, by: &'static str, done: R
         Ok(Swapped { changed: true, generation, digest, .. }) => {
             tracing::info!(backend, by, generation, digest, "tables swapped");
         }
-        Ok(_) => tracing::info!(backend, by, "the file contains the tables already in use"),
-        // The watcher retries where that may help.
+        Ok(_) => tracing::info!(backend, by, "the file's tables are already in use"),
+        // The watcher retries if a retry may help.
         Err(error) if news => tracing::warn!(backend, by, %error, "tables not swapped"),
         Err(_) => {}
     }
 }
 
-/// The response for a file that could not be loaded as tables.
+/// Returns the error for a file that could not be loaded as tables.
 pub(super) fn refusal(error: TablesFileError) -> RequestError {
     match &error {
         TablesFileError::Outside { .. } => RequestError::TablesPath { source: error.into() },
-        // The copy cannot be mapped.
+        // Storing or mapping the copy failed.
         TablesFileError::Spool { .. } | TablesFileError::Format(FormatError::Io { .. }) => {
             RequestError::TablesStorage { source: error.into() }
         }
@@ -228,7 +228,7 @@ pub(super) async fn permit(lane: &Semaphore) -> Result<SemaphorePermit<'_>, Requ
     }
 }
 
-/// Runs off the network threads.
+/// Runs blocking work off the network threads.
 pub(super) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, RequestError> + Send + 'static,
 ) -> Result<T, RequestError> {

@@ -1,8 +1,8 @@
-//! A tables file from outside: opened once, copied, and the copy mapped.
+//! External tables files: each is opened once and copied, and the copy is mapped.
 //!
 //! An unlinked copy in `tables.spool_dir` is mapped rather than the file itself: the kernel kills a process that reads
-//! a mapping of a file that was truncated in place, and no check can rule that out for a file that others may write
-//! to. A copy on the heap would work as well, but it would stay resident; the kernel can drop pages of a file and read
+//! a mapping of a file that was truncated in place, and no check can rule that out for a file that others may write to.
+//! A copy on the heap would also be safe, but would stay resident, whereas the kernel can drop a file's pages and read
 //! them again.
 
 use std::fs::{File, Metadata};
@@ -14,13 +14,13 @@ use std::path::{Component, Path, PathBuf};
 use rustix::fs::{Mode, OFlags};
 use semmoe_tables::{FormatError, Tables};
 
-/// Bytes copied at a time.
+/// Number of bytes copied at a time.
 const PIECE_BYTES: usize = 256 << 10;
 
 /// Why a file could not be loaded as tables.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum TablesFileError {
-    /// The path leads, or might lead, out of the tables root.
+    /// The path leads, or might lead, outside the tables root.
     #[error("{}: expected a path below the tables root {} without '..'", path.display(), root.display())]
     Outside {
         /// As requested.
@@ -28,7 +28,7 @@ pub(crate) enum TablesFileError {
         /// As configured.
         root: PathBuf,
     },
-    /// The operating system refused.
+    /// The operating system reported an error.
     #[error("cannot {action} {}: {source}", path.display())]
     Read {
         /// The attempted action.
@@ -41,7 +41,7 @@ pub(crate) enum TablesFileError {
     /// Not a regular file: a directory, a device, a pipe.
     #[error("{} is not a regular file", .0.display())]
     NotRegular(PathBuf),
-    /// Longer than `limits.table_bytes`.
+    /// The file exceeds `limits.table_bytes`.
     #[error("{} is longer than the limit of {limit_bytes} bytes (limits.table_bytes)", path.display())]
     TooLong {
         /// The file.
@@ -49,35 +49,35 @@ pub(crate) enum TablesFileError {
         /// The limit.
         limit_bytes: u64,
     },
-    /// The file was modified meanwhile.
+    /// The file was modified while it was copied.
     #[error("{} changed while it was copied", .0.display())]
     Changed(PathBuf),
-    /// No space, or no permission, for the copy.
-    #[error("cannot keep a copy of the tables in {}: {source}", folder.display())]
+    /// Writing the copy failed, for example for lack of space or permission.
+    #[error("cannot store a copy of the tables in {}: {source}", folder.display())]
     Spool {
         /// The folder.
         folder: PathBuf,
         /// The operating system's reason.
         source: std::io::Error,
     },
-    /// Not tables, or damaged ones.
+    /// The file does not contain tables, or they are corrupt.
     #[error(transparent)]
     Format(FormatError),
 }
 
-/// Identifies the state of a file. The inode changes when a new file is renamed into place, as in a ConfigMap.
+/// Identifies a file's state. The inode changes when a new file is renamed into place, as in a ConfigMap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Stamp {
     device: u64,
     inode: u64,
     bytes: u64,
     modified: (i64, i64),
-    /// Changes even if times and sizes are preserved, as by `cp -p`.
+    /// The inode's change time, which differs even if other times and the size are preserved, as by `cp -p`.
     changed: (i64, i64),
 }
 
 impl Stamp {
-    /// The state of the file behind all links; `None` if there is none.
+    /// Returns the state of the file after following all links; `None` if it does not exist.
     pub(crate) fn of(path: &Path) -> Option<Self> {
         std::fs::metadata(path).ok().map(|metadata| Self::from(&metadata))
     }
@@ -90,7 +90,7 @@ impl From<&Metadata> for Stamp {
     }
 }
 
-/// Bounds on the copy, and its folder.
+/// The size limit of a copy, and its folder.
 #[derive(Clone, Debug)]
 pub(crate) struct Spool {
     pub(crate) folder: PathBuf,
@@ -110,7 +110,7 @@ impl Copy {
         Ok(Self { file, spool: spool.clone(), bytes: 0 })
     }
 
-    /// False once the limit is reached.
+    /// Appends a piece; returns false once the limit is exceeded.
     pub(crate) fn push(&mut self, piece: &[u8]) -> Result<bool, TablesFileError> {
         self.bytes = self.bytes.saturating_add(piece.len() as u64);
         if self.bytes > self.spool.limit_bytes {
@@ -119,7 +119,7 @@ impl Copy {
         self.file.write_all(piece).map(|()| true).map_err(|source| no_room(&self.spool, source))
     }
 
-    /// Maps it and checks everything.
+    /// Maps the copy and validates its content.
     pub(crate) fn tables(self) -> Result<Tables, FormatError> {
         Tables::map(&self.file)
     }
@@ -129,12 +129,12 @@ fn no_room(spool: &Spool, source: std::io::Error) -> TablesFileError {
     TablesFileError::Spool { folder: spool.folder.clone(), source }
 }
 
-/// Opens a file of the configuration; also returns its state.
+/// Opens a configured file; also returns its state.
 pub(crate) fn open(path: &Path, spool: &Spool) -> Result<(Tables, Stamp), TablesFileError> {
     copy(&regular(hold(path)?, path)?, path, spool)
 }
 
-/// Opens a requested file if it is below `root` after resolving links; also returns its path.
+/// Opens a requested file if it is below `root` after resolving links; also returns its resolved path.
 pub(crate) fn open_below(root: &Path, requested: &Path, spool: &Spool) -> Result<(Tables, PathBuf), TablesFileError> {
     let outside = || TablesFileError::Outside { path: requested.to_owned(), root: root.to_owned() };
     let real_root = root.canonicalize().map_err(read_error("open the tables root", root))?;
@@ -142,13 +142,13 @@ pub(crate) fn open_below(root: &Path, requested: &Path, spool: &Spool) -> Result
         Ok(relative) => relative,
         Err(_) => requested,
     };
-    // Do not inspect anything outside, so that a response does not reveal what is there.
+    // Do not access anything outside the root, so that a response does not reveal what exists there.
     if !relative.components().all(|part| matches!(part, Component::Normal(_) | Component::CurDir)) {
         return Err(outside());
     }
     let path = real_root.join(relative);
     let held = hold(&path)?;
-    // The path of the opened file, not where `path` leads now.
+    // Check the path of the opened file, because `path` may lead elsewhere by now.
     let real = std::fs::read_link(by_descriptor(&held)).map_err(read_error("find", &path))?;
     if !real.starts_with(&real_root) {
         return Err(outside());
@@ -157,7 +157,7 @@ pub(crate) fn open_below(root: &Path, requested: &Path, spool: &Spool) -> Result
     Ok((copy(&held, &path, spool)?.0, path))
 }
 
-/// Takes a handle on the path without opening it for reading: that would block on a pipe and might trigger a device.
+/// Obtains a handle on the path without opening it for reading, which would block on a pipe and might trigger a device.
 fn hold(path: &Path) -> Result<File, TablesFileError> {
     let held = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
     held.map(File::from).map_err(|error| read_error("open", path)(error.into()))
@@ -171,7 +171,7 @@ fn regular(held: File, path: &Path) -> Result<File, TablesFileError> {
     }
 }
 
-/// The kernel's name for the very file behind the handle, whatever its path names now.
+/// Returns the kernel's name for the file behind the handle, even if its path now leads to another file.
 fn by_descriptor(held: &File) -> PathBuf {
     PathBuf::from(format!("/proc/self/fd/{}", held.as_raw_fd()))
 }

@@ -1,7 +1,7 @@
-//! Moves a worker's experts to where new tables say, then swaps the tables in: no restart, no request lost.
+//! Moves a worker's experts to the placement of new tables, then swaps the tables in: no restart, no lost requests.
 //!
-//! The tables are read and checked first, so that nothing moves for unusable tables. While the experts move, the worker
-//! holds its requests and the gateway keeps routing new ones by the old tables. Those pins stay valid, because the
+//! The tables are read and checked first, so no experts move for unusable tables. While the experts move, the worker
+//! holds its requests and the gateway continues to route new ones by the old tables. Those pins stay valid, because the
 //! ranks do not change.
 
 use std::path::PathBuf;
@@ -19,14 +19,14 @@ use crate::backends::{Backend, Backends, RequestError, compat, health};
 use super::LoadedTables;
 use super::change::{blocking, note, open_requested, permit};
 
-/// Time limit of a switch: ranks wait 30 s for steps to end, and large experts take long over slow links.
+/// Time limit for a switch: ranks wait 30 s for steps to end, and large experts take long over slow links.
 const SWITCH_LIMIT: Duration = Duration::from_secs(600);
 
 /// The target of a switch.
 pub(crate) enum Target {
-    /// A layout by name; the tables stay.
+    /// A layout by name; the tables stay in use.
     Layout(String),
-    /// A tables file below `server.tables_root`, which the worker must find under that same path.
+    /// A tables file below `server.tables_root`; the worker must find it under the same path.
     Tables(PathBuf),
 }
 
@@ -34,20 +34,20 @@ pub(crate) enum Target {
 #[derive(Serialize, JsonSchema)]
 pub(crate) struct Switched {
     backend: String,
-    /// Switches of the unit since its start.
+    /// Number of switches of the unit since its start.
     epoch: u64,
     layout: String,
     placement_digest: String,
     /// How long the worker held requests.
     seconds: Option<f64>,
-    /// Generation of the snapshot with the new tables, if there are any.
+    /// Generation of the snapshot with the new tables, if there are new ones.
     generation: Option<u64>,
 }
 
-/// The switch status of a backend.
+/// Returns a backend's switch status.
 ///
 /// # Errors
-/// The backend does not exist, its engine has no hook, or it does not answer.
+/// The backend does not exist, its engine has no switch hook, or it does not answer.
 pub(crate) async fn status(backends: &Backends, name: &str) -> Result<SwitchStatus, RequestError> {
     let backend = switchable(backends, name)?;
     let answer = switch::status(&backend.client, backend.config.first_url(), &backends.patient_limits()).await;
@@ -57,7 +57,7 @@ pub(crate) async fn status(backends: &Backends, name: &str) -> Result<SwitchStat
 /// Switches a backend, then swaps its tables.
 ///
 /// # Errors
-/// Until the worker has moved anything, the old state stays in force; after that,
+/// Before the worker has moved anything, the old state remains in effect; after that, the error is
 /// [`RequestError::SwitchedWithoutTables`].
 pub(crate) async fn switch(
     backends: &Arc<Backends>,
@@ -78,10 +78,10 @@ pub(crate) async fn switch(
     let request = SwitchRequest { to: Some(to), if_epoch, ..SwitchRequest::default() };
     let switched = switch::switch(&backend.client, backend.config.first_url(), &request, &limits).await;
     let status = switched.map_err(|error| refused(&backend.name, error))?;
-    tracing::info!(backend = backend.name, layout = status.layout, epoch = status.epoch, "the backend was switched");
+    tracing::info!(backend = backend.name, layout = status.layout, epoch = status.epoch, "backend switched");
     let generation = match fresh {
         None => {
-            // With another layout its number of ranks may differ.
+            // With another layout, the backend's rank count may differ.
             health::probe_again(backends, &backend, &backends.patient_limits()).await;
             None
         }
@@ -99,7 +99,7 @@ pub(crate) async fn switch(
     })
 }
 
-/// Only semmoe's worker has the hook.
+/// Returns the backend if it can be switched: only semmoe's worker has the hook.
 fn switchable(backends: &Backends, name: &str) -> Result<Arc<Backend>, RequestError> {
     let backend = backends.backend(name).ok_or_else(|| RequestError::UnknownBackend { name: name.to_owned() })?;
     match backend.engine {
@@ -108,7 +108,7 @@ fn switchable(backends: &Backends, name: &str) -> Result<Arc<Backend>, RequestEr
     }
 }
 
-/// Tables that can be swapped in once the backend runs their placement.
+/// Loads tables that can be swapped in once the backend runs their placement.
 async fn prepared(
     backends: &Arc<Backends>,
     backend: &Arc<Backend>,
@@ -126,7 +126,7 @@ async fn prepared(
         let fits = model
             .check_tables(&fresh.tables, "the tables in use")
             .and_then(|()| compat::with_declared(&fresh.tables, declared))
-            .and_then(|()| compat::expected_ranks(Some(&fresh.tables), known));
+            .and_then(|()| compat::expected_ranks(Some(&fresh.tables), known, member.fit.group_ranks));
         match fits {
             Ok(_) => Ok((fresh, path)),
             Err(source) => Err(RequestError::TablesRefused { backend: backend.name.clone(), source }),
@@ -135,12 +135,12 @@ async fn prepared(
     .await
 }
 
-/// Swaps in the tables of a backend that runs their placement by now.
+/// Swaps in the tables of a backend that now runs their placement.
 async fn swap_in(backends: &Arc<Backends>, backend: &Arc<Backend>, fresh: LoadedTables) -> Result<u64, RequestError> {
     let probe = health::full_probe(backends, backend, &backends.patient_limits())
         .await
         .map_err(|error| refused(&backend.name, error))?;
-    // Not judged by the old tables, which no longer match; requests continue meanwhile.
+    // Only store the probe: the backend would not match the old tables. Requests continue meanwhile.
     backend.set_probe(probe.clone());
     let (backend, backends) = (Arc::clone(backend), Arc::clone(backends));
     blocking(move || {

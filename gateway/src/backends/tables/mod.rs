@@ -1,15 +1,15 @@
-//! Tables of backends while the gateway runs.
+//! Backends' tables while the gateway runs.
 //!
-//! | part | what |
+//! | part | purpose |
 //! |---|---|
-//! | `file` | a file from outside: opened once, copied, the copy mapped |
-//! | `upload` | the body of a request, copied and mapped likewise |
-//! | `change` | load, check, swap; on a failure the old tables stay, and the reason is kept |
-//! | `hot_swap` | a worker moves its experts to where new tables say, and then they are swapped in |
-//! | `watch` | files that changed |
+//! | `file` | an external file: opened once and copied; the copy is mapped |
+//! | `upload` | a request body, copied and mapped likewise |
+//! | `change` | load, check, swap; on a failure the old tables stay in use, and the reason is recorded |
+//! | `hot_swap` | a worker moves its experts to the placement of new tables, which are then swapped in |
+//! | `watch` | configured files that changed |
 //!
-//! All of it runs off the network threads, one load at a time. Requests continue with the tables they began with and
-//! take no lock: later requests get the next snapshot.
+//! All of it runs off the network threads, one load at a time. Requests finish with the tables they began with and take
+//! no lock; later requests use the next snapshot.
 
 mod change;
 mod file;
@@ -34,13 +34,13 @@ pub(crate) use hot_swap::{Switched, Target, status, switch};
 pub(crate) use upload::{read, receive};
 pub(crate) use watch::watch;
 
-/// Concurrent uploads. Each may take up `limits.table_bytes` on disk.
+/// Maximum number of concurrent uploads. Each may occupy up to `limits.table_bytes` on disk.
 const UPLOADS: usize = 2;
 
 /// Bounds on concurrent work.
 pub(crate) struct Lanes {
     uploads: Semaphore,
-    /// Reading, checking and preparing: a few times the size of the tables in memory.
+    /// Reading, checking and preparing tables, which needs several times their size in memory.
     loads: Semaphore,
 }
 
@@ -50,18 +50,18 @@ impl Lanes {
     }
 }
 
-/// Tables that are or can be in use.
+/// Tables that are in use, or ready for use.
 pub(crate) struct LoadedTables {
     pub(crate) tables: Arc<Tables>,
     /// T, prepared for summation.
     pub(crate) scorer: Arc<Scorer>,
     pub(crate) origin: Origin,
-    /// Generation of the snapshot that introduced them; 1 until one does.
+    /// Generation of the snapshot that introduced the tables; 1 until one does.
     pub(crate) generation: u64,
 }
 
 impl LoadedTables {
-    /// Tables that are not in use yet.
+    /// Wraps tables that are not in use yet.
     pub(crate) fn new(tables: Arc<Tables>, origin: Origin) -> Self {
         Self { scorer: Arc::new(Scorer::new(&tables)), tables, origin, generation: 1 }
     }
@@ -70,26 +70,26 @@ impl LoadedTables {
 /// The origin of tables.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Origin {
-    /// The file, or `None` for an upload.
+    /// The file's path, or `None` for an upload.
     pub(crate) path: Option<PathBuf>,
     /// The file's state when it was copied.
     pub(crate) stamp: Option<Stamp>,
 }
 
-/// Tables used earlier, without what only requests need.
+/// Previously used tables, without the parts that only requests need.
 #[derive(Clone)]
 pub(crate) struct EarlierTables {
     pub(crate) tables: Arc<Tables>,
     pub(crate) origin: Origin,
-    /// Generation of the snapshot that introduced them.
+    /// Generation of the snapshot that introduced the tables.
     pub(crate) generation: u64,
 }
 
-/// Why the last change of a backend's tables failed, until one succeeds.
+/// Why the last change of a backend's tables failed; cleared by the next successful change.
 #[derive(Clone, Debug)]
 pub(crate) struct Trouble {
     pub(crate) unix_seconds: u64,
-    /// `file`, `upload`, `rollback`, `switch`, `watch` or `configuration`.
+    /// The trigger: `file`, `upload`, `rollback`, `switch`, `watch` or `configuration`.
     pub(crate) by: &'static str,
     pub(crate) error: SharedError,
 }
@@ -100,7 +100,7 @@ impl Trouble {
     }
 }
 
-/// Folder and size limit of copies.
+/// Returns the folder and size limit for copies.
 pub(crate) fn spool(config: &Config) -> Spool {
     Spool { folder: config.tables.spool_dir.clone(), limit_bytes: config.limits.table_bytes as u64 }
 }

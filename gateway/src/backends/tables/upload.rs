@@ -1,4 +1,4 @@
-//! Tables in the body of a request: written to disk chunk by chunk, so that no upload is held in memory.
+//! Tables uploaded in a request body: written to disk chunk by chunk, so that no upload is buffered in memory.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,12 +14,12 @@ use super::change::{blocking, note, permit, refusal};
 use super::file::Copy;
 use super::spool;
 
-/// Bytes received between writes.
+/// Number of bytes buffered between writes.
 const PIECE_BYTES: usize = 1 << 20;
-/// An upload is long: it may take this many times `timeouts.body_seconds`.
+/// Uploads are long, so their time limit is this multiple of `timeouts.body_seconds`.
 const PATIENCE: u32 = 10;
 
-/// Receives an upload of tables for a backend.
+/// Receives a tables upload for a backend.
 pub(crate) async fn receive(backends: &Arc<Backends>, backend: &str, body: Body) -> Result<Copy, RequestError> {
     let received = spooled(backends, body).await;
     if let Err(error) = &received {
@@ -31,7 +31,7 @@ pub(crate) async fn receive(backends: &Arc<Backends>, backend: &str, body: Body)
 async fn spooled(backends: &Arc<Backends>, body: Body) -> Result<Copy, RequestError> {
     let config = backends.config();
     let limit_bytes = config.limits.table_bytes;
-    // Reject a body announced as too long before reading it.
+    // Reject a body that is declared too long before reading it.
     if body.size_hint().lower() > limit_bytes as u64 {
         return Err(RequestError::BodyTooLong { limit_bytes });
     }
@@ -67,7 +67,7 @@ async fn pieces(mut copy: Copy, mut body: Body, limit_bytes: usize) -> Result<Co
     }
 }
 
-/// Reads a short body.
+/// Reads a short body within a time limit.
 pub(crate) async fn read(body: Body, limit_bytes: usize, within: Duration) -> Result<Bytes, RequestError> {
     let whole = tokio::time::timeout(within, Limited::new(body, limit_bytes).collect()).await;
     match whole {

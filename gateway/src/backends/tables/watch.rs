@@ -1,7 +1,7 @@
 //! Polls tables files for changes, and frees replaced state at the same interval.
 //!
-//! Files are polled every few seconds. Kernel notifications do not cover network file systems, nor a ConfigMap, whose
-//! files change behind two links, and would still need a wait until the writer is done.
+//! Files are polled every few seconds. Kernel notifications cover neither network file systems nor a ConfigMap, whose
+//! files change behind two links, and would still require waiting until the writer has finished.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -16,10 +16,10 @@ use crate::backends::{Backends, RequestError, Snapshot};
 use super::change::{Source, Swapped, change};
 use super::file::Stamp;
 
-/// Interval at which the configuration is checked while no files are watched.
+/// Interval for checking the configuration while no files are watched.
 const ASLEEP: Duration = Duration::from_secs(5);
 
-/// Polls the files until `stop`.
+/// Polls the files until `stop` is cancelled.
 pub(crate) async fn watch(backends: Arc<Backends>, stop: CancellationToken) {
     let mut files = HashMap::new();
     loop {
@@ -36,22 +36,22 @@ pub(crate) async fn watch(backends: Arc<Backends>, stop: CancellationToken) {
     }
 }
 
-/// Frees tables and tokenizers that the last request released since the last poll.
+/// Frees tables and tokenizers whose last request has ended since the last poll.
 async fn free_replaced(backends: &Arc<Backends>) {
     if backends.current.holds_replaced() {
         let backends = Arc::clone(backends);
-        // The runtime would report a panic in it.
+        // If it panics, the runtime reports that.
         let _ = tokio::task::spawn_blocking(move || backends.current.sweep()).await;
     }
 }
 
-/// One poll of every file.
+/// Polls every file once.
 async fn poll(backends: &Arc<Backends>, files: &mut HashMap<String, Watched>) {
     let snapshot = backends.snapshot();
     let paths: Vec<(String, PathBuf)> = configured(&snapshot).collect();
     files.retain(|name, _| paths.iter().any(|(known, _)| known == name));
     for (backend, path) in paths {
-        // A network file system may be slow.
+        // Off the network threads: a network file system may be slow.
         let file = path.clone();
         let Ok(stamp) = tokio::task::spawn_blocking(move || Stamp::of(&file)).await else { continue };
         let probe = snapshot.backend(&backend).and_then(|backend| backend.last_probe());
@@ -66,26 +66,27 @@ async fn poll(backends: &Arc<Backends>, files: &mut HashMap<String, Watched>) {
     }
 }
 
-/// Names of the backends with their files.
+/// Lists backend names with their tables files.
 fn configured(snapshot: &Snapshot) -> impl Iterator<Item = (String, PathBuf)> {
     let backends = snapshot.config.models.iter().flat_map(|model| &model.backends);
     backends.filter_map(|backend| Some((backend.name.clone(), backend.tables.clone()?)))
 }
 
-/// The state of one file.
+/// Tracks one file.
 #[derive(Debug, Default)]
 struct Watched {
     path: PathBuf,
-    /// Its state when it was loaded or refused.
+    /// The file's state when it was loaded or refused.
     judged: Option<Stamp>,
-    /// Its state at the last poll.
+    /// The file's state at the last poll.
     seen: Option<Stamp>,
-    /// The backend's report that led to a refusal of the file: another engine may match it.
+    /// The backend's probe report when the file was refused for not matching it, if so. Another engine may match.
     refused: Option<Option<Arc<Probe>>>,
 }
 
 impl Watched {
-    /// The file was loaded when the gateway started, or differs from what is in use: then later changes to it count.
+    /// Starts watching a file. Its current state triggers a load only if the tables in use came from an earlier state
+    /// of the file, or if it could not be read; otherwise only later changes do.
     fn new(snapshot: &Snapshot, backend: &str, path: &Path, now: Option<Stamp>) -> Self {
         let loaded = snapshot.members().find(|(_, member)| member.backend.name == backend);
         let origin = loaded.and_then(|(_, member)| member.tables.as_ref()).map(|loaded| &loaded.origin);
@@ -101,7 +102,7 @@ impl Watched {
         match now {
             None => false,
             Some(_) if now == self.judged => self.refused.as_ref().is_some_and(|then| then.as_deref() != probe),
-            // Its writer may not be done.
+            // Load only if unchanged since the last poll: its writer may not have finished.
             Some(_) => now == before,
         }
     }
@@ -112,7 +113,7 @@ impl Watched {
         match done {
             Err(RequestError::TablesRefused { .. }) => self.refused = Some(probe),
             Ok(_) | Err(RequestError::TablesInvalid { .. }) => {}
-            // Not the file's fault: the next poll tries again.
+            // The file is not at fault: retry at the next poll.
             Err(_) => self.judged = None,
         }
     }

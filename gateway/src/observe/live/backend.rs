@@ -1,4 +1,4 @@
-//! Sampling state of one backend.
+//! The sampling state of one backend.
 
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -9,26 +9,26 @@ use semmoe_engines::{Engine, Route, Version, routed};
 use super::drift::Drift;
 use crate::config::DriftRules;
 
-/// The sampling state of one backend, kept as long as the backend.
+/// The sampling state of one backend, which lives as long as the backend.
 #[derive(Default)]
 pub(crate) struct BackendLive {
     pub(crate) name: String,
-    /// Eligible requests so far.
+    /// Number of eligible requests so far.
     sequence: AtomicU64,
-    /// Due requests that could not be sampled, such as streams of vLLM.
+    /// Number of due requests that could not be sampled, such as vLLM streams.
     unfit: AtomicU64,
-    /// Whether routed experts can be requested, by the last probe, for each of [`Route::ALL`].
+    /// Whether routed experts can be requested, according to the last probe, for each of [`Route::ALL`].
     can_ask: [AtomicBool; Route::ALL.len()],
-    /// The engine refused sampled requests and accepted them unsampled, or answered without routed experts.
+    /// Whether the engine rejects sampled requests that it accepts unsampled, or omits the routed experts.
     refused: AtomicBool,
-    /// All of its answers contain routed experts, as vLLM's do with its flag.
+    /// Whether all of the engine's responses contain routed experts, as vLLM's do if started with its flag.
     tells_unasked: AtomicBool,
-    /// Layers of the model, including dense ones, as the engine reports them; 0 if it does not.
+    /// The engine's reported number of model layers, including dense ones; 0 if not reported.
     hidden_layers: AtomicU16,
     figures: Mutex<Figures>,
 }
 
-/// Statistics of the samples since the tables were loaded.
+/// Statistics about the samples since the tables were loaded.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Figures {
     /// Generation of the tables; 0 if there are none.
@@ -36,9 +36,10 @@ pub(crate) struct Figures {
     /// Local and total activations of the samples' tokens.
     pub(crate) local: u64,
     pub(crate) activations: u64,
-    /// Samples with a prediction.
+    /// Number of samples with a prediction.
     pub(crate) compared: u64,
-    /// Their activations: the total, the expected local number, and the observed local number.
+    /// Activations of the samples with a prediction: the total, the expected local number, and the observed local
+    /// number.
     pub(crate) compared_activations: u64,
     pub(crate) predicted_local: f64,
     pub(crate) observed_local: u64,
@@ -49,12 +50,12 @@ pub(crate) struct Figures {
 pub(crate) struct Activations {
     pub(crate) local: u64,
     pub(crate) all: u64,
-    /// The predicted local share of them.
+    /// Predicted fraction of local activations.
     pub(crate) predicted: Option<f64>,
 }
 
 impl Figures {
-    /// The predicted and the observed rate over all activations with a prediction.
+    /// Returns the predicted and the observed rate over all activations with a prediction.
     pub(crate) fn rates(&self) -> Option<(f64, f64)> {
         let all = self.compared_activations as f64;
         (all > 0.0).then(|| (self.predicted_local / all, self.observed_local as f64 / all))
@@ -66,7 +67,7 @@ impl BackendLive {
         Self { name: name.to_owned(), ..Self::default() }
     }
 
-    /// Records a probe, perhaps of another engine than before.
+    /// Records a probe; the engine may have been replaced.
     pub(crate) fn probed(&self, engine: Engine, probe: &Probe) {
         let version = probe.version.as_deref().and_then(Version::parse);
         let server = probe.server.as_ref();
@@ -80,12 +81,12 @@ impl BackendLive {
         self.tells_unasked.store(false, Ordering::Relaxed);
     }
 
-    /// Whether its answers contain unrequested routed experts.
+    /// Whether the engine's responses contain unrequested routed experts.
     pub(crate) fn tells_unasked(&self) -> bool {
         self.tells_unasked.load(Ordering::Relaxed)
     }
 
-    /// Records that an answer of vLLM contained unrequested routed experts; true the first time.
+    /// Records that a vLLM response contained unrequested routed experts; returns true the first time.
     pub(crate) fn note_unasked(&self) -> bool {
         let is_first = !self.tells_unasked.swap(true, Ordering::Relaxed);
         if is_first {
@@ -112,12 +113,12 @@ impl BackendLive {
         self.refused.load(Ordering::Relaxed)
     }
 
-    /// Records that the engine refuses sampled requests; true the first time.
+    /// Records that the engine refuses sampled requests; returns true the first time.
     pub(crate) fn refuse(&self) -> bool {
         !self.refused.swap(true, Ordering::Relaxed)
     }
 
-    /// Whether the next request is sampled: out of n in a row `share` x n, as evenly as possible.
+    /// Whether to sample the next request: of n consecutive ones, `share` x n are sampled, as evenly as possible.
     pub(crate) fn take(&self, share: f64) -> bool {
         takes(self.sequence.fetch_add(1, Ordering::Relaxed), share)
     }
@@ -127,7 +128,7 @@ impl BackendLive {
         self.unfit.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Due requests that could not be sampled.
+    /// Number of due requests that could not be sampled.
     pub(crate) fn unfit(&self) -> u64 {
         self.unfit.load(Ordering::Relaxed)
     }
@@ -136,7 +137,7 @@ impl BackendLive {
         *self.lock()
     }
 
-    /// Switches to the tables of this generation; statistics of others are dropped.
+    /// Switches to the tables of this generation and drops the statistics of other tables.
     pub(crate) fn follow(&self, generation: u64) {
         let mut figures = self.lock();
         if figures.generation != generation {
@@ -144,8 +145,8 @@ impl BackendLive {
         }
     }
 
-    /// Adds a sample predicted by the tables of this generation, unless others are in use by now. Returns the alarm's
-    /// state if it changed.
+    /// Adds a sample predicted by the tables of this generation, unless other tables are in use by now. Returns the
+    /// alarm's state if it changed.
     pub(crate) fn add(&self, generation: u64, sample: &Activations, rules: &DriftRules) -> Option<bool> {
         let Activations { local, all, predicted } = *sample;
         let mut figures = self.lock();

@@ -1,7 +1,7 @@
-//! An answer in transit: removes routed experts and keeps all other bytes.
+//! Removes the routed experts from a response in transit, and leaves all other bytes unchanged.
 //!
-//! An unstreamed answer is held back until it is complete, within a limit; of a stream only the events that carry the
-//! member are rewritten. In doubt the bytes are relayed as they arrived, and the reason is counted.
+//! A non-streamed response is buffered until it is complete, within a limit; in a stream only the events that carry the
+//! routed experts are rewritten. In case of doubt the bytes are relayed unchanged, and the reason is counted.
 
 use std::ops::Range;
 
@@ -10,30 +10,30 @@ use semmoe_engines::routed::{self, Cut, Place};
 
 use super::seen::MISSING;
 
-/// Why an answer is not evaluated.
+/// Why a response is not evaluated.
 pub(super) type Outcome = &'static str;
 
-/// The state of one answer.
+/// The state of one response.
 pub(super) struct Cutter {
     place: Place,
-    /// The longest answer or event that is held back.
+    /// Maximum size of a response or event that is buffered.
     pub(super) limit_bytes: usize,
-    /// The bytes so far, for an unstreamed answer.
+    /// The bytes so far of a non-streamed response.
     held: Option<BytesMut>,
-    /// The newest event with routed experts; each includes all earlier ones.
+    /// The newest event with routed experts, which includes those of all earlier events.
     newest: Option<Bytes>,
-    /// Why the answer was abandoned, if it was: the rest passes unchanged.
+    /// Why editing was abandoned, if so: the rest passes through unchanged.
     pub(super) over: Option<Outcome>,
 }
 
 impl Cutter {
-    /// `events`: the answer is a stream of events.
+    /// Starts an edit. `events`: the response is an event stream.
     pub(super) fn new(place: Place, limit_bytes: usize, events: bool) -> Self {
         Self { place, limit_bytes, held: (!events).then(BytesMut::new), newest: None, over: None }
     }
 
-    /// Takes the next chunk and returns what can be relayed now. Chunks of a stream must be whole events; `whole` is
-    /// false once one was too long for that.
+    /// Processes the next chunk and returns the bytes to relay now. Stream chunks must be whole events; `whole` is
+    /// false once an event was too long to buffer.
     pub(super) fn push(&mut self, piece: Bytes, whole: bool) -> Bytes {
         if self.over.is_some() {
             return piece;
@@ -53,8 +53,8 @@ impl Cutter {
         held.split().freeze()
     }
 
-    /// Completes the answer; `rest` holds its bytes not pushed yet. Returns what is still to be relayed, and the JSON
-    /// document with the routed experts.
+    /// Completes the response; `rest` contains the bytes that have not been pushed yet. Returns the bytes still to be
+    /// relayed, and the JSON document with the routed experts.
     pub(super) fn end(&mut self, rest: Bytes) -> (Bytes, Result<Bytes, Outcome>) {
         let Some(mut held) = self.held.take().filter(|_| self.over.is_none()) else {
             let rest = if self.over.is_none() { self.events(rest) } else { rest };
@@ -98,7 +98,7 @@ impl Cutter {
     }
 }
 
-/// The JSON objects in the `data` lines of events.
+/// Locates the JSON objects in the events' `data` lines.
 fn documents(events: &[u8]) -> impl Iterator<Item = Range<usize>> {
     let mut at = 0;
     let lines = events.split(|byte| matches!(byte, b'\n' | b'\r'));

@@ -1,32 +1,31 @@
-//! The drift alarm: predictions that stay too optimistic for long enough.
+//! The drift alarm: raised when predictions stay too optimistic for long enough.
 //!
 //! The moving difference m of the predicted and the observed rate covers the activations of about n samples, weighted
-//! towards the newest: D += (d - D) x 2 / (n + 1) for the activations that should have been local and were not, A
-//! likewise for all of them, both initialised with the first sample, and m = D / A. A long request thus counts as much
-//! as many short ones, as in the rates. n consecutive samples with m above the upper threshold raise the alarm; n with
-//! m below the lower one clear it.
+//! towards the newest: D += (d - D) x 2 / (n + 1) for the activations that should have been local but were not, and
+//! likewise A for all activations. Both are initialised with the first sample, and m = D / A. As in the rates, a long
+//! request thus counts as much as many short ones. n consecutive samples with m above the upper threshold raise the
+//! alarm; n with m below the lower one clear it.
 
 use crate::config::DriftRules;
 
 /// The state of one backend's alarm.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Drift {
-    /// D and A; A is 0 before the first sample.
+    /// The moving sums D and A; A is 0 before the first sample.
     missing: f64,
     activations: f64,
     pub(crate) raised: bool,
-    /// Consecutive samples in favour of the other state.
+    /// Number of consecutive samples in favour of the other state.
     against: u32,
 }
 
 impl Drift {
-    /// m; `None` before the first sample.
+    /// Returns the moving difference m; `None` before the first sample.
     pub(crate) fn mean(&self) -> Option<f64> {
         (self.activations > 0.0).then(|| self.missing / self.activations)
     }
 
-    /// Adds a sample of `activations`, of which `missing` more should have been local than were; returns the state if
-    /// it changed.
+    /// Adds a sample of `activations`, with `missing` fewer local ones than predicted; returns the state if it changed.
     pub(crate) fn observe(&mut self, missing: f64, activations: u64, rules: &DriftRules) -> Option<bool> {
         let weight = match self.mean() {
             Some(_) => 2.0 / (f64::from(rules.samples) + 1.0),

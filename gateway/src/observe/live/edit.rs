@@ -1,4 +1,4 @@
-//! Edits the answer to a sampled request and submits it for evaluation, or counts why it was not evaluated.
+//! Edits the response to a sampled request and submits it for evaluation, or counts why it was not evaluated.
 
 use bytes::Bytes;
 use http::header;
@@ -8,15 +8,15 @@ use semmoe_engines::routed::Place;
 use super::Sample;
 use super::cutter::Cutter;
 
-/// The edit of one answer.
+/// The edit of one response.
 pub(crate) struct Edit {
-    /// `None` once the answer was counted, or if it is only edited.
+    /// `None` once the response has been counted, or if it is only edited.
     sample: Option<Sample>,
     cutter: Cutter,
 }
 
 impl Edit {
-    /// `None` for an answer with nothing to cut. `events`: the answer is a stream of events.
+    /// Begins an edit; returns `None` if there is nothing to remove. `events`: the response is an event stream.
     pub(crate) fn begin(sample: Sample, head: &Parts, events: bool) -> Option<Self> {
         if !head.status.is_success() {
             sample.give_up("failed");
@@ -30,17 +30,17 @@ impl Edit {
         Some(Self { sample: Some(sample), cutter })
     }
 
-    /// For a JSON answer of vLLM with routed experts that neither the client nor the gateway requested.
+    /// Creates the edit for a vLLM JSON response whose routed experts neither the client nor the gateway requested.
     pub(crate) fn unasked(limit_bytes: usize) -> Self {
         Self { sample: None, cutter: Cutter::new(Place::Choices { ids: false }, limit_bytes, false) }
     }
 
-    /// The longest event that is held back.
+    /// Maximum size of an event that is buffered.
     pub(crate) fn limit_bytes(&self) -> usize {
         self.cutter.limit_bytes
     }
 
-    /// Takes the next chunk and returns what can be relayed now. `whole`: chunks of a stream are whole events.
+    /// Processes the next chunk and returns the bytes to relay now. `whole`: stream chunks are whole events.
     pub(crate) fn push(&mut self, piece: Bytes, whole: bool) -> Bytes {
         let now = self.cutter.push(piece, whole);
         if let Some(outcome) = self.cutter.over
@@ -51,7 +51,7 @@ impl Edit {
         now
     }
 
-    /// Completes the answer; returns what is still to be relayed.
+    /// Completes the response; returns the bytes still to be relayed.
     pub(crate) fn end(&mut self, rest: Bytes) -> Bytes {
         let (rest, newest) = self.cutter.end(rest);
         match (self.sample.take(), newest) {

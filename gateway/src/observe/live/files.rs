@@ -4,13 +4,13 @@ use std::fmt::Write as _;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
-/// Path of a model's profile.
+/// Returns the path of a model's profile.
 pub(crate) fn path(dir: &Path, model: &str) -> PathBuf {
     dir.join(format!("{}.profile.safetensors", name(model)))
 }
 
-/// A model's name with everything but letters, digits, `-`, `_` and inner dots written as `%XX`, so that no name leaves
-/// the folder and no two share a file.
+/// Escapes all characters of a model's name except letters, digits, `-`, `_` and inner dots as `%XX`, so that no name
+/// leads outside the folder and no two names share a file.
 pub(super) fn name(model: &str) -> String {
     let mut name = String::new();
     for (at, byte) in model.bytes().enumerate() {

@@ -1,10 +1,10 @@
-//! Entries kept per model, with their times.
+//! Per-model entries, and the time.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// The entry of a model, created if absent.
+/// Returns a model's entry, created if absent.
 pub(super) fn found_or<'a, T, E>(
     all: &'a mut BTreeMap<String, T>,
     model: &str,
@@ -20,7 +20,7 @@ pub(super) fn unix_seconds(time: SystemTime) -> u64 {
     time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
-/// The time in seconds since 1970.
+/// Returns the Unix time in seconds.
 pub(crate) fn now() -> u64 {
     unix_seconds(SystemTime::now())
 }

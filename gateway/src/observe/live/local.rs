@@ -1,8 +1,8 @@
-//! Counts local activations, by the experts that a rank hosts.
+//! Counts local activations, according to the experts hosted on a rank.
 
 use semmoe_tables::{LayerIdx, RankId, Tables};
 
-/// The experts on one attention-DP rank, including replicas: an engine prefers a replica on its own rank.
+/// The experts on one attention-DP rank, including replicas, because an engine prefers a replica on its own rank.
 pub(super) struct Hosted {
     experts: usize,
     /// [L, N]
@@ -10,7 +10,7 @@ pub(super) struct Hosted {
 }
 
 impl Hosted {
-    /// `rank` must be below the tables' rank count.
+    /// Collects the experts on a rank. `rank` must be below the tables' rank count.
     pub(super) fn on(tables: &Tables, rank: RankId) -> Self {
         let placement = tables.placement();
         let experts = usize::from(placement.experts());
@@ -36,7 +36,7 @@ impl Hosted {
         Self { experts, here }
     }
 
-    /// How many of `routes`, [n, L, k] with k experts per token and layer, are hosted here.
+    /// Counts how many of `routes`, [n, L, k] with k experts per token and layer, are hosted here.
     pub(super) fn count(&self, routes: &[u16], top_k: u16) -> u64 {
         let layers = self.here.len() / self.experts.max(1);
         let rows = routes.chunks_exact(usize::from(top_k).max(1));

@@ -1,17 +1,18 @@
-//! Live local activation rate: a share of the requests asks the engine which experts their tokens were routed to.
+//! The live local activation rate: for a fraction of the requests, the gateway asks the engine which experts processed
+//! their tokens.
 //!
-//! | part | what |
+//! | part | purpose |
 //! |---|---|
-//! | `sample` | a request that asks, and what happens when an engine refuses |
-//! | `cutter`, `edit` | the routed experts cut out of the answer, frame by frame |
-//! | `observe`, `local` | an answer checked; which of its activations were local |
+//! | `sample` | sampled requests, and the handling of engines that refuse them |
+//! | `cutter`, `edit` | removal of the routed experts from the response, frame by frame |
+//! | `observe`, `local` | validation of a response; its local activations |
 //! | `drift` | the alarm |
 //! | `rolling`, `files` | the rolling profile |
 //! | `traces` | whole requests, only if configured |
-//! | `seen`, `kept` | a request until its answer is evaluated; entries per model, with their times |
-//! | `task` | the worker thread behind the data plane: everything but the cutting |
+//! | `seen`, `kept` | sampled requests until their responses are evaluated; per-model entries with timestamps |
+//! | `task` | background evaluation, separate from the data plane |
 //!
-//! Only counts are kept, and requests only if `trace_dir` is set. See `docs/profile-and-solve.md`.
+//! Only counts are retained; requests are saved only if `trace_dir` is set. See `docs/profile-and-solve.md`.
 
 pub(crate) mod backend;
 mod cutter;
@@ -47,25 +48,25 @@ pub(crate) use sample::Sample;
 pub(crate) use seen::Seen;
 pub(crate) use task::{Task, write_profiles};
 
-/// Answers that wait for evaluation; each may be as long as the configuration allows.
+/// Maximum number of responses waiting for evaluation; each may be as long as the configuration allows.
 const WAITING: usize = 16;
 
-/// Shared by the data plane, the task and the admin plane.
+/// State shared by the data plane, the task and the admin plane.
 pub(crate) struct Live {
-    /// Full if too many are waiting.
+    /// Responses waiting for evaluation; when the queue is full, further ones are dropped.
     queue: mpsc::Sender<Observation>,
-    /// The receiving end, until the task takes it.
+    /// The receiving end of the queue, until the task takes it.
     waiting: Mutex<Option<mpsc::Receiver<Observation>>>,
     profiles: Mutex<BTreeMap<String, ModelProfile>>,
     traces: Mutex<Traces>,
     metrics: LiveMetrics,
 }
 
-/// The rolling profile of one model, and its file.
+/// One model's rolling profile, and its file.
 pub(crate) struct ModelProfile {
     pub(crate) rolling: Rolling,
     pub(crate) file: PathBuf,
-    /// Unix time in seconds and the result of the last write.
+    /// Unix time in seconds and result of the last write.
     pub(crate) written: Option<(u64, Result<(), SharedError>)>,
 }
 
@@ -76,19 +77,19 @@ impl Live {
         Self { queue, waiting, profiles: Mutex::default(), traces: Mutex::default(), metrics }
     }
 
-    /// Records that an engine does not send routed experts: it is not sampled again until the next probe.
+    /// Records that an engine does not return routed experts; it is not sampled again until the next probe.
     fn note_refusal(&self, backend: &BackendLive, what: &'static str) {
         if backend.refuse() {
             self.metrics.refused(&backend.name, true);
             tracing::warn!(
                 backend = backend.name,
-                "the engine {what}, so it is no longer asked: was it started with --enable-return-routed-experts?"
+                "the engine {what}: not sampling it until the next probe; was it started with --enable-return-routed-experts?"
             );
         }
     }
 
-    /// Records that an answer of vLLM contains routed experts: it runs with its flag, even if an earlier answer lacked
-    /// them.
+    /// Records that a vLLM response contains routed experts: the engine runs with its flag, even if an earlier response
+    /// lacked them.
     pub(crate) fn note_unasked(&self, backend: &BackendLive) {
         if backend.note_unasked() {
             self.metrics.refused(&backend.name, false);

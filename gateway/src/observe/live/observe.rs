@@ -1,4 +1,4 @@
-//! Evaluates an answer that reports routed experts, which counts only if it agrees with the request and the model.
+//! Evaluates a response that reports routed experts; it counts only if it is consistent with the request and the model.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -9,25 +9,25 @@ use semmoe_text::{Limits, Prompt, TextError};
 use super::local::Hosted;
 use super::seen::{MISSING, Seen};
 
-/// The content of a sample.
+/// The evaluated content of a sample.
 pub(super) struct Observed {
-    /// The model as in the tables, with the number of layers.
+    /// The model as described by the tables, including its layer count.
     pub(super) model: ModelInfo,
-    /// The prompt, then the generated tokens whose routes are known.
+    /// The prompt's ids, then those of the generated tokens whose routes are known.
     pub(super) ids: Vec<u32>,
-    /// How many of `ids` belong to the prompt.
+    /// Number of `ids` that belong to the prompt.
     pub(super) prompt: u32,
-    /// [n, L, k] of the MoE layers.
+    /// Routed experts [n, L, k] in the MoE layers.
     pub(super) routes: Vec<u16>,
-    /// Local activations on the rank that ran it: of the prompt, and of the generated tokens.
+    /// Local activations on the rank that ran the request: for the prompt, and for the generated tokens.
     pub(super) local: [u64; 2],
-    /// All activations, likewise.
+    /// All activations: for the prompt, and for the generated tokens.
     pub(super) all: [u64; 2],
-    /// Expected local share of these tokens by T; `None` without evidence.
+    /// T's expected local share of these tokens; `None` without evidence.
     pub(super) predicted: Option<f64>,
 }
 
-/// Evaluates an answer, or names in a word why it is not trusted.
+/// Evaluates a response; on error, returns a one-word reason not to trust it.
 pub(super) fn observe(seen: &Seen, answer: &[u8]) -> Result<Observed, &'static str> {
     let answer_ = recording::read(seen.route, answer).map_err(|_| "malformed")?;
     if answer_.aborted.is_some() {
@@ -54,7 +54,8 @@ pub(super) fn observe(seen: &Seen, answer: &[u8]) -> Result<Observed, &'static s
     if let Some(output_ids) = answer_.output_ids.filter(|ids| ids.len() == generated) {
         ids.extend_from_slice(&output_ids);
     }
-    // A stream may contain only its newest ids, and SGLang's OpenAI routes none: then only the prompt's are known.
+    // A stream may contain only its newest ids, and SGLang's OpenAI routes return none: then only the prompt's are
+    // known.
     ids.truncate(rows);
     let per_token = model.layers() * usize::from(model.top_k);
     routes.truncate(ids.len() * per_token);
@@ -77,15 +78,16 @@ pub(super) fn observe(seen: &Seen, answer: &[u8]) -> Result<Observed, &'static s
     })
 }
 
-/// The rank that ran it: from the answer, or else the pinned one.
+/// Returns the tables' rank that ran the request: from the response, or else the pinned rank. Ranks that share a group
+/// of the tables count as one.
 fn rank(seen: &Seen, reported: Option<u32>) -> Result<RankId, &'static str> {
-    let ranks = seen.tables.dp_ranks();
+    let ranks = seen.tables.dp_ranks().saturating_mul(seen.group_ranks);
     let rank = match reported {
         Some(reported) => (0..ranks).map(RankId::new).find(|rank| seen.dialect.wire_rank(*rank) == reported),
         None if ranks <= 1 => Some(RankId::new(0)),
         None => seen.rank.filter(|rank| rank.get() < ranks && (seen.is_pinned)()),
     };
-    rank.ok_or("no_rank")
+    rank.map(|rank| RankId::new(rank.get() / seen.group_ranks)).ok_or("no_rank")
 }
 
 fn model(seen: &Seen) -> ModelInfo {
@@ -96,7 +98,7 @@ fn model(seen: &Seen) -> ModelInfo {
     model
 }
 
-/// The client's prompt. With images it has tokens that no text represents.
+/// Returns the client's prompt, except with images, whose tokens no text represents.
 fn prompt(seen: &Seen) -> Result<Prompt, &'static str> {
     let body = serde_json::from_slice(&seen.body).map_err(|_| "unread")?;
     let route = seen.text_route.ok_or("unread")?;
@@ -104,18 +106,18 @@ fn prompt(seen: &Seen) -> Result<Prompt, &'static str> {
     if prompt.is_text_only() { Ok(prompt) } else { Err("unread") }
 }
 
-/// A prompt's ids, if the answer lacks them.
+/// Tokenizes a prompt whose ids are missing from the response.
 fn encode(seen: &Seen, prompt: Prompt) -> Result<Vec<u32>, &'static str> {
     let mut prompts = match (prompt, seen.tokenizer.as_deref()) {
         (Prompt::Ids(prompts), _) => prompts,
         (prompt, Some(tokenizer)) => {
             let ids = || semmoe_text::prompt_ids(&prompt, tokenizer, seen.template.as_deref(), Limits::default());
             let encode = || match ids() {
-                // This is not a network thread.
+                // Loading is allowed here: this is not a network thread.
                 Err(TextError::OracleAway) => tokenizer.load_oracle().and_then(|()| ids()),
                 ids => ids,
             };
-            // The libraries underneath receive arbitrary text.
+            // Catch panics: the tokenizer and template libraries receive arbitrary text.
             catch_unwind(AssertUnwindSafe(encode)).map_err(|_| "unread")?.map_err(|_| "unread")?
         }
         (_, None) => return Err("unread"),
@@ -126,8 +128,8 @@ fn encode(seen: &Seen, prompt: Prompt) -> Result<Vec<u32>, &'static str> {
     }
 }
 
-/// Whether all ids are in the vocabulary, and no token uses an expert twice in a layer. Expert ranges were checked
-/// before.
+/// Checks that all ids are in the vocabulary, and that no token uses an expert twice in a layer. Expert ranges have
+/// already been checked.
 fn check(model: &ModelInfo, ids: &[u32], routes: &[u16]) -> Result<(), &'static str> {
     if ids.iter().any(|id| *id >= model.vocab_size) {
         return Err("other_prompt");

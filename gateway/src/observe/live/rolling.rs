@@ -1,25 +1,25 @@
 //! A rolling profile: counts only, in bounded memory and for a bounded time.
 //!
-//! Counts are kept in two generations. New counts go to the newer one; when it holds half of the allowed entries or has
-//! counted for half of the retention, it becomes the older one and the previous older one is dropped. Whole generations
-//! are dropped because the rows of a profile must remain whole tokens: halved or thinned counts would not be a profile.
-//! The written profile is the sum of both.
+//! Counts are stored in two generations. New counts are added to the newer one; when it has half of the allowed entries
+//! or has been counting for half of the retention period, it becomes the older one and the previous older one is
+//! dropped. Whole generations are dropped because the rows of a profile must remain whole tokens: halved or thinned
+//! counts would not be a profile. The written profile is the sum of both.
 
 use semmoe_tables::{FormatError, ModelInfo, Phase, Profile, ProfileBuilder, Provenance, TraceBuilder};
 
 use super::kept::{rfc3339, unix_seconds};
 use crate::config::RollingLimits;
 
-/// How `source` of a written profile starts; the start of counting follows.
+/// Prefix of `source` in a written profile; the start of counting follows.
 const SOURCE: &str = "sampled requests since ";
 
-/// The rolling profile of one model. Times are seconds since 1970.
+/// One model's rolling profile. Times are Unix times in seconds.
 pub(crate) struct Rolling {
     model: ModelInfo,
     limits: RollingLimits,
     older: Option<Generation>,
     newer: Generation,
-    /// Tokens dropped since [`Rolling::take_dropped`].
+    /// Number of tokens dropped since the last call of [`Rolling::take_dropped`].
     dropped: u64,
 }
 
@@ -46,8 +46,8 @@ impl Rolling {
         Ok(Self { model, limits, older: None, newer, dropped: 0 })
     }
 
-    /// Adds the tokens of one request: `routes` is [n, L, k], checked here. On an error nothing is added, but
-    /// an overflowing count discards the newer generation.
+    /// Adds the tokens of one request: `routes` is [n, L, k], validated here. On an error nothing is added, but an
+    /// overflowing count discards the newer generation.
     pub(crate) fn add(&mut self, ids: &[u32], prompt: u32, routes: &[u16], now: u64) -> Result<(), FormatError> {
         self.expire(now)?;
         let mut trace = TraceBuilder::new(self.model.clone(), provenance("one request"))?;
@@ -65,7 +65,7 @@ impl Rolling {
         Ok(())
     }
 
-    /// Takes over a profile written by an earlier run, unless it is too old or too large; true if taken.
+    /// Continues a profile written by an earlier run, unless it is too old or too large; returns whether it did.
     pub(crate) fn adopt(&mut self, written: &Profile, now: u64) -> Result<bool, FormatError> {
         let since = written.provenance().source.strip_prefix(SOURCE);
         let since = since.and_then(|since| humantime::parse_rfc3339(since).ok()).map(unix_seconds);
@@ -80,7 +80,7 @@ impl Rolling {
         Ok(true)
     }
 
-    /// Both generations as a profile file; `None` while nothing is counted.
+    /// Serializes both generations as a profile file; `None` while there are no counts.
     pub(crate) fn bytes(&mut self, now: u64) -> Result<Option<Vec<u8>>, FormatError> {
         self.expire(now)?;
         if self.tokens() == 0 {
@@ -103,7 +103,7 @@ impl Rolling {
         self.newer.counts.entries() + self.older.as_ref().map_or(0, |older| older.counts.entries())
     }
 
-    /// Tokens dropped since the last call.
+    /// Returns the number of tokens dropped since the last call.
     pub(crate) fn take_dropped(&mut self) -> u64 {
         std::mem::take(&mut self.dropped)
     }

@@ -1,4 +1,4 @@
-//! A request that asks its engine for routed experts.
+//! A sampled request, for which the engine is to return routed experts.
 
 use std::sync::Arc;
 
@@ -7,13 +7,13 @@ use semmoe_engines::routed::{Asking, Place};
 use super::Live;
 use super::seen::{MISSING, Observation, Seen};
 
-/// A request that asks its engine for routed experts. It is counted exactly once: by its outcome, or as `unfinished` if
-/// it is dropped first.
+/// A sampled request, for which the engine is to return routed experts. It is counted exactly once: by its outcome, or
+/// as `unfinished` if it is dropped first.
 pub(crate) struct Sample {
     live: Arc<Live>,
     seen: Option<Seen>,
     pub(crate) asking: Asking,
-    /// The longest answer that is held back.
+    /// Maximum size of a response that is buffered.
     pub(super) limit_bytes: usize,
 }
 
@@ -22,20 +22,20 @@ impl Sample {
         Self { live: Arc::clone(live), seen: Some(seen), asking, limit_bytes }
     }
 
-    /// Records why the answer is not evaluated.
+    /// Records why the response is not evaluated.
     pub(crate) fn give_up(mut self, outcome: &'static str) {
-        // vLLM without its flag does not refuse the field: its answers just lack the routed experts.
+        // vLLM without its flag does not reject the field; its responses just lack the routed experts.
         if outcome == MISSING
             && matches!(self.asking.place, Place::Choices { .. })
             && let Some(seen) = self.seen.as_ref().filter(|seen| !seen.backend.tells_unasked())
         {
-            self.live.note_refusal(&seen.backend, "answers without the routed experts that a request asks for");
+            self.live.note_refusal(&seen.backend, "omits the routed experts that requests ask for");
         }
         self.count(outcome);
     }
 
-    /// Records that the engine refused a sampled request, which was sent again unsampled. If the engine accepted that
-    /// one, it is not sampled again until the next probe; if it refused both, the request itself was at fault.
+    /// Records that the engine refused a sampled request, which was then sent unsampled. If the engine accepted it
+    /// unsampled, it is not sampled again until the next probe; if it refused both, the request itself was at fault.
     pub(crate) fn sent_without(self, taken: bool) {
         if let Some(seen) = self.seen.as_ref().filter(|_| taken) {
             self.live.note_refusal(&seen.backend, "refuses requests that ask for routed experts");
@@ -43,7 +43,7 @@ impl Sample {
         self.give_up(if taken { "refused" } else { "failed" });
     }
 
-    /// Submits the answer, or its event, that contains the routed experts.
+    /// Submits the response or event that contains the routed experts.
     pub(super) fn submit(mut self, answer: bytes::Bytes) {
         let Some(seen) = self.seen.take() else { return };
         let backend = Arc::clone(&seen.backend);

@@ -1,4 +1,4 @@
-//! The work behind the data plane: evaluates answers in sequence, and writes the profiles periodically.
+//! Background work for sampling: evaluates responses in sequence, and writes the profiles periodically.
 
 use std::sync::Arc;
 
@@ -30,13 +30,13 @@ struct Work {
 }
 
 impl Task {
-    /// `None` if it was started before. `config` returns the current settings.
+    /// Starts the task; returns `None` if it was started before. `config` returns the current settings.
     pub(crate) fn start(live: &Arc<Live>, config: impl Fn() -> Arc<Config> + Send + Sync + 'static) -> Option<Self> {
         let waiting = live.waiting.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take()?;
         let now = config();
         if let Some(traces) = now.sampling.traces.as_ref().filter(|_| now.sampling.share > 0.0) {
             let dir = traces.dir.display();
-            tracing::warn!(%dir, "the token ids of sampled requests are saved in traces");
+            tracing::warn!(%dir, "saving the token ids of sampled requests in traces");
         }
         let stop = CancellationToken::new();
         let work = Arc::new(Work { live: Arc::clone(live), config: Box::new(config) });
@@ -44,11 +44,11 @@ impl Task {
         Some(Self { stop, task })
     }
 
-    /// Evaluates what is waiting and writes the profiles.
+    /// Evaluates the waiting responses and writes the profiles.
     pub(crate) async fn stop(self) {
         self.stop.cancel();
         if let Err(error) = self.task.await {
-            tracing::error!(%error, "samples were not finished");
+            tracing::error!(%error, "samples were left unfinished");
         }
     }
 }
@@ -80,7 +80,7 @@ async fn run(work: Arc<Work>, mut waiting: mpsc::Receiver<Observation>, stop: Ca
     write().await;
 }
 
-/// Runs `work` off the network threads. A panic costs only the answer that caused it.
+/// Runs `work` off the network threads. A panic costs only the response that caused it.
 async fn blocking<T: Send + 'static>(on: &Arc<Work>, work: impl FnOnce(&Work) -> T + Send + 'static) {
     let on = Arc::clone(on);
     if let Err(error) = tokio::task::spawn_blocking(move || work(&on)).await {
@@ -89,7 +89,7 @@ async fn blocking<T: Send + 'static>(on: &Arc<Work>, work: impl FnOnce(&Work) ->
 }
 
 impl Work {
-    /// Evaluates one answer and records the result.
+    /// Evaluates one response and records the result.
     fn note(&self, Observation { seen, answer }: &Observation) {
         let (name, metrics) = (seen.backend.name.as_str(), &self.live.metrics);
         let observed = match observe(seen, answer) {
@@ -110,7 +110,7 @@ impl Work {
         let outcome = match self.keep(seen, &observed, &config.sampling) {
             Ok(()) => "observed",
             Err(error) => {
-                tracing::warn!(model = seen.model, %error, "a sample could not be kept");
+                tracing::warn!(model = seen.model, %error, "a sample could not be recorded");
                 "not_counted"
             }
         };
@@ -137,10 +137,10 @@ impl Work {
             tracing::warn!(
                 backend = name,
                 difference,
-                "drift: activations are less local than the tables predict; record and solve again"
+                "drift: activations are less local than the tables predict; record traffic and solve again"
             );
         } else {
-            tracing::info!(backend = name, difference, "drift is over: the tables predict well again");
+            tracing::info!(backend = name, difference, "drift is over: predictions match observations again");
         }
     }
 
@@ -153,7 +153,7 @@ impl Work {
     }
 }
 
-/// Starts a model's profile from what an earlier run wrote, if that is usable.
+/// Starts a model's profile from the file of an earlier run, if that is usable.
 fn open(model: &str, observed: &Observed, config: &ProfileConfig) -> Result<ModelProfile, FormatError> {
     let mut rolling = Rolling::new(observed.model.clone(), config.limits, now())?;
     let file = files::path(&config.dir, model);
@@ -174,7 +174,7 @@ fn show(live: &Live, model: &str, profile: &mut ModelProfile) {
     live.metrics.profile(model, profile.rolling.tokens(), profile.rolling.entries(), dropped);
 }
 
-/// Writes every model's rolling profile and removes empty ones. Blocking.
+/// Writes each model's rolling profile and removes empty ones. Blocking.
 pub(crate) fn write_profiles(live: &Live) {
     for (model, profile) in live.profiles().iter_mut() {
         let written = profile.rolling.bytes(now()).map_err(SharedError::from).and_then(|bytes| {

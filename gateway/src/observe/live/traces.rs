@@ -1,7 +1,7 @@
 //! Whole sampled requests as traces, if configured: token ids and routes in their original order.
 //!
 //! Each model has one open trace in memory; it is written when it is full, when profiles are written, and at shutdown.
-//! Files are readable only by their owner and are removed by age and number.
+//! Files are readable only by their owner, and are deleted by age and number.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -31,7 +31,7 @@ impl Open {
     }
 }
 
-/// Adds a request to its model's trace. Blocking, because it writes a full trace.
+/// Adds a request to its model's trace. Blocking, because a full trace is written at once.
 pub(super) fn add(
     traces: &mut Traces,
     metrics: &LiveMetrics,
@@ -49,7 +49,7 @@ pub(super) fn add(
     Ok(())
 }
 
-/// Writes all open traces and removes old files, including those of earlier runs. Blocking.
+/// Writes all open traces and deletes old files, including those of earlier runs. Blocking.
 pub(super) fn write_all(traces: &mut Traces, metrics: &LiveMetrics, config: &Config) {
     let models = &config.models;
     let Some(config) = &config.sampling.traces else { return };
@@ -74,14 +74,14 @@ fn write(metrics: &LiveMetrics, config: &TraceConfig, model: &str, open: &Open) 
     remove_old(config, model);
 }
 
-/// A trace may fill up within the second in which it began.
+/// Returns an unused path. A trace may fill up within the second in which it began, so a number distinguishes them.
 fn free_path(dir: &Path, model: &str, began: u64) -> std::io::Result<PathBuf> {
     let name = files::name(model);
     let paths = (0..1000).map(|number| dir.join(format!("{name}.{began}.{number}{SUFFIX}")));
     paths.into_iter().find(|path| !path.exists()).ok_or_else(|| std::io::Error::other("1000 traces in one second"))
 }
 
-/// Removes a model's traces that exceed the age or the number.
+/// Deletes a model's traces that exceed the maximum age or number.
 fn remove_old(config: &TraceConfig, model: &str) {
     let prefix = format!("{}.", files::name(model));
     let Ok(entries) = std::fs::read_dir(&config.dir) else { return };
@@ -98,7 +98,7 @@ fn remove_old(config: &TraceConfig, model: &str) {
     }
 }
 
-/// When a trace written here began, and its number in that second; `None` for any other file.
+/// Parses a trace file's name: its start time, and its number within that second; `None` for any other file.
 fn began(file: &str, prefix: &str) -> Option<(u64, u64)> {
     let (began, number) = file.strip_prefix(prefix)?.strip_suffix(SUFFIX)?.split_once('.')?;
     Some((began.parse().ok()?, number.parse().ok()?))

@@ -3,7 +3,7 @@
 use semmoe_tables::ModelInfo;
 use serde::{Deserialize, Serialize};
 
-/// Answer of `GET /v1/loads`.
+/// Response of `GET /v1/loads`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Loads {
@@ -17,7 +17,7 @@ pub struct Loads {
     pub loads: Vec<RankLoads>,
 }
 
-/// Load of one rank. An absent number is unknown, which does not mean idle.
+/// Load of one rank. A missing number means that the load is unknown, not that the rank is idle.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RankLoads {
     /// The rank.
@@ -28,7 +28,7 @@ pub struct RankLoads {
     /// Waiting requests.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub num_waiting_reqs: Option<u64>,
-    /// Waiting prompt tokens that no prefix cache holds.
+    /// Waiting prompt tokens that are not in a prefix cache.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub num_waiting_uncached_tokens: Option<u64>,
     /// KV slots in use.
@@ -43,32 +43,32 @@ pub struct RankLoads {
     /// Maximum running batch.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_running_requests: Option<u64>,
-    /// Share of KV slots in use, 0..1.
+    /// Fraction of KV slots in use, from 0 to 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub token_usage: Option<f64>,
     /// Tokens generated per second.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gen_throughput: Option<f64>,
-    /// Share of prompt tokens found in the prefix cache, 0..1.
+    /// Fraction of prompt tokens found in the prefix cache, from 0 to 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cache_hit_rate: Option<f64>,
-    /// The engine's own measure of how busy the rank is.
+    /// The engine's own measure of the rank's utilization.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub utilization: Option<f64>,
 }
 
-/// The loads do not name every rank exactly once.
+/// The loads do not list every rank exactly once.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("the loads name ranks {found:?}, expected each of 0..{ranks} once")]
+#[error("the loads list ranks {found:?}, expected each of 0..{ranks} once")]
 pub struct LoadCoverageError {
-    /// Ranks named (the first 64).
+    /// Ranks listed (the first 64).
     pub found: Vec<u32>,
     /// Number of ranks.
     pub ranks: u16,
 }
 
 impl Loads {
-    /// The entries in rank order, if they name each of `ranks` ranks exactly once.
+    /// Returns the entries in rank order, if they list each of `ranks` ranks exactly once.
     ///
     /// # Errors
     /// `LoadCoverageError` if a rank is missing, unknown or duplicated.
@@ -85,18 +85,18 @@ impl Loads {
     }
 }
 
-/// Attention dp, with each expert complete on the rank given by a placement.
+/// The layout with attention DP and whole experts, distributed over ranks by a placement.
 const WHOLE: &str = "ep";
 
-/// The content of `/server_info`. SGLang answers with its server arguments and more; the second group of fields is
-/// specific to semmoe's worker.
+/// The contents of `/server_info`. SGLang returns its server arguments and more; the second group of fields is specific
+/// to semmoe's worker.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ServerInfo {
     /// Directory or hub name of the model.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub model_path: Option<String>,
-    /// Name that clients use.
+    /// Model name that clients use.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub served_model_name: Option<String>,
     /// Engine version.
@@ -105,7 +105,7 @@ pub struct ServerInfo {
     /// Data-parallel ranks. In SGLang up to 0.5.21 these are attention-DP ranks; see [`ServerInfo::ranks`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dp_size: Option<u16>,
-    /// Attention-DP ranks inside each data-parallel one, from SGLang 0.5.22.
+    /// Attention-DP ranks within each data-parallel rank, from SGLang 0.5.22.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub attn_dp_size: Option<u16>,
     /// Tensor-parallel ranks.
@@ -117,10 +117,10 @@ pub struct ServerInfo {
     /// Whether data parallelism applies only to attention, inside one engine.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub enable_dp_attention: Option<bool>,
-    /// How tokens reach experts on other ranks; `none` = not at all, every rank computes all tokens.
+    /// All-to-all backend that sends tokens to experts on other ranks; with `none`, every rank computes all tokens.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub moe_a2a_backend: Option<String>,
-    /// Whether the engine moves experts by itself; then no placement holds.
+    /// Whether the engine rebalances experts by itself, so that no placement stays valid.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub enable_eplb: Option<bool>,
     /// Whether prefix caching is disabled.
@@ -129,30 +129,31 @@ pub struct ServerInfo {
     /// `--init-expert-location` as given.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub init_expert_location: Option<String>,
-    /// Random for each start, unless it was set.
+    /// Random seed, which differs on each start unless it was set.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub random_seed: Option<i64>,
     /// Whether routed experts can be requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub enable_return_routed_experts: Option<bool>,
 
-    /// Digest of the placement in force.
+    /// Digest of the current placement.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub placement_digest: Option<String>,
-    /// How experts are divided over ranks: `ep` (complete, by a placement), `tp` (a slice of each on every rank) or
-    /// `hybrid:NxP` (each on one of N nodes, a slice on each of its P ranks).
+    /// How experts are divided over ranks: `ep` (whole experts, by a placement), `tp` (a slice of every expert on every
+    /// rank) or `hybrid:NxP` (each expert on one of N nodes, sliced over its P ranks).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub experts: Option<String>,
-    /// The layout in force: `ep`, `tp`, `dp-tp`, `tp-ep`.
+    /// The current layout: `ep`, `tp`, `dp-tp`, `tp-ep`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub layout: Option<String>,
-    /// Layouts that it can switch to, including the current one.
+    /// Layouts that the worker can switch to, including the current one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub layouts: Option<Vec<String>>,
-    /// Transport of data between ranks: `shm` (memory of one host), `tcp`, or `local` for a single rank.
+    /// Transport between ranks: `shm` (memory of one host), `tcp`, or `local` for a single rank.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub transport: Option<String>,
-    /// Measurement mode: experts are drawn so that this share of activations is local, and answers are wrong.
+    /// Measurement mode: experts are drawn at random so that this fraction of activations is local, and outputs are
+    /// meaningless.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub force_local_rate: Option<f64>,
     /// Digest of the tokenizer (canonical vocabulary, merges, added tokens).
@@ -176,21 +177,21 @@ pub struct ServerInfo {
 }
 
 impl ServerInfo {
-    /// Whether it can change its layout, and with it its number of ranks, while it serves.
+    /// Returns whether the engine can change its layout, and with it the number of ranks, while it serves.
     pub fn switches(&self) -> bool {
         self.layouts.as_ref().is_some_and(|layouts| layouts.len() > 1)
     }
 
-    /// The layout in force, if it is another than complete experts with attention dp, but the engine can switch to that
-    /// one: until then its tables do not apply.
+    /// Returns the current layout if it is not `ep` but the engine can switch to `ep`: until then, its tables do not
+    /// apply.
     pub fn layout_without_tables(&self) -> Option<&str> {
         let layout = self.layout.as_deref().filter(|layout| *layout != WHOLE)?;
         self.layouts.as_ref()?.iter().any(|layout| layout == WHOLE).then_some(layout)
     }
 
-    /// Number of ranks that a request can be pinned to. From SGLang 0.5.22 on, both spellings of its flags report
-    /// `dp_size: 1` and the ranks as `attn_dp_size`, and pins count `dp_size * attn_dp_size` ranks. `None` if it
-    /// reports neither.
+    /// Returns the number of ranks that a request can be pinned to. From SGLang 0.5.22 on, both spellings of its flags
+    /// report `dp_size: 1` and the ranks as `attn_dp_size`, and pins range over `dp_size * attn_dp_size` ranks. `None`
+    /// if the engine reports neither.
     pub fn ranks(&self) -> Option<u16> {
         match (self.attn_dp_size, self.dp_size) {
             (Some(attention), Some(engines)) => Some(attention.saturating_mul(engines)),
@@ -198,18 +199,26 @@ impl ServerInfo {
         }
     }
 
-    /// Whether tokens of one rank never travel to the experts of others, so that grouping experts saves no traffic.
+    /// Returns P with hybrid experts (`hybrid:NxP`), where a group of the placement is a node of P ranks; otherwise 1.
+    pub fn group_ranks(&self) -> u16 {
+        let hybrid = self.experts.as_deref().and_then(|experts| experts.strip_prefix("hybrid:"));
+        let ranks = hybrid.and_then(|degrees| degrees.split(['x', ':']).nth(1)?.parse().ok());
+        ranks.filter(|ranks| *ranks > 0).unwrap_or(1)
+    }
+
+    /// Returns whether tokens are never sent to experts on other ranks, so that grouping experts saves no traffic.
     pub fn exchanges_nothing(&self) -> bool {
         self.moe_a2a_backend.as_deref() == Some("none") && self.ep_size.is_some_and(|ranks| ranks > 1)
     }
 
-    /// The name that clients use: the served name, or else the last part of the path.
+    /// Returns the name that clients use: the served name, or else the last component of the path.
     pub fn model_name(&self) -> Option<&str> {
         let path = || self.model_path.as_deref().map(|path| path.trim_end_matches('/'));
         self.served_model_name.as_deref().or_else(|| path().map(|path| path.rsplit('/').next().unwrap_or(path)))
     }
 
-    /// The model's shape, if the engine reports all of it (semmoe's worker does). Not validated.
+    /// Returns the model's shape if the engine reports all of it, as semmoe's worker does. The values are not
+    /// validated.
     pub fn model_info(&self) -> Option<ModelInfo> {
         Some(ModelInfo {
             model: self.model_name()?.to_owned(),
