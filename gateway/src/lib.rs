@@ -1,17 +1,17 @@
 //! The gateway: data plane, admin plane, backends, one reloadable snapshot.
 //!
-//! Its modules in layers, the lowest first; each imports only from those before it:
+//! Its modules form layers, lowest first; each imports only from those before it:
 //!
-//! | module | what |
+//! | module | purpose |
 //! |---|---|
 //! | [`config`] | TOML, raw and validated |
 //! | `observe` | metrics, traces, sampled requests |
-//! | `backends` | one engine and all of them: health, pins, pools, tables, the snapshot that is swapped atomically |
+//! | `backends` | one engine and all of them: health, pins, pools, tables, the atomically swapped snapshot |
 //! | `data` | the path of a request to an engine and back |
-//! | `shell` | listeners, administration, discovery, reloads, switches of layouts |
+//! | `shell` | listeners, administration, discovery, reloads, layout switches |
 //!
 //! Bodies pass through byte for byte, except for the pin and an engine's own name for the model. The modules document
-//! what is retried, what fails open and what is refused.
+//! which requests are retried, fail open or are refused.
 
 mod backends;
 pub mod config;

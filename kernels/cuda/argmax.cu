@@ -1,5 +1,5 @@
-// The id of each row's largest logit, the lowest among equals. NaN never wins; a row whose largest is not finite gets
-// the largest u32. One block per row. Bytes: 4 V read per row.
+// Finds the id of each row's largest logit, the lowest id among equal ones. NaN never wins; a row whose largest logit
+// is not finite gets the largest u32. One block per row. Bytes: 4 V read per row.
 #include "logits.cuh"
 
 constexpr u32 ARGMAX_THREADS = 1024;
@@ -15,7 +15,7 @@ struct ArgmaxShared {
   u64 best[ARGMAX_THREADS / WARP];  // by warp
 };
 
-// Ascends with the logit, and among equals with descending id; 0 for NaN.
+// A rank that ascends with the logit, and among equal ones with descending id; 0 for NaN.
 __device__ inline u64 rank_of_logit(float logit, u32 id) {
   const u32 key = key_of_logit(logit);
   return key == 0 ? 0 : static_cast<u64>(key) << 32 | static_cast<u32>(~id);

@@ -1,4 +1,4 @@
-// Causal attention over pages: a partial result for each split of 256 keys, then the merge of the parts.
+// Causal attention over pages: a partial result for each split of 256 keys, then the merge of the partial results.
 //
 // bf16 with whole vectors uses the tensor cores, both products straight from the pages (tensor.cuh); each weight is the
 // sum of two bf16, which loses no more than 2^-16. Everything else uses plain multiplications.
@@ -9,7 +9,7 @@
 template <u32 TILES>
 struct TensorProducts {
   typedef Bf16 T;
-  // Pieces of 16 x 64 elements whose loads are all in flight together.
+  // Number of pieces of 16 x 64 elements whose loads are in flight together.
   static constexpr u32 AHEAD = 4 / TILES;
 
   // The run's queries, `[d, n]`.
@@ -45,7 +45,7 @@ struct TensorProducts {
     }
   }
 
-  // Turns scores into weights of the page's keys for one query of this lane: 2 t + e of a tile.
+  // Converts scores to weights of the page's keys for one of this lane's queries: 2 t + e of a tile.
   __device__ static void weigh(const SplitOfRun<TILES>& of, const RunPage& page, float (&sums)[4][4], u32 tile, u32 e) {
     const u32 query = tile * QUERY_TILE + 2 * lane_step() + e;
     const bool counts = query < of.run.queries;
@@ -80,7 +80,7 @@ struct TensorProducts {
     of.shared.totals[warp_id()][query] = total;
   }
 
-  // The weighted values of 64 columns; columns and keys that the page lacks are 0.
+  // Computes the weighted values of 64 columns; columns and keys that the page lacks are 0.
   __device__ static void sum_up(const SplitOfRun<TILES>& of, const RunPage& page, u32 column, float (&sums)[TILES][4][4]) {
     const T* values = page.values<T>(of.p, of.run.kv_head) + column + 8 * lane_row();
     const u32 held = page.is_lost() || column + 8 * lane_row() >= of.p.dim ? 0 : page.held;
@@ -171,7 +171,7 @@ struct PlainProducts {
 
   __device__ static void score(const Split& of, const RunPage& page) {
     float scores[QUERY_TILE][2] = {};
-    // From the first query on.
+    // Starts at the first query.
     const T* queries = static_cast<const T*>(of.p.queries) + of.run.query_at(of.p, 0) * of.p.dim;
     u32 offsets[QUERY_TILE];
 #pragma unroll
@@ -266,7 +266,7 @@ struct PlainProducts {
   }
 };
 
-// Merges the parts of a row in ascending order and divides by the sum of weights. One thread per value.
+// Merges a row's partial results in ascending order and divides by the sum of weights. One thread per value.
 template <class T>
 __device__ inline void merge_parts(const AttendParams& p) {
   const u32 row = blockIdx.y;
@@ -286,7 +286,7 @@ __device__ inline void merge_parts(const AttendParams& p) {
     total = fold(total, next[1]);
     value = fold(value, values[static_cast<u64>(part) * width]);
   }
-  // A row that the host did not account for has more keys than were read.
+  // A position beyond `longest` has more keys than were read.
   const float result = position > p.longest ? not_a_number() : value / total;
   row_at<T>(p.out, row, width)[column] = from_float<T>(result);
 }

@@ -1,8 +1,9 @@
-// What all attention over pages shares: parameters, which rows a block has, and how partial results become one.
+// Code shared by all attention over pages: parameters, a block's rows, and the merging of partial results.
 //
-// Keys are taken in splits of 256, four pages; a warp scores one page. A split's part of the result is its largest score, the sum of its
-// weights and the weighted values, and parts are folded in ascending order. So it is all the same to a row whether a block takes all splits
-// or each its own, and which other rows are there. Scores are in powers of two: exp(x) = exp2(x log2 e).
+// Keys are processed in splits of 256, which is four pages; a warp scores one page. A split's partial result is its
+// largest score, the sum of its weights and the weighted values; partial results are merged in ascending order. A row's
+// result therefore depends neither on whether a block processes all splits or only one, nor on the other rows. Scores
+// are base-2 exponents: exp(x) = exp2(x log2 e).
 #pragma once
 #include "rows.cuh"
 
@@ -49,11 +50,11 @@ __device__ inline float exp2_of(float v) {
   return exp2f(v);
 #endif
 }
-// A NaN is the larger.
+// NaN counts as the larger.
 __device__ inline float larger_score(float a, float b) { return a > b || a != a ? a : b; }
 __device__ inline bool is_nothing(float largest) { return largest == minus_infinity(); }
 
-// Two parts as one: how much of each counts.
+// Merges two partial results: the factor of each.
 struct Fold {
   float largest;
   float of[2];
@@ -62,7 +63,7 @@ struct Fold {
   __device__ float operator()(float before, float now) const { return fused(now, of[1], multiply(before, of[0])); }
 };
 
-// Consecutive rows of one sequence, some of whose queries a block takes at once.
+// Consecutive rows of one sequence, some of whose queries a block processes at once.
 struct QueryRun {
   u32 first_row;
   u32 sequence;
@@ -73,7 +74,7 @@ struct QueryRun {
 
   __device__ u32 row(const AttendParams& p, u32 query) const { return first_row + (first + query) / p.group; }
   __device__ u32 head(const AttendParams& p, u32 query) const { return kv_head * p.group + (first + query) % p.group; }
-  // Offset of a query head among those of all rows.
+  // Returns a query head's offset among those of all rows.
   __device__ u64 query_at(const AttendParams& p, u32 query) const {
     return static_cast<u64>(row(p, query)) * (p.kv_heads * p.group) + head(p, query);
   }
@@ -84,7 +85,7 @@ struct QueryRun {
 
 __device__ inline u32 position_of(const AttendParams& p, u32 row) { return p.positions[row] < p.longest ? p.positions[row] : p.longest; }
 
-// One page of a run, as a warp reads it.
+// One page of a run, as read by a warp.
 struct RunPage {
   u32 begins;  // its first key
   u32 held;    // keys that a query of the run may see
@@ -112,18 +113,18 @@ struct RunPage {
 template <u32 TILES>
 struct alignas(16) AttendShared {
   static constexpr u32 QUERIES = TILES * QUERY_TILE;
-  // Weights of 64 keys for each page and query, four to a vector; two vectors more avoid bank conflicts.
+  // Weights of 64 keys for each page and query, four per vector; two extra vectors avoid bank conflicts.
   Vec weights[SPLIT_PAGES][QUERIES][ATTEND_PAGE / 4 + 2];
-  // Weighted values of some columns for each page and query; eight numbers more avoid bank conflicts.
+  // Weighted values of some columns for each page and query; eight extra numbers avoid bank conflicts.
   float values[SPLIT_PAGES][QUERY_TILE][VALUE_COLUMNS + 8];
   float largest[SPLIT_PAGES][QUERIES];
   float totals[SPLIT_PAGES][QUERIES];
-  // All splits so far.
+  // Largest scores of all splits so far.
   float all_largest[QUERIES];
   float all_totals[QUERIES];
 };
 
-// How a split's pages count for one query.
+// The factors of a split's pages for one query.
 template <u32 TILES>
 struct SplitPart {
   float largest;
@@ -142,7 +143,7 @@ struct SplitPart {
   }
 };
 
-// One split of a run: where its parts go.
+// One split of a run, and the destination of its partial results.
 template <u32 TILES>
 struct SplitOfRun {
   const AttendParams& p;
@@ -153,14 +154,15 @@ struct SplitOfRun {
   __device__ bool folds() const { return p.slots == 1 && split != 0; }
   __device__ u32 slot() const { return p.slots == 1 ? 0 : split; }
 
-  // A weighted value of the split, joined with those before it. The same thread settles the same value in each split.
+  // Merges a weighted value of the split with those of earlier splits. The same thread handles the same value in each
+  // split.
   __device__ void settle(u32 query, u32 column, float value, const SplitPart<TILES>& part) const {
     if (is_nothing(part.largest)) return;
     float* to = p.values + run.slot_at(p, query, slot()) * p.dim + column;
     *to = folds() ? Fold(shared.all_largest[query], part.largest)(*to, value) : value;
   }
 
-  // Largest score and sum of weights, behind all values of the split.
+  // Writes the largest score and the sum of weights, after all values of the split.
   __device__ void end() const {
     const u32 query = threadIdx.x;
     const bool counts = query < run.queries;
@@ -178,7 +180,7 @@ struct SplitOfRun {
       to[0] = largest;
       to[1] = total;
     }
-    // What the split left is overwritten only when all have read it.
+    // The split's shared data is overwritten only after all threads have read it.
     __syncthreads();
     if (counts) {
       shared.all_largest[query] = largest;
@@ -187,7 +189,7 @@ struct SplitOfRun {
   }
 };
 
-// A block's rows: some neighbouring ones, later ones first, as they have more keys; of one head; all splits or one.
+// A block's rows: adjacent rows, later ones first because they have more keys; one head; all splits or one.
 struct BlockOfRows {
   u32 kv_head;
   u32 first;

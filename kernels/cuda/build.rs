@@ -1,5 +1,5 @@
-//! Embeds the kernels that `semmoe-kernels-compile` wrote into the folder `SEMMOE_KERNEL_IMAGES`. Without it none are
-//! embedded, which the library reports when a GPU is opened.
+//! Embeds the kernels that `semmoe-kernels-compile` wrote into the folder `SEMMOE_KERNEL_IMAGES`. If the variable is
+//! not set, none are embedded, which the library reports when a GPU is opened.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -12,7 +12,7 @@ fn main() {
     if let Some(folder) = std::env::var_os("SEMMOE_KERNEL_IMAGES").map(PathBuf::from) {
         for file in FILES {
             let path = folder.join(file);
-            assert!(path.is_file(), "SEMMOE_KERNEL_IMAGES has no {file}: write it with semmoe-kernels-compile --out");
+            assert!(path.is_file(), "SEMMOE_KERNEL_IMAGES has no {file}: create it with semmoe-kernels-compile --out");
             println!("cargo::rerun-if-changed={}", path.display());
             let _ = write!(list, "include_bytes!({:?}), ", path.display().to_string());
         }

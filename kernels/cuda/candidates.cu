@@ -72,7 +72,7 @@ __device__ inline u32 largest_key(CandidatesShared& shared, const float* logits,
   return __reduce_max_sync(ALL_LANES, lane_id() < blockDim.x / WARP ? shared.keys[lane_id()] : 0);
 }
 
-// The range of ids of this warp, in whole tiles of CANDIDATES.
+// This warp's range of ids, in whole tiles of CANDIDATES.
 struct Part {
   u32 begin;
   u32 end;
@@ -125,7 +125,7 @@ __device__ inline void find_digit(CandidatesShared& shared, u32 shift, u32 bucke
   const u32 each = buckets / WARP;
   const u32 first = buckets - (lane_id() + 1) * each;
   u32 own = 0;
-  // Each lane starts at another bucket, so that lanes read different banks.
+  // Each lane starts at a different bucket, so that lanes read different banks.
   for (u32 i = 0; i < each; ++i) own += shared.buckets[first + (i + lane_id()) % each];
   u32 sum = own;
 #pragma unroll

@@ -19,7 +19,8 @@ struct UnpackParams {
   u32 limits[MAX_RANKS];  // rows that each segment has
 };
 
-// The ranks of a token: lanes check 32 of them at once. Rows are at most `limits`, or the capacity without them.
+// The ranks of a token: lanes check 32 of them at once. Rows must be below `limits`, or below the capacity if there are
+// none.
 struct Sent {
   u64 ranks = 0;
   const int* rows;
@@ -55,7 +56,7 @@ __device__ inline Lanes<T> sum_sent(const CombineParams& p, const Sent& sent, u3
 #pragma unroll
     for (u32 i = 0; i < AT_ONCE; ++i) {
       if (!loaded[i]) continue;
-      // The sum begins with the first value, not with zero, to preserve minus zero.
+      // The sum starts with the first value, not with zero, to preserve minus zero.
       if (first) {
         sum = unpack<T>(v[i]);
         first = false;

@@ -1,6 +1,6 @@
-// Code that every kernel shares: element types, 16-byte accesses, one warp's share of the work.
+// Code shared by all kernels: element types, 16-byte accesses, the division of work over warps.
 //
-// No header of CUDA is included, so that NVRTC needs none; g++ compiles the same text after tests/shim/shim.h.
+// No CUDA header is included, so NVRTC needs none; g++ compiles the same text after tests/shim/shim.h.
 #pragma once
 
 #ifndef SEMMOE_SHIM
@@ -8,13 +8,13 @@ typedef unsigned char u8;
 typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long long u64;
-// A kernel with one struct of parameters, read where it is: no copy, and arrays in it may be indexed. A multiprocessor can run
-// COLLECTIVE_THREADS threads of it, or one larger block.
+// A kernel with one parameter struct, which is read in place: no copy, and arrays in it may be indexed. A
+// multiprocessor can run COLLECTIVE_THREADS threads of it, or one larger block.
 #define SEMMOE_KERNEL(name, Params, threads)                                                                            \
   extern "C" __global__ void __launch_bounds__(threads, threads < COLLECTIVE_THREADS ? COLLECTIVE_THREADS / threads : 1) \
       name(const __grid_constant__ Params p)
 #define SEMMOE_SHARED(Type, name) __shared__ Type name
-// The shim turns these into switches; on a GPU no synchronisation can be left out.
+// The shim turns these into switches; on a GPU no synchronisation can be omitted.
 #define SEMMOE_MUTANT(kind) false
 #endif
 
@@ -34,7 +34,7 @@ struct F16 {
   u16 bits;
 };
 
-// 16 bytes: what one load or store moves.
+// 16 bytes, the size of one load or store.
 struct alignas(16) Vec {
   u32 w[4];
 };
@@ -42,7 +42,7 @@ struct alignas(16) Vec {
 __device__ inline u32 lane_id() { return threadIdx.x % WARP; }
 __device__ inline u32 warp_id() { return threadIdx.x / WARP; }
 
-// Peers write this memory between kernels, so the read-only cache must not serve it.
+// Loads without the read-only cache, because peers write this memory between kernels.
 __device__ inline Vec load16(const void* from) {
 #ifdef __CUDA_ARCH__
   Vec v;
@@ -65,7 +65,7 @@ __device__ inline void store16(void* to, const Vec& v) {
 #endif
 }
 
-// The same store into another rank's memory. The shim delays it until a release, as a weak memory may.
+// Stores 16 bytes to another rank's memory. The shim delays the store until a release, as a weak memory model may.
 __device__ inline void push16(void* to, const Vec& v) {
 #ifdef __CUDA_ARCH__
   store16(to, v);
@@ -83,7 +83,7 @@ __device__ inline void push_element(T* to, T v) {
 #endif
 }
 
-// Conversions: to f32 exactly, from f32 to the nearest, ties to even. A NaN becomes the one with all bits but the sign.
+// Conversions: to f32 exactly, from f32 to nearest, ties to even. A NaN becomes the one with all bits but the sign set.
 __device__ inline float to_float(float v) { return v; }
 __device__ inline float to_float(Bf16 v) {
   const u32 bits = static_cast<u32>(v.bits) << 16;
@@ -107,7 +107,7 @@ template <class T>
 __device__ T from_float(float v);
 template <>
 __device__ inline float from_float<float>(float v) {
-  // One rank's sum was never added to anything, so its NaN has still the bits it came with.
+  // The sum of a single rank was never added to anything, so a NaN still has its original bits.
 #ifdef __CUDA_ARCH__
   return v != v ? __uint_as_float(0x7fffffffu) : v;
 #else
@@ -151,7 +151,7 @@ __device__ inline float multiply(float a, float b) {
 #endif
 }
 
-// The elements of 16 bytes as f32.
+// The elements of 16 bytes, as f32.
 template <class T>
 struct Lanes {
   static constexpr u32 COUNT = 16 / sizeof(T);
@@ -244,8 +244,8 @@ __device__ inline T* row_at(void* matrix, u64 row, u32 hidden) {
   return static_cast<T*>(matrix) + row * hidden;
 }
 
-// Rows are cut into segments of 32 lanes x UNROLL vectors, and warps take segments in turn: few long rows and many short ones both
-// fill the grid.
+// Rows are split into segments of 32 lanes x UNROLL vectors, which warps process in turn, so few long rows and many
+// short ones both fill the grid.
 template <class T, u32 UNROLL>
 struct Segments {
   u32 vectors;  // vectors in a row
@@ -260,13 +260,13 @@ struct Segments {
   __device__ static u64 first() { return blockIdx.x * (blockDim.x / WARP) + warp_id(); }
   __device__ static u64 stride() { return gridDim.x * (blockDim.x / WARP); }
   __device__ u32 row(u64 unit) const { return static_cast<u32>(unit / per_row); }
-  // The j-th vector of this lane; at or past `vectors` there is none.
+  // Returns this lane's j-th vector; none exists at or past `vectors`.
   __device__ u32 column(u64 unit, u32 j) const {
     return static_cast<u32>(unit % per_row) * (WARP * UNROLL) + j * WARP + lane_id();
   }
 };
 
-// Whether rows can be moved by 16 bytes. Bases are 16-byte aligned: the host refuses others.
+// Whether rows can be accessed in units of 16 bytes. Bases are 16-byte aligned: the host rejects others.
 template <class T>
 __device__ inline bool whole_vectors(u32 hidden) {
   return hidden % Lanes<T>::COUNT == 0;

@@ -1,8 +1,9 @@
-// Code that the compute kernels share. They run on one rank's own memory: no ranks meet, and blocks wait for no others.
+// Code shared by the compute kernels. They use one rank's own memory: ranks do not synchronise, and blocks do not wait
+// for others.
 #pragma once
 #include "common.cuh"
 
-// a * b + c, on a GPU rounded once. Where speed counts; `add` and `multiply` never become it.
+// a * b + c, rounded once on a GPU. For speed; `add` and `multiply` never become a fused operation.
 __device__ inline float fused(float a, float b, float c) {
 #ifdef __CUDA_ARCH__
   return __fmaf_rn(a, b, c);
@@ -27,7 +28,7 @@ __device__ inline float float_of(u32 bits) {
 #endif
 }
 
-// Ends the kernel on numbers that its caller promised otherwise. There is no report word: the host sees the trap.
+// Ends the kernel if numbers violate its contract. There is no report word: the host detects the trap.
 __device__ inline void trap() {
 #ifdef __CUDA_ARCH__
   asm volatile("trap;");
@@ -36,8 +37,9 @@ __device__ inline void trap() {
 #endif
 }
 
-// 16 bytes that no block writes during the kernel; zeros if not `inside`, and then nothing is read. `stream` is for what is read once,
-// as weights are, `cached` for what other warps of the multiprocessor read as well, as rows of activations are.
+// Loads 16 bytes that no block writes during the kernel; if not `inside`, returns zeros without reading. `stream` is
+// for data that is read once, such as weights; `cached` is for data that other warps of the multiprocessor also read,
+// such as rows of activations.
 #ifdef __CUDA_ARCH__
 #define SEMMOE_LOAD16_OR_ZERO(how, from, inside)                                                                   \
   Vec v;                                                                                                           \

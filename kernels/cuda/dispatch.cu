@@ -2,8 +2,8 @@
 // weights there.
 //
 // Rows arrive ordered by source rank, then by token, without gaps: after the synchronisation each rank reads the
-// others' counts, and so knows where its rows begin. A row is read once, however many ranks get it. Bytes per rank over
-// the link: H elements and 8 k + 4 bytes of routing for each (token, other rank).
+// others' counts and computes where its rows begin. A row is read once, regardless of how many ranks receive it. Bytes
+// per rank over the link: H elements and 8 k + 4 bytes of routing for each (token, other rank).
 #include "push.cuh"
 
 struct DispatchShared {
@@ -22,7 +22,7 @@ __device__ inline void count_rows(const DispatchParams& p, const Meeting& meetin
       if (source < meeting.rank) base += rows;
       all += rows;
     }
-    // Every rank detects it, so none has written when all stop.
+    // Every rank detects this, so none has written anything when all stop.
     if (all > p.capacity) stop(meeting.report(), STOP_ROWS, meeting.rank, i, all);
     shared.bases[i] = base;
   }

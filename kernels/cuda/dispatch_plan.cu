@@ -1,5 +1,5 @@
-// Which tokens of one rank go to which ranks: once to each rank that hosts at least one of the token's experts. One
-// block; local.
+// Plans which of one rank's tokens are sent to which ranks: once to each rank that hosts at least one of the token's
+// experts. One block; local.
 //
 // It counts the rows for each rank and numbers them in token order; `dispatch` follows it on the same stream.
 #include "sort.cuh"

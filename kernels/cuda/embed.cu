@@ -1,4 +1,4 @@
-// Rows of a table by token, and sums into the residual: one thread per 16 bytes of a row.
+// Looks up rows of a table by token, and adds rows to the residual: one thread per 16 bytes of a row.
 #include "rows.cuh"
 
 struct EmbedParams {

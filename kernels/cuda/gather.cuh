@@ -1,4 +1,4 @@
-// Rows pushed into the memories of all ranks, at their original positions.
+// Pushes rows into the memories of all ranks, at their original positions.
 #pragma once
 #include "reduce.cuh"
 
@@ -62,7 +62,7 @@ __device__ inline void gather(const GatherParams& p, u32 variant, Push push) {
   meeting.leave();
 }
 
-// Elements are only moved, so one kernel serves each size. Ranks begin with different peers.
+// Elements are only moved, so one kernel serves each element size. Ranks start with different peers.
 template <class T>
 __device__ inline void allgather(const GatherParams& p) {
   const u32 rank = p.team.first_rank + blockIdx.y;

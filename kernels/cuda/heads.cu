@@ -1,8 +1,8 @@
-// From a projection's rows to heads: queries, keys and values are normed, clipped and rotated; keys and values go to
-// their pages.
+// Converts a projection's rows to heads: queries, keys and values are normed, clipped and rotated; keys and values are
+// written to their pages.
 //
-// A warp takes one head of one row; a lane holds the pairs of elements that rotate against each other. For each layer
-// and head a page has the keys `[dim, 64]`, so that neighbouring keys are adjacent, then the values `[64, dim]`.
+// A warp processes one head of one row; a lane has pairs of elements that rotate against each other. For each layer and
+// head a page has the keys `[dim, 64]`, so that neighbouring keys are adjacent, then the values `[64, dim]`.
 #include "rows.cuh"
 
 constexpr u32 HEAD_THREADS = 256;
@@ -44,7 +44,7 @@ struct HeadShared {
   float squares[2][HEAD_WARPS];  // of queries, of keys
 };
 
-// The two elements of a pair: their places in the head, and their values.
+// The two elements of a pair: their positions in the head, and their values.
 struct HeadPair {
   u32 at[2];
   float of[2];
@@ -66,7 +66,7 @@ struct HeadOfRow {
   __device__ const T* row_begins() const {
     return row_at<T>(p.qkv, row, p.query_elements + p.key_elements + p.kv_heads * p.dim);
   }
-  // Where the head begins among the queries, keys or values of the projection.
+  // Returns the head's first element among the projection's queries, keys or values.
   __device__ u32 offset() const {
     if (is_query()) return p.first_query + head * p.dim;
     return (is_key() ? p.first_key : 0) + kv_head() * p.dim;
@@ -106,7 +106,7 @@ struct HeadOfRow {
   }
   __device__ float clipped(float v) const { return v > p.clip ? p.clip : v < -p.clip ? -p.clip : v; }
 
-  // Normed by this factor (none for values), clipped, rotated.
+  // Norms by this factor (values are not normed), clips and rotates.
   __device__ void finish(HeadPair (&held)[HEAD_PAIRS], float scale, u32 position) const {
     const bool normed = p.query_norm != nullptr && !is_value();
 #pragma unroll
@@ -150,7 +150,7 @@ struct HeadOfRow {
   }
 };
 
-// The sums of squares of all queries and of all keys of a row, for all threads.
+// Returns the sums of squares of all queries and of all keys of a row to all threads.
 template <class T>
 __device__ inline void squares_of_row(const HeadOfRow<T>& of, HeadShared& shared, float (&sums)[2]) {
   const T* row = of.row_begins();

@@ -4,14 +4,14 @@
 
 constexpr u32 LOGITS_UNROLL = 4;  // vectors of a thread in flight
 
-// Ascends with the logit; 0 for NaN. The two zeros are equal.
+// A key that ascends with the logit; 0 for NaN. Both zeros have equal keys.
 __device__ inline u32 key_of_logit(float logit) {
   if (logit != logit) return 0;
   const u32 bits = bits_of(add(logit, 0.0f));
   return bits >> 31 ? ~bits : bits | 0x80000000u;
 }
 
-// The logit with this key; NaN for 0.
+// Returns the logit with this key; NaN for 0.
 __device__ inline float logit_of_key(u32 key) {
   if (key == 0) return float_of(0x7fffffffu);
   return float_of(key >> 31 ? key & 0x7fffffffu : ~key);
@@ -23,8 +23,8 @@ __device__ inline u64 of_lane_across(u64 value, u32 step) {
   return static_cast<u64>(high) << 32 | low;
 }
 
-// Calls `take(id, logit)` for this thread's logits in [begin, end): `thread` of `threads`. `begin` is a multiple of a
-// vector; so is `end` if rows are whole vectors.
+// Calls `take(id, logit)` for this thread's logits in [begin, end), as thread `thread` of `threads`. `begin` is a
+// multiple of the vector size; so is `end` if rows are whole vectors.
 template <class Take>
 __device__ inline void each_logit(const float* logits, u32 vocab, u32 begin, u32 end, u32 thread, u32 threads, Take take) {
   if (!whole_vectors<float>(vocab)) {
@@ -50,7 +50,7 @@ __device__ inline void each_logit(const float* logits, u32 vocab, u32 begin, u32
   }
 }
 
-// A whole row, divided over all threads of the block.
+// Processes a whole row, divided among all threads of the block.
 template <class Take>
 __device__ inline void each_logit(const float* logits, u32 vocab, Take take) {
   each_logit(logits, vocab, 0, vocab, threadIdx.x, blockDim.x, take);

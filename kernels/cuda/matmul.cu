@@ -1,5 +1,5 @@
-// The matrix product in bf16 on tensor cores, for few rows: it is bound by reading its weights, each once per tile of
-// rows. Only sums go through shared memory: each of the block's warps has a stretch of K.
+// The bf16 matrix product on tensor cores, for few rows. It is bound by reading the weights, each once per tile of
+// rows. Only sums go through shared memory: each of the block's warps has a range of K.
 #include "matmul.cuh"
 
 // Indexed by warp, accumulator, lane.
@@ -8,10 +8,10 @@ struct MatMulSums {
   float of[MATMUL_WARPS][4 * GROUPS][WARP];
 };
 
-// The sums of one warp, over its stretch of K.
+// Computes one warp's sums over its range of K.
 template <u32 GROUPS>
 __device__ inline void matmul_sums(const MatMulParams& p, const MatMulTile& tile, float (&c)[GROUPS][4]) {
-  // Chunks in flight: enough loads to hide the latency, no more than registers hold.
+  // Chunks in flight: enough loads to hide the latency, but no more than fit in registers.
   constexpr u32 UNROLL = GROUPS <= 2 ? 4 : GROUPS == 4 ? 2 : 1;
   const u32 place = lane_id() / 4, vector = lane_id() % 4;
   const MatMulFeatures features(p, blockIdx.x);
@@ -62,7 +62,7 @@ __device__ inline void matmul_few(const MatMulParams& p, const MatMulTile& tile,
   for (u32 i = threadIdx.x; i < features.count * tile.rows; i += blockDim.x) {
     const u32 row = i >> features.shift, feature = i & (features.count - 1);
     if (features.first + feature >= p.outputs) continue;
-    // Lane and accumulator that hold it: a lane of four has two columns, which are rows of x, and two features eight
+    // The lane and accumulator of this sum: a lane of four has two columns, which are rows of x, and two features eight
     // apart.
     const u32 lane = feature % 8 * 4 + row % MATMUL_GROUP / 2;
     const u32 own = row / MATMUL_GROUP * 4 + feature / 8 * 2 + row % 2;

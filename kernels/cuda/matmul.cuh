@@ -1,12 +1,13 @@
-// What the matrix products share: which rows a block has, which weights, and where sums go.
+// Code shared by the matrix products: a block's rows and weights, and the destination of sums.
 //
-// out[i] = x[row_of[i]] W^T, with weights in their checkpoints' order: a feature's inputs lie side by side. A block has MATMUL_FEATURES
-// features, or more, of one tile of up to MATMUL_TILE_ROWS rows. How the sum of one output is divided depends on its inputs alone, so a
-// row has the same bits in any tile and by any kernel for its type and shape.
+// out[i] = x[row_of[i]] W^T, with weights in checkpoint order: a feature's inputs are contiguous. A block has
+// MATMUL_FEATURES features, or more, of one tile of up to MATMUL_TILE_ROWS rows. The division of an output's sum
+// depends only on its inputs, so a row has the same bits in any tile and with any kernel for its type and shape.
 //
-// On tensor cores weights are the A operand of mma.m16n8k16 (16 features), rows of x the B operand (8 rows). The order of k inside the
-// product is free as long as both have the same: each lane of four has 16 bytes of a row, its share of two products over MATMUL_CHUNK
-// inputs. K is cut into eight stretches of as many chunks; the sums of the stretches are added in their order.
+// On tensor cores, weights are the A operand of mma.m16n8k16 (16 features) and rows of x the B operand (8 rows). The
+// order of k within the product is free as long as both operands use the same: each lane of four has 16 bytes of a row,
+// its part of two products over MATMUL_CHUNK inputs. K is split into eight ranges of equally many chunks; the sums of
+// the ranges are added in order.
 #pragma once
 #include "compute.cuh"
 
@@ -48,7 +49,8 @@ struct MatMulParams {
   u32 flags;
 };
 
-// The tile of this block. Numbers that fit neither weights nor rows are the caller's defect: nothing may be written then.
+// Returns this block's tile. Numbers that fit neither weights nor rows are a bug of the caller: nothing may be written
+// then.
 __device__ inline MatMulTile matmul_tile(const MatMulParams& p) {
   const u32 first = blockIdx.y * MATMUL_TILE_ROWS;
   if (!(p.flags & MATMUL_GROUPED)) {
@@ -62,7 +64,8 @@ __device__ inline MatMulTile matmul_tile(const MatMulParams& p) {
   return tile;
 }
 
-// The row of x that a row of the tile is computed from. Behind the tile's last row it is the last: computed again, never stored.
+// Returns the row of x for a row of the tile. Past the tile's last row it is the last row, which is computed again but
+// never stored.
 __device__ inline u32 matmul_source(const MatMulParams& p, const MatMulTile& tile, u32 row) {
   const u32 own = tile.first + (row < tile.rows ? row : tile.rows - 1);
   const u32 source = p.row_of == nullptr ? own : p.row_of[own];
@@ -70,7 +73,7 @@ __device__ inline u32 matmul_source(const MatMulParams& p, const MatMulTile& til
   return source;
 }
 
-// Two rows of weights, as indices: features apart by MATMUL_FEATURES / 2, or gate and up of one feature.
+// Indices of two rows of weights: features MATMUL_FEATURES / 2 apart, or gate and up of one feature.
 struct MatMulFeatures {
   u32 shift;  // 2^shift: features of a block
   u32 count;
@@ -83,7 +86,8 @@ struct MatMulFeatures {
     count = 1u << shift;
     first = block * count;
   }
-  // The block's n-th row of weights. Past the last feature it is the last row: computed again, never stored.
+  // Returns the block's n-th row of weights. Past the last feature it is the last row, which is computed again but
+  // never stored.
   __device__ u64 weight_row(const MatMulParams& p, const MatMulTile& tile, u32 n) const {
     const bool up = product && n >= count;
     const u32 feature = first + (up ? n - count : n);
@@ -92,13 +96,13 @@ struct MatMulFeatures {
   }
 };
 
-// Chunks of a stretch.
+// Returns the number of chunks per range of K.
 __device__ inline u32 matmul_stretch(const MatMulParams& p) {
   const u32 chunks = (p.inputs + MATMUL_CHUNK - 1) / MATMUL_CHUNK;
   return (chunks + MATMUL_STRETCHES - 1) / MATMUL_STRETCHES;
 }
 
-// A lane's share of A for one of the two products over a chunk, from rows of weights eight apart.
+// A lane's part of A for one of the two products over a chunk, from rows of weights eight apart.
 struct MatMulFragment {
   u32 a[4];
 
@@ -127,7 +131,7 @@ __device__ inline float exponential(float v) {
 #endif
 }
 
-// Writes one output: of a product with SiLU `sum` is the gate's, `up` the other's.
+// Writes one output. In a product with SiLU, `sum` is the gate's sum and `up` the other one.
 template <class T>
 __device__ inline void matmul_store(const MatMulParams& p, u32 row, u32 feature, float sum, float up) {
   if (p.bias != nullptr) sum = add(sum, p.bias[feature]);

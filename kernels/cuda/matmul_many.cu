@@ -1,6 +1,6 @@
-// The matrix product in bf16 on tensor cores, for many rows: 128 rows of weights and a tile of x go through shared
-// memory, in four stages of one chunk of K each, so that several warps use every byte from the cache. A warp has 32
-// rows of either. The sums equal those of the kernel for few rows, bit for bit.
+// The bf16 matrix product on tensor cores, for many rows: 128 rows of weights and a tile of x go through shared memory,
+// in four stages of one chunk of K each, so that several warps use every byte from the cache. A warp has 32 rows of
+// each. The sums equal those of the kernel for few rows, bit for bit.
 #include "matmul.cuh"
 
 constexpr u32 MANY_STAGES = 4;
@@ -32,14 +32,14 @@ __device__ inline void end_stage() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 #endif
 }
-// Waits for all but the last stages that this thread began.
+// Waits for all stages that this thread started except the last ones.
 __device__ inline void stages_arrived() {
 #ifdef __CUDA_ARCH__
   asm volatile("cp.async.wait_group %0;" ::"n"(MANY_STAGES - 2) : "memory");
 #endif
 }
 
-// What a thread copies of each chunk in turn: a vector of two rows of weights and of one of x.
+// A thread's copies for each chunk: a vector of two rows of weights and of one row of x.
 struct ManyCopies {
   const Bf16* from[3];
   u32 to;  // the vector in the first of the rows, by stage
@@ -74,8 +74,8 @@ struct ManyCopies {
   }
 };
 
-// Sums of a warp, whose lanes hold one vector each of eight rows: of the current stretch, and of all stretches before
-// it.
+// The sums of a warp, whose lanes each have one vector of eight rows: for the current range of K, and for all earlier
+// ranges.
 struct ManySums {
   float stretch[MANY_ACROSS][MANY_DOWN][4];
   float all[MANY_ACROSS][MANY_DOWN][4];
@@ -111,7 +111,7 @@ struct ManySums {
       }
     }
   }
-  // A lane has two rows of x, and of each two rows of weights eight apart.
+  // A lane has two rows of x, and for each of them two rows of weights, eight apart.
   __device__ void store(const MatMulParams& p, const MatMulTile& tile, u32 first_block, u32 first_row) const {
 #pragma unroll
     for (u32 i = 0; i < MANY_ACROSS; ++i) {
@@ -143,13 +143,13 @@ SEMMOE_KERNEL(semmoe_matmul_bf16_many, MatMulParams, MATMUL_THREADS) {
   ManySums sums;
   const u32 stretch = matmul_stretch(p);
   u32 left = stretch;
-  // Four lanes hold the vectors of a row, so that a warp reads eight contiguous rows.
+  // Four lanes have the vectors of a row, so that a warp reads eight contiguous rows.
   u32 weights = across * MANY_ACROSS * MATMUL_FEATURES * 4 + lane_id();
   const u32 rows = (MANY_WEIGHTS + first_row) * 4 + lane_id() - weights;
 #pragma unroll 1
   for (u32 k = 0; k < p.inputs; k += MATMUL_CHUNK) {
     stages_arrived();
-    // All threads' copies have arrived, and no warp uses the previous chunk any more, whose stage the next copies fill.
+    // All threads' copies have arrived, and no warp still uses the previous chunk, whose stage the next copies fill.
     __syncthreads();
     copies.begin_next(p, shared.of);
     if (any_row) sums.add_chunk(shared.of + weights, shared.of + weights + rows);
@@ -160,7 +160,7 @@ SEMMOE_KERNEL(semmoe_matmul_bf16_many, MatMulParams, MATMUL_THREADS) {
       left = stretch;
     }
   }
-  // The last stretch may be shorter.
+  // The last range may be shorter.
   sums.end_stretch();
   sums.store(p, tile, blockIdx.x * MANY_BLOCKS + across * MANY_ACROSS, first_row);
 }

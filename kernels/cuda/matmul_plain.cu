@@ -1,5 +1,5 @@
 // The matrix product without tensor cores: in f32, and in bf16 if rows are not whole vectors. Each warp has two rows of
-// weights, with its lanes along K, and takes eight rows of x at a time; the lanes' sums are added in order.
+// weights, with its lanes along K, and processes eight rows of x at a time; the lanes' sums are added in order.
 #include "matmul.cuh"
 
 constexpr u32 PLAIN_ROWS = 8;  // at a time
@@ -10,7 +10,7 @@ struct PlainSums {
   float of[MATMUL_WARPS][2 * PLAIN_ROWS][WARP + 1];
 };
 
-// The unit that a lane reads of a row: a vector, or one element.
+// The unit of a row that a lane reads: a vector, or one element.
 template <class T>
 struct PlainVectors {
   static constexpr u32 COUNT = Lanes<T>::COUNT;
@@ -28,7 +28,7 @@ struct PlainElements {
 template <class T, class Access>
 __device__ inline void plain_rows(const MatMulParams& p, const MatMulTile& tile, u32 first_row, float (*sums)[WARP + 1]) {
   const MatMulFeatures features(p, blockIdx.x);
-  // The two are eight apart in the block, so that gate and up of a feature belong to one warp.
+  // The two rows are eight apart in the block, so that gate and up of a feature belong to one warp.
   const T* weights[2];
 #pragma unroll
   for (u32 n = 0; n < 2; ++n) {

@@ -1,5 +1,5 @@
-// RMSNorm of rows, after adding to the residual if there is something to add: `x = round(residual + added)` is written
-// back, and `out = round(x * inverse_rms(x) * weight)`.
+// RMSNorm of rows, after an optional addition to the residual: `x = round(residual + added)` is written back, and `out
+// = round(x * inverse_rms(x) * weight)`.
 //
 // A block norms a row. Its threads keep up to 16,384 bytes of a row in registers; they read the rest twice.
 #include "rows.cuh"
@@ -57,7 +57,7 @@ struct NormedRow {
     Access::store(out, unit, values);
   }
 
-  // One over the root of the mean of squares, for all threads.
+  // Returns one over the root of the mean of squares to all threads.
   __device__ float scale(float squares, RowNormShared& shared) const {
     squares = sum_lanes(squares);
     if (lane_id() == 0) shared.squares[warp_id()] = squares;
@@ -69,7 +69,7 @@ struct NormedRow {
 
   __device__ void run(RowNormShared& shared) const {
     Values kept[ROW_NORM_KEPT], more[ROW_NORM_KEPT], weights[ROW_NORM_KEPT];
-    // All loads are issued before the first is waited for.
+    // All loads are issued before the first one is waited for.
 #pragma unroll
     for (u32 j = 0; j < ROW_NORM_KEPT; ++j) {
       const u32 unit = threadIdx.x + j * blockDim.x;

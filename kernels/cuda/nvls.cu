@@ -1,6 +1,6 @@
-// SRS and SAG through NVLink SHARP (sm_90 and newer, if the host found multicast support): the switch adds what all
-// ranks hold at one address, and writes one store to all of them. Per rank N / P come in and N / P go out, instead of
-// (P-1)/P N.
+// SRS and SAG through NVLink SHARP (sm_90 and newer, if the host found multicast support): the switch adds the values
+// of all ranks at one address, and writes one store to all of them. Per rank, N / P come in and N / P go out, instead
+// of (P-1)/P N.
 //
 // The switch adds in its own order, so tests compare sums with a tolerance. Without a switch (the shim) ranks are added
 // in order.

@@ -1,5 +1,5 @@
-// Pack: what `dispatch` does, into local memory, for ranks on other hosts: the rows for each rank, contiguously. NCCL
-// then sends each rank's segment; nothing waits for a peer here. Routes travel over the host.
+// Pack: does the work of `dispatch` in local memory, for ranks on other hosts: writes the rows for each rank
+// contiguously. NCCL then sends each rank's segment; nothing waits for a peer here. Routes travel over the host.
 //
 // Bytes per rank: its rows read once; H elements written for each (token, rank).
 #include "push.cuh"
@@ -21,7 +21,7 @@ __device__ inline void pack_rows(const PackParams& p) {
   const u32 warps = gridDim.x * (blockDim.x / WARP);
   for (u32 token = blockIdx.x * (blockDim.x / WARP) + warp_id(); token < p.local_tokens[blockIdx.y]; token += warps) {
     const int* places = p.places[blockIdx.y] + static_cast<u64>(token) * ranks;
-    // The host says how many rows go to each rank; places of another plan do not match.
+    // The host determines how many rows are sent to each rank; places of a different plan do not match.
     for (u32 peer = lane_id(); peer < ranks; peer += WARP) {
       const int place = places[peer];
       if (place >= 0 && static_cast<u32>(place) >= p.limits[peer]) {

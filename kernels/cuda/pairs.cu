@@ -1,4 +1,4 @@
-// Rows of the experts back to their tokens: `out[r]` is the sum, in the order of the pairs, of `weight * y` over the
+// Returns the experts' rows to their tokens: `out[r]` is the sum, in the order of the pairs, of `weight * y` over the
 // pairs of r. One thread per 16 bytes of a row.
 #include "rows.cuh"
 

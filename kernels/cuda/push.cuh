@@ -1,4 +1,4 @@
-// Tokens pushed to where they are wanted, with the experts and weights there: shared by `dispatch` and `pack`.
+// Pushes tokens to their destination ranks, with the experts and weights there: shared by `dispatch` and `pack`.
 #pragma once
 #include "reduce.cuh"
 
@@ -21,7 +21,7 @@ struct DispatchParams {
   u32 padding;
 };
 
-// The token's experts on one rank, in the router's order, then -1.
+// Writes the token's experts on one rank, in the router's order, then -1.
 __device__ inline void push_routes(const DispatchParams& p, u32 token, u32 peer, u32 row) {
   const u32 y = blockIdx.y;
   int* experts = p.row_experts[peer] + static_cast<u64>(row) * p.top_k;
@@ -31,7 +31,7 @@ __device__ inline void push_routes(const DispatchParams& p, u32 token, u32 peer,
     const u32 slot = first + lane_id();
     const u64 at = static_cast<u64>(token) * p.top_k + slot;
     const int expert = slot < p.top_k ? p.experts[y][at] : -1;
-    // The plan refused experts and ranks out of range.
+    // The plan has rejected experts and ranks out of range.
     const bool there = expert >= 0 && p.rank_of_expert[y][expert] == peer;
     const u32 all_there = __ballot_sync(ALL_LANES, there);
     const u32 to = kept + __popc(all_there & ((1u << lane_id()) - 1));
@@ -48,7 +48,7 @@ __device__ inline void push_routes(const DispatchParams& p, u32 token, u32 peer,
   if (lane_id() == 0) push_element(p.tokens[peer] + row, token);
 }
 
-// One token's row to all its ranks.
+// Pushes one token's row to all its ranks.
 template <class T, class Params>
 __device__ inline void push_row(const Params& p, u32 token, const int* rows) {
   constexpr u32 UNROLL = 8;

@@ -2,7 +2,8 @@
 #pragma once
 #include "team.cuh"
 
-// Ranks read one another in pairs (rank ^ i), so that at no time all of them pull from one. The sum needs them in order again.
+// Ranks read from one another in pairs (rank ^ i), so that they never all pull from the same rank. The sum then
+// restores rank order.
 template <u32 RANKS>
 __device__ inline void untangle(Vec (&v)[RANKS], u32 rank) {
 #pragma unroll
@@ -22,7 +23,7 @@ __device__ inline void untangle(Vec (&v)[RANKS], u32 rank) {
   }
 }
 
-// The sum of one vector of a row, RANKS loads in flight. RANKS is a power of two.
+// The sum of one vector of a row, with RANKS loads in flight. RANKS is a power of two.
 template <class T, u32 RANKS>
 __device__ inline Lanes<T> sum_loaded(Vec (&v)[RANKS], u32 rank) {
   untangle<RANKS>(v, rank);
@@ -38,7 +39,7 @@ __device__ inline void load_peers(Vec (&v)[RANKS], const void* const* parts, u64
   for (u32 i = 0; i < RANKS; ++i) v[i] = load16(static_cast<const T*>(parts[i ^ rank]) + element);
 }
 
-// The same for any number of ranks: four loads in flight.
+// The sum for any number of ranks, with four loads in flight.
 template <class T>
 __device__ inline Lanes<T> sum_any(const void* const* parts, u32 ranks, u64 element) {
   constexpr u32 AT_ONCE = 4;
@@ -69,7 +70,7 @@ struct Rows {
   u32 begin;
   u32 rows;
 
-  // Stops where offsets or capacity do not fit: nothing has been written then.
+  // Stops if offsets or capacity do not fit, before anything has been written.
   __device__ Rows(const Meeting& meeting, const u32* offsets, u32 tokens, u32 capacity) {
     begin = offset(meeting, offsets, tokens, meeting.rank);
     const u32 end = offset(meeting, offsets, tokens, meeting.rank + 1);
@@ -78,7 +79,7 @@ struct Rows {
     if (rows > capacity) stop(meeting.report(), STOP_ROWS, meeting.rank, meeting.rank, rows);
   }
 
-  // Without offsets parts are even: the first n mod P ranks have one row more.
+  // Without offsets, parts are even: the first n mod P ranks have one more row.
   __device__ static u32 offset(const Meeting& meeting, const u32* offsets, u32 tokens, u32 rank) {
     if (offsets != nullptr) return offsets[rank];
     const u32 more = tokens % meeting.team.ranks;
@@ -107,7 +108,7 @@ struct ReduceParams {
   u32 padding;
 };
 
-// Calls `sum(element)` for the start of each vector of this rank's rows, and writes what it returns.
+// Calls `sum(element)` for the start of each vector of this rank's rows, and writes the results.
 template <class T, u32 UNROLL, class Load, class Sum>
 __device__ inline void reduce_rows(const ReduceParams& p, const Meeting& meeting, const Rows& rows, Load load, Sum sum) {
   const Segments<T, UNROLL> segments(rows.rows, p.hidden);
@@ -147,7 +148,7 @@ __device__ inline void reduce_power_of_two(const ReduceParams& p, const Meeting&
       [&](Peers<RANKS>& peers) { return sum_loaded<T, RANKS>(peers.v, meeting.rank); });
 }
 
-// Rows whose width is no multiple of 16 bytes: element by element.
+// Rows whose width is not a multiple of 16 bytes: element by element.
 template <class T>
 __device__ inline void reduce_elements(const ReduceParams& p, const Meeting& meeting, const Rows& rows) {
   const u32 warps = blockDim.x / WARP;

@@ -1,5 +1,5 @@
-// The copies of one layer of a layout switch, or of keys and values: `to[rank][...] = from[move.rank][...]` for each
-// move of this rank.
+// The copies of one layer of a layout switch, or of the KV cache: `to[rank][...] = from[move.rank][...]` for each move
+// of this rank.
 //
 // A pull: each byte is read once from its source and written once, in units of 16 bytes if the whole move is aligned.
 // No rank writes what another reads in the same call (semmoe_kernels::reshard), so ranks synchronise at entry (peers'
@@ -28,7 +28,7 @@ struct ReshardParams {
   u32 step;
 };
 
-// Whether rows fit into `memory` bytes at this stride. Nothing here can overflow.
+// Whether rows fit in `memory` bytes at this stride. Nothing here can overflow.
 __device__ inline bool within(const Move& move, u64 offset, u64 stride, u64 memory) {
   if (move.rows == 0 || move.bytes == 0 || move.bytes > memory || offset > memory - move.bytes) return false;
   return move.rows == 1 || (stride >= move.bytes && move.rows - 1 <= (memory - move.bytes - offset) / stride);
@@ -38,9 +38,9 @@ __device__ inline bool within(const Move& move, u64 offset, u64 stride, u64 memo
 constexpr u32 RESHARD_UNROLL = 4;
 constexpr u64 MAX_U32 = 0xffffffffu;
 
-// One move, shared by all warps of the rank, starting with warp `next`, where the previous move ended: no warp idles
-// while others have more to do. Rows are taken as one sequence of vectors, since a slice of an expert may have rows far
-// shorter than what a warp moves at once.
+// Copies one move, shared by all warps of the rank, starting with warp `next`, where the previous move ended, so that
+// no warp idles while others have more to do. Rows are treated as one sequence of vectors, because a slice of an expert
+// may have rows far shorter than the data that a warp moves at once.
 template <class Index>
 __device__ inline void copy_vectors(const Move& move, const u8* from, u8* to, u32& next) {
   constexpr Index BYTES = sizeof(Vec);

@@ -1,5 +1,5 @@
 // The choice of experts: scores from the router's logits, the k best of them (or of the best groups), and their
-// weights. One warp per row; lane l holds experts l, l + 32, ... Equal scores go to the lower id; NaN loses to every
+// weights. One warp per row; lane l has experts l, l + 32, ... Among equal scores the lower id wins; NaN loses to every
 // number.
 #include "rows.cuh"
 
@@ -22,7 +22,7 @@ struct RouteParams {
   u32 padding;
 };
 
-// Keys order like the scores. Below them are the keys of taken experts, then of NaN:
+// Keys are ordered like the scores. Below them are the keys of experts already chosen, then of NaN:
 constexpr u32 KEY_TAKEN = 0;
 constexpr u32 KEY_NAN = 1;
 constexpr u32 NO_EXPERT = 0xffffffffu;
@@ -43,7 +43,7 @@ struct Winner {
   u32 id;
 };
 
-// The largest key of all lanes, and the lowest id that has it.
+// Returns the largest key of all lanes, and the lowest id that has it.
 __device__ inline Winner strongest_of_lanes(u32 key, u32 id) {
   const u32 most = __reduce_max_sync(ALL_LANES, key);
   return {most, __reduce_min_sync(ALL_LANES, key == most ? id : NO_EXPERT)};
@@ -65,7 +65,7 @@ struct RowOfScores {
     }
   }
 
-  // The winner among the experts in `begin..end` except `without`.
+  // Returns the winner among the experts in `begin..end` except `without`.
   __device__ Winner strongest(u32 begin, u32 end, u32 without) const {
     u32 best = KEY_TAKEN, id = NO_EXPERT;
 #pragma unroll
@@ -111,7 +111,7 @@ struct RowOfScores {
   }
 };
 
-// Avoids dividing by the sum of weights that are all 0, as in DeepSeek-V3.
+// Avoids a division by zero if all weights are 0, as in DeepSeek-V3.
 constexpr float LEAST_TOTAL = 1e-20f;
 
 // Lane i writes the weight of the i-th choice.

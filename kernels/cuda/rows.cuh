@@ -1,12 +1,13 @@
-// One rank's own rows: elements of one row at a time, by 16 bytes where rows are whole vectors, and sums over threads in a fixed order.
+// One rank's own rows: elements of one row at a time, in units of 16 bytes if rows are whole vectors, and sums over
+// threads in a fixed order.
 //
-// An index that leaves its array gives a row of NaN and no access: it cannot pass for a result, and the context stays.
+// An index out of range gives a row of NaN without an access, so it cannot pass for a result, and the context survives.
 #pragma once
 #include "compute.cuh"
 
 constexpr u32 ROW_THREADS = 256;
 
-// Asks for a line of 128 bytes ahead.
+// Prefetches a line of 128 bytes.
 __device__ inline void prefetch(const void* from) {
 #ifdef __CUDA_ARCH__
   asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
@@ -30,7 +31,7 @@ __device__ inline float minus_infinity() {
 #endif
 }
 
-// A unit of a row is what one access moves.
+// A unit of a row is the data of one access.
 template <class T>
 struct ByVector {
   typedef T Element;
@@ -40,7 +41,7 @@ struct ByVector {
   __device__ static Values load(const T* row, u32 unit) { return unpack<T>(load16(row + unit * COUNT)); }
   __device__ static void store(T* row, u32 unit, const Values& values) { store16(row + unit * COUNT, pack<T>(values)); }
   __device__ static Values rounded(const Values& values) { return unpack<T>(pack<T>(values)); }
-  // As many numbers in f32 as a unit has elements.
+  // Returns as many f32 numbers as a unit has elements.
   __device__ static Values floats(const float* row, u32 unit) {
     Values values;
 #pragma unroll
@@ -74,14 +75,14 @@ __device__ inline typename Access::Values all_of(float value) {
   return values;
 }
 
-// The sum over a warp's lanes, for all of them.
+// Returns the sum over a warp's lanes to all of them.
 __device__ inline float sum_lanes(float value) {
 #pragma unroll
   for (u32 step = 1; step < WARP; step *= 2) value = add(value, __shfl_xor_sync(ALL_LANES, value, step));
   return value;
 }
 
-// The unit of this thread, where blockIdx.y is the row.
+// Returns this thread's unit; blockIdx.y is the row.
 __device__ inline u32 unit_in_row() { return blockIdx.x * blockDim.x + threadIdx.x; }
 
 __device__ inline float sigmoid(float v) { return 1.0f / add(1.0f, expf(-v)); }

@@ -1,5 +1,5 @@
-// Rows into the order of a permutation, or back, in local memory: what the fused collectives save, kept as the baseline
-// and as the first step over NCCL. 2 N bytes of memory traffic.
+// Moves rows into the order of a permutation, or back, in local memory. The fused collectives avoid this kernel, which
+// is kept as the baseline and as the first step over NCCL. 2 N bytes of memory traffic.
 #include "reduce.cuh"
 
 struct ShuffleParams {

@@ -1,16 +1,16 @@
-// Counting by destination in one block: each warp counts its own stretch of the items, the counts are scanned, and each warp places its
-// items. Warps take ascending stretches, so the order is stable.
+// Counting sort by destination in one block: each warp counts its own range of the items, the counts are scanned, and
+// each warp places its items. Warps process ascending ranges, so the order is stable.
 #pragma once
 #include "team.cuh"
 
 struct SortShared {
-  // One word more than ranks: a column is read by the lanes of a warp without bank conflicts.
+  // One word more than there are ranks, so that a warp's lanes read a column without bank conflicts.
   u32 counts[SORT_THREADS / WARP][MAX_RANKS + 1];
   u32 totals[MAX_RANKS];
   u32 starts[MAX_RANKS + 1];
 };
 
-// The stretch of items of this warp.
+// The range of items of this warp.
 struct Stretch {
   u32 begin;
   u32 end;
@@ -24,7 +24,8 @@ struct Stretch {
   }
 };
 
-// `counts` becomes, for each warp and destination, the items before that warp's; `starts` the first position of each destination.
+// Replaces `counts` with the number of items before each warp's own, per destination, and sets `starts` to the first
+// position of each destination.
 __device__ inline void scan_counts(SortShared& shared, u32 ranks) {
   if (!SEMMOE_MUTANT(NO_SORT_BARRIER)) __syncthreads();
   const u32 warps = blockDim.x / WARP;

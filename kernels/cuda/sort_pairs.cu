@@ -1,6 +1,6 @@
-// Sorts the pairs of row and expert of a rank that has all experts by expert, then by row, into the lists that the
-// experts' products and sums read. Each block counts all pairs; each of its warps places those of one expert. Bytes:
-// the ids once per block and once per expert with rows, 22 written per pair.
+// Sorts the (row, expert) pairs of a rank that has all experts by expert, then by row, into the lists that the experts'
+// products and sums read. Each block counts all pairs; each of its warps places those of one expert. Bytes: the ids are
+// read once per block and once per expert with rows; 22 are written per pair.
 #include "matmul.cuh"
 
 constexpr u32 SORT_PAIRS_THREADS = 1024;  // one per expert; a router has no more
@@ -49,7 +49,7 @@ __device__ inline void count_pairs(const SortPairsParams& p, SortPairsShared& sh
   __syncthreads();
 }
 
-// Finds where each expert's pairs begin. The first block writes the tiles.
+// Finds the first pair of each expert. The first block writes the tiles.
 __device__ inline void cut_tiles(const SortPairsParams& p, SortPairsShared& shared) {
   const u32 pairs = shared.counts[threadIdx.x];
   const u32 tiles = (pairs + p.tile_rows - 1) / p.tile_rows;
@@ -76,7 +76,7 @@ __device__ inline void cut_tiles(const SortPairsParams& p, SortPairsShared& shar
   for (u32 empty = all_tiles + threadIdx.x; empty < p.tile_count; empty += blockDim.x) p.tiles[empty] = MatMulTile{0, 0, 0};
 }
 
-// The place of a pair among those of its row.
+// Returns the index of a pair among those of its row.
 __device__ inline u32 place_in_row(const SortPairsParams& p, u32 pair, u32 expert) {
   const u32 first = pair / p.top_k * p.top_k;
   u32 place = 0;

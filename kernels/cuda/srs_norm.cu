@@ -1,10 +1,10 @@
 // Shuffled reduce-scatter fused with the layer's residual and RMSNorm: with h = sum over ranks + residual of the token,
 // in f32, `residual_out[i] = round(h)` and `out[i] = round((h * inverse_rms(h)) * weight)`.
 //
-// It saves what two kernels after the reduce-scatter would read and write: 2 N / P each. Two blocks share a
-// multiprocessor, and with two ranks a block takes two rows at once, so that enough loads are in flight while others
-// wait at the barrier. Each thread holds eight neighbouring columns of every 2,048. The additions are those of the
-// reference (`semmoe_kernels::inverse_rms`): columns of one thread, then neighbours, then warps.
+// It saves the memory traffic of two kernels after the reduce-scatter, 2 N / P each. Two blocks share a multiprocessor,
+// and with two ranks a block processes two rows at once, so that enough loads are in flight while others wait at the
+// barrier. Each thread has eight adjacent columns of every 2,048. The additions are those of the reference
+// (`semmoe_kernels::inverse_rms`): columns of one thread, then adjacent threads, then warps.
 #include "reduce.cuh"
 
 constexpr u32 NORM_THREADS = 256;
@@ -58,7 +58,7 @@ __device__ inline float fold_lanes(float value) {
   return value;
 }
 
-// Whole vectors, from RANKS ranks at once; 0: from any number.
+// Whole vectors, from RANKS ranks at once; if RANKS is 0, from any number.
 template <class T, u32 RANKS>
 struct NormVectors {
   // Vectors of a thread in flight.
@@ -118,7 +118,7 @@ struct NormElements {
   }
 };
 
-// A block's rows in one round: ROWS neighbouring ones, each of SPANS spans.
+// A block's rows in one round: ROWS adjacent rows, each of SPANS spans.
 template <class T, u32 SPANS, class Access>
 struct NormRound {
   static constexpr u32 COUNT = Lanes<T>::COUNT;
@@ -132,14 +132,14 @@ struct NormRound {
   u32 rows;  // of the rank
   Lanes<T> h[VECTORS];
 
-  // Row and column of a thread's n-th vector, and whether it exists.
+  // Row and column of a thread's n-th vector, and whether the vector exists.
   __device__ u32 row(u32 vector) const { return first + vector / PER_ROW; }
   __device__ static u32 column(u32 vector) {
     return vector % PER_ROW / PER_SPAN * NORM_SPAN + threadIdx.x * NORM_COLUMNS + vector % PER_SPAN * COUNT;
   }
   __device__ bool present(u32 vector) const { return row(vector) < rows && column(vector) < n.reduce.hidden; }
 
-  // Sums, which are also the residual of the next layer.
+  // Computes the sums, which are also the next layer's residual.
   __device__ void sum(const Meeting& meeting, u32 begin) {
     const ReduceParams& p = n.reduce;
     const T* residual = static_cast<const T*>(n.residual[blockIdx.y]);
@@ -167,7 +167,7 @@ struct NormRound {
     }
   }
 
-  // The sum of each row's squares, for all threads.
+  // Returns the sum of each row's squares to all threads.
   __device__ void squares(float (&of_rows)[ROWS], float (&shared)[NORM_ROWS][NORM_WARPS]) const {
 #pragma unroll
     for (u32 i = 0; i < ROWS; ++i) {

@@ -1,10 +1,11 @@
-// Ranks meet here: signal words, epochs, the time-out.
+// Synchronisation of ranks: signal words, epochs, the timeout.
 //
-// Each rank owns one `Signals` in memory that all ranks can write. Block b of a rank meets block b of every other rank, twice: on entry
-// (what the peers wrote before their kernels may be read, and their buffers may be written) and on exit (they have read and written all).
-// Entry and exit have words of their own: with one word, a rank that waits for the exit would take a peer's entry for it.
-// A word holds the epoch (upper half) and, on entry, a digest of the call (lower half): ranks that disagree on shapes stop there. Epochs
-// live on the device and are never reset, so a captured graph can be replayed.
+// Each rank owns one `Signals` in memory that all ranks can write. Block b of a rank synchronises with block b of every
+// other rank twice: on entry (everything that peers wrote before their kernels may be read, and their buffers may be
+// written) and on exit (they have finished reading and writing). Entry and exit have separate words: with one word, a
+// rank that waits for the exit would mistake a peer's entry for it. A word contains the epoch (upper half) and, on
+// entry, a digest of the call (lower half): ranks that disagree on shapes stop there. Epochs are in device memory and
+// are never reset, so a captured graph can be replayed.
 #pragma once
 #include "common.cuh"
 
@@ -23,7 +24,7 @@ struct Team {
   Signals* signals[MAX_RANKS];  // null: that rank's rows are in this GPU's memory, and it is not met
 };
 
-// Why a rank stopped: the upper byte of its report (kernels/cuda/src/report.rs reads it).
+// Why a rank stopped: the upper byte of its report, which kernels/cuda/src/error.rs decodes.
 enum Stop : u32 {
   STOP_ENTRY_TIMEOUT = 1,
   STOP_EXIT_TIMEOUT = 2,
@@ -35,7 +36,7 @@ enum Stop : u32 {
   STOP_MOVE = 8,
 };
 
-// kind, rank, peer (8 bits each), 8 bits unused, then a number: the epoch, or the index of what is wrong.
+// Report: kind, rank, peer (8 bits each), 8 unused bits, then a number: the epoch, or the index of the invalid item.
 __device__ inline void stop(u64* report, Stop kind, u32 rank, u32 peer, u32 number) {
   const u64 code = static_cast<u64>(kind) << 56 | static_cast<u64>(rank) << 48 | static_cast<u64>(peer) << 40 | number;
 #ifdef __CUDA_ARCH__
@@ -84,12 +85,12 @@ __device__ inline void spin() {
 
 __device__ inline u32 mix(u32 digest, u32 value) { return (digest ^ value) * 0x01000193u; }
 
-// Digest of what all ranks must agree on.
+// Digest of the values on which all ranks must agree.
 __device__ inline u32 shape_digest(u32 op, u32 tokens, u32 hidden, u32 element) {
   return mix(mix(mix(mix(mix(0x811c9dc5u, op), tokens), hidden), element), gridDim.x);
 }
 
-// One block's part in the meeting of all ranks.
+// One block's part in the synchronisation of all ranks.
 struct Meeting {
   const Team& team;
   u32 rank;
@@ -108,7 +109,7 @@ struct Meeting {
     for (;;) {
       const u64 seen = load_acquire(word);
       const u32 theirs = static_cast<u32>(seen >> 32);
-      // Wraps around: an epoch is reached when it is not behind.
+      // Epochs wrap around: one is reached when it is not behind.
       if (static_cast<int>(theirs - awaited) >= 0) {
         if (same_call && theirs == epoch && static_cast<u32>(seen) != digest) stop(report(), STOP_DISAGREE, rank, peer, epoch);
         return;
@@ -118,7 +119,7 @@ struct Meeting {
     }
   }
 
-  // Signals and waits; everything the peers wrote before their kernels is visible after it.
+  // Signals entry and waits; everything that peers wrote before their kernels is visible afterwards.
   __device__ void enter(u32 digest) const {
     const u32 peer = threadIdx.x;
     if (meets(peer)) {
@@ -127,13 +128,13 @@ struct Meeting {
         wait(&team.signals[rank]->entry[blockIdx.x][peer], peer, STOP_ENTRY_TIMEOUT, true, digest);
       }
     }
-    // The others go on only when the waiting threads are through.
+    // The other threads continue only when the waiting threads are done.
     if (!SEMMOE_MUTANT(NO_ENTRY_BARRIER)) __syncthreads();
   }
 
-  // Signals that this block has read and written all it will, and waits until every peer's has.
+  // Signals that this block has finished reading and writing, and waits until every peer's block has.
   __device__ void leave() const {
-    // The release below covers the stores of the whole block only behind this barrier.
+    // The release below covers the whole block's stores only after this barrier.
     if (!SEMMOE_MUTANT(NO_EXIT_BARRIER)) __syncthreads();
     const u32 peer = threadIdx.x;
     if (meets(peer)) {

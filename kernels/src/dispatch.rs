@@ -1,12 +1,12 @@
-//! Which token goes to which rank: once per rank, with all of its experts there (deduplicated sends).
+//! Plans which token is sent to which rank: once per rank, with all of its experts there (deduplicated sends).
 
 use std::ops::Range;
 
 use crate::error::{KernelError, check_below, check_count, check_len};
 
-/// The sends of one rank's tokens in one layer; reused between calls.
+/// The rows that one rank sends for its tokens in one layer; reused between calls.
 ///
-/// Rows are ordered by destination rank, then by token; the pairs (expert, weight) of a row keep the router's order.
+/// Rows are ordered by destination rank, then by token; a row's (expert, weight) pairs keep the router's order.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct DispatchPlan {
     tokens: usize,
@@ -29,11 +29,11 @@ pub struct DispatchPlan {
 struct Cursor {
     row: u32,
     pair: u32,
-    /// 1 + the last token sent here; 0 = none yet.
+    /// 1 + the last token sent to this rank; 0 if none was sent yet.
     last_token: u32,
 }
 
-/// The rows sent to one rank: r rows with m pairs.
+/// The rows sent to one rank: r rows with m pairs in total.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct RankRows<'a> {
     /// `[r]`: the token of each row, ascending.
@@ -47,7 +47,7 @@ pub struct RankRows<'a> {
 }
 
 impl<'a> RankRows<'a> {
-    /// A range of the rows, with their pairs. Panics if out of range.
+    /// Returns a range of the rows with their pairs. Panics if out of range.
     #[must_use]
     pub fn slice(self, rows: Range<usize>) -> Self {
         let count = |pairs: &[u16]| pairs.iter().map(|&count| usize::from(count)).sum::<usize>();
@@ -69,12 +69,12 @@ impl<'a> RankRows<'a> {
 impl DispatchPlan {
     /// Plans the sends of n tokens.
     ///
-    /// - `experts` `[n, k]`: logical expert ids, each below N; one token's are distinct
+    /// - `experts` `[n, k]`: logical expert ids, each below N; those of one token are distinct
     /// - `weights` `[n, k]`
     /// - `rank_of_expert` `[N]`: the rank that hosts each expert, each below `ranks`
     ///
     /// # Errors
-    /// Lengths that do not fit, an expert or a rank out of range; the plan is then unspecified.
+    /// If lengths do not match, or an expert or a rank is out of range; the plan is then unspecified.
     pub fn build(
         &mut self,
         experts: &[u16],
@@ -92,8 +92,8 @@ impl DispatchPlan {
         Ok(())
     }
 
-    /// Plans the sends of n tokens that go to every rank, with all of their pairs, for experts sliced over all ranks.
-    /// `experts` and `weights` are `[n, k]`.
+    /// Plans to send n tokens to every rank with all of their pairs, for experts sliced over all ranks. `experts` and
+    /// `weights` are `[n, k]`.
     ///
     /// # Errors
     /// See [`DispatchPlan::build`]; the plan is then unspecified.
@@ -111,12 +111,11 @@ impl DispatchPlan {
         Ok(())
     }
 
-    /// Plans the sends of rows that arrived from elsewhere and are forwarded to every rank with all of their pairs.
-    /// `pairs` is `[n]`, the number of each row's pairs, at least 1; `experts` and `weights` have as many elements as
-    /// they sum to.
+    /// Plans to forward received rows to every rank with all of their pairs. `pairs` is `[n]`, each row's number of
+    /// pairs, at least 1; `experts` and `weights` have one element per pair.
     ///
     /// # Errors
-    /// Lengths that do not fit; the plan is then unspecified.
+    /// If lengths do not match or a row has no pairs; the plan is then unspecified.
     pub fn build_forward(
         &mut self,
         pairs: &[u16],
@@ -135,7 +134,7 @@ impl DispatchPlan {
         Ok(())
     }
 
-    /// Sends all rows to every rank.
+    /// Plans to send all rows to every rank.
     fn repeat(&mut self, of_rows: impl Iterator<Item = u16> + Clone, experts: &[u16], weights: &[f32], ranks: usize) {
         let (tokens, pairs) = (self.tokens as u32, experts.len() as u32);
         self.row_offsets.clear();
@@ -158,7 +157,7 @@ impl DispatchPlan {
     fn begin(&mut self, experts: &[u16], weights: &[f32], top_k: usize) -> Result<(), KernelError> {
         check_count(experts.len())?;
         check_len("weights", weights.len(), experts.len())?;
-        // k = 0 cannot divide anything, and a row counts its pairs in 16 bits.
+        // k = 0 is invalid as a divisor, and a row's number of pairs has 16 bits.
         let bound = usize::from(u16::MAX);
         if top_k == 0 {
             return Err(KernelError::NoPairs { row: 0 });
@@ -170,7 +169,7 @@ impl DispatchPlan {
         check_len("experts", experts.len(), self.tokens * top_k)
     }
 
-    /// First pass: counts rows and pairs of each rank, then computes their offsets.
+    /// First pass: counts each rank's rows and pairs, then computes offsets.
     fn count(
         &mut self,
         experts: &[u16],
@@ -234,7 +233,7 @@ impl DispatchPlan {
         self.tokens
     }
 
-    /// The rows sent to a rank. Panics if there is no such rank.
+    /// Returns the rows sent to a rank. Panics if there is no such rank.
     pub fn rank(&self, rank: usize) -> RankRows<'_> {
         let of_rank = |offsets: &[u32]| offsets[rank] as usize..offsets[rank + 1] as usize;
         let Self { row_tokens: tokens, row_pairs, experts, weights, row_offsets, pair_offsets, .. } = self;

@@ -1,12 +1,12 @@
-//! The three element types of a row, and their conversion to f32 and back.
+//! The three element types of a row, and their conversions to f32 and back.
 //!
-//! Both directions are branch-free integer and float arithmetic, so that loops over them vectorise, and match a GPU bit
-//! for bit: rounding to nearest, ties to even; subnormals kept; every NaN becomes the one with all bits but the sign
+//! Both directions use branch-free integer and float arithmetic, so that loops vectorise, and match a GPU bit for bit:
+//! they round to nearest, ties to even, keep subnormals, and turn every NaN into the one with all bits but the sign
 //! set.
 
 use half::{bf16, f16};
 
-/// Element type of a row; the numbers are those of the C ABI.
+/// Element type of a row; the numeric values match the C ABI.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 #[repr(u32)]
 pub enum Dtype {
@@ -27,7 +27,7 @@ impl Dtype {
         }
     }
 
-    /// The type with this number in the C ABI.
+    /// Returns the type with this number in the C ABI.
     pub const fn from_code(code: u32) -> Option<Self> {
         match code {
             0 => Some(Self::F32),
@@ -37,7 +37,7 @@ impl Dtype {
         }
     }
 
-    /// The usual name of the type.
+    /// Returns the type's usual name.
     pub const fn name(self) -> &'static str {
         match self {
             Self::F32 => "f32",
@@ -97,14 +97,14 @@ impl Element for bf16 {
     }
 }
 
-/// f16's maximum exponent, at its position in f16.
+/// f16's maximum exponent, in its position in f16.
 const F16_SPECIAL: u32 = 0x7c00;
 const F32_SPECIAL: u32 = 0x7f80_0000;
-/// 65536, the first power of two beyond f16's finite numbers; numbers of 65520 and above round to it.
+/// 65536, the first power of two beyond f16's finite range; numbers of at least 65520 round to it.
 const F16_OVERFLOW: u32 = (127 + 16) << 23;
 /// 2^-14, f16's smallest normal number.
 const F16_NORMAL: u32 = (127 - 14) << 23;
-/// 0.5: its unit in the last place equals that of f16's subnormals, so adding it rounds to them.
+/// 0.5: its unit in the last place equals that of f16's subnormals, so adding 0.5 rounds to a subnormal.
 const F16_SUBNORMAL_MAGIC: u32 = (127 - 1) << 23;
 
 impl Element for f16 {
@@ -114,7 +114,7 @@ impl Element for f16 {
     fn widen(self) -> f32 {
         let bits = u32::from(self.to_bits());
         let (sign, magnitude) = ((bits & 0x8000) << 16, bits & 0x7fff);
-        // Read as f32, the exponent is 112 too small, also for subnormals.
+        // Interpreted as f32, the exponent is 112 too small, for subnormals too.
         let scaled = (f32::from_bits(magnitude << 13) * f32::from_bits((127 + 112) << 23)).to_bits();
         let special = (magnitude << 13) | F32_SPECIAL;
         f32::from_bits(sign | if magnitude >= F16_SPECIAL { special } else { scaled })

@@ -1,6 +1,6 @@
-//! Operands that a kernel rejects before it writes anything.
+//! Errors for operands that a kernel rejects before it writes anything.
 
-/// Operands that do not fit together.
+/// Operands are out of range or do not match each other.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum KernelError {
     /// An id is not below its bound.
@@ -15,14 +15,14 @@ pub enum KernelError {
         /// The exclusive upper bound.
         bound: usize,
     },
-    /// A row without experts.
+    /// A row has no experts.
     #[error("row {row} has no pairs, expected at least 1")]
     NoPairs {
         /// The row.
         row: usize,
     },
-    /// A slice whose length does not match the others.
-    #[error("{what} has {found} elements, expected {expected}")]
+    /// A slice's length does not match the others.
+    #[error("{what}: {found} elements, expected {expected}")]
     Length {
         /// The slice.
         what: &'static str,
@@ -34,16 +34,16 @@ pub enum KernelError {
     /// A collective without ranks.
     #[error("there are 0 ranks, expected at least 1")]
     NoRanks,
-    /// Nodes that do not divide the ranks evenly.
-    #[error("{nodes} nodes cannot share {ranks} ranks evenly")]
+    /// The ranks do not split evenly over the nodes.
+    #[error("{ranks} ranks cannot be split evenly over {nodes} nodes")]
     Nodes {
         /// Number of nodes requested.
         nodes: usize,
         /// Number of ranks in the unit.
         ranks: usize,
     },
-    /// Offsets of the ranks' parts that are not ascending.
-    #[error("offset {index} is {found}, expected at least {before}, the one before")]
+    /// The offsets of the ranks' parts are not ascending.
+    #[error("offset {index} is {found}, expected at least the previous one, {before}")]
     Descending {
         /// Index of the offset.
         index: usize,
@@ -53,15 +53,15 @@ pub enum KernelError {
         before: u32,
     },
     /// A permutation contains a token twice.
-    #[error("position {index} has token {token}, which an earlier position has too")]
+    #[error("token {token} at position {index} is a duplicate")]
     Twice {
         /// The second position.
         index: usize,
         /// The token.
         token: usize,
     },
-    /// More items than 32-bit positions can count.
-    #[error("{found} items are more than the {limit} that one call takes")]
+    /// There are more items than 32-bit positions can count.
+    #[error("{found} items exceed the limit of {limit} per call")]
     TooMany {
         /// Number of items requested.
         found: usize,
@@ -76,7 +76,7 @@ pub(crate) const MAX_ITEMS: usize = u32::MAX as usize;
 /// Checks the length of a slice.
 ///
 /// # Errors
-/// A different length.
+/// If the lengths differ.
 pub fn check_len(what: &'static str, found: usize, expected: usize) -> Result<(), KernelError> {
     if found == expected { Ok(()) } else { Err(KernelError::Length { what, found, expected }) }
 }
@@ -84,7 +84,7 @@ pub fn check_len(what: &'static str, found: usize, expected: usize) -> Result<()
 /// Checks that the id at `index` is below its bound.
 ///
 /// # Errors
-/// An id that is not below it.
+/// If the id is out of range.
 #[inline]
 pub fn check_below(what: &'static str, index: usize, found: usize, bound: usize) -> Result<(), KernelError> {
     if found < bound { Ok(()) } else { Err(KernelError::OutOfRange { what, index, found, bound }) }

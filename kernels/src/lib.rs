@@ -1,12 +1,13 @@
-//! Collectives that move tokens to the ranks of their experts: their operands, and the CPU's inner loops.
+//! Collectives that move tokens to the ranks of their experts: their operands, and the inner loops on the CPU.
 //!
 //! `tests/reference` defines every collective over all ranks at once; all backends match it bit for bit.
 //!
-//! Plain slices in, plain slices out: no threads, no transport, no allocation per call once the caller's scratch has
-//! grown. P = ranks, n = tokens, m = rows of one rank, k = experts per token, N = experts, H = width of a row, R = rows
-//! sent (a token goes once to each rank that hosts at least one of its experts, so n <= R <= n x min(k, P)).
+//! Functions take and return plain slices: no threads, no transport, and no allocation per call once the caller's
+//! scratch has grown. P = ranks, n = tokens, m = rows of one rank, k = experts per token, N = experts, H = width of a
+//! row, R = rows sent (a token is sent once to each rank that hosts at least one of its experts, so n <= R <= n x
+//! min(k, P)).
 //!
-//! Four tokens over two ranks, of which each hosts two experts:
+//! Example: four tokens on two ranks, each of which hosts two experts.
 //!
 //! ```
 //! use semmoe_kernels::{DispatchPlan, RankOrder, argsort_by_rank};
@@ -19,27 +20,27 @@
 //! // The third token goes to both ranks, the others to one each.
 //! assert_eq!((plan.rank(0).tokens, plan.rank(1).tokens), (&[0, 2, 3][..], &[1, 2][..]));
 //!
-//! // Rows in the order of the ranks that continue with them, and back.
+//! // Sorts rows by the rank that processes them next; the inverse restores their order.
 //! let mut order = RankOrder::default();
 //! argsort_by_rank(&[1u16, 0, 1, 0], 2, &mut order)?;
 //! assert_eq!((order.permutation(), order.inverse()), (&[1, 3, 0, 2][..], &[2, 0, 3, 1][..]));
 //! # Ok::<(), semmoe_kernels::KernelError>(())
 //! ```
 //!
-//! | module | what |
+//! | module | contents |
 //! |---|---|
 //! | `element` | f32, f16, bf16: conversions that match a GPU bit for bit |
 //! | [`collectives`] | the collectives as one rank calls them, over messages and shared memory |
 //! | `argsort` | stable order of items by destination: permutation, inverse, offsets |
 //! | `hash` | order-dependent hash of words, for digests that ranks compare |
-//! | `nodes` | ranks of a unit on their nodes: inside a node, across nodes |
-//! | `split` | which rows go to which rank: contiguous, or shuffled |
-//! | `operands` | operands of all backends: routed tokens, a residual with its norm |
-//! | `norm` | RMSNorm in one fixed order of additions |
-//! | `dispatch` | which token goes to which rank, with which experts and weights |
-//! | `vector` | sums and norms of rows, vectorised for the processor |
-//! | `rows` | adds weighted rows to the rows that they were computed from |
-//! | [`reshard`] | a unit's switch from one expert layout to another: the moves as data, and their execution |
+//! | `nodes` | a unit's ranks on their nodes: inside a node, across nodes |
+//! | `split` | which rows belong to which rank: contiguous or shuffled parts |
+//! | `operands` | operands of all backends: routed tokens, a residual and its norm |
+//! | `norm` | RMSNorm in a fixed order of additions |
+//! | `dispatch` | which token is sent to which rank, with which experts and weights |
+//! | `vector` | sums and norms of rows, vectorised for the CPU |
+//! | `rows` | adds an expert's weighted output rows to the rows of their tokens |
+//! | [`reshard`] | a unit's switch from one expert layout to another: its plan and execution |
 
 mod argsort;
 pub mod collectives;

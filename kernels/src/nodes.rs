@@ -1,8 +1,8 @@
-//! The ranks of a unit on their nodes.
+//! How a unit's ranks are divided among nodes.
 
 use crate::error::KernelError;
 
-/// W = N x P ranks on N nodes of P: rank r is on node r / P, where its local index is r mod P.
+/// W = N x P ranks on N nodes of P ranks each: rank r is on node r / P and has local index r mod P.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct NodeGrid {
     pub(crate) nodes: usize,
@@ -10,10 +10,10 @@ pub struct NodeGrid {
 }
 
 impl NodeGrid {
-    /// A grid of `ranks` ranks on `nodes` nodes.
+    /// Creates a grid of `ranks` ranks on `nodes` nodes.
     ///
     /// # Errors
-    /// No ranks, no nodes, or nodes that do not divide the ranks.
+    /// If there are no ranks or no nodes, or the ranks do not split evenly over the nodes.
     pub fn new(ranks: usize, nodes: usize) -> Result<Self, KernelError> {
         match ranks.checked_div(nodes) {
             Some(width) if width > 0 && width * nodes == ranks => Ok(Self { nodes, width }),
@@ -36,27 +36,27 @@ impl NodeGrid {
         self.nodes * self.width
     }
 
-    /// The node of a rank.
+    /// Returns a rank's node.
     pub fn node(self, rank: usize) -> usize {
         rank / self.width
     }
 
-    /// A rank's index on its node.
+    /// Returns a rank's index on its node.
     pub fn local(self, rank: usize) -> usize {
         rank % self.width
     }
 
-    /// The rank of a local index on a node.
+    /// Returns the rank with a local index on a node.
     pub fn rank(self, node: usize, local: usize) -> usize {
         node * self.width + local
     }
 
-    /// The ranks of a node, ascending: the n-th has local index n.
+    /// Returns the ranks of a node, ascending: the n-th has local index n.
     pub fn inside(self, node: usize) -> impl Iterator<Item = usize> {
         (0..self.width).map(move |local| self.rank(node, local))
     }
 
-    /// The ranks with a local index, ascending: the n-th is on node n.
+    /// Returns the ranks with a local index, ascending: the n-th is on node n.
     pub fn across(self, local: usize) -> impl Iterator<Item = usize> {
         (0..self.nodes).map(move |node| self.rank(node, local))
     }
@@ -83,7 +83,7 @@ mod tests {
     fn nodes_that_do_not_divide_the_ranks_are_refused() {
         for (ranks, nodes) in [(6, 4), (0, 1), (4, 0), (2, 4), (0, 0)] {
             let error = NodeGrid::new(ranks, nodes).unwrap_err();
-            assert_eq!(error.to_string(), format!("{nodes} nodes cannot share {ranks} ranks evenly"));
+            assert_eq!(error.to_string(), format!("{ranks} ranks cannot be split evenly over {nodes} nodes"));
         }
     }
 }

@@ -1,11 +1,11 @@
-//! Adds an expert's weighted rows to the rows that they were computed from.
+//! Adds an expert's weighted output rows to the rows of their tokens.
 
 use crate::error::{KernelError, check_below, check_len};
 
-/// `out[rows[i]] += weights[i] * values[i]`, in the order of i; `values` is `[rows, H]`, `out` is `[any, H]`.
+/// Computes `out[rows[i]] += weights[i] * values[i]`, in the order of i; `values` is `[rows, H]`, `out` is `[any, H]`.
 ///
 /// # Errors
-/// A row out of range of `out`, or lengths that do not fit.
+/// If a row is out of range of `out`, or lengths do not match.
 pub fn add_weighted_rows(
     values: &[f32],
     rows: &[u32],

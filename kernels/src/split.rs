@@ -1,10 +1,10 @@
-//! Which rows of a batch go to which rank: contiguous parts, or parts of a shuffled order.
+//! Splits a batch's rows over ranks: into contiguous parts, or parts of a shuffled order.
 
 use crate::argsort::RankOrder;
 use crate::error::{KernelError, check_below, check_count, check_len};
 use crate::hash::mix;
 
-/// The rows of n tokens over P ranks. Rank p has the positions `offsets[p]..offsets[p + 1]`; position i is token
+/// A split of n tokens' rows over P ranks. Rank p has the positions `offsets[p]..offsets[p + 1]`; position i is token
 /// `permutation[i]`, or token i without a permutation. Always valid: offsets ascend from 0 to n, and every token has
 /// exactly one position.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -14,19 +14,19 @@ pub struct RowSplit<'a> {
 }
 
 impl<'a> RowSplit<'a> {
-    /// Contiguous parts, for plain collectives. `offsets` is `[P + 1]`.
+    /// Creates a split into contiguous parts, for plain collectives. `offsets` is `[P + 1]`.
     ///
     /// # Errors
-    /// Offsets that do not ascend from 0.
+    /// If the offsets do not ascend from 0.
     pub fn contiguous(offsets: &'a [u32]) -> Result<Self, KernelError> {
         check_offsets(offsets)?;
         Ok(Self { permutation: None, offsets })
     }
 
-    /// Parts of a shuffled order from elsewhere. `permutation` is `[n]`, `offsets` `[P + 1]`; `seen` is scratch.
+    /// Creates a split from a given shuffled order. `permutation` is `[n]`, `offsets` is `[P + 1]`; `seen` is scratch.
     ///
     /// # Errors
-    /// Offsets that do not ascend from 0 to n, or a permutation with a token out of range or twice.
+    /// If the offsets do not ascend from 0 to n, or the permutation has a token that is out of range or duplicate.
     pub fn shuffled(permutation: &'a [u32], offsets: &'a [u32], seen: &mut SeenTokens) -> Result<Self, KernelError> {
         check_offsets(offsets)?;
         check_len("permutation", permutation.len(), offsets.last().map_or(0, |&end| end as usize))?;
@@ -49,17 +49,17 @@ impl<'a> RowSplit<'a> {
         self.offsets
     }
 
-    /// `[n]`, unless the order is that of the tokens.
+    /// Returns the permutation, `[n]`; `None` if tokens keep their order.
     pub fn permutation(&self) -> Option<&'a [u32]> {
         self.permutation
     }
 
-    /// Positions of a rank. Panics if there is no such rank.
+    /// Returns a rank's positions. Panics if there is no such rank.
     pub fn positions(&self, rank: usize) -> std::ops::Range<usize> {
         self.offsets[rank] as usize..self.offsets[rank + 1] as usize
     }
 
-    /// The token at a position. Panics if out of range.
+    /// Returns the token at a position. Panics if out of range.
     pub fn token(&self, position: usize) -> usize {
         match self.permutation {
             Some(permutation) => permutation[position] as usize,
@@ -67,12 +67,12 @@ impl<'a> RowSplit<'a> {
         }
     }
 
-    /// A digest that is almost certainly equal on two ranks only if their splits are, by which ranks detect that they
-    /// disagree.
+    /// Returns a digest that ranks compare to detect that their splits differ: different splits almost certainly have
+    /// different digests.
     pub fn digest(&self) -> u64 {
         let offsets = self.offsets.iter().fold(self.offsets.len() as u64, |hash, &word| mix(hash, u64::from(word)));
         let Some(permutation) = self.permutation else { return offsets };
-        // Four chains, since a single one would wait for each multiplication.
+        // Four chains, because a single one would have to wait for each multiplication.
         let mut chains = [offsets, !offsets, offsets.rotate_left(17), offsets.rotate_left(41)];
         let (fours, rest) = permutation.as_chunks::<4>();
         for four in fours {
@@ -86,17 +86,18 @@ impl<'a> RowSplit<'a> {
 }
 
 impl<'a> From<&'a RankOrder> for RowSplit<'a> {
-    /// An argsort's order is always valid. One that was never filled has no ranks, and every collective rejects it.
+    /// An argsort's order is always valid. An order that was never filled has no ranks, and every collective rejects
+    /// it.
     fn from(order: &'a RankOrder) -> Self {
         let offsets = if order.offsets().is_empty() { &[0][..] } else { order.offsets() };
         Self { permutation: Some(order.permutation()), offsets }
     }
 }
 
-/// `[P + 1]` offsets of even parts: the first n mod P ranks have one more row, like `torch.tensor_split`.
+/// Returns `[P + 1]` offsets of even parts: the first n mod P ranks have one more row, as in `torch.tensor_split`.
 ///
 /// # Errors
-/// More tokens than 32 bits can count, or no ranks.
+/// If there are no ranks, or more tokens than 32 bits can count.
 pub fn even_offsets(tokens: usize, ranks: usize) -> Result<Vec<u32>, KernelError> {
     check_count(tokens)?;
     if ranks == 0 {
@@ -105,12 +106,12 @@ pub fn even_offsets(tokens: usize, ranks: usize) -> Result<Vec<u32>, KernelError
     Ok((0..=ranks).map(|rank| even_part(tokens, ranks, rank)).collect())
 }
 
-/// The first token of a rank's even part, consistent with [`even_offsets`]; the number of tokens for rank P.
+/// Returns the first token of a rank's even part, consistent with [`even_offsets`]; for rank P, the number of tokens.
 pub fn even_part(tokens: usize, ranks: usize, rank: usize) -> u32 {
     (rank * (tokens / ranks) + rank.min(tokens % ranks)) as u32
 }
 
-/// Scratch space for finding a repeated token in a permutation; need not be cleared between calls.
+/// Scratch space for detecting duplicate tokens in a permutation; need not be cleared between calls.
 #[derive(Debug, Default)]
 pub struct SeenTokens {
     /// The last call that saw each token.
@@ -119,7 +120,7 @@ pub struct SeenTokens {
 }
 
 impl SeenTokens {
-    /// Scratch for up to `tokens` tokens without further allocation.
+    /// Allocates scratch for up to `tokens` tokens.
     pub fn with_capacity(tokens: usize) -> Self {
         Self { stamps: vec![0; tokens], call: 0 }
     }

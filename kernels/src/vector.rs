@@ -1,14 +1,13 @@
-//! Inner loops over one row, compiled for the widest vectors of the processor from the same source, so with identical
-//! bits.
+//! Inner loops over one row, compiled from one source for the CPU's widest vectors, so results are bit-identical.
 
 use crate::element::Element;
 use crate::norm::inverse_rms;
 
-/// Columns of a buffer that fits the L1 cache.
+/// Number of columns in a buffer that fits in the L1 cache.
 const COLUMNS: usize = 1024;
 
-/// `out[c] = round(sum over q of rows[q][c])`, in f32 in the order of q, starting with the first; zeros if there are
-/// none.
+/// Computes `out[c] = round(sum over q of rows[q][c])`, added in f32 in the order of q, starting with the first row;
+/// zeros if there are no rows.
 ///
 /// # Panics
 /// If a row's length differs from `out`.
@@ -17,7 +16,7 @@ pub fn sum_rows<T: Element>(rows: &[&[T]], out: &mut [T]) {
     sum(rows, out);
 }
 
-/// `out[c] = sum over q of rows[q][c]` like [`sum_rows`], but not rounded.
+/// Computes `out[c] = sum over q of rows[q][c]` like [`sum_rows`], but without rounding.
 ///
 /// # Panics
 /// If a row's length differs from `out`.
@@ -26,7 +25,7 @@ pub fn sum_rows_wide<T: Element>(rows: &[&[T]], out: &mut [f32]) {
     sum_wide(rows, out);
 }
 
-/// Operands of the fused residual and norm: `sum` is `[H]` and becomes h = sum + residual.
+/// Operands of the fused residual and norm: `sum` is `[H]` and is overwritten with h = sum + residual.
 #[derive(Debug)]
 pub struct NormRow<'a, T> {
     /// `[H]`, f32, unrounded.
@@ -43,19 +42,19 @@ pub struct NormRow<'a, T> {
     pub out: &'a mut [T],
 }
 
-/// Residual and RMSNorm of one row, as defined by `reduce_scatter_norm` of `tests/reference`.
+/// Computes the residual and RMSNorm of one row, as defined by `reduce_scatter_norm` in `tests/reference`.
 ///
 /// # Panics
 /// If the slices differ in length.
 pub fn norm_row<T: Element>(row: NormRow<'_, T>) {
     let width = row.sum.len();
     for found in [row.residual.len(), row.weight.len(), row.residual_out.len(), row.out.len()] {
-        assert_eq!(found, width, "a row's slices have one length");
+        assert_eq!(found, width, "a row's slices must have equal lengths");
     }
     norm(row);
 }
 
-/// Prefetches a piece of a row that is needed soon. Only a hint.
+/// Prefetches a part of a row that is needed soon. Only a hint.
 #[inline]
 pub fn prefetch<T>(row: &[T]) {
     #[cfg(target_arch = "x86_64")]
@@ -71,10 +70,10 @@ pub fn prefetch<T>(row: &[T]) {
 }
 
 fn check<T>(rows: &[&[T]], width: usize) {
-    assert!(rows.iter().all(|row| row.len() == width), "every row is as long as the sum");
+    assert!(rows.iter().all(|row| row.len() == width), "every row must be as long as the sum");
 }
 
-/// Four rows at a time; if there are more, partial sums go through a buffer of f32.
+/// Adds four rows at a time. With more rows, partial sums go through an f32 buffer.
 #[inline(always)]
 fn sum_into<T: Element, O: Copy>(rows: &[&[T]], out: &mut [O], round: impl Fn(f32) -> O) {
     match *rows {
@@ -161,7 +160,7 @@ macro_rules! widest {
                     && is_x86_feature_detected!("avx512bw")
                     && is_x86_feature_detected!("avx512vl")
                 {
-                    // SAFETY: the processor has the features that the function is compiled for.
+                    // SAFETY: the CPU has the features that the function is compiled for.
                     return unsafe { avx512($($argument),*) };
                 }
                 if is_x86_feature_detected!("avx2") {

@@ -1,6 +1,7 @@
-//! Whether an event or a complete answer carries text, how many tokens it reports, and whether it is an error.
+//! Parses an event or a complete response: whether it contains text, how many tokens it reports, and whether it is an
+//! error.
 //!
-//! Keeps only what is needed, so that reading an event does not allocate.
+//! Only these facts are extracted, so that parsing an event does not allocate.
 
 use std::fmt;
 
@@ -13,7 +14,7 @@ use serde_json::value::RawValue;
 pub(crate) struct Said {
     /// Whether the document contains text, reasoning or a tool call.
     pub(crate) content: bool,
-    /// Whether the document has the form of an answer, with or without content.
+    /// Whether the document has the form of a response, with or without content.
     pub(crate) is_answer: bool,
     /// Whether the document is an error.
     pub(crate) is_error: bool,
@@ -74,7 +75,7 @@ impl Message<'_> {
     }
 }
 
-/// A list of choices, reduced to whether one has content.
+/// A list of choices, reduced to whether any of them has content.
 #[derive(Clone, Copy)]
 struct Choices(bool);
 
@@ -101,7 +102,7 @@ impl<'de> Deserialize<'de> for Choices {
     }
 }
 
-/// Whether a value has content: numbers, and non-empty strings, lists and objects do.
+/// Whether a value has content, which numbers and non-empty strings, lists and objects do.
 fn is_filled(value: Option<&RawValue>) -> bool {
     value.is_some_and(|value| match value.get().as_bytes() {
         b"null" | b"false" | b"\"\"" => false,

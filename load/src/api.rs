@@ -1,4 +1,4 @@
-//! The routes that can be loaded, and the request bodies for them.
+//! The routes that can be load-tested, and the request bodies for them.
 
 use semmoe_engines::Route;
 use semmoe_text::LinePrompt;
@@ -27,14 +27,14 @@ impl Api {
         }
     }
 
-    /// Whether the body names the model.
+    /// Whether the request body contains the model's name.
     pub fn names_model(self) -> bool {
         !matches!(self, Self::Generate)
     }
 }
 
 impl LoadOptions {
-    /// The body for a prompt; `None` if the route does not support it.
+    /// Builds the body for a prompt; `None` if the route does not support that prompt.
     pub(crate) fn body(&self, prompt: LinePrompt) -> Option<Map<String, Value>> {
         let (name, value, tools) = match (self.api, prompt) {
             (Api::Chat, LinePrompt::Messages { messages, tools }) => ("messages", messages, tools),
@@ -61,7 +61,7 @@ impl LoadOptions {
         if self.stream {
             body.insert("stream".into(), true.into());
             if self.api.names_model() {
-                // The last event then has the number of tokens.
+                // With this option, the last event reports the number of tokens.
                 body.insert("stream_options".into(), json!({ "include_usage": true }));
             }
         }

@@ -18,11 +18,11 @@ use serde::Deserialize;
 use crate::LoadError;
 use crate::error::ArrivalError;
 
-/// Maximum length of a line in bytes: Mooncake's lines have a number for every 512 tokens.
+/// Maximum line length in bytes. It is large because Mooncake's lines contain a number for every 512 tokens.
 const MAX_LINE_BYTES: u64 = 1 << 20;
-/// Each takes 16 bytes of memory.
+/// Maximum number of arrivals, each of which takes 16 bytes of memory.
 const MAX_ARRIVALS: usize = 10_000_000;
-/// The year 5138: a larger number is a mistake.
+/// Maximum timestamp, in the year 5138; a larger number must be a mistake.
 const MAX_SECONDS: f64 = 1e11;
 
 #[derive(Deserialize)]
@@ -30,10 +30,10 @@ struct JsonLine {
     timestamp: f64,
 }
 
-/// Reads the times of `path`, sorted, relative to the first.
+/// Reads the arrival times in `path`, sorted and relative to the first.
 ///
 /// # Errors
-/// `LoadError` names the file, and the invalid line.
+/// A `LoadError` that names the file and the invalid line.
 pub fn read_arrivals(path: &Path) -> Result<Arc<[Duration]>, LoadError> {
     let whole = |error: ArrivalError| LoadError::Arrivals { path: path.to_path_buf(), source: error.into() };
     let extension = path.extension().and_then(|extension| extension.to_str()).map(str::to_ascii_lowercase);
@@ -72,14 +72,14 @@ pub fn read_arrivals(path: &Path) -> Result<Arc<[Duration]>, LoadError> {
 
 enum Form {
     Json,
-    /// The column is known after the first line.
+    /// The column, known after the first line.
     Csv {
         column: Option<usize>,
     },
 }
 
 impl Form {
-    /// The time of a line; `None` for the header.
+    /// Parses a line's time; `None` for the header.
     fn time(&mut self, line: &str) -> Result<Option<Duration>, ArrivalError> {
         match self {
             Self::Json => {
@@ -112,14 +112,14 @@ fn csv_time(field: &str) -> Result<Duration, ArrivalError> {
     if let Ok(number) = field.parse::<f64>() {
         return seconds(number);
     }
-    // Enough of the field to identify it.
+    // Quote only enough of the field to identify it.
     let wrong = || ArrivalError::NoTime(field.chars().take(40).collect());
     let time = humantime::parse_rfc3339_weak(field).map_err(|_| wrong())?;
     time.duration_since(UNIX_EPOCH).map_err(|_| wrong())
 }
 
 fn seconds(value: f64) -> Result<Duration, ArrivalError> {
-    // Seconds since 1970 are fine: only differences matter.
+    // Seconds since 1970 are also valid, because only differences matter.
     if !(0.0..=MAX_SECONDS).contains(&value) {
         return Err(ArrivalError::Seconds { found: value, most: MAX_SECONDS });
     }

@@ -1,7 +1,8 @@
-//! Compares two servers, measured in alternating blocks, by the ratios of neighbouring blocks.
+//! Compares two servers, measured in alternating blocks, by the ratios of adjacent blocks.
 //!
-//! The speed of a machine that does other work changes from minute to minute. Consecutive blocks see nearly the same
-//! machine, so their ratio is more reliable than two long runs, and the spread of the ratios shows how reliable.
+//! The speed of a machine under other load changes from minute to minute. Consecutive blocks run under nearly the same
+//! conditions, so their ratio is more reliable than a comparison of two long runs, and the spread of the ratios shows
+//! how reliable it is.
 
 use std::collections::BTreeMap;
 
@@ -18,18 +19,18 @@ pub struct Round {
     pub second: Report,
 }
 
-/// The rounds, and the resulting ratios.
+/// The rounds of a comparison, and the ratios computed from them.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Comparison {
-    /// Whether the user stopped the run; an incomplete round is left out.
+    /// Whether the user stopped the run; an incomplete round is excluded.
     pub stopped: bool,
-    /// Ratios of each figure that all rounds have.
+    /// Ratios for each figure that all rounds measured.
     pub ratios: Vec<Ratio>,
     /// The rounds themselves.
     pub rounds: Vec<Round>,
 }
 
-/// One figure of the second server over that of the first one, round by round.
+/// One figure of the second server divided by that of the first, round by round.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Ratio {
     /// The figure's name.
@@ -44,11 +45,11 @@ pub struct Ratio {
     pub least: f64,
     /// The largest ratio.
     pub greatest: f64,
-    /// Number of rounds in which the second figure was larger.
+    /// Number of rounds in which the second server's figure was larger.
     pub rounds_above: usize,
 }
 
-/// A figure of a report; `None` if the run did not measure it.
+/// Reads a figure from a report; `None` if the run did not measure it.
 type Figure = fn(&Report) -> Option<f64>;
 
 const FIGURES: [(&str, Figure); 12] = [
@@ -97,7 +98,7 @@ impl Comparison {
     }
 }
 
-/// `None` unless every round has a positive figure for both servers.
+/// Computes a figure's ratios; `None` unless every round has a positive figure for both servers.
 fn ratio(name: &'static str, figure: Figure, rounds: &[Round]) -> Option<Ratio> {
     let pairs: Option<Vec<(f64, f64)>> = rounds
         .iter()
@@ -116,7 +117,7 @@ fn ratio(name: &'static str, figure: Figure, rounds: &[Round]) -> Option<Ratio> 
     })
 }
 
-/// The median of at least one value; for an even number, the mean of the middle two.
+/// Returns the median of at least one value; for an even count, the mean of the middle two.
 fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     let middle = values.len() / 2;

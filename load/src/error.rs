@@ -1,4 +1,4 @@
-//! Errors outside of single requests; [`crate::Failure`] describes the failure of one request.
+//! Errors that do not concern a single request; [`crate::Failure`] describes the failure of one request.
 
 use std::error::Error;
 use std::path::PathBuf;
@@ -7,10 +7,10 @@ use semmoe_engines::http::{HttpError, UrlError};
 use semmoe_engines::tls::TlsError;
 use semmoe_text::PromptLineError;
 
-/// The defect of an arrival file, or of one of its lines.
+/// A problem with an arrival file or with one of its lines.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ArrivalError {
-    #[error("is neither .jsonl (`timestamp` in ms) nor .csv (seconds), expected one of them")]
+    #[error("is neither .jsonl (`timestamp` in ms) nor .csv (seconds)")]
     Format,
     #[error("has no arrivals")]
     None,
@@ -22,7 +22,7 @@ pub(crate) enum ArrivalError {
     NotText,
     #[error(transparent)]
     Json(#[from] serde_json::Error),
-    #[error("no column {0}, which has the times")]
+    #[error("no column {0}, which should contain the times")]
     NoColumn(usize),
     #[error("the time is '{0}', expected seconds or YYYY-MM-DD hh:mm:ss")]
     NoTime(String),
@@ -47,8 +47,8 @@ pub enum LoadError {
     /// The prompts file cannot be read.
     #[error(transparent)]
     Prompts(#[from] PromptLineError),
-    /// The prompts file has nothing to send.
-    #[error("{} holds no prompt for {route} ({left_out} of another kind)", path.display())]
+    /// The prompts file contains no usable prompts.
+    #[error("{} contains no prompts for {route} ({left_out} of a different kind)", path.display())]
     NoPrompts {
         /// The file.
         path: PathBuf,
@@ -58,11 +58,11 @@ pub enum LoadError {
         left_out: usize,
     },
     /// The prompts exceed the memory limit.
-    #[error("the requests for the prompts of {} take more than {limit} bytes, expected a shorter file", path.display())]
+    #[error("the requests for the prompts in {} exceed {limit} bytes, expected a shorter file", path.display())]
     TooManyPrompts {
         /// The file.
         path: PathBuf,
-        /// Maximum bytes of all requests.
+        /// Maximum total size of the requests, in bytes.
         limit: usize,
     },
     /// A file could not be read.
@@ -105,8 +105,8 @@ pub enum LoadError {
         /// The cause.
         source: std::io::Error,
     },
-    /// The target serves no model or several, and none was named.
-    #[error("{url} serves {found} models, expected one or the model's name")]
+    /// No model was named, and the server does not serve exactly one.
+    #[error("{url} serves {found} models, expected exactly one unless a model is named")]
     Model {
         /// The server.
         url: String,
@@ -114,7 +114,7 @@ pub enum LoadError {
         found: usize,
     },
     /// The list of models could not be read.
-    #[error("the model's name was not given, and {0}")]
+    #[error("no model was named, and {0}")]
     Models(#[from] HttpError),
     /// The caller stopped the run before it began.
     #[error("stopped before anything was sent")]

@@ -1,9 +1,9 @@
-//! Parses server-sent events from arbitrary pieces, in bounded memory.
+//! Parses server-sent events that arrive in arbitrary pieces, in bounded memory.
 
 use bytes::Bytes;
 use semmoe_engines::sse::Events as Boundaries;
 
-/// Maximum size of an event in bytes: SGLang's `/generate` repeats the entire text in every event.
+/// Maximum event size in bytes. It is large because SGLang's `/generate` repeats the entire text in every event.
 pub(crate) const MAX_EVENT_BYTES: usize = 4 << 20;
 
 /// An event exceeds [`MAX_EVENT_BYTES`].
@@ -19,7 +19,7 @@ pub(crate) struct Event<'a> {
     pub(crate) is_error: bool,
 }
 
-/// The events of a stream, whose ends [`Boundaries`] finds.
+/// The events of a stream; [`Boundaries`] finds where they end.
 #[derive(Debug)]
 pub(crate) struct Events {
     boundaries: Boundaries,
@@ -36,7 +36,7 @@ impl Default for Events {
 }
 
 impl Events {
-    /// Takes a piece and calls `on_event` for every event that ends in it, until that returns an error.
+    /// Appends a piece and calls `on_event` for every event that it completes, until `on_event` returns an error.
     pub(crate) fn push<E: From<TooLong>>(
         &mut self,
         piece: Bytes,
@@ -80,7 +80,7 @@ impl Events {
     }
 }
 
-/// The value of a line `name: value`.
+/// Returns the value of a `name: value` line.
 fn field<'a>(line: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
     let value = line.strip_prefix(name)?;
     if value.is_empty() {

@@ -1,6 +1,7 @@
 //! Failures of a single request, by kind.
 
-/// Why a request failed. Contains nothing written by the server except numbers, so that no prompt gets into a report.
+/// The reason that a request failed. It contains nothing written by the server except numbers, so that no prompt gets
+/// into a report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, thiserror::Error)]
 pub enum Failure {
     /// No connection.
@@ -12,21 +13,21 @@ pub enum Failure {
     /// The status is not 2xx.
     #[error("status {0}")]
     Status(u16),
-    /// The connection ended before an answer began.
+    /// The connection ended before a response began.
     #[error("closed before the answer")]
     Closed,
-    /// The answer began but did not end properly.
+    /// The response began but did not end properly.
     #[error("broken: {0}")]
     Broken(Break),
-    /// The server put an error into a stream, or into an answer with status 200.
+    /// The server sent an error within a stream, or in a response with status 200.
     #[error("error event")]
     ErrorEvent,
-    /// The answer does not have the form of the route.
+    /// The response does not have the route's format.
     #[error("malformed: {0}")]
     Malformed(&'static str),
 }
 
-/// Why there is no connection.
+/// The reason that a connection failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, thiserror::Error)]
 pub enum ConnectFailure {
     /// No process is listening.
@@ -46,24 +47,24 @@ pub enum ConnectFailure {
     Other,
 }
 
-/// The part of the answer that a request was waiting for.
+/// The part of the response that a request was waiting for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, thiserror::Error)]
 pub enum Phase {
-    /// The head of the answer.
+    /// The head of the response.
     #[error("no answer")]
     Head,
-    /// The rest of the answer.
+    /// The rest of the response.
     #[error("answer not complete")]
     Body,
 }
 
-/// How an answer broke.
+/// How a response ended prematurely.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, thiserror::Error)]
 pub enum Break {
-    /// The connection ended before the body did: less than `Content-Length`, or no last chunk.
+    /// The connection ended before the body was complete: fewer bytes than `Content-Length`, or no last chunk.
     #[error("the body is shorter than announced")]
     Short,
-    /// The body is complete, but the stream in it has no `[DONE]`.
+    /// The body is complete, but its event stream has no `[DONE]`.
     #[error("the stream ended without [DONE]")]
     NoDone,
     /// The stream ended inside an event.

@@ -1,4 +1,4 @@
-//! The request bodies of a run, prepared beforehand so that they cost no time during it.
+//! The request bodies of a run, built in advance so that they cost no time during the run.
 
 use bytes::Bytes;
 use semmoe_text::{LineForm, PromptLines};
@@ -17,7 +17,7 @@ pub(crate) struct Jobs {
 }
 
 impl Jobs {
-    /// Reads prompts: a `.txt` file has one per line, any other is JSON Lines.
+    /// Reads prompts: a `.txt` file contains one per line; any other file is JSON Lines.
     pub(crate) fn read(options: &LoadOptions) -> Result<Self, LoadError> {
         let path = &options.prompts;
         let plain = path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("txt"));
@@ -44,7 +44,7 @@ impl Jobs {
         Ok(jobs)
     }
 
-    /// The body of a request, by its number from 0.
+    /// Returns the body of a request; requests are numbered from 0.
     pub(crate) fn body(&self, request: u64) -> Bytes {
         self.bodies[(request % self.bodies.len() as u64) as usize].clone()
     }

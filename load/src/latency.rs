@@ -40,7 +40,7 @@ pub struct LatencySummary {
 impl Default for Latencies {
     fn default() -> Self {
         let histogram = Histogram::new_with_bounds(1, MAX_NS, SIGNIFICANT_DIGITS)
-            .expect("constant bounds that the library allows: low >= 1, high >= 2 * low, digits <= 5");
+            .expect("the constant bounds are valid: low >= 1, high >= 2 * low, digits <= 5");
         Self { histogram, sum_ns: 0, max_ns: 0 }
     }
 }
@@ -54,17 +54,17 @@ impl Latencies {
     }
 
     pub(crate) fn merge(&mut self, other: &Self) {
-        self.histogram.add(&other.histogram).expect("histograms of equal bounds can be added");
+        self.histogram.add(&other.histogram).expect("histograms with equal bounds can be added");
         self.sum_ns += other.sum_ns;
         self.max_ns = self.max_ns.max(other.max_ns);
     }
 
-    /// The `quantile` of the durations, in milliseconds.
+    /// Returns the `quantile` of the durations, in milliseconds.
     fn quantile_ms(&self, quantile: f64) -> f64 {
         ms(self.histogram.value_at_quantile(quantile).min(self.max_ns))
     }
 
-    /// `None` if there are none.
+    /// Returns the summary; `None` if there are no durations.
     pub(crate) fn summary(&self) -> Option<LatencySummary> {
         let count = self.histogram.len();
         (count > 0).then(|| LatencySummary {

@@ -1,20 +1,20 @@
-//! A load generator for servers that generate text: closed and open loop, latencies without coordinated omission, and a
-//! report.
+//! A load generator for text generation servers, with closed and open loops, latencies without coordinated omission,
+//! and a report.
 //!
 //! | module | what |
 //! |---|---|
-//! | `options` | the settings of a run, checked |
+//! | `options` | the settings of a run, validated |
 //! | `schedule`, `arrivals` | when requests are due |
-//! | `window` | which requests are measured, and the period for rates |
+//! | `window` | which requests are measured, and the period that rates cover |
 //! | `api`, `jobs` | the requests sent |
-//! | `events`, `answer` | parsing of answers |
+//! | `events`, `answer` | parsing of responses |
 //! | `failure` | ways in which a request can fail |
-//! | `latency`, `spread`, `stats` | histograms and counts, bounded whatever the run's length |
+//! | `latency`, `spread`, `stats` | histograms and counts, in bounded memory for any length of run |
 //! | `report`, `compare`, `text` | the report |
 //! | `edge` | everything else: sockets, threads, clocks |
 //!
-//! An answer counts as complete only if it has all of `Content-Length`, or the last chunk; `[DONE]` at the end of a
-//! stream; and no error.
+//! A response counts as complete only if it has all `Content-Length` bytes or the last chunk, ends with `[DONE]` if it
+//! is a stream, and contains no error.
 
 mod answer;
 mod api;

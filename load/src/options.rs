@@ -11,10 +11,10 @@ use serde_json::{Map, Value};
 
 use crate::{Api, LoadError};
 
-/// More clients than any machine has ports.
+/// Maximum number of clients; no machine has enough ports for more.
 pub const MAX_CONCURRENCY: usize = 50_000;
 
-/// Headers with secret values: every user of the machine can see a command line.
+/// Headers with secret values, which do not belong on a command line that every user of the machine can see.
 const SECRETS: &[&str] = &["authorization", "proxy-authorization", "cookie", "x-api-key", "api-key"];
 /// Headers that the client sets itself.
 const FRAMING: &[&str] =
@@ -29,19 +29,19 @@ pub enum Pace {
         /// Number of clients, at least 1.
         concurrency: usize,
     },
-    /// Open loop: a Poisson process, independent of the server.
+    /// Open loop: requests follow a Poisson process, independent of the server.
     Poisson {
         /// Mean requests per second, above 0.
         per_second: f64,
         /// Random seed.
         seed: u64,
     },
-    /// Open loop: the times of an arrival file.
+    /// Open loop: requests follow the times in an arrival file.
     Recorded {
         /// The file.
         #[serde(serialize_with = "displayed")]
         arrivals: PathBuf,
-        /// Times are divided by this, above 0.
+        /// The factor that times are divided by, above 0.
         speed: f64,
     },
 }
@@ -50,25 +50,25 @@ fn displayed<S: Serializer>(path: &Path, serializer: S) -> Result<S::Ok, S::Erro
     serializer.collect_str(&path.display())
 }
 
-/// When a run ends; warm-up requests do not count.
+/// The condition that ends a run; warm-up requests do not count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Limit {
     /// Stop after this many requests.
     Requests(u64),
-    /// Stop after this time; requests then in flight are awaited.
+    /// Stop after this time, and wait for the requests then in flight.
     Duration(Duration),
     /// Stop at the end of the arrival file.
     Arrivals,
 }
 
-/// Service levels; a request is good if it meets all that are given.
+/// Service levels. A request is good if it meets all of the given ones.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Slo {
     /// Maximum time to the first content, in milliseconds.
     pub ttft_ms: Option<f64>,
     /// Maximum mean gap between the content events of the request, in milliseconds.
     pub itl_ms: Option<f64>,
-    /// Maximum time to the end of the answer, in milliseconds.
+    /// Maximum time to the end of the response, in milliseconds.
     pub e2e_ms: Option<f64>,
 }
 
@@ -88,15 +88,15 @@ pub struct LoadOptions {
     pub tls: ClientFiles,
     /// The route.
     pub api: Api,
-    /// Whether answers are streamed.
+    /// Whether responses are streamed.
     pub stream: bool,
     /// The model; `None` queries the server for the only one it serves.
     pub model: Option<String>,
-    /// The prompts file: `.txt` has one prompt per line, any other is JSON Lines.
+    /// The prompts file: a `.txt` file contains one prompt per line; any other file is JSON Lines.
     pub prompts: PathBuf,
     /// Maximum number of tokens to generate.
     pub max_tokens: u32,
-    /// Fields that override those of every body.
+    /// Fields that override those in every request body.
     pub extra: Map<String, Value>,
     /// Headers sent with every request.
     pub headers: HeaderMap,
@@ -104,22 +104,22 @@ pub struct LoadOptions {
     pub pace: Pace,
     /// When the run ends.
     pub limit: Limit,
-    /// Number of requests sent first and not measured.
+    /// Number of warm-up requests, which are sent first and not measured.
     pub warmup: u64,
-    /// Time limit for one request, from when it is sent.
+    /// Time limit for one request, measured from when it is sent.
     pub timeout: Duration,
     /// Service levels.
     pub slo: Slo,
-    /// Number of sending threads; `None` = one per core, but no more than clients.
+    /// Number of sending threads; `None` means one per core, but at most one per client.
     pub threads: Option<usize>,
-    /// Maximum open-loop requests in flight; later ones wait, and are measured from when they were due.
+    /// Maximum number of open-loop requests in flight. Further requests wait, and are measured from their due times.
     pub max_in_flight: usize,
     /// How long requests in flight may continue after the caller stops the run.
     pub grace: Duration,
 }
 
 impl LoadOptions {
-    /// Chats without streaming, one at a time, through the file's prompts until `limit`.
+    /// Creates options for non-streaming chats that cycle through the file's prompts until `limit`.
     pub fn new(url: BaseUrl, prompts: PathBuf, pace: Pace, limit: Limit) -> Self {
         Self {
             url,
@@ -187,8 +187,8 @@ impl LoadOptions {
         }
         if !self.stream && (ttft_ms.is_some() || itl_ms.is_some()) {
             let (option, found) =
-                ("a service level for the first token or the gaps", "given for answers that are not streamed");
-            return Err(LoadError::option(option, found, "streamed answers"));
+                ("a service level for the first token or the gaps", "set for responses that are not streamed");
+            return Err(LoadError::option(option, found, "streamed responses"));
         }
         Ok(())
     }
@@ -197,10 +197,10 @@ impl LoadOptions {
 /// Parses a header `name: value` for every request; rejects secrets and headers that the client sets itself.
 ///
 /// # Errors
-/// `LoadError` if the text is not a header.
+/// A `LoadError` if the text is not a header.
 pub fn parse_header(text: &str) -> Result<(HeaderName, HeaderValue), LoadError> {
     let bad = |found: &str, expected| LoadError::option("a header", found, expected);
-    // Whatever is wrong with it, its value is not shown.
+    // Errors never show a header's value, because it may be secret.
     let Some((name, value)) = text.split_once(':') else { return Err(bad("without a colon", "name: value")) };
     let name: HeaderName = name.trim().parse().map_err(|_| bad("with an invalid name", "letters, digits and '-'"))?;
     if SECRETS.contains(&name.as_str()) {
@@ -213,10 +213,10 @@ pub fn parse_header(text: &str) -> Result<(HeaderName, HeaderValue), LoadError> 
     Ok((name, value))
 }
 
-/// `Authorization: Bearer KEY`, hidden in `Debug` output.
+/// Builds `Authorization: Bearer KEY`, which is hidden in `Debug` output.
 ///
 /// # Errors
-/// `LoadError` if the key is invalid in a header.
+/// A `LoadError` if the key contains characters that a header cannot.
 pub fn bearer(key: &str) -> Result<(HeaderName, HeaderValue), LoadError> {
     let wrong = |_| LoadError::option("the API key", "not fit for a header", "visible ASCII on one line");
     let mut value: HeaderValue = format!("Bearer {}", key.trim()).parse().map_err(wrong)?;

@@ -12,8 +12,8 @@ const LATE_MS: f64 = 10.0;
 /// CPU utilisation per thread beyond which the generator is at its limit.
 const BUSY: f64 = 0.9;
 
-/// The results of a run, for printing and as JSON. Times are in milliseconds unless the name says otherwise; never
-/// contains prompts or secrets.
+/// The results of a run, for printing and as JSON. Times are in milliseconds unless the name says otherwise. A report
+/// never contains prompts or secrets.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Report {
     /// The server.
@@ -24,30 +24,30 @@ pub struct Report {
     pub model: Option<String>,
     /// Whether answers were streamed.
     pub stream: bool,
-    /// How requests were paced. In open loops latencies count from when requests were due.
+    /// How requests were paced. In an open loop, latencies are measured from the requests' due times.
     #[serde(rename = "loop")]
     pub pace: Pace,
     /// Whether the user stopped the run.
     pub stopped: bool,
     /// The period that rates cover, in seconds.
     pub seconds: f64,
-    /// Requests of the measured part.
+    /// Requests in the measured period.
     pub requests: RequestCounts,
-    /// Complete answers per second.
+    /// Complete responses per second.
     pub requests_per_second: f64,
-    /// Tokens of complete answers.
+    /// Tokens of complete responses.
     pub output_tokens: TokenReport,
-    /// Requests that meet the service levels; `None` if none are given.
+    /// Requests that meet the service levels; `None` if none were set.
     pub goodput: Option<Goodput>,
     /// Time to the first content event; only for streams.
     pub ttft_ms: Option<LatencySummary>,
-    /// Time between content events, also of requests that failed later; only for streams.
+    /// Time between content events, including those of requests that failed later; only for streams.
     pub inter_token_ms: Option<LatencySummary>,
-    /// The longest gap of each complete answer; only for streams.
+    /// The longest gap of each complete response; only for streams.
     pub longest_gap_ms: Option<LatencySummary>,
-    /// Time to the last byte of complete answers.
+    /// Time to the last byte of complete responses.
     pub e2e_ms: Option<LatencySummary>,
-    /// How late the generator itself sent; only for open loops.
+    /// How late the generator sent requests; only for open loops.
     pub send_lateness_ms: Option<LatencySummary>,
     /// Failed requests by kind, most frequent first.
     pub errors: Vec<ErrorCount>,
@@ -55,9 +55,9 @@ pub struct Report {
     pub ranks: SpreadSummary,
     /// Requests by backend.
     pub backends: SpreadSummary,
-    /// The load generator's own work and cost.
+    /// The load generator's own activity and resource use.
     pub generator: Generator,
-    /// Caveats for the reader of the figures.
+    /// Caveats about the figures.
     pub warnings: Vec<String>,
 }
 
@@ -70,35 +70,35 @@ pub struct RequestCounts {
     pub ok: u64,
     /// Number of failed requests.
     pub failed: u64,
-    /// Still in flight when the user stopped the run.
+    /// Number of requests still in flight when the user stopped the run.
     pub unfinished: u64,
-    /// Completed, but without content.
+    /// Number of completed requests without content.
     pub without_content: u64,
-    /// Sent during the warm-up, and not measured.
+    /// Number of requests sent during the warm-up, which are not measured.
     pub warmup: u64,
 }
 
-/// Tokens of complete answers.
+/// Tokens of complete responses.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct TokenReport {
     /// Tokens per second.
     pub per_second: f64,
     /// Tokens reported by engines.
     pub told: u64,
-    /// Number of answers with a reported count.
+    /// Number of responses with a reported count.
     pub answers_that_told: u64,
-    /// Content events of answers without a count: at least one token each, possibly more.
+    /// Content events of responses without a count: at least one token each, possibly more.
     pub events: u64,
 }
 
-/// Requests that meet all targets of latency.
+/// Requests that meet all latency targets.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Goodput {
     /// The service levels.
     pub slo: Slo,
     /// Good requests per second.
     pub requests_per_second: f64,
-    /// Good requests over all that ended, including failed ones.
+    /// Good requests as a fraction of all that ended, including failed ones.
     pub share: f64,
 }
 
@@ -111,7 +111,7 @@ pub struct ErrorCount {
     pub count: u64,
 }
 
-/// The load generator's own work and cost.
+/// The load generator's own activity and resource use.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Generator {
     /// Number of sending threads.
@@ -124,17 +124,17 @@ pub struct Generator {
     pub connections: u64,
     /// Maximum number of requests in flight.
     pub most_in_flight: usize,
-    /// Open-loop requests that waited because too many were in flight.
+    /// Number of open-loop requests that waited because too many were in flight.
     pub held_back: u64,
     /// Number of connections on which the server sent unsolicited bytes.
     pub stray_bytes: u64,
     /// Number of distinct prompts.
     pub prompts: usize,
-    /// Prompts of the file that the route does not support.
+    /// Number of prompts in the file that the route does not support.
     pub prompts_left_out: usize,
 }
 
-/// Measurements of the edge in addition to the statistics.
+/// Measurements from `edge` that complement the statistics.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Facts {
     pub(crate) seconds: f64,
@@ -142,9 +142,9 @@ pub(crate) struct Facts {
     pub(crate) stopped: bool,
     /// Index of the first request's prompt.
     pub(crate) first_prompt: u64,
-    /// How long the threads ran, including warm-up and last answers.
+    /// How long the threads ran, including the warm-up and the last responses.
     pub(crate) wall_seconds: f64,
-    /// The generator's own use of the machine, with its CPU time per request unset.
+    /// The generator's own resource use, without its CPU time per request.
     pub(crate) generator: Generator,
 }
 
@@ -215,7 +215,7 @@ impl Report {
         warn(
             held > 0,
             format!(
-                "{held} requests waited as {} were in flight; they are measured from when they were due",
+                "{held} requests waited because {} were in flight; they are measured from their due times",
                 options.max_in_flight
             ),
         );
@@ -231,21 +231,21 @@ impl Report {
         warn(
             wanted > generator.prompts as u64,
             format!(
-                "{wanted} requests from {} prompts: prompts were repeated, so prefix caches hold them",
+                "{wanted} requests from {} prompts: prompts were repeated, so prefix caches contain them",
                 generator.prompts
             ),
         );
         let left_out = generator.prompts_left_out;
         warn(
             left_out > 0,
-            format!("{left_out} prompts of the file were left out, as {} cannot carry them", self.route),
+            format!("{left_out} prompts in the file were skipped, because {} does not support them", self.route),
         );
         let stray = generator.stray_bytes;
-        warn(stray > 0, format!("on {stray} connections the server sent bytes that belong to no answer"));
+        warn(stray > 0, format!("on {stray} connections, the server sent bytes that belong to no response"));
         let unreported = self.requests.ok - self.output_tokens.answers_that_told;
-        warn(unreported > 0, format!("{unreported} answers did not report their tokens: content events are counted"));
+        warn(unreported > 0, format!("{unreported} responses did not report token counts: events are counted"));
         let empty = self.requests.without_content;
-        warn(empty > 0, format!("{empty} complete answers had no content"));
+        warn(empty > 0, format!("{empty} complete responses had no content"));
         if let (Limit::Requests(asked), false) = (options.limit, self.stopped) {
             let sent = self.requests.sent;
             warn(sent < asked, format!("the arrival file ended after {sent} of {asked} requests"));
@@ -309,7 +309,7 @@ mod tests {
             (Duration::from_millis(50), facts(), Some("the generator could not keep up")),
             (calm, facts_but(|it| it.generator.cpu_seconds = 3.7), Some("the generator used 1.9 cores with 2 threads")),
             (calm, facts_but(|it| (it.generator.cpu_seconds, it.wall_seconds) = (3.7, 12.0)), None),
-            (calm, facts_but(|it| it.generator.held_back = 3), Some("3 requests waited as 10000 were in flight")),
+            (calm, facts_but(|it| it.generator.held_back = 3), Some("3 requests waited because 10000 were in flight")),
             (
                 calm,
                 facts_but(|it| (it.generator.prompts, it.first_prompt) = (8, 8)),
@@ -318,7 +318,7 @@ mod tests {
             (
                 calm,
                 facts_but(|it| it.generator.stray_bytes = 2),
-                Some("on 2 connections the server sent bytes that belong to no answer"),
+                Some("on 2 connections, the server sent bytes that belong to no response"),
             ),
         ] {
             let report = Report::new(&options, &stats(late), &facts);

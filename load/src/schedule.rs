@@ -1,15 +1,16 @@
-//! When requests are sent: as others end (closed loop), or at given times, independent of the server (open loop).
+//! When requests are sent: as soon as others end (closed loop), or at given times independent of the server (open
+//! loop).
 
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Maximum gap or time: a larger number is a mistake, and sums stay exact.
+/// Maximum gap or time. A larger number must be a mistake, and the limit keeps sums exact.
 pub(crate) const LONGEST: Duration = Duration::from_secs(366 * 24 * 3600);
 
-/// Times of an open loop, from the start of the run, non-decreasing.
+/// Send times of an open loop, non-decreasing and relative to the start of the run.
 #[derive(Clone, Debug)]
 pub(crate) enum Schedule {
-    /// `now`: the last time, in seconds.
+    /// A Poisson process; `now` is the last time, in seconds.
     Poisson {
         per_second: f64,
         random: fastrand::Rng,
@@ -23,13 +24,13 @@ pub(crate) enum Schedule {
 }
 
 impl Schedule {
-    /// An endless sequence of exponential gaps with a mean of `1 / per_second` seconds (finite, above 0), determined by
-    /// the seed.
+    /// Creates an endless sequence of exponential gaps with a mean of `1 / per_second` seconds (finite, above 0),
+    /// determined by the seed.
     pub(crate) fn poisson(per_second: f64, seed: u64) -> Self {
         Self::Poisson { per_second, random: fastrand::Rng::with_seed(seed), now: 0.0 }
     }
 
-    /// Recorded times, in order, each divided by `speed` (finite, above 0).
+    /// Creates a schedule from recorded times, in order, each divided by `speed` (finite, above 0).
     pub(crate) fn recorded(times: Arc<[Duration]>, speed: f64) -> Self {
         Self::Recorded { times, speed, next: 0 }
     }

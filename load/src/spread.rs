@@ -1,10 +1,10 @@
-//! How evenly requests are distributed over ranks and backends, by the labels in answers.
+//! How evenly requests are distributed over ranks and backends, according to the labels in responses.
 
 use std::collections::HashMap;
 
 use serde::Serialize;
 
-/// Maximum number of distinct labels; later ones are counted together.
+/// Maximum number of distinct labels; all further labels are counted together.
 const MAX_LABELS: usize = 4096;
 const MAX_LABEL_BYTES: usize = 128;
 
@@ -19,15 +19,15 @@ pub(crate) struct Spread {
 /// Summary of a spread.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct SpreadSummary {
-    /// Number of answers with a label.
+    /// Number of responses with a label.
     pub told: u64,
-    /// Number of answers without a label.
+    /// Number of responses without a label.
     pub not_told: u64,
-    /// The largest count over the mean of those seen; a rank without any request is not included.
+    /// The largest count divided by the mean over the labels seen; ranks without requests are not included.
     pub max_over_mean: Option<f64>,
     /// Number of requests per label, sorted by label.
     pub requests: Vec<(String, u64)>,
-    /// Requests with labels beyond the first 4096.
+    /// Number of requests with labels beyond the first 4096.
     pub others: u64,
 }
 

@@ -1,4 +1,4 @@
-//! Statistics of a run: counts and histograms, never a list of requests.
+//! Statistics of a run: only counts and histograms, never a list of requests.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use crate::latency::Latencies;
 use crate::spread::Spread;
 use crate::{Failure, Slo};
 
-/// Output tokens of one answer.
+/// Output tokens of one response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Tokens {
     /// Reported by the engine.
@@ -37,12 +37,12 @@ pub(crate) struct Answered {
 pub(crate) struct Sample<'a> {
     /// Whether the request is measured, rather than part of the warm-up.
     pub(crate) measured: bool,
-    /// Whether this counts toward the rates: it ended within the measured period.
+    /// Whether the request counts toward the rates, because it ended within the measured period.
     pub(crate) in_window: bool,
-    /// How long after its due time it was sent (open loop).
+    /// How long after its due time the request was sent (open loop).
     pub(crate) late: Option<Duration>,
     pub(crate) result: Result<Answered, Failure>,
-    /// Whether the head of an answer arrived, so that its labels are known.
+    /// Whether the head of a response arrived, so that its labels are known.
     pub(crate) has_head: bool,
     pub(crate) backend: Option<&'a str>,
     pub(crate) rank: Option<&'a str>,
@@ -58,12 +58,12 @@ pub(crate) struct Stats {
     pub(crate) no_content: u64,
     pub(crate) good: u64,
     pub(crate) rated: Rated,
-    /// Number of answers with reported tokens, and these tokens.
+    /// Number of responses with a reported token count, and the sum of these counts.
     pub(crate) reported: (u64, u64),
-    /// Number of answers without a token count, and their events.
+    /// Number of responses without a token count, and the sum of their events.
     pub(crate) counted: (u64, u64),
     pub(crate) ttft: Latencies,
-    /// Between content events, whatever the outcome of the request.
+    /// Gaps between content events, regardless of the request's outcome.
     pub(crate) gaps: Latencies,
     pub(crate) longest_gap: Latencies,
     pub(crate) e2e: Latencies,
@@ -72,7 +72,7 @@ pub(crate) struct Stats {
     pub(crate) backends: Spread,
 }
 
-/// Requests that ended within the period that rates cover.
+/// Totals of requests that ended within the period that rates cover.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Rated {
     pub(crate) ok: u64,
@@ -132,7 +132,7 @@ impl Stats {
         counted.1 = counted.1.saturating_add(tokens);
     }
 
-    /// Ranks with equal numbers on two backends are distinct.
+    /// Counts the labels. Equal rank numbers on two backends are distinct ranks.
     fn labels(&mut self, backend: Option<&str>, rank: Option<&str>) {
         self.backends.count(backend);
         match (backend, rank) {
@@ -145,7 +145,7 @@ impl Stats {
         let holds = |most: Option<f64>, found: Option<Duration>| {
             most.is_none_or(|most| found.is_some_and(|found| found.as_secs_f64() * 1e3 <= most))
         };
-        // A single event has no gap, and so none that is too long.
+        // A stream with a single event has no gap, so it meets any limit on gaps.
         let gap = answered.mean_gap.or(answered.ttft.map(|_| Duration::ZERO));
         holds(self.slo.ttft_ms, answered.ttft)
             && holds(self.slo.itl_ms, gap)

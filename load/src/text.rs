@@ -83,7 +83,7 @@ impl Display for Comparison {
         let stopped = if self.stopped { ", stopped" } else { "" };
         writeln!(
             f,
-            "{} rounds of a block each{stopped}; ratios of the second to the first, round by round",
+            "{} rounds with one block per server{stopped}; ratios of the second to the first, round by round",
             self.rounds.len()
         )?;
         let [of_first, of_second] = self.ok_and_failed();
@@ -101,7 +101,7 @@ impl Display for Comparison {
             write!(f, "{:<22} {:>12.3} {:>12.3} {:>8.3}", ratio.figure, ratio.first, ratio.second, ratio.median)?;
             writeln!(f, " {:>8.3} {:>8.3} {above:>9}", ratio.least, ratio.greatest)?;
         }
-        // Each only once, as worded in the last round.
+        // Print each note only once, as worded in the last round.
         let (first, second) = (&last.first.warnings, &last.second.warnings);
         let mut notes = first.iter().chain(second.iter().filter(|note| !first.contains(note)));
         notes.try_for_each(|note| writeln!(f, "note: {note}"))
@@ -119,11 +119,11 @@ impl Display for Pace {
         match self {
             Self::Closed { concurrency } => write!(f, "closed loop of {concurrency}"),
             Self::Poisson { per_second, seed } => {
-                write!(f, "open loop at {per_second}/s (seed {seed}), latencies from when requests were due")
+                write!(f, "open loop at {per_second}/s (seed {seed}), latencies measured from due times")
             }
             Self::Recorded { arrivals, speed } => {
                 let arrivals = arrivals.display();
-                write!(f, "open loop of {arrivals} at speed {speed}, latencies from when requests were due")
+                write!(f, "open loop of {arrivals} at speed {speed}, latencies measured from due times")
             }
         }
     }

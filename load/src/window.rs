@@ -1,4 +1,4 @@
-//! Which requests are sent, which of them are measured, and the period that rates cover.
+//! Decides which requests are sent and measured, and which period rates cover.
 //!
 //! All times are passed in: this module reads no clock.
 
@@ -16,34 +16,34 @@ pub(crate) struct Window {
     next: AtomicU64,
     /// Start of the measured period.
     pub(crate) begin: OnceLock<Instant>,
-    /// End of the last measured request, in nanoseconds from the start.
+    /// End of the last measured request, in nanoseconds from the start of the period.
     last_end_ns: AtomicU64,
     /// Whether the schedule ended before the limit.
     ended_early: AtomicBool,
 }
 
-/// A request that may be sent.
+/// Permission to send one request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Ticket {
-    /// Counted from 0, including the warm-up.
+    /// Index of the request, counted from 0 and including the warm-up.
     pub(crate) number: u64,
     pub(crate) measured: bool,
 }
 
 impl Window {
-    /// The first `warmup` requests are not measured.
+    /// Creates a window that does not measure the first `warmup` requests.
     pub(crate) fn new(warmup: u64, limit: Limit) -> Self {
         let (next, last_end_ns) = (AtomicU64::new(0), AtomicU64::new(0));
         Self { warmup, limit, next, begin: OnceLock::new(), last_end_ns, ended_early: AtomicBool::new(false) }
     }
 
-    /// Records that nothing more is due, although the limit was not reached.
+    /// Records that the schedule ended before the limit was reached.
     pub(crate) fn schedule_ended(&self) {
         self.ended_early.store(true, Ordering::Relaxed);
     }
 
-    /// The next request, due at `due`; `None` once the limit is reached. The first measured one starts the measured
-    /// period.
+    /// Returns the ticket of the next request, due at `due`; `None` once the limit is reached. The first measured
+    /// request starts the measured period.
     pub(crate) fn ticket(&self, due: Instant) -> Option<Ticket> {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let Some(measured) = number.checked_sub(self.warmup) else {
@@ -58,10 +58,10 @@ impl Window {
         (!over).then_some(Ticket { number, measured: true })
     }
 
-    /// Records the end of a request, and returns whether it counts toward rates.
+    /// Records the end of a request, and returns whether the request counts toward rates.
     ///
-    /// With a duration, everything that ends within it counts, including warm-up requests: about as much is in flight
-    /// at its start as at its end.
+    /// With a duration limit, every request that ends within the duration counts, including warm-up requests: about as
+    /// many requests are in flight at its start as at its end.
     pub(crate) fn ended(&self, ticket: Ticket, end: Instant) -> bool {
         let Some(begin) = self.begin.get() else { return false };
         if ticket.measured {
@@ -74,9 +74,9 @@ impl Window {
         }
     }
 
-    /// The period for rates: the requested duration, or until the last measured request ended, also if nothing more was
-    /// due before the duration was over; at most until the caller stopped the run, or the last request ended after
-    /// that.
+    /// Returns the period that rates cover: the requested duration, or the time until the last measured request ended
+    /// if there is no duration or the schedule ended early. If the caller stopped the run, a requested duration is cut
+    /// at the stop, or at the end of the last measured request if that is later.
     pub(crate) fn length(&self, stopped: Option<Instant>) -> Duration {
         let Some(begin) = self.begin.get() else { return Duration::ZERO };
         let last_end = Duration::from_nanos(self.last_end_ns.load(Ordering::Relaxed));

@@ -43,7 +43,7 @@ async fn streams_that_break() {
     .await;
     let kind = "malformed: events after [DONE]";
     all_fail("events after [DONE]", true, || send(stream(&[DONE, CONTENT], LAST)), kind).await;
-    let kind = "malformed: not the JSON of the route";
+    let kind = "malformed: not the route's JSON";
     all_fail("no JSON", true, || send(stream(&["data: hello\n\n", DONE], LAST)), kind).await;
     all_fail("no stream", true, || send(chat("")), "malformed: not an event stream").await;
 }
@@ -59,7 +59,7 @@ async fn a_line_of_ten_megabytes_is_not_kept() {
 async fn documents_that_lie() {
     let short = || close("HTTP/1.1 200 OK\r\ncontent-length: 500\r\n\r\n{\"choices\":[]}");
     all_fail("short body", false, short, "broken: the body is shorter than announced").await;
-    let kind = "malformed: not the JSON of the route";
+    let kind = "malformed: not the route's JSON";
     all_fail("cut JSON", false, || send(document("", "{\"choices\":[{}")), kind).await;
     all_fail("other JSON", false, || send(document("", "{\"object\":\"list\"}")), kind).await;
     all_fail("error in 200", false, || send(document("", "{\"error\":{\"code\":1}}")), "error event").await;

@@ -74,7 +74,7 @@ async fn latencies_of_an_open_loop_count_from_when_requests_were_due() {
     let (late, e2e) = (report.send_lateness_ms.unwrap(), report.e2e_ms.unwrap());
     assert_eq!((late.count, report.generator.most_in_flight), (300, 1));
     assert!(
-        report.generator.held_back > 0 && report.warnings.iter().any(|note| note.contains("requests waited as 1 were"))
+        report.generator.held_back > 0 && report.warnings.iter().any(|note| note.contains("waited because 1 were"))
     );
     assert!(e2e.max > late.max && e2e.mean > late.mean, "{report}");
 }
@@ -116,7 +116,7 @@ async fn tokens_that_nobody_told_are_events() {
     let report = mock.closed(true, 5).await;
     assert_eq!((report.output_tokens.told, report.output_tokens.events), (0, 10));
     assert!(report.to_string().contains("ranks: not reported"), "{report}");
-    assert!(report.warnings.iter().any(|note| note.starts_with("5 answers did not report their tokens")));
+    assert!(report.warnings.iter().any(|note| note.starts_with("5 responses did not report token counts")));
 }
 
 /// Bodies, headers and the order of prompts; warm-up requests are sent and not measured; no key in the report.
@@ -158,7 +158,7 @@ async fn the_only_model_is_asked_for() {
     for (list, expected) in [
         (r#"{"data":[{"id":"solo"}]}"#, Ok("solo")),
         (r#"{"data":[{"id":"a"},{"id":"b"}]}"#, Err("serves 2 models")),
-        ("{}", Err("is not what was expected")),
+        ("{}", Err("unexpected response")),
     ] {
         let mock = Mock::start(move |seen| {
             let bytes = if seen.head.starts_with("get /v1/models") { document("", list) } else { chat("") };
@@ -237,8 +237,8 @@ async fn prompts_that_a_route_cannot_carry_are_left_out_and_told() {
     let mut options = mock.options(Pace::Closed { concurrency: 1 }, Limit::Requests(1));
     (options.api, options.prompts) = (Api::Completions, mock.file("mixed.jsonl", &lines));
     let report = run(options.clone()).await;
-    assert!(report.warnings.iter().any(|note| note.starts_with("1 prompts of the file were left out")), "{report}");
+    assert!(report.warnings.iter().any(|note| note.starts_with("1 prompts in the file were skipped")), "{report}");
     options.prompts = mock.file("none.jsonl", &lines[..1]);
     let error = semmoe_load::run(options, &|_| {}, std::future::pending()).await.unwrap_err().to_string();
-    assert!(error.contains("holds no prompt for /v1/completions (1 of another kind)"), "{error}");
+    assert!(error.contains("contains no prompts for /v1/completions (1 of a different kind)"), "{error}");
 }

@@ -1,7 +1,9 @@
-//! Profile and traces in, tables out; evaluation of tables. The README has the method and its equations.
+//! Solves for tables, given a profile and traces, and evaluates tables. The README describes the method and its
+//! equations.
 //!
 //! * [`solve`]: co-clusters tokens or requests with experts by alternating exact steps, and builds T, A and E.
-//! * [`solve_paper`]: uses the paper's Algorithm 1 instead; [`TokenAssigner`]: assigns only tokens, for given experts.
+//! * [`solve_paper`]: uses the paper's Algorithm 1 instead; [`TokenAssigner`]: assigns only tokens, for given
+//!   placements.
 //! * [`evaluate`]: measures tables on a trace or a profile: local activation rate, balance, routing policies.
 //!
 //! ```
@@ -22,20 +24,20 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! The rooms, the lowest first; each imports only from those above it in this table:
+//! Modules, lowest first; each imports only from the modules above it in this table:
 //!
-//! | room | what |
+//! | module | contents |
 //! |---|---|
-//! | `input` | options, counts of units x (layer, expert), padding, the split into parts, combinations that are refused, errors |
+//! | `input` | options, counts of units x (layer, expert), padding, the split into parts, rejected combinations, errors |
 //! | `algebra` | rows, symmetric matrices and their eigenvalues, bit-identical on every machine |
-//! | `prior` | expectations for rare and unseen tokens, and the evidence of their own counts |
+//! | `prior` | expectations for rare and unseen tokens, and the evidence from tokens' own counts |
 //! | `step` | the exact transportation solver, both halves of the alternation, swaps, replicas; limits on load, tokens and sequences; nodes, gating groups and the cost of moving experts |
-//! | `bounds` | upper bounds over all placements, which turn the gap of a solution into a figure |
-//! | `start` | how a start begins and runs, and many of them over threads |
+//! | `bounds` | upper bounds over all placements, which quantify the gap of a solution |
+//! | `start` | initial clusterings, single starts, and many starts run on threads |
 //! | `tables` | T and prices for attention dp, T and A for tp; the paper's Algorithm 3 as printed |
-//! | `ranks` | the objective of remote ranks: its unit step and its local search |
-//! | `judge` | evaluation, of requests, tokens and steps |
-//! | `solve` | the whole solve, also for given placements or tokens alone; held-out requests; the report |
+//! | `ranks` | the remote-ranks objective: its unit step and its local search |
+//! | `judge` | evaluation of requests, tokens and steps |
+//! | `solve` | the complete solve, including solves for given placements or only for tokens; held-out requests; the report |
 //! | `paper` | the paper's Algorithm 1, as a baseline |
 
 mod algebra;

@@ -9,7 +9,7 @@ use crate::container::{Foreign, element_bytes};
 #[derive(Debug)]
 pub struct Arrays(Foreign);
 
-/// One array of the file, the last index fastest.
+/// One array of the file, in row-major order.
 #[derive(Clone, Copy, Debug)]
 pub struct Array<'a> {
     dtype: &'a str,
@@ -28,7 +28,7 @@ impl Arrays {
         Foreign::open(path).map(Self)
     }
 
-    /// Parses a safetensors file held in memory.
+    /// Parses an in-memory safetensors file.
     ///
     /// # Errors
     /// See [`Arrays::open`].
@@ -36,7 +36,7 @@ impl Arrays {
         Foreign::from_bytes(bytes).map(Self)
     }
 
-    /// All names, in order.
+    /// Returns the names of all arrays, in ascending order.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.0.tensors.keys().map(String::as_str)
     }
@@ -51,7 +51,7 @@ impl Arrays {
 }
 
 impl<'a> Array<'a> {
-    /// The element type, as safetensors spells it.
+    /// Returns the element type as spelled in safetensors.
     pub fn dtype(&self) -> &'a str {
         self.dtype
     }
@@ -66,7 +66,7 @@ impl<'a> Array<'a> {
         self.width > 0
     }
 
-    /// Reads one integer; `None` if the array holds no integers, or the number exceeds [`i64::MAX`].
+    /// Reads one integer. Returns `None` if the elements are not integers, or the number exceeds [`i64::MAX`].
     ///
     /// # Panics
     /// If the index is out of range.
@@ -82,7 +82,7 @@ impl<'a> Array<'a> {
         self.element(at)
     }
 
-    /// All integers in storage order; empty unless the elements are integers.
+    /// Iterates over all integers in storage order; yields nothing if the elements are not integers.
     pub fn ints(self) -> impl Iterator<Item = Option<i64>> {
         (0..self.bytes.len().checked_div(self.width).unwrap_or(0)).map(move |at| self.element(at))
     }

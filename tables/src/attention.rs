@@ -14,21 +14,21 @@ use crate::model::{by_name, quoted};
 pub const NO_GROUP: u16 = u16::MAX;
 /// Maximum number of labels per token and layer.
 pub const MAX_LABELS: usize = 4;
-/// Each share is rounded to f16, so their sum may exceed one slightly.
+/// Tolerance for sums of shares, which may slightly exceed one because each share is rounded to f16.
 const SUM_TOLERANCE: f64 = 0.01;
 
-/// How the attention of the unit is parallelised.
+/// How a unit's attention is parallelised.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Attention {
-    /// Data parallel: a request lives on one rank and can be pinned to it.
+    /// Data parallel: a request stays on one rank and can be pinned to it.
     Dp,
     /// Tensor parallel: every rank sees every token, and tokens are shuffled inside the unit.
     Tp,
 }
 
 impl Attention {
-    /// The attention to switch to.
+    /// Returns the attention that this one can switch to.
     pub fn other(self) -> Self {
         match self {
             Self::Dp => Self::Tp,
@@ -56,7 +56,7 @@ impl FromStr for Attention {
 pub struct GroupLabels<'a> {
     /// The groups.
     pub groups: &'a [u16],
-    /// Their probabilities, parallel to `groups`.
+    /// The probabilities of `groups`, in the same order.
     pub probs: &'a [f16],
 }
 
@@ -85,7 +85,7 @@ pub(crate) fn dp_view(
     replicas: bool,
 ) -> Result<View<f16>, FormatError> {
     let view = container.view("T", &[vocabulary, u64::from(ranks)])?;
-    // Without replicas an activation is local on one rank only. With them it can be local on several.
+    // Without replicas, an activation is local on only one rank; with replicas, it can be local on several.
     let most = if replicas { f64::from(ranks) } else { 1.0 };
     for (token, row) in container.slice(&view).chunks_exact(usize::from(ranks)).enumerate() {
         if let Some(rank) = row.iter().position(|&share| !is_share(share)) {
@@ -132,7 +132,7 @@ impl LabelViews {
         Ok(LabelViews { labels, groups, probs })
     }
 
-    /// The used labels of a row; `None` without evidence.
+    /// Returns the used labels of a row, or `None` without evidence.
     pub(crate) fn row<'a>(&self, container: &'a Container, row: usize) -> Option<GroupLabels<'a>> {
         let span = row * self.labels..(row + 1) * self.labels;
         let groups = container.slice(&self.groups).get(span.clone())?;
@@ -142,7 +142,7 @@ impl LabelViews {
     }
 }
 
-/// Groups must be distinct and in range, followed only by [`NO_GROUP`].
+/// Checks that groups are distinct and in range, followed only by [`NO_GROUP`].
 fn check_groups(ids: &[u16], num_groups: u16) -> Result<(), (usize, String)> {
     for (label, &id) in ids.iter().enumerate() {
         let before = &ids[..label];
@@ -162,7 +162,7 @@ fn check_groups(ids: &[u16], num_groups: u16) -> Result<(), (usize, String)> {
     Ok(())
 }
 
-/// Shares must descend and add up to at most one, with zero wherever there is no group.
+/// Checks that shares are in descending order and add up to at most one, and are zero wherever there is no group.
 fn check_probs(ids: &[u16], shares: &[f16]) -> Result<(), (usize, String)> {
     let mut sum = 0.0;
     for (label, &share) in shares.iter().enumerate() {
@@ -173,7 +173,7 @@ fn check_probs(ids: &[u16], shares: &[f16]) -> Result<(), (usize, String)> {
             return Err((label, "0 for an unused label".into()));
         }
         if label > 0 && share > shares[label - 1] {
-            return Err((label, format!("at most {}, because the best is first", shares[label - 1])));
+            return Err((label, format!("at most {}, because the best label comes first", shares[label - 1])));
         }
         sum += f64::from(share);
         if sum > 1.0 + SUM_TOLERANCE {

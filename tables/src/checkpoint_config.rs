@@ -1,5 +1,5 @@
-//! Reads `config.json` of a Hugging Face checkpoint key by key. Planner, profiler, worker and `permute` all use this
-//! reader, so they see the same model.
+//! Reads the `config.json` of a Hugging Face checkpoint key by key. Planner, profiler, worker and `permute` all use
+//! this reader, so that they see the same model.
 //!
 //! Multimodal models keep the language model's dimensions in a section. Quantisation, element type and tied embeddings
 //! apply to the whole checkpoint and may appear inside the section, outside it, or both.
@@ -11,20 +11,20 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
 
-/// Published configurations are at most a few hundred kB.
+/// Maximum size of the file; published configurations are at most a few hundred kB.
 const MAX_CONFIG_BYTES: u64 = 16 << 20;
 /// Maximum number of characters of a value quoted in a message.
 const MAX_SHOWN_CHARS: usize = 100;
 /// Maximum nesting of sections.
 const MAX_SECTIONS: usize = 2;
-/// Sections that may hold the language model.
+/// Sections that may contain the language model.
 const SECTIONS: [&str; 4] = ["thinker_config", "text_config", "language_config", "llm_config"];
-/// Keys about the whole checkpoint: a value in the section takes precedence over one outside it.
+/// Keys that apply to the whole checkpoint: a value in the section takes precedence over one outside it.
 const OF_CHECKPOINT: [&str; 4] = ["architectures", "dtype", "torch_dtype", "eos_token_id"];
-/// Keys that decide the size and meaning of the weights: values inside and outside the section must agree.
+/// Keys that determine the size and meaning of the weights: values inside and outside the section must agree.
 const OF_WEIGHTS: [&str; 3] = ["quantization_config", "compression_config", "tie_word_embeddings"];
 
-/// Why a configuration or one of its keys was rejected.
+/// Reasons for rejecting a configuration or one of its keys.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// The file cannot be read.
@@ -43,21 +43,21 @@ pub enum ConfigError {
         /// The parser's error.
         source: serde_json::Error,
     },
-    /// A value that is missing, of the wrong type, out of range, or not supported.
+    /// A value is missing, has the wrong type, is out of range, or is not supported.
     #[error("{}: {key} is {found}, expected {expected}", path.display())]
     Key {
         /// The file.
         path: PathBuf,
         /// The key.
         key: String,
-        /// Value of the key, shortened.
+        /// The key's value, shortened.
         found: String,
         /// The accepted values.
         expected: String,
     },
 }
 
-/// A configuration, or a section of one. A value of null counts as absent.
+/// A configuration, or a section of one. Null values count as absent.
 #[derive(Clone, Debug)]
 pub struct CheckpointConfig {
     path: PathBuf,
@@ -78,7 +78,7 @@ impl CheckpointConfig {
         let path = if path.is_dir() { path.join("config.json") } else { path.to_owned() };
         let failed = |source| ConfigError::Read { path: path.clone(), source };
         let mut bytes = Vec::new();
-        // Reads through `take`: a device has no length, and a file may grow.
+        // Limits the read with `take`, because a device has no length and a file may grow.
         File::open(&path).map_err(failed)?.take(MAX_CONFIG_BYTES + 1).read_to_end(&mut bytes).map_err(failed)?;
         if bytes.len() as u64 > MAX_CONFIG_BYTES {
             return Err(failed(std::io::Error::other(format!("it has more than {MAX_CONFIG_BYTES} bytes"))));
@@ -105,42 +105,42 @@ impl CheckpointConfig {
         let first = values.next();
         match values.find(|value| Some(*value) != first) {
             Some(other) => {
-                let expected = format!("{}, as outside of the language model's section", shown(Some(other)));
+                let expected = format!("{}, the value outside the language model's section", shown(Some(other)));
                 Err(self.bad(key, shown(first), expected))
             }
             None => Ok(()),
         }
     }
 
-    /// The file, for messages.
+    /// Returns the path of the file, for messages.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The whole document.
+    /// Returns the whole document.
     pub fn document(&self) -> &Map<String, Value> {
         &self.objects[self.objects.len() - 1]
     }
 
-    /// The value of a key, if present.
+    /// Returns the value of a key, if present.
     pub fn get(&self, key: &str) -> Option<&Value> {
         let reach = if OF_CHECKPOINT.contains(&key) || OF_WEIGHTS.contains(&key) { self.objects.len() } else { 1 };
         self.objects[..reach].iter().find_map(|object| present(object, key))
     }
 
-    /// The names in `architectures`, starting with the language model's section.
+    /// Returns the names in `architectures`, those of the language model's section first.
     pub fn architectures(&self) -> Vec<&str> {
         let lists = self.objects.iter().filter_map(|object| object.get("architectures")?.as_array());
         lists.flatten().filter_map(Value::as_str).collect()
     }
 
-    /// The architecture names for a message, shortened.
+    /// Returns the architecture names, shortened for a message.
     pub fn shown_architectures(&self) -> String {
         let found: String = self.architectures().join(", ").chars().take(MAX_SHOWN_CHARS).collect();
         if found.is_empty() { "(none)".to_owned() } else { found }
     }
 
-    /// The element type of the unquantised weights, and the key that names it.
+    /// Returns the element type of the unquantised weights, and the key that specifies it.
     ///
     /// # Errors
     /// If the value is not a string.
@@ -152,7 +152,7 @@ impl CheckpointConfig {
         Ok(self.text(key)?.map(|name| (key, name)))
     }
 
-    /// The object under a key, as a configuration.
+    /// Returns the object under a key as a configuration.
     ///
     /// # Errors
     /// If the value is not an object.
@@ -161,7 +161,7 @@ impl CheckpointConfig {
         Ok(object.map(|object| Self { path: self.path.clone(), objects: vec![object.clone()] }))
     }
 
-    /// A value converted by `read`, if present.
+    /// Returns a value converted by `read`, if present.
     ///
     /// # Errors
     /// If `read` rejects the value.
@@ -174,7 +174,7 @@ impl CheckpointConfig {
         self.get(key).map(|value| read(value).ok_or_else(|| self.unexpected(key, expected))).transpose()
     }
 
-    /// An integer within a range, if present.
+    /// Returns an integer within a range, if present.
     ///
     /// # Errors
     /// If the value is anything else or does not fit `T`.
@@ -184,7 +184,7 @@ impl CheckpointConfig {
         self.optional(key, expected, within)
     }
 
-    /// An integer from 1 to `most`.
+    /// Returns an integer from 1 to `most`.
     ///
     /// # Errors
     /// If the value is missing or anything else.
@@ -192,7 +192,7 @@ impl CheckpointConfig {
         self.whole(key, 1..=most)?.ok_or_else(|| self.unexpected(key, format!("1 to {most}")))
     }
 
-    /// An integer from 1 to [`CheckpointConfig::MAX_DIMENSION`].
+    /// Returns an integer from 1 to [`CheckpointConfig::MAX_DIMENSION`].
     ///
     /// # Errors
     /// See [`CheckpointConfig::bounded`].
@@ -200,7 +200,7 @@ impl CheckpointConfig {
         self.bounded(key, Self::MAX_DIMENSION)
     }
 
-    /// An integer from 1 to [`CheckpointConfig::MAX_DIMENSION`], if present.
+    /// Returns an integer from 1 to [`CheckpointConfig::MAX_DIMENSION`], if present.
     ///
     /// # Errors
     /// If the value is anything else.
@@ -208,7 +208,7 @@ impl CheckpointConfig {
         self.whole(key, 1..=Self::MAX_DIMENSION)
     }
 
-    /// An integer from 0 to [`CheckpointConfig::MAX_DIMENSION`]; 0 if absent.
+    /// Returns an integer from 0 to [`CheckpointConfig::MAX_DIMENSION`], or 0 if absent.
     ///
     /// # Errors
     /// If the value is anything else.
@@ -216,7 +216,7 @@ impl CheckpointConfig {
         Ok(self.whole(key, 0..=Self::MAX_DIMENSION)?.unwrap_or_default())
     }
 
-    /// A finite number, if present.
+    /// Returns a finite number, if present.
     ///
     /// # Errors
     /// If the value is anything else.
@@ -224,7 +224,7 @@ impl CheckpointConfig {
         self.optional(key, "a number", |value| value.as_f64().filter(|number| number.is_finite()))
     }
 
-    /// A positive number, if present.
+    /// Returns a positive number, if present.
     ///
     /// # Errors
     /// If the value is anything else.
@@ -234,7 +234,7 @@ impl CheckpointConfig {
         Ok(number)
     }
 
-    /// A boolean, or `absent` if the key is missing.
+    /// Returns a boolean, or `absent` if the key is missing.
     ///
     /// # Errors
     /// If the value is anything else.
@@ -242,7 +242,7 @@ impl CheckpointConfig {
         Ok(self.optional(key, "true or false", Value::as_bool)?.unwrap_or(absent))
     }
 
-    /// A list of integers, empty if absent.
+    /// Returns a list of integers, which is empty if the key is absent.
     ///
     /// # Errors
     /// If the value is anything else.
@@ -251,7 +251,7 @@ impl CheckpointConfig {
         Ok(self.optional(key, "a list of whole numbers", read)?.unwrap_or_default())
     }
 
-    /// A string, if present.
+    /// Returns a string, if present.
     ///
     /// # Errors
     /// If the value is anything else.
@@ -267,15 +267,16 @@ impl CheckpointConfig {
         if holds { Ok(()) } else { Err(self.unexpected(key, expected())) }
     }
 
-    /// Indices of the MoE layers among `layers`, ascending: all but those that the model family's keys declare dense.
+    /// Returns the indices of the MoE layers among `layers`, ascending: all except those that the model family's keys
+    /// declare dense.
     ///
     /// # Errors
     /// If such a key is invalid, or no layer has experts.
     pub fn moe_layers(&self, layers: u16) -> Result<Vec<u16>, ConfigError> {
-        // Some families list it layer by layer: 1 = has experts.
+        // Some families have a list with one entry per layer: 1 = has experts.
         let listed = self.get("moe_layer_freq").is_some_and(Value::is_array);
         let sparse: Vec<u64> = if listed { self.numbers("moe_layer_freq")? } else { Vec::new() };
-        // DeepSeek: from the k-th on, layers divisible by f have experts. Qwen: every s-th layer, counted from 1, has
+        // DeepSeek: layers divisible by f, from the k-th on, have experts. Qwen: every s-th layer, counted from 1, has
         // experts, with listed exceptions.
         let frequency = if listed { 1 } else { self.optional_dimension("moe_layer_freq")?.unwrap_or(1) };
         let first: u64 = self.count("first_k_dense_replace")?;
@@ -293,20 +294,20 @@ impl CheckpointConfig {
         self.require(!found.is_empty(), key, || "at least one MoE layer".to_owned()).map(|()| found)
     }
 
-    /// An error about a key: the value found and the values expected.
+    /// Builds an error about a key: the value found and the values expected.
     pub fn unexpected(&self, key: &str, expected: impl Into<String>) -> ConfigError {
         let value = self.get(key).or_else(|| self.objects[0].get(key));
         self.bad(key, shown(value), expected)
     }
 
-    /// An error about a key whose found value is described by `found`.
+    /// Builds an error about a key, with `found` as the description of its value.
     pub fn bad(&self, key: &str, found: impl ToString, expected: impl Into<String>) -> ConfigError {
         let found = found.to_string().chars().take(MAX_SHOWN_CHARS).collect();
         ConfigError::Key { path: self.path.clone(), key: key.to_owned(), found, expected: expected.into() }
     }
 }
 
-/// The section with the language model, or the section that encloses that one.
+/// Returns the section that contains the language model, directly or in a nested section.
 fn section_of(object: &Map<String, Value>) -> Option<&Map<String, Value>> {
     let sections = SECTIONS.iter().filter_map(|name| object.get(*name)?.as_object());
     let mut sections = sections.filter(|inner| inner.contains_key("num_hidden_layers") || section_of(inner).is_some());

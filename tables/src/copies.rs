@@ -1,21 +1,21 @@
-//! Which replica of an expert the tokens of a rank use. One rule for the worker, which sends tokens there, and for the
-//! models that predict its traffic.
+//! The choice of replica: which copy of an expert the tokens of a rank use. The worker, which sends tokens there, and
+//! the models that predict its traffic share this rule.
 
 use serde::{Deserialize, Serialize};
 
 use crate::{Domains, ExpertId, FormatError, GroupId, LayerIdx, Placement, Replicas, Tables};
 
-/// For each expert, the groups that hold it and the group whose copy the tokens at each place use.
+/// For each expert, the groups that hold it and the group whose copy is used by the tokens at each place.
 ///
-/// A place is where tokens are: a group or, where an attention-DP rank has several groups, that rank. Tokens use the
-/// copy at their own place if there is one, else one on the same node (if nodes are known), else any. Places that
-/// choose among the same copies at equal distance rotate through them, so each copy serves the same number of places,
-/// give or take one. The choice depends only on place, layer and expert, never on the batch.
+/// A place is a location of tokens: a group or, where an attention-DP rank has several groups, that rank. Tokens use
+/// the copy at their own place if there is one, otherwise one on the same node (if nodes are known), otherwise any
+/// copy. Places that choose among the same copies at equal distance rotate through them, so that the number of places
+/// per copy differs by at most one. The choice depends only on place, layer and expert, never on the batch.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(try_from = "Copies")]
 pub struct ExpertCopies(Copies);
 
-/// [`ExpertCopies`] before validation, since another process may have written it.
+/// [`ExpertCopies`] before validation, because another process may have written it.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 struct Copies {
     groups: u16,
@@ -58,13 +58,13 @@ struct Sites<'a> {
     /// \[G\]
     place_of: &'a [u16],
     places: usize,
-    /// Groups per node; nodes are runs of neighbouring groups.
+    /// Groups per node; each node is a run of consecutive groups.
     per_node: Option<usize>,
 }
 
 impl ExpertCopies {
-    /// For tokens located on the groups themselves, where each rank holds one group. Uses the nodes that the tables
-    /// were solved for, if any.
+    /// Chooses copies for tokens located on the groups themselves, where each rank holds one group. Uses the nodes that
+    /// the tables were solved for, if any.
     ///
     /// # Errors
     /// If the nodes do not divide the groups.
@@ -73,7 +73,8 @@ impl ExpertCopies {
         Self::between_places(tables, &places, places.len(), tables.solved_nodes())
     }
 
-    /// For tokens at `places` places: group g is at `place_of[g]`, and the groups form `nodes` nodes of neighbours.
+    /// Chooses copies for tokens at `places` places: group g is at `place_of[g]`, and the groups form `nodes` nodes of
+    /// consecutive groups.
     ///
     /// # Errors
     /// If `place_of` has the wrong length, or the nodes do not divide the groups.
@@ -97,8 +98,9 @@ impl ExpertCopies {
         Ok(Self::of_holders(&holders, &sites))
     }
 
-    /// Expert domains (HybridEP): every group of a domain holds the experts of all its groups. Tokens of other groups
-    /// use the copy at their own position within the domain, so a token reaches a domain only once.
+    /// Chooses copies for expert domains (HybridEP): every group of a domain holds the experts of all groups in the
+    /// domain. Tokens of other groups use the copy at their own position within the domain, so that a token is sent to
+    /// each domain only once.
     ///
     /// # Errors
     /// If the domains do not divide the groups.
@@ -120,7 +122,7 @@ impl ExpertCopies {
         }))
     }
 
-    /// Builds the choice from the groups that hold each expert of each layer.
+    /// Chooses copies, given the groups that hold each expert of each layer.
     fn of_holders(holders: &Holders, sites: &Sites<'_>) -> Self {
         let Holders { groups, slots, of: ref holders } = *holders;
         let (layers, experts) = (holders.len(), holders.first().map_or(0, Vec::len));
@@ -137,7 +139,7 @@ impl ExpertCopies {
         Self(Copies { groups, experts: experts as u16, layers, start, held_by, slots, used })
     }
 
-    /// For tokens on the groups, without nodes.
+    /// Chooses copies for tokens on the groups, without nodes.
     fn on_groups(holders: &Holders) -> Self {
         let places: Vec<u16> = (0..holders.groups).collect();
         Self::of_holders(holders, &Sites { place_of: &places, places: places.len(), per_node: None })
@@ -163,12 +165,12 @@ impl ExpertCopies {
         self.0.slots
     }
 
-    /// Number of places that tokens can be at.
+    /// Number of places at which tokens can be located.
     pub fn places(&self) -> usize {
         self.0.used.len() / (self.0.layers * usize::from(self.0.experts)).max(1)
     }
 
-    /// The groups that hold an expert, ascending.
+    /// Returns the groups that hold an expert, ascending.
     ///
     /// # Panics
     /// If the layer or the expert is out of range.
@@ -185,7 +187,7 @@ impl ExpertCopies {
         self.held_by(layer, expert).contains(&group.get())
     }
 
-    /// For each expert of a layer, the group whose copy the tokens at a place use: \[N\].
+    /// Returns, for each expert of a layer, the group whose copy is used by the tokens at a place, \[N\].
     ///
     /// # Panics
     /// If the place or the layer is out of range.
@@ -195,14 +197,14 @@ impl ExpertCopies {
     }
 }
 
-/// One copy of each expert; tokens are on the groups.
+/// Uses the only copy of each expert, for tokens on the groups.
 impl From<&Placement> for ExpertCopies {
     fn from(placement: &Placement) -> Self {
         Self::on_groups(&held_once(placement))
     }
 }
 
-/// Tokens are on the groups; no nodes.
+/// Chooses copies for tokens on the groups, without nodes.
 impl From<&Replicas> for ExpertCopies {
     fn from(replicas: &Replicas) -> Self {
         Self::on_groups(&held(replicas))
@@ -236,8 +238,8 @@ fn held_once(placement: &Placement) -> Holders {
 }
 
 impl Sites<'_> {
-    /// The copy that each place uses of an expert held by these groups (ascending). `rotation` is the index of the
-    /// copy that the first place with a choice takes.
+    /// Returns the copy that each place uses of an expert held by these groups (ascending). `rotation` is the index of
+    /// the copy for the first place that has a choice.
     fn choices(&self, holders: &[u16], rotation: usize) -> Vec<u16> {
         // Distinct sets of copies to choose among, each with the number of places that have chosen so far.
         let mut choosing: Vec<(Vec<u16>, usize)> = Vec::new();
@@ -258,7 +260,7 @@ impl Sites<'_> {
         (0..self.places).map(choice).collect()
     }
 
-    /// Among copies at other places, those on the same node, or all if there are none or nodes are unknown.
+    /// Returns the copies on the same node as a place, or all copies if there are none or nodes are unknown.
     fn nearest(&self, holders: &[u16], place: usize) -> Vec<u16> {
         let Some(per_node) = self.per_node else { return holders.to_vec() };
         let groups = self.place_of.iter().enumerate().filter(|(_, of)| usize::from(**of) == place);

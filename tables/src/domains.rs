@@ -16,7 +16,7 @@ const MAX_INNER: usize = 7;
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Domains {
-    /// Domain size at the outermost level, which connects the groups that the inner levels leave.
+    /// Domain size at the outermost level, which connects the blocks of groups formed by the inner levels.
     outermost: u16,
     /// Outermost first; unset levels have one worker.
     inner: [DomainLevel; MAX_INNER],
@@ -39,7 +39,7 @@ pub(crate) struct DomainMap {
 }
 
 impl Domains {
-    /// Each group is a domain of its own.
+    /// No domains: each group is a domain of its own.
     pub const NONE: Self = Self { outermost: 1, inner: [DomainLevel { size: 1, of: 1 }; MAX_INNER] };
 
     /// Number of groups in a domain.
@@ -73,7 +73,7 @@ impl Domains {
 }
 
 impl DomainMap {
-    /// The group in the domain of `owner` at the position that `place` has in its own domain.
+    /// Returns the group that has the same position in the domain of `owner` as `place` has in its own domain.
     pub(crate) fn peer(&self, place: u16, owner: u16) -> u16 {
         let (mut inside, mut peer) = (1, 0);
         for DomainLevel { size, of } in self.levels.into_iter().rev() {
@@ -84,13 +84,13 @@ impl DomainMap {
         peer
     }
 
-    /// The groups in the domain of `owner`, ascending.
+    /// Returns the groups in the domain of `owner`, ascending.
     pub(crate) fn members(&self, owner: u16) -> Vec<u16> {
         (0..self.groups).filter(|&group| self.peer(group, owner) == group).collect()
     }
 }
 
-/// Domains of neighbours, with a single level.
+/// Single-level domains of consecutive groups.
 impl From<u16> for Domains {
     fn from(size: u16) -> Self {
         Self { outermost: size, ..Self::NONE }
@@ -117,7 +117,7 @@ impl From<Domains> for String {
     }
 }
 
-/// A text that is not [`Domains`].
+/// The text does not describe valid [`Domains`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("expected N, or sizes of up to {} levels, outermost first, as in 2:1/8", 1 + MAX_INNER)]
 pub struct NoDomains;

@@ -1,4 +1,4 @@
-//! The input embeddings of a checkpoint: what the model itself encodes about each token of the vocabulary.
+//! The input embeddings of a checkpoint, which represent each token of the vocabulary inside the model.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -9,9 +9,9 @@ use crate::container::{FloatType, Foreign, ForeignTensor, INDEX, MAX_INDEX_BYTES
 use crate::model::short;
 use crate::{FormatError, TokenId};
 
-/// The usual end of the tensor's name in language model checkpoints, with or without a prefix.
+/// The usual suffix of the tensor's name in language model checkpoints, with or without a prefix before it.
 const USUAL_END: &str = "embed_tokens.weight";
-/// Far above the hidden size of any model.
+/// Maximum width, far above the hidden size of any model.
 const MAX_WIDTH: u64 = 1 << 20;
 
 /// A tensor [V', H] of a mapped checkpoint; all its values are finite.
@@ -25,22 +25,23 @@ pub struct Embeddings {
     width: usize,
 }
 
-/// Why input embeddings could not be read.
+/// Errors from reading input embeddings.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum EmbeddingsError {
     /// The file cannot be read or is not a safetensors file.
     #[error(transparent)]
     Format(#[from] FormatError),
-    /// The index of a checkpoint is not JSON of the right form.
-    #[error("{}: not the index of a checkpoint: {source}", path.display())]
+    /// The index of a checkpoint is not valid JSON of the expected form.
+    #[error("{}: not a checkpoint index: {source}", path.display())]
     Json {
         /// The index.
         path: PathBuf,
         /// The parser's error.
         source: serde_json::Error,
     },
-    /// The index is too large or names a file elsewhere, or not exactly one tensor could be the input embeddings.
+    /// The index is too large or refers to a file in another directory, or the input embeddings cannot be identified as
+    /// exactly one tensor.
     #[error("{}: {found}, expected {expected}", path.display())]
     Content {
         /// The file.
@@ -65,13 +66,13 @@ pub enum EmbeddingsError {
 }
 
 impl Embeddings {
-    /// Maps the embeddings of a checkpoint, given as a safetensors file, the index of a sharded one, or a directory
-    /// with either. The tensor is `name`, or else the only one whose name ends with `embed_tokens.weight`. Reads every
-    /// value.
+    /// Maps the embeddings of a checkpoint, given as a safetensors file, the index of a sharded checkpoint, or a
+    /// directory with either. The tensor is `name` or, without a name, the only one whose name ends with
+    /// `embed_tokens.weight`. Reads every value.
     ///
     /// # Errors
-    /// [`EmbeddingsError`]: a missing file or tensor, an element type other than BF16, F16 or F32, a shape that is not
-    /// a matrix, or values that are not finite.
+    /// Returns an [`EmbeddingsError`] for a missing file or tensor, an element type other than BF16, F16 or F32, a
+    /// shape that is not a matrix, or values that are not finite.
     pub fn open(path: &Path, name: Option<&str>) -> Result<Self, EmbeddingsError> {
         let path = match path.is_dir() {
             true if path.join(INDEX).exists() => path.join(INDEX),
@@ -132,17 +133,17 @@ impl Embeddings {
         Ok(Embeddings { tensor: tensor.clone(), file, path, element, rows, width })
     }
 
-    /// V': rows, one per token; a checkpoint may have more than its tokenizer has tokens.
+    /// V': the number of rows, one per token; a checkpoint may have more rows than its tokenizer has tokens.
     pub fn rows(&self) -> usize {
         self.rows
     }
 
-    /// H: values per row.
+    /// H: the number of values per row.
     pub fn width(&self) -> usize {
         self.width
     }
 
-    /// The file with the tensor.
+    /// Returns the file that contains the tensor.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -159,7 +160,7 @@ impl Embeddings {
     }
 }
 
-/// The tensor with this name or, without a name, the only tensor with the usual ending.
+/// Returns the tensor with this name or, without a name, the only tensor with the usual suffix.
 fn choose<'a>(
     names: impl Iterator<Item = &'a String>,
     name: Option<&str>,
@@ -189,7 +190,7 @@ struct Index {
     weight_map: BTreeMap<String, String>,
 }
 
-/// The file that holds each tensor, according to the index.
+/// Returns the file that contains each tensor, according to the index.
 fn weight_map(path: &Path) -> Result<BTreeMap<String, String>, EmbeddingsError> {
     let bytes = Storage::map(path)?;
     let path = path.to_path_buf();

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 
-/// Why a file could not be read or written, or why data would not form a valid file.
+/// Errors from reading or writing a file, or from data that would not form a valid file.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FormatError {
@@ -17,12 +17,12 @@ pub enum FormatError {
         /// The cause.
         source: std::io::Error,
     },
-    /// Adds the file's name to an error in it.
+    /// An error in the content of a file, with the file's path.
     #[error("{}: {source}", path.display())]
     File {
         /// The file concerned.
         path: PathBuf,
-        /// The problem in it.
+        /// The error in the content.
         source: Box<FormatError>,
     },
     /// The safetensors container is damaged.
@@ -35,10 +35,10 @@ pub enum FormatError {
         /// The expected value.
         expected: String,
     },
-    /// The header is not JSON of the right form.
+    /// The header is not valid JSON of the expected form.
     #[error("not a valid safetensors container: the header is not a safetensors header: {0}")]
     Header(#[source] serde_json::Error),
-    /// The file is of another format.
+    /// The file has a different format.
     #[error("the format is {found:?}, expected {expected:?}")]
     WrongFormat {
         /// The file's `format`.
@@ -47,19 +47,19 @@ pub enum FormatError {
         expected: &'static str,
     },
     /// The file's version is unknown to this program.
-    #[error("the version of {format} is {found:?}, this program reads {expected:?}")]
+    #[error("version {found:?} of {format} is not supported, expected {expected:?}")]
     UnknownVersion {
         /// The file's format.
         format: &'static str,
         /// The file's `version`.
         found: String,
-        /// The version known here.
+        /// The version that this program reads.
         expected: &'static str,
     },
     /// A metadata field is absent.
     #[error("the metadata field `{0}` is missing")]
     MissingField(&'static str),
-    /// A metadata field, or a field of a value passed to a builder, is wrong.
+    /// A metadata field, or a field of a value passed to a builder, is invalid.
     #[error("the field `{field}` is {found}, expected {expected}")]
     BadField {
         /// The field.
@@ -72,7 +72,7 @@ pub enum FormatError {
     /// A tensor is absent.
     #[error("the tensor `{0}` is missing")]
     MissingTensor(&'static str),
-    /// The format has no such tensor.
+    /// The format does not define this tensor.
     #[error("the tensor `{tensor}` does not belong in {format}")]
     UnexpectedTensor {
         /// The tensor.
@@ -100,12 +100,12 @@ pub enum FormatError {
         /// The required shape.
         expected: String,
     },
-    /// A value inside a tensor is wrong.
+    /// A value inside a tensor is invalid.
     #[error("the tensor `{tensor}` holds {found} at {at}, expected {expected}")]
     BadValue {
         /// The tensor.
         tensor: &'static str,
-        /// Where, in words ("layer 3, token 17").
+        /// The position in words, such as "layer 3, token 17".
         at: String,
         /// The value.
         found: String,
@@ -113,13 +113,13 @@ pub enum FormatError {
         expected: String,
     },
     /// Two files, or a file and an engine, belong to different models.
-    #[error("different models: `{field}` is {found} here and {expected} there")]
+    #[error("different models: `{field}` is {found} in one and {expected} in the other")]
     ModelMismatch {
         /// The first field that differs.
         field: &'static str,
-        /// Value of the field in the receiver.
+        /// The field's value in `self`.
         found: String,
-        /// Value of the field in the other.
+        /// The field's value in the other model.
         expected: String,
     },
     /// Two profiles cover different phases.
@@ -141,7 +141,7 @@ pub enum FormatError {
 }
 
 impl FormatError {
-    /// Adds the name of the file to an error that does not name one yet.
+    /// Adds the file's path to an error that does not name a file yet.
     #[must_use]
     pub fn in_file(self, path: &Path) -> Self {
         match self {

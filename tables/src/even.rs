@@ -1,8 +1,8 @@
 //! Spreads the tokens of a step evenly over groups with attention tp: line 5 of the paper's Algorithm 3, `align`.
 //!
-//! A layer's collectives wait for the fullest rank: each of its rows costs the bytes of 2 (P - 1) rows on one link in
-//! SRS and SAG. Moving the cheapest row elsewhere costs at most two more rows, spread over several links. So no group
-//! exceeds its even share, and rows leave an overfull group in order of smallest loss.
+//! A layer's collectives wait for the fullest rank, where each row costs the bytes of 2 (P - 1) rows on one link in SRS
+//! and SAG. Moving the cheapest row to another group costs at most two more rows, spread over several links. Therefore
+//! no group exceeds its even share, and rows leave an overfull group in order of smallest loss.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -10,16 +10,16 @@ use std::mem::take;
 
 use crate::likely::LikelyGroup;
 
-/// Assigns the tokens (rows) of a step to G groups, at most ceil(n / G) to each. Buffers are reused: nothing is
-/// allocated once they have reached their size.
+/// Assigns the tokens (rows) of a step to G groups, at most ceil(n / G) to each. Buffers are reused, so that nothing is
+/// allocated once they have grown to the required size.
 ///
 /// Rows start on their likeliest groups. While any group is overfull, the row that loses the least share moves from an
-/// overfull group to its best group with room. Ties move the last row, to the first group. Rows without evidence are
-/// placed last, in order, on the group with the fewest rows. The result depends only on the rows and their order.
+/// overfull group to its best group with room. On ties, the last row moves, to the first group. Rows without evidence
+/// are placed last, in order, on the group with the fewest rows. The result depends only on the rows and their order.
 ///
-/// The rule is greedy: no row is moved to make room for another. With two groups the total share kept is optimal. With
-/// more it is nearly so: over 98% on random small steps, over 99% on recorded routing (asserted by this crate's and the
-/// solver's tests).
+/// The rule is greedy: no row is moved to make room for another. With two groups, the total retained share is optimal.
+/// With more groups, it is over 98% of the optimum on random small steps and over 99% on recorded routing (asserted by
+/// this crate's and the solver's tests).
 #[derive(Clone, Debug, Default)]
 pub struct EvenGroups {
     /// `[rows, G]`: expected shares.
@@ -35,21 +35,21 @@ pub struct EvenGroups {
     moves: BinaryHeap<Reverse<Move>>,
 }
 
-/// Why a row is on its group.
+/// The reason for a row's group.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PlacedBy {
-    /// The token went to its likeliest group.
+    /// The token is on its likeliest group.
     Share,
     /// The likeliest group was full.
     Evening,
-    /// Nothing is known about the row; the group had room.
+    /// There is no evidence about the row, and the group had room.
     Room,
 }
 
-/// A row's cheapest move to a group with room. Ordered as moves are made.
+/// A row's cheapest move to a group with room. Ordered by precedence: the smallest move is made first.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 struct Move {
-    /// Bits of a non-negative share; they order as the shares do.
+    /// Bits of a non-negative share, whose order equals that of the shares.
     loss: u64,
     row: Reverse<u32>,
     to: u16,
@@ -96,12 +96,12 @@ impl EvenGroups {
         self.fill_up();
     }
 
-    /// `[rows]`: the group of each row.
+    /// Returns the group of each row, `[rows]`.
     pub fn groups(&self) -> &[u16] {
         &self.groups
     }
 
-    /// Why a row is on its group.
+    /// Returns the reason for a row's group.
     ///
     /// # Panics
     /// If `row` is out of range.
@@ -119,7 +119,7 @@ impl EvenGroups {
         self.fullest_wanted
     }
 
-    /// Moves rows off groups with more than `most`.
+    /// Moves rows off groups that have more than `most` rows.
     fn even_out(&mut self, most: u32) {
         let mut moves = take(&mut self.moves).into_vec();
         moves.clear();
@@ -129,7 +129,8 @@ impl EvenGroups {
             let Move { row: Reverse(row), to, .. } = next.0;
             let from = usize::from(self.groups[row as usize]);
             if self.counts[from] > most && self.counts[usize::from(to)] >= most {
-                // The target filled up meanwhile. The next best loses no less, so no better move is passed over.
+                // The target has filled up in the meantime. The next best move loses at least as much, so no better
+                // move is skipped.
                 if let Some(later) = self.least_loss(row as usize, most) {
                     *next = Reverse(later);
                     continue;
@@ -145,7 +146,7 @@ impl EvenGroups {
         self.moves = moves;
     }
 
-    /// The cheapest move of a row off a group with more than `most`.
+    /// Returns the cheapest move of a row off a group that has more than `most` rows.
     fn least_loss(&self, row: usize, most: u32) -> Option<Move> {
         let from = usize::from(self.groups[row]);
         if self.placed_by[row] == PlacedBy::Room || self.counts[from] <= most {
@@ -158,7 +159,7 @@ impl EvenGroups {
         Some(Move { loss, row: Reverse(row as u32), to: to as u16 })
     }
 
-    /// Places the rows without evidence where the fewest rows are.
+    /// Places rows without evidence on the groups with the fewest rows.
     fn fill_up(&mut self) {
         let unknown = self.groups.iter_mut().zip(&self.placed_by).filter(|(_, by)| **by == PlacedBy::Room);
         for (group, _) in unknown {

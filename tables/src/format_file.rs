@@ -1,7 +1,7 @@
-//! Opening, identifying and writing files, shared by the three formats.
+//! Code shared by the three formats to open, identify and write files.
 
 /// Implements `open`, `from_bytes`, `model`, `provenance`, `has_stored_digest` and `write` for a file type with the
-/// fields `container`, `model` and `provenance`. Its `from_container` checks all but the stored digest.
+/// fields `container`, `model` and `provenance`. Its `from_container` checks everything except the stored digest.
 macro_rules! format_file {
     ($file:ident, $format:expr) => {
         impl $file {
@@ -13,7 +13,7 @@ macro_rules! format_file {
                 Container::open(path, $format).and_then(Self::checked).map_err(|e| e.in_file(path))
             }
 
-            /// Parses a file held in memory and checks all of it.
+            /// Parses an in-memory file and checks all of it.
             ///
             /// # Errors
             /// Names the field or tensor, what was found and what was expected.
@@ -27,17 +27,18 @@ macro_rules! format_file {
                 Ok(file)
             }
 
-            /// The model that the file belongs to.
+            /// Returns the model that the file belongs to.
             pub fn model(&self) -> &ModelInfo {
                 &self.model
             }
 
-            /// Where the data came from.
+            /// Returns the origin of the data.
             pub fn provenance(&self) -> &Provenance {
                 &self.provenance
             }
 
-            /// Whether the file states its digest (which was then checked). Files written before version 0.2 do not.
+            /// Whether the file contains its digest, which was then checked. Files written before version 0.2 do not
+            /// contain it.
             pub fn has_stored_digest(&self) -> bool {
                 self.container.metadata.contains_key(crate::container::DIGEST_KEY)
             }

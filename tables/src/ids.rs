@@ -1,4 +1,4 @@
-//! Typed ids: a token is never mistaken for an expert, nor a group for a rank.
+//! Typed ids, so that a token cannot be mistaken for an expert, or a group for a rank.
 
 use std::fmt;
 
@@ -17,12 +17,12 @@ macro_rules! id {
                 Self(value)
             }
 
-            /// The id's number.
+            /// Returns the id's number.
             pub const fn get(self) -> $inner {
                 self.0
             }
 
-            /// The number as an index into a slice.
+            /// Returns the number as an index into a slice.
             pub const fn index(self) -> usize {
                 self.0 as usize
             }
@@ -56,7 +56,7 @@ id! {
 }
 
 impl LayerIdx {
-    /// All layers of a model with `layers` layers.
+    /// Iterates over all layers of a model with `layers` layers.
     pub fn all(layers: usize) -> impl Iterator<Item = LayerIdx> + Clone {
         (0..layers).map(|layer| LayerIdx::new(layer as u16))
     }
@@ -67,7 +67,7 @@ id! {
     GroupId(u16)
 }
 id! {
-    /// An attention-DP rank, which is what a request can be pinned to.
+    /// An attention-DP rank, to which a request can be pinned.
     RankId(u16)
 }
 

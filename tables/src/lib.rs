@@ -1,8 +1,8 @@
 //! Typed ids and the three file formats (trace, profile, tables): write, validate, memory-map, view.
 //!
-//! Every file is a little-endian safetensors container. A reader maps the file, checks all of it once and then lends
-//! slices of the map: nothing is copied, and nothing unchecked is ever handed out. Errors name the file (if there is
-//! one), the tensor or field, what was found and what was expected. This crate's README specifies the formats.
+//! Every file is a little-endian safetensors container. A reader maps the file, checks all of it once and then returns
+//! slices of the map: nothing is copied, and unchecked data is never returned. Errors name the file (if there is one),
+//! the tensor or field, what was found and what was expected. This crate's README specifies the formats.
 //!
 //! ```
 //! use semmoe_tables::{ExpertId, LayerIdx, ModelInfo, Phase, ProfileBuilder, Provenance, TokenId, Trace, TraceBuilder};
@@ -30,28 +30,28 @@
 //! # Ok::<(), semmoe_tables::FormatError>(())
 //! ```
 //!
-//! | module | what |
+//! | module | contents |
 //! |---|---|
 //! | `ids` | `TokenId`, `ExpertId`, `LayerIdx`, `GroupId`, `RankId` |
-//! | `model` | which model a file is about, and where its data came from |
+//! | `model` | the model that a file is about, and the origin of its data |
 //! | `container` | safetensors header, aligned storage, digest, atomic write |
 //! | `trace`, `trace_check`, `trace_builder` | requests with the experts of each token |
 //! | `trace_rows`, `trace_writer` | traces of any size: read request by request, written as requests arrive |
 //! | `prompt_split` | requests divided by their prompts, independently for each purpose |
-//! | `phase`, `profile`, `profile_builder`, `profile_without` | how often each token activated each expert |
+//! | `phase`, `profile`, `profile_builder`, `profile_without` | the number of times that each token activated each expert |
 //! | `profile_writer` | profiles of any size, written row by row |
-//! | `placement` | which group holds which expert |
-//! | `copies`, `domains` | which replica of an expert is used where; groups that hold each other's experts |
-//! | `tables`, `tables_builder`, `attention` | what the solver hands to gateways and workers |
-//! | `arrays` | integers in safetensors files of other programs |
+//! | `placement` | the group that holds each expert |
+//! | `copies`, `domains` | the replica of an expert that each rank uses; groups that hold each other's experts |
+//! | `tables`, `tables_builder`, `attention` | the solver's output for gateways and workers |
+//! | `arrays` | integers in safetensors files written by other programs |
 //! | `checkpoint_config`, `model_shape` | a checkpoint's `config.json`: keys, bounded values, the model's shape |
 //! | `embeddings` | the input embeddings of a checkpoint |
 //! | `export` | placements in the formats that engines read |
 //! | `permute` | checkpoints whose contiguous placement is E |
-//! | `parallel` | independent jobs over a few threads |
-//! | `likely` | the likeliest group for a token, by T and A: one rule for workers, the solver and `evaluate` |
-//! | `even` | spreads the tokens of a step evenly over groups, by these shares: one rule for workers and `evaluate` |
-//! | `score` | rows of T summed over a prompt: one rule for the gateway, the solver and `evaluate` |
+//! | `parallel` | independent jobs on a few threads |
+//! | `likely` | the likeliest group for a token, by T and A, for workers, the solver and `evaluate` |
+//! | `even` | spreads the tokens of a step evenly over groups by expected shares, for workers and `evaluate` |
+//! | `score` | rows of T summed over a prompt, for the gateway, the solver and `evaluate` |
 
 #[cfg(target_endian = "big")]
 compile_error!("the formats are little-endian, and their slices are borrowed directly from the file");

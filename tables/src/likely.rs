@@ -1,14 +1,12 @@
 //! Attention tp: the likeliest group for a token, from T's labels for the token and A's labels for its previous groups;
-//! and the group that a token was on. When tokens are spread evenly over groups, `even` decides by the shares of all
-//! groups.
+//! and the group that a token was on. When tokens are spread evenly over groups, `even` uses the shares of all groups.
 
 use half::f16;
 use half::slice::HalfFloatSliceExt as _;
 
 use crate::{ExpertId, GroupId, GroupLabels, LayerIdx, MAX_LABELS, Placement, Tables, TokenId};
 
-/// The smallest share that a group is given (the smallest normal f16): a label rounded to zero must not rule a group
-/// out.
+/// Minimum share of a group (the smallest normal f16), so that a label rounded to zero does not rule a group out.
 const LEAST_SHARE: f64 = 6.103_515_625e-5;
 
 /// A group and the share of the token's activations expected on it.
@@ -21,8 +19,8 @@ pub struct LikelyGroup {
 }
 
 impl GroupLabels<'_> {
-    /// The share of one of `groups` groups. Groups without a label divide evenly what the labels leave, `(1 - sum of
-    /// the m labels) / (G - m)`, capped at the last label.
+    /// Returns the share of one of `groups` groups. Groups without a label share the remainder evenly, `(1 - sum of the
+    /// m labels) / (G - m)`, capped at the last label.
     pub fn share_of(&self, group: u16, groups: u16) -> f64 {
         match self.groups.iter().position(|&labelled| labelled == group) {
             Some(label) => self.probs[label].to_f64().max(LEAST_SHARE),
@@ -43,7 +41,7 @@ impl GroupLabels<'_> {
         self.groups.iter().zip(labelled).for_each(|(&group, labelled)| shares[usize::from(group)] = labelled);
     }
 
-    /// The share of each group without a label.
+    /// Returns the share of each group without a label.
     fn rest(&self, groups: u16) -> f64 {
         rest(self.probs.iter().copied().map(f16::to_f64), groups.into())
     }
@@ -55,8 +53,9 @@ fn rest(probs: impl ExactSizeIterator<Item = f64>, groups: usize) -> f64 {
     ((1.0 - labelled) / unlabelled as f64).min(last).max(LEAST_SHARE)
 }
 
-/// The likeliest of `groups` groups, given T's labels of the token and A's of its two previous groups; `None` if
-/// neither has evidence. If only one has evidence, it decides alone. Both combine by log-odds, for every group g:
+/// Returns the likeliest of `groups` groups, given T's labels of the token and A's of its two previous groups, or
+/// `None` if neither has evidence. If only one has evidence, it alone is used. Otherwise both are combined by log-odds,
+/// for every group g:
 ///
 /// ```text
 /// log p(g)  =  log T(g) + log A(g) + const,      p adds up to one
@@ -73,7 +72,7 @@ pub fn likeliest_group(
     let (Some(token), Some(before)) = (token, before) else {
         return token.or(before).map(|labels| first(&labels));
     };
-    // A group without a label in either is no likelier than any labelled one, so it only counts in the sum.
+    // A group labelled by neither T nor A is no likelier than any labelled group, so it counts only in the sum.
     let new = before.groups.iter().filter(|group| !token.groups.contains(group));
     let (mut best, mut sum, mut candidates) = (LikelyGroup { group: GroupId::new(0), share: -1.0 }, 0.0, 0);
     for &group in token.groups.iter().chain(new) {
@@ -89,9 +88,9 @@ pub fn likeliest_group(
     Some(LikelyGroup { share: best.share / sum, ..best })
 }
 
-/// Fills in the share expected on every group, `[groups]`, and returns what [`likeliest_group`] does. All shares are
-/// equal if that is `None`. They add up to one when both T and A are known; a single set of labels may leave a little
-/// over. Does not allocate.
+/// Fills in the share expected on every group, `[groups]`, and returns the same result as [`likeliest_group`]. All
+/// shares are equal if that is `None`. The shares add up to one if both T and A are known; with a single set of labels,
+/// their sum may differ from one. Does not allocate.
 ///
 /// # Panics
 /// If a label is out of range, or there are more than [`MAX_LABELS`].
@@ -125,8 +124,8 @@ fn first(labels: &GroupLabels<'_>) -> LikelyGroup {
 }
 
 impl Placement {
-    /// The group that holds most of a token's experts in a layer, ties to the lowest: the token's group as an index
-    /// into A. `counts` is scratch, so nothing is allocated per token.
+    /// Returns the group that holds most of a token's experts in a layer, the lowest one on ties. This is the token's
+    /// group as an index into A. `counts` is scratch, so that nothing is allocated per token.
     ///
     /// # Panics
     /// If the placement lacks the layer or the expert.
@@ -148,9 +147,9 @@ impl Placement {
 }
 
 impl Tables {
-    /// The group to put a token on in a layer, with attention tp. `before` are its groups in the two previous MoE
-    /// layers, older first ([`Placement::main_group`] of its top-k there); `None` if unknown. Returns `None` without
-    /// evidence, for ids out of range, and with attention dp.
+    /// Returns the best group for a token in a layer, with attention tp. `before`: the token's groups in the two
+    /// previous MoE layers, older first ([`Placement::main_group`] of its top-k there), or `None` if unknown. Returns
+    /// `None` without evidence, for ids out of range, and with attention dp.
     pub fn likeliest_group(
         &self,
         layer: LayerIdx,
@@ -161,7 +160,8 @@ impl Tables {
         likeliest_group(self.token_groups(layer, token), transition, self.groups())
     }
 
-    /// [`group_shares`] of a token in a layer; `before` is as in [`Tables::likeliest_group`], `shares` is `[groups]`.
+    /// Computes [`group_shares`] for a token in a layer; `before` is as in [`Tables::likeliest_group`], `shares` is
+    /// `[groups]`.
     ///
     /// # Panics
     /// If there are fewer shares than groups.

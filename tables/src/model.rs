@@ -1,4 +1,4 @@
-//! Which model a file belongs to, and where its data came from.
+//! The model that a file belongs to, and the origin of its data.
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -9,11 +9,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::FormatError;
 
-/// Maximum number of rows, L x (V + 1), of a model: several times what any published model needs, and a bound on what a
-/// small hostile file can make a builder allocate (1 GiB of offsets).
+/// Maximum number of rows, L x (V + 1), of a model: several times the need of any published model, and a limit on the
+/// memory that a small hostile file can make a builder allocate (1 GiB of offsets).
 pub const MAX_LAYER_ROWS: u64 = 1 << 27;
 
-/// Longer text is damaged or malicious, and every message would repeat it.
+/// Maximum length of a text field. Longer text is damaged or malicious, and would be repeated in every message.
 const MAX_TEXT_BYTES: usize = 4096;
 
 /// The fields shared by all files about a model.
@@ -36,7 +36,7 @@ pub struct ModelInfo {
     pub layer_ids: Vec<u16>,
 }
 
-/// Where data came from. The creation time is an argument: no part of this crate reads the clock.
+/// The origin of data. The creation time is an argument, because no part of this crate reads the clock.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Provenance {
@@ -52,7 +52,7 @@ impl ModelInfo {
         self.layer_ids.len()
     }
 
-    /// L and k, as in the shape `[n, L, k]` of routes.
+    /// Returns L and k, as in the shape `[n, L, k]` of routes.
     pub fn route_shape(&self) -> [usize; 2] {
         [self.layers(), usize::from(self.top_k)]
     }
@@ -127,8 +127,8 @@ impl ModelInfo {
         same("layer_ids", &self.layer_ids, &other.layer_ids)
     }
 
-    /// Fills in unknown fields from another, compatible model, so that contradictory files are rejected in whatever
-    /// order they arrive.
+    /// Fills in unknown fields from another, compatible model, so that contradictory files are rejected regardless of
+    /// their order.
     ///
     /// # Errors
     /// See [`ModelInfo::check_compatible`].
@@ -195,13 +195,13 @@ impl Provenance {
 /// The string metadata of a file, sorted by key.
 pub(crate) type Metadata = BTreeMap<String, String>;
 
-/// A required metadata field.
+/// Returns a required metadata field.
 pub(crate) fn text<'a>(metadata: &'a Metadata, field: &'static str) -> Result<&'a str, FormatError> {
     let value = metadata.get(field).ok_or(FormatError::MissingField(field))?;
     Ok(value)
 }
 
-/// A required metadata field that is a decimal number.
+/// Returns a required metadata field that is a decimal number.
 pub(crate) fn number<T: FromStr>(metadata: &Metadata, field: &'static str) -> Result<T, FormatError> {
     let value = text(metadata, field)?;
     let canonical = value.bytes().all(|b| b.is_ascii_digit());
@@ -211,12 +211,12 @@ pub(crate) fn number<T: FromStr>(metadata: &Metadata, field: &'static str) -> Re
     })
 }
 
-/// The enum variant that serializes as this text.
+/// Returns the enum variant that serializes as this text.
 pub(crate) fn by_name<'a, T: Deserialize<'a>>(text: &'a str) -> Option<T> {
     T::deserialize(BorrowedStrDeserializer::<serde::de::value::Error>::new(text)).ok()
 }
 
-/// A required metadata field that is a JSON list of small numbers.
+/// Returns a required metadata field that is a JSON list of small numbers.
 pub(crate) fn json_list(metadata: &Metadata, field: &'static str) -> Result<Vec<u16>, FormatError> {
     let value = text(metadata, field)?;
     serde_json::from_str(value)

@@ -2,13 +2,13 @@
 
 use crate::{CheckpointConfig, ConfigError, ModelInfo};
 
-/// Keys for N in the various families.
+/// Keys for N in the various model families.
 const EXPERTS: [&str; 4] = ["num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts"];
-/// Keys for k in the various families.
+/// Keys for k in the various model families.
 const TOP_K: [&str; 4] = ["num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k"];
 
 impl CheckpointConfig {
-    /// The model's shape. The name is left empty, since engines report it.
+    /// Returns the model's shape. The name is left empty, because engines report it.
     ///
     /// # Errors
     /// Names the file and the missing or invalid field.

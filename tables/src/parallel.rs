@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-/// Runs independent jobs on up to `threads` threads; results are in job order.
+/// Runs independent jobs on up to `threads` threads; returns the results in job order.
 pub fn in_parallel<J: Copy + Sync, R: Send>(jobs: &[J], threads: usize, run: impl Fn(J) -> R + Sync) -> Vec<R> {
     let next = AtomicUsize::new(0);
     let done = Mutex::new(Vec::with_capacity(jobs.len()));

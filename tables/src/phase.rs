@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// Which tokens of the requests were counted.
+/// The request tokens that a profile counts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Phase {
@@ -12,7 +12,7 @@ pub enum Phase {
     Prefill,
     /// Generated tokens.
     Decode,
-    /// Both; assumed if a file does not state its phase.
+    /// Both prompt and generated tokens; assumed if a file does not specify its phase.
     All,
 }
 

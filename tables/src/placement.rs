@@ -1,4 +1,4 @@
-//! Placements: which group holds which expert, layer by layer (the matrix E).
+//! Placements: the group that holds each expert, layer by layer (the matrix E).
 
 use crate::container::{Digester, Element, LayoutTensor};
 use crate::model::quoted;
@@ -31,7 +31,7 @@ impl Placement {
         Self::from_flat(groups, experts, layers.concat())
     }
 
-    /// Builds a placement from [L, N] in one slice.
+    /// Builds a placement from a flat [L, N] vector.
     pub(crate) fn from_flat(groups: u16, experts: u16, group_of: Vec<u16>) -> Result<Self, FormatError> {
         if group_of.is_empty() || experts == 0 {
             return Err(FormatError::shape("E", "[0]", "at least one layer and one expert"));
@@ -50,17 +50,17 @@ impl Placement {
             let each = experts / groups;
             if let Some(group) = held.iter().position(|&n| n != each) {
                 let found = format!("{} experts in group {group}", held[group]);
-                let expected = format!("{each}, as many as every other group");
+                let expected = format!("{each}, as in every other group");
                 return Err(FormatError::value("E", format!("layer {layer}"), found, expected));
             }
         }
         Ok(Placement { groups, experts, group_of })
     }
 
-    /// The default placement of engines: experts in order, N / G in each group.
+    /// Builds the default placement of engines: experts in order, N / G in each group.
     ///
     /// # Errors
-    /// If G does not divide N; the error names the numbers that do.
+    /// If G does not divide N; the error lists the numbers that do.
     pub fn contiguous(layers: usize, experts: u16, groups: u16) -> Result<Self, FormatError> {
         check_divides(groups, experts)?;
         let each = experts / groups;
@@ -68,7 +68,7 @@ impl Placement {
         Self::from_flat(groups, experts, row.repeat(layers))
     }
 
-    /// A placement whose groups may hold different numbers of experts.
+    /// Creates a placement whose groups may hold different numbers of experts.
     pub(crate) fn unbalanced(groups: u16, experts: u16, group_of: Vec<u16>) -> Self {
         Placement { groups, experts, group_of }
     }
@@ -88,7 +88,7 @@ impl Placement {
         self.experts
     }
 
-    /// The group that holds an expert.
+    /// Returns the group that holds an expert.
     ///
     /// # Panics
     /// If the layer or the expert is out of range.
@@ -96,7 +96,7 @@ impl Placement {
         GroupId::new(self.layer(layer)[expert.index()])
     }
 
-    /// The group of each expert of a layer: \[N\].
+    /// Returns the group of each expert of a layer, \[N\].
     ///
     /// # Panics
     /// If the layer is out of range.
@@ -105,7 +105,7 @@ impl Placement {
         &self.group_of[layer.index() * n..(layer.index() + 1) * n]
     }
 
-    /// The experts that a group holds in a layer, ascending, which is their slot order.
+    /// Iterates over the experts that a group holds in a layer, ascending, which is their slot order.
     ///
     /// # Panics
     /// If the layer is out of range.
@@ -114,7 +114,7 @@ impl Placement {
         held.filter(move |(_, of)| **of == group.get()).map(|(expert, _)| ExpertId::new(expert))
     }
 
-    /// The `placement_digest`: SHA-256 over E and G, lower-case hex.
+    /// Returns the `placement_digest`: SHA-256 over E and G as lower-case hex.
     pub fn digest(&self) -> String {
         placement_digest("E", &[self.layers(), usize::from(self.experts)], &self.group_of, self.groups)
     }
@@ -124,7 +124,7 @@ impl Placement {
     }
 }
 
-/// Digests the tensor that places the experts and the number of groups (u16 [1] named `groups`).
+/// Returns the digest of the placement tensor and of the number of groups (u16 [1] named `groups`).
 pub(crate) fn placement_digest<T: Element>(name: &str, shape: &[usize], elements: &[T], groups: u16) -> String {
     let mut digester = Digester::default();
     digester.tensor(name, shape, elements);
@@ -132,7 +132,7 @@ pub(crate) fn placement_digest<T: Element>(name: &str, shape: &[usize], elements
     digester.finish()
 }
 
-/// G must divide N, or groups could not hold equal numbers of experts.
+/// Checks that G divides N, so that all groups can hold the same number of experts.
 fn check_divides(groups: u16, experts: u16) -> Result<(), FormatError> {
     if groups > 0 && experts.is_multiple_of(groups) && experts > 0 {
         return Ok(());

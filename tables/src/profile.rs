@@ -6,7 +6,7 @@ use crate::container::{Container, View};
 use crate::model::{by_name, quoted};
 use crate::{FormatError, LayerIdx, ModelInfo, Phase, ProfileBuilder, Provenance, TokenId, Trace};
 
-/// The number of tokens is limited to this many bits, so products with k or N still fit into 64.
+/// Maximum bits of the number of tokens, so that products with k or N still fit into 64 bits.
 const TOKEN_BITS: u32 = 48;
 /// The `format` field of a profile.
 pub(crate) const FORMAT: &str = "semmoe.profile";
@@ -45,17 +45,17 @@ pub struct Profile {
 pub struct ProfileRow<'a> {
     /// Expert ids in ascending order.
     pub experts: &'a [u16],
-    /// Parallel to `experts`; never zero.
+    /// The counts of `experts`, in the same order; never zero.
     pub counts: &'a [u32],
 }
 
 impl<'a> ProfileRow<'a> {
-    /// Experts with their counts, ascending.
+    /// Iterates over the experts with their counts, ascending.
     pub fn iter(&self) -> impl Iterator<Item = (u16, u32)> + use<'a> {
         self.experts.iter().copied().zip(self.counts.iter().copied())
     }
 
-    /// Total activations: k x the occurrences of the token with a known route in this layer.
+    /// Returns the total activations: k x the occurrences of the token with a known route in this layer.
     pub fn activations(&self) -> u64 {
         self.counts.iter().map(|&c| u64::from(c)).sum()
     }
@@ -111,14 +111,14 @@ impl Profile {
         check_routed(self.token_counts(), &seen)
     }
 
-    /// Offsets are absolute: they ascend through all layers, from 0 to the number of entries.
+    /// Checks the offsets, which are absolute: they ascend through all layers, from 0 to the number of entries.
     fn check_indptr(&self) -> Result<(), FormatError> {
         let indptr = self.container.slice(&self.indptr);
         let columns = self.model.vocab_size as usize + 1;
         let entries = self.container.slice(&self.expert).len() as u64;
         let mut before = 0;
         for (index, &offset) in indptr.iter().enumerate() {
-            // Each layer starts where the previous one ends.
+            // Each layer must start where the previous one ends.
             let gap = index % columns == 0 && offset != before;
             if offset < before || gap {
                 let at = format!("layer {}, index {}", index / columns, index % columns);
@@ -134,28 +134,28 @@ impl Profile {
         Ok(())
     }
 
-    /// Which tokens were counted.
+    /// The request tokens that this profile counts.
     pub fn phase(&self) -> Phase {
         self.phase
     }
 
-    /// Occurrences of a token; 0 for ids outside the vocabulary.
+    /// Returns the occurrences of a token, or 0 for ids outside the vocabulary.
     pub fn token_count(&self, token: TokenId) -> u64 {
         self.token_counts().get(token.index()).copied().unwrap_or(0)
     }
 
-    /// Occurrences of every token: \[V\].
+    /// Returns the occurrences of every token, \[V\].
     pub fn token_counts(&self) -> &[u64] {
         self.container.slice(&self.token_count)
     }
 
-    /// The tokens that occurred, with their counts.
+    /// Iterates over the tokens that occurred, with their counts.
     pub fn seen(&self) -> impl Iterator<Item = (TokenId, u64)> {
         let counts = (0..).map(TokenId::new).zip(self.token_counts().iter().copied());
         counts.filter(|(_, count)| *count > 0)
     }
 
-    /// Activations of every expert of a layer, over all tokens: \[N\].
+    /// Returns the activations of every expert in a layer, over all tokens, \[N\].
     ///
     /// # Panics
     /// If the layer is not below L.
@@ -166,7 +166,7 @@ impl Profile {
         loads
     }
 
-    /// The activations of a token in a layer.
+    /// Returns the activations of a token in a layer.
     ///
     /// # Panics
     /// If the layer is not below L or the token not below V.
@@ -175,7 +175,7 @@ impl Profile {
         self.row_at(layer.index(), token.index())
     }
 
-    /// The activations of every token in a layer, in order of ids.
+    /// Iterates over the activations of every token in a layer, in order of ids.
     ///
     /// # Panics
     /// If the layer is not below L.
@@ -203,12 +203,12 @@ impl Profile {
         }
     }
 
-    /// Total occurrences of all tokens.
+    /// Returns the total occurrences of all tokens.
     pub fn total_tokens(&self) -> u64 {
         self.total_tokens
     }
 
-    /// SHA-256 over the tensors, lower-case hex.
+    /// Returns the SHA-256 over the tensors as lower-case hex.
     pub fn digest(&self) -> String {
         self.container.digest().to_owned()
     }
@@ -226,8 +226,8 @@ pub(crate) fn check_routed(token_count: &[u64], seen: &[bool]) -> Result<(), For
     Err(FormatError::value("token_count", format!("token {token}"), token_count[token], expected))
 }
 
-/// Checks that a row could be the counts of a token with this many occurrences. An error has the tensor, what was found
-/// and what was expected.
+/// Checks that a row could be the counts of a token with this many occurrences. An error contains the tensor, what was
+/// found and what was expected.
 pub(crate) fn check_row(
     model: &ModelInfo,
     row: ProfileRow<'_>,
@@ -240,7 +240,7 @@ pub(crate) fn check_row(
     if let Some(last) = row.experts.last().filter(|&&last| last >= n) {
         return Err(("expert", last.to_string(), format!("ids below {n}")));
     }
-    // Cannot overflow: at most 65534 counts of 32 bits.
+    // Cannot overflow, because there are at most 65534 counts of 32 bits.
     let sum = row.activations();
     let known = sum / k;
     if !sum.is_multiple_of(k) {

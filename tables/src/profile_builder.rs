@@ -7,13 +7,13 @@ use crate::container::{Data, Dtype, Layout, LayoutTensor};
 use crate::profile::{FORMAT, add_tokens};
 use crate::{FormatError, LayerIdx, ModelInfo, Phase, Profile, Provenance, Trace};
 
-/// Sums activations. After an error the builder holds a partial sum and should be dropped.
+/// Sums activations. After an error, the builder contains a partial sum and should be dropped.
 #[derive(Debug)]
 pub struct ProfileBuilder {
     model: ModelInfo,
     provenance: Provenance,
     phase: Phase,
-    /// Only tokens that occurred, so memory grows with the evidence and not with the vocabulary.
+    /// Contains only tokens that occurred, so that memory grows with the evidence and not with the vocabulary.
     tokens: BTreeMap<u32, TokenEvidence>,
     entries: usize,
 }
@@ -27,7 +27,7 @@ struct TokenEvidence {
 
 impl ProfileBuilder {
     /// Starts an empty profile. Unknown model fields (tokenizer hash, number of layers) are taken from the first input
-    /// that states them.
+    /// that specifies them.
     ///
     /// # Errors
     /// If the model is invalid.
@@ -37,7 +37,7 @@ impl ProfileBuilder {
         Ok(ProfileBuilder { model, provenance, phase, tokens: BTreeMap::new(), entries: 0 })
     }
 
-    /// Starts an empty profile with the model, origin and phase of another.
+    /// Starts an empty profile with the model, provenance and phase of another.
     ///
     /// # Errors
     /// See [`ProfileBuilder::new`].
@@ -48,7 +48,7 @@ impl ProfileBuilder {
     /// Counts the tokens of a trace that belong to the builder's phase and have a known route in at least one layer.
     ///
     /// # Errors
-    /// If the trace is of another model or a count overflows.
+    /// If the trace belongs to a different model or a count overflows.
     pub fn add_trace(&mut self, trace: &Trace) -> Result<(), FormatError> {
         self.model.adopt(trace.model())?;
         for request in trace.iter() {
@@ -75,7 +75,7 @@ impl ProfileBuilder {
     /// Adds the counts of another profile.
     ///
     /// # Errors
-    /// If the profile is of another model or phase, or a count overflows.
+    /// If the profile belongs to a different model or phase, or a count overflows.
     pub fn add_profile(&mut self, profile: &Profile) -> Result<(), FormatError> {
         self.model.adopt(profile.model())?;
         if profile.phase() != self.phase {
@@ -94,8 +94,8 @@ impl ProfileBuilder {
         Ok(())
     }
 
-    /// Number of counts held, one per token, layer and expert that occurred together: 8 bytes of memory each, and twice
-    /// that while rows grow.
+    /// Returns the number of stored counts, one per token, layer and expert that occurred together. Each takes 8 bytes
+    /// of memory, and twice that while rows grow.
     pub fn entries(&self) -> usize {
         self.entries
     }
@@ -148,7 +148,7 @@ impl ProfileBuilder {
     }
 }
 
-/// The counts of a token of a model with `layers` layers, created empty if missing.
+/// Returns the counts of a token, creating empty ones for `layers` layers if missing.
 fn evidence_of(tokens: &mut BTreeMap<u32, TokenEvidence>, token: u32, layers: usize) -> &mut TokenEvidence {
     tokens.entry(token).or_insert_with(|| TokenEvidence { occurrences: 0, layers: vec![Vec::new(); layers] })
 }

@@ -5,11 +5,12 @@ use crate::profile_builder::Columns;
 use crate::{FormatError, LayerIdx, Profile, ProfileRow, TokenId};
 
 impl Profile {
-    /// This profile without the counts of `part`: the inverse of merging. `None` if `part` is not contained in it: a
-    /// count would become negative, or the rest could not be the counts of any tokens.
+    /// Returns this profile without the counts of `part`, the inverse of merging. Returns `None` if `part` is not
+    /// contained in this profile: a count would become negative, or the remainder could not be the counts of any
+    /// tokens.
     ///
     /// # Errors
-    /// If `part` is of another model or phase.
+    /// If `part` belongs to a different model or phase.
     pub fn without(&self, part: &Profile) -> Result<Option<Profile>, FormatError> {
         self.model().check_compatible(part.model())?;
         if part.phase() != self.phase() {
@@ -60,6 +61,6 @@ fn push_difference(columns: &mut Columns, all: ProfileRow<'_>, part: ProfileRow<
             columns.count.push(left);
         }
     }
-    // Both rows are ascending, so anything left of `part` is missing from `all`.
+    // Both rows are ascending, so any remaining entry of `part` is missing from `all`.
     parts.next().is_none().then_some(())
 }

@@ -7,8 +7,8 @@ use crate::profile::{add_tokens, check_routed, check_row};
 use crate::profile_builder::ProfileTensors;
 use crate::{FormatError, LayerIdx, ModelInfo, Phase, ProfileRow, Provenance, TokenId};
 
-/// Takes the rows of a profile in file order (by layer, then token) and writes the same file as
-/// [`crate::ProfileBuilder`] would from those counts. Memory: 8 bytes per layer and token of the vocabulary.
+/// Accepts the rows of a profile in file order (by layer, then token) and writes the same file as
+/// [`crate::ProfileBuilder`] would from those counts. Uses 8 bytes of memory per layer and token of the vocabulary.
 #[derive(Debug)]
 pub struct ProfileWriter {
     out: PathBuf,
@@ -58,7 +58,7 @@ impl ProfileWriter {
         })
     }
 
-    /// Appends a row; rows without entries may be left out.
+    /// Appends a row; rows without entries may be omitted.
     ///
     /// # Errors
     /// If the row is out of order, could not be the counts of that token, or the disk is full.

@@ -20,10 +20,10 @@ pub struct Replicas {
 }
 
 impl Replicas {
-    /// Builds a placement from [L, S] in one slice.
+    /// Builds a placement from a flat [L, S] vector.
     ///
     /// # Errors
-    /// Names the layer and the slot that break a rule above.
+    /// Names the layer and the slot that violate a rule of [`Replicas`].
     pub fn new(model: &ModelInfo, groups: u16, slots: usize, logical: Vec<i32>) -> Result<Self, FormatError> {
         if groups == 0 || slots == 0 || !slots.is_multiple_of(usize::from(groups)) {
             return Err(FormatError::shape(TENSOR, format!("{slots} slots"), format!("a multiple of {groups} groups")));
@@ -85,7 +85,7 @@ impl Replicas {
         self.slots
     }
 
-    /// The slots of a layer, group after group: \[S\], -1 = padding.
+    /// Returns the slots of a layer, group by group, \[S\], with -1 for padding.
     ///
     /// # Panics
     /// If the layer is out of range.
@@ -93,7 +93,7 @@ impl Replicas {
         &self.logical[layer.index() * self.slots..(layer.index() + 1) * self.slots]
     }
 
-    /// The groups that hold an expert, ascending.
+    /// Iterates over the groups that hold an expert, ascending.
     ///
     /// # Panics
     /// If the layer is out of range.
@@ -104,13 +104,13 @@ impl Replicas {
         mine.map(move |(slot, _)| GroupId::new((slot / per_group) as u16))
     }
 
-    /// The `placement_digest`: SHA-256 over the slots and G, lower-case hex.
+    /// Returns the `placement_digest`: SHA-256 over the slots and G as lower-case hex.
     pub fn digest(&self) -> String {
         placement_digest(TENSOR, &[self.layers(), self.slots], &self.logical, self.groups)
     }
 
-    /// One group per expert, for readers without replicas: among the groups that hold it, the one with the fewest
-    /// experts so far, ties to the lowest. Groups may end up uneven.
+    /// Chooses one group per expert, for readers without support for replicas: of the groups that hold it, the one with
+    /// the fewest experts so far, the lowest one on ties. The groups may be uneven.
     pub fn primary(&self) -> Placement {
         let mut group_of = Vec::with_capacity(self.layers() * usize::from(self.experts));
         for layer in LayerIdx::all(self.layers()) {
@@ -124,12 +124,13 @@ impl Replicas {
         Placement::unbalanced(self.groups, self.experts, group_of)
     }
 
-    /// The placement without slots, if every expert has exactly one and all groups hold equally many experts.
+    /// Returns the placement without slots if every expert has exactly one slot and all groups hold the same number of
+    /// experts.
     pub fn to_placement(&self) -> Option<Placement> {
         (self.slots == usize::from(self.experts)).then(|| self.primary())
     }
 
-    /// The groups of every expert of a layer, ascending.
+    /// Returns the groups of every expert in a layer, ascending.
     ///
     /// # Panics
     /// If the layer is out of range.

@@ -2,7 +2,7 @@
 
 use half::f16;
 
-/// Sums of T's rows over a prompt. Summing f16 values in f64 is exact, so independent of the order of tokens.
+/// Sums of T's rows over a prompt. Summing f16 values in f64 is exact and therefore independent of token order.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Score {
     /// Sum over the prompt's tokens of the expected local share, per DP rank.
@@ -27,7 +27,7 @@ impl Score {
         score
     }
 
-    /// The mean share per rank; `None` if no token carries evidence.
+    /// Returns the mean share per rank, or `None` if no token carries evidence.
     pub fn share(&self) -> Option<Vec<f64>> {
         (self.known > 0).then(|| self.per_rank.iter().map(|sum| sum / self.tokens as f64).collect())
     }

@@ -14,9 +14,9 @@ use crate::{
 
 /// The `format` field of tables.
 pub(crate) const FORMAT: &str = "semmoe.tables";
-/// Precedes the promised rate in the solver field.
+/// Prefix of the promised rate in the solver field.
 const PROMISE: &str = "held_out_lar=";
-/// Optional: absent from files written before it was introduced.
+/// An optional tensor, absent from files written before it was introduced.
 const SEQUENCE_PRICE: &str = "sequence_price";
 /// The tensors for attention dp other than the placement.
 const TENSORS_DP: &[&str] = &["T", "price", SEQUENCE_PRICE];
@@ -49,7 +49,7 @@ enum TokenViews {
 format_file!(Tables, FORMAT);
 
 impl Tables {
-    /// Maps a file that is already open; the caller must keep others from writing to it.
+    /// Maps a file that is already open; the caller must prevent others from writing to it.
     ///
     /// # Errors
     /// Names the field or tensor, what was found and what was expected.
@@ -111,21 +111,22 @@ impl Tables {
         &self.solver
     }
 
-    /// The nodes that the tables were solved for, according to the solver field: M nodes of G/M neighbouring groups.
-    /// `None` if unknown.
+    /// Returns the nodes that the tables were solved for, according to the solver field: M nodes of G/M consecutive
+    /// groups. Returns `None` if unknown.
     pub fn solved_nodes(&self) -> Option<u16> {
         let named = |word: &str| word.strip_prefix("nodes=").and_then(|nodes| nodes.parse().ok());
         self.solver.strip_prefix("semmoe-solver ").and_then(|settings| settings.split(' ').find_map(named))
     }
 
-    /// The local activation rate, 0..1, that the solver measured on held-out requests. `None` if not stated.
+    /// Returns the local activation rate, in [0, 1], that the solver measured on held-out requests, or `None` if the
+    /// solver field does not contain it.
     pub fn promised_lar(&self) -> Option<f64> {
         let named = |word: &str| word.strip_prefix(PROMISE).and_then(|rate| rate.parse().ok());
         let promised: Option<f64> = self.solver.split(' ').find_map(named);
         promised.filter(|rate| (0.0..=1.0).contains(rate))
     }
 
-    /// The tables with this promised rate, to four digits.
+    /// Returns the tables with this promised rate, rounded to four digits.
     ///
     /// # Errors
     /// If the solver field becomes too long.
@@ -135,7 +136,7 @@ impl Tables {
         Self::from_bytes(layout.to_bytes()?)
     }
 
-    /// How the attention of the unit is parallelised.
+    /// How the unit's attention is parallelised.
     pub fn attention(&self) -> Attention {
         match self.tokens {
             TokenViews::Dp(_) => Attention::Dp,
@@ -148,12 +149,12 @@ impl Tables {
         self.groups
     }
 
-    /// The number of attention-DP ranks.
+    /// Number of attention-DP ranks.
     pub fn dp_ranks(&self) -> u16 {
         self.dp_ranks
     }
 
-    /// The attention-DP rank that reaches each group locally: \[G\].
+    /// Returns the attention-DP rank that reaches each group locally, \[G\].
     pub fn group_to_dp(&self) -> &[RankId] {
         &self.group_to_dp
     }
@@ -168,8 +169,8 @@ impl Tables {
         self.replicas.as_ref()
     }
 
-    /// The experts of a layer in the slot order of engines, group after group: \[S\], S / G slots per group, ascending
-    /// within a group, -1 = padding. Without replicas S is N.
+    /// Returns the experts of a layer in the slot order of engines, group by group, \[S\]: S / G slots per group,
+    /// ascending within a group, -1 = padding. Without replicas S is N.
     pub(crate) fn slots(&self, layer: LayerIdx) -> Vec<i32> {
         if let Some(replicas) = &self.replicas {
             return replicas.layer(layer).to_vec();
@@ -183,23 +184,24 @@ impl Tables {
         self.replicas.as_ref().map_or(usize::from(self.model.num_experts), Replicas::slots)
     }
 
-    /// SHA-256 of the placement alone, lower-case hex: a backend with another placement must not get these tables.
+    /// SHA-256 of only the placement, as lower-case hex: a backend with a different placement must not receive these
+    /// tables.
     pub fn placement_digest(&self) -> &str {
         &self.placement_digest
     }
 
-    /// SHA-256 over all tensors, lower-case hex.
+    /// SHA-256 over all tensors, as lower-case hex.
     pub fn digest(&self) -> &str {
         self.container.digest()
     }
 
-    /// Dual prices in units of share: `dp_ranks` values with attention dp, \[G\] with tp.
+    /// Dual prices as fractions of a token's activations: `dp_ranks` values with attention dp, \[G\] with tp.
     pub fn price(&self) -> &[f32] {
         self.container.slice(&self.price)
     }
 
-    /// Dual prices of a sequence on each of the `dp_ranks`, in units of share of a mean-sized request. Empty, meaning
-    /// zero, if the tables have none.
+    /// Dual prices of a sequence on each of the `dp_ranks`, as fractions of a mean-sized request's activations. Empty,
+    /// meaning zero, if the tables have none.
     pub fn sequence_price(&self) -> &[f32] {
         self.sequence_price.as_ref().map_or(&[], |view| self.container.slice(view))
     }

@@ -74,7 +74,7 @@ impl TablesBuilder {
         self
     }
 
-    /// Adds prices of sequences, `dp_ranks` values; attention dp only.
+    /// Adds sequence prices, `dp_ranks` values; attention dp only.
     #[must_use]
     pub fn sequence_price(mut self, sequence_price: Vec<f32>) -> Self {
         self.sequence_price = Some(sequence_price);
@@ -89,7 +89,7 @@ impl TablesBuilder {
         self
     }
 
-    /// Replaces the placement by one with replicas.
+    /// Replaces the placement with one that has replicas.
     #[must_use]
     pub fn replicas(mut self, replicas: Replicas) -> Self {
         self.replicas = Some(replicas);
@@ -171,7 +171,7 @@ impl TablesBuilder {
     }
 }
 
-/// A tensor, checked to fill its shape.
+/// Creates a tensor after checking that its elements fill the shape.
 fn sized<'a, T: crate::container::Element>(
     name: &'static str,
     shape: &[usize],

@@ -15,7 +15,7 @@ pub fn mix64(number: u64) -> u64 {
     mixed ^ (mixed >> 31)
 }
 
-/// An unknown expert in memory and in builders, whatever the element width of the file.
+/// Marks an unknown expert in memory and in builders, regardless of the file's element width.
 pub const UNKNOWN_EXPERT: u16 = u16::MAX;
 /// The `format` field of a trace.
 pub(crate) const FORMAT: &str = "semmoe.trace";
@@ -34,7 +34,7 @@ pub struct Trace {
     weights: Option<View<f16>>,
 }
 
-/// Experts in the element width of the file.
+/// Expert ids in the element width of the file.
 #[derive(Clone, Copy, Debug)]
 pub enum ByWidth<N, W> {
     /// Bytes, for models with few experts.
@@ -57,7 +57,7 @@ impl Trace {
         Ok(trace)
     }
 
-    /// Checks everything but the contents of requests, which is left to [`Trace::check_request`].
+    /// Checks everything except the contents of requests, which [`Trace::check_request`] checks.
     pub(crate) fn unchecked(container: Container) -> Result<Self, FormatError> {
         let (model, provenance) = container.about(FORMAT, &TENSORS)?;
         let tokens = container.len("token_ids")?;
@@ -103,17 +103,17 @@ impl Trace {
         TraceRequest { trace: self, first: tokens.start, token_ids: &self.all_token_ids()[tokens], prompt_len }
     }
 
-    /// All requests in file order.
+    /// Iterates over all requests in file order.
     pub fn iter(&self) -> impl Iterator<Item = TraceRequest<'_>> {
         (0..self.requests()).map(|r| self.request(r))
     }
 
-    /// Whether the trace carries router weights.
+    /// Whether the trace contains router weights.
     pub fn has_weights(&self) -> bool {
         self.weights.is_some()
     }
 
-    /// SHA-256 over the tensors, lower-case hex.
+    /// Returns the SHA-256 over the tensors as lower-case hex.
     pub fn digest(&self) -> String {
         self.container.digest().to_owned()
     }
@@ -135,7 +135,7 @@ impl Trace {
         offsets[r] as usize..offsets[r + 1] as usize
     }
 
-    /// The rows [n, L, k] of a range of tokens.
+    /// Returns the rows [n, L, k] of a range of tokens.
     pub(crate) fn rows(&self, tokens: Range<usize>) -> ExpertRows<'_> {
         let row = self.model.layers() * self.k();
         self.ids(tokens.start * row..tokens.end * row)
@@ -181,17 +181,17 @@ pub struct TraceRequest<'a> {
 }
 
 impl<'a> TraceRequest<'a> {
-    /// The token ids, prompt first.
+    /// Returns the token ids, prompt first.
     pub fn token_ids(&self) -> &'a [u32] {
         self.token_ids
     }
 
-    /// The tokens with their positions.
+    /// Iterates over the tokens with their positions.
     pub fn tokens(&self) -> impl Iterator<Item = (usize, TokenId)> + use<'a> {
         self.token_ids.iter().map(|token| TokenId::new(*token)).enumerate()
     }
 
-    /// Number of prompt tokens; the rest were decoded. Equals the number of tokens if the file does not state it.
+    /// Number of prompt tokens; the rest were decoded. Equals the number of tokens if the file does not specify it.
     pub fn prompt_len(&self) -> usize {
         self.prompt_len
     }
@@ -204,7 +204,7 @@ impl<'a> TraceRequest<'a> {
         self.routes(position).next().is_some()
     }
 
-    /// The known routes of the token at `position`, with their layers.
+    /// Iterates over the known routes of the token at `position`, with their layers.
     ///
     /// # Panics
     /// If `position` is not below the number of tokens.
@@ -214,7 +214,7 @@ impl<'a> TraceRequest<'a> {
         layers.filter_map(move |layer| Some((layer, request.route(position, layer)?)))
     }
 
-    /// The route of the token at `position` in a layer; `None` if unknown.
+    /// Returns the route of the token at `position` in a layer, or `None` if unknown.
     ///
     /// # Panics
     /// If `position` is not below the number of tokens, or `layer` not below L.
@@ -241,7 +241,7 @@ pub struct Route<'a> {
 }
 
 impl<'a> Route<'a> {
-    /// The experts, strongest first, all distinct.
+    /// Iterates over the experts, strongest first, all distinct.
     pub fn experts(&self) -> impl ExactSizeIterator<Item = ExpertId> + Clone + use<'a> {
         let ids = self.ids;
         let k = match ids {
@@ -254,7 +254,7 @@ impl<'a> Route<'a> {
         })
     }
 
-    /// The router's weights in the same order, if the file has them.
+    /// Returns the router's weights in the same order as the experts, if the file contains them.
     pub fn weights(&self) -> Option<&'a [f16]> {
         self.weights
     }

@@ -47,7 +47,7 @@ impl TraceBuilder {
     /// requests or for none. After an error the trace is unchanged.
     ///
     /// # Errors
-    /// Names what is wrong: lengths, ids out of range, repeated experts, weights that are not finite.
+    /// Names the problem: wrong lengths, ids out of range, repeated experts, or weights that are not finite.
     pub fn push(
         &mut self,
         token_ids: &[u32],
@@ -68,7 +68,7 @@ impl TraceBuilder {
         Ok(())
     }
 
-    /// Checks a request without weights like [`TraceBuilder::push`], without adding it.
+    /// Checks a request without weights as [`TraceBuilder::push`] does, without adding it.
     ///
     /// # Errors
     /// See [`TraceBuilder::push`].
@@ -98,13 +98,13 @@ impl TraceBuilder {
         match (column, weights) {
             (None, None) => {}
             (Some(column), Some(weights)) => {
-                // Weights of unknown routes are zeroed, so equal traces have equal bytes.
+                // Weights of unknown routes are set to zero, so that equal traces have equal bytes.
                 let known = |(&weight, &id)| if id == UNKNOWN_EXPERT { f16::ZERO } else { weight };
                 column.extend(weights.iter().zip(experts).map(known));
             }
             (column, _) => {
                 let (found, expected) = if column.is_some() { ("none", "weights") } else { ("weights", "none") };
-                let expected = format!("{expected}, as in the requests before");
+                let expected = format!("{expected}, as in the previous requests");
                 return Err(FormatError::value("weights", "the request", found, expected));
             }
         }
@@ -121,7 +121,7 @@ impl TraceBuilder {
         self.token_ids.len()
     }
 
-    /// The model passed to [`TraceBuilder::new`].
+    /// Returns the model passed to [`TraceBuilder::new`].
     pub fn model(&self) -> &ModelInfo {
         &self.model
     }

@@ -1,5 +1,5 @@
-//! The rules of a trace, checked request by request, so that pages can be released and a bad request is distinguished
-//! from a bad file.
+//! Checks the rules of a trace request by request, so that pages can be released and an invalid request can be
+//! distinguished from an invalid file.
 
 use std::fmt::Display;
 
@@ -49,7 +49,7 @@ impl Trace {
     }
 }
 
-/// Checks token ids; the first has index `first`.
+/// Checks token ids, the first of which has index `first`.
 pub(crate) fn check_token_ids(model: &ModelInfo, token_ids: &[u32], first: usize) -> Result<(), FormatError> {
     let vocabulary = model.vocab_size;
     let Some(at) = token_ids.iter().position(|&id| id >= vocabulary) else { return Ok(()) };
@@ -81,7 +81,7 @@ pub(crate) fn check_offsets(offsets: &[u64], tokens: usize) -> Result<(), Format
         return bad(0, offsets[0], "0".into());
     }
     if let Some(at) = (0..last).find(|&at| offsets[at] > offsets[at + 1]) {
-        return bad(at + 1, offsets[at + 1], format!("at least {}, the offset before", offsets[at]));
+        return bad(at + 1, offsets[at + 1], format!("at least {}, the previous offset", offsets[at]));
     }
     if offsets[last] != tokens as u64 {
         return bad(last, offsets[last], format!("{tokens}, the number of tokens"));
@@ -89,7 +89,7 @@ pub(crate) fn check_offsets(offsets: &[u64], tokens: usize) -> Result<(), Format
     Ok(())
 }
 
-pub(crate) const VALID_WEIGHT: &str = "a finite number, not below zero";
+pub(crate) const VALID_WEIGHT: &str = "a finite, non-negative number";
 
 pub(crate) fn valid_weight(weight: f16) -> bool {
     weight.is_finite() && (weight >= f16::ZERO)
@@ -109,8 +109,8 @@ impl RequestCheck {
         RequestCheck { seen: vec![0; usize::from(model.num_experts)], row: 0 }
     }
 
-    /// Checks the experts [n, L, k] of tokens, the first of which has index `first`. In an unknown route all k are
-    /// `unknown`.
+    /// Checks the experts [n, L, k] of tokens, the first of which has index `first`. In an unknown route, all k experts
+    /// are `unknown`.
     pub(crate) fn check_rows<T: Copy + Into<u16>>(
         &mut self,
         experts: &[T],
@@ -126,7 +126,7 @@ impl RequestCheck {
         })
     }
 
-    /// Checks one route; an error has the invalid slot, its content and what is allowed.
+    /// Checks one route. An error contains the invalid slot, its value and the allowed values.
     fn check<T: Copy + Into<u16>>(&mut self, route: &[T], unknown: u16) -> Result<(), (usize, u16, String)> {
         self.row += 1;
         let known = route[0].into() != unknown;
@@ -134,13 +134,13 @@ impl RequestCheck {
             let id = id.into();
             if !known {
                 if id != unknown {
-                    return Err((slot, id, format!("{unknown} as in slot 0 of an unknown route")));
+                    return Err((slot, id, format!("{unknown}, as in slot 0, because the route is unknown")));
                 }
             } else if usize::from(id) >= self.seen.len() {
                 let expected = format!("ids below {}, or {unknown} in every slot", self.seen.len());
                 return Err((slot, id, expected));
             } else if std::mem::replace(&mut self.seen[usize::from(id)], self.row) == self.row {
-                return Err((slot, id, "experts distinct within a token".into()));
+                return Err((slot, id, "distinct experts per token".into()));
             }
         }
         Ok(())

@@ -8,8 +8,8 @@ use crate::trace::{ExpertRows, FORMAT};
 use crate::trace_check::RequestCheck;
 use crate::{FormatError, ModelInfo, Provenance, Trace, TraceRequest};
 
-/// A trace whose header, shapes and offsets were checked when opened, but not its requests: use a request only after
-/// [`TraceRows::check`] accepts it.
+/// A trace whose header, shapes and offsets were checked when opened, but not its requests. Use a request only after
+/// [`TraceRows::check`] has accepted it.
 #[derive(Debug)]
 pub struct TraceRows(Trace);
 
@@ -23,12 +23,12 @@ impl TraceRows {
         trace.map(TraceRows).map_err(|error| error.in_file(path))
     }
 
-    /// The model that was traced.
+    /// Returns the model that was traced.
     pub fn model(&self) -> &ModelInfo {
         self.0.model()
     }
 
-    /// Where the data came from.
+    /// Returns the origin of the data.
     pub fn provenance(&self) -> &Provenance {
         self.0.provenance()
     }
@@ -43,12 +43,12 @@ impl TraceRows {
         self.0.tokens()
     }
 
-    /// Whether the trace carries router weights.
+    /// Whether the trace contains router weights.
     pub fn has_weights(&self) -> bool {
         self.0.has_weights()
     }
 
-    /// The state needed to check requests of this trace.
+    /// Creates the state needed to check requests of this trace.
     pub fn rules(&self) -> RequestCheck {
         RequestCheck::new(self.0.model())
     }
@@ -64,7 +64,7 @@ impl TraceRows {
         self.0.check_request(r, rules)
     }
 
-    /// Request `r`, which must have been accepted.
+    /// Returns request `r`, which [`TraceRows::check`] must have accepted.
     ///
     /// # Panics
     /// If `r` is not below [`TraceRows::requests`].
@@ -72,7 +72,7 @@ impl TraceRows {
         self.0.request(r)
     }
 
-    /// [n, L, k]: the experts of request `r` as stored in the file.
+    /// Returns the experts of request `r` as stored in the file, [n, L, k].
     ///
     /// # Panics
     /// If `r` is not below [`TraceRows::requests`].

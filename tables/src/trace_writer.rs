@@ -10,11 +10,12 @@ use crate::trace_builder::TraceTensors;
 use crate::trace_check::{VALID_WEIGHT, valid_weight};
 use crate::{FormatError, ModelInfo, Provenance, TraceBuilder};
 
-/// Takes requests in file order and writes the same file as [`TraceBuilder`] would. Memory: 12 bytes per request.
+/// Accepts requests in file order and writes the same file as [`TraceBuilder`] would. Uses 12 bytes of memory per
+/// request.
 #[derive(Debug)]
 pub struct TraceWriter {
     out: PathBuf,
-    /// Stays empty: provides its model, its provenance and its checks.
+    /// An empty builder, used for its model, its provenance and its checks.
     rules: TraceBuilder,
     offsets: Vec<u64>,
     prompt_lengths: Vec<u32>,
@@ -47,7 +48,8 @@ impl TraceWriter {
     /// is unchanged.
     ///
     /// # Errors
-    /// Names what is wrong: lengths, ids out of range, repeated experts, weights that are not finite; or a disk error.
+    /// Names the problem: wrong lengths, ids out of range, repeated experts, weights that are not finite, or a disk
+    /// error.
     pub fn push(
         &mut self,
         token_ids: &[u32],
@@ -114,7 +116,7 @@ impl TraceWriter {
         self.offsets.last().copied().unwrap_or_default()
     }
 
-    /// The model passed to [`TraceWriter::create`].
+    /// Returns the model passed to [`TraceWriter::create`].
     pub fn model(&self) -> &ModelInfo {
         self.rules.model()
     }

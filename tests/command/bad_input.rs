@@ -120,12 +120,12 @@ fn inputs_that_say_nothing() {
     write_some(&folder, "one", 1, 1, |_| {});
     for more in ["", " --attention tp", " --solver paper"] {
         let solve = format!("solve --groups 4 --out @t --profile @empty.profile{more}");
-        folder.refused(&solve, 2, &["the profile holds no token with a known route"]);
+        folder.refused(&solve, 2, &["the profile contains no token with a known route"]);
     }
     folder.refused(
         "solve --groups 4 --out @t --profile @one.profile --trace @empty.trace",
         2,
-        &["the trace holds no token"],
+        &["the trace contains no token"],
     );
 
     write_without(&folder, "silent", 3, 9, Some(5), |_| {});
@@ -144,7 +144,7 @@ fn inputs_that_say_nothing() {
         folder.refused(
             &format!("evaluate --tables @{attention}.tables --profile @empty.profile"),
             2,
-            &["the profile holds no"],
+            &["the profile contains no"],
         );
         folder.refused(
             &format!("evaluate --tables @{attention}.tables --trace @empty.trace"),
@@ -189,10 +189,10 @@ fn placements_that_do_not_fit() {
         ("--groups 2 --warm-start @halves.tables --redundant 2", "cannot be combined with redundant slots"),
         ("--groups 2 --warm-start @halves.tables --solver paper", "cannot be combined with the paper's algorithm"),
         ("--groups 2 --warm-start @halves.tables --migration-cost nan", "migration_cost"),
-        ("--groups 4 --nodes 3", "3 nodes cannot be dealt evenly over 4 groups, expected one of [1, 2, 4]"),
+        ("--groups 4 --nodes 3", "3 nodes cannot be divided evenly over 4 groups, expected one of [1, 2, 4]"),
         ("--groups 4 --nodes 2 --inter-cost 0", "inter_cost"),
         ("--groups 4 --nodes 2 --redundant 4", "cannot be combined with redundant slots"),
-        ("--groups 4 --gating-groups 3", "3 gating groups cannot be dealt evenly"),
+        ("--groups 4 --gating-groups 3", "3 gating groups cannot be divided evenly"),
         ("--groups 5", "do not divide 32 experts evenly, expected one of [1, 2, 4, 8, 16, 32], or padding"),
         ("--groups 5 --pad --redundant 3", "padding cannot be combined with redundant slots"),
         ("--groups 33 --pad", "33 groups"),
@@ -200,7 +200,7 @@ fn placements_that_do_not_fit() {
         folder.refused(&format!("{solve} {more}"), 2, &[named]);
     }
     folder.runs("solve --profile @one.profile --groups 5 --pad --out @five.tables --time-limit 0.5");
-    folder.refused("tables export --tables @five.tables --format sglang", 2, &["no slots without one"]);
+    folder.refused("tables export --tables @five.tables --format sglang", 2, &["does not support empty slots"]);
     folder.refused("evaluate --tables @halves.tables --profile @one.profile --nodes 3", 2, &["3 nodes", "[1, 2]"]);
     // The file for two ranks is also valid for four: its slots divide by four.
     folder.runs("solve --profile @one.profile --groups 4 --placement @halves.json --out @quarters.tables");

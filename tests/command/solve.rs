@@ -76,9 +76,9 @@ fn requests_are_held_out_and_judged() {
         let requests = |part: &str| held_out[part].as_u64().expect("a number");
         let (choosing, judged) = (requests("requests_choosing"), requests("requests_judged"));
         assert_eq!(requests("requests_solved") + choosing + judged, 96, "{held_out}");
-        let line = format!("held out: of 96 requests {} were held out", choosing + judged);
+        let line = format!("held out: {} of 96 requests were held out", choosing + judged);
         assert!(
-            said.lines().any(|said| said.starts_with(&line) && said.contains("taken out of the profile")),
+            said.lines().any(|said| said.starts_with(&line) && said.contains("subtracted from the profile")),
             "{said}"
         );
         assert_eq!(held_out["profile"], "taken_out", "{held_out}");
@@ -122,14 +122,14 @@ fn what_is_not_held_out_is_reported() {
     for (profile, more, line) in [
         (&all, &["--trace", &reference(), "--hold-out", "0"][..], "held out: no requests were held out"),
         (&all, &[], "held out: nothing was held out: a profile without a trace has no requests"),
-        (&all, &["--trace", &few], "held out: nothing was held out: of 10 requests"),
+        (&all, &["--trace", &few], "held out: nothing was held out: the 10 requests"),
     ] {
         let (said, report) = solve(folder.path(), profile, more);
         assert!(said.lines().any(|said| said.starts_with(line)), "{said}");
         assert!(report["held_out"]["figures"].is_null() && report["held_out"]["requests_judged"] == 0, "{report}");
     }
     let (said, report) = solve(folder.path(), &part, &["--trace", &reference(), "--hold-out", "0.5"]);
-    assert!(said.contains("the profile does not contain their counts, so nothing was taken out"), "{said}");
+    assert!(said.contains("the profile does not contain their counts, so nothing was subtracted"), "{said}");
     assert_eq!(report["held_out"]["profile"], "not_part");
     for wrong in ["0.6", "-0.1", "all"] {
         let output =

@@ -18,7 +18,7 @@ SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_t
 EXCEPTIONS = {}
 # A printed generator or function is different text each time, so semmoe refuses it.
 ADDRESS = re.compile(r" at 0x[0-9a-f]{6,}>")
-REFUSED_ADDRESS = "prints as an address"
+REFUSED_ADDRESS = "prints as a memory address"
 # 30,000 were compared manually.
 GENERATED = 2000
 SECONDS = 100

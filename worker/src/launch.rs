@@ -1,4 +1,4 @@
-//! The ranks of a unit as processes: started, monitored, and stopped by their parent.
+//! Starts, monitors and stops the ranks of a unit as child processes.
 
 use std::fmt;
 use std::io;
@@ -12,14 +12,15 @@ use tokio::time::timeout;
 
 use crate::rank::WorkerEvent;
 
-/// Time limit for ranks to exit after a request to stop.
+/// Time limit for ranks to exit after a stop request.
 const STOP_TIMEOUT: Duration = Duration::from_secs(15);
-/// Time after a first death in which another rank may turn out to be the cause.
+/// How long after the first death another rank may still turn out to be the cause.
 const BLAME_WINDOW: Duration = Duration::from_millis(300);
-/// Exit code of a rank that left because it lost a peer.
+/// Exit code of a rank that exited because it lost a peer.
 const EXIT_PEER_LOST: i32 = 3;
 
-/// Running ranks. Dropping them closes their standard input, at which they exit; [`Ranks::stop`] also waits for them.
+/// Running ranks. Dropping them closes their standard input, which makes them exit; [`Ranks::stop`] also waits for
+/// them.
 #[derive(Debug)]
 pub struct Ranks {
     /// Base URL of rank 0's HTTP server.
@@ -34,13 +35,13 @@ pub struct Ranks {
 /// Reasons why ranks did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum LaunchError {
-    /// The ranks took too long.
+    /// The ranks were not ready in time.
     #[error("the {0} ranks were not ready within {1:?}")]
     TooLate(u16, Duration),
     /// A rank's process could not be started.
     #[error("cannot start rank {0}: {1}")]
     Start(u16, io::Error),
-    /// A rank printed something other than the event.
+    /// A rank printed something other than the expected event.
     #[error("rank {0} printed {1:?}, expected the event `{2}`")]
     Output(u16, String, &'static str),
     /// A process ended.
@@ -51,12 +52,12 @@ pub enum LaunchError {
 type Output = Lines<BufReader<ChildStdout>>;
 
 impl Ranks {
-    /// Starts rank 0, then the others once the rendezvous address is known, and waits until all are ready. `command` is
-    /// `semmoe worker` with all of a rank's arguments except its number, `ranks` and the rendezvous, which rank 0 binds
-    /// at `rendezvous`.
+    /// Starts rank 0, then the other ranks once the rendezvous address is known, and waits until all are ready.
+    /// `command` builds `semmoe worker` with all of a rank's arguments except its rank, the world size and the
+    /// rendezvous, which rank 0 binds at `rendezvous`.
     ///
     /// # Errors
-    /// A rank that does not start, or exits, or is not ready within `limit`.
+    /// A rank does not start, exits, or is not ready within `limit`.
     pub async fn start(
         ranks: u16,
         rendezvous: &str,
@@ -88,7 +89,7 @@ impl Ranks {
                     WorkerEvent::Ready { .. } if rank > 0 => {}
                     event => return Err(LaunchError::Output(rank, format!("{event:?}"), "ready")),
                 }
-                // A rank prints nothing more; its pipe is drained so that it can never block.
+                // A rank prints no further events; its pipe is drained so that it can never block.
                 tokio::spawn(async move { while let Ok(Some(_)) = output.next_line().await {} });
             }
             Ok(())
@@ -98,7 +99,7 @@ impl Ranks {
     }
 
     fn spawn(&mut self, rank: u16, mut command: Command) -> io::Result<Output> {
-        // A separate process group: Ctrl-C reaches only this process, which then stops the ranks in order.
+        // In a separate process group, so that Ctrl-C reaches only this process, which then stops the ranks cleanly.
         command.arg("--exit-on-stdin-eof").process_group(0).kill_on_drop(true);
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
         let (Some(stdin), Some(stdout)) = (child.stdin.take(), child.stdout.take()) else {
@@ -111,7 +112,7 @@ impl Ranks {
         Ok(BufReader::new(stdout).lines())
     }
 
-    /// The next event of one rank, or the death of any.
+    /// Waits for one rank's next event, or for the death of any rank.
     async fn event(
         &mut self,
         rank: u16,
@@ -135,7 +136,7 @@ impl Ranks {
         &self.pids
     }
 
-    /// Resolves when a rank dies, with the rank that caused it: not one that left because it lost a peer.
+    /// Resolves when a rank dies, with the rank to blame: not one that exited because it lost a peer.
     pub async fn died(&mut self) -> RankDeath {
         let Some(mut blamed) = self.deaths.recv().await else { return std::future::pending().await };
         self.alive -= 1;
@@ -148,8 +149,8 @@ impl Ranks {
         blamed
     }
 
-    /// Asks every rank to exit, waits for those that are alive, and kills those that do not. Returns how each rank that
-    /// exited ended.
+    /// Asks every rank to exit, waits for the live ranks, and kills those that do not exit in time. Returns the exit of
+    /// every rank that did.
     pub async fn stop(mut self) -> Vec<RankDeath> {
         self.stdins.clear();
         let mut left = Vec::new();
@@ -167,19 +168,19 @@ impl Ranks {
     }
 }
 
-/// A rank process that ended.
+/// The end of a rank's process.
 #[derive(Debug)]
 pub struct RankDeath {
     /// The rank.
     pub rank: u16,
     pid: u32,
     status: Option<ExitStatus>,
-    /// Its last line on standard error.
+    /// The rank's last line on standard error.
     pub last_words: Option<String>,
 }
 
 impl RankDeath {
-    /// `None` for a killed process.
+    /// Returns the exit code; `None` for a killed process.
     pub fn exit_code(&self) -> Option<i32> {
         self.status.and_then(|status| status.code())
     }
@@ -192,13 +193,13 @@ impl fmt::Display for RankDeath {
             write!(f, ": {status}")?;
         }
         match &self.last_words {
-            Some(words) => write!(f, "; its last words: {words}"),
+            Some(words) => write!(f, "; last output: {words}"),
             None => Ok(()),
         }
     }
 }
 
-/// Owns one child until it ends. The task is cancelled with the runtime, which kills the child.
+/// Owns one child process until it exits. When the runtime ends, the task is cancelled, which kills the child.
 async fn watch(rank: u16, mut child: Child, report: UnboundedSender<RankDeath>) {
     let pid = child.id().unwrap_or_default();
     let mut last_words = None;
@@ -210,6 +211,6 @@ async fn watch(rank: u16, mut child: Child, report: UnboundedSender<RankDeath>) 
         }
     }
     let status = child.wait().await.ok();
-    // The receiver lives as long as the unit.
+    // The receiver exists as long as the unit.
     let _ = report.send(RankDeath { rank, pid, status, last_words });
 }

@@ -1,16 +1,16 @@
-//! One expert-parallel rank: loads a Hugging Face checkpoint, runs it with its peers, serves HTTP.
+//! One expert-parallel rank: loads a Hugging Face checkpoint, runs it together with its peers and serves HTTP.
 //!
 //! | module | what |
 //! |---|---|
 //! | [`model`] | the checkpoint and one step through its layers |
 //! | [`ep`] | expert parallelism: transports, dispatch and combine, counters |
 //! | `engine` | one rank's scheduler: continuous batching, sampling, stop conditions |
-//! | `control` | rendezvous of the rank processes and the link between rank 0 and each other rank |
+//! | `control` | rendezvous of the rank processes, and the links between rank 0 and the other ranks |
 //! | `unit` | the whole unit as rank 0 sees it |
 //! | `serve` | rank 0's HTTP server |
-//! | `rank` | a rank's process from its arguments to its end: [`run`] |
-//! | `launch` | the ranks of a unit as processes, for programs that start them |
-//! | `memory` | memory still available to this process |
+//! | `rank` | the life of a rank's process, from its arguments to its exit: [`run`] |
+//! | `launch` | starting the ranks of a unit as child processes |
+//! | `memory` | the memory available to this process |
 //! | `threads` | the threads that share a rank's large computations |
 
 mod control;

@@ -1,19 +1,21 @@
-//! Memory still available to this process, as far as Linux reports it.
+//! Memory available to this process, as reported by Linux.
 
 use std::fs;
 use std::path::Path;
 
-/// Available bytes: the smaller of the machine's and the control group's; `None` if neither is known.
+/// Returns the bytes available on the machine or in the control group, whichever is smaller, or `None` if neither is
+/// known.
 pub(crate) fn available_bytes() -> Option<u64> {
     let machine = fs::read_to_string("/proc/meminfo").ok().and_then(|text| machine_bytes(&text));
     let group = group_bytes(Path::new("/sys/fs/cgroup"));
     machine.into_iter().chain(group).min()
 }
 
-/// Why a rank refuses a move that needs `needed` more bytes; `None` if they are available, or that is unknown.
+/// Returns the reason for refusing a move that needs `needed` more bytes, or `None` if they are available or the
+/// available memory is unknown.
 pub(crate) fn shortage(needed: u64, available: Option<u64>) -> Option<String> {
     let available = available.filter(|available| *available < needed)?;
-    Some(format!("moving the experts needs {needed} more bytes, and {available} are available"))
+    Some(format!("moving the experts needs {needed} more bytes, but only {available} are available"))
 }
 
 fn machine_bytes(meminfo: &str) -> Option<u64> {
@@ -21,8 +23,9 @@ fn machine_bytes(meminfo: &str) -> Option<u64> {
     line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
-/// Bytes left under a control group's limit (version 2), including the inactive file cache, which the kernel reclaims;
-/// the checkpoint's files are in it once loaded. `None` without a limit.
+/// Returns the bytes left under a control group's (cgroup v2) memory limit, or `None` without a limit. The inactive
+/// file cache counts as available because the kernel can reclaim it; it contains the checkpoint files once they are
+/// loaded.
 fn group_bytes(folder: &Path) -> Option<u64> {
     let text = |file: &str| fs::read_to_string(folder.join(file)).ok();
     let number = |file: &str| text(file)?.trim().parse::<u64>().ok();
@@ -40,7 +43,7 @@ mod tests {
     fn what_does_not_fit_is_refused_with_both_numbers() {
         assert_eq!(shortage(5, Some(5)), None);
         assert_eq!(shortage(5, None), None);
-        let expected = "moving the experts needs 6 more bytes, and 5 are available";
+        let expected = "moving the experts needs 6 more bytes, but only 5 are available";
         assert_eq!(shortage(6, Some(5)).as_deref(), Some(expected));
     }
 

@@ -1,22 +1,22 @@
-//! Large computations on several threads. Each thread computes separate results (columns of a product, rows of
-//! attention or of experts), so every sum has the order that it has on one thread.
+//! Runs large computations on several threads. Each thread computes separate results (columns of a product, rows of
+//! attention or of experts), so every sum is accumulated in the same order as on a single thread.
 
 use std::cell::Cell;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Multiply-adds that justify waking a thread: a few tens of microseconds.
+/// Multiply-adds that justify waking a thread: a few tens of microseconds of work.
 const WORK_OF_A_THREAD: usize = 1 << 20;
 
 thread_local! {
-    /// Threads that this thread's work may use, including itself.
+    /// Number of threads that work on this thread may use, including the thread itself.
     static THREADS: Cell<usize> = const { Cell::new(1) };
 }
 
-/// Runs `work` on a pool of `threads` threads, which share its large computations; on this thread if there is only one.
-/// Threads inherit this one's CPU affinity.
+/// Runs `work` on a pool of `threads` threads that share its large computations, or on the calling thread if there is
+/// only one. Pool threads inherit the caller's CPU affinity.
 ///
 /// # Errors
-/// The operating system refuses more threads.
+/// Fails if the operating system cannot create the threads.
 pub fn with_threads<R: Send>(
     threads: usize,
     work: impl FnOnce() -> R + Send,
@@ -31,7 +31,7 @@ pub fn with_threads<R: Send>(
     }))
 }
 
-/// The number of threads to share this much work.
+/// Returns how many threads should share this much work.
 pub(crate) fn threads_for(multiply_adds: usize) -> usize {
     match THREADS.get() {
         1 => 1,
@@ -39,14 +39,14 @@ pub(crate) fn threads_for(multiply_adds: usize) -> usize {
     }
 }
 
-/// Runs both, concurrently if a thread is free. Products within them are not shared further.
+/// Runs both closures, concurrently if a thread is free. Matrix products within them run on a single thread.
 pub(crate) fn both(first: impl FnOnce() + Send, second: impl FnOnce() + Send) {
     let threads = THREADS.replace(1);
     rayon::join(first, second);
     THREADS.set(threads);
 }
 
-/// Locks a mutex whose content is valid even if a thread panicked while it held the lock.
+/// Locks a mutex whose content stays valid even if a thread panics while holding the lock.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

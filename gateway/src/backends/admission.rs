@@ -1,4 +1,4 @@
-//! Admits a probed backend, and reports about it in log and metrics.
+//! Admits a probed backend and reports the outcome in the log and the metrics.
 
 use std::sync::Arc;
 
@@ -12,12 +12,13 @@ use crate::backends::verdict::Closed;
 use crate::backends::{Backend, Backends, Fit, Health, Member, Model, compat};
 
 impl Backends {
-    /// Judges a backend by its report and its loaded files, adopts the number of ranks it reports, and opens it.
+    /// Evaluates a backend by its probe report and its loaded files, adopts the rank count that it reports, and opens
+    /// it.
     pub(crate) fn admit(&self, backend: &Arc<Backend>, probe: &Probe) -> Result<(), Closed> {
         self.judge_by(backend, probe, true)
     }
 
-    /// Judges a backend that already serves by a new report; it continues to serve.
+    /// Re-evaluates a serving backend after a new probe report. The backend serves throughout.
     pub(crate) fn judge_again(&self, backend: &Arc<Backend>, probe: &Probe) -> Result<(), Closed> {
         self.judge_by(backend, probe, false)
     }
@@ -26,7 +27,7 @@ impl Backends {
         let changing = self.changing();
         let snapshot = self.snapshot();
         let Some(at) = snapshot.position(backend) else { return Ok(()) };
-        // Kept whatever the verdict: matching tables may be loaded next.
+        // Stored even if the verdict is negative: matching tables may be loaded next.
         backend.set_probe(probe.clone());
         let (model, member) = snapshot.at(at);
         let fit = model.judge(at.member, Some(probe), snapshot.config.limits.ranks)?;
@@ -47,7 +48,7 @@ impl Backends {
         Ok(())
     }
 
-    /// A backend can serve: it is healthy, and its circuit breaker is closed.
+    /// Marks a backend healthy and closes its circuit breaker: it can serve.
     pub(crate) fn note_admission(&self, model: &Model, member: &Member, probe: &Probe, fit: &Fit) {
         let (backend, tables) = (&member.backend, member.tables.as_ref().map(|loaded| loaded.tables.as_ref()));
         let ranks = fit.ranks;
@@ -65,45 +66,45 @@ impl Backends {
         warn_of_launch(&backend.name, probe, tables.is_some());
         warn_of_routes_without_pins(backend, &fit.dialect, ranks);
         self.note_health(backend, Health::Healthy);
-        // Earlier failures may have been those of a previous process.
+        // Earlier failures may belong to a previous process.
         backend.gate.renew();
     }
 
-    /// Reports why a backend's requests are not pinned, if they are not.
+    /// If a backend's requests are not pinned, logs why.
     pub(crate) fn note_fit(&self, backend: &Backend, fit: &Fit) {
         self.show_pins(backend, fit);
         if !fit.parity.differs.is_empty() {
             let (backend, shapes) = (backend.name.as_str(), fit.parity.differs);
             let how = fit.parity.detail.as_deref().unwrap_or_default();
-            tracing::warn!(backend, %shapes, how, "the engine tokenizes such chats differently, so they are routed by load");
+            tracing::warn!(backend, %shapes, how, "the engine tokenizes these chat shapes differently: routing them by load");
         }
         if let Some(why) = &fit.unpinned {
             let (backend, reason) = (backend.name.as_str(), why.reason());
-            tracing::warn!(backend, reason, %why, "requests are not pinned, but routed by load");
+            tracing::warn!(backend, reason, %why, "requests are not pinned: routing them by load");
         }
     }
 
-    /// Compares the gateway's token count of a prompt with the engine's. If they differ, the engine has another
-    /// tokenizer or chat template, and the scores are for another prompt than the one it runs.
+    /// Compares the gateway's token count of a prompt with the engine's. If they differ, the engine uses a different
+    /// tokenizer or chat template, and the scores describe a prompt other than the one it runs.
     pub(crate) fn note_count(&self, backend: &Backend, shapes: Shapes, counted: u64, reported: u64) {
         let differ = self.metrics.prompts.counted(&backend.name, counted == reported);
         if !shapes.is_empty() {
             note_shapes(backend, shapes, counted == reported);
         }
-        // Log the first one, and exponentially fewer of those that follow.
+        // Log the first mismatch, then exponentially fewer.
         if differ.is_power_of_two() && counted != reported {
             tracing::warn!(
                 backend = backend.name,
                 counted,
                 reported,
                 differ,
-                "the engine counts prompt tokens differently: does it have another tokenizer or chat template?"
+                "prompt token counts differ from the engine's: check its tokenizer and chat template"
             );
         }
     }
 }
 
-/// Several differing counts in a row for chats of the same shapes are no coincidence.
+/// Updates the trust in these chat shapes: several consecutive mismatches on the same shapes are no coincidence.
 fn note_shapes(backend: &Backend, shapes: Shapes, agree: bool) {
     let name = backend.name.as_str();
     match backend.counts.note(shapes, agree) {
@@ -111,28 +112,28 @@ fn note_shapes(backend: &Backend, shapes: Shapes, agree: bool) {
         Some(Change::Distrusted(shapes)) => tracing::warn!(
             backend = name,
             %shapes,
-            "the engine's token counts of such chats differ: they are routed by load until the counts agree"
+            "token counts differ from the engine's for these chat shapes: routing them by load until they agree"
         ),
         Some(Change::Trusted(shapes)) => {
-            tracing::info!(backend = name, %shapes, "the counts of such chats agree again")
+            tracing::info!(backend = name, %shapes, "token counts for these chat shapes agree again")
         }
     }
 }
 
-/// Locality saves bytes only if tokens travel to the experts they need.
+/// Warns if the engine's launch options defeat affinity: locality saves bytes only if tokens are sent to the experts
+/// they need.
 fn warn_of_launch(backend: &str, probe: &Probe, has_tables: bool) {
     if has_tables && probe.server.as_ref().is_some_and(ServerInfo::exchanges_nothing) {
         tracing::warn!(
             backend,
             moe_a2a_backend = "none",
-            "every EP rank of this engine computes over the same gathered tokens, so affinity saves no bytes; start it with \
+            "every EP rank of this engine processes the same gathered tokens, so affinity saves no bytes; start it with \
              --moe-a2a-backend deepep or another all-to-all backend"
         );
     }
 }
 
-/// An engine of this kind and version may read pins on some routes only: tell the operator for which requests the
-/// engine chooses the rank.
+/// Warns the operator about routes on which this engine version ignores pins and chooses the rank itself.
 fn warn_of_routes_without_pins(backend: &Backend, dialect: &Dialect, ranks: u16) {
     let chosen = [Route::Chat, Route::Completions, Route::Responses, Route::Generate];
     let has = |route: &Route| *route != Route::Generate || backend.engine.speaks_sglang();
@@ -140,6 +141,6 @@ fn warn_of_routes_without_pins(backend: &Backend, dialect: &Dialect, ranks: u16)
     let unpinned: Vec<String> = unpinned.map(|route| route.to_string()).collect();
     if ranks > 1 && !unpinned.is_empty() {
         let (backend, routes) = (backend.name.as_str(), unpinned.join(" "));
-        tracing::warn!(backend, routes, "this engine version reads no pin on these routes: it chooses the rank itself");
+        tracing::warn!(backend, routes, "the engine reads no pins on these routes and chooses the rank itself");
     }
 }

@@ -1,4 +1,4 @@
-//! Opens and closes ranks according to the health and the gates of their backends, and feeds request outcomes to the
+//! Opens and closes ranks according to the health and gates of their backends, and feeds request outcomes to the
 //! circuit breakers.
 
 use std::sync::Arc;
@@ -17,7 +17,7 @@ pub(crate) struct Trial {
 }
 
 impl Trial {
-    /// `None` if enough trials are running.
+    /// Returns `None` if the maximum number of trials is already running.
     pub(crate) fn begin(backends: &Arc<Backends>, backend: &Arc<Backend>, rules: &BreakerRules) -> Option<Self> {
         let id = backend.gate.begin_trial(rules)?;
         Some(Self { backends: Arc::clone(backends), backend: Arc::clone(backend), id, ended: false })
@@ -39,7 +39,7 @@ impl Drop for Trial {
 }
 
 impl Backends {
-    /// Records the outcome of a request.
+    /// Records a request's outcome.
     pub(crate) fn judge(&self, backend: &Arc<Backend>, trial: Option<Trial>, outcome: Outcome) {
         if let Some(mut trial) = trial {
             trial.end(Some(outcome));
@@ -54,7 +54,7 @@ impl Backends {
             return;
         }
         self.change_gate(backend, |gate, rules| {
-            // Never open the breaker of the last backend: a bad answer is better than none.
+            // Never open the breaker of the last backend: a bad response is better than none.
             if self.is_last(backend) {
                 self.metrics.faults.breaker_changed(&backend.name, "spared");
             } else if gate.state() == State::Closed {
@@ -63,15 +63,14 @@ impl Backends {
         });
     }
 
-    /// Checks whether an open breaker is due to be half opened.
+    /// Half-opens the breaker if its open period is over.
     pub(crate) fn poll_breaker(&self, backend: &Arc<Backend>) {
         self.change_gate(backend, |gate, _| {
             gate.change(|breaker| breaker.half_open_if_due(Instant::now()));
         });
     }
 
-    /// Drains a backend, or ends its drain. False if no such backend exists and none of that name is remembered as
-    /// drained.
+    /// Drains a backend, or ends its drain. Returns false if the name matches neither a backend nor a remembered drain.
     pub(crate) fn set_draining(&self, name: &str, draining: bool) -> bool {
         let _changing = self.changing();
         let snapshot = self.snapshot();
@@ -85,14 +84,11 @@ impl Backends {
         true
     }
 
-    /// Drains a joining backend if one of that name was drained before. The caller holds [`Backends::changing`].
+    /// Drains a joining backend if one with that name was drained before. The caller holds [`Backends::changing`].
     pub(crate) fn keep_drained(&self, backend: &Backend) {
         if self.drains.holds(&backend.name) {
             self.drain_or_not(backend, true);
-            tracing::warn!(
-                backend = backend.name,
-                "backend was drained before and still is: undrain it when it may serve"
-            );
+            tracing::warn!(backend = backend.name, "backend rejoined and is still drained: undrain it to let it serve");
         }
     }
 
@@ -107,7 +103,7 @@ impl Backends {
         self.refresh(backend);
     }
 
-    /// Whether no other backend of its model accepts requests normally.
+    /// Whether no other backend of the same model accepts requests normally.
     fn is_last(&self, backend: &Arc<Backend>) -> bool {
         let snapshot = self.snapshot();
         let Some(at) = snapshot.position(backend) else { return false };
@@ -115,7 +111,7 @@ impl Backends {
         !members.any(|(other, member)| other != at.member && can_serve(&member.backend) && is_closed(&member.backend))
     }
 
-    /// Opens and closes the ranks of a model according to the health and gates of its backends. The caller holds
+    /// Opens and closes a model's ranks according to the health and gates of its backends. The caller holds
     /// [`Backends::changing`].
     pub(crate) fn refresh(&self, backend: &Arc<Backend>) {
         let snapshot = self.snapshot();
@@ -124,7 +120,7 @@ impl Backends {
         }
     }
 
-    /// Opens and closes all ranks of a model of the current snapshot, and wakes the requests that wait for one.
+    /// Opens and closes all ranks of one of the current snapshot's models, and wakes requests waiting for a rank.
     pub(crate) fn refresh_model(&self, model: &Model) {
         self.spare_the_last(model);
         for (index, member) in model.members.iter().enumerate() {
@@ -134,7 +130,7 @@ impl Backends {
         model.queue.wake_all();
     }
 
-    /// Closes the breakers of all backends if none that could serve has a closed one.
+    /// If no backend that could serve has a closed breaker, closes the breakers of them all.
     fn spare_the_last(&self, model: &Model) {
         let able = || model.members.iter().map(|member| &member.backend).filter(|backend| can_serve(backend));
         if able().any(|backend| is_closed(backend)) {
@@ -161,13 +157,13 @@ impl Backends {
                 tracing::warn!(
                     backend = name,
                     seconds,
-                    "consecutive requests to this backend failed: it gets none for a while"
+                    "circuit breaker opened after consecutive failures: no requests are sent for now"
                 );
-                // Its watcher must learn when to half open it.
+                // Its watcher must learn when to half-open the breaker.
                 backend.suspect();
             }
-            State::HalfOpen => tracing::info!(backend = name, "backend gets a few trial requests"),
-            State::Closed => tracing::info!(backend = name, "backend gets requests again"),
+            State::HalfOpen => tracing::info!(backend = name, "circuit breaker half-open: sending trial requests"),
+            State::Closed => tracing::info!(backend = name, "circuit breaker closed: backend receives requests again"),
         }
     }
 }

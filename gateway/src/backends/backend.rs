@@ -1,4 +1,4 @@
-//! One engine behind the gateway: its identity and its state, kept through every reload.
+//! One engine behind the gateway: its identity and state, preserved across reloads.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -30,17 +30,17 @@ use crate::observe::live::backend::BackendLive;
 pub enum Health {
     /// Not probed yet.
     Unknown,
-    /// It answered and can serve; whether its tables match is a separate question.
+    /// The backend answered and can serve; whether its tables match is a separate question.
     Healthy,
-    /// It does not answer, or cannot serve.
+    /// The backend does not answer, or cannot serve.
     Unhealthy {
-        /// One sentence, from an error or a report.
+        /// The cause in one sentence, from an error or a report.
         cause: String,
     },
 }
 
 impl Health {
-    /// Whether it receives requests.
+    /// Whether the backend receives requests.
     pub fn is_healthy(&self) -> bool {
         *self == Self::Healthy
     }
@@ -52,17 +52,17 @@ pub(crate) struct Backend {
     pub(crate) config: BackendConfig,
     pub(crate) name: String,
     pub(crate) engine: Engine,
-    /// Its connections, and its key.
+    /// The HTTP client, with the backend's connections and API key.
     pub(crate) client: HttpClient,
-    /// Its certificates, where the connection uses TLS.
+    /// The TLS certificates of its connection, if it uses TLS.
     pub(crate) tls: Option<Arc<ClientTls>>,
-    /// The files of its key and certificates, as last read.
+    /// Its key and certificate files, as last read.
     pub(crate) files_seen: Seen,
-    /// Whether its pins take effect.
+    /// Evidence of whether the backend's pins take effect.
     pub(crate) pins: PinRecord,
-    /// Its token counts of prompts, compared with the gateway's.
+    /// The engine's prompt token counts, compared with the gateway's.
     pub(crate) counts: Counts,
-    /// The engine reports that it caches no prefixes; an atomic, because every request reads it.
+    /// Whether the engine reports that it caches no prefixes; an atomic, because every request reads it.
     keeps_no_prefixes: AtomicBool,
     /// Statistics of sampled requests.
     pub(crate) live: Arc<BackendLive>,
@@ -71,23 +71,23 @@ pub(crate) struct Backend {
     /// Why the last attempt to change its tables failed.
     tables_trouble: Mutex<Option<Trouble>>,
     health: watch::Sender<Health>,
-    /// The other conditions for receiving requests.
+    /// Conditions other than health for receiving requests.
     pub(crate) gate: Gate,
-    /// Its requests that wait for a first chunk, and its streams.
+    /// Its requests waiting for a first chunk, and its streams.
     pub(crate) flow: Arc<Flow>,
-    /// Wakes the prober before its interval is over.
+    /// Wakes the prober early.
     suspicion: Notify,
-    /// The context length in tokens from the engine's list of models; 0 if it reports none.
+    /// The context length in tokens, from the engine's model list; 0 if not reported.
     max_model_len: AtomicU64,
-    /// How its engine prepares chats for its template: an index into the table of preparations.
+    /// How the engine prepares chats for the chat template: an index into the preparation table.
     preparation: AtomicUsize,
-    /// Whether bytes of an answer arrived since the prober last checked.
+    /// Whether response bytes have arrived since the prober last checked.
     heard: AtomicBool,
-    /// When the prober last found new bytes.
+    /// When the prober last detected new response bytes.
     last_heard: Mutex<Instant>,
 }
 
-/// A backend, and the token that ends the tasks watching it.
+/// A backend, and the token that cancels its watcher tasks.
 #[derive(Clone)]
 pub(crate) struct Watched {
     pub(crate) backend: Arc<Backend>,
@@ -103,7 +103,7 @@ pub(crate) struct WatchedBackends {
     pub(crate) backends: Mutex<Vec<Watched>>,
 }
 
-/// The preparation of chats by an engine of the probed version, as an index into the table.
+/// Returns the preparation table's index for the engine version that a probe reports.
 pub(crate) fn preparation_row(engine: Engine, probe: &Probe) -> usize {
     let version = probe.version.as_deref().and_then(Version::parse).map(Version::numbers);
     Preparation::row_of(engine.name(), version)
@@ -135,19 +135,19 @@ impl Backend {
         }
     }
 
-    /// The target of a probe that does not list models.
+    /// The target of probes that do not list models.
     pub(crate) fn target(&self) -> Target<'_> {
         Target { engine: self.engine, urls: &self.config.urls, rank_base: self.config.rank_base, names: &[] }
     }
 
-    /// The URL for a request to this rank; without a rank, the first URL.
+    /// Returns the URL for requests to this rank, or the first URL if no rank is given.
     pub(crate) fn url(&self, dialect: &Dialect, rank: Option<RankId>) -> &BaseUrl {
         let of_rank = rank.and_then(|rank| self.config.urls.get(dialect.url_index(rank)));
         of_rank.unwrap_or(self.config.first_url())
     }
 
-    /// Whether prompts sent to a rank can be assumed to be cached there. Prefix caching is every engine's default, so
-    /// an engine that does not report it is taken to have it.
+    /// Whether prompts sent to a rank can be assumed to be cached there. All engines cache prefixes by default, so an
+    /// engine that reports nothing is assumed to do so.
     pub(crate) fn keeps_prefixes(&self) -> bool {
         !self.keeps_no_prefixes.load(Ordering::Relaxed)
     }
@@ -156,12 +156,12 @@ impl Backend {
         self.health.borrow().clone()
     }
 
-    /// Whether requests may be placed on it: it is healthy and not drained, and its breaker is not open.
+    /// Whether requests may be placed here: the backend is healthy and not drained, and its breaker is not open.
     pub(crate) fn takes_requests(&self) -> bool {
         self.health().is_healthy() && self.gate.is_passable()
     }
 
-    /// Why it receives no requests.
+    /// Returns why the backend is unhealthy, if it is.
     pub(crate) fn cause_of_unhealthy(&self) -> Option<String> {
         match &*self.health.borrow() {
             Health::Unhealthy { cause } => Some(cause.clone()),
@@ -169,12 +169,12 @@ impl Backend {
         }
     }
 
-    /// A receiver that sees every later change of health.
+    /// Returns a receiver that sees every later health change.
     pub(crate) fn watch_health(&self) -> watch::Receiver<Health> {
         self.health.subscribe()
     }
 
-    /// Returns whether anything changed.
+    /// Sets the health; returns whether it changed.
     pub(crate) fn set_health(&self, health: Health) -> bool {
         self.health.send_if_modified(|current| {
             let changed = *current != health;
@@ -183,29 +183,29 @@ impl Backend {
         })
     }
 
-    /// A request could not reach it: probe it now.
+    /// Triggers an immediate probe, because a request could not reach the backend.
     pub(crate) fn suspect(&self) {
         self.suspicion.notify_one();
     }
 
-    /// Completes when a request reports that it could not be reached.
+    /// Completes once a request reports that it could not reach the backend.
     pub(crate) async fn suspected(&self) {
         self.suspicion.notified().await;
     }
 
-    /// The context length in tokens, if the engine reports it.
+    /// Returns the context length in tokens, if the engine reports it.
     pub(crate) fn max_model_len(&self) -> Option<u64> {
         Some(self.max_model_len.load(Ordering::Relaxed)).filter(|tokens| *tokens > 0)
     }
 
-    /// Bytes of a good answer arrived. Most calls change nothing and leave the cache line shared.
+    /// Records that bytes of a successful response arrived. Most calls change nothing and leave the cache line shared.
     pub(crate) fn hear(&self) {
         if !self.heard.load(Ordering::Relaxed) {
             self.heard.store(true, Ordering::Relaxed);
         }
     }
 
-    /// When bytes of a good answer last arrived, to the precision of the calls.
+    /// Returns when bytes of a successful response last arrived, to the precision of the polling interval.
     pub(crate) fn last_heard(&self) -> Instant {
         let mut last = self.last_heard.lock().unwrap_or_else(PoisonError::into_inner);
         if self.heard.swap(false, Ordering::Relaxed) {
@@ -218,7 +218,7 @@ impl Backend {
         self.tables_trouble.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Returns whether the trouble differs from the previous one.
+    /// Records why the tables could not be changed; returns whether the trouble differs from the previous one.
     pub(crate) fn set_tables_trouble(&self, trouble: Option<Trouble>) -> bool {
         let mut known = self.tables_trouble.lock().unwrap_or_else(PoisonError::into_inner);
         let before = std::mem::replace(&mut *known, trouble);
@@ -229,12 +229,12 @@ impl Backend {
         self.probe.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Whether its number of ranks may change while it serves.
+    /// Whether the backend's rank count may change while it serves.
     pub(crate) fn can_switch(&self) -> bool {
         self.last_probe().is_some_and(|probe| probe.server.as_ref().is_some_and(ServerInfo::switches))
     }
 
-    /// How its engine prepares chats for its template, by the last reported version.
+    /// How the engine prepares chats for its template, by its last reported version.
     pub(crate) fn preparation(&self) -> &'static Preparation {
         Preparation::row(self.preparation.load(Ordering::Relaxed))
     }

@@ -1,9 +1,9 @@
-//! The budget of retries: however backends fail, the added load stays below a share of what clients send.
+//! The retry budget: however backends fail, retries stay below a fraction of the client load.
 //!
 //! Whenever a retry is granted, the retries of the last [`WINDOW`] number at most `ratio` times its requests, plus
-//! `per_second` times its length. Each request counts once, when it is read; its retries do not count as requests. The
-//! window is a ring of seconds, so earlier traffic pays for nothing. (`tower::retry::budget` has such a window too, but
-//! can neither return a retry that was not made nor take new rules after a reload.)
+//! `per_second` times its length. Each request counts once, when it is read; retries do not count as requests. The
+//! window is a ring of seconds, so older traffic earns no retries. (`tower::retry::budget` has a similar window, but
+//! can neither refund an unused retry nor change its rules on a reload.)
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -19,14 +19,14 @@ const WINDOW: Duration = Duration::from_secs(SECONDS as u64);
 #[derive(Debug)]
 pub(crate) struct Budget {
     start: Instant,
-    /// The second since `start` that `arrived` counts.
+    /// The second since `start` whose requests `arrived` counts.
     second: AtomicU64,
     /// Requests in that second.
     arrived: AtomicU64,
     window: Mutex<Window>,
 }
 
-/// Complete seconds, and the retries of the current one; second `s` is at `s % SECONDS`.
+/// The window's requests and retries per second: second `s` is at `s % SECONDS`.
 #[derive(Debug, Default)]
 struct Window {
     /// The latest second recorded.
@@ -35,7 +35,7 @@ struct Window {
     retries: [u64; SECONDS],
 }
 
-/// A retry that the budget paid for; dropping it unused refunds it.
+/// A granted retry; dropping it unused refunds it.
 #[derive(Debug)]
 pub(crate) struct Paid<'a> {
     budget: &'a Budget,
@@ -52,7 +52,7 @@ impl Paid<'_> {
 impl Drop for Paid<'_> {
     fn drop(&mut self) {
         let mut window = self.budget.window.lock().unwrap_or_else(PoisonError::into_inner);
-        // Earlier ones have left the window, together with the budget that paid for them.
+        // Older retries have left the window, along with the budget that paid for them.
         if self.second + SECONDS as u64 > window.second {
             let retries = &mut window.retries[index(self.second)];
             *retries = retries.saturating_sub(1);
@@ -71,7 +71,7 @@ impl Budget {
         Self { start, second: AtomicU64::new(0), arrived: AtomicU64::new(0), window: Mutex::default() }
     }
 
-    /// Counts a request, not a retry. Takes the lock only once per second.
+    /// Counts a new request (retries are not counted here). Locks only once per second.
     pub(crate) fn request(&self, now: Instant) {
         if self.second_of(now) > self.second.load(Ordering::Relaxed) {
             self.advance(now, |_| {});
@@ -79,7 +79,7 @@ impl Budget {
         self.arrived.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Pays for one retry, if the window can.
+    /// Grants one retry if the window's budget allows it.
     pub(crate) fn take(&self, now: Instant, rules: &RawRetry) -> Option<Paid<'_>> {
         self.advance(now, |window| {
             let requests: u64 = window.requests.iter().sum();
@@ -108,7 +108,7 @@ impl Budget {
 }
 
 impl Window {
-    /// Clears the seconds that enter the window. A second that has ended never changes again.
+    /// Clears the seconds entering the window. Seconds that have ended never change again.
     fn advance(&mut self, second: u64) {
         let new = second.saturating_sub(self.second).min(SECONDS as u64);
         self.second = self.second.max(second);

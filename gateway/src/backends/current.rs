@@ -1,8 +1,8 @@
-//! The current snapshot: replaced atomically and read without a lock.
+//! The current snapshot, replaced atomically and read without a lock.
 //!
-//! Replaced state is retained here until no request uses it, and is freed by the next change or the next poll for
-//! changed files. Otherwise the last request to drop it would free tables and tokenizers, which takes longer than the
-//! swap itself.
+//! Replaced state is retained here until no request uses it, and is freed at the next change or the next file poll.
+//! Otherwise the last request to drop it would free tables and tokenizers on its own thread, which takes longer than
+//! the swap itself.
 
 use std::ops::Deref;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -16,19 +16,19 @@ use crate::backends::pool::Pool;
 use crate::backends::{LoadedTables, Model, Snapshot, Text};
 use crate::observe::Waits;
 
-/// A replaced part of a snapshot.
+/// A replaced part of a snapshot, retained until it is unused.
 type Held = Arc<dyn Send + Sync>;
 
 /// The current snapshot.
 pub(crate) struct Current {
     snapshot: ArcSwap<Snapshot>,
-    /// Changes in progress; reads are timed while there are any.
+    /// Number of changes in progress; snapshot reads are timed while there are any.
     changes: AtomicUsize,
     waits: Waits,
     replaced: Mutex<Vec<Held>>,
 }
 
-/// Reads are timed until this is dropped.
+/// A change in progress; snapshot reads are timed until it is dropped.
 pub(crate) struct Change<'a>(&'a AtomicUsize);
 
 impl Drop for Change<'_> {
@@ -47,12 +47,12 @@ impl Current {
         }
     }
 
-    /// The current snapshot, for short use.
+    /// Returns the current snapshot, for short-lived use.
     pub(crate) fn load(&self) -> Guard<Arc<Snapshot>> {
         self.timed(ArcSwap::load)
     }
 
-    /// The current snapshot, for keeping.
+    /// Returns the current snapshot, for long-lived use.
     pub(crate) fn load_full(&self) -> Arc<Snapshot> {
         self.timed(ArcSwap::load_full)
     }
@@ -69,13 +69,13 @@ impl Current {
         snapshot
     }
 
-    /// Begins a change; until it is dropped, the time requests wait for the snapshot is measured.
+    /// Begins a change. Until it is dropped, snapshot reads by requests are timed.
     pub(crate) fn change(&self) -> Change<'_> {
         self.changes.fetch_add(1, Ordering::Relaxed);
         Change(&self.changes)
     }
 
-    /// Installs the next snapshot and retains the old one. Returns how long it took until readers saw it.
+    /// Installs the next snapshot and retains the old one. Returns the time until readers saw the new one.
     pub(crate) fn store(&self, next: Arc<Snapshot>) -> Duration {
         let given = Arc::clone(&next);
         let complete = Instant::now();
@@ -95,26 +95,26 @@ impl Current {
             let mut replaced = self.replaced.lock().unwrap_or_else(PoisonError::into_inner);
             let free: Vec<Held> = replaced.extract_if(.., |held| Arc::strong_count(held) == 1).collect();
             drop(replaced);
-            // Freeing one part can release others, so repeat until none is free.
+            // Freeing one part can release others: repeat until none is left to free.
             if free.is_empty() {
                 return;
             }
         }
     }
 
-    /// Whether any replaced part remains to be freed.
+    /// Whether any replaced parts remain to be freed.
     pub(crate) fn holds_replaced(&self) -> bool {
         !self.replaced.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
     }
 }
 
-/// CPU seconds of this thread.
+/// CPU time of this thread, in seconds.
 fn cpu_time() -> f64 {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9
 }
 
-/// The parts that are slow to free, one by one, because requests may hold a part without the snapshot.
+/// Lists the parts that are slow to free, separately, because a request may hold a part without holding the snapshot.
 fn large_parts(snapshot: &Snapshot) -> Vec<Held> {
     let mut parts: Vec<Held> = Vec::new();
     for model in &snapshot.models {

@@ -1,16 +1,16 @@
-//! The backends that an operator drained, by name. The name outlives the backend: one whose address left and returned,
-//! or whose settings changed, stays drained until an operator undrains it.
+//! The names of the backends that an operator drained. A drain outlives its backend: a backend that leaves and returns,
+//! or whose settings change, stays drained until an operator undrains it.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How long the drain of an absent backend is kept: another engine may get its address one day.
+/// How long an absent backend's drain is kept; its address may later be reused by another engine.
 pub(crate) const KEPT: Duration = Duration::from_secs(24 * 60 * 60);
-/// Maximum drained backends that are absent; beyond it the earliest to leave are forgotten.
+/// Maximum number of absent drained backends; beyond it, those that left first are forgotten.
 const MAX_ABSENT: usize = 1024;
 
-/// Drained backends by name, and when each left, if absent.
+/// Drained backends by name, each with the time it left if it is absent.
 #[derive(Default)]
 pub(crate) struct Drains(Mutex<BTreeMap<String, Option<Instant>>>);
 
@@ -25,7 +25,7 @@ impl Drains {
         }
     }
 
-    /// Forgets that a backend is drained. False if it was not.
+    /// Forgets a backend's drain. Returns false if it was not drained.
     pub(crate) fn forget(&self, name: &str) -> bool {
         self.lock().remove(name).is_some()
     }
@@ -34,7 +34,8 @@ impl Drains {
         self.lock().contains_key(name)
     }
 
-    /// Records which backends are present now. Returns the names that are forgotten: absent too long, or too many.
+    /// Records which backends are present at `now`. Returns the forgotten names: absent for too long, or beyond the
+    /// maximum.
     pub(crate) fn follow(&self, is_there: impl Fn(&str) -> bool, now: Instant) -> Vec<String> {
         let mut names = self.lock();
         for (name, left) in &mut *names {
@@ -53,7 +54,7 @@ impl Drains {
         over
     }
 
-    /// The absent backends, and for how long.
+    /// Returns the absent drained backends, and how long each has been absent.
     pub(crate) fn absent(&self, now: Instant) -> Vec<(String, Duration)> {
         let names = self.lock();
         let absent = names.iter().filter_map(|(name, left)| Some((name.clone(), (*left)?)));

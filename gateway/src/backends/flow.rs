@@ -1,4 +1,4 @@
-//! The load in flight on one backend, as its streams show it: prompts waiting for their first chunk, and running
+//! The in-flight load on one backend, derived from its streams: prompts waiting for their first chunk, and running
 //! streams.
 
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::backends::WaitingStream;
 use crate::backends::heads::{Place, WaitingLine};
 
-/// Counters of one backend. Each is exact; several read together may be slightly inconsistent.
+/// Counters of one backend. Each is exact, but a joint read of several may be slightly inconsistent.
 #[derive(Default)]
 pub(crate) struct Flow {
     waiting_tokens: AtomicU64,
@@ -15,7 +15,7 @@ pub(crate) struct Flow {
     running_streams: AtomicU64,
     arrived: AtomicU64,
     arrived_tokens: AtomicU64,
-    /// Prompt tokens of streams whose first chunk arrived, since the gateway started.
+    /// Prompt tokens of streams whose first chunk has arrived, since the gateway started.
     computed_tokens: AtomicU64,
     /// Whether a chunk arrived since the last reading.
     moved: AtomicBool,
@@ -25,18 +25,18 @@ pub(crate) struct Flow {
 /// One reading of a backend's [`Flow`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct FlowReading {
-    /// Prompt tokens of all requests that wait for the first chunk of their answer.
+    /// Prompt tokens of all requests waiting for the first response chunk.
     pub(crate) waiting_tokens: u64,
-    /// Streams among these requests.
+    /// Number of streams among the waiting requests.
     pub(crate) waiting_streams: u64,
-    /// Streams after their first chunk.
+    /// Number of streams past their first chunk.
     pub(crate) running_streams: u64,
-    /// Requests placed since the gateway started, and their prompt tokens.
+    /// Number of requests placed since the gateway started, and their prompt tokens.
     pub(crate) arrived: u64,
     pub(crate) arrived_tokens: u64,
-    /// Prompt tokens of streams whose first chunk arrived, since the gateway started.
+    /// Prompt tokens of streams whose first chunk has arrived, since the gateway started.
     pub(crate) computed_tokens: u64,
-    /// Whether a chunk of any answer arrived since the last reading.
+    /// Whether a response chunk arrived since the last reading.
     pub(crate) moved: bool,
 }
 
@@ -67,30 +67,30 @@ enum Stage {
     Running,
 }
 
-/// One request's share of its backend's flow; dropping it removes it.
+/// One request's contribution to its backend's flow, removed on drop.
 pub(crate) struct FlowPart {
     flow: Arc<Flow>,
     prompt_tokens: u32,
     streams: bool,
     stage: Stage,
-    /// Its position in the queue, if the queue is maintained.
+    /// Its position in the queue, if a queue is maintained.
     place: Option<Place>,
 }
 
 impl FlowPart {
-    /// A request was placed. `streams`: its answer is streamed.
+    /// Counts a newly placed request. `streams`: the response is streamed.
     pub(crate) fn begin(flow: &Arc<Flow>, request: WaitingStream, streams: bool) -> Self {
         let prompt_tokens = request.prompt_tokens;
         flow.waiting_tokens.fetch_add(prompt_tokens.into(), Ordering::Relaxed);
         flow.waiting_streams.fetch_add(u64::from(streams), Ordering::Relaxed);
         flow.arrived.fetch_add(1, Ordering::Relaxed);
         flow.arrived_tokens.fetch_add(prompt_tokens.into(), Ordering::Relaxed);
-        // The first chunk of an unstreamed answer is all of it.
+        // The first chunk of a non-streamed response is all of it.
         let place = if streams { flow.line.join(request) } else { None };
         Self { flow: Arc::clone(flow), prompt_tokens, streams, stage: Stage::Waiting, place }
     }
 
-    /// A chunk of the answer arrived.
+    /// Records that a response chunk arrived.
     pub(crate) fn piece(&mut self) {
         let flow = &self.flow;
         // Most calls change nothing and leave the cache line shared.

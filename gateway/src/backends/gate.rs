@@ -1,5 +1,5 @@
-//! Which requests a backend receives, apart from its health: its drain, its circuit breaker, and a pause that it
-//! requested.
+//! Which requests a backend receives, apart from its health: its drain, its circuit breaker, and pauses that it
+//! requests.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -7,40 +7,40 @@ use std::time::{Duration, Instant};
 
 use crate::backends::breaker::{Breaker, BreakerRules, Outcome, State, TrialId};
 
-/// Longest pause that an engine can request; after it the engine is tried again.
+/// Longest pause that an engine can request.
 const MAX_REST: Duration = Duration::from_secs(60);
 
 /// The breaker is not closed, or has recorded failures.
 const NEWS: u8 = 1;
-/// The breaker is half open: trials only.
+/// The breaker is half-open and admits only trials.
 const TRIALS: u8 = 2;
-/// The engine asked for a pause (Retry-After).
+/// The engine requested a pause (Retry-After).
 const RESTS: u8 = 4;
 
-/// It has consecutive errors, with which the answers of other backends are compared.
+/// The backend has consecutive errors, which are compared with other backends' responses.
 const ERRORS: u8 = 64;
 
 /// Why requests should preferably go to another backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Aside {
-    /// Its streams fell silent, and its scheduler answers no probe.
+    /// The backend's streams fell silent, and its scheduler answers no probe.
     Silent = 8,
-    /// It belongs to the pool whose layout is not in use.
+    /// The backend belongs to the pool whose layout is not in use.
     Pool = 16,
-    /// It is switching its layout.
+    /// The backend is switching its layout.
     Switching = 32,
 }
 
 const ASIDE: u8 = Aside::Silent as u8 | Aside::Pool as u8 | Aside::Switching as u8;
 
-/// The gate of one backend.
+/// Controls which requests one backend receives, apart from its health.
 #[derive(Default)]
 pub(crate) struct Gate {
     breaker: Mutex<Breaker>,
     draining: AtomicBool,
     rest_until: Mutex<Option<Instant>>,
-    /// The exceptions: requests read this, and take a lock only if it is not 0.
+    /// Exceptional conditions: requests read this first, and take a lock only if it is not 0.
     marks: AtomicU8,
 }
 
@@ -58,22 +58,23 @@ impl Gate {
         self.lock().state()
     }
 
-    /// Whether requests may be placed on it, either all or trials only.
+    /// Whether requests, or at least trials, may be placed here.
     pub(crate) fn is_passable(&self) -> bool {
         !self.is_draining() && (self.marks() & NEWS == 0 || self.state() != State::Open)
     }
 
-    /// Whether a request needs a check before it is placed: it may need a trial, or the backend is paused or silent.
+    /// Whether a request needs a check before it is placed: it may have to be a trial, or the backend may be paused or
+    /// silent.
     pub(crate) fn needs_check(&self) -> bool {
         self.marks() & (TRIALS | RESTS | ASIDE) != 0
     }
 
-    /// A slot for a trial; `None` if enough are running.
+    /// Reserves a trial slot; returns `None` if the maximum is running.
     pub(crate) fn begin_trial(&self, rules: &BreakerRules) -> Option<TrialId> {
         self.lock().begin_trial(rules)
     }
 
-    /// Whether the outcome of a request that was not a trial can change the breaker.
+    /// Whether the outcome of a non-trial request can affect the breaker.
     pub(crate) fn is_news(&self, outcome: Outcome) -> bool {
         match outcome {
             Outcome::Well => self.marks() & (NEWS | ERRORS) != 0,
@@ -82,7 +83,7 @@ impl Gate {
         }
     }
 
-    /// Whether its last requests ended in errors.
+    /// Whether the backend's most recent requests ended in errors.
     pub(crate) fn has_errors(&self) -> bool {
         self.marks() & ERRORS != 0
     }
@@ -99,14 +100,14 @@ impl Gate {
         self.lock().has_room(rules)
     }
 
-    /// Diverts requests for a while, if another backend is available.
+    /// Diverts requests for a limited time, if another backend is available.
     pub(crate) fn rest(&self, now: Instant, time: Duration) {
         let mut until = self.rest_until.lock().unwrap_or_else(PoisonError::into_inner);
         *until = Some(now + time.min(MAX_REST)).max(*until);
         self.marks.fetch_or(RESTS, Ordering::Relaxed);
     }
 
-    /// Diverts requests from now on, if another backend is available, or stops doing so.
+    /// Starts or stops diverting requests; they are diverted only if another backend is available.
     pub(crate) fn set_aside(&self, why: Aside, aside: bool) {
         if aside {
             self.marks.fetch_or(why as u8, Ordering::Relaxed);
@@ -138,7 +139,7 @@ impl Gate {
         rests
     }
 
-    /// Completes when an open breaker is due to half open.
+    /// Completes when an open breaker is due to half-open.
     pub(crate) async fn wait_for_trials(&self) {
         let until = self.lock().open_until();
         match until {
@@ -147,7 +148,7 @@ impl Gate {
         }
     }
 
-    /// Another process may have replaced it: closes its breaker.
+    /// Closes the breaker, because another process may have replaced the engine.
     pub(crate) fn renew(&self) {
         self.change(|breaker| breaker.close(Instant::now()));
     }

@@ -1,4 +1,4 @@
-//! Streams that wait for their first chunk, with their ages, which are compared with TTFT targets (`switch.ttft_ms`).
+//! Streams waiting for their first chunk, with their ages, which are compared with TTFT targets (`switch.ttft_ms`).
 
 use std::collections::HashMap;
 use std::num::NonZeroU32;
@@ -12,7 +12,7 @@ use semmoe_planner::policy::Head;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct WaitingStream {
     pub(crate) since: Instant,
-    /// `None` if no target can apply to it.
+    /// `None` if no target can apply to this stream.
     pub(crate) priority: Option<u8>,
     pub(crate) prompt_tokens: u32,
 }
@@ -22,7 +22,8 @@ pub(crate) struct WaitingStream {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct Place(NonZeroU32);
 
-/// The streams waiting at one backend. Maintained only while a policy has targets, because requests take a lock for it.
+/// The streams waiting at one backend. Maintained only while a policy has targets, because each request then takes a
+/// lock.
 #[derive(Default)]
 pub(crate) struct WaitingLine {
     kept: AtomicBool,
@@ -36,12 +37,12 @@ struct Line {
 }
 
 impl WaitingLine {
-    /// Whether streams that arrive from now on are kept.
+    /// Sets whether newly arriving streams are tracked.
     pub(crate) fn keep(&self, kept: bool) {
         self.kept.store(kept, Ordering::Relaxed);
     }
 
-    /// `None` if the queue is not maintained.
+    /// Returns `None` if the queue is not maintained.
     pub(crate) fn join(&self, stream: WaitingStream) -> Option<Place> {
         self.kept.load(Ordering::Relaxed).then(|| {
             let mut line = self.lock();
@@ -60,8 +61,8 @@ impl WaitingLine {
         self.lock().streams.remove(&place);
     }
 
-    /// The oldest stream of each priority, with the prompt tokens of all that are due up to and including it, in an
-    /// engine whose queue gives each step of priority this head start.
+    /// Returns the oldest stream of each priority, with the total prompt tokens scheduled up to and including it.
+    /// Assumes an engine queue in which each priority level is worth a head start of `priority_seconds`.
     pub(crate) fn heads(&self, now: Instant, priority_seconds: f64) -> Vec<Head> {
         let mut streams: Vec<WaitingStream> = self.lock().streams.values().copied().collect();
         let lead_seconds = |stream: &WaitingStream| {

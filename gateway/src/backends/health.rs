@@ -1,15 +1,15 @@
 //! Probes of backends: one task per backend.
 //!
-//! A healthy backend is only asked whether its server answers, because server information costs an engine more. When it
-//! appears (or returns), the probe covers everything, as it may be another engine with another placement. Between
-//! probes the task sleeps. A request that could not connect wakes it, and so does an idle connection that the engine
-//! closed: an engine that dies while idle is noticed within a second, at no extra probes for the others.
+//! A healthy backend is probed only for whether its server answers, because server information costs an engine more.
+//! When a backend appears (or returns), the probe covers everything, as the engine and its placement may have changed.
+//! Between probes the task sleeps. It wakes early when a request cannot connect, or when the engine closes an idle
+//! connection: this detects an engine that dies while idle within a second, without extra probes of the others.
 //!
 //! A busy engine must not be mistaken for a dead one. A refused connection closes a backend at once, and negative
-//! answers close it after `unhealthy_after`. Silence closes it only after `busy`, and bytes of any answer end that
-//! silence. SGLang's server answers on its own while its scheduler hangs, so if no answers flow for `busy` its health
-//! route is asked as well, which runs the model and may take as long again. Streams that ran and fell silent reveal a
-//! dead scheduler within seconds, though not with certainty: see [`silence`](crate::backends::silence).
+//! answers close it after `unhealthy_after`. Silence closes it only after `busy`, and any response bytes end that
+//! silence. SGLang's server keeps answering while its scheduler hangs, so if no response bytes flow for `busy`, the
+//! task also probes its health route, which runs the model and may take as long again. Running streams that fall silent
+//! reveal a dead scheduler within seconds, though not with certainty: see [`silence`](crate::backends::silence).
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -25,21 +25,21 @@ use crate::backends::silence::{Change, Silence, SilenceRules};
 use crate::backends::verdict::Closed;
 use crate::backends::{Aside, Backend, Backends, Model, Watched, parity, pins};
 
-/// Interval between probes of a backend that refuses connections or is starting: it may return at any moment, and such
-/// a probe costs next to nothing.
+/// Interval between probes of a backend that refuses connections or is starting. It is short because such a backend may
+/// return at any moment, and these probes cost next to nothing.
 const RETURN: Duration = Duration::from_millis(500);
 
 /// The outcome of one full probe.
 pub(crate) enum Verdict {
-    /// It may receive requests.
+    /// The backend may receive requests.
     Admitted,
-    /// It does not answer.
+    /// The backend does not answer.
     Silent(HttpError),
-    /// It answered, but cannot serve.
+    /// The backend answered, but cannot serve.
     Closed(Closed),
 }
 
-/// Asks a backend for everything, and opens or closes it accordingly.
+/// Probes a backend fully, and opens or closes it accordingly.
 pub(crate) async fn probe_fully(backends: &Backends, backend: &Arc<Backend>) -> Verdict {
     let mut found = full_probe(backends, backend, &backends.patient_limits()).await;
     if let Ok(found) = &mut found {
@@ -49,7 +49,7 @@ pub(crate) async fn probe_fully(backends: &Backends, backend: &Arc<Backend>) -> 
     admit(backends, backend, found).await
 }
 
-/// One full probe.
+/// Probes a backend fully, without acting on the result.
 pub(crate) async fn full_probe(
     backends: &Backends,
     backend: &Arc<Backend>,
@@ -59,8 +59,8 @@ pub(crate) async fn full_probe(
     probe::probe(&backend.client, &Target { names: &names, ..backend.target() }, limits).await
 }
 
-/// Asks a backend for everything, and judges it again if its answers changed: an engine that restarted between two
-/// probes looks healthy all the time, and may run another placement. Returns whether it answered within `limits`.
+/// Probes a backend fully, and re-evaluates it if its answers changed: an engine that restarted between two probes
+/// looks healthy throughout, yet may run another placement. Returns whether the backend answered within `limits`.
 pub(crate) async fn probe_again(backends: &Backends, backend: &Arc<Backend>, limits: &AnswerLimits) -> bool {
     let (mut found, known) = (full_probe(backends, backend, limits).await, backend.last_probe());
     if let (Ok(found), Some(known)) = (&mut found, &known) {
@@ -75,7 +75,7 @@ pub(crate) async fn probe_again(backends: &Backends, backend: &Arc<Backend>, lim
         found.rendering = ask_for_chats(backends, backend).await;
     }
     if is_another {
-        tracing::info!(backend = backend.name, "the properties that the backend reports have changed");
+        tracing::info!(backend = backend.name, "the backend's reported properties have changed");
         admit(backends, backend, found).await;
     } else if let (Ok(found), Some(known)) = (found, known)
         && found.rendering != known.rendering
@@ -92,7 +92,7 @@ async fn ask_for_chats(backends: &Backends, backend: &Arc<Backend>) -> Option<Ar
     chats_of(backends, backend, model).await
 }
 
-/// Asks a backend for its token ids of the built-in chats; `None` if its model's prompts are not read.
+/// Requests an engine's token ids for the built-in chats; returns `None` if its model's prompts are not read.
 pub(crate) async fn chats_of(backends: &Backends, backend: &Backend, model: &Model) -> Option<Arc<Rendering>> {
     model.scoring_text().filter(|text| text.template.is_some())?;
     let bodies: Vec<&Value> = built_in_chats().iter().map(|chat| &chat.body).collect();
@@ -100,7 +100,7 @@ pub(crate) async fn chats_of(backends: &Backends, backend: &Backend, model: &Mod
     Some(Arc::new(rendering::ask(&backend.client, backend.engine, url, &bodies, within).await))
 }
 
-/// Whether to ask for the built-in prompts' token ids again, although the engine reports that it is the same one.
+/// Whether to request the built-in chats' token ids again, although the engine's report is unchanged.
 fn is_open(backends: &Backends, backend: &Arc<Backend>, probe: &Probe) -> bool {
     let snapshot = backends.snapshot();
     let Some(at) = snapshot.position(backend) else { return false };
@@ -126,32 +126,32 @@ async fn admit(backends: &Backends, backend: &Arc<Backend>, found: Result<Probe,
     }
 }
 
-/// Why a backend is unhealthy, in words that clients may read; the address is logged at level debug.
+/// Returns why a backend is unhealthy, worded for clients. The full error, with the address, is logged at debug level.
 fn reason(backend: &Backend, error: &HttpError) -> String {
     tracing::debug!(backend = backend.name, %error, "a probe failed");
     fault_of(backend, error)
 }
 
-/// Why a probe failed, in words that clients may read. An engine's own words are withheld, except those of this
+/// Returns why a probe failed, worded for clients. Error texts from engines are withheld, except those of this
 /// project's worker, which name the lost rank.
 pub(crate) fn fault_of(backend: &Backend, error: &HttpError) -> String {
     if backend.engine == Engine::Semmoe { error.reason() } else { error.reason_without_body() }
 }
 
-/// The outcomes of a healthy backend's probes since the last good one.
+/// Outcomes of a healthy backend's probes since the last successful one.
 #[derive(Default)]
 struct Failures {
-    /// Negative answers, and broken connections.
+    /// Number of negative answers and broken connections.
     count: u32,
-    /// Since when it accepts probes and answers none.
+    /// Since when the backend has accepted probes without answering them.
     silent_since: Option<Instant>,
 }
 
 /// When to query the identity of a healthy backend again.
 struct Identity {
-    /// When it last reported its identity.
+    /// When the backend last reported its identity.
     known_at: Instant,
-    /// It may have restarted since.
+    /// Whether the backend may have restarted since.
     in_doubt: bool,
 }
 
@@ -160,7 +160,7 @@ impl Identity {
         Self { known_at: Instant::now(), in_doubt: false }
     }
 
-    /// Asks again at the next probe if the engine is too busy to answer.
+    /// Queries the identity again if it is due; if the engine is too busy to answer, the next probe retries.
     async fn verify(&mut self, backends: &Backends, backend: &Arc<Backend>) {
         self.in_doubt |= backend.client.take_broken() || self.known_at.elapsed() >= backends.config().health.identity;
         if self.in_doubt && probe_again(backends, backend, &backends.probe_limits()).await {
@@ -169,7 +169,7 @@ impl Identity {
     }
 }
 
-/// Watches a backend until `stop`.
+/// Watches a backend until `stop` is cancelled.
 pub(crate) async fn watch(backends: Arc<Backends>, Watched { backend, stop }: Watched) {
     tokio::select! {
         () = stop.cancelled() => {}
@@ -181,7 +181,7 @@ pub(crate) async fn watch(backends: Arc<Backends>, Watched { backend, stop }: Wa
 
 async fn watch_server(backends: &Arc<Backends>, backend: &Arc<Backend>) {
     let (mut failures, mut identity) = (Failures::default(), Identity::known());
-    // An engine that keeps idle connections only briefly is not probed for each of them.
+    // Probe early only once per interval: an engine may keep idle connections only briefly.
     let (mut probed_early, mut away) = (false, false);
     loop {
         let interval = backends.config().health.interval;
@@ -195,8 +195,8 @@ async fn watch_server(backends: &Arc<Backends>, backend: &Arc<Backend>) {
     }
 }
 
-/// If an engine, or a proxy in front of it, sends bytes that belong to no answer, a client could receive another
-/// client's answer.
+/// Reports received bytes that belong to no response. If an engine, or a proxy in front of it, sends such bytes, a
+/// client could receive another client's response.
 fn note_strays(backends: &Backends, backend: &Backend) {
     let strays = backend.client.take_strays();
     if strays > 0 {
@@ -206,7 +206,7 @@ fn note_strays(backends: &Backends, backend: &Backend) {
     }
 }
 
-/// Probes a backend. Returns whether it is gone for now and reported so at once.
+/// Probes a backend. Returns whether it is currently gone: it refused the connection, or answered 503.
 async fn check(backends: &Backends, backend: &Arc<Backend>, failures: &mut Failures, identity: &mut Identity) -> bool {
     let is_gone = |error: &HttpError| !error.may_have_been_sent() || error.status() == Some(503);
     note_strays(backends, backend);
@@ -226,9 +226,9 @@ async fn check(backends: &Backends, backend: &Arc<Backend>, failures: &mut Failu
             *failures = Failures::default();
             identity.verify(backends, backend).await;
         }
-        // It says nothing about the backend.
+        // This error reveals nothing about the backend.
         Err(error @ HttpError::Exhausted { .. }) => {
-            tracing::warn!(backend = backend.name, %error, "a backend could not be probed");
+            tracing::warn!(backend = backend.name, %error, "the backend could not be probed");
         }
         Err(error @ HttpError::Timeout { .. }) => {
             let since = *failures.silent_since.get_or_insert(began);
@@ -251,7 +251,7 @@ async fn check(backends: &Backends, backend: &Arc<Backend>, failures: &mut Failu
     false
 }
 
-/// Watches the scheduler behind a server that answers on its own.
+/// Watches the scheduler of an engine whose server answers without it.
 async fn watch_scheduler(backends: &Arc<Backends>, backend: &Arc<Backend>) {
     if !probe::health_generates(backend.engine) {
         return std::future::pending().await;
@@ -266,7 +266,7 @@ async fn watch_scheduler(backends: &Arc<Backends>, backend: &Arc<Backend>) {
         let limits = AnswerLimits { timeout: rules.busy + rules.timeout, ..backends.probe_limits() };
         match probe::health(&backend.client, &backend.target(), &limits).await {
             Ok(()) => backend.hear(),
-            // The other task notices a server that is gone.
+            // `watch_server` detects a server that is gone.
             Err(error) if !error.may_have_been_sent() => {}
             Err(error) => {
                 if backend.last_heard() < began && backend.health().is_healthy() {
@@ -278,11 +278,11 @@ async fn watch_scheduler(backends: &Arc<Backends>, backend: &Arc<Backend>) {
     }
 }
 
-/// The cause shown for silent streams and an unanswered probe.
+/// The cause shown while a backend's streams are silent and a probe is unanswered.
 pub(crate) const SILENT: &str =
-    "its streams are silent and its scheduler answers no probe: requests go to other backends while there are some";
+    "its streams are silent and its scheduler answers no probes: requests are sent to other backends if any can serve";
 
-/// Watches whether streams make progress, which reveals a dead scheduler sooner than any route of its server.
+/// Watches whether streams make progress, which reveals a dead scheduler sooner than any of the server's routes.
 async fn watch_streams(backends: &Arc<Backends>, backend: &Arc<Backend>) {
     if !probe::health_generates(backend.engine) {
         return std::future::pending().await;
@@ -296,7 +296,7 @@ async fn watch_streams(backends: &Arc<Backends>, backend: &Arc<Backend>) {
             answered = answer_of(&mut probe) => Some(answered),
         };
         if !backend.health().is_healthy() {
-            // A backend that comes back is a new process.
+            // A backend that returns is a new process.
             (silence, probe) = (Silence::default(), None);
             backend.gate.set_aside(Aside::Silent, false);
             continue;
@@ -308,14 +308,14 @@ async fn watch_streams(backends: &Arc<Backends>, backend: &Arc<Backend>) {
             let recovered = silence.alive();
             note_silence(backends, backend, recovered, &silence);
         }
-        // A probe that failed at once is not repeated before the next tick.
+        // A probe that failed immediately is retried no sooner than the next tick.
         if answered.is_none() && probe.is_none() && silence.wants_answer() {
             probe = Some(Box::pin(scheduler_answers(backends, backend)));
         }
     }
 }
 
-/// Waits for the answer of a probe and clears it; pending forever if there is none.
+/// Waits for the running probe's result and clears the probe; pending forever if none is running.
 async fn answer_of<F: Future<Output = bool> + Unpin>(probe: &mut Option<F>) -> bool {
     let Some(running) = probe else { return std::future::pending().await };
     let answered = running.await;
@@ -349,9 +349,9 @@ fn note_silence(backends: &Backends, backend: &Backend, change: Option<Change>, 
             silent_seconds,
             explained_seconds,
             cause,
-            "backend gets requests only if no other can serve"
+            "backend receives requests only if no other can serve"
         );
     } else {
-        tracing::info!(backend = name, "the scheduler is alive after all: backend gets requests again");
+        tracing::info!(backend = name, "the scheduler is alive after all: backend receives requests again");
     }
 }

@@ -1,21 +1,21 @@
 //! The engines behind the gateway: their state, which requests they accept, and the tables that match them.
 //!
-//! | module | what |
+//! | module | purpose |
 //! |---|---|
 //! | `state` | all backends of one gateway, and their current snapshot |
 //! | `snapshot`, `current` | all reloadable state, swapped atomically; read without a lock |
-//! | `backend`, `health`, `admission`, `compat`, `verdict` | one engine, its probes and what follows from them, whether its tables match |
+//! | `backend`, `health`, `admission`, `compat`, `verdict` | one engine, its probes and their consequences, whether its tables match |
 //! | `gate`, `breaker`, `drains`, `availability` | whether a healthy backend and its ranks receive requests: drains (remembered while a backend is away), circuit breakers |
 //! | `pins` | whether pins take effect: probes before a backend receives requests, and periodically after |
-//! | `pool` | the ranks of a model, their accounts, leases |
-//! | `plan` | which policy places a request: the model's, or the baseline of its canary |
+//! | `pool` | a model's ranks, their accounts, leases |
+//! | `plan` | which policy places a request: the model's own, or its canary's baseline |
 //! | `budget` | a model's retry budget |
-//! | `queue` | requests that wait for a rank, or for a backend |
-//! | `flow`, `heads`, `silence` | the load in flight on a backend; whether silent streams mean that its scheduler is dead |
-//! | `tables` | tables loaded while the gateway runs: copied, checked, swapped in, watched, kept for rollbacks |
-//! | `parity`, `vocabulary`, `names` | whether an engine tokenizes chats as the gateway does; its token ids; the names of models |
+//! | `queue` | requests waiting for a rank or for a backend |
+//! | `flow`, `heads`, `silence` | the in-flight load on a backend; whether silent streams indicate a dead scheduler |
+//! | `tables` | tables loaded while the gateway runs: copied, checked, swapped in, watched, retained for rollbacks |
+//! | `parity`, `vocabulary`, `names` | whether an engine tokenizes chats as the gateway does; its token ids; model names |
 //! | `outgoing`, `stamp` | a backend's connections, key and certificates; file states |
-//! | `error`, `request_id` | the one table from errors to HTTP statuses; a request's id in logs, in answers and at the engine |
+//! | `error`, `request_id` | the one table that maps errors to HTTP statuses; a request's id in logs, in responses and at the engine |
 
 pub(crate) mod admission;
 pub(crate) mod availability;

@@ -1,4 +1,4 @@
-//! The names by which requests find their model: its own, aliases, and `model:adapter` for its LoRA adapters.
+//! The names that requests may use for a model: its own name, aliases, and `model:adapter` for its LoRA adapters.
 //!
 //! Names are forwarded as the client wrote them, unless the backend has a `served_name`; only the engine knows which
 //! adapters are loaded.
@@ -7,19 +7,19 @@ use std::collections::HashMap;
 
 use crate::config::OtherNames;
 
-/// Longest model name, in bytes; the configuration enforces it.
+/// Maximum length of a model name, in bytes; enforced by the configuration.
 pub(crate) const MAX_NAME_BYTES: usize = 256;
 
-/// All names of all models.
+/// Finds models by any of their names.
 pub(crate) struct Names {
-    /// Names and aliases, to indices of models.
+    /// Maps names and aliases to model indices.
     models: HashMap<String, usize>,
-    /// Adapters that requests may name, by model; `None`: any.
+    /// Adapters that requests may name, by model; `None` allows any.
     adapters: Vec<Option<Vec<String>>>,
 }
 
 impl Names {
-    /// `models`: each model's own name and its others, in order.
+    /// Builds the lookup. `models`: each model's own name and its other names, in order.
     pub(crate) fn new<'a>(models: impl Iterator<Item = (&'a String, &'a OtherNames)>) -> Self {
         let mut all = Self { models: HashMap::new(), adapters: Vec::new() };
         for (index, (own, OtherNames { aliases, adapters })) in models.enumerate() {
@@ -29,13 +29,13 @@ impl Names {
         all
     }
 
-    /// The model that a request names. A name with colons is looked up as a model first, then as an adapter of the
-    /// model with the longest matching name.
+    /// Finds the model that a request names. A name with colons is looked up as a model first, then as an adapter of
+    /// the model with the longest matching name.
     pub(crate) fn find(&self, name: &str) -> Option<usize> {
         if let Some(index) = self.models.get(name) {
             return Some(*index);
         }
-        // A client's text may be long and consist of colons.
+        // Bound the search: a client may send a long name consisting of colons.
         let start = &name.as_bytes()[..name.len().min(MAX_NAME_BYTES + 1)];
         let colons = (0..start.len()).rev().filter(|at| start[*at] == b':');
         let (index, adapter) =

@@ -1,5 +1,5 @@
-//! A backend's connections: an HTTP client of its own, with the engine's key and certificates. Blocking: it reads
-//! files.
+//! A backend's connections: a dedicated HTTP client with the engine's key and certificates. These functions block,
+//! because they read files.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::backends::StartError;
 use crate::backends::stamp::Seen;
 use crate::config::BackendConfig;
 
-/// The client that a backend keeps through every reload, and its certificates.
+/// Creates the client that a backend keeps across reloads, and its certificates.
 pub(crate) fn client(config: &BackendConfig, connect_timeout: Duration) -> Result<Client, StartError> {
     let seen = Seen::of(files(config));
     let tls = config.tls.clone().map(|files| ClientTls::load(files, config.http2)).transpose();
@@ -29,11 +29,11 @@ pub(crate) fn client(config: &BackendConfig, connect_timeout: Duration) -> Resul
 pub(crate) struct Client {
     pub(crate) http: HttpClient,
     pub(crate) tls: Option<Arc<ClientTls>>,
-    /// The files as they were when last read.
+    /// The files' states when last read.
     pub(crate) seen: Seen,
 }
 
-/// The engine's key, read from its file.
+/// Reads the engine's key from its file.
 pub(crate) fn key(config: &BackendConfig) -> Result<Option<HeaderValue>, StartError> {
     config.api_key_file.as_deref().map(|path| bearer(&config.name, path)).transpose()
 }
@@ -44,7 +44,7 @@ pub(crate) fn files(config: &BackendConfig) -> impl Iterator<Item = &Path> {
     std::iter::once(&config.api_key_file).chain(tls).filter_map(|path| path.as_deref())
 }
 
-/// Reads a backend's files again, for later requests and connections. Unusable files change nothing.
+/// Rereads a backend's files, for later requests and connections. Unusable files change nothing.
 pub(crate) fn refresh(config: &BackendConfig, client: &HttpClient, tls: Option<&ClientTls>) -> Result<(), StartError> {
     client.set_authorization(key(config)?);
     tls.map_or(Ok(()), ClientTls::reload).map_err(|source| fail(config, source))
@@ -54,7 +54,7 @@ fn fail(config: &BackendConfig, source: TlsError) -> StartError {
     StartError::Tls { place: format!("backend '{}'", config.name), source }
 }
 
-/// The key in a file. If others can read the file, that is logged but not an error.
+/// Reads a key from a file. Logs a warning if other users can read the file.
 fn bearer(backend: &str, path: &Path) -> Result<HeaderValue, StartError> {
     let fail = |source: KeyError| StartError::KeyFile { backend: backend.to_owned(), path: path.to_owned(), source };
     let key = EngineKey::read(path).map_err(fail)?;

@@ -1,4 +1,4 @@
-//! Which policy places a request: the model's own or, during a canary, sometimes the baseline.
+//! Decides which policy places a request: the model's own or, during a canary, sometimes the baseline.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,10 +9,10 @@ use semmoe_routing::{Canary, Needs, Policy, PolicyError, policy_with};
 use crate::config::PolicyConfig;
 use crate::observe::Metrics;
 
-/// The policy for models whose backends ignore pins: it needs nothing that depends on pins.
+/// The policy for models whose backends ignore pins; it needs nothing that depends on pins.
 const FALLBACK: &str = "least_load";
 
-/// The policy for session requests whose prompts are not read.
+/// The policy for requests that belong to a session and whose prompts are not read.
 const SESSION: &str = "sticky";
 
 /// The policies of one model.
@@ -22,7 +22,7 @@ pub(crate) struct Plan {
     pub(crate) trial: Option<Trial>,
     /// Used when no backend honours pins.
     pub(crate) fallback: Arc<dyn Policy>,
-    /// Used for session requests whose prompts are not read.
+    /// The policy for requests that belong to a session and whose prompts are not read.
     pub(crate) session: Arc<dyn Policy>,
     pub(crate) needs: Needs,
     requests: AtomicU64,
@@ -32,7 +32,7 @@ pub(crate) struct Plan {
 pub(crate) struct Trial {
     pub(crate) canary: Canary,
     pub(crate) baseline: Arc<dyn Policy>,
-    /// Requests placed by the policy on trial, and by the baseline.
+    /// Number of requests placed by the policy on trial, and by the baseline.
     pub(crate) tried: Counter,
     pub(crate) spared: Counter,
 }
@@ -54,7 +54,7 @@ impl Plan {
         Ok(Plan { policy, trial, fallback, session, needs: config.needs, requests: AtomicU64::new(0) })
     }
 
-    /// The policy for the next request.
+    /// Returns the policy for the next request.
     pub(crate) fn next(&self) -> Arc<dyn Policy> {
         let Some(trial) = &self.trial else { return Arc::clone(&self.policy) };
         if trial.canary.takes(self.requests.fetch_add(1, Ordering::Relaxed)) {

@@ -1,9 +1,9 @@
-//! The id of one request: the client's `x-request-id` if it is valid, or a generated one.
+//! A request's id: the client's `x-request-id` if it is valid, or a generated one.
 //!
-//! It is sent to the engine, back to the client, into error bodies and into the access log, so that one search finds a
-//! request everywhere. The gateway decides nothing by it, but vLLM uses it as the key of a running request, so two
-//! requests with one id would interfere. Generated ids are therefore unguessable, and a client's id is forwarded to the
-//! engine with a random suffix.
+//! It is sent to the engine, returned to the client, and included in error bodies and the access log, so that one
+//! search finds a request everywhere. The gateway bases no decision on it, but vLLM uses it as the key of a running
+//! request, so two requests with one id would interfere. Generated ids are therefore unguessable, and a client's id is
+//! forwarded to the engine with a random suffix.
 
 use std::cell::Cell;
 use std::hash::{BuildHasher, RandomState};
@@ -13,15 +13,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue};
 
-/// The header, both ways.
+/// The header that carries the id, in requests and responses.
 pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
-/// Longer ids are replaced: every log line contains them.
+/// Maximum length. Longer ids are replaced, because every log line contains one.
 const MAX_BYTES: usize = 128;
-/// Numbers that a thread reserves at a time, so that threads seldom contend.
+/// How many numbers a thread reserves at a time, so that threads seldom contend.
 const BLOCK: u64 = 4096;
 
-/// A secret of this process: turns a counter into unpredictable numbers.
+/// A per-process secret that turns a counter into unpredictable numbers.
 static SECRET: LazyLock<RandomState> = LazyLock::new(RandomState::new);
 static BLOCKS: AtomicU64 = AtomicU64::new(0);
 
@@ -29,12 +29,12 @@ thread_local! {
     static NEXT: Cell<u64> = const { Cell::new(0) };
 }
 
-/// A printable header value of at most 128 bytes.
+/// A request id: a printable header value of at most 128 bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct RequestId(HeaderValue);
 
 impl RequestId {
-    /// The request's id. The headers now carry the form for the engine.
+    /// Returns the request's id, and replaces the id in the headers with the form for the engine.
     pub(crate) fn of(headers: &mut HeaderMap) -> Self {
         let mut values = headers.get_all(&REQUEST_ID).iter();
         if let (Some(value), None) = (values.next(), values.next())
@@ -49,25 +49,25 @@ impl RequestId {
         id
     }
 
-    /// The client's id, with 16 hexadecimal digits appended that the client does not know.
+    /// Returns the client's id with 16 hexadecimal digits appended, which the client cannot predict.
     fn for_engine(&self) -> HeaderValue {
         let mut text = [self.0.as_bytes(), &[b'-'; 17]].concat();
         let digits = text.len() - 16;
         write_hex(SECRET.hash_one(number()), &mut text[digits..]);
-        HeaderValue::from_maybe_shared(Bytes::from(text)).expect("an id and hexadecimal digits are a header value")
+        HeaderValue::from_maybe_shared(Bytes::from(text)).expect("an id and hexadecimal digits form a header value")
     }
 
-    /// Unique and unpredictable: 16 hexadecimal digits, and a number.
+    /// Generates a unique and unpredictable id: 16 hexadecimal digits, and a number.
     fn new() -> Self {
         let (mut text, number) = ([0; 33], number());
         write_hex(SECRET.hash_one(number), &mut text[..16]);
         text[16] = b'-';
         write_hex(number, &mut text[17..]);
-        // Strip the number's leading zeros down to four digits, so that ids look alike.
+        // Strip leading zeros from the number, but keep at least four digits so that ids look alike.
         let zeros = text[17..].iter().take(12).take_while(|digit| **digit == b'0').count();
         text.copy_within(17 + zeros.., 17);
         let bytes = Bytes::copy_from_slice(&text[..33 - zeros]);
-        Self(HeaderValue::from_maybe_shared(bytes).expect("hexadecimal digits and a hyphen are a header value"))
+        Self(HeaderValue::from_maybe_shared(bytes).expect("hexadecimal digits and a hyphen form a header value"))
     }
 
     pub(crate) fn header(&self) -> &HeaderValue {
@@ -80,7 +80,7 @@ impl RequestId {
     }
 }
 
-/// Graphic ASCII except quotes and backslashes, so that it needs no escaping anywhere.
+/// Accepts only graphic ASCII without quotes, backslashes and the like, so that an id never needs escaping.
 fn is_sane(id: &[u8]) -> bool {
     !id.is_empty()
         && id.len() <= MAX_BYTES

@@ -14,17 +14,17 @@ pub(crate) struct FileState {
 }
 
 impl FileState {
-    /// Take it before reading the file, so that a concurrent change is noticed next time.
+    /// Captures a file's state. Call it before reading the file, so that the next check notices a concurrent change.
     pub(crate) fn of(path: &Path) -> Self {
         Self { path: path.to_owned(), stamp: Stamp::of(path) }
     }
 }
 
-/// The states of files as they were when read.
+/// The states of files at the time they were read.
 pub(crate) struct Seen(Mutex<Vec<FileState>>);
 
 impl Seen {
-    /// Take it before reading the files, so that a concurrent change is noticed next time.
+    /// Captures the states of files. Call it before reading them, so that the next check notices a concurrent change.
     pub(crate) fn of<'a>(files: impl Iterator<Item = &'a Path>) -> Self {
         Self(Mutex::new(files.map(FileState::of).collect()))
     }

@@ -1,4 +1,4 @@
-//! The backends of one gateway and the current snapshot, which tables, probes and reloads change and requests read.
+//! The gateway's backends and the current snapshot, which table loads, probes and reloads change and requests read.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -12,16 +12,16 @@ use crate::backends::{Backend, Health, Member, Snapshot};
 use crate::config::Config;
 use crate::observe::Metrics;
 
-/// Longest health or server information answer of an engine; SGLang's contains all of its arguments.
+/// Maximum length of an engine's health or server information response; SGLang's contains all of its arguments.
 const PROBE_ANSWER_BYTES: usize = 4 << 20;
 
 /// All backends.
 pub(crate) struct Backends {
     pub(crate) current: Current,
-    /// Held while the next snapshot is made from the current one, and while availability changes: both are short.
+    /// Held while the next snapshot is derived from the current one, and while availability changes: both are short.
     changing: Mutex<()>,
     pub(crate) metrics: Arc<Metrics>,
-    /// Backends that are gone or lost ranks, with their former ranks: requests may still be in flight there.
+    /// Backends that are gone or have lost ranks, with their former rank counts: requests may still be in flight there.
     retired: Mutex<Vec<(String, u16)>>,
     /// Drained backends; a backend that returns stays drained.
     pub(crate) drains: Drains,
@@ -43,29 +43,30 @@ impl Backends {
         }
     }
 
-    /// The current snapshot; keep it for one request, not longer.
+    /// Returns the current snapshot; hold it for one request at most.
     pub(crate) fn snapshot(&self) -> Arc<Snapshot> {
         self.current.load_full()
     }
 
-    /// The current settings, for work that belongs to no request. A request uses its own snapshot's.
+    /// Returns the current settings, for work that belongs to no request. A request uses its own snapshot's settings.
     pub(crate) fn config(&self) -> Arc<Config> {
         Arc::clone(&self.current.load().config)
     }
 
-    /// The lock to hold while the next snapshot is made from the current one, and while availability changes.
+    /// Takes the lock that must be held while the next snapshot is derived from the current one, and while availability
+    /// changes.
     pub(crate) fn changing(&self) -> MutexGuard<'_, ()> {
         self.changing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes a snapshot the current one. `_changing`: it was made from the current one under the lock. Returns how long
-    /// it took until readers saw it.
+    /// Makes a snapshot the current one. It must have been derived from the current one under the lock `_changing`.
+    /// Returns the time until readers saw it.
     pub(crate) fn swap(&self, _changing: &MutexGuard<'_, ()>, next: Arc<Snapshot>) -> Duration {
         self.metrics.generation(next.generation);
         self.current.store(next)
     }
 
-    /// Removes the metrics of backends that are in one snapshot and not in the next.
+    /// Removes the metrics of backends that are in `before` but not in `next`.
     pub(crate) fn retire(&self, before: &Snapshot, next: &Snapshot) {
         let gone = before.members().filter(|(_, member)| next.find(&member.backend.name).is_none());
         self.retire_ranks(gone.map(|(_, member)| (member.backend.name.clone(), member.fit.ranks)));
@@ -74,16 +75,16 @@ impl Backends {
         self.sweep();
     }
 
-    /// Records that these backends lost ranks, or are gone.
+    /// Records that these backends have lost ranks, or are gone.
     pub(crate) fn retire_ranks(&self, had: impl IntoIterator<Item = (String, u16)>) {
         self.retired.lock().unwrap_or_else(PoisonError::into_inner).extend(had);
     }
 
-    /// Forgets the backends that are gone and whose requests have ended.
+    /// Forgets departed backends whose requests have ended.
     pub(crate) fn sweep(&self) {
         let snapshot = self.snapshot();
         for backend in self.drains.follow(|name| snapshot.find(name).is_some(), Instant::now()) {
-            tracing::warn!(backend, "backend has been gone for too long: its drain is forgotten");
+            tracing::warn!(backend, "backend absent for too long: forgetting its drain");
         }
         let mut retired = self.retired.lock().unwrap_or_else(PoisonError::into_inner);
         retired.retain(|(name, ranks)| match snapshot.find(name) {
@@ -96,31 +97,31 @@ impl Backends {
         AnswerLimits { timeout: self.config().health.timeout, max_bytes: PROBE_ANSWER_BYTES }
     }
 
-    /// Limits for routes that wait for the engine's scheduler, which answers between two steps.
+    /// Returns the limits for routes that wait for the engine's scheduler, which responds between two steps.
     pub(crate) fn patient_limits(&self) -> AnswerLimits {
         let health = &self.config().health;
         AnswerLimits { timeout: health.timeout.max(health.busy), max_bytes: PROBE_ANSWER_BYTES }
     }
 
-    /// The backend with this name.
+    /// Returns the backend with this name.
     pub(crate) fn backend(&self, name: &str) -> Option<Arc<Backend>> {
         self.snapshot().backend(name).cloned()
     }
 
-    /// The names that requests to a backend may use for its model; none once it is gone.
+    /// Returns the names that requests to a backend use for its model; none once the backend is gone.
     pub(crate) fn names_asked(&self, backend: &Arc<Backend>) -> Vec<String> {
         let snapshot = self.snapshot();
         snapshot.position(backend).map_or_else(Vec::new, |at| snapshot.at(at).0.names_asked(backend))
     }
 
-    /// A backend's current state; `None` once it is gone.
+    /// Returns a backend's current state; `None` once it is gone.
     pub(crate) fn member(&self, backend: &Arc<Backend>) -> Option<Member> {
         let snapshot = self.snapshot();
         let (_, member) = snapshot.at(snapshot.position(backend)?);
         Some(member.clone())
     }
 
-    /// Closes a backend.
+    /// Closes a backend to requests.
     pub(crate) fn mark_unhealthy(&self, backend: &Arc<Backend>, cause: String) {
         let _changing = self.changing();
         // Do not report a backend that has just left.
@@ -135,7 +136,7 @@ impl Backends {
         self.metrics.backend_healthy(name, health.is_healthy());
         if backend.set_health(health.clone()) {
             match health {
-                Health::Unhealthy { cause } => tracing::warn!(backend = name, cause, "backend gets no requests"),
+                Health::Unhealthy { cause } => tracing::warn!(backend = name, cause, "backend receives no requests"),
                 _ => tracing::info!(backend = name, "backend is healthy"),
             }
         }

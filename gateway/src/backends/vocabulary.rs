@@ -1,17 +1,17 @@
-//! The number of token ids that a model accepts. It exceeds that of its tokenizer, because embeddings are padded.
+//! The number of token ids that a model accepts. It exceeds the tokenizer's, because embeddings are padded.
 
 use std::io;
 use std::path::Path;
 
 use serde_json::Value;
 
-/// A `config.json` is a few kilobytes.
+/// Maximum size of `config.json`, which usually has a few kilobytes.
 const MAX_CONFIG_BYTES: u64 = 4 << 20;
-/// Padding rows beyond the tokenizer's tokens: 267 in Qwen3, 465 in DeepSeek-V3, 1,069 in gpt-oss, 2,398 of 102,400 in
-/// DeepSeek-V2.
+/// Divisor for the assumed maximum padding, a fraction of the tokenizer's tokens. Padding rows seen: 267 in Qwen3, 465
+/// in DeepSeek-V3, 1,069 in gpt-oss, 2,398 of 102,400 in DeepSeek-V2.
 const PADDING_SHARE: u32 = 32;
 const LEAST_PADDING: u32 = 1024;
-/// The member with the language model's configuration in a multimodal one.
+/// JSON pointers to the vocabulary size; a multimodal configuration nests the language model's.
 const TEXT_CONFIGS: [&str; 5] = [
     "/vocab_size",
     "/text_config/vocab_size",
@@ -20,17 +20,17 @@ const TEXT_CONFIGS: [&str; 5] = [
     "/thinker_config/text_config/vocab_size",
 ];
 
-/// The exclusive upper bound of a model's token ids.
+/// The exclusive upper bound on a model's token ids.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Vocabulary {
-    /// Rows of the model's embedding.
+    /// The number of rows in the model's embedding.
     Known(u32),
-    /// An upper bound for any model with such a tokenizer.
+    /// An upper bound for any model that uses such a tokenizer.
     AtMost(u32),
 }
 
 impl Vocabulary {
-    /// The bound for the model whose tokenizer, with `tokens`, is at this path, from the `config.json` beside it.
+    /// Reads the bound from the `config.json` next to the tokenizer at this path, which has `tokens` tokens.
     pub(crate) fn beside(tokenizer: &Path, tokens: u32, model: &str) -> Self {
         let path = tokenizer.with_file_name("config.json");
         let why = match read(&path) {

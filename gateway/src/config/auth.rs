@@ -1,4 +1,4 @@
-//! Who may use the data plane: `[auth]`, `server.cors_origins`.
+//! Access to the data plane: `[auth]`, `server.cors_origins`.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -15,9 +15,9 @@ pub(crate) const ANY_ORIGIN: &str = "*";
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct RawAuth {
-    /// API keys of clients; none: anyone who can reach the data plane may use it.
+    /// API keys for clients. If empty, anyone who can reach the data plane may use it.
     pub keys: Vec<RawKey>,
-    /// Whether engines see the keys that clients send; absent: `strip` with keys, `pass` without.
+    /// Whether clients' keys are forwarded to engines; absent: `strip` with keys, `pass` without.
     pub forward: Option<Forward>,
 }
 
@@ -25,32 +25,32 @@ pub struct RawAuth {
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RawKey {
-    /// Name in logs, in place of the key; unique.
+    /// Unique name, logged in place of the key.
     pub name: String,
-    /// SHA-256 of the key, hexadecimal: `semmoe keys hash` prints it.
+    /// SHA-256 of the key in hexadecimal, as printed by `semmoe keys hash`.
     pub sha256: String,
     /// Models (names or aliases) that the key may use; absent: all.
     pub models: Option<Vec<String>>,
 }
 
-/// The handling of the clients' headers `authorization` and `x-api-key`.
+/// How the clients' `authorization` and `x-api-key` headers are handled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Forward {
-    /// The gateway removes them.
+    /// The gateway removes the headers.
     Strip,
-    /// They are forwarded to the engine, unless the backend has its own key.
+    /// The headers are forwarded to the engine, unless the backend has its own key.
     Pass,
 }
 
-/// The checked section: names and digests are unique, models exist and appear under their own names.
+/// The validated section: names and digests are unique, models exist and appear under their own names.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct AuthConfig {
     pub(crate) keys: Vec<Arc<KeyConfig>>,
     pub(crate) forward: Forward,
 }
 
-/// A key.
+/// A client's API key.
 #[derive(Debug, PartialEq)]
 pub(crate) struct KeyConfig {
     pub(crate) name: String,
@@ -70,7 +70,7 @@ pub(super) fn auth(
         unique(&path("name"), &key.name, &mut names)?;
         let sha256 = digest(&path("sha256"), &key.sha256)?;
         if !digests.insert(sha256) {
-            return Err(ConfigError::value(path("sha256"), "another key has the same digest"));
+            return Err(ConfigError::value(path("sha256"), "the same digest as another key's"));
         }
         let models = key.models.map(|allowed| own_names(&path("models"), &allowed, models)).transpose()?;
         keys.push(Arc::new(KeyConfig { name: key.name, sha256, models }));
@@ -78,7 +78,7 @@ pub(super) fn auth(
     let forward = raw.forward.unwrap_or(if keys.is_empty() { Forward::Pass } else { Forward::Strip });
     if forward == Forward::Strip && ["authorization", "x-api-key"].contains(&sticky_header.as_str()) {
         let cause = format!(
-            "'{sticky_header}' is removed from requests by auth.forward = \"strip\", so policy sticky could not use it"
+            "'{sticky_header}' is removed from requests by auth.forward = \"strip\", so policy sticky cannot use it"
         );
         return Err(ConfigError::value("routing.sticky_header", cause));
     }
@@ -92,12 +92,12 @@ fn own_names(key: &str, allowed: &[String], models: &[ModelConfig]) -> Result<Ve
         Ok(found.name.clone())
     };
     if allowed.is_empty() {
-        return Err(ConfigError::value(key, "empty, expected at least one model; omit it to allow all"));
+        return Err(ConfigError::value(key, "empty, expected at least one model; omit the key to allow all"));
     }
     allowed.iter().map(own).collect()
 }
 
-/// Origins of web pages, as browsers send them.
+/// Validates web page origins, in the form that browsers send.
 pub(super) fn cors_origins(origins: Vec<String>) -> Result<Vec<String>, ConfigError> {
     for (at, origin) in origins.iter().enumerate() {
         if let Some(fault) = origin_fault(origin) {
@@ -107,7 +107,8 @@ pub(super) fn cors_origins(origins: Vec<String>) -> Result<Vec<String>, ConfigEr
     Ok(origins)
 }
 
-/// Why `origin` is not an origin as browsers send it, `*` or scheme, host and optional port; `None` if it is one.
+/// Returns why `origin` is not in the form that browsers send (`*`, or scheme, host and optional port); `None` if it
+/// is.
 fn origin_fault(origin: &str) -> Option<&'static str> {
     if origin == ANY_ORIGIN {
         return None;

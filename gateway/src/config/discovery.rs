@@ -1,4 +1,4 @@
-//! `[[models.discovery]]`: backends found by name that come and go while the gateway runs.
+//! `[[models.discovery]]`: discovered backends, which join and leave while the gateway runs.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -11,7 +11,7 @@ use serde::Deserialize;
 use super::value::{at_least, seconds};
 use super::{BackendConfig, ConfigError, Found, RawBackend, RawKubernetes, kubernetes};
 
-/// Longest DNS name, as text.
+/// Maximum length of a DNS name in text form.
 const MAX_HOST_BYTES: usize = 253;
 const MAX_LABEL_BYTES: usize = 63;
 
@@ -35,20 +35,20 @@ pub(crate) struct SourceKey {
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RawDiscovery {
-    /// `host:port`: every address (A and AAAA) of the host is a backend on that port. This, `srv` or `kubernetes`.
+    /// `host:port`: every address (A and AAAA) of the host is a backend on that port. Set this, `srv` or `kubernetes`.
     pub dns: Option<String>,
-    /// A name with SRV records: every address of each target is a backend on the record's port. This, `dns` or
+    /// A name with SRV records: every address of each target is a backend on the record's port. Set this, `dns` or
     /// `kubernetes`.
     pub srv: Option<String>,
-    /// A service: every ready endpoint is a backend. This, `dns` or `srv`.
+    /// A service: every ready endpoint is a backend. Set this, `dns` or `srv`.
     pub kubernetes: Option<RawKubernetes>,
     /// Time between two lookups.
     #[serde(default = "default_interval_seconds")]
     pub interval_seconds: f64,
-    /// Consecutive lookups without an address after which its backend leaves.
+    /// Number of consecutive lookups that must lack an address before its backend is removed.
     #[serde(default = "default_leave_after")]
     pub leave_after: u32,
-    /// The settings that all of its backends share, with the keys of `[[models.backends]]`. The backends are named
+    /// Settings shared by all backends of this source, with the keys of `[[models.backends]]`. The backends are named
     /// `NAME-ADDRESS:PORT` and have no `url` here. With `tls` the connections use TLS.
     #[serde(flatten)]
     pub backend: RawBackend,
@@ -63,18 +63,18 @@ fn default_leave_after() -> u32 {
 }
 
 impl RawDiscovery {
-    /// A backend of this source at a placeholder address.
+    /// Returns a backend of this source at a placeholder address.
     fn template(&self, key: &str, host: String) -> Result<RawBackend, ConfigError> {
         let mut template = self.backend.clone();
         for (field, set) in [("url", !template.url.is_empty()), ("urls", !template.urls.is_empty())] {
             if set {
-                let cause = "set, but discovery finds the addresses of these backends";
+                let cause = "set, but these backends' addresses come from discovery";
                 return Err(ConfigError::value(format!("{key}.{field}"), cause));
             }
         }
         let scheme = if template.tls.is_some() { "https" } else { "http" };
         template.url = format!("{scheme}://127.0.0.1:1");
-        // Certificates seldom contain addresses.
+        // Default to the host name, because certificates seldom contain addresses.
         if let Some(tls) = &mut template.tls {
             tls.server_name.get_or_insert(host);
         }
@@ -87,18 +87,18 @@ impl RawDiscovery {
             (None, Some(srv), None) => Place::srv(&format!("{key}.srv"), srv),
             (None, None, Some(raw)) => Place::kubernetes(key, raw, base),
             (None, None, None) => {
-                Err(ConfigError::value(key, "has none of `dns`, `srv` and `kubernetes`, expected one of them"))
+                Err(ConfigError::value(key, "none of `dns`, `srv` and `kubernetes` is set, expected one of them"))
             }
             (_, srv, kubernetes) => {
                 let last = if kubernetes.is_some() { "kubernetes" } else { "srv" };
                 let other = if srv.is_some() && kubernetes.is_some() { "srv" } else { "dns" };
-                Err(ConfigError::value(format!("{key}.{last}"), format!("set beside `{other}`, expected one of them")))
+                Err(ConfigError::value(format!("{key}.{last}"), format!("`{other}` is set too, expected one of them")))
             }
         }
     }
 }
 
-/// Where addresses come from.
+/// Where a source looks up its addresses.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Place {
     /// The system resolver, for `host:port`.
@@ -137,7 +137,7 @@ impl Place {
         Err(kubernetes::refuse(key))
     }
 
-    /// The name by which engines there know each other.
+    /// The host name that the engines' certificates are expected to contain.
     fn host(&self) -> String {
         match self {
             Self::Dns(dns) => dns.rsplit_once(':').map_or(dns.as_str(), |(host, _)| host).to_owned(),
@@ -162,7 +162,7 @@ impl fmt::Display for Place {
     }
 }
 
-/// A checked discovery source.
+/// A validated discovery source.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct DiscoveryConfig {
     pub(crate) name: String,
@@ -173,7 +173,7 @@ pub(crate) struct DiscoveryConfig {
 }
 
 impl DiscoveryConfig {
-    /// The backend at an address.
+    /// Returns the backend at an address.
     pub(crate) fn backend(&self, address: SocketAddr) -> BackendConfig {
         BackendConfig {
             name: format!("{}-{address}", self.name),
@@ -189,11 +189,11 @@ impl DiscoveryConfig {
             return plain;
         }
         let secure = format!("https://{}", plain.authority());
-        secure.parse().expect("what is a URL with http is one with https")
+        secure.parse().expect("a valid http URL is also valid as https")
     }
 }
 
-/// Checks a source. `backend` checks what all of its backends share.
+/// Validates a source. `backend` validates the settings that all of its backends share.
 pub(super) fn discovery(
     key: &str,
     raw: &RawDiscovery,

@@ -1,11 +1,11 @@
-//! A configuration as written in its file, with secrets redacted, for display.
+//! Displays a configuration as written in its file, with secrets redacted.
 
 use serde_json::Value;
 
-/// Replaces a secret.
+/// Shown in place of a secret.
 const HIDDEN: &str = "(set)";
 
-/// The document as JSON with secrets redacted; `Null` for values that JSON cannot represent.
+/// Converts the document to JSON with secrets redacted; `Null` for values that JSON cannot represent.
 pub(super) fn document(document: toml::Table) -> Value {
     let mut document = serde_json::to_value(document).unwrap_or(Value::Null);
     hide(&mut document, false);
@@ -29,7 +29,8 @@ fn hide(value: &mut Value, secret: bool) {
     }
 }
 
-/// Digests of secrets count as secrets, because short secrets can be guessed. Paths of secret files do not.
+/// Whether a key's value is secret. Digests of secrets count as secrets, because short secrets can be guessed; paths of
+/// secret files do not.
 fn is_secret(key: &str) -> bool {
     let key = key.to_ascii_lowercase();
     let last = key.rsplit('_').next().unwrap_or(&key);

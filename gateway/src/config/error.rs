@@ -1,4 +1,4 @@
-//! A problem with a configuration, and the key that has it.
+//! A configuration error, and the key that it concerns.
 
 use std::path::{Path, PathBuf};
 
@@ -15,12 +15,12 @@ pub enum ConfigError {
         /// The operating system's reason.
         source: SharedError,
     },
-    /// Not TOML, an unknown key, or a value of another type.
+    /// The text is not TOML, has an unknown key, or has a value of the wrong type.
     #[error("line {line}: {}", in_one_line(source))]
     Syntax {
-        /// Line in the text, from 1.
+        /// Line number in the text, starting at 1.
         line: usize,
-        /// The parser's error, whose own text repeats the file's.
+        /// The parser's error. Its own message quotes the file's text.
         source: Box<toml::de::Error>,
     },
     /// An unusable value.
@@ -28,20 +28,20 @@ pub enum ConfigError {
     Value {
         /// The key as a path, for example `models[0].backends[1].url`.
         key: String,
-        /// The value found and the expected one.
+        /// The value found and what was expected.
         source: SharedError,
     },
-    /// An unusable value from outside the file.
+    /// An override from outside the file has an unusable value.
     #[error("{origin} ({key}): {source}")]
     Override {
-        /// Where the value comes from.
+        /// The override's origin.
         origin: String,
-        /// The key that it should replace.
+        /// The key that the override would replace.
         key: String,
-        /// The expected value.
+        /// Why the value is unusable.
         source: SharedError,
     },
-    /// Any of the above, in a file.
+    /// Any of these errors, located in a file.
     #[error("{}: {source}", path.display())]
     InFile {
         /// The file.
@@ -51,7 +51,7 @@ pub enum ConfigError {
     },
 }
 
-/// The outcome of a check.
+/// The result of validating part of a configuration.
 pub(super) type Result<T> = std::result::Result<T, ConfigError>;
 
 impl ConfigError {
@@ -70,7 +70,7 @@ impl ConfigError {
     }
 }
 
-/// A parser's message in one line, without the text that it quotes.
+/// Formats a parser's message in one line, without the text that it quotes.
 pub(super) fn in_one_line(error: &toml::de::Error) -> String {
     error.message().lines().collect::<Vec<_>>().join(", ")
 }

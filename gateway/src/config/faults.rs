@@ -1,32 +1,34 @@
-//! `[retry]`, `[breaker]`: what happens when a backend fails a request.
+//! `[retry]`, `[breaker]`: the gateway's reaction when a backend fails a request.
 
 use std::time::Duration;
 
 use super::ConfigError;
 use super::value::{any, positive, seconds, share, within};
 
-/// More attempts than any budget sustains.
+/// An upper bound: no budget sustains more attempts.
 const MAX_ATTEMPTS: u32 = 16;
-/// Longer than clients wait for a response head.
+/// An upper bound: clients do not wait longer for a response head.
 const MAX_HOLD_SECONDS: f64 = 3600.0;
-/// More than any gateway serves.
+/// An upper bound: no gateway serves more.
 const MAX_PER_SECOND: f64 = 1e6;
 
 section! { RawRetry, "`[retry]`: retries a request on another backend as long as no part of the response has reached the client.";
-    /// Maximum number of backends that one request is sent to. 1: no retries.
+    /// Maximum number of backends tried per request. 1: no retries.
     attempts: u32 = 3,
-    /// Retries may add this share to a model's requests of the last 10 s...
+    /// Retry budget: the retries of the last 10 s may number up to this fraction of a model's requests, plus
+    /// `budget_per_second`.
     budget_ratio: f64 = 0.2,
-    /// ...plus this many per second, so that a model with little traffic can retry too.
+    /// Retries per second allowed in addition to `budget_ratio`, so that models with little traffic can retry too.
     budget_per_second: f64 = 10.0,
-    /// Retry even if the engine may have begun: the connection broke before the response head, or the backend's probes
-    /// failed while the response was pending. A generation may then run twice; the client receives one.
+    /// Retry even if the engine may already have started: the connection broke before the response head, or the
+    /// backend's probes failed while the response was pending. A generation may then run twice; the client receives
+    /// one.
     after_send: bool = true,
-    /// Response statuses on which another backend is tried. If there is none, the response is relayed. 429 and 500 to
-    /// 599; with 500, a request that makes an engine fail is tried on others too.
+    /// Response statuses that trigger a retry on another backend; if there is none, the response is relayed. 429 and
+    /// 500 to 599 are allowed; with 500, a request that makes an engine fail is tried on others too.
     statuses: Vec<u16> = vec![429, 502, 503, 504],
-    /// How long a response head is held for the first chunk, so that the request can be retried if that chunk is an
-    /// error. 0: not held.
+    /// How long a response head is held back until the first chunk arrives, so that the request can be retried if that
+    /// chunk is an error. 0: not held.
     hold_seconds: f64 = 5.0,
 }
 
@@ -42,22 +44,22 @@ pub(super) fn retry(raw: RawRetry) -> Result<RawRetry, ConfigError> {
 }
 
 section! { RawBreaker => #[derive(Copy)] BreakerRules, "breaker",
-    "`[breaker]`: a backend whose requests fail in a row receives none for a while, unless it is the last one.";
-    /// Consecutive failures that open it: connections refused or broken before a response, and 502 or 503 whose body is
-    /// not an engine's JSON. 0: never.
+    "`[breaker]`: a backend with consecutive failures receives no requests for a while, unless it is the last one.";
+    /// Consecutive failures that open the breaker: connections refused or broken before a response, and 502 or 503
+    /// whose body is not an engine's JSON. 0: never.
     failures: u32 = 5 => failures: u32 = any,
-    /// Consecutive errors that open it, while other backends answered at least half as many requests successfully:
-    /// responses of 500 and above (except 501), failures that the engine reports in a response, responses that break
-    /// off, and time-outs. Of equal requests only the first counts, unless another backend answers one of them
+    /// Consecutive errors that open the breaker, provided that other backends answered at least half as many requests
+    /// successfully: responses of 500 and above (except 501), failures that the engine reports in a response, responses
+    /// that break off, and time-outs. Identical requests count once, unless another backend answers one of them
     /// successfully. 0: never.
     errors: u32 = 10 => errors: u32 = any,
-    /// How long it stays open the first time; doubled each time its trials fail...
+    /// How long the breaker first stays open; doubled each time its trials fail, up to `longest_seconds`.
     open_seconds: f64 = 5.0 => open: Duration = seconds,
-    /// ...up to this.
+    /// Maximum time that the breaker stays open.
     longest_seconds: f64 = 60.0 => open_most: Duration = seconds,
-    /// Concurrent trial requests afterwards.
+    /// Number of concurrent trial requests when half-open.
     trials: u32 = 2 => trials: u32 = positive,
-    /// Trials that must succeed before it receives its full share again.
+    /// Number of trials that must succeed before the backend receives its full share again.
     passes: u32 = 2 => passes: u32 = positive,
 }
 

@@ -1,15 +1,16 @@
-//! Settings that the next configuration inherits from the running one: fixed keys, and found backends.
+//! Settings that a new configuration inherits from the running one: fixed keys, and discovered backends.
 
 use super::Config;
 
 impl Config {
-    /// Inherits from the running configuration what cannot change without a restart; returns the keys that differ.
+    /// Copies the settings that cannot change without a restart from the running configuration; returns the keys that
+    /// differ.
     pub(crate) fn keep_fixed(&mut self, running: &Self) -> Vec<&'static str> {
         let mut kept = Vec::new();
         keep(&mut kept, "server.listen", &mut self.server.listen, &running.server.listen);
         keep(&mut kept, "server.admin", &mut self.server.admin, &running.server.admin);
         keep(&mut kept, "server.metrics", &mut self.server.metrics, &running.server.metrics);
-        // The new file may omit the token for its own address, but the bound address requires it.
+        // The new file may omit the token for its own address, but the bound address requires one.
         if !running.server.admin.ip().is_loopback() && self.server.admin_token_sha256.is_none() {
             let token = &mut self.server.admin_token_sha256;
             keep(&mut kept, "server.admin_token_sha256", token, &running.server.admin_token_sha256);
@@ -21,14 +22,14 @@ impl Config {
         keep(&mut kept, "limits.connections_per_address", new, old);
         keep(&mut kept, "limits.connections", &mut self.limits.connections, &running.limits.connections);
         keep(&mut kept, "timeouts.connect_seconds", &mut self.timeouts.connect, &running.timeouts.connect);
-        // Open profiles keep their file and their bounds.
+        // Open profiles keep their file and their limits.
         keep(&mut kept, "sampling.profile_*", &mut self.sampling.profile, &running.sampling.profile);
         keep(&mut kept, "log", &mut self.log, &running.log);
         keep(&mut kept, "tracing", &mut self.tracing, &running.tracing);
         kept
     }
 
-    /// Inherits the backends found so far, where the sources are unchanged.
+    /// Inherits the backends discovered so far from unchanged sources.
     pub(crate) fn keep_found(&mut self, running: &Self) {
         for model in &mut self.models {
             let Some(was) = running.models.iter().find(|was| was.name == model.name) else { continue };

@@ -10,17 +10,17 @@ use serde::Deserialize;
 pub struct RawKubernetes {
     /// Namespace of the service.
     pub namespace: String,
-    /// The service in front of the engines; headless or not.
+    /// The service in front of the engines, headless or not.
     pub service: String,
-    /// Name of the engines' port in the service; absent: its only port.
+    /// Name of the engines' port in the service; absent: the service's only port.
     pub port: Option<String>,
     /// URL of the API server.
     #[serde(default = "default_api_server")]
     pub api_server: String,
-    /// File with the bearer token, read again for every request; absent: the pod's service account token, or none where
-    /// the connection to the API server does not use TLS.
+    /// File with the bearer token, reread for every request; absent: the pod's service account token, or none if the
+    /// connection to the API server does not use TLS.
     pub token_file: Option<PathBuf>,
-    /// Certificate authorities for the API server (PEM); absent: those mounted in the pod.
+    /// CA certificates for the API server (PEM); absent: those mounted in the pod.
     pub ca: Option<PathBuf>,
 }
 
@@ -35,7 +35,7 @@ pub(super) use checked::kubernetes;
 
 #[cfg(not(feature = "kube"))]
 pub(super) fn refuse(key: &str) -> super::ConfigError {
-    let cause = "this semmoe was built without the cargo feature `kube`; build it with --features kube";
+    let cause = "this build of semmoe lacks the cargo feature `kube`; rebuild it with --features kube";
     super::ConfigError::value(format!("{key}.kubernetes"), cause)
 }
 
@@ -48,19 +48,19 @@ mod checked {
     use super::super::ConfigError;
     use super::RawKubernetes;
 
-    /// Where Kubernetes mounts the service account.
+    /// Directory where Kubernetes mounts the service account.
     const ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
-    /// Namespaces, services and their ports are named by DNS labels.
+    /// Maximum length of a DNS label, as used for the names of namespaces, services and ports.
     const MAX_LABEL: usize = 63;
 
-    /// The checked section.
+    /// The validated section.
     #[derive(Clone, Debug, PartialEq)]
     pub(crate) struct KubernetesConfig {
         pub(crate) namespace: String,
         pub(crate) service: String,
         pub(crate) port: Option<String>,
         pub(crate) api_server: BaseUrl,
-        /// `None` only without TLS: a token is never sent in plain text.
+        /// `None` only without TLS: tokens are never sent in plain text.
         pub(crate) token_file: Option<PathBuf>,
         pub(crate) ca: PathBuf,
     }
@@ -74,7 +74,7 @@ mod checked {
             [("namespace", Some(&raw.namespace)), ("service", Some(&raw.service)), ("port", raw.port.as_ref())]
         {
             if let Some(name) = name.filter(|name| !is_label(name)) {
-                let cause = format!("{name:?} is not a name of lower-case letters, digits and '-'");
+                let cause = format!("{name:?} is not a name made of lower-case letters, digits and '-'");
                 return Err(ConfigError::value(format!("{key}.{field}"), cause));
             }
         }
@@ -84,7 +84,7 @@ mod checked {
         let token_file = raw.token_file.as_ref().map(|path| base.join(path));
         if token_file.is_some() && !api_server.is_secure() {
             let cause =
-                "set, but the API server's URL does not begin with https://, and a token is not sent in plain text";
+                "set, but the API server's URL does not start with https://, and tokens are never sent in plain text";
             return Err(ConfigError::value(format!("{key}.token_file"), cause));
         }
         Ok(KubernetesConfig {

@@ -1,17 +1,17 @@
-//! `[log]`: what `semmoe serve` writes on standard error, and how.
+//! `[log]`: content and format of the log that `semmoe serve` writes to standard error.
 
 use serde::Deserialize;
 use serde::de::{Deserializer, Error};
 use tracing::level_filters::LevelFilter;
 
 section! { RawLog, "`[log]`";
-    /// `text`, or `json`: one object a line.
+    /// `text`, or `json`: one object per line.
     format: LogFormat = LogFormat::Text,
-    /// The lowest level logged: `off`; `error`; `warn`, problems for the operator; `info`, changes such as starts,
-    /// probes and swaps; `debug`, every request; or `trace`.
+    /// Minimum level logged: `off`, `error`, `warn` (problems for the operator), `info` (changes such as starts, probes
+    /// and swaps), `debug` (every request) or `trace`.
     #[serde(deserialize_with = "level")]
     level: LevelFilter = LevelFilter::INFO,
-    /// Requests logged at target `semmoe::access`, level info.
+    /// Which requests are logged at target `semmoe::access`, level info.
     access: Access = Access::Errors,
 }
 
@@ -45,7 +45,7 @@ impl Access {
     }
 }
 
-/// Format of a line.
+/// Format of a log line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LogFormat {

@@ -1,6 +1,6 @@
 //! The configuration: raw TOML ([`RawConfig`]), validated once into [`Config`], which the rest of the crate trusts.
 
-/// Declares a section of the file: a name, what it is, and its keys, each with its type and its default.
+/// Declares a section of the file: its name, its description, and its keys with types and defaults.
 macro_rules! section {
     ($name:ident, $about:literal; $($(#[$doc:meta])* $key:ident: $kind:ty = $default:expr,)*) => {
         #[doc = $about]
@@ -16,8 +16,8 @@ macro_rules! section {
             }
         }
     };
-    // A section with `$checked`, its type in the rest of the crate. `=>` gives the name and type of a checked field,
-    // and the function that makes it from the raw value: `fn(key: &str, raw) -> Result<field>`.
+    // A section with a validated counterpart, `$checked`, for the rest of the crate. `=>` gives a validated field's
+    // name and type, and the function that validates the raw value: `fn(key: &str, raw) -> Result<field>`.
     ($name:ident => $(#[$meta:meta])* $checked:ident, $section:literal, $about:literal;
      $($(#[$doc:meta])* $key:ident: $kind:ty = $default:expr => $field:ident: $type:ty = $check:expr,)*) => {
         section! { $name, $about; $($(#[$doc])* $key: $kind = $default,)* }
@@ -94,11 +94,11 @@ pub use waiting::{RawDrain, RawQueue};
 /// The gateway's own health route on the data plane.
 pub(crate) const HEALTH: &str = "/health";
 
-/// A checked configuration: every name is unique, every address parses, every policy exists and has what it needs.
+/// A validated configuration: every name is unique, every address parses, every policy exists and has what it needs.
 /// Files that it names are not opened yet.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
-    /// Where it came from.
+    /// Origin of the configuration.
     pub(crate) source: Source,
     pub(crate) server: ServerConfig,
     pub(crate) auth: AuthConfig,
@@ -119,19 +119,19 @@ pub struct Config {
 }
 
 impl Config {
-    /// Reads and checks a TOML file; relative paths in it are below its folder.
+    /// Reads and validates a TOML file. Relative paths in it are resolved against its folder.
     ///
     /// # Errors
-    /// `ConfigError` names the file, and the key that is wrong.
+    /// `ConfigError` names the file and the invalid key.
     pub fn load(path: &Path) -> Result<Self> {
         Self::load_with(path, Vec::new())
     }
 
-    /// Reads and checks a TOML file, with `overrides` replacing its values now and at every reload. Relative paths are
-    /// below its folder.
+    /// Reads and validates a TOML file, with `overrides` replacing its values now and at every reload. Relative paths
+    /// are resolved against its folder.
     ///
     /// # Errors
-    /// `ConfigError` names the file, and the key that is wrong.
+    /// `ConfigError` names the file and the invalid key.
     pub fn load_with(path: &Path, overrides: Vec<Override>) -> Result<Self> {
         let text = std::fs::read_to_string(path)
             .map_err(|source| ConfigError::Read { path: path.to_owned(), source: source.into() })?;
@@ -141,21 +141,21 @@ impl Config {
         Ok(config)
     }
 
-    /// Checks TOML text; relative paths in it are below `base`.
+    /// Validates TOML text. Relative paths in it are resolved against `base`.
     ///
     /// # Errors
-    /// `ConfigError` names the key that is wrong.
+    /// `ConfigError` names the invalid key.
     pub fn from_toml(text: &str, base: &Path) -> Result<Self> {
         Self::from_toml_with(text, base, Vec::new())
     }
 
-    /// Checks TOML text, with `overrides` replacing its values. Relative paths in it are below `base`.
+    /// Validates TOML text, with `overrides` replacing its values. Relative paths are resolved against `base`.
     ///
     /// # Errors
-    /// `ConfigError` names the key that is wrong.
+    /// `ConfigError` names the invalid key.
     pub fn from_toml_with(text: &str, base: &Path, overrides: Vec<Override>) -> Result<Self> {
         let syntax = |error| ConfigError::syntax(text, error);
-        // Parse the unmodified text first: only then do errors carry line numbers.
+        // Parse the unmodified text first, so that errors carry line numbers.
         let mut raw: RawConfig = toml::from_str(text).map_err(syntax)?;
         let mut document: toml::Table = toml::from_str(text).map_err(syntax)?;
         if !overrides.is_empty() {
@@ -167,20 +167,20 @@ impl Config {
         Ok(config)
     }
 
-    /// Checks a configuration made in memory; relative paths in it are below `base`.
+    /// Validates a configuration built in memory. Relative paths in it are resolved against `base`.
     ///
     /// # Errors
-    /// `ConfigError` names the key that is wrong.
+    /// `ConfigError` names the invalid key.
     pub fn from_raw(raw: RawConfig, base: &Path) -> Result<Self> {
         validate::validate(raw, base)
     }
 
-    /// Log settings, for the program that starts the gateway.
+    /// Returns the log settings, for the program that starts the gateway.
     pub fn log(&self) -> RawLog {
         self.log.clone()
     }
 
-    /// Addresses to be bound: data, admin, metrics.
+    /// Returns the addresses to bind: data, admin, metrics.
     pub fn addresses(&self) -> (SocketAddr, SocketAddr, Option<SocketAddr>) {
         (self.server.listen, self.server.admin, self.server.metrics)
     }
@@ -189,11 +189,11 @@ impl Config {
 /// Origin of a configuration.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Source {
-    /// `None` for one made in memory, which cannot be reloaded.
+    /// The file; `None` for a configuration built in memory, which cannot be reloaded.
     pub(crate) file: Option<PathBuf>,
-    /// The file's values with overrides applied, without defaults and secrets.
+    /// The file's values with overrides applied, and without defaults or secrets.
     pub(crate) document: serde_json::Value,
-    /// Values that replace the file's.
+    /// Overrides that replace the file's values.
     pub(crate) overrides: Vec<Override>,
 }
 
@@ -206,7 +206,7 @@ pub(crate) struct ServerConfig {
     pub(crate) tables_root: Option<PathBuf>,
     /// Additional paths that are passed through to engines.
     pub(crate) extra_routes: Vec<String>,
-    /// Origins whose pages may use the data plane, or `*`.
+    /// Origins of the web pages that may use the data plane, or `*`.
     pub(crate) cors_origins: Vec<String>,
     pub(crate) tls: Option<RawServerTls>,
     pub(crate) admin_tls: Option<RawServerTls>,

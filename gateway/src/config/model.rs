@@ -1,4 +1,4 @@
-//! A checked model: its names, policy and backends, configured and found.
+//! A validated model: its names, policy and backends, both configured and discovered.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -12,11 +12,11 @@ pub(crate) struct ModelConfig {
     pub(crate) other_names: OtherNames,
     pub(crate) tokenizer: Option<PathBuf>,
     pub(crate) chat_template: Option<PathBuf>,
-    /// Offset of the engines' clocks from UTC.
+    /// UTC offset of the engines' clocks.
     pub(crate) zone_seconds: i32,
     pub(crate) chat_options: semmoe_text::ChatOptions,
     pub(crate) policy: PolicyConfig,
-    /// Configured backends, followed by those found.
+    /// Configured backends, followed by the discovered ones.
     pub(crate) backends: Vec<BackendConfig>,
     pub(crate) discovery: Vec<DiscoveryConfig>,
 }
@@ -24,30 +24,30 @@ pub(crate) struct ModelConfig {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct PolicyConfig {
     pub(crate) name: String,
-    /// Includes the model's own baseline.
+    /// Policy parameters, including the model's own baseline.
     pub(crate) settings: semmoe_routing::Settings,
     pub(crate) canary: Option<semmoe_routing::Canary>,
-    /// The union of the policies' inputs. A canary scores every request, so that both arms can be compared.
+    /// Union of the policies' inputs. A canary scores every request, so that both arms can be compared.
     pub(crate) needs: semmoe_routing::Needs,
 }
 
-/// Further names of a model.
+/// A model's names other than its own.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct OtherNames {
     pub(crate) aliases: Vec<String>,
-    /// LoRA adapters that requests may name; `None`: any.
+    /// LoRA adapters that requests may name; `None` allows any.
     pub(crate) adapters: Option<Vec<String>>,
 }
 
 impl ModelConfig {
-    /// Addresses of a source's backends.
+    /// Returns the addresses of a source's backends.
     pub(crate) fn found<'a>(&'a self, source: &'a str) -> impl Iterator<Item = SocketAddr> + 'a {
         let found = self.backends.iter().filter_map(|backend| backend.found.as_ref());
         found.filter(move |found| found.source == source).map(|found| found.address)
     }
 
-    /// Replaces the backends of a source by those at these addresses. Found backends follow the configured ones,
-    /// ordered by source and address, so that every gateway has the same order.
+    /// Replaces a source's backends with those at these addresses. Discovered backends follow the configured ones,
+    /// ordered by source and address, so that every gateway uses the same order.
     pub(crate) fn set_found(&mut self, source: &str, addresses: impl IntoIterator<Item = SocketAddr>) {
         let mut new: Option<BTreeSet<SocketAddr>> = Some(addresses.into_iter().collect());
         let mut found = Vec::new();
@@ -57,7 +57,7 @@ impl ModelConfig {
             found.extend(addresses.into_iter().map(|address| known.backend(address)));
         }
         self.backends.retain(|backend| backend.found.is_none());
-        // A configured backend may already have one of these names.
+        // A configured backend may already use one of these names.
         let taken: Vec<String> = self.backends.iter().map(|backend| backend.name.clone()).collect();
         self.backends.extend(found.into_iter().filter(|backend| !taken.contains(&backend.name)));
     }

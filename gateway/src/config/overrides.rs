@@ -1,4 +1,5 @@
-//! Values that replace the file's, key by key: a container changes a configuration without rewriting it.
+//! Overrides of individual keys in the configuration file, so that a container can change its configuration without
+//! rewriting the file.
 
 use std::fmt;
 
@@ -8,18 +9,18 @@ use toml::{Table, Value};
 use super::error::in_one_line;
 use super::{ConfigError, RawConfig};
 
-/// One value that replaces the file's.
+/// One value that overrides the file's.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Override {
-    /// Origin of the value, as errors name it.
+    /// Origin of the value, as shown in errors.
     pub origin: String,
     /// The key, one part per section; a number is an index into a list.
     pub path: Vec<String>,
-    /// A TOML value; any other text is taken as a string.
+    /// A TOML value; anything that is not valid TOML is used as a string.
     pub value: String,
 }
 
-// The value may be a digest of a secret.
+// Hides the value, which may be a digest of a secret.
 impl fmt::Debug for Override {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Override").field("origin", &self.origin).field("path", &self.path).finish_non_exhaustive()
@@ -27,7 +28,7 @@ impl fmt::Debug for Override {
 }
 
 impl Override {
-    /// The value as TOML, if it parses, and as plain text: `12e4` may be a number or a name.
+    /// Returns the value as TOML, if it parses, and as plain text: `12e4` may be a number or a name.
     fn readings(&self) -> Vec<Value> {
         let typed = toml::from_str::<Table>(&format!("value = {}", self.value)).ok();
         let typed = typed.filter(|table| table.len() == 1).and_then(|mut table| table.remove("value"));
@@ -35,7 +36,7 @@ impl Override {
     }
 }
 
-/// Puts every value in its place. The result deserializes, as `document` did.
+/// Applies every override. Like `document`, the result deserializes.
 pub(super) fn apply(mut document: Table, overrides: &[Override]) -> Result<Table, ConfigError> {
     for it in overrides {
         let mut refused = None;

@@ -4,7 +4,7 @@ use semmoe_routing::{Canary, Policy, policy_with};
 
 use super::{ConfigError, PolicyConfig, RawModel, Result, RoutingConfig};
 
-/// Checks the configuration of a model's policies.
+/// Validates a model's policy configuration.
 pub(super) fn policies(key: &str, raw: &RawModel, routing: &RoutingConfig) -> Result<PolicyConfig> {
     let mut settings = routing.settings.clone();
     if let Some(baseline) = &raw.baseline {
@@ -22,7 +22,7 @@ pub(super) fn policies(key: &str, raw: &RawModel, routing: &RoutingConfig) -> Re
         needs.cached |= baseline.needs().cached;
         needs.share |= baseline.needs().share;
     } else if let Some(baseline) = raw.baseline.as_ref().filter(|_| policy.watched().is_none()) {
-        let cause = format!("'{baseline}' would never be used; it goes with policy 'shadow' or with `canary`");
+        let cause = format!("'{baseline}' would never be used; a baseline requires policy 'shadow' or `canary`");
         return Err(ConfigError::value(format!("{key}.baseline"), cause));
     }
     Ok(PolicyConfig { name: raw.policy.clone(), settings, canary, needs })
@@ -31,7 +31,7 @@ pub(super) fn policies(key: &str, raw: &RawModel, routing: &RoutingConfig) -> Re
 fn canary(key: &str, percent: u64, policy: &dyn Policy, baseline: &str) -> Result<Canary> {
     let wrong = |cause: String| ConfigError::value(format!("{key}.canary"), cause);
     if policy.watched().is_some() {
-        return Err(wrong(format!("policy '{}' places no requests itself; set the policy to try", policy.name())));
+        return Err(wrong(format!("policy '{}' places no requests itself; set the policy to test", policy.name())));
     }
     if policy.name() == baseline {
         return Err(wrong(format!("policy and baseline are both '{baseline}'")));

@@ -1,4 +1,4 @@
-//! `[sampling]`: routed experts requested for a share of the requests, and what is kept of them.
+//! `[sampling]`: requests routed experts for a fraction of the requests, and configures what is recorded from them.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -6,35 +6,35 @@ use std::time::Duration;
 use super::ConfigError;
 use super::value::{at_least, share, within};
 
-/// A month and a year: longer ones are mistakes.
+/// A month and a year: longer periods are probably mistakes.
 const MAX_INTERVAL_SECONDS: f64 = 31.0 * 86_400.0;
 const MAX_RETENTION_HOURS: f64 = 366.0 * 24.0;
 
 section! { RawSampling, "`[sampling]`";
-    /// Share, 0 to 1, of the eligible requests that request routed experts. 0: off.
+    /// Fraction of the eligible requests, 0 to 1, for which the gateway requests routed experts. 0: off.
     share: f64 = 0.0,
-    /// Longest response, and longest event of a stream, that is held back to cut the routed experts out; a longer one
-    /// is relayed with them. They take about 1.4 x 4 bytes per token, layer and chosen expert.
+    /// Maximum size of a response, or of a stream event, that is buffered to remove the routed experts; a longer one is
+    /// relayed with them. They occupy about 1.4 x 4 bytes per token, layer and chosen expert.
     max_answer_bytes: usize = 8 << 20,
-    /// The drift alarm is raised when the moving mean of the prediction exceeds the observed rate by more than this...
+    /// The drift alarm is raised when the prediction's moving average exceeds the observed rate by more than this.
     drift_raise: f64 = 0.05,
-    /// ...and cleared when it exceeds it by less than this.
+    /// The drift alarm is cleared when the prediction's moving average exceeds the observed rate by less than this.
     drift_clear: f64 = 0.02,
-    /// Consecutive samples required for either; also the length of the moving mean.
+    /// Consecutive samples required to raise or clear the alarm; also the length of the moving average.
     drift_samples: u32 = 100,
-    /// Folder for rolling profiles; absent: none are kept.
+    /// Folder for rolling profiles; absent: none are written.
     profile_dir: Option<PathBuf> = None,
-    /// Time between two writes of profiles and traces.
+    /// Interval between writes of profiles and traces.
     profile_interval_seconds: f64 = 600.0,
-    /// Maximum entries (token, layer, expert) of a model's rolling profile, about 16 bytes each.
+    /// Maximum number of entries (token, layer, expert) in a model's rolling profile, at about 16 bytes each.
     profile_entries: usize = 8_000_000,
-    /// Counts older than this are dropped; they are kept for at least half of it.
+    /// Counts older than this are dropped; counts are retained for at least half of this period.
     profile_retention_hours: f64 = 168.0,
-    /// Folder for traces: the token ids and routes of every sampled request. Absent: none are kept.
+    /// Folder for traces: the token ids and routes of every sampled request. Absent: none are written.
     trace_dir: Option<PathBuf> = None,
-    /// Tokens after which a trace is full.
+    /// Number of tokens after which a trace is complete.
     trace_tokens: usize = 100_000,
-    /// Maximum number of traces per model; the oldest are removed.
+    /// Maximum number of traces per model; the oldest are removed first.
     trace_files: usize = 10,
     /// Traces older than this are removed.
     trace_retention_hours: f64 = 24.0,
@@ -45,21 +45,21 @@ pub(crate) struct SamplingConfig {
     pub(crate) share: f64,
     pub(crate) max_answer_bytes: usize,
     pub(crate) drift: DriftRules,
-    /// Between two writes.
+    /// Interval between writes.
     pub(crate) interval: Duration,
     pub(crate) profile: Option<ProfileConfig>,
     pub(crate) traces: Option<TraceConfig>,
 }
 
 impl SamplingConfig {
-    /// Folders that must exist, with their keys.
+    /// Lists the folders that must exist, with their keys.
     pub(crate) fn dirs(&self) -> impl Iterator<Item = (&'static str, &Path)> {
         let profile = self.profile.as_ref().map(|profile| ("sampling.profile_dir", profile.dir.as_path()));
         profile.into_iter().chain(self.traces.as_ref().map(|traces| ("sampling.trace_dir", traces.dir.as_path())))
     }
 }
 
-/// When the drift alarm is raised and cleared.
+/// Thresholds for raising and clearing the drift alarm.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct DriftRules {
     pub(crate) raise: f64,
@@ -81,7 +81,7 @@ pub(crate) struct TraceConfig {
     pub(crate) retention: Duration,
 }
 
-/// Bounds of a rolling profile.
+/// Limits of a rolling profile.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct RollingLimits {
     pub(crate) entries: usize,

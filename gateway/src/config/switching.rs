@@ -1,4 +1,4 @@
-//! `[switch]`: whether backends switch between TP and EP layouts automatically, and by which rules.
+//! `[switch]`: whether and by which rules backends switch between TP and EP layouts automatically.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use super::value::{MAX_SECONDS, seconds};
 use super::{BackendConfig, ConfigError, ModelConfig, Result};
 
-/// An hour, the policy's own limit.
+/// One hour, the policy's own limit.
 const MAX_TTFT_MS: f64 = 3.6e6;
 
 /// Whether the gateway switches layouts.
@@ -30,75 +30,75 @@ pub enum SwitchMode {
     Drive,
 }
 
-/// Treatment of new requests for a backend while it switches.
+/// How to treat new requests for a backend that is switching.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Meanwhile {
-    /// New requests are sent to it and wait there.
+    /// New requests are sent to the backend and wait there.
     #[default]
     Hold,
-    /// New requests go to other backends if there are any.
+    /// New requests are sent to other backends, if there are any.
     Redirect,
 }
 
 section! { RawSwitch, "`[switch]`";
-    /// `off`, `advise` (decisions are shown, counted and logged) or `drive` (they are executed).
+    /// `off`, `advise` (decisions are only shown, counted and logged) or `drive` (they are executed).
     mode: SwitchMode = SwitchMode::Off,
-    /// New requests to a worker while it switches: `hold` (they wait there) or `redirect` (they go to other backends,
-    /// if any).
+    /// How to treat new requests for a worker that is switching: `hold` (they wait there) or `redirect` (they are sent
+    /// to other backends, if any).
     meanwhile: Meanwhile = Meanwhile::Hold,
     /// The worker's name for the small-batch layout: `tp`, groups such as `tp:2x4`, or `dp-tp` if attention stays dp.
     tp_layout: String = "tp".to_owned(),
-    /// The worker's name for the large-batch layout: `ep`, or `tp-ep` where attention stays tp.
+    /// The worker's name for the large-batch layout: `ep`, or `tp-ep` if attention stays tp.
     ep_layout: String = "ep".to_owned(),
-    /// Decode step times with TP before any was measured: `[[batch, milliseconds], ...]`, with batches of the whole
-    /// backend in ascending order, the last at least `max_sequences`. Required unless off.
+    /// Assumed decode step times with TP until some are measured: `[[batch, milliseconds], ...]`, with batches of the
+    /// whole backend in ascending order, the last at least `max_sequences`. Required unless off.
     tp_step_ms: Vec<(u32, f64)> = Vec::new(),
-    /// Decode step times with EP before any was measured, as in `tp_step_ms`.
+    /// Assumed decode step times with EP until some are measured, as in `tp_step_ms`.
     ep_step_ms: Vec<(u32, f64)> = Vec::new(),
-    /// Prompt tokens per second with TP before any was measured. Required unless off.
+    /// Assumed prefill rate with TP, in prompt tokens per second, until one is measured. Required unless off.
     tp_prefill_rate: Option<f64> = None,
-    /// Prompt tokens per second with EP before any was measured. Required unless off.
+    /// Assumed prefill rate with EP, in prompt tokens per second, until one is measured. Required unless off.
     ep_prefill_rate: Option<f64> = None,
-    /// Tokens of KV cache with TP; absent: the worker alone decides whether a switch has room.
+    /// KV cache capacity with TP, in tokens; absent: only the worker decides whether a switch has room.
     tp_kv_tokens: Option<u64> = None,
-    /// Tokens of KV cache with EP; absent: the worker alone decides whether a switch has room.
+    /// KV cache capacity with EP, in tokens; absent: only the worker decides whether a switch has room.
     ep_kv_tokens: Option<u64> = None,
-    /// The assumed duration of a switch until one has been measured.
+    /// Assumed duration of a switch until one is measured.
     switch_seconds: f64 = 0.5,
     /// How often a backend is polled and the policy evaluated.
     interval_seconds: f64 = 0.25,
-    /// Longest wait for a worker's reply to a prepare, a status or an abort; a prepare without a reply is aborted.
-    // A worker gives its ranks 10 s.
+    /// Maximum wait for a worker's reply to a prepare, a status or an abort; a prepare without a reply is aborted.
+    // The worker itself allows its ranks 10 s.
     prepare_seconds: f64 = 12.0,
-    /// Longest wait for a switch to complete, and for a webhook's response.
+    /// Maximum wait for a switch to complete, and for a webhook's response.
     commit_seconds: f64 = 60.0,
     /// TTFT targets for streams, keyed by the `priority` in the request body (0 if absent; priorities outside 0 to 255
     /// have no target): `[[priority, milliseconds], ...]`. If a waiting stream would miss its target, and would wait
     /// less in the other layout, the backend switches immediately.
     ttft_ms: Vec<(u8, f64)> = Vec::new(),
-    /// Called to switch engines without a hook; absent: traffic moves between their TP and EP backends.
+    /// URL called to switch engines without a hook; absent: traffic moves between their TP and EP backends.
     webhook: Option<String> = None,
-    /// How many seconds of the expected gain count in advance; the rest counts as it accrues.
+    /// The expected gain over this many seconds counts in advance; the rest counts as it accrues.
     horizon_seconds: f64 = Settings::default().horizon_seconds,
-    /// Smaller gains, as a share of a step's time, are noise.
+    /// Minimum gain, as a fraction of the step time; smaller gains are noise.
     least_gain: f64 = Settings::default().least_gain,
-    /// The expected savings must exceed the cost of switching there and back by this factor.
+    /// Factor by which the expected savings must exceed the cost of switching there and back.
     margin: f64 = Settings::default().margin,
-    /// Minimum time between switches; after a failed one twice that (at least 2 s), doubled with each failure up to 64
-    /// times.
+    /// Minimum time between switches. After a failed switch the minimum is twice that (at least 2 s), and doubles with
+    /// each further failure, up to 64 times the original.
     dwell_seconds: f64 = Settings::default().dwell_seconds,
     /// Window of the fast moving average of arrivals.
     fast_seconds: f64 = Settings::default().fast_seconds,
     /// Window of the slow moving average of arrivals.
     slow_seconds: f64 = Settings::default().slow_seconds,
-    /// No switch to a layout whose KV cache would be fuller than this share.
+    /// Maximum KV cache utilization, as a fraction, that a switch may cause in the target layout.
     guard_close: f64 = Settings::default().guard_close,
-    /// Once a switch was refused, the share below which it is allowed again.
+    /// After a refused switch, the utilization below which switching is allowed again.
     guard_reopen: f64 = Settings::default().guard_reopen,
-    /// Maximum prompt tokens of a backend's step.
+    /// Maximum number of prompt tokens in a backend's step.
     chunk_tokens: u32 = Settings::default().chunk_tokens,
-    /// Maximum sequences that a backend decodes at once.
+    /// Maximum number of sequences that a backend decodes concurrently.
     max_sequences: u32 = Settings::default().max_sequences,
 }
 
@@ -106,7 +106,7 @@ section! { RawSwitch, "`[switch]`";
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Webhook {
     pub(crate) server: BaseUrl,
-    /// Starts with `/`.
+    /// The URL's path, starting with `/`.
     pub(crate) path: String,
 }
 
@@ -127,10 +127,10 @@ pub(crate) struct SwitchConfig {
 }
 
 impl SwitchConfig {
-    /// A policy without observations.
+    /// Creates a policy without observations.
     ///
     /// # Errors
-    /// Never for a checked configuration.
+    /// Never for a validated configuration.
     pub(crate) fn policy(&self) -> std::result::Result<Adaptive, SettingsError> {
         let cost = SwitchCost {
             ranks: 1,
@@ -147,7 +147,7 @@ impl SwitchConfig {
         !self.settings.ttft.is_empty()
     }
 
-    /// The layout that a worker calls by this name.
+    /// Returns the layout that a worker knows by this name.
     pub(crate) fn layout(&self, name: &str) -> Option<Layout> {
         [Layout::Tp, Layout::Ep].into_iter().find(|layout| self.names[*layout] == name)
     }
@@ -180,7 +180,7 @@ pub(super) fn switch(raw: RawSwitch, models: &[ModelConfig]) -> Result<SwitchCon
     };
     settings.validate().map_err(|error| ConfigError::value("switch", error))?;
     if raw.tp_layout == raw.ep_layout {
-        return wrong("tp_layout", format!("'{}' is also ep_layout", raw.tp_layout));
+        return wrong("tp_layout", format!("'{}', expected a layout other than ep_layout", raw.tp_layout));
     }
     if !(0.0..=MAX_SECONDS).contains(&raw.switch_seconds) || raw.switch_seconds == 0.0 {
         return wrong("switch_seconds", format!("{}, expected more than 0 and at most a day", raw.switch_seconds));
@@ -203,7 +203,7 @@ pub(super) fn switch(raw: RawSwitch, models: &[ModelConfig]) -> Result<SwitchCon
     })
 }
 
-/// The configured step times of a layout.
+/// Returns a layout's configured step times and prefill rate.
 fn prior(raw: &RawSwitch, layout: Layout) -> Result<LayoutPrior> {
     let (steps, rate) = match layout {
         Layout::Tp => (&raw.tp_step_ms, raw.tp_prefill_rate),
@@ -214,7 +214,7 @@ fn prior(raw: &RawSwitch, layout: Layout) -> Result<LayoutPrior> {
         return Ok(LayoutPrior::default());
     }
     if steps.is_empty() {
-        return wrong(&steps_key, "must be set unless switch.mode is \"off\", as the policy compares both layouts");
+        return wrong(&steps_key, "must be set unless switch.mode is \"off\": the policy compares both layouts");
     }
     let points = steps.iter().map(|&(sequences, milliseconds)| Point { sequences, seconds: milliseconds / 1e3 });
     let curve = StepCurve::new(points.collect());
@@ -229,11 +229,11 @@ fn prior(raw: &RawSwitch, layout: Layout) -> Result<LayoutPrior> {
             Ok(LayoutPrior { steps: Some(curve), prefill_tokens_per_second: Some(rate) })
         }
         Some(rate) => wrong(&rate_key, format!("{rate}, expected more than 0")),
-        None => wrong(&rate_key, "must be set where step times are"),
+        None => wrong(&rate_key, "must be set if step times are set"),
     }
 }
 
-/// An address with any path.
+/// Parses a webhook URL: a server address followed by any path.
 fn webhook(url: &str) -> Result<Webhook> {
     let host = url.find("://").map_or(0, |at| at + 3);
     let path = url[host..].find('/').map_or(url.len(), |at| host + at);
@@ -243,7 +243,7 @@ fn webhook(url: &str) -> Result<Webhook> {
     Ok(Webhook { server, path: path.to_owned() })
 }
 
-/// Checks that every backend can be switched: by a hook, a webhook or a pool of the other layout.
+/// Checks that every backend can be switched: by a hook, a webhook or a pool with the other layout.
 fn check_hooks(mode: SwitchMode, webhook: bool, models: &[ModelConfig]) -> Result<()> {
     for (model_at, model) in models.iter().enumerate() {
         let templates = model.discovery.iter().map(|source| &source.template).enumerate();
@@ -260,7 +260,7 @@ fn check_hooks(mode: SwitchMode, webhook: bool, models: &[ModelConfig]) -> Resul
                 (Engine::Semmoe, None) => {}
                 (engine, None) if mode == SwitchMode::Drive => {
                     return refuse(format!(
-                        "must be set, as switch.mode is \"drive\" and {engine} has no hook to switch it: the layout that it runs \
+                        "must be set, because switch.mode is \"drive\" and {engine} has no switch hook: the layout that it runs \
                          (moved between pools), or starts in (switch.webhook)"
                     ));
                 }

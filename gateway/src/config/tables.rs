@@ -6,23 +6,24 @@ use std::time::Duration;
 use super::ConfigError;
 use super::value::{seconds, within};
 
-/// Every one of them keeps a copy of its file.
+/// Maximum history length. Limited because each entry keeps a copy of its file.
 const MAX_EARLIER: usize = 16;
 
 section! { RawTables, "`[tables]`";
-    /// Poll the backends' table files (`tables`) and load those that changed.
+    /// Poll the backends' table files (`tables`) and load those that have changed.
     watch: bool = false,
-    /// Time between two polls. A file must be unchanged across two of them before it is loaded.
+    /// Interval between polls. A file must be unchanged across two of them before it is loaded.
     watch_interval_seconds: f64 = 2.0,
-    /// Earlier tables kept per backend for rollbacks.
+    /// Number of earlier tables retained per backend for rollbacks.
     history: usize = 2,
-    /// Folder for copies of the tables in use or kept. The copies are unlinked at once and vanish with the process.
+    /// Folder for copies of the tables in use and in the history. The copies are unlinked at once and vanish with the
+    /// process.
     spool_dir: PathBuf = "/tmp".into(),
 }
 
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct TablesConfig {
-    /// Time between two polls of the files; `None`: no polling.
+    /// Interval between polls of the files; `None` disables polling.
     pub(crate) watch: Option<Duration>,
     pub(crate) history: usize,
     pub(crate) spool_dir: PathBuf,

@@ -1,4 +1,4 @@
-//! `[server.tls]`, `[server.admin_tls]` and `[models.backends.tls]`: certificates, keys and trusted authorities.
+//! `[server.tls]`, `[server.admin_tls]` and `[models.backends.tls]`: certificates, keys and trusted CAs.
 
 use std::path::{Path, PathBuf};
 
@@ -12,11 +12,11 @@ use super::ConfigError;
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RawServerTls {
-    /// Certificate chain of this listener (PEM), its own certificate first.
+    /// The listener's certificate chain (PEM), starting with its own certificate.
     pub cert: PathBuf,
     /// Private key of the listener's certificate (PEM).
     pub key: PathBuf,
-    /// Certificate authorities (PEM) for client certificates, which are then required. Absent: clients need none.
+    /// CA certificates (PEM) for verifying client certificates, which are then required. Absent: clients need none.
     pub client_ca: Option<PathBuf>,
     /// `1.2` or `1.3`.
     #[serde(default)]
@@ -30,20 +30,20 @@ pub enum TlsVersion {
     #[default]
     #[serde(rename = "1.2")]
     V1_2,
-    /// TLS 1.3 alone.
+    /// Only TLS 1.3.
     #[serde(rename = "1.3")]
     V1_3,
 }
 
 impl RawServerTls {
-    /// Resolves relative paths below `base`. The files are read at start.
+    /// Resolves relative paths against `base`. The files are read at start.
     pub(super) fn below(self, base: &Path) -> Self {
         let client_ca = self.client_ca.map(|path| base.join(path));
         Self { cert: base.join(self.cert), key: base.join(self.key), client_ca, ..self }
     }
 }
 
-/// The TLS settings of a connection to these URLs; `None` if all are plain text.
+/// Returns the TLS settings for connections to these URLs; `None` if all are plain text.
 pub(super) fn client(
     key: &str,
     raw: Option<ClientFiles>,
@@ -54,11 +54,11 @@ pub(super) fn client(
     let Some(raw) = raw else { return Ok(secure.then(ClientFiles::default)) };
     let wrong = |field: &str, cause: &str| Err(ConfigError::value(format!("{key}.{field}"), cause));
     if !secure {
-        return wrong("tls", "set, but no URL of this backend begins with https://");
+        return wrong("tls", "set, but no URL of this backend starts with https://");
     }
     match (&raw.cert, &raw.key) {
-        (Some(_), None) => return wrong("tls.key", "must be set, as `cert` is"),
-        (None, Some(_)) => return wrong("tls.cert", "must be set, as `key` is"),
+        (Some(_), None) => return wrong("tls.key", "must be set, because `cert` is set"),
+        (None, Some(_)) => return wrong("tls.cert", "must be set, because `key` is set"),
         _ => {}
     }
     let below = |path: Option<PathBuf>| path.map(|path| base.join(path));

@@ -1,4 +1,4 @@
-//! `[tracing]`: traces of requests for an OpenTelemetry collector.
+//! `[tracing]`: request traces for an OpenTelemetry collector.
 
 use semmoe_engines::http::BaseUrl;
 
@@ -6,11 +6,12 @@ use super::ConfigError;
 use super::value::share;
 
 section! { RawTracing => TracingConfig, "tracing", "`[tracing]`";
-    /// Base URL of a collector that accepts OTLP over HTTP as JSON, `http://collector:4318`; absent: no tracing.
+    /// Base URL of a collector that accepts OTLP over HTTP as JSON, such as `http://collector:4318`; absent: no
+    /// tracing.
     otlp: Option<String> = None => otlp: Option<BaseUrl> = url,
-    /// Share of the requests, 0 to 1, that is traced when the client's `traceparent` does not decide.
+    /// Fraction of requests, 0 to 1, that are traced if the client's `traceparent` does not decide.
     ratio: f64 = 0.01 => ratio: f64 = share,
-    /// `service.name` of the spans.
+    /// The `service.name` attribute of the spans.
     service_name: String = "semmoe-gateway".to_owned() => service_name: String = name,
 }
 

@@ -1,4 +1,4 @@
-//! From raw to validated: the only place that checks a configuration.
+//! Turns the raw configuration into the validated one: the only place that validates it.
 
 use std::collections::HashSet;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -44,7 +44,7 @@ pub(super) fn validate(raw: RawConfig, base: &Path) -> Result<Config> {
     })
 }
 
-/// Names taken so far: model names and aliases in one set, backends in another.
+/// Names in use so far: model names and aliases in one set, backends in another.
 #[derive(Default)]
 struct Names {
     models: HashSet<String>,
@@ -70,7 +70,7 @@ fn server(raw: RawServer, base: &Path) -> Result<ServerConfig> {
     for (key, address) in [("server.admin", Some(admin)), ("server.metrics", metrics)] {
         let Some(address) = address else { continue };
         if let Some((other, _)) = bound.iter().find(|(_, taken)| *taken == address && address.port() != 0) {
-            return Err(ConfigError::value(key, format!("{address} is {other} already")));
+            return Err(ConfigError::value(key, format!("{address} is already used by {other}")));
         }
         bound.push((key, address));
     }
@@ -88,7 +88,7 @@ fn server(raw: RawServer, base: &Path) -> Result<ServerConfig> {
     })
 }
 
-/// Checks the configured ranks against `limits.ranks`; ranks that backends report are checked later.
+/// Checks the configured ranks against `limits.ranks`; the ranks that backends report are checked later.
 fn bound_ranks(models: &[ModelConfig], limits: &RawLimits) -> Result<()> {
     for (index, model) in models.iter().enumerate() {
         let ranks: usize = model.backends.iter().map(|it| it.ranks.map_or(it.urls.len(), usize::from)).sum();
@@ -114,7 +114,7 @@ fn extra_routes(routes: Vec<String>) -> Result<Vec<String>> {
             || path == super::HEALTH
             || semmoe_engines::Route::ALL.iter().any(|route| route.path() == path)
         {
-            return wrong("is already a route of the gateway");
+            return wrong("is already one of the gateway's routes");
         }
         if routes[..at].contains(path) {
             return wrong("is there already");
@@ -131,7 +131,7 @@ fn default_admin(listen: SocketAddr) -> Result<SocketAddr> {
     let port = match listen.port() {
         0 => 0,
         port => port.checked_add(1).ok_or_else(|| {
-            ConfigError::value("server.admin", "must be set, as no port follows that of server.listen (65535)")
+            ConfigError::value("server.admin", "must be set, because no port follows server.listen's (65535)")
         })?,
     };
     Ok(SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), port))
@@ -153,7 +153,7 @@ fn model(key: &str, raw: RawModel, base: &Path, routing: &RoutingConfig, names: 
     }
     if (needs.share || needs.cached) && raw.tokenizer.is_none() {
         let reads = if needs.share { "scores prompts" } else { "reads prompts" };
-        let cause = format!("must be set, as policy '{}' {reads}", raw.policy);
+        let cause = format!("must be set, because policy '{}' {reads}", raw.policy);
         return Err(ConfigError::value(format!("{key}.tokenizer"), cause));
     }
     if raw.backends.is_empty() && raw.discovery.is_empty() {
@@ -204,7 +204,7 @@ fn model(key: &str, raw: RawModel, base: &Path, routing: &RoutingConfig, names: 
     })
 }
 
-/// The offset from UTC, in seconds, that `UTC` or `+HH:MM` denotes.
+/// Returns the offset from UTC, in seconds, that `UTC` or `+HH:MM` denotes.
 fn zone_seconds(zone: &str) -> Option<i32> {
     let (sign, time) = match zone.split_at_checked(1)? {
         ("+", time) => (1, time),
@@ -222,7 +222,7 @@ fn zone_seconds(zone: &str) -> Option<i32> {
 fn limits(mut limits: RawLimits) -> Result<RawLimits> {
     for (key, value, least) in [
         ("body_bytes", limits.body_bytes, 1),
-        // Every single body must fit.
+        // The total must allow a single body of maximum size.
         ("body_memory_bytes", limits.body_memory_bytes, limits.body_bytes),
         ("answer_memory_bytes", limits.answer_memory_bytes, 128 << 10),
         ("header_bytes", limits.header_bytes, 8192),

@@ -1,4 +1,4 @@
-//! Bounds of single values: numbers, times, names, digests.
+//! Validates single values: numbers, times, names, digests.
 
 use std::collections::HashSet;
 use std::fmt::Display;
@@ -7,14 +7,14 @@ use std::time::Duration;
 
 use super::{ConfigError, Result};
 
-/// A day: longer waits are mistakes, and far longer ones overflow timers.
+/// One day: longer waits are mistakes, and much longer ones overflow timers.
 pub(super) const MAX_SECONDS: f64 = 86_400.0;
 
 pub(super) fn seconds(key: &str, value: f64) -> Result<Duration> {
     within(key, value, 0.001..=MAX_SECONDS).map(Duration::from_secs_f64)
 }
 
-/// A number within its range; NaN is in none.
+/// Checks that a number is within a range; NaN is in none.
 pub(super) fn within<N: PartialOrd + Display>(key: &str, value: N, range: RangeInclusive<N>) -> Result<N> {
     if range.contains(&value) {
         return Ok(value);
@@ -51,7 +51,7 @@ impl std::fmt::Debug for SecretDigest {
     }
 }
 
-/// A SHA-256 digest. The text may be a secret entered by mistake, so no error repeats it.
+/// Parses a SHA-256 digest. Errors do not repeat the text, which may be a secret entered by mistake.
 pub(super) fn digest(key: &str, hex: &str) -> Result<SecretDigest> {
     let wrong = || ConfigError::value(key, "not 64 hexadecimal digits");
     if hex.len() != 64 || !hex.bytes().all(|byte| byte.is_ascii_hexdigit()) {
@@ -74,7 +74,7 @@ pub(super) fn printable(key: &str, name: &str) -> Result<()> {
 pub(super) fn unique(key: &str, name: &str, taken: &mut HashSet<String>) -> Result<()> {
     printable(key, name)?;
     if !taken.insert(name.to_owned()) {
-        return Err(ConfigError::value(key, format!("'{name}' is taken already")));
+        return Err(ConfigError::value(key, format!("'{name}' is already taken")));
     }
     Ok(())
 }

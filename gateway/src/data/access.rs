@@ -1,4 +1,4 @@
-//! The access log: one event at the end of each request, at target `semmoe::access`.
+//! The access log: one event when each request ends, at target `semmoe::access`.
 //!
 //! It records the request, the key's name (never the key), the model, the backend and the outcome, but no prompt,
 //! header or query.
@@ -12,16 +12,16 @@ use crate::config::Access;
 use crate::data::trust::Caller;
 use crate::observe::{Done, NONE, OutputTokens};
 
-/// Engine paths of SGLang, vLLM and OpenAI that the gateway does not forward, which probes and engine tools request.
+/// Paths of SGLang, vLLM and OpenAI that probes and engine tools request, and that the gateway does not forward.
 const ENGINE_PATHS: &str = "/ /health /ping /version /metrics /load /v1/loads /get_load /health_generate \
     /server_info /get_server_info /model_info /get_model_info /v1/score /v1/rerank /rerank /classify /pooling \
     /encode /invocations /flush_cache /v1/audio/transcriptions /v1/images/generations /v1/batches";
 
-/// Facts about a request that are not labels of its metrics.
+/// Facts about a request that are not labels in its metrics.
 pub(crate) struct Record {
     pub(crate) id: RequestId,
     pub(crate) caller: Caller,
-    /// `None` for paths that the gateway does not serve.
+    /// The route; `None` for paths that the gateway does not serve.
     pub(crate) route: Option<Route>,
     /// The path, if it is a known engine path that is not forwarded.
     refused_path: Option<&'static str>,
@@ -45,31 +45,32 @@ impl Record {
         }
     }
 
-    /// A request to a path that the gateway does not serve. Any path may hold a secret, so only known ones are logged.
+    /// Creates the record of a request to a path that the gateway does not serve. Since any path may contain a secret,
+    /// only known paths are logged.
     pub(super) fn refused(id: RequestId, path: &str) -> Self {
         let refused_path = ENGINE_PATHS.split(' ').find(|known| *known == path);
         Self { refused_path, ..Self::new(id, None) }
     }
 
     /// Records that the request was read. `tokens` is an estimate if the prompt was not tokenized; `streams`: its
-    /// answer is streamed.
+    /// response is streamed.
     pub(super) fn read(&mut self, model: &Arc<Model>, prompt_tokens: u64, streams: bool) {
         self.model = Some(Arc::clone(model));
         self.prompt_tokens = prompt_tokens;
         self.streams = streams;
     }
 
-    /// The model, once the request has been read.
+    /// Returns the model, once the request has been read.
     pub(super) fn model(&self) -> Option<&Model> {
         self.model.as_deref()
     }
 
-    /// The model's name, or `none`.
+    /// Returns the model's name, or `none`.
     pub(super) fn model_name(&self) -> &str {
         self.model().map_or(NONE, |model| model.name.as_str())
     }
 
-    /// Adds bytes of the answer's body.
+    /// Adds to the number of response body bytes.
     pub(super) fn sent(&mut self, bytes: usize) {
         self.bytes = self.bytes.saturating_add(bytes as u64);
     }

@@ -1,4 +1,4 @@
-//! One attempt: a request to the backend where it was placed, up to the head of an answer.
+//! One attempt: sends a request to the backend where it was placed, and waits for the response head.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use super::watch::Expected;
 use super::{DataPlane, Job, Placed, served};
 use crate::backends::{Backend, Member, RequestError};
 
-/// How often the backend's health is checked while a response head is awaited.
+/// How often the backend's health is checked while waiting for a response head.
 pub(super) const HEALTH_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Headers that concern a single connection (RFC 9110, 7.6.1).
@@ -32,7 +32,7 @@ const HOP_BY_HOP: [HeaderName; 9] = [
     header::UPGRADE,
 ];
 
-/// Headers of clients that are not forwarded: cookies of the surrounding site do not concern the engine.
+/// Client headers that are not forwarded: the surrounding site's cookies are not meant for the engine.
 const CLIENTS_OWN: [HeaderName; 2] = [header::COOKIE, HeaderName::from_static("cookie2")];
 
 /// A request and the backend where it was placed.
@@ -45,7 +45,7 @@ pub(crate) struct Attempt<'a> {
     pub(super) member: &'a Member,
     pub(super) backend: &'a Arc<Backend>,
     pinned: Option<RankId>,
-    /// The rank named in the client's answer.
+    /// The rank named in the response to the client.
     pub(super) shown: Option<RankId>,
     pub(super) policy: &'static str,
     pub(super) expected: Option<Expected>,
@@ -56,20 +56,20 @@ impl<'a> Attempt<'a> {
         let (plane, job, lease) = (tries.plane, tries.job, &placed.lease);
         let member = &job.model.members[lease.backend];
         let pinned = Some(lease.chosen).filter(|_| member.sends_pin(job.route));
-        // A pin may have been refused since it was placed.
+        // The engine may have refused a pin since the request was placed.
         let shown = lease.rank.filter(|_| pinned.is_some() || member.fit.ranks <= 1);
         let expected = pinned.and_then(|rank| Expected::new(&member.fit.dialect, job.route, rank));
         let (at, backend, policy) = (lease.backend, &member.backend, placed.policy);
         Self { plane, job, tries, at, member, backend, pinned, shown, policy, expected }
     }
 
-    /// The request as forwarded: the client's, without connection headers, with the pin.
+    /// Builds the forwarded request: the client's, without connection headers, and with the pin.
     pub(super) fn request(&self, head: &Parts, body: &Stripped) -> Result<Request<RequestBody>, RequestError> {
         let (route, dialect) = (self.job.route, &self.member.fit.dialect);
         let body = served::body(self.backend, route, self.job.adapter.as_deref(), body);
         let mut headers = head.headers.clone();
         strip_hop_by_hop(&mut headers);
-        // The HTTP client writes its own. The body is complete here, so `Expect` is obsolete.
+        // The HTTP client writes its own `Host` and length. The body is complete here, so `Expect` is obsolete.
         for name in CLIENTS_OWN.iter().chain(&[header::HOST, header::CONTENT_LENGTH, header::EXPECT]) {
             headers.remove(name);
         }
@@ -87,7 +87,7 @@ impl<'a> Attempt<'a> {
         Ok(request)
     }
 
-    /// Sends a request and waits for the response head, up to the time limit, or until the backend is found unhealthy
+    /// Sends a request and waits for the response head, until the time limit expires or the backend turns unhealthy
     /// while another one can take the request.
     pub(super) async fn send(&self, request: Request<RequestBody>) -> Result<Response<AnswerBody>, RequestError> {
         let uri = request.uri().clone();
@@ -101,13 +101,13 @@ impl<'a> Attempt<'a> {
             }
             left = left.saturating_sub(wait);
             if left.is_zero() {
-                return Err(self.no_answer(HttpError::timeout(&uri, "the head of the answer", limit)));
+                return Err(self.no_answer(HttpError::timeout(&uri, "the response head", limit)));
             }
             self.check_health()?;
         }
     }
 
-    /// The error for a missing answer; also wakes the prober.
+    /// Returns the error for a missing response, and wakes the prober.
     pub(super) fn no_answer(&self, source: HttpError) -> RequestError {
         if let HttpError::Exhausted(source) = source {
             return RequestError::Exhausted { source };
@@ -133,7 +133,7 @@ impl<'a> Attempt<'a> {
         let cause = self.backend.cause_of_unhealthy().filter(|_| self.tries.may_move_from(self.at));
         let Some(cause) = cause else { return Ok(()) };
         let backend = self.suspect();
-        tracing::warn!(backend, cause, "gave up waiting for an answer");
+        tracing::warn!(backend, cause, "gave up waiting for a response");
         Err(RequestError::Unhealthy { backend, cause })
     }
 }
@@ -146,7 +146,7 @@ fn path(route: Route, head: &Parts) -> String {
     }
 }
 
-/// Removes the connection headers, including those that `Connection` names.
+/// Removes the connection headers, including those named in `Connection`.
 pub(super) fn strip_hop_by_hop(headers: &mut HeaderMap) {
     let named: Vec<HeaderName> = headers
         .get_all(header::CONNECTION)

@@ -1,4 +1,4 @@
-//! The attempts of one request, in sequence, until a backend answers or none is left to ask. They are independent of
+//! The attempts of one request, in sequence, until a backend answers or none is left to try. They are independent of
 //! the network, so that tests can run schedules without one (`schedule_tests`).
 
 use std::ops::ControlFlow;
@@ -12,19 +12,19 @@ use crate::observe::Stage;
 
 /// The next step.
 pub(super) enum Next<A> {
-    /// An attempt.
+    /// Attempt the request at this place.
     Attempt(Placed),
     /// Nothing was sent, and the model's backends have changed.
     Moved,
-    /// No further attempt: the client receives the answer of the last engine that failed.
+    /// Make no further attempt: the client receives the response of the last engine that failed.
     Answer(A),
 }
 
-/// The attempts of one request; `A` is an engine's answer.
+/// The attempts of one request; `A` is an engine's response.
 pub(super) struct Attempts<'a, A> {
     pub(super) tries: Tries<'a>,
     pending: Option<Pending<'a, A>>,
-    /// Attempts whose pins were refused.
+    /// Number of attempts whose pins were refused.
     refused_pins: usize,
 }
 
@@ -36,7 +36,7 @@ impl<'a, A> Attempts<'a, A> {
     /// Finds a place for the next attempt.
     ///
     /// # Errors
-    /// No place is available; after a failed attempt, that attempt's error.
+    /// No place is available; after a failed attempt, returns that attempt's error.
     pub(super) async fn next(&mut self, ticket: &mut Ticket) -> Result<Next<A>, RequestError> {
         ticket.enter(Stage::Route);
         let patience = if self.pending.is_none() { Patience::ForAll } else { Patience::ForRoom };
@@ -53,11 +53,11 @@ impl<'a, A> Attempts<'a, A> {
         }
     }
 
-    /// Allows the request to be placed again after an engine refused its pin. The engine receives no more pins; this is
-    /// not a failure of the backend and costs no budget.
+    /// Allows the request to be placed again after an engine refused its pin. The engine receives no more pins; the
+    /// refusal does not count as a backend failure and costs no retry budget.
     ///
     /// # Errors
-    /// `error`, if more pins were refused than there are backends.
+    /// Returns `error` if more pins were refused than there are backends.
     pub(super) fn without_pin(&mut self, error: RequestError) -> Result<(), RequestError> {
         self.refused_pins += 1;
         let outcome = if self.refused_pins > self.tries.job.model.members.len() { "no_attempts" } else { "again" };
@@ -65,11 +65,11 @@ impl<'a, A> Attempts<'a, A> {
         if outcome == "again" { Ok(()) } else { Err(error) }
     }
 
-    /// The attempt on `member` failed with `last` for the client: an error, or the engine's own answer. `Some` if that
-    /// is final.
+    /// Records that the attempt on `member` failed; the client would receive `last`: an error, or the engine's own
+    /// response. Returns `Some` if that is final.
     ///
     /// # Errors
-    /// `last`, if it is final, or if several engines died while running the request.
+    /// Returns `last` if it is final, or an error if several engines died while running the request.
     pub(super) async fn failed(
         &mut self,
         ticket: &mut Ticket,
@@ -82,7 +82,7 @@ impl<'a, A> Attempts<'a, A> {
         }
         match self.tries.failed(member, reason, last) {
             ControlFlow::Continue(next) => {
-                // It may wait, and no engine works on it meanwhile.
+                // The request may have to wait, and no engine works on it meanwhile.
                 ticket.unplace();
                 self.pending = Some(next);
                 Ok(None)

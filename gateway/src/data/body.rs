@@ -1,4 +1,4 @@
-//! Reads a request body whole, within limits on its size, its time and the memory of all bodies together.
+//! Reads a whole request body, within limits on its size, its time and the total memory for bodies.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use hyper::body::Incoming;
 use super::{DataPlane, Ticket};
 use crate::backends::RequestError;
 
-/// Limit on the bytes read from a rejected request.
+/// Maximum number of bytes read from a rejected request.
 const DISCARDED_BYTES: usize = 64 << 10;
 const DISCARD_TIME: Duration = Duration::from_millis(500);
 
@@ -34,8 +34,8 @@ pub(crate) async fn read(
     read.unwrap_or_else(|_| Err(RequestError::BodyTimeout { seconds: limit.as_secs_f64() }))
 }
 
-/// Discards the rest of a refused request if it is short and arrives soon. The connection can then be reused, and an
-/// HTTP/2 client that is still sending sees the answer instead of a reset stream.
+/// Discards the rest of a rejected request if it is short and arrives soon. The connection can then be reused, and an
+/// HTTP/2 client that is still sending receives the response instead of a stream reset.
 pub(crate) async fn discard(mut body: Incoming) {
     let rest = async {
         let mut taken = 0_usize;
@@ -63,14 +63,14 @@ async fn collect(
         if length > limit_bytes {
             return Err(RequestError::BodyTooLong { limit_bytes });
         }
-        // Most bodies arrive in one piece, which is passed on without a copy.
+        // Most bodies arrive as a single chunk, which is passed on without a copy.
         if whole.is_empty() && body.is_end_stream() {
             ticket.hold(data.len())?;
             return Ok(data);
         }
-        // Copy even the first chunk: however short, it keeps the connection's whole buffer alive.
+        // Copy even the first chunk: however short, it keeps the connection's entire buffer alive.
         if length > whole.capacity() {
-            // Never more than twice what has arrived: an announced length alone takes no memory.
+            // Allocate at most twice the received size: a declared length alone claims no memory.
             let twice = length.saturating_mul(2).min(limit_bytes);
             let wanted = if (length..=twice).contains(&announced) { announced } else { twice };
             ticket.hold(wanted - whole.capacity())?;

@@ -1,18 +1,18 @@
-//! The limit on the memory of all request bodies together.
+//! The limit on the total memory for request bodies.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::backends::RequestError;
 
-/// Bytes held by request bodies, their copies and their parsed JSON trees.
+/// Number of bytes held by request bodies, their copies and their parsed JSON trees.
 #[derive(Default)]
 pub(crate) struct BodyMemory(AtomicUsize);
 
 impl BodyMemory {
-    /// Takes a part of `limit_bytes`, or nothing if too little is left.
+    /// Reserves `bytes` of the `limit_bytes`, or nothing if too little is left.
     ///
     /// # Errors
-    /// [`RequestError::BodyMemory`].
+    /// [`RequestError::BodyMemory`] if too little is left.
     pub(crate) fn take(&self, bytes: usize, limit_bytes: usize) -> Result<(), RequestError> {
         let fits = |held: usize| held.checked_add(bytes).filter(|held| *held <= limit_bytes);
         let taken = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits);
@@ -23,19 +23,21 @@ impl BodyMemory {
         self.0.fetch_sub(bytes, Ordering::Relaxed);
     }
 
-    /// Bytes held now.
+    /// Number of bytes currently reserved.
     pub(crate) fn held_bytes(&self) -> usize {
         self.0.load(Ordering::Relaxed)
     }
 }
 
-/// A share of the memory for bodies, returned on drop.
+/// A reservation of body memory, released on drop.
 pub(crate) struct Held<'a> {
     memory: &'a BodyMemory,
     bytes: usize,
 }
 
 impl<'a> Held<'a> {
+    /// Reserves `bytes` of the `limit_bytes`, to be released on drop.
+    ///
     /// # Errors
     /// [`RequestError::BodyMemory`] if too little is left.
     pub(crate) fn take(memory: &'a BodyMemory, bytes: usize, limit_bytes: usize) -> Result<Self, RequestError> {
@@ -49,10 +51,10 @@ impl Drop for Held<'_> {
     }
 }
 
-/// An upper bound on the bytes of a parsed JSON text. Every value follows one of four characters, and lists grow by
-/// doubling. Such characters inside strings count too, but prompts have few.
+/// An upper bound on the memory for a parsed JSON text, in bytes. Each value follows one of four characters, and lists
+/// grow by doubling. Such characters inside strings count too, but prompts have few.
 pub(crate) fn tree_bytes(text: &[u8]) -> usize {
-    // A list of one element has capacity for four, and an object's member owns its key.
+    // A one-element list has capacity for four, and an object's member owns its key.
     const VALUE_BYTES: usize = 4 * size_of::<serde_json::Value>() + 64;
     let signs = text.iter().filter(|byte| matches!(byte, b',' | b':' | b'[' | b'{')).count();
     signs.saturating_add(1).saturating_mul(VALUE_BYTES).saturating_add(text.len())

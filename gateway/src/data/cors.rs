@@ -1,8 +1,8 @@
-//! Web pages from other origins that may use the data plane (CORS, Fetch standard 3.2): `server.cors_origins`, none by
+//! Access to the data plane from web pages of other origins (CORS, Fetch standard 3.2): `server.cors_origins`, none by
 //! default.
 //!
-//! Keys travel in `Authorization`, never in cookies, so no answer allows credentials. CORS headers of engines are
-//! removed from their answers: SGLang allows every origin by default.
+//! Keys are sent in `Authorization`, never in cookies, so no response allows credentials. Engines' CORS headers are
+//! removed from their responses, because SGLang allows every origin by default.
 
 use axum::response::{IntoResponse, Response};
 use http::{HeaderMap, HeaderValue, StatusCode, header};
@@ -10,12 +10,12 @@ use http::{HeaderMap, HeaderValue, StatusCode, header};
 use super::DataPlane;
 use crate::config::ANY_ORIGIN;
 
-/// Headers that scripts may read besides the safelisted ones.
+/// Response headers that scripts may read in addition to the safelisted ones.
 const EXPOSED: HeaderValue = HeaderValue::from_static(
     "x-request-id,retry-after,x-semmoe-backend,x-semmoe-rank,x-semmoe-policy,x-semmoe-generation,x-semmoe-attempts",
 );
 const METHODS: HeaderValue = HeaderValue::from_static("GET,POST");
-/// Seconds that browsers cache a preflight; none caches longer than two hours.
+/// How long browsers cache a preflight, in seconds; no browser caches it for longer than two hours.
 const MAX_AGE: HeaderValue = HeaderValue::from_static("600");
 
 /// Removes an engine's CORS headers.
@@ -25,14 +25,14 @@ pub(super) fn strip(headers: &mut HeaderMap) {
     }
 }
 
-/// The decision for one request under the configured origins.
+/// The CORS decision for one request under the configured origins.
 pub(super) struct Cors {
-    /// Origin of the page, if it is allowed.
+    /// The page's origin, if it is allowed.
     origin: Option<HeaderValue>,
 }
 
 impl Cors {
-    /// Decides by the origins of the current snapshot; `None` if none are configured.
+    /// Decides by the current snapshot's origins; `None` if none are configured.
     pub(super) fn of(plane: &DataPlane, headers: &HeaderMap) -> Option<Self> {
         Self::judge(&plane.backends.current.load().config.server.cors_origins, headers)
     }
@@ -48,7 +48,8 @@ impl Cors {
         Some(Self { origin: asking.filter(is_allowed).cloned() })
     }
 
-    /// The answer to an `OPTIONS` with these headers; `None` if the page is not allowed or it is not a preflight.
+    /// Returns the response to an `OPTIONS` with these headers; `None` if the page is not allowed or the request is not
+    /// a preflight.
     pub(super) fn preflight(&self, headers: &HeaderMap) -> Option<Response> {
         self.origin.as_ref()?;
         headers.get(header::ACCESS_CONTROL_REQUEST_METHOD)?;
@@ -62,9 +63,9 @@ impl Cors {
         Some(response)
     }
 
-    /// Adds the CORS headers to a stripped answer.
+    /// Adds the CORS headers to a stripped response.
     pub(super) fn mark(self, headers: &mut HeaderMap) {
-        // Shared caches must keep answers to different pages apart.
+        // Shared caches must store responses to different pages separately.
         headers.append(header::VARY, HeaderValue::from_static("Origin"));
         if let Some(origin) = self.origin {
             headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin);

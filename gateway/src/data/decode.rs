@@ -18,16 +18,16 @@ use semmoe_engines::json::{Encoding, begins_object};
 use super::{DataPlane, Ticket};
 use crate::backends::RequestError;
 
-/// Zstandard's window in content codings (RFC 9659).
+/// Maximum Zstandard window in content codings (RFC 9659).
 const MAX_WINDOW_BYTES: u64 = 8 << 20;
-/// Members of gzip and frames of Zstandard in one body: encoders write one, and each takes time.
+/// Maximum number of gzip members or Zstandard frames per body: encoders write one, and each takes time.
 const MAX_MEMBERS: usize = 1024;
 /// Initial allocation for a decoded body.
 const FIRST_BYTES: usize = 4 << 10;
 const INPUT_BYTES: usize = 4 << 10;
-/// Bytes read at a time.
+/// Number of bytes read at a time.
 const PIECE_BYTES: usize = 64 << 10;
-/// Characters of an unknown coding that an error repeats.
+/// Number of characters of an unknown coding that an error repeats.
 const SHOWN: usize = 32;
 
 /// How a body is compressed.
@@ -40,7 +40,7 @@ pub(super) enum Coding {
 }
 
 impl Coding {
-    /// Removes the content coding from the head and returns it.
+    /// Removes the content coding from the headers and returns it.
     ///
     /// # Errors
     /// [`RequestError::Coding`] for unknown codings, and for more than one.
@@ -84,11 +84,11 @@ pub(super) fn is_plain(route: Route, body: &[u8]) -> bool {
     Encoding::of(body) == (Encoding::Utf8, 0) || (route == Route::Extra && !begins_object(body))
 }
 
-/// The body without its coding, as UTF-8 without a mark. Runs off the network threads, because a short body can expand
-/// a lot.
+/// Returns the body without its content coding, as UTF-8 without a byte order mark. Runs off the network threads,
+/// because a short body can expand a lot.
 ///
 /// # Errors
-/// [`RequestError::BodyCoding`] or [`RequestError::BodyJson`] if the body is not what its head says, and the errors for
+/// [`RequestError::BodyCoding`] or [`RequestError::BodyJson`] if the body does not match its headers, or an error about
 /// its size limits.
 pub(super) async fn plain(
     plane: &Arc<DataPlane>,
@@ -109,13 +109,13 @@ pub(super) async fn plain(
         Ok((plain, account))
     });
     let (plain, account) = made.await.unwrap_or_else(|error| Err(RequestError::from(error)))?;
-    // The encoded body is gone.
+    // The encoded body has been freed.
     ticket.release_body();
     ticket.take_over(account.keep(plain.len()));
     Ok(plain)
 }
 
-/// The memory for decoding one body, returned on drop.
+/// The memory reserved for decoding one body, released on drop.
 struct Account {
     plane: Arc<DataPlane>,
     bytes: usize,
@@ -138,7 +138,7 @@ impl Account {
         Ok(())
     }
 
-    /// Returns all but `bytes`, which another account takes over.
+    /// Releases all but `bytes`, which another account takes over.
     fn keep(mut self, bytes: usize) -> usize {
         let kept = bytes.min(self.bytes);
         self.bytes -= kept;
@@ -184,7 +184,7 @@ impl Account {
         Err(bad(format!("it has more than {MAX_MEMBERS} members").into()))
     }
 
-    /// Reads one member to its end. `bad` converts the decoder's error.
+    /// Decodes one member to its end. `bad` converts the decoder's error.
     fn fill(
         &mut self,
         plain: &mut Vec<u8>,
@@ -194,7 +194,7 @@ impl Account {
         loop {
             let length = plain.len();
             if length == plain.capacity() {
-                // One byte beyond the limit, so that larger bodies are detected.
+                // Allow one byte beyond the limit, so that larger bodies are detected.
                 let room = self.limit_bytes.saturating_add(1).saturating_sub(length).min(length.max(FIRST_BYTES));
                 self.take(room)?;
                 plain.reserve_exact(room);
@@ -242,18 +242,18 @@ impl Drop for Account {
     }
 }
 
-/// A zlib header: `deflate` means that, but some clients send raw DEFLATE.
+/// Detects a zlib header: `deflate` requires one, but some clients send raw DEFLATE.
 fn has_zlib_head(body: &[u8]) -> bool {
     matches!(body, [first, second, ..] if first & 15 == 8 && (u32::from(*first) << 8 | u32::from(*second)) % 31 == 0)
 }
 
-/// The window that a decoder must keep, from the head of a member.
+/// Returns the window size that a decoder needs, according to a member's header.
 fn window_bytes(coding: Coding, member: &[u8]) -> usize {
     match (coding, member) {
         (Coding::Gzip | Coding::Deflate, _) => 32 << 10,
         (Coding::Zstd, [_, _, _, _, descriptor, head @ ..]) => zstd_window_bytes(*descriptor, head),
         (Coding::Zstd, _) => 0,
-        // RFC 7932, 9.1.
+        // Window sizes by RFC 7932, 9.1.
         (_, [first, ..]) => {
             let bits = match (first & 1, first >> 1 & 7, first >> 4 & 7) {
                 (0, ..) => 16,
@@ -267,7 +267,7 @@ fn window_bytes(coding: Coding, member: &[u8]) -> usize {
     }
 }
 
-/// The window size in the head of a frame (RFC 8878, 3.1.1.1); `head` follows the descriptor.
+/// Returns the window size from a frame header (RFC 8878, 3.1.1.1); `head` follows the descriptor.
 fn zstd_window_bytes(descriptor: u8, head: &[u8]) -> usize {
     let is_one_segment = descriptor & 0x20 != 0;
     let bytes = if is_one_segment {

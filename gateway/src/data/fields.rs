@@ -1,8 +1,8 @@
-//! Members of a body that must be checked: token ids against the model's vocabulary, adapters against the model's own,
-//! and members that clients may not send.
+//! Checks body members: token ids against the model's vocabulary, adapters against the model's own, and members that
+//! clients may not send.
 //!
-//! An engine that does not check ids reads beyond its embedding. SGLang 0.5.23 crashes on that, and a retry would crash
-//! the next engine. Values are scanned in place in the body, without parsing it.
+//! An engine that does not check ids reads beyond its embedding. SGLang 0.5.23 crashes as a result, and a retry would
+//! crash the next engine. Values are scanned in place, without parsing the body.
 
 use std::ops::Range;
 
@@ -12,7 +12,7 @@ use semmoe_engines::json::Member;
 
 use crate::backends::{Model, RequestError, snapshot};
 
-/// Positions of members to check once the model is known; usually none.
+/// Positions of the members to check once the model is known; usually none.
 #[derive(Default)]
 pub(super) struct Marked {
     found: Vec<(&'static Field, Range<usize>)>,
@@ -25,7 +25,7 @@ impl Marked {
         }
     }
 
-    /// Checks all of them.
+    /// Checks all marked members.
     ///
     /// # Errors
     /// [`RequestError::Field`] for an id outside the vocabulary, if its size is known, and for members that clients may
@@ -42,7 +42,7 @@ impl Marked {
         })
     }
 
-    /// The value of the member that names an adapter, if the body has one.
+    /// Returns the value of the member that names an adapter, if the body has one.
     pub(super) fn adapters<'a>(&self, body: &'a [u8]) -> Option<&'a [u8]> {
         let mut named = self.found.iter().rev().filter(|(field, _)| field.treatment == Treatment::Adapters);
         let value = &body[named.next()?.1.clone()];
@@ -57,7 +57,8 @@ fn unknown_adapter(model: &Model, name: &str) -> RequestError {
     RequestError::unknown_model(&called(name), known.join(", "))
 }
 
-/// Rows of the model's embedding, from its tables or its configuration; otherwise the maximum for its tokenizer.
+/// Returns the number of rows in the model's embedding, from its tables or its configuration; otherwise the maximum for
+/// its tokenizer.
 fn vocabulary(model: &Model) -> Option<u32> {
     let is_other = |member: &&snapshot::Member| {
         member.fit.unpinned.as_ref().is_some_and(|why| matches!(why.reason(), "tables" | "tokenizer"))

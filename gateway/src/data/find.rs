@@ -1,4 +1,4 @@
-//! Finds a place for a request, at once or after a wait in its model's queue.
+//! Finds a place for a request, immediately or after a wait in its model's queue.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,18 +12,18 @@ use crate::backends::{Nowhere, Refused, RequestError, Room};
 pub(crate) enum Patience {
     /// Room on a rank, or any backend at all.
     ForAll,
-    /// Room only: an earlier attempt left an error or an engine's answer to return.
+    /// Room only, because an earlier attempt already left an error or an engine's response to return.
     ForRoom,
 }
 
-/// The outcome.
+/// The outcome of the search for a place.
 pub(crate) enum Found {
     Placed(Placed),
     /// No place, but the model's backends have changed. Only for [`Patience::ForAll`].
     Moved,
 }
 
-/// Places a request on a backend that is not among `except`.
+/// Places a request on a backend outside `except`.
 pub(crate) async fn find(
     plane: &Arc<DataPlane>,
     job: &Job,
@@ -48,13 +48,13 @@ pub(crate) async fn find(
             placed.waited = began.elapsed();
             Ok(Ok(Found::Placed(placed)))
         }
-        // Waiting requests are woken when backends come and go.
+        // Waiting requests are woken when backends join or leave.
         Err(RequestError::NoBackend { .. }) if patience == Patience::ForAll && job.has_moved(plane) => {
             Ok(Ok(Found::Moved))
         }
         Err(error @ RequestError::NoBackend { .. }) => {
             none = Some(error);
-            // A retry stays in the pool of its first attempt. If that pool was replaced, its ranks may never open
+            // A retry stays in the pool of its first attempt. If that pool has been replaced, its ranks may never open
             // again.
             let may_wait = rules.max_in_flight.is_some() && job.has_other(except) && !job.has_moved(plane);
             Err(if may_wait { Nowhere::Full } else { Nowhere::Gone })

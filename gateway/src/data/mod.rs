@@ -66,8 +66,8 @@ use stream::RelayBody;
 use ticket::Ticket;
 use watch::Watch;
 
-/// A request over HTTP/2, from its head to the end of its answer. Connections and the streams on each are limited
-/// separately; this limits the streams of all connections together.
+/// An HTTP/2 request, from its head to the end of its response. Connections, and the streams on each, are limited
+/// separately; this limits the streams across all connections.
 struct OpenStream(Arc<DataPlane>);
 
 impl OpenStream {
@@ -87,7 +87,7 @@ impl Drop for OpenStream {
     }
 }
 
-/// Answers one request. A router in between would allocate for each request and again for each body.
+/// Answers one request. A separate router would allocate for each request and again for each body.
 pub(crate) async fn serve(
     plane: Arc<DataPlane>,
     mut request: Request<Incoming>,
@@ -97,7 +97,7 @@ pub(crate) async fn serve(
     let cors = Cors::of(&plane, request.headers());
     let head = || check_head(&plane, request.version(), request.headers());
     let mut answer = match stream.and_then(|stream| head().map(|()| stream)) {
-        // Do not wait for its body: that would hold the stream that is refused here.
+        // Do not wait for the request's body: that would occupy the stream that is being refused.
         Err(refusal) => refuse(&plane, &id, request.uri().path(), &refusal).map(|body| Answered::here(body, None)),
         Ok(stream) => match route_of(&plane, &request) {
             Some(route) => {
@@ -113,7 +113,7 @@ pub(crate) async fn serve(
     Ok(answer)
 }
 
-/// The route of a request that is forwarded to an engine.
+/// Returns the route of a request that is forwarded to an engine.
 fn route_of(plane: &DataPlane, request: &Request<Incoming>) -> Option<Route> {
     let path = request.uri().path();
     match Route::ALL.into_iter().find(|route| route.path() == path) {
@@ -122,7 +122,7 @@ fn route_of(plane: &DataPlane, request: &Request<Incoming>) -> Option<Route> {
     }
 }
 
-/// Answers what is not forwarded. Unknown paths get 404, because engines have routes that replace weights.
+/// Answers requests that are not forwarded. Unknown paths get 404, because engines have routes that replace weights.
 async fn own_route(plane: &DataPlane, request: Request<Incoming>, id: &RequestId) -> OwnResponse {
     let path = request.uri().path();
     if let Some(preflight) = preflight(plane, &request) {
@@ -140,16 +140,16 @@ async fn own_route(plane: &DataPlane, request: Request<Incoming>, id: &RequestId
     }
 }
 
-/// The answer to a CORS preflight; `None` for other requests.
+/// Returns the response to a CORS preflight; `None` for other requests.
 fn preflight(plane: &DataPlane, request: &Request<Incoming>) -> Option<OwnResponse> {
-    // Checked first, so that other requests do not pay for it.
+    // Test the method first, so that other requests do not pay for the check.
     (request.method() == Method::OPTIONS)
         .then(|| Cors::of(plane, request.headers())?.preflight(request.headers()))
         .flatten()
 }
 
-/// Checks that hyper leaves to its users: a reader behind this one might see another host, or wait for bytes that never
-/// arrive.
+/// Performs checks that hyper leaves to its users: otherwise a server behind this one might see a different host, or
+/// wait for bytes that never arrive.
 fn check_head(plane: &DataPlane, version: Version, headers: &HeaderMap) -> Result<(), RequestError> {
     // hyper enforces this limit for HTTP/1.1 only.
     let limit = plane.backends.current.load().config.limits.headers;
@@ -167,7 +167,7 @@ fn check_head(plane: &DataPlane, version: Version, headers: &HeaderMap) -> Resul
     }
 }
 
-/// Answers a request. Its ticket accompanies it to the last byte of the answer, and counts it however it ends.
+/// Answers a request. Its ticket accompanies it to the last byte of the response, and counts it however it ends.
 async fn engine_route(
     plane: &Arc<DataPlane>,
     route: Route,
@@ -189,7 +189,7 @@ async fn engine_route(
     }
 }
 
-/// The flow up to the head of the engine's answer.
+/// Processes a request up to the head of the engine's response.
 async fn answer(
     plane: &Arc<DataPlane>,
     route: Route,
@@ -209,18 +209,18 @@ async fn answer(
     if is_coded || !decode::is_plain(route, &body) {
         body = Box::pin(decode::plain(plane, coding, route, body, ticket)).await?;
     }
-    // Boxed: this is most of a request's memory, and is not needed before the body arrives. Clients may open streams
-    // and send nothing.
+    // Boxed: the future accounts for most of a request's memory, which is not needed before the body arrives. Clients
+    // may open streams and send nothing.
     Box::pin(score_and_send(plane, route, &head, body, ticket)).await
 }
 
-/// Whether the client may send the request, and how its body is compressed.
+/// Checks whether the client may send the request, and returns how its body is compressed.
 fn admit(plane: &DataPlane, headers: &mut HeaderMap, ticket: &mut Ticket) -> Result<Option<Coding>, RequestError> {
     ticket.record.caller = plane.admit(headers)?;
     Coding::take(headers)
 }
 
-/// Reads and scores the request, and sends it; repeats that if its model's backends change meanwhile.
+/// Reads, scores and sends the request; starts over if its model's backends change meanwhile.
 async fn score_and_send(
     plane: &Arc<DataPlane>,
     route: Route,
@@ -247,8 +247,8 @@ async fn score_and_send(
     }
 }
 
-/// Ends `work` with an error if it is still waiting when the gateway closes. Every connection is polled once more then,
-/// so requests need not be registered for it.
+/// Ends `work` with an error if it is still waiting when the gateway closes. At that time every connection is polled
+/// once more, so requests need not register for it.
 async fn unless_closing<T>(
     plane: &DataPlane,
     mut work: Pin<&mut impl Future<Output = Result<T, RequestError>>>,
@@ -260,7 +260,7 @@ async fn unless_closing<T>(
     .await
 }
 
-/// The list of models, or the entry that the path names.
+/// Returns the list of models, or the entry that the path names.
 fn list_models(plane: &DataPlane, mut request: Request<Incoming>, id: &RequestId) -> OwnResponse {
     let answer = plane.admit(request.headers_mut()).and_then(|caller| match models::entry_of(request.uri().path()) {
         None => Ok(models::list(plane, &caller)),
@@ -269,8 +269,8 @@ fn list_models(plane: &DataPlane, mut request: Request<Incoming>, id: &RequestId
     answer.map_or_else(|error| refuse(plane, id, models::LIST, &error), IntoResponse::into_response)
 }
 
-/// Whether requests can be served, for load balancers and clients written for an engine. It requires no key, reveals no
-/// more than engines do, and is logged only when it fails.
+/// Reports whether requests can be served, for load balancers and for clients written for an engine. It requires no
+/// key, reveals no more than engines do, and is logged only when it fails.
 fn health(plane: &DataPlane, request: &Request<Incoming>, id: &RequestId) -> OwnResponse {
     if ![Method::GET, Method::HEAD].contains(request.method()) {
         return wrong_method(plane, request, models::METHODS, id);
@@ -308,14 +308,14 @@ fn refuse(plane: &DataPlane, id: &RequestId, path: &str, error: &RequestError) -
         generated: Generated::default(),
     };
     Record::refused(id.clone(), path).log(plane.backends.current.load().config.log.access, &done);
-    // Load balancers poll it; it does not count as a request.
+    // Health checks do not count as requests, because load balancers poll them.
     if path != HEALTH {
         plane.metrics.requests.done(&done);
     }
     error.respond(id, Form::of_path(path))
 }
 
-/// Method and path, for messages.
+/// Returns the method and the path, for messages.
 pub(crate) fn method_and_path<B>(request: &Request<B>) -> (String, String) {
     (request.method().to_string(), request.uri().path().to_owned())
 }
@@ -327,7 +327,7 @@ fn wrong_method(plane: &DataPlane, request: &Request<Incoming>, allowed: &'stati
     response
 }
 
-/// The body of an answer: the engine's, or one made here.
+/// A response body: relayed from the engine, or created by the gateway.
 pub(crate) struct Answered {
     body: Either<Box<RelayBody>, axum::body::Body>,
     _stream: Option<OpenStream>,

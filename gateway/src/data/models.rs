@@ -9,25 +9,26 @@ use super::DataPlane;
 use crate::backends::{Model, RequestError, Snapshot};
 use crate::data::trust::Caller;
 
-/// The route of the list.
+/// The route of the model list.
 pub(super) const LIST: &str = "/v1/models";
-/// Methods of the list and of one entry.
+/// Methods allowed for the list and its entries.
 pub(super) const METHODS: &str = "GET,HEAD";
 
-/// The id that a path names; `None` for the list and other routes.
+/// Returns the model id in a path; `None` for the list and other routes.
 pub(super) fn entry_of(path: &str) -> Option<&str> {
     path.strip_prefix(LIST)?.strip_prefix('/').filter(|id| !id.is_empty())
 }
 
-/// Every name, alias and configured adapter of the models that the caller may use and that have a healthy backend.
+/// Lists all names, aliases and configured adapters of the models that the caller may use and that have a healthy
+/// backend.
 pub(super) fn list(plane: &DataPlane, caller: &Caller) -> Json<Value> {
     Json(json!({ "object": "list", "data": served(&plane.backends.snapshot(), plane, caller).collect::<Vec<Value>>() }))
 }
 
-/// The entry with this id, as escaped in a path.
+/// Returns the entry with this id, as escaped in a path.
 ///
 /// # Errors
-/// The list has no such id.
+/// The list does not contain the id.
 pub(super) fn entry(plane: &DataPlane, caller: &Caller, id: &str) -> Result<Json<Value>, RequestError> {
     let (snapshot, id) = (plane.backends.snapshot(), decoded(id));
     match served(&snapshot, plane, caller).find(|entry| entry["id"].as_str().map(str::as_bytes) == Some(&id)) {
@@ -49,7 +50,7 @@ fn served(snapshot: &Snapshot, plane: &DataPlane, caller: &Caller) -> impl Itera
     able(snapshot, caller).flat_map(move |model| entries(model, created))
 }
 
-/// `%2F` and a plain slash both mean a slash in the name. Malformed escapes are kept as they are.
+/// Unescapes an id, in which `%2F` and a plain slash both mean a slash. Malformed escapes stay unchanged.
 fn decoded(id: &str) -> Vec<u8> {
     let (mut bytes, mut rest) = (Vec::with_capacity(id.len()), id.as_bytes());
     while let [first, after @ ..] = rest {

@@ -1,10 +1,10 @@
-//! The first chunk of an answer, awaited before its head goes to the client: until then the request can be retried.
+//! Waits for a response's first chunk before sending its head to the client: until then the request can be retried.
 //!
 //! An engine whose core died behind a live server answers with a 500, with a 200 whose generation was aborted before
-//! its first token, or with an error as the first event of a stream. An error text in an answer may come from the
-//! client, so the health route decides whether the engine is dead. Servers that send the head of a stream early do so
-//! long before the first token, which is what clients wait for: holding the head costs them nothing. Only what
-//! accompanies the first chunk is awaited, and never longer than the limit.
+//! its first token, or with an error as a stream's first event. An error text in a response may come from the client,
+//! so the health route decides whether the engine is dead. Servers that send a stream's head early do so long before
+//! the first token, which is what clients wait for: holding back the head costs them nothing. The gateway waits only
+//! for the first chunk and the data that arrives with it, and never longer than the limit.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -24,12 +24,13 @@ use super::reports::{Kind, Reports};
 use super::retry::ALIVE_WITHIN;
 use crate::backends::RequestError;
 
-/// The first event of a chat names the role and carries no text; the next one follows in the same step of the engine.
+/// How long to wait for a chat's second event: the first one names the role and carries no text, and the second follows
+/// in the same engine step.
 const SAME_STEP: Duration = Duration::from_millis(5);
 
 type Polled = Result<Frame<Bytes>, hyper::Error>;
 
-/// The body of an engine's answer, part of which may have been read already.
+/// The body of an engine's response, part of which may already have been read.
 pub(crate) struct Upstream {
     body: AnswerBody,
     /// Frames read ahead, in order.
@@ -58,7 +59,7 @@ impl Upstream {
         self.ahead[0].is_none() && self.body.is_end_stream()
     }
 
-    /// Bytes still to come.
+    /// Number of bytes still to come.
     pub(crate) fn size_hint(&self) -> SizeHint {
         let ahead: u64 = self.ahead_data().map(|data| data.len() as u64).sum();
         let mut hint = self.body.size_hint();
@@ -74,7 +75,7 @@ impl Upstream {
         self.ahead.iter().flatten().filter_map(|polled| polled.as_ref().ok()?.data_ref())
     }
 
-    /// Everything read ahead and not yet passed on.
+    /// Returns all data that was read ahead and has not been passed on.
     pub(crate) fn ahead_bytes(&self) -> Bytes {
         match (&self.ahead[1], self.ahead_data().next()) {
             (None, Some(only)) => only.clone(),
@@ -83,22 +84,22 @@ impl Upstream {
     }
 }
 
-/// The head of an answer, and perhaps its first chunk.
+/// A response head, perhaps with its first chunk.
 pub(crate) enum Opened {
-    /// It may be sent to the client. Boxed, as its body is large and often moved. Includes the failure that the engine
-    /// reported before its answer had any content.
+    /// The response may be sent to the client. Boxed, because its body is large and moved often. Includes any failure
+    /// that the engine reported before the response had content.
     Answer(Response<Box<Upstream>>, Option<Failure>),
-    /// The engine has no such rank and did nothing.
+    /// The engine has no such rank and has not processed the request.
     Refused(RankRefusal),
 }
 
-/// Waits for the first chunk of an answer and inspects it.
+/// Waits for a response's first chunk and inspects it.
 ///
 /// # Errors
 /// The body broke off before its first chunk, or the backend's probes failed meanwhile.
 pub(crate) async fn open(attempt: &Attempt<'_>, response: Response<AnswerBody>) -> Result<Opened, RequestError> {
     let (route, streams) = (attempt.job.route, attempt.job.streams);
-    // The rank number as the engine counts.
+    // The rank in the engine's numbering.
     let pinned = attempt.expected.as_ref().map(|expected| expected.wire_rank);
     let mut response = response.map(|body| Box::new(Upstream { body, ahead: [None, None] }));
     let status = response.status();
@@ -113,7 +114,7 @@ pub(crate) async fn open(attempt: &Attempt<'_>, response: Response<AnswerBody>) 
     let may_refuse = pinned.is_some() && refusal::may_refuse(status, streams);
     let is_examined = may_refuse || status == StatusCode::OK && route.generates();
     let kind = Kind::of(response.headers());
-    // Hold streams that the client requested, and JSON documents, which arrive in one piece.
+    // Hold streams that the client requested, and JSON documents, which arrive as one chunk.
     let is_held = kind == Kind::Json || streams && kind == Kind::Events;
     if !is_examined || !is_held || response.body().is_end_stream() {
         return Ok(Opened::Answer(response, None));
@@ -121,7 +122,7 @@ pub(crate) async fn open(attempt: &Attempt<'_>, response: Response<AnswerBody>) 
     let examine = |response: &Response<Box<Upstream>>| {
         let ahead = response.body().ahead_bytes();
         let failure = Reports::of(route, kind).find(&ahead, true);
-        // Parsing an answer costs more than relaying it.
+        // Parse a response only if necessary, as that costs more than relaying it.
         let is_empty = (streams || failure.is_some()) && failures::is_empty(&ahead);
         (failure, is_empty)
     };
@@ -149,8 +150,8 @@ pub(crate) async fn open(attempt: &Attempt<'_>, response: Response<AnswerBody>) 
     Ok(Opened::Answer(response, failure))
 }
 
-/// Whether the engine's error concerns every request: its health route reports that the core behind the server is dead.
-/// An engine whose health route cannot tell is probed instead.
+/// Whether the engine's error affects every request, that is, its health route reports that the core behind the server
+/// is dead. An engine whose health route cannot detect that is probed instead.
 async fn is_core_dead(attempt: &Attempt<'_>) -> bool {
     let backend = attempt.backend;
     if !probe::health_knows_core(backend.engine) {
@@ -159,14 +160,14 @@ async fn is_core_dead(attempt: &Attempt<'_>) -> bool {
     }
     let limits = AnswerLimits { timeout: ALIVE_WITHIN, ..attempt.plane.backends.probe_limits() };
     let target = backend.target();
-    // Boxed: it is rare, and every request would reserve memory for it.
+    // Boxed: this is rare, and otherwise every request would reserve memory for it.
     let asked = Box::pin(probe::health(&backend.client, &target, &limits));
     let Err(error) = asked.await else { return false };
     backend.suspect();
     probe::is_dead(backend.engine, error.status())
 }
 
-/// Completes with the first chunk, at the end of the body, or after the limit.
+/// Completes with the first chunk, at the end of the body, or at the time limit.
 async fn first_piece(attempt: &Attempt<'_>, upstream: &mut Upstream) -> Result<(), RequestError> {
     let mut left = Duration::from_secs_f64(attempt.job.snapshot.config.retry.hold_seconds);
     while !left.is_zero() {

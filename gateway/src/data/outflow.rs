@@ -1,9 +1,9 @@
-//! Bytes in transit to a client: bounded while the client does not read them, and discounted once it does.
+//! Tracks bytes in transit to a client: bounded while the client does not read them, and subtracted once it does.
 //!
-//! hyper queues up to 16 frames or 400 kB of an answer before it writes. Here a body is polled for its next frame only
-//! while few bytes are unsent, so that back-pressure reaches the engine at once. Over HTTP/1.1 one answer runs at a
-//! time, and its connection's socket reports the bytes sent. Over HTTP/2 each frame reports when it is dropped: by then
-//! it has been written, or never will be.
+//! hyper queues up to 16 frames or 400 kB of a response before it writes. Here a body is polled for its next frame only
+//! while few bytes are unsent, so that back-pressure reaches the engine at once. Over HTTP/1.1 a connection sends one
+//! response at a time, and its socket reports the sent bytes. Over HTTP/2 each frame reports when it is dropped: by
+//! then it has been written, or never will be.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -16,7 +16,8 @@ use http_body::{Body, Frame, SizeHint};
 
 /// No further frame is produced while this many bytes are unsent.
 const FULL_BYTES: usize = 4 << 10;
-/// Frames up to this size are copied while others are unsent: a small frame keeps a whole read buffer alive.
+/// Frames up to this size are copied while others are unsent, because even a small frame keeps an entire read buffer
+/// alive.
 const COPIED_BYTES: usize = 2 << 10;
 
 tokio::task_local! {
@@ -24,24 +25,24 @@ tokio::task_local! {
     pub(crate) static OF_STREAM: Arc<Outflow>;
 }
 
-/// The state of an HTTP/1.1 connection, or of one HTTP/2 stream.
+/// The outflow state of an HTTP/1.1 connection, or of one HTTP/2 stream.
 #[derive(Default)]
 pub(crate) struct Outflow {
-    /// Running requests: from their head to the last frame of their answer.
+    /// Number of running requests: from their head to the last frame of their response.
     running: AtomicUsize,
     /// Whether there has been a request.
     used: AtomicBool,
-    /// Bytes of frames not yet sent to the client.
+    /// Bytes in frames that have not been sent to the client yet.
     unsent: AtomicUsize,
-    /// Increases whenever a frame of a stream is sent.
+    /// Incremented whenever one of the stream's frames is sent.
     sent: AtomicU32,
-    /// The body resumes once fewer bytes are unsent; 0: it is not waiting.
+    /// The body resumes once fewer bytes than this are unsent; 0 if it is not waiting.
     wanted: AtomicUsize,
     body: AtomicWaker,
 }
 
 impl Outflow {
-    /// A request counts as running until the guard is dropped.
+    /// Registers a request as running until the guard is dropped.
     pub(crate) fn run(self: &Arc<Self>) -> Running {
         self.running.fetch_add(1, Ordering::Relaxed);
         // Most calls change nothing and leave the cache line shared.
@@ -51,7 +52,7 @@ impl Outflow {
         Running(Arc::clone(self))
     }
 
-    /// Whether no request runs and no answer remains to be sent.
+    /// Whether no request is running and no response remains to be sent.
     pub(crate) fn is_idle(&self) -> bool {
         self.running.load(Ordering::Relaxed) == 0 && self.unsent.load(Ordering::Relaxed) == 0
     }
@@ -65,14 +66,14 @@ impl Outflow {
         self.unsent.load(Ordering::Relaxed) > 0
     }
 
-    /// Progress of a stream: the number changes when something was sent.
+    /// A stream's progress counter, which changes whenever data is sent.
     pub(crate) fn progress(&self) -> u32 {
         self.sent.load(Ordering::Relaxed)
     }
 
-    /// The client's socket accepted `bytes`.
+    /// Records that the client's socket accepted `bytes`.
     pub(crate) fn sent(&self, bytes: usize) {
-        // Heads and chunk framing are sent too, but were not counted.
+        // Response heads and chunk framing are also sent, but were not counted as unsent.
         let take = |unsent: usize| Some(unsent.saturating_sub(bytes));
         let before = self.unsent.fetch_update(Ordering::SeqCst, Ordering::SeqCst, take).unwrap_or(0);
         if before.saturating_sub(bytes) < self.wanted.load(Ordering::SeqCst) {
@@ -88,7 +89,7 @@ impl Outflow {
         }
         self.body.register(cx.waker());
         self.wanted.store(limit, Ordering::SeqCst);
-        // Another thread may have sent the last of them meanwhile.
+        // Check again: another thread may have sent the remaining bytes meanwhile.
         match self.unsent.load(Ordering::SeqCst) < limit {
             true => Poll::Ready(()),
             false => Poll::Pending,
@@ -124,17 +125,17 @@ impl Drop for Unsent {
     }
 }
 
-/// The body of an answer, at the pace of its client.
+/// A response body, paced by its client.
 pub(crate) struct Paced<B> {
     body: B,
     outflow: Arc<Outflow>,
-    /// Set over HTTP/1.1.
+    /// Only set over HTTP/1.1.
     running: Option<Running>,
     ended: bool,
 }
 
 impl<B> Paced<B> {
-    /// `running`: over HTTP/1.1, where this is the connection's only request.
+    /// Paces a body. `running` is set over HTTP/1.1, where this is the connection's only request.
     pub(crate) fn new(body: B, running: Option<Running>) -> Self {
         let outflow = match &running {
             Some(Running(outflow)) => Arc::clone(outflow),
@@ -176,7 +177,7 @@ impl<B: Body<Data = Bytes> + Unpin> Body for Paced<B> {
                 error => return Poll::Ready(error),
             }
         }
-        // Delay the end of a stream until the rest is sent: until then its task can detect that the client has stalled.
+        // Delay a stream's end until the rest is sent: until then its task can detect that the client has stalled.
         if this.is_stream() {
             ready!(this.outflow.below(1, cx));
         }

@@ -1,4 +1,4 @@
-//! Where a request goes: a rank that the policy chooses, or a backend whose engine chooses the rank.
+//! Decides where a request runs: on a rank that the policy chooses, or on a backend whose engine chooses the rank.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -12,16 +12,16 @@ use crate::backends::{Health, Lease, Member, Model, RequestError, Run, Slot, Tri
 
 /// A place for a request, and the policy that chose it.
 pub(crate) struct Placed {
-    /// Set on a backend whose breaker is half open.
+    /// Set if the backend's breaker is half-open.
     pub(crate) trial: Option<Trial>,
     pub(crate) lease: Lease,
     /// The model's policy, or its substitute while pins are ignored.
     pub(crate) policy: &'static str,
-    /// Time in its model's queue.
+    /// Time that the request spent in its model's queue.
     pub(crate) waited: Duration,
 }
 
-/// Places a request on a backend that is not among `except`.
+/// Places a request on a backend outside `except`.
 pub(crate) fn place(plane: &Arc<DataPlane>, job: &Job, except: &[usize]) -> Result<Placed, RequestError> {
     let members = &job.model.members;
     if !members.iter().any(|member| member.backend.gate.needs_check()) {
@@ -62,7 +62,7 @@ fn place_with_care(plane: &Arc<DataPlane>, job: &Job, except: &mut Vec<usize>) -
         if placed.trial.is_some() {
             return Ok(placed);
         }
-        // Other requests took the last trial.
+        // Other requests took the last trial slot.
         except.push(at);
     }
 }
@@ -73,7 +73,7 @@ fn place_among(plane: &DataPlane, job: &Job, except: &[usize]) -> Result<Placed,
         return Err(RequestError::PinRange { pin: pin.get(), model: model.name.clone() });
     }
     let limit = job.snapshot.config.queue.max_in_flight.map(|limit| Limit::new(model, i64::from(limit), job.route));
-    // The pool of an earlier snapshot no longer learns which backends are closed.
+    // The pool of an earlier snapshot is no longer updated when backends close.
     let is_stale = plane.backends.snapshot().generation != job.snapshot.generation;
     let admit = |slot: &Slot| {
         !except.contains(&slot.backend)
@@ -89,7 +89,7 @@ fn place_among(plane: &DataPlane, job: &Job, except: &[usize]) -> Result<Placed,
         share: share.as_deref(),
         blocks: &job.scored.blocks,
         key: job.key,
-        // The first chunk of a stream shows that the prompt was computed; an unstreamed answer shows nothing.
+        // A stream's first chunk shows that the prompt was computed; a non-streamed response shows nothing.
         reports: job.streams,
         sequences: job.sequences,
         most_output: job.most_output.map(|tokens| tokens.saturating_mul(u64::from(job.sequences.max(1)))),
@@ -108,7 +108,8 @@ fn place_among(plane: &DataPlane, job: &Job, except: &[usize]) -> Result<Placed,
         let of_token = info.layers() as u64 * u64::from(info.top_k);
         plane.metrics.predicted_lar(policy.acting_name(), share, job.scored.tokens.saturating_mul(of_token));
     }
-    // The policy gave every rank of this backend the same share and the engine chooses the rank: load alone decided.
+    // Report the fallback: this backend's ranks all had the same share, and the engine chooses the rank, so only load
+    // decided.
     let by_load = lease.rank.is_none() && policy.needs() != Needs::default();
     let policy = if by_load { model.plan.fallback.acting_name() } else { policy.acting_name() };
     Ok(Placed { trial: None, lease, policy, waited: Duration::ZERO })
@@ -121,7 +122,7 @@ fn count_misread(plane: &DataPlane, job: &Job, member: &Member) {
     }
 }
 
-/// Which ranks have room under the limit.
+/// The limit on requests in flight per rank, for finding ranks with room.
 struct Limit {
     of_rank: i64,
     backends: Vec<InFlight>,
@@ -129,9 +130,9 @@ struct Limit {
 
 /// Requests in flight on one backend.
 enum InFlight {
-    /// The total, if the engine will choose this one's rank too; and the number of ranks.
+    /// Total for a backend whose engine will choose this request's rank too, and its number of ranks.
     Anywhere { all: i64, ranks: i64 },
-    /// On each of its ranks: requests whose rank the engine chose, assumed to be spread evenly.
+    /// Per rank: requests whose rank the engine chose, assumed to be spread evenly.
     OnEach(i64),
 }
 
@@ -155,16 +156,16 @@ impl Limit {
     }
 }
 
-/// Whether a policy can use only loads when a prompt was not read.
+/// Whether a policy can use nothing but loads if a prompt was not read.
 fn goes_by_prompt(policy: &dyn Policy) -> bool {
     let Needs { share, cached, key } = policy.needs();
     (share || cached) && !key && policy.watched().is_none()
 }
 
-/// The policy, and the shares that it may trust. If a backend's engine chooses the rank, any of its ranks may run the
-/// request, so each has the mean of its ranks' shares; likewise if the engine tokenizes the prompt differently. If that
-/// holds for all backends, or the prompt was not read, a policy that scores prompts has nothing to go by and its
-/// fallback acts: the one for sessions if the request names one.
+/// Returns the policy to use, and the shares that it may trust. If a backend's engine chooses the rank, or tokenizes
+/// the prompt differently, each of its ranks gets the mean of their shares. If that applies to all backends, or the
+/// prompt was not read, a policy that scores prompts has no basis and its fallback is used instead: the one for
+/// sessions if the request names one.
 fn believed(job: &Job) -> (&dyn Policy, Option<Cow<'_, [f64]>>) {
     let (model, policy, share) = (&job.model, job.policy.as_ref(), job.scored.share.as_deref());
     if !job.scored.read && goes_by_prompt(policy) {
@@ -193,19 +194,19 @@ fn believed(job: &Job) -> (&dyn Policy, Option<Cow<'_, [f64]>>) {
     (policy, share.map(Cow::Owned))
 }
 
-/// Lists every backend of the model with its problem.
+/// Lists all of the model's backends with their problems.
 fn causes(members: &[Member]) -> String {
     let cause = |member: &Member| {
         let name = &member.backend.name;
         match member.backend.health() {
             Health::Healthy if member.backend.gate.is_draining() => format!("backend '{name}' is drained"),
             Health::Healthy => format!("backend '{name}' was tried"),
-            Health::Unknown => format!("backend '{name}' was not probed yet"),
+            Health::Unknown => format!("backend '{name}' has not been probed yet"),
             Health::Unhealthy { cause } => format!("backend '{name}': {cause}"),
         }
     };
     if members.is_empty() {
-        return "none was discovered yet".to_owned();
+        return "none has been discovered yet".to_owned();
     }
     members.iter().map(cause).collect::<Vec<_>>().join("; ")
 }

@@ -12,19 +12,19 @@ use crate::data::stall::AnswerMemory;
 use crate::data::trust::{self, Caller};
 use crate::observe::{Live, Metrics, Tracer, unix_seconds};
 
-/// The state of requests to engines: the backends, and limits.
+/// Shared state for requests to engines: the backends, and limits.
 pub(crate) struct DataPlane {
     pub(crate) backends: Arc<Backends>,
     pub(crate) metrics: Arc<Metrics>,
     pub(super) live: Arc<Live>,
     /// Set if requests are traced.
     pub(super) tracer: Option<Arc<Tracer>>,
-    /// Prompts scored concurrently off the network threads: one per core, others wait.
+    /// Limits the prompts scored concurrently off the network threads to one per core; others wait.
     pub(super) scoring: Arc<Semaphore>,
-    /// Prompts that may take seconds, such as megabytes of a single word: one at a time in a separate lane, so that
-    /// other long prompts do not wait behind them.
+    /// A separate lane, one at a time, for prompts that may take seconds to tokenize, such as megabytes of a single
+    /// word. Other long prompts do not wait behind them.
     pub(super) scoring_huge: Arc<Semaphore>,
-    /// Concurrent scans of long bodies whose prompts took too long to score.
+    /// Limits the concurrent scans of long bodies whose prompts took too long to score.
     pub(super) skimming: Arc<Semaphore>,
     pub(crate) body_memory: BodyMemory,
     pub(crate) answer_memory: Arc<AnswerMemory>,
@@ -68,7 +68,7 @@ impl DataPlane {
         self.draining.store(true, Ordering::Relaxed);
     }
 
-    /// Ends the grace period: requests still running end with an error.
+    /// Ends the grace period: requests that are still running end with an error.
     pub(crate) fn close(&self) {
         self.closing.store(true, Ordering::SeqCst);
     }

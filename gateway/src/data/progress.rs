@@ -1,4 +1,4 @@
-//! The progress of an answer: when its first chunk arrived, and how many tokens it has.
+//! A response's progress: when its first chunk arrived, and its number of tokens.
 //!
 //! A chunk costs one search for the engine's usage: no clock, no allocation, no lock.
 
@@ -10,19 +10,19 @@ use semmoe_engines::pieces::output_tokens;
 
 use crate::observe::{Generated, OutputTokens};
 
-/// Observations of one answer, kept small because every open stream has one: times saturate at 71 minutes, counts at
-/// 4 billion.
+/// Observations about one response, kept small because every open stream has one: times saturate at 71 minutes, counts
+/// at 4 billion.
 #[derive(Default)]
 pub(super) struct Progress {
     /// Microseconds from the start of the request to its first chunk.
     first: Option<NonZeroU32>,
-    /// Tokens by the engine's usage, plus one.
+    /// Token count that the engine reports as its usage, plus one.
     usage: Option<NonZeroU32>,
-    /// Data lines of an event stream, plus one.
+    /// Number of data lines in the event stream, plus one.
     data_lines: Option<NonZeroU32>,
 }
 
-/// An optional number in four bytes.
+/// Packs an optional number into four bytes.
 fn and_one(number: u64) -> Option<NonZeroU32> {
     NonZeroU32::new(u32::try_from(number).unwrap_or(u32::MAX).saturating_add(1))
 }
@@ -32,7 +32,8 @@ fn less_one(number: Option<NonZeroU32>) -> Option<u64> {
 }
 
 impl Progress {
-    /// Records a chunk of a good answer to a request that began at `started`; an event stream has `data_lines` so far.
+    /// Records a chunk of a successful response to a request that began at `started`; an event stream has `data_lines`
+    /// so far.
     pub(super) fn piece(&mut self, route: Route, started: Instant, piece: &[u8], data_lines: Option<u32>) {
         if self.first.is_none() {
             self.first = and_one(u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX));
@@ -43,7 +44,7 @@ impl Progress {
         self.data_lines = data_lines.and_then(|lines| and_one(u64::from(lines)));
     }
 
-    /// The outcome of the request.
+    /// Returns what the request generated.
     pub(super) fn generated(&self, route: Route, prompt_tokens: u64) -> Generated {
         let Some(first) = less_one(self.first).filter(|_| route.generates()) else { return Generated::default() };
         let lines = less_one(self.data_lines);

@@ -1,4 +1,4 @@
-//! Reads a request: its model, its number of tokens, and their expected locality on each rank.
+//! Reads a request: its model, its token count, and its tokens' expected locality on each rank.
 //!
 //! Only this module and [`super::score`] parse the body, and nothing serializes it again. Long bodies are read off the
 //! network threads, and wait only a limited time for their score.
@@ -24,43 +24,43 @@ use crate::data::trust::Caller;
 
 /// The header that names the model if the body cannot.
 const MODEL_HEADER: &str = "x-semmoe-model";
-/// A single word of this size takes a tenth of a second or more to encode.
+/// Size from which a single word takes a tenth of a second or more to encode.
 const HUGE_BYTES: usize = 256 << 10;
 
-/// Number of new snapshots under which a waiting request is read again, so that its wait is bounded.
+/// Maximum number of times that a waiting request is reread under a new snapshot, so that its wait is bounded.
 const MAX_MOVES: u32 = 8;
 
 /// A request that has been read.
 pub(crate) struct Job {
-    /// The snapshot that the request uses to its end.
+    /// The snapshot that the request uses until it ends.
     pub(crate) snapshot: Arc<Snapshot>,
     pub(crate) model: Arc<Model>,
     pub(crate) route: Route,
     pub(crate) body: Stripped,
-    /// Its prompt.
+    /// The request's scored prompt.
     pub(crate) scored: Scored,
     /// Hash of the client's session.
     pub(crate) key: Option<u64>,
-    /// Whether the answer is streamed.
+    /// Whether the response is streamed.
     pub(crate) streams: bool,
-    /// Number of choices, `n` of the OpenAI routes.
+    /// Number of choices: `n` on the OpenAI routes.
     pub(crate) sequences: u32,
-    /// The client's limit on generated tokens of each choice.
+    /// The client's limit on generated tokens per choice.
     pub(crate) most_output: Option<u64>,
-    /// The body's priority, 0 if absent; `None` if it is outside 0 to 255.
+    /// The `priority` in the body, 0 if absent; `None` if it is outside 0 to 255.
     pub(crate) priority: Option<u8>,
-    /// The policy that places this request, now and at a retry.
+    /// The policy that places this request, including its retries.
     pub(crate) policy: Arc<dyn Policy>,
-    /// The client's pin, if clients are trusted with pins.
+    /// The client's pin, if client pins are trusted.
     pub(crate) client_pin: Option<RankId>,
     /// The named adapter, without its model's name.
     pub(crate) adapter: Option<String>,
-    /// How often the request was read again because the model's backends changed while it waited.
+    /// How often the request was reread because the model's backends changed while it waited.
     moves: u32,
 }
 
 impl Job {
-    /// A job without a key or a pin whose answer is not streamed.
+    /// Creates a job without a key or a pin, whose response is not streamed.
     fn new(
         snapshot: Arc<Snapshot>,
         model: Arc<Model>,
@@ -88,14 +88,14 @@ impl Job {
         }
     }
 
-    /// Whether a backend outside `except` accepts requests. Asks the backends as well as the pool, because the pool of
-    /// an earlier snapshot no longer learns which of them are closed.
+    /// Whether a backend outside `except` accepts requests. Checks the backends as well as the pool, because the pool
+    /// of an earlier snapshot is no longer updated when they close.
     pub(super) fn has_other(&self, except: &[usize]) -> bool {
         let takes = |at: usize| self.model.members[at].backend.takes_requests();
         self.model.pool.has_one(|backend| !except.contains(&backend) && takes(backend))
     }
 
-    /// Whether the model's backends or ranks have changed, so that reading the request again may place it.
+    /// Whether the model's backends or ranks have changed, so that rereading the request may place it.
     pub(super) fn has_moved(&self, plane: &DataPlane) -> bool {
         let now = plane.backends.snapshot();
         let model = || now.models.iter().find(|model| model.name == self.model.name);
@@ -105,7 +105,7 @@ impl Job {
     }
 }
 
-/// Reads a request. `before` is the result under an earlier snapshot, if there is one.
+/// Reads a request. `before` is the result under an earlier snapshot, if any.
 pub(crate) async fn read(
     plane: &Arc<DataPlane>,
     route: Route,
@@ -122,7 +122,7 @@ pub(crate) async fn read(
         Some(Err(Unread::Refused(error))) => return Err(error),
         Some(Err(Unread::NotHere)) | None => read_long(plane, snapshot, route, headers.clone(), caller, body).await?,
     };
-    // A canary counts each request once, however often it is read.
+    // A canary counts each request once, however often it is reread.
     job.policy = match before.filter(|before| Arc::ptr_eq(&before.model.plan, &job.model.plan)) {
         Some(before) => Arc::clone(&before.policy),
         None => job.model.plan.next(),
@@ -131,8 +131,8 @@ pub(crate) async fn read(
     Ok(job)
 }
 
-/// Reads off the network threads, with a limit on the wait for the score. Once the request has its score, stops waiting
-/// or loses its client, the remaining work for it stops at the next slice.
+/// Reads off the network threads, and limits the wait for the score. Once the request has its score, stops waiting or
+/// loses its client, its remaining work stops at the next slice.
 async fn read_long(
     plane: &Arc<DataPlane>,
     snapshot: Arc<Snapshot>,
@@ -153,7 +153,7 @@ async fn read_long(
             }
         })
     });
-    // Neither can fail: the semaphores are never closed, and `read_now` lets no panic out of scoring.
+    // Neither acquisition can fail: the semaphores are never closed, and `read_now` catches panics in scoring.
     let died = |error: tokio::task::JoinError| Err(RequestError::from(error));
     let scored = async {
         let given_up = CancellationToken::new();
@@ -183,7 +183,7 @@ async fn read_long(
 /// Why a request was not read.
 enum Unread {
     Refused(RequestError),
-    /// It needs work that must not run on a network thread.
+    /// Reading requires work that must not run on a network thread.
     NotHere,
 }
 
@@ -267,7 +267,7 @@ fn read_now(
         }
     };
     if route == Route::Messages && model.scoring_text().is_some() {
-        // Engines turn this form into a chat in their own ways.
+        // Engines convert this form to a chat in their own ways.
         plane.metrics.score_failure("messages");
     }
     let adapter = name.as_deref().filter(|name| !model.is_named(name));
@@ -279,10 +279,10 @@ fn read_now(
     }
     let key = session(headers, &routing.sticky_header).map(|value| semmoe_routing::hash_key(value.as_bytes()));
     let adapter = adapter.and_then(|name| served::adapter(model, name));
-    // The body is known to be JSON.
+    // The body is known to be JSON here.
     let streams = members.stream.is_some_and(|value| body[value] == *b"true");
     let priority = members.priority.map_or(Some(0), |value| number(body, value));
-    // A list of parameters belongs to a list of prompts, which counts as one request.
+    // A list of sampling parameters belongs to a list of prompts, which counts as one request.
     let sampling = members.sampling.filter(|_| route == Route::Generate);
     let sampling: Sampling = sampling.and_then(|value| serde_json::from_slice(&body[value]).ok()).unwrap_or_default();
     let sequences = members.sequences.and_then(|value| number(body, value)).or(sampling.n).unwrap_or(1);
@@ -292,7 +292,7 @@ fn read_now(
     Ok(Job { client_pin, key, streams, sequences, most_output, priority, ..job })
 }
 
-/// The value of a member, if it is a number of this type.
+/// Returns a member's value, if it is a number of this type.
 fn number<N: std::str::FromStr>(body: &[u8], value: Range<usize>) -> Option<N> {
     std::str::from_utf8(&body[value]).ok()?.parse().ok()
 }
@@ -300,13 +300,13 @@ fn number<N: std::str::FromStr>(body: &[u8], value: Range<usize>) -> Option<N> {
 /// Session headers of other routers and agents, tried after the configured one.
 const SESSION_HEADERS: [&str; 2] = ["x-session-id", "conversation_id"];
 
-/// The name of the request's session.
+/// Returns the name of the request's session.
 fn session<'a>(headers: &'a HeaderMap, configured: &http::HeaderName) -> Option<&'a http::HeaderValue> {
     headers.get(configured).or_else(|| SESSION_HEADERS.iter().find_map(|name| headers.get(*name)))
 }
 
-/// Reads a route whose bodies only the engine understands; the body may be empty. If it is a JSON object, the model is
-/// looked up in it and client pins are removed, as on every route.
+/// Reads a request on a route whose bodies only the engine understands; the body may be empty. If it is a JSON object,
+/// it may name the model, and client pins are removed, as on every route.
 fn read_extra(
     plane: &DataPlane,
     snapshot: Arc<Snapshot>,
@@ -318,7 +318,7 @@ fn read_extra(
     let seeing = Stripped::seeing(body, None, |member, field| marked.see(Route::Extra, field, member));
     let stripped = match seeing {
         Ok(stripped) => stripped,
-        // An engine's parser may accept a body that this one rejects, along with the pins and models in it.
+        // Reject the body: the engine's parser may accept it, along with any pins and model in it.
         Err(error) if json::begins_object(body) => return Err(error.into()),
         Err(_) => Stripped::opaque(body),
     };
@@ -338,15 +338,15 @@ fn read_extra(
     Ok(Job::new(snapshot, model, Route::Extra, Scored::unseen(body), adapter, stripped))
 }
 
-/// Whether the body is a form, which names its model in a field of its own (audio transcriptions).
+/// Whether the body is a form, which names its model in a form field (audio transcriptions).
 fn is_form(headers: &HeaderMap) -> bool {
     let is = |kind: &[u8], start: &[u8]| kind.get(..start.len()).is_some_and(|kind| kind.eq_ignore_ascii_case(start));
     let kinds = headers.get_all(http::header::CONTENT_TYPE).iter().map(http::HeaderValue::as_bytes);
     kinds.map(<[u8]>::trim_ascii).any(|kind| is(kind, b"multipart/") || is(kind, b"application/x-www-form-urlencoded"))
 }
 
-/// The model, if one of that name exists and the caller may use it. Models that a restricted caller may not use are
-/// indistinguishable from unknown ones.
+/// Returns the model with this name, if it exists and the caller may use it. To restricted callers, forbidden and
+/// unknown models are indistinguishable.
 fn permitted<'a>(
     plane: &DataPlane,
     snapshot: &'a Snapshot,
@@ -365,7 +365,7 @@ fn permitted<'a>(
     }
 }
 
-/// Engines share no KV cache between adapters, so the adapter is part of a block's identity.
+/// Makes the adapter part of each block's identity, because engines share no KV cache between adapters.
 fn tell_apart(blocks: &mut [u64], adapter: &[u8]) {
     if !blocks.is_empty() {
         let adapter = semmoe_routing::hash_key(adapter);
@@ -377,7 +377,7 @@ fn model_name<'a>(route: Route, headers: &'a HeaderMap, body: &'a [u8]) -> Resul
     named(route, headers, if route.names_model() { json::top_level(body, "model")? } else { None })
 }
 
-/// The model's name: `value` from the body, or else the header's.
+/// Returns the model's name: `value` from the body, or else the header's.
 fn named<'a>(
     route: Route,
     headers: &'a HeaderMap,

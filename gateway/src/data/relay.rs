@@ -1,4 +1,5 @@
-//! Sends a request to an engine, or to several in sequence ([`super::attempts`]), and relays the answer as it arrives.
+//! Sends a request to an engine, or to several in sequence ([`super::attempts`]), and relays the response as it
+//! arrives.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -28,11 +29,10 @@ const BACKEND: HeaderName = HeaderName::from_static("x-semmoe-backend");
 const RANK: HeaderName = HeaderName::from_static("x-semmoe-rank");
 const POLICY: HeaderName = HeaderName::from_static("x-semmoe-policy");
 const GENERATION: HeaderName = HeaderName::from_static("x-semmoe-generation");
-/// Number of backends asked, if more than one.
+/// Response header with the number of backends tried, if more than one.
 const ATTEMPTS: HeaderName = HeaderName::from_static("x-semmoe-attempts");
 
-/// Headers of engines that are not forwarded: they reveal engine addresses, or instruct browsers on the gateway's
-/// behalf.
+/// Engine headers that are not forwarded: they reveal engine addresses, or instruct browsers on the gateway's behalf.
 const ENGINES_OWN: [HeaderName; 6] = [
     header::LOCATION,
     header::CONTENT_LOCATION,
@@ -42,30 +42,30 @@ const ENGINES_OWN: [HeaderName; 6] = [
     HeaderName::from_static("set-cookie2"),
 ];
 
-/// The head of an engine's answer, and its origin.
+/// The head of an engine's response, and its origin.
 pub(crate) struct Answer {
     response: Response<Box<Upstream>>,
     kind: Kind,
-    /// The facts to look for in its body, and the backend that sent it.
+    /// The facts to search for in the body, and the backend that sent it.
     watch: Watch,
-    /// The request was sampled.
+    /// Set if the request was sampled.
     sample: Option<Sample>,
-    /// Size limit for cutting unrequested routed experts out of the answer, if it may have some.
+    /// Size limit for removing unrequested routed experts from the response, if it may contain some.
     unasked: Option<usize>,
-    /// Longest silence between two chunks of its body.
+    /// Maximum silence between two chunks of the body.
     idle_limit: Duration,
 }
 
 impl Answer {
-    /// The reason to ask another backend, if there is one.
+    /// Returns the reason to try another backend, if there is one.
     fn failed(&self, config: &RawRetry) -> Option<RetryReason> {
         let by_status = || RetryReason::of_status(self.response.status(), config);
         self.watch.failure.map(RetryReason::Engine).or_else(by_status)
     }
 }
 
-/// Makes attempts until one brings an answer to relay. `None` if nothing was sent, and the model's backends have
-/// changed.
+/// Makes attempts until one yields a response to relay. Returns `None` if nothing was sent, and the model's backends
+/// have changed.
 pub(crate) async fn attempts(
     plane: &Arc<DataPlane>,
     head: &Parts,
@@ -90,7 +90,7 @@ pub(crate) async fn attempts(
             },
             Err(error) => match RetryReason::of(&error) {
                 None => return Err(error),
-                // Ask the engine again without a pin.
+                // Send the request again without a pin.
                 Some(RetryReason::NoSuchRank) => {
                     attempts.without_pin(error)?;
                     continue;
@@ -104,7 +104,7 @@ pub(crate) async fn attempts(
     }
 }
 
-/// Sends the request to its backend and waits for the head of the answer.
+/// Sends the request to its backend and waits for the response head.
 async fn attempt(head: &Parts, tries: &Tries<'_>, ticket: &mut Ticket, placed: Placed) -> Result<Answer, RequestError> {
     let (attempt, job, waited) = (Attempt::new(tries, &placed), tries.job, placed.waited);
     begin(&attempt, ticket, placed);
@@ -119,7 +119,7 @@ async fn attempt(head: &Parts, tries: &Tries<'_>, ticket: &mut Ticket, placed: P
     let mut sample = sampling::choose(attempt.plane, job, attempt.member, attempt.shown);
     let mut request = write(sample.as_ref().map_or(&job.body, |sample| &sample.asking.body))?;
     if sample.is_some() {
-        // A compressed answer cannot be edited.
+        // A compressed response cannot be edited.
         request.headers_mut().remove(header::ACCEPT_ENCODING);
     }
     ticket.hold_copy(copied_bytes(&request, &job.body))?;
@@ -130,9 +130,10 @@ async fn attempt(head: &Parts, tries: &Tries<'_>, ticket: &mut Ticket, placed: P
         attempt.plane.metrics.overhead(ticket.arrived.elapsed().saturating_sub(waited));
     }
     let mut answer = attempt.send(request).await;
-    // An engine may refuse a sampled request. Nothing has gone to the client yet, so it is sent again unsampled.
+    // The sampling fields may be why the engine refused the request. No part of the response has reached the client, so
+    // send it again unsampled.
     if let Some(refused) = sample.take_if(|_| answer.as_ref().is_ok_and(|answer| may_be_refusal(answer.status()))) {
-        // Boxed: few requests are sampled, and all would reserve memory for it.
+        // Boxed: few requests are sampled, but otherwise all would reserve memory for this.
         answer = Box::pin(attempt.send(write(&job.body)?)).await;
         refused.sent_without(answer.as_ref().is_ok_and(|answer| answer.status().is_success()));
     }
@@ -147,7 +148,7 @@ async fn attempt(head: &Parts, tries: &Tries<'_>, ticket: &mut Ticket, placed: P
     }
 }
 
-/// The request counts as in flight on its rank from now on.
+/// Counts the request as in flight on its rank from now on.
 fn begin(Attempt { job, backend, shown, policy, .. }: &Attempt<'_>, ticket: &mut Ticket, placed: Placed) {
     let prompt_tokens = u32::try_from(job.scored.tokens).unwrap_or(u32::MAX);
     let waiting = WaitingStream { since: ticket.arrived, priority: job.priority, prompt_tokens };
@@ -156,12 +157,12 @@ fn begin(Attempt { job, backend, shown, policy, .. }: &Attempt<'_>, ticket: &mut
     trace::placed(ticket, &backend.name, *shown, policy);
 }
 
-/// Whether engines use this status to reject a body. Other statuses do not concern a field.
+/// Whether engines use this status to reject a body. Other statuses do not indicate a rejected field.
 fn may_be_refusal(status: StatusCode) -> bool {
     matches!(status, StatusCode::BAD_REQUEST | StatusCode::UNPROCESSABLE_ENTITY)
 }
 
-/// Records that the engine has no such rank and did nothing.
+/// Records that the engine has no such rank and has not processed the request.
 fn refused(attempt: &Attempt<'_>, ticket: &mut Ticket, refusal: &RankRefusal) -> RequestError {
     attempt.plane.backends.note_refusal(attempt.backend, refusal);
     trace::failed(ticket, RetryReason::NoSuchRank.label());
@@ -170,12 +171,12 @@ fn refused(attempt: &Attempt<'_>, ticket: &mut Ticket, refusal: &RankRefusal) ->
     RequestError::NoSuchRank { backend: attempt.backend.name.clone(), rank: refusal.rank }
 }
 
-/// Records that no answer came.
+/// Records that no response arrived.
 fn failed(attempt: &Attempt<'_>, ticket: &mut Ticket, error: RequestError) -> RequestError {
     let reason = RetryReason::of(&error);
     trace::failed(ticket, reason.map_or("unsent", RetryReason::label));
     match reason {
-        // Probes report unhealthy backends, and the gateway's own shortage is no backend's fault.
+        // Probes report unhealthy backends, and no backend is to blame if the gateway lacks resources.
         Some(RetryReason::Unhealthy | RetryReason::Exhausted) => {}
         Some(RetryReason::Connect | RetryReason::Broke) => ticket.failed(attempt.backend),
         _ => {
@@ -187,7 +188,7 @@ fn failed(attempt: &Attempt<'_>, ticket: &mut Ticket, error: RequestError) -> Re
     error
 }
 
-/// Prepares an answer whose head, and perhaps first chunk, arrived: the gateway's headers replace the engine's own.
+/// Prepares a response whose head, and perhaps first chunk, has arrived: the gateway's headers replace the engine's.
 fn answered(
     attempt: Attempt<'_>,
     ticket: &mut Ticket,
@@ -200,7 +201,7 @@ fn answered(
     trace::answered(ticket, response.status());
     note_head(ticket, backend, job, &response, failure);
     let rank = echo(plane, backend, route, &response, expected);
-    // Other routes report no token count, but may echo an object of the client that has one.
+    // Other routes report no token count, but may echo a client's object that contains one.
     let has_count = matches!(route, Route::Chat | Route::Completions | Route::Generate);
     let counted = job.scored.counted.filter(|_| has_count && response.status().is_success());
     let kind = Kind::of(response.headers());
@@ -213,7 +214,7 @@ fn answered(
     for name in ENGINES_OWN.iter().chain(&[BACKEND, RANK, ATTEMPTS]) {
         headers.remove(name);
     }
-    // The configuration check covers the name; one that is not a valid header value is omitted.
+    // The configuration validates the name; if it is not a valid header value, the header is omitted.
     if let Ok(name) = HeaderValue::from_str(&backend.name) {
         headers.insert(BACKEND, name);
     }
@@ -228,14 +229,14 @@ fn answered(
     Answer { response, kind, watch, sample, unasked, idle_limit: config.timeouts.idle }
 }
 
-/// Size of the copied request body; 0 if nothing was inserted or removed, so that there is no copy.
+/// Size of the copied request body; 0 if nothing was inserted or removed, because then there is no copy.
 fn copied_bytes(request: &Request<RequestBody>, body: &Stripped) -> usize {
     let sent = usize::try_from(request.body().size_hint().lower()).unwrap_or(usize::MAX);
     if sent == body.bytes().len() { 0 } else { sent }
 }
 
-/// Records the evidence in an answer's head about the load and the backend. `failure`: the engine failed before its
-/// answer had any content.
+/// Records the evidence in a response head about the load and the backend. `failure`: the engine failed before its
+/// response had any content.
 fn note_head(
     ticket: &mut Ticket,
     backend: &Arc<Backend>,
@@ -265,8 +266,8 @@ fn note_head(
     }
 }
 
-/// Whether an answer may have unrequested routed experts. A vLLM started with its flag adds them to every unstreamed
-/// answer; one such answer shows it for the backend.
+/// Whether a response may contain unrequested routed experts. A vLLM started with its flag adds them to every
+/// non-streamed response; one such response identifies the backend.
 fn unasked_experts(plane: &DataPlane, backend: &Backend, job: &Job, response: &Response<Box<Upstream>>) -> bool {
     if backend.engine != Engine::Vllm || !matches!(job.route, Route::Chat | Route::Completions) {
         return false;
@@ -284,7 +285,7 @@ fn unasked_experts(plane: &DataPlane, backend: &Backend, job: &Job, response: &R
     !matches!(json::top_level(job.body.bytes(), routed::PROMPT_START_FIELD), Ok(Some(_)))
 }
 
-/// Compares the rank in the head of an answer with the pin; returns what to look for in its body.
+/// Compares the rank in a response head with the pin; returns what to search for in the body.
 fn echo(
     plane: &DataPlane,
     backend: &Backend,
@@ -302,7 +303,7 @@ fn echo(
     }
 }
 
-/// The engine's answer; its body owns the ticket.
+/// Builds the response to the client; its body owns the ticket.
 pub(crate) fn respond(answer: Answer, ticket: Ticket) -> Response<Box<RelayBody>> {
     let Answer { response, kind, watch, sample, unasked, idle_limit } = answer;
     let (mut head, body) = response.into_parts();
@@ -313,7 +314,7 @@ pub(crate) fn respond(answer: Answer, ticket: Ticket) -> Response<Box<RelayBody>
         None => unasked.filter(|_| !events).map(Edit::unasked),
     };
     if events || edit.is_some() {
-        // An error event may lengthen the body, a cut may shorten it.
+        // An error event may lengthen the body, and removing experts may shorten it.
         head.headers.remove(header::CONTENT_LENGTH);
     }
     let relayed = RelayBody::new(body, events, edit, idle_limit, head.status.as_u16(), watch, ticket);

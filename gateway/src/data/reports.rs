@@ -1,4 +1,4 @@
-//! Where the head of an answer says that failures are reported.
+//! Locates failure reports in a response, given its head.
 
 use http::{HeaderMap, HeaderValue, header};
 use semmoe_engines::Route;
@@ -9,7 +9,7 @@ use semmoe_engines::failures::{self, Document, Failure};
 pub(super) enum Kind {
     Events,
     Json,
-    /// Other content, or compressed.
+    /// Other content, or a compressed body.
     Other,
 }
 
@@ -28,7 +28,7 @@ impl Kind {
     }
 }
 
-/// Where an answer is searched for failures.
+/// Where to search a response for failures.
 pub(crate) enum Reports {
     Nowhere,
     Events,
@@ -36,7 +36,7 @@ pub(crate) enum Reports {
 }
 
 impl Reports {
-    /// The search for a good answer of this kind.
+    /// Returns where to search a successful response of this kind.
     pub(super) fn of(route: Route, kind: Kind) -> Self {
         match kind {
             Kind::Events if route.generates() => Self::Events,
@@ -45,7 +45,7 @@ impl Reports {
         }
     }
 
-    /// The failure in complete events, or in a document up to the end of this chunk, which may be its last.
+    /// Searches complete events, or a document up to the end of this chunk, which may be its last.
     pub(super) fn find(&mut self, piece: &[u8], is_last: bool) -> Option<Failure> {
         match self {
             Self::Nowhere => None,

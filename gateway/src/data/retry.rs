@@ -2,13 +2,13 @@
 //! reached the client.
 //!
 //! A request is always safe to send elsewhere if no connection was made. If the connection broke before the response
-//! head, the engine may have begun; a client that has received nothing cannot notice, so a retry is allowed by default
-//! (`retry.after_send`). An engine's report that it cannot serve is trusted, and its own answer is relayed if there is
-//! no other backend. A request that waited for the whole time limit would wait as long again and is not retried. No
-//! backend is asked twice.
+//! head, the engine may already have started; a client that has received nothing cannot notice, so a retry is allowed
+//! by default (`retry.after_send`). An engine's report that it cannot serve is trusted, and its own response is relayed
+//! if there is no other backend. A request that exhausted the time limit is not retried, as it would wait as long
+//! again. No backend is tried twice.
 //!
-//! A request may itself kill engines. One whose engine died while running it is retried once, because engines die of
-//! other causes and take many requests with them; once a second engine dies it is not retried.
+//! A request may itself crash engines. If its engine dies while running it, it is retried once, because engines die of
+//! other causes and take many requests with them. If a second engine dies, it is not retried.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -23,38 +23,38 @@ use super::{DataPlane, Job};
 use crate::backends::{Backend, Paid, RequestError};
 use crate::config::RawRetry;
 
-/// Deaths of engines while running one request, after which it is not retried.
+/// Number of engine deaths while running one request after which it is not retried.
 const MAX_DEATHS: usize = 2;
-/// A live server accepts a connection within this time.
+/// Time within which a live server accepts a connection.
 pub(super) const ALIVE_WITHIN: Duration = Duration::from_secs(1);
 
 /// Why an attempt failed, as far as the next attempt depends on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RetryReason {
-    /// No connection: the engine saw nothing.
+    /// No connection was made: the engine saw nothing.
     Connect,
-    /// No connection, because the gateway is out of files or ports.
+    /// No connection was made, because the gateway is out of files or ports.
     Exhausted,
-    /// The engine reported that it did not take the request.
+    /// The engine reported that it did not accept the request.
     NotTaken,
-    /// The connection broke before the response head: the engine may have begun.
+    /// The connection broke before the response head: the engine may already have started.
     Broke,
-    /// The answer broke off before its first chunk.
+    /// The response broke off before its first chunk.
     BrokeOff,
-    /// Probes of the backend failed while its answer was awaited: it may have begun.
+    /// The backend's probes failed while its response was pending: the engine may already have started.
     Unhealthy,
-    /// The time limit passed.
+    /// The time limit expired.
     Slow,
     /// The engine answered with this status.
     Status(u16),
-    /// The engine reported a failure before its answer had any content.
+    /// The engine reported a failure before its response had any content.
     Engine(Failure),
-    /// The engine does not have the pinned rank, and did nothing.
+    /// The engine does not have the pinned rank, and did not process the request.
     NoSuchRank,
 }
 
 impl RetryReason {
-    /// The reason behind the error of an attempt; `None` if it could not be sent to any backend.
+    /// Returns the reason behind an attempt's error; `None` if the request could not have been sent to any backend.
     pub(super) fn of(error: &RequestError) -> Option<Self> {
         Some(match error {
             RequestError::Slow { .. } => Self::Slow,
@@ -69,7 +69,7 @@ impl RetryReason {
         })
     }
 
-    /// Whether a response is a reason to ask another backend.
+    /// Returns the reason to try another backend, if the response's status is one.
     pub(crate) fn of_status(status: StatusCode, config: &RawRetry) -> Option<Self> {
         let status = status.as_u16();
         (status >= 400 && config.statuses.contains(&status)).then_some(Self::Status(status))
@@ -79,13 +79,13 @@ impl RetryReason {
         match self {
             Self::Connect | Self::NotTaken | Self::NoSuchRank => true,
             Self::Broke | Self::BrokeOff | Self::Unhealthy | Self::Engine(_) => config.after_send,
-            // Another backend would need a connection too.
+            // Another backend would also need a connection, or as much time.
             Self::Slow | Self::Exhausted => false,
             Self::Status(status) => config.statuses.contains(&status),
         }
     }
 
-    /// Label in metrics.
+    /// Returns the metric label.
     pub(crate) fn label(self) -> &'static str {
         match self {
             Self::Connect => "connect",
@@ -106,7 +106,8 @@ impl RetryReason {
     }
 }
 
-/// The pause that an unavailable engine requests. A 429 concerns one client rather than all.
+/// Returns the pause that an unavailable engine requests. A 429 does not count, as it concerns one client rather than
+/// all.
 pub(crate) fn retry_after<B>(response: &Response<B>) -> Option<Duration> {
     if response.status() != StatusCode::SERVICE_UNAVAILABLE {
         return None;
@@ -115,8 +116,8 @@ pub(crate) fn retry_after<B>(response: &Response<B>) -> Option<Duration> {
     Some(Duration::from_secs(seconds.into()))
 }
 
-/// Whether a response comes from a proxy in front of an engine that is gone: engines return their own errors as JSON. A
-/// proxy's 504 does not count, because it only says that the request took long.
+/// Whether a response comes from a proxy in front of a departed engine: engines return their own errors as JSON. A
+/// proxy's 504 does not count, because it only indicates that the request took long.
 pub(crate) fn is_not_the_engines<B>(response: &Response<B>) -> bool {
     let kind = || response.headers().get(header::CONTENT_TYPE).map_or(&b""[..], HeaderValue::as_bytes);
     matches!(response.status().as_u16(), 502 | 503) && !kind().starts_with(b"application/json")
@@ -125,25 +126,25 @@ pub(crate) fn is_not_the_engines<B>(response: &Response<B>) -> bool {
 /// A failed attempt that will be retried if a place is available.
 pub(crate) struct Pending<'a, A> {
     reason: RetryReason,
-    /// The client's answer if no place is available: the engine's own answer, or an error.
+    /// The client's response if no place is available: the engine's own response, or an error.
     failed: Result<A, RequestError>,
-    /// `None` if the retry costs no budget.
+    /// The budget's grant; `None` if the retry costs no budget.
     paid: Option<Paid<'a>>,
 }
 
-/// The attempts of one request. Every retry is counted once: by its outcome, or as unfinished if this is dropped first.
+/// The attempts of one request. Each retry is counted once: by its outcome, or as unfinished if this is dropped first.
 pub(crate) struct Tries<'a> {
     pub(super) plane: &'a Arc<DataPlane>,
     pub(super) job: &'a Job,
     /// Backends that failed, as indices in the model.
     pub(super) tried: Vec<usize>,
-    /// Backends that broke off before they answered.
+    /// Backends that broke off before responding.
     broke: Vec<usize>,
     /// Number of engines that reported themselves dead.
     dead: usize,
-    /// Number of backends that did not take the request; they do not count as attempts.
+    /// Number of backends that did not accept the request; they do not count as attempts.
     not_taken: usize,
-    /// Why the running attempt is made, if it is not the first.
+    /// Why the current attempt was made, if it is not the first.
     running: Option<RetryReason>,
 }
 
@@ -152,8 +153,8 @@ impl<'a> Tries<'a> {
         Self { plane, job, tried: Vec::new(), broke: Vec::new(), dead: 0, not_taken: 0, running: None }
     }
 
-    /// Records that the attempt on `member` failed; the client would get `failed`. `Break` holds the final outcome if
-    /// no attempt follows.
+    /// Records that the attempt on `member` failed; the client would receive `failed`. Returns `Break` with the final
+    /// outcome if no attempt follows.
     pub(crate) fn failed<A>(
         &mut self,
         member: usize,
@@ -164,7 +165,7 @@ impl<'a> Tries<'a> {
         self.tried.push(member);
         let config = self.config();
         if !reason.may_be_retried(config) {
-            return ControlFlow::Break(self.last_word(failed, "this is not retried"));
+            return ControlFlow::Break(self.last_word(failed, "this failure is not retried"));
         }
         if reason == RetryReason::NotTaken {
             self.not_taken += 1;
@@ -172,17 +173,17 @@ impl<'a> Tries<'a> {
         }
         if self.tried.len() - self.not_taken >= config.attempts as usize {
             self.plane.metrics.retry(reason.label(), "no_attempts");
-            return ControlFlow::Break(self.last_word(failed, "no attempts are left"));
+            return ControlFlow::Break(self.last_word(failed, "no attempts left"));
         }
         let Some(paid) = self.job.model.budget.take(Instant::now(), config) else {
             self.plane.metrics.retry(reason.label(), "no_budget");
-            return ControlFlow::Break(self.last_word(failed, "the retry budget is spent"));
+            return ControlFlow::Break(self.last_word(failed, "the retry budget is exhausted"));
         };
         ControlFlow::Continue(Pending { reason, failed, paid: Some(paid) })
     }
 
-    /// Whether enough engines died with this request, including the one on `member`, that it may be the cause. Backends
-    /// that broke off are checked for a listening server only once a second one fails.
+    /// Whether so many engines died with this request, including the one on `member`, that it may be the cause.
+    /// Backends that broke off are checked for a listening server only once a second one fails.
     pub(crate) async fn is_suspect(&mut self, member: usize, reason: RetryReason) -> bool {
         match reason {
             RetryReason::Broke | RetryReason::BrokeOff => self.broke.push(member),
@@ -203,14 +204,14 @@ impl<'a> Tries<'a> {
         matches!(found, Err(HttpError::Connect { .. } | HttpError::Exchange { .. }))
     }
 
-    /// Rejects a request with which several engines died.
+    /// Rejects a request during which several engines died.
     pub(crate) fn refuse(&mut self, reason: RetryReason) -> RequestError {
         self.count_running("failed");
         self.plane.metrics.retry(reason.label(), "suspect");
         tracing::warn!(
             model = self.job.model.name,
             engines = self.tried.len() + 1,
-            "engines in a row died while running one request: it is rejected"
+            "consecutive engines died while running one request: rejecting it"
         );
         RequestError::Suspect { engines: self.tried.len() + 1 }
     }
@@ -229,7 +230,7 @@ impl<'a> Tries<'a> {
         self.running = Some(pending.reason);
     }
 
-    /// Records that the running attempt has an answer to relay.
+    /// Records that the current attempt has a response to relay.
     pub(crate) fn answered(&mut self) {
         self.count_running("answered");
     }

@@ -1,5 +1,5 @@
-//! Clients that do not read their responses. Their connections or streams are ended, because their requests occupy a
-//! rank; until then the memory held for them is counted.
+//! Handles clients that do not read their responses. Their connections or streams are ended, because their requests
+//! occupy a rank; until then the memory held for them is counted.
 
 use std::io;
 use std::pin::Pin;
@@ -14,10 +14,10 @@ use tokio::time::{Instant, Sleep, sleep};
 use crate::data::outflow::Outflow;
 use crate::observe::MemoryMetrics;
 
-/// Memory charged for each unread answer, an upper bound: hyper's buffers and those of the engine's connection.
+/// Memory charged for each unread response: an upper bound on hyper's buffers and those of the engine's connection.
 const HELD_BYTES: usize = 128 << 10;
 
-/// The memory of answers whose clients have stalled.
+/// The memory held by responses whose clients have stalled.
 pub(crate) struct AnswerMemory {
     limit_bytes: AtomicUsize,
     metrics: MemoryMetrics,
@@ -28,18 +28,18 @@ impl AnswerMemory {
         Self { limit_bytes: AtomicUsize::new(limit_bytes), metrics }
     }
 
-    /// The limit, for later answers.
+    /// Sets the limit for later responses.
     pub(crate) fn set_limit(&self, limit_bytes: usize) {
         self.limit_bytes.store(limit_bytes, Ordering::Relaxed);
     }
 
-    /// Bytes held now.
+    /// Number of bytes currently held.
     pub(crate) fn held_bytes(&self) -> usize {
         self.metrics.held_bytes()
     }
 }
 
-/// One answer's share of that memory, while it has one.
+/// One response's part of that memory, while it holds any.
 pub(crate) struct Holding {
     memory: Arc<AnswerMemory>,
     holds: bool,
@@ -50,7 +50,7 @@ impl Holding {
         Self { memory, holds: false }
     }
 
-    /// Charges the memory of an answer whose client stalled; false if the limit is reached.
+    /// Charges the memory of a response whose client stalled; returns false if the limit is reached.
     pub(crate) fn take(&mut self) -> bool {
         self.holds =
             self.holds || self.memory.metrics.hold(HELD_BYTES, self.memory.limit_bytes.load(Ordering::Relaxed));
@@ -76,15 +76,15 @@ impl Drop for Holding {
     }
 }
 
-/// A socket whose writes fail once none was accepted for too long. The timer runs only while writes wait, so a socket
-/// that accepts everything at once never starts one.
+/// A socket whose writes fail once none has been accepted for too long. The timer runs only while writes are pending,
+/// so a socket that accepts everything at once never starts one.
 pub(crate) struct Stalling<S> {
     socket: S,
     limit: Duration,
     clock: Option<Pin<Box<Sleep>>>,
     waiting: bool,
     holding: Holding,
-    /// Notified of sent bytes, on connections with one answer at a time.
+    /// Notified of sent bytes, on connections with one response at a time.
     outflow: Option<Arc<Outflow>>,
 }
 
@@ -106,7 +106,7 @@ impl<S> Stalling<S> {
             self.waiting = true;
             clock.as_mut().reset(Instant::now() + limit);
             if !self.holding.take() {
-                let error = io::Error::new(io::ErrorKind::OutOfMemory, "too many clients read nothing");
+                let error = io::Error::new(io::ErrorKind::OutOfMemory, "too many clients do not read their responses");
                 return Poll::Ready(Err(error));
             }
         }
@@ -114,7 +114,7 @@ impl<S> Stalling<S> {
             return Poll::Pending;
         }
         self.holding.note_late();
-        Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the client reads nothing")))
+        Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the client does not read its response")))
     }
 
     fn wrote(&mut self, cx: &mut Context<'_>, written: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
@@ -165,7 +165,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Stalling<S> {
     }
 }
 
-/// Longest time between two checks of an HTTP/2 stream.
+/// Maximum time between two checks of an HTTP/2 stream.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Ends an HTTP/2 stream whose client has stalled, even if its socket still accepts bytes. The stream's task polls it
@@ -174,7 +174,7 @@ pub(crate) struct StalledStream {
     limit: Duration,
     clock: Option<Pin<Box<Sleep>>>,
     progress: u32,
-    /// Consecutive checks between which nothing was read.
+    /// Number of consecutive checks between which nothing was read.
     still: u32,
     holding: Holding,
 }

@@ -1,4 +1,4 @@
-//! The body of an answer on its way to the client: frame by frame, with back-pressure, and inspected.
+//! A response body on its way to the client: inspected, and relayed frame by frame with back-pressure.
 
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -31,7 +31,7 @@ pub(crate) struct RelayBody {
     status: u16,
     watch: Watch,
     ticket: Ticket,
-    /// Ends the answer without an error event, one poll after the failure.
+    /// Ends the response without an error event, one poll after the failure.
     broken: Option<Box<RequestError>>,
     ended: bool,
 }
@@ -69,7 +69,8 @@ impl RelayBody {
         }
     }
 
-    /// The last byte of the backend's answer is out. One that ended in a failure of the engine counts as broken off.
+    /// Records that the backend's last byte was relayed. A response that ended in an engine failure counts as broken
+    /// off.
     fn complete(&mut self) {
         let code = if self.watch.failure.is_some() { self.status.max(502) } else { self.status };
         self.ticket.complete(&self.watch.backend, code);
@@ -109,7 +110,8 @@ impl RelayBody {
         }
     }
 
-    /// The engine died or fell silent: sends an error event if one fits, otherwise ends the answer visibly broken.
+    /// Handles an engine that died or fell silent: sends an error event if the stream allows one, otherwise visibly
+    /// breaks off the response.
     fn fail(&mut self, source: SharedError) -> Result<Frame<Bytes>, RequestError> {
         self.ticket.erred(&self.watch.backend);
         self.watch.backend.suspect();
@@ -118,7 +120,7 @@ impl RelayBody {
         self.break_off(RequestError::BrokeOff { backend, source })
     }
 
-    /// The answer ends in the middle. If it has no place for an error, the client's connection is closed.
+    /// Ends the response prematurely. If it has no place for an error, the client's connection is closed.
     fn break_off(&mut self, broken: RequestError) -> Result<Frame<Bytes>, RequestError> {
         self.ended = true;
         self.ticket.finish(broken.status().as_u16());
@@ -130,7 +132,8 @@ impl RelayBody {
         Ok(Frame::data(Bytes::from(form.event(&error))))
     }
 
-    /// The next frame. Small events available together become one, because every frame costs at least a system call.
+    /// Returns the next frame. Small events available together are combined, because every frame costs at least one
+    /// system call.
     fn poll_gathered(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, RequestError>>> {
         let mut gathered = Gathered::default();
         while !self.ended && gathered.has_room() {
@@ -183,7 +186,7 @@ impl Body for RelayBody {
             return Poll::Ready(Some(Err(*broken)));
         }
         match this.poll_gathered(cx) {
-            // hyper discards what it has not written yet, even the head: let it write that first.
+            // hyper discards data that it has not written yet, even the head, so let it write that first.
             Poll::Ready(Some(Err(broken))) => {
                 this.broken = Some(Box::new(broken));
                 cx.waker().wake_by_ref();
@@ -203,24 +206,24 @@ impl Body for RelayBody {
     fn size_hint(&self) -> SizeHint {
         match (&self.events, &self.edit) {
             (None, None) => self.upstream.size_hint(),
-            // The engine's length does not account for held-back bytes, an error event or a cut.
+            // The engine's length does not account for held-back bytes, an error event or removed experts.
             _ => SizeHint::default(),
         }
     }
 }
 
-/// Measures an engine's silence. It starts at the first poll that finds nothing: while a slow client reads, nothing
-/// is polled, so it never makes the engine look silent.
+/// Measures an engine's silence. It starts at the first poll that finds no data: while a slow client reads, nothing is
+/// polled, so it never makes the engine look silent.
 struct Silence {
     limit: Duration,
-    /// When the silence is too long; `None` while data arrives.
+    /// When the silence becomes too long; `None` while data arrives.
     deadline: Option<Instant>,
-    /// Created when first needed and reset only when it fires: most polls that find nothing cost no timer.
+    /// Created when first needed and reset only when it fires: most polls that find no data cost no timer.
     clock: Option<Pin<Box<Sleep>>>,
 }
 
 impl Silence {
-    /// Ready when nothing arrived for too long.
+    /// Ready when no data has arrived for too long.
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let deadline = *self.deadline.get_or_insert_with(|| Instant::now() + self.limit);
         let clock = self.clock.get_or_insert_with(|| Box::pin(sleep_until(deadline)));

@@ -1,4 +1,4 @@
-//! The state of one request: its lease of a rank, and the labels and clock of its metrics.
+//! The state of one request: its lease on a rank, and the labels and clock for its metrics.
 
 use std::hash::{DefaultHasher, Hasher};
 use std::sync::Arc;
@@ -13,10 +13,10 @@ use crate::backends::breaker::Outcome;
 use crate::backends::{Backend, FlowPart, RequestError};
 use crate::observe::{CLIENT_CLOSED, Done, Generated, NONE, Place, RequestTrace, Stage};
 
-/// Counts its request exactly once: by [`Ticket::finish`], or as closed by the client if it is dropped first.
+/// Counts its request exactly once: in [`Ticket::finish`], or as closed by the client if it is dropped first.
 pub(crate) struct Ticket {
     pub(super) plane: Arc<DataPlane>,
-    /// The place of the latest attempt.
+    /// The backend of the latest attempt.
     backend: Option<Arc<Backend>>,
     place: Place,
     policy: &'static str,
@@ -26,16 +26,16 @@ pub(crate) struct Ticket {
     pub(super) record: Record,
     progress: Progress,
     placed: Option<Placed>,
-    /// Held while placed, on a route that runs the model.
+    /// Held while the request is placed, on a route that runs the model.
     flow: Option<FlowPart>,
     /// Timings of each stage, if the request is traced.
     pub(super) trace: Option<Box<RequestTrace>>,
-    /// This attempt was reported to the breaker.
+    /// Whether this attempt was reported to the breaker.
     judged: bool,
-    /// Digest of the body, kept while a backend of the model answers with errors: it identifies equal requests.
+    /// Digest of the body, which identifies identical requests; kept while one of the model's backends returns errors.
     digest: Option<u64>,
     finished: bool,
-    /// Charged to the memory for bodies: the body, and its largest copy sent.
+    /// Memory charged for the body, and for the largest copy sent.
     held_bytes: usize,
     copy_bytes: usize,
 }
@@ -63,7 +63,7 @@ impl Ticket {
         }
     }
 
-    /// Begins the next stage of the request.
+    /// Begins the request's next stage.
     pub(crate) fn enter(&mut self, stage: Stage) {
         if let Some(trace) = &mut self.trace {
             trace.enter(stage);
@@ -83,8 +83,8 @@ impl Ticket {
         self.policy = job.policy.acting_name();
     }
 
-    /// Records that the request was placed, on `rank` if known, and releases an earlier lease. `flow` is its share of
-    /// the backend's load, if it runs the model.
+    /// Records that the request was placed, on `rank` if known, and releases an earlier lease. `flow` is the request's
+    /// part of the backend's load, if it runs the model.
     pub(crate) fn place(
         &mut self,
         backend: &Arc<Backend>,
@@ -114,7 +114,7 @@ impl Ticket {
         }
     }
 
-    /// Records a chunk of a good answer; an event stream has `data_lines` so far.
+    /// Records a chunk of a successful response; an event stream has `data_lines` so far.
     pub(crate) fn note_piece(&mut self, piece: &[u8], data_lines: Option<u32>) {
         if let Some(route) = self.record.route {
             self.progress.piece(route, self.started, piece, data_lines);
@@ -124,7 +124,7 @@ impl Ticket {
         }
     }
 
-    /// Records a chunk of the answer; the first one shows that the prompt was computed.
+    /// Records a response chunk; the first one shows that the prompt was computed.
     pub(crate) fn piece(&mut self) {
         if let Some(flow) = &mut self.flow {
             flow.piece();
@@ -140,7 +140,7 @@ impl Ticket {
         self.flow = None;
     }
 
-    /// Remembers a digest of the body, which identifies equal requests.
+    /// Stores a digest of the body, which identifies identical requests.
     pub(crate) fn recognise(&mut self, body: &[u8]) {
         let mut hasher = DefaultHasher::new();
         hasher.write(body);
@@ -152,20 +152,20 @@ impl Ticket {
         self.judge(backend, Outcome::Failed);
     }
 
-    /// Records that the backend answered with an error of its own, broke off or took too long, which the request may
-    /// have caused.
+    /// Records that the backend returned an error of its own, broke off or took too long, which the request may have
+    /// caused.
     pub(crate) fn erred(&mut self, backend: &Arc<Backend>) {
         self.judge(backend, Outcome::Erred { request: self.digest });
     }
 
-    /// Records that the last byte of the backend's answer was sent.
+    /// Records that the last byte of the backend's response was sent.
     pub(crate) fn complete(&mut self, backend: &Arc<Backend>, code: u16) {
         let ran = self.record.route.is_some_and(Route::runs_model);
         match code {
             _ if self.finished => {}
             200..300 if ran => self.judge(backend, Outcome::Well),
             ..500 => self.judge(backend, Outcome::Answered),
-            // The head was judged already.
+            // The response head has already been judged.
             _ => {}
         }
         self.finish(code);
@@ -180,7 +180,7 @@ impl Ticket {
         }
     }
 
-    /// Charges further bytes of a body to the request.
+    /// Charges additional body bytes to the request.
     ///
     /// # Errors
     /// [`RequestError::BodyMemory`] if all requests together hold too many.
@@ -191,12 +191,12 @@ impl Ticket {
         Ok(())
     }
 
-    /// Takes over bytes that were already charged to the memory for bodies.
+    /// Takes over bytes that have already been charged to the body memory.
     pub(crate) fn take_over(&mut self, bytes: usize) {
         self.held_bytes += bytes;
     }
 
-    /// Charges the copy of the body that an attempt sends; the previous attempt's copy is gone.
+    /// Charges the copy of the body that an attempt sends; the previous attempt's copy has been freed.
     ///
     /// # Errors
     /// [`RequestError::BodyMemory`] if all requests together hold too many bytes.
@@ -206,12 +206,12 @@ impl Ticket {
         Ok(())
     }
 
-    /// Frees the body, which was sent or will not be.
+    /// Frees the body, which has been sent or never will be.
     pub(crate) fn release_body(&mut self) {
         self.plane.body_memory.give_back(std::mem::take(&mut self.held_bytes));
     }
 
-    /// Ends the request: its last byte was sent, or never will be.
+    /// Ends the request: its last byte has been sent, or never will be.
     pub(crate) fn finish(&mut self, code: u16) {
         if self.finished {
             return;

@@ -1,4 +1,4 @@
-//! The attributes of a traced request: numbers and configured names, nothing that the client wrote.
+//! A traced request's attributes: numbers and configured names, nothing that the client wrote.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::observe::{Generated, OutputTokens, RequestTrace, Stage, Tracer};
 
 use super::{Job, Ticket};
 
-/// Starts a trace of this request if it is sampled for tracing.
+/// Starts a trace of this request if it is selected for tracing.
 pub(super) fn begin(
     tracer: &Arc<Tracer>,
     headers: &HeaderMap,
@@ -38,7 +38,7 @@ pub(super) fn scored(ticket: &mut Ticket, job: &Job) {
     trace.note("semmoe.scored", Value::Truth(job.scored.share.is_some()));
 }
 
-/// Records that a rank was chosen; the engine is asked next.
+/// Records that a rank was chosen; the request is sent to the engine next.
 pub(super) fn placed(ticket: &mut Ticket, backend: &str, rank: Option<RankId>, policy: &'static str) {
     let Some(trace) = &mut ticket.trace else { return };
     trace.note("semmoe.policy", Value::Text(policy.into()));
@@ -59,14 +59,14 @@ pub(super) fn answered(ticket: &mut Ticket, status: StatusCode) {
     }
 }
 
-/// Records that no answer arrived.
+/// Records that no response arrived.
 pub(super) fn failed(ticket: &mut Ticket, cause: &'static str) {
     if let Some(trace) = &mut ticket.trace {
         trace.fail(cause);
     }
 }
 
-/// The request has ended: records the tokens that the model read and generated.
+/// Records, at the end of the request, the tokens that the model read and generated.
 pub(super) fn generated(trace: &mut RequestTrace, generated: &Generated) {
     let output = generated.output_tokens.map(OutputTokens::count);
     let tokens = [("gen_ai.usage.input_tokens", generated.prompt_tokens), ("gen_ai.usage.output_tokens", output)];
@@ -77,7 +77,7 @@ pub(super) fn generated(trace: &mut RequestTrace, generated: &Generated) {
     }
 }
 
-/// OpenTelemetry's name for the operation of a route (semantic conventions for generative AI), if it has one.
+/// Returns OpenTelemetry's operation name for a route (semantic conventions for generative AI), if it has one.
 fn operation(route: Route) -> Option<&'static str> {
     match route {
         Route::Chat | Route::Responses | Route::Messages => Some("chat"),

@@ -1,5 +1,4 @@
-//! Searches the chunks of an answer for the rank that ran the request, the engine's count of prompt tokens, and
-//! reported failures.
+//! Searches response chunks for the rank that ran the request, the engine's prompt token count, and reported failures.
 
 use std::sync::Arc;
 
@@ -14,23 +13,23 @@ use super::{DataPlane, Ticket};
 use crate::backends::Backend;
 
 /// The cause shown for a backend whose health route reports a dead core.
-pub(super) const CORE_IS_DEAD: &str = "its health route says that the engine core is dead";
+pub(super) const CORE_IS_DEAD: &str = "its health route reports that the engine core is dead";
 
-/// Chunks of an answer that are searched for the rank; it is usually in the first.
+/// Number of chunks searched for the rank, which is usually in the first.
 const EVENTS_CHECKED: u8 = 8;
 
 /// The rank on which a pinned request should run.
 pub(crate) struct Expected {
     route: Route,
-    /// In the engine's numbering.
+    /// The rank in the engine's numbering.
     pub(crate) wire_rank: u32,
-    /// Whether the answer's metadata names the rank, in dialects that support it.
+    /// Whether the response's metadata names the rank, in dialects that support it.
     pub(crate) in_meta: bool,
     checks_left: u8,
 }
 
 impl Expected {
-    /// `None` if there is no pin to verify.
+    /// Returns `None` if there is no pin to verify.
     pub(crate) fn new(dialect: &Dialect, route: Route, rank: RankId) -> Option<Self> {
         match dialect.carrier(route) {
             Some(Carrier::Header | Carrier::Field(_)) => {
@@ -42,17 +41,17 @@ impl Expected {
     }
 }
 
-/// The facts still to be found in one answer.
+/// The facts still to be found in one response.
 pub(crate) struct Watch {
     pub(crate) backend: Arc<Backend>,
     pub(crate) rank: Option<Expected>,
-    /// The gateway's count of prompt tokens.
+    /// The gateway's own prompt token count.
     pub(crate) counted: Option<u64>,
     /// Shapes of the chat.
     pub(crate) shapes: Shapes,
-    /// Where the answer would report an engine failure.
+    /// Where the response would report an engine failure.
     pub(crate) reports: Reports,
-    /// The failure that the engine reported in this answer.
+    /// The failure that the engine reported in this response.
     pub(crate) failure: Option<Failure>,
 }
 
@@ -66,7 +65,7 @@ impl Watch {
         }
     }
 
-    /// Searches whole events, or a chunk of a document, for a failure.
+    /// Searches complete events, or a chunk of a document, for a failure.
     pub(crate) fn find_failure(&mut self, ticket: &mut Ticket, piece: &[u8], is_last: bool) {
         if self.failure.is_some() {
             return;
@@ -91,7 +90,7 @@ impl Watch {
     }
 }
 
-/// Records that an engine failed this request, as evidence to be weighed against other backends; a dead engine receives
+/// Records that an engine failed this request, as evidence to be weighed against other backends. A dead engine receives
 /// no more requests.
 pub(crate) fn note_failure(ticket: &mut Ticket, backend: &Arc<Backend>, failure: Failure) {
     ticket.plane.metrics.faults.engine_failed(&backend.name, failure.label());

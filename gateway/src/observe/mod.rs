@@ -1,10 +1,10 @@
-//! Observations: metrics, traces, sampled requests. This module calls no other of the crate's layers.
+//! Observations: metrics, traces, sampled requests. This module calls none of the crate's other layers.
 //!
-//! | module | what |
+//! | module | purpose |
 //! |---|---|
 //! | `metrics` | counters, gauges and histograms by subject; text formats |
-//! | `otlp` | spans of requests for an OpenTelemetry collector |
-//! | `live` | a share of the requests asked which experts they took; drift; rolling profiles |
+//! | `otlp` | request spans for an OpenTelemetry collector |
+//! | `live` | routed experts of sampled requests; drift; rolling profiles |
 
 pub(crate) mod live;
 pub(crate) mod metrics;

@@ -1,4 +1,4 @@
-//! The state of the control plane: administration, reloads, discovery and switches of layouts.
+//! The control plane's state: administration, reloads, discovery and layout switches.
 
 use std::sync::Arc;
 

@@ -1,7 +1,7 @@
 //! Rereads certificate and key files when they change, so that renewals and rotations need no restart.
 //!
-//! An unusable file changes nothing: the previous credentials stay in force, and a warning and
-//! `semmoe_credential_reloads_total{outcome="failed"}` report it. Open connections are unaffected.
+//! An unusable file changes nothing: the previous credentials stay in use, and a warning and
+//! `semmoe_credential_reloads_total{outcome="failed"}` report the failure. Open connections are unaffected.
 
 use std::sync::Arc;
 
@@ -10,17 +10,17 @@ use tokio_util::sync::CancellationToken;
 use crate::backends::{Backends, outgoing};
 use crate::shell::server::ListenerTls;
 
-/// Polls all files at an interval until `stop`.
+/// Polls all files at an interval until `stop` is cancelled.
 pub(crate) async fn watch(backends: Arc<Backends>, listeners: ListenerTls, stop: CancellationToken) {
     let pause = || tokio::time::sleep(backends.config().server.credentials_interval);
     while stop.run_until_cancelled(pause()).await.is_some() {
         let (backends, listeners) = (Arc::clone(&backends), listeners.clone());
-        // Its thread logged a panic; the next poll tries again.
+        // A panic has already been logged; the next poll retries.
         let _ = tokio::task::spawn_blocking(move || refresh(&backends, &listeners)).await;
     }
 }
 
-/// Reloads files that changed since they were read. Blocking.
+/// Reloads files that have changed since they were read. Blocking.
 fn refresh(backends: &Backends, listeners: &ListenerTls) {
     for (place, tls) in listeners.all() {
         if tls.seen.changed(tls.files()) {
@@ -41,7 +41,7 @@ fn log_outcome<E: std::fmt::Display>(backends: &Backends, place: &str, outcome: 
     match outcome {
         Ok(()) => tracing::info!(place, "certificates and keys reloaded"),
         Err(cause) => {
-            tracing::warn!(place, %cause, "changed certificates or keys cannot be used, the old ones stay in use")
+            tracing::warn!(place, %cause, "cannot use the changed certificates or keys, the old ones stay in use")
         }
     }
 }

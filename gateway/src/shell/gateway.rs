@@ -22,7 +22,7 @@ use crate::shell::server::{Bound, ListenerTls, STATUS_CONNECTIONS, Server, bind,
 use crate::shell::summary::{self, Probed, Summary, Troubles};
 use crate::shell::{credentials, load, memory, switching, watchers};
 
-/// Grace for status requests still in progress at the end.
+/// Grace period at shutdown for status requests still in progress.
 const STATUS_GRACE: Duration = Duration::from_secs(1);
 
 /// The gateway.
@@ -30,22 +30,22 @@ const STATUS_GRACE: Duration = Duration::from_secs(1);
 pub struct Gateway;
 
 impl Gateway {
-    /// Reads everything that the configuration names and checks that it is consistent, without serving and without
-    /// asking engines. Returns what would be served, and what would be routed by load.
+    /// Reads all files that the configuration names and checks that they are consistent, without serving or contacting
+    /// engines. Returns what would be served, and what would be routed by load.
     ///
     /// # Errors
-    /// `StartError`: the first reason why it would not start.
+    /// `StartError`: the first reason why the gateway would not start.
     pub async fn check(config: &Config) -> Result<Probed, StartError> {
         ListenerTls::load(config)?;
         let (snapshot, _) = load_all(config.clone()).await?;
         Ok(Probed { served: Summary::new(&snapshot), troubles: Troubles(summary::misfits(&snapshot)) })
     }
 
-    /// Does the work of [`Gateway::check`], then asks every engine for its identity and verifies its pins, without
+    /// Does the work of [`Gateway::check`], then queries every engine for its identity and verifies its pins, without
     /// serving.
     ///
     /// # Errors
-    /// `StartError`: the first reason why it would not start. The result reports problems with engines.
+    /// `StartError`: the first reason why the gateway would not start. Problems with engines are part of the result.
     pub async fn probe(config: Config) -> Result<Probed, StartError> {
         ListenerTls::load(&config)?;
         let (snapshot, metrics) = load_all(config).await?;
@@ -65,22 +65,22 @@ impl Gateway {
     }
 
     /// Binds, loads, probes every backend once, and serves. A backend that does not answer yet is awaited in the
-    /// background; one that does not match its tables serves by load.
+    /// background; one that does not match its tables serves requests routed by load.
     ///
     /// # Errors
-    /// `StartError`: the first reason why it does not start.
+    /// `StartError`: the first reason why the gateway does not start.
     pub async fn start(config: Config) -> Result<Running, StartError> {
         Self::start_with(config, Arc::new(SystemResolver)).await
     }
 
-    /// Starts as [`Gateway::start`] does, resolving names with `resolver`.
+    /// Starts like [`Gateway::start`], but resolves names with `resolver`.
     ///
     /// # Errors
-    /// `StartError`: the first reason why it does not start.
+    /// `StartError`: the first reason why the gateway does not start.
     pub async fn start_with(config: Config, resolver: Arc<dyn Resolve>) -> Result<Running, StartError> {
         trust::warn_of_exposure(&config);
         let connections = connections(config.limits.connections)?;
-        // Bind at once, so that a port in use is reported early; accept when there is something to serve.
+        // Bind at once, so that a port in use is reported early; accept connections only when everything is loaded.
         let data = bind("requests", config.server.listen)?;
         let admin = bind("administration", config.server.admin)?;
         let metrics_bound = config.server.metrics.map(|address| bind("metrics", address)).transpose()?;
@@ -143,7 +143,7 @@ fn url(address: SocketAddr, secure: bool) -> String {
     format!("{}://{address}", if secure { "https" } else { "http" })
 }
 
-/// A serving gateway, until [`Running::shutdown`]. Dropping it instead leaves its tasks to the runtime.
+/// A gateway that serves until [`Running::shutdown`]. Dropping it instead leaves its tasks to the runtime.
 pub struct Running {
     control: Arc<Control>,
     data: Server,
@@ -169,12 +169,12 @@ impl std::fmt::Debug for Running {
 }
 
 impl Running {
-    /// Address for clients.
+    /// The address for clients.
     pub fn data_addr(&self) -> SocketAddr {
         self.data_addr
     }
 
-    /// The data plane's URL; https if it has certificates.
+    /// Returns the data plane's URL; https if it has certificates.
     pub fn data_url(&self) -> String {
         url(self.data_addr, self.control.backends.config().server.tls.is_some())
     }
@@ -184,22 +184,22 @@ impl Running {
         url(self.admin_addr, self.control.backends.config().server.admin_tls.is_some())
     }
 
-    /// Address of the admin plane.
+    /// The admin plane's address.
     pub fn admin_addr(&self) -> SocketAddr {
         self.admin_addr
     }
 
-    /// Address of the metrics listener, if there is one.
+    /// The metrics listener's address, if there is one.
     pub fn metrics_addr(&self) -> Option<SocketAddr> {
         self.metrics_addr
     }
 
-    /// Health of a backend; `None` if none has that name.
+    /// Returns a backend's health; `None` if no backend has that name.
     pub fn health(&self, backend: &str) -> Option<Health> {
         self.control.backends.backend(backend).map(|backend| backend.health())
     }
 
-    /// Completes once a backend's health satisfies `wanted`; `None` if none has that name.
+    /// Completes once a backend's health satisfies `wanted`; returns `None` if no backend has that name.
     pub async fn wait_health(&self, backend: &str, wanted: impl FnMut(&Health) -> bool) -> Option<Health> {
         let mut changes = self.control.backends.backend(backend)?.watch_health();
         changes.wait_for(wanted).await.ok().map(|health| health.clone())
@@ -208,12 +208,12 @@ impl Running {
     /// Completes once every backend is healthy.
     pub async fn wait_ready(&self) {
         for backend in all_of(&self.control.backends) {
-            // The sender lives as long as the backend held here.
+            // The sender lives as long as the backend, which is held here.
             let _ = backend.watch_health().wait_for(Health::is_healthy).await;
         }
     }
 
-    /// Reads the configuration file again and applies it. On an error the old configuration stays.
+    /// Rereads the configuration file and applies it. On an error the old configuration stays in effect.
     ///
     /// # Errors
     /// The problem with the file or with the files it names.
@@ -221,15 +221,15 @@ impl Running {
         reload::reload(&self.control).await
     }
 
-    /// Ends as `[drain]` says: signals load balancers first (`/readyz` is 503) while still accepting requests, then
-    /// calls [`Running::shutdown`]. `hurried`: without that signal.
+    /// Shuts down according to `[drain]`: signals load balancers first (`/readyz` is 503) while still accepting
+    /// requests, then calls [`Running::shutdown`]. `hurried`: skips that signal.
     pub async fn drain(self, hurried: bool) {
         let rules = self.control.backends.config().drain;
         self.control.data.drain();
         if !hurried && !rules.delay.is_zero() {
             tracing::info!(
                 seconds = rules.delay.as_secs_f64(),
-                "gateway is no longer ready and will stop accepting connections soon"
+                "gateway is draining and will soon stop accepting connections"
             );
             tokio::time::sleep(rules.delay).await;
         }
@@ -240,7 +240,7 @@ impl Running {
     /// listeners, and probes, run until then.
     pub async fn shutdown(self, grace: Duration) {
         self.control.data.drain();
-        tracing::info!(seconds = grace.as_secs_f64(), "gateway is stopping: running requests may finish");
+        tracing::info!(seconds = grace.as_secs_f64(), "gateway is stopping: waiting for running requests to finish");
         self.data.shutdown(grace, || self.control.data.close()).await;
         self.stop.cancel();
         self.watchers.close();

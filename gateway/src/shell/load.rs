@@ -1,5 +1,5 @@
-//! Turns a checked configuration into models: reads tokenizers, templates and tables. An unreadable file costs its
-//! model or backend its affinity and nothing else. Blocking: it reads files.
+//! Turns a validated configuration into models: reads tokenizers, templates and tables. An unreadable file costs its
+//! model or backend only its affinity. Blocking, because it reads files.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -28,7 +28,7 @@ pub(crate) fn check_dirs(config: &Config) -> Result<(), StartError> {
     }
 }
 
-/// A running model.
+/// A running model, for reuse.
 #[derive(Clone, Copy)]
 pub(crate) struct Running<'a> {
     pub(crate) model: &'a Model,
@@ -83,8 +83,8 @@ pub(crate) fn model(
     Ok(model)
 }
 
-/// A model's tokenizer and template, and why the tokenizer could not be read. If the files have become unreadable, the
-/// running model's stay in use.
+/// Loads a model's tokenizer and template, or returns why the tokenizer could not be read. If the files have become
+/// unreadable, the running model's tokenizer and template stay in use.
 fn text(
     config: &ModelConfig,
     segment_cache_bytes: usize,
@@ -117,8 +117,8 @@ fn text(
     }
 }
 
-/// Reads the tokenizer and the template. An unusable template is recorded with its error, and that of `old` stays in
-/// use.
+/// Reads the tokenizer and the template. If the template is unusable, its error is recorded, and the template of `old`
+/// stays in use.
 fn load_text(
     config: &ModelConfig,
     path: &Path,
@@ -128,9 +128,9 @@ fn load_text(
     let mut tokenizer = encoder(path)?;
     tokenizer.cache_segments(made_of.segment_cache_bytes);
     match tokenizer.is_fast() {
-        Ok(()) => tracing::info!(model = config.name, "prompts are encoded by the fast library"),
+        Ok(()) => tracing::info!(model = config.name, "encoding prompts with the fast library"),
         Err(reason) => {
-            tracing::warn!(model = config.name, reason = reason.to_string(), "prompts are encoded by the slow library");
+            tracing::warn!(model = config.name, reason = reason.to_string(), "encoding prompts with the slow library");
         }
     }
     let (template, template_error) = match template(config, path) {
@@ -138,7 +138,7 @@ fn load_text(
         Err(error) => {
             let template = old.and_then(|old| old.template.clone());
             let earlier_in_use = template.is_some();
-            tracing::error!(model = config.name, %error, earlier_in_use, "the chat template cannot be used");
+            tracing::error!(model = config.name, %error, earlier_in_use, "cannot use the chat template");
             (template, Some(error.into()))
         }
     };
@@ -148,7 +148,7 @@ fn load_text(
     Ok(Text { tokenizer, template, template_error, vocabulary, writes_date, made_of })
 }
 
-/// The configured template, or the tokenizer's own. A model without one serves chats without affinity.
+/// Reads the configured template, or the tokenizer's own. A model without a template serves chats without affinity.
 fn template(config: &ModelConfig, tokenizer: &Path) -> Result<Option<ChatTemplate>, TextError> {
     let template = match &config.chat_template {
         Some(path) => ChatTemplate::from_file(path, tokenizer, unix_seconds),
@@ -161,13 +161,14 @@ fn template(config: &ModelConfig, tokenizer: &Path) -> Result<Option<ChatTemplat
     template.map(|template| Some(template.in_zone(config.zone_seconds).with_options(options)))
 }
 
-/// Reads it on a thread of its own: the fast library caches words per thread, and 16 MB of cache go with this one.
+/// Reads a tokenizer on its own thread: the fast library caches words per thread, so the 16 MB cache is freed with that
+/// thread.
 fn encoder(path: &Path) -> Result<PromptEncoder, TextError> {
     let read = || Tokenizer::from_file(path).map(Tokenizer::into_encoder);
     std::thread::scope(|scope| scope.spawn(read).join()).unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
-/// A backend with its tables. `old` is the running state of the engine: its tables, which may have been swapped since,
+/// Loads a backend with its tables. `old` is the engine's running state: its tables, which may have been swapped since,
 /// stay in use unless another file is configured, or the file has changed and is readable.
 fn load_member(
     config: &BackendConfig,
@@ -195,7 +196,7 @@ fn load_member(
             (member.tables_file, member.unread) = (tables_file, None);
             match opened {
                 None => member.tables = None,
-                // The watcher loaded it first.
+                // The watcher has already loaded this version.
                 Some((_, (tables, _))) if in_use.as_deref() == Some(tables.digest()) => {}
                 Some((path, (tables, stamp))) => {
                     let origin = Origin { path: Some(path.to_owned()), stamp: Some(stamp) };
@@ -203,7 +204,7 @@ fn load_member(
                 }
             }
         }
-        // Every reload tries it again.
+        // Every reload retries the file.
         Err(error) => {
             let backend = config.name.as_str();
             tracing::error!(backend, %error, earlier_in_use = member.tables.is_some(), "cannot read the tables");

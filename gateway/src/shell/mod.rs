@@ -1,15 +1,15 @@
-//! Everything around the data plane: listeners, administration, discovery, reloads, switches of layouts.
+//! Everything around the data plane: listeners, administration, discovery, reloads, layout switches.
 //!
-//! | module | what |
+//! | module | purpose |
 //! |---|---|
-//! | `control` | the state of the control plane |
+//! | `control` | the control plane's state |
 //! | `gateway`, `server` | startup and shutdown; listeners |
-//! | `load` | tokenizers, templates and tables from disk into the first snapshot |
-//! | `reload` | the next configuration, prepared beside the running one and swapped in |
-//! | `discovery` | backends found by DNS (addresses, SRV records) or Kubernetes that come and go |
-//! | `switching` | layouts switched by the policy: reading a backend, deciding, driving its hook, a webhook or pools |
+//! | `load` | tokenizers, templates and tables, loaded from disk into the first snapshot |
+//! | `reload` | the next configuration, prepared alongside the running one and swapped in |
+//! | `discovery` | backends that join and leave, found by DNS (addresses, SRV records) or Kubernetes |
+//! | `switching` | policy-driven layout switches: reading a backend, deciding, driving its hook, a webhook or pools |
 //! | `watchers` | the tasks that watch each backend |
-//! | `admin`, `summary` | status, metrics, tables, backends, routing; what a start would serve |
+//! | `admin`, `summary` | status, metrics, tables, backends, routing; the summary of what would be served |
 //! | `credentials`, `memory` | key and certificate files, reread when they change; freed memory returned to the system |
 
 pub(crate) mod admin;

@@ -1,4 +1,4 @@
-//! The summary of `semmoe serve --check`.
+//! The summary printed by `semmoe serve --check`.
 
 use std::fmt;
 
@@ -9,13 +9,13 @@ use crate::backends::parity::known::Known;
 use crate::backends::{Member, Model, Snapshot};
 use crate::config::{Config, OtherNames};
 
-/// One line per listener, model and backend.
+/// A summary with one line per listener, model and backend.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Summary {
     lines: Vec<String>,
 }
 
-/// The models a gateway would serve, with their engines' reports.
+/// The models that a gateway would serve, with their engines' reports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Probed {
     /// The models that would be served.
@@ -29,7 +29,7 @@ pub struct Probed {
 pub struct Troubles(pub(crate) Vec<String>);
 
 impl Troubles {
-    /// Whether all engines fit.
+    /// Whether all engines serve as configured.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -43,8 +43,8 @@ impl fmt::Display for Troubles {
 
 impl std::error::Error for Troubles {}
 
-/// Everything that keeps backends from being routed by affinity, according to files, configuration and the last probes:
-/// a sentence per model or backend, for `--check` and `/readyz`.
+/// Lists what prevents backends from being routed by affinity, according to files, configuration and the last probes:
+/// one sentence per model or backend, for `--check` and `/readyz`.
 pub(crate) fn misfits(snapshot: &Snapshot) -> Vec<String> {
     let mut misfits = Vec::new();
     for model in &snapshot.models {
@@ -73,16 +73,15 @@ pub(crate) fn misfits(snapshot: &Snapshot) -> Vec<String> {
     misfits
 }
 
-/// How an engine's tokenization of chats differs from the gateway's.
+/// Describes how an engine's tokenization of chats differs from the gateway's.
 fn misread(member: &Member) -> Option<String> {
     let known = Known::of(member);
     let detail = known.detail(member).unwrap_or_default();
-    (!known.differs.is_empty()).then(|| {
-        format!("it tokenizes chats of these shapes differently: {}; {detail} (routed by load)", known.differs)
-    })
+    (!known.differs.is_empty())
+        .then(|| format!("it tokenizes these chat shapes differently: {}; {detail} (routed by load)", known.differs))
 }
 
-/// Why requests of a live backend would not run where they are sent.
+/// Returns why requests to a live backend would not run where they are sent, if so.
 pub(crate) fn ignored_pins(member: &Member) -> Option<String> {
     let pins = member.backend.pins.state();
     let state = pins.summary(|route| member.fit.dialect.reads(route).is_some());
@@ -177,15 +176,13 @@ fn backend(member: &Member) -> String {
             line.push_str(&chats(member));
         }
         if member.tables.is_some() && probe.server.as_ref().is_some_and(ServerInfo::exchanges_nothing) {
-            line.push_str(
-                "; moe_a2a_backend is none: every EP rank computes over all tokens, so affinity saves no bytes",
-            );
+            line.push_str("; moe_a2a_backend is none: every EP rank processes all tokens, so affinity saves no bytes");
         }
     }
     line
 }
 
-/// Whether an engine tokenizes chats as the gateway does, as far as it reveals that.
+/// Describes whether an engine tokenizes chats as the gateway does, as far as it reveals that.
 fn chats(member: &Member) -> String {
     let known = Known::of(member);
     let mut said = format!(", chats {}", known.state());

@@ -1,4 +1,4 @@
-//! The tasks that watch each backend: one set for every backend of the current snapshot, and none for others.
+//! The tasks that watch backends: one set for each backend of the current snapshot, and none for others.
 
 use std::sync::{Arc, PoisonError};
 
@@ -6,7 +6,7 @@ use crate::backends::{Snapshot, Watched, WatchedBackends, health, pins};
 use crate::shell::control::Control;
 use crate::shell::switching;
 
-/// Starts watching the backends that are new in this snapshot, and stops watching those that are not in it.
+/// Starts watching the backends that are new in this snapshot, and stops watching those that have left it.
 pub(crate) fn follow(control: &Arc<Control>, snapshot: &Snapshot) {
     let WatchedBackends { tasks, stop, backends } = &control.watched;
     let mut watched = backends.lock().unwrap_or_else(PoisonError::into_inner);
@@ -30,7 +30,7 @@ pub(crate) fn follow(control: &Arc<Control>, snapshot: &Snapshot) {
     }
 }
 
-/// Stops all watchers, and any that would start later.
+/// Stops all watchers, including any that would start later.
 pub(crate) async fn stop(control: &Control) {
     let WatchedBackends { tasks, stop, .. } = &control.watched;
     stop.cancel();

@@ -194,7 +194,7 @@ async fn unknown_routes_methods_and_models() {
     check_error(&client.get("/v1/models/").await, 404, "route_not_found", "no name");
     let answer = client.post(CHAT, r#"{"model":"gpt-5"}"#).await;
     check_error(&answer, 404, "model_not_found", "unknown");
-    assert_eq!(answer.message(), "there is no model 'gpt-5' (there are: tiny)");
+    assert_eq!(answer.message(), "there is no model 'gpt-5' (available: tiny)");
     assert_eq!(client.post(CHAT, r#"{"model":"small"}"#).await.status, 200);
     assert_eq!(client.post(CHAT, r#"{"model":null}"#).await.status, 200);
 }

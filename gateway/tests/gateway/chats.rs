@@ -116,10 +116,7 @@ async fn only_chats_that_the_engine_reads_otherwise_lose_affinity() {
     assert_eq!((&chats["state"], &chats["differs"]), (&json!("differs"), &json!(["tools", "tool_choice"])), "{chats}");
     assert!(has(&chats["equal"], "plain") && has(&chats["equal"], "tool_results"), "{chats}");
     let detail = chats["detail"].as_str().unwrap();
-    assert!(
-        detail.starts_with("the tools chat: ") && detail.contains(" at the engine, which differ from "),
-        "{detail}"
-    );
+    assert!(detail.starts_with("the tools chat: ") && detail.contains(" in the engine, differing from "), "{detail}");
     let misread = "semmoe_chats_misread_total{backend=\"pod-a\",shape=\"tools\"}";
     for (body, placed_by, counted) in [(plain(), "affinity", 0.0), (with_tools(), "least_load", 1.0)] {
         assert_eq!(policy(&gateway, CHAT, &body).await, placed_by);
@@ -129,8 +126,7 @@ async fn only_chats_that_the_engine_reads_otherwise_lose_affinity() {
     assert_eq!(policy(&gateway, "/v1/completions", &completion).await, "affinity");
     let ready = Client::admin(&gateway).get("/readyz").await;
     let said = ready.text();
-    let trouble =
-        "backend 'pod-a': it tokenizes chats of these shapes differently: tools, tool_choice; the tools chat: ";
+    let trouble = "backend 'pod-a': it tokenizes these chat shapes differently: tools, tool_choice; the tools chat: ";
     assert!(ready.status == 200 && said.contains(trouble), "{said}");
     let checked = Gateway::probe(config(&toml(&fixture, &mock))).await.unwrap();
     assert!(checked.troubles.to_string().contains(trouble), "{}", checked.troubles);
@@ -181,13 +177,13 @@ async fn a_reload_judges_the_new_template_without_asking() {
 async fn what_shows_nothing_is_unproven_and_keeps_affinity() {
     type Answer = fn() -> Result<Value, u16>;
     let shows: [(&str, Answer, &str); 8] = [
-        ("no route", || Err(404), "no route of the engine shows its token ids: /tokenize answered 404"),
+        ("no route", || Err(404), "no route of the engine returns token ids: /tokenize answered 404"),
         ("takes no messages", || Err(422), "/tokenize answered 422"),
-        ("its key", || Err(401), "its token ids: /tokenize answered 401"),
-        ("no ids", || Ok(json!({ "tokens": ["a"] })), "is not what was expected"),
-        ("lists", || Ok(json!({ "tokens": [[1]], "count": [1] })), "is not what was expected"),
-        ("negative", || Ok(json!({ "tokens": [-1] })), "is not what was expected"),
-        ("huge", || Ok(json!({ "tokens": [u64::MAX] })), "is not what was expected"),
+        ("its key", || Err(401), "returns token ids: /tokenize answered 401"),
+        ("no ids", || Ok(json!({ "tokens": ["a"] })), "unexpected response"),
+        ("lists", || Ok(json!({ "tokens": [[1]], "count": [1] })), "unexpected response"),
+        ("negative", || Ok(json!({ "tokens": [-1] })), "unexpected response"),
+        ("huge", || Ok(json!({ "tokens": [u64::MAX] })), "unexpected response"),
         ("too long", || Ok(json!({ "tokens": vec![10_000; 100_000] })), "limit of 262144 bytes"),
     ];
     let fixture = Fixture::new(2);
@@ -242,7 +238,7 @@ async fn a_chat_that_the_engine_refuses_is_unproven() {
     let gateway = start(&toml(&fixture, &mock)).await;
     let chats = shown(&gateway, "pod-a").await["chats"].take();
     assert_eq!((&chats["state"], &chats["unproven"]), (&json!("equal"), &json!(["system", "other"])), "{chats}");
-    assert_eq!(chats["detail"], "the engine answered 500 to the system chat");
+    assert_eq!(chats["detail"], "the engine returned 500 for the system chat");
 }
 
 #[tokio::test]
@@ -270,7 +266,7 @@ async fn several_other_counts_in_answers_cost_affinity_until_they_agree_again() 
     }
     let chats = shown(&gateway, "pod-a").await["chats"].take();
     assert_eq!((&chats["differs"], &chats["counted_alike"]), (&json!(["tools"]), &json!(["plain"])), "{chats}");
-    assert_eq!(chats["detail"], "the engine's token counts differ in chats of shape tools");
+    assert_eq!(chats["detail"], "the engine's token counts differ for chats of shape tools");
     assert_eq!(send(right, with_tools()).await, "least_load");
     settled(&gateway).await;
     assert_eq!(send(right, with_tools()).await, "affinity");

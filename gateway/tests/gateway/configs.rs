@@ -184,7 +184,7 @@ async fn wrong_configurations_change_nothing_and_are_reported() {
         assert_eq!(answer.status, status, "{case}: {answer:?}");
         let message = answer.message();
         assert!(
-            message.starts_with("the old configuration stays in force: ") && message.contains(says),
+            message.starts_with("the old configuration stays in effect: ") && message.contains(says),
             "{case}: {message}"
         );
         assert!(!message.contains('\n'), "{case}: one sentence");

@@ -68,7 +68,7 @@ async fn an_engine_that_ignores_pins_is_found_by_its_answers_and_comes_back() {
     let detail = pins(&gateway).await["detail"].as_str().unwrap().to_owned();
     // Probes run alongside requests, and may have found it last, on either rank.
     let named = [
-        "an answer to a request pinned to rank 0 named rank 1",
+        "a response to a request pinned to rank 0 named rank 1",
         "ran elsewhere; one pinned to rank 0 ran on rank 1",
         "ran elsewhere; one pinned to rank 1 ran on rank 0",
     ];
@@ -205,7 +205,7 @@ async fn placements_that_show_or_are_declared_are_compared() {
     let swapped = json!({ "physical_to_logical_map": rows }).to_string();
     for (location, eplb, declared, says) in [
         ("trivial", false, None, ("engine", "")),
-        (swapped.as_str(), false, None, ("engine", "group 0 of layer 3 holds experts [16, 17, ")),
+        (swapped.as_str(), false, None, ("engine", "group 0 of layer 3 has experts [16, 17, ")),
         (
             "/maps/e.json",
             false,

@@ -89,7 +89,7 @@ async fn backends_join_and_leave_with_the_answers() {
     let (client, admin) = (Client::data(&gateway), Client::admin(&gateway));
     answers(&gateway, "empty", 1.0).await;
     let ready = admin.get("/readyz").await;
-    assert_eq!((ready.status, &ready.body[..]), (503, &b"model 'tiny': no backend was discovered yet\n"[..]));
+    assert_eq!((ready.status, &ready.body[..]), (503, &b"model 'tiny': no backend has been discovered yet\n"[..]));
     assert_eq!(client.post("/v1/completions", r#"{"model":"tiny"}"#).await.status, 503);
     names.set(&[&a]);
     until(&gateway, FOUND, |found| found == 1.0).await;

@@ -31,10 +31,14 @@ async fn what_routers_and_engines_tell_each_other_stays_behind() {
         (
             CHAT,
             r#"{"vllm_xargs":{"kv_transfer_params":"x"}}"#,
-            "vllm_xargs.kv_transfer_params is not taken from clients",
+            "vllm_xargs.kv_transfer_params is not accepted from clients",
         ),
-        ("/generate", r#"{"text":"a","lora_id":"x"}"#, "lora_id is not taken from clients"),
-        ("/v1/score", r#"{"parameters":{"routed_dp_rank":1}}"#, "parameters.routed_dp_rank is not taken from clients"),
+        ("/generate", r#"{"text":"a","lora_id":"x"}"#, "lora_id is not accepted from clients"),
+        (
+            "/v1/score",
+            r#"{"parameters":{"routed_dp_rank":1}}"#,
+            "parameters.routed_dp_rank is not accepted from clients",
+        ),
     ] {
         let answer = client.post(path, body).await;
         assert_eq!((answer.status, answer.message()), (400, message.to_owned()), "{path}");

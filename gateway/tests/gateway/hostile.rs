@@ -160,7 +160,7 @@ async fn slow_senders_are_ended() {
         let answer = String::from_utf8(answer).unwrap();
         assert!(expected.contains(status(&answer)), "{answer}");
         if status(&answer) == "408" {
-            assert!(answer.contains("the body did not arrive within 0.2 s"), "{answer}");
+            assert!(answer.contains("the body was not received within 0.2 s"), "{answer}");
         }
     }
     still_serves(&gateway, &mut mock).await;

@@ -58,7 +58,7 @@ fn cases(fixture: &Fixture) -> Vec<Case> {
             verdict: Err("it runs with --force-local-rate 0.4"),
             ..case("a measurement", with("force_local_rate", json!(0.4)), None)
         },
-        other_model("other", Err("it serves another model, 'other'")),
+        other_model("other", Err("it serves a different model, 'other'")),
     ]
 }
 

@@ -147,7 +147,7 @@ async fn sglang_takes_the_probes_of_all_routes() {
     for path in [COMPLETIONS, RESPONSES] {
         let probed = |shown: &Value| route(shown, path)["detail"].is_string();
         let found = route(&until_shown(&gateway, "pod-a", probed).await, path);
-        assert_eq!(found["detail"], "this engine and version do not report which rank ran a request", "{found}");
+        assert_eq!(found["detail"], "this engine version does not report which rank ran a request", "{found}");
     }
 }
 

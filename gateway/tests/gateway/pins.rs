@@ -90,7 +90,7 @@ async fn trusted_pins_are_honoured() {
     let answer = client.post("/generate", r#"{"routed_dp_rank":4}"#).await;
     assert_eq!((answer.status, answer.message().as_str()), (400, "the pin 4 is not a rank of model 'tiny'"));
     let answer = client.post("/generate", r#"{"routed_dp_rank":-1}"#).await;
-    assert_eq!((answer.status, answer.message().as_str()), (400, "the pin '-1' is not a rank"));
+    assert_eq!((answer.status, answer.message().as_str()), (400, "the pin '-1' is not a valid rank"));
 }
 
 #[tokio::test]

@@ -160,7 +160,7 @@ async fn a_slow_answer_is_not_retried() {
     let Fleet { mocks: [mut a, mut b], gateway, client } = fleet("[timeouts]\nfirst_byte_seconds = 0.2\n").await;
     let answer = client.mock(CHAT, "hang", "{}").await;
     assert_eq!(answer.status, 504);
-    assert!(answer.message().contains("did not send the head of the answer within 200ms"), "{}", answer.message());
+    assert!(answer.message().contains("did not send the response head within 200ms"), "{}", answer.message());
     let (_, other) = first(&mut a, &mut b).await;
     assert!(other.seen.try_recv().is_err());
     settled(&gateway).await;
@@ -173,10 +173,10 @@ async fn the_last_error_tells_how_many_were_asked_and_why_no_more() {
     // The prober must not be faster than the requests.
     let health = "[health]\ninterval_seconds = 3600\nunhealthy_after = 1000\n";
     let cases = [
-        ("attempts = 1", "attempts: 1; no attempts are left"),
-        ("attempts = 2", "attempts: 2; no attempts are left"),
+        ("attempts = 1", "attempts: 1; no attempts left"),
+        ("attempts = 2", "attempts: 2; no attempts left"),
         ("attempts = 9", "attempts: 3; no other backend can serve"),
-        ("attempts = 9\nbudget_ratio = 0\nbudget_per_second = 0.1", "attempts: 2; the retry budget is spent"),
+        ("attempts = 9\nbudget_ratio = 0\nbudget_per_second = 0.1", "attempts: 2; the retry budget is exhausted"),
     ];
     let mut gateways = Vec::new();
     for (retry, end) in cases {

@@ -191,7 +191,7 @@ fn wrong_sources_name_the_key() {
         ("srv = \"\"", format!("{key}.srv: ''")),
         ("srv = \"a..b\"", format!("{key}.srv: 'a..b'")),
         ("", format!("{key}: has none of `dns`, `srv` and `kubernetes`")),
-        (both, format!("{key}.srv: set beside `dns`")),
+        (both, format!("{key}.srv: `dns` is set too")),
     ] {
         let toml = TOML.replace("srv = \"_http._tcp.engines.example.\"", to);
         let error = Config::from_toml(&toml, std::path::Path::new("")).unwrap_err().to_string();

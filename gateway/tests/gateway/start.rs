@@ -78,11 +78,11 @@ fn configuration_errors_name_the_key() {
         (backend("http:", "ftp:", ""), "models[0].backends[0].url: "),
         (with("") + "ranks = 0\n", "models[0].backends[0].ranks: 0"),
         (with("") + "rank = 1\n", "unknown field `rank`"),
-        (format!("{MODEL}{BACKEND}{BACKEND}"), "models[0].backends[1].name: 'a' is taken already"),
-        (model("aliases = [\"m\"]\n"), "models[0].aliases[0]: 'm' is taken already"),
-        (with("") + &backend("\"a\"", "\"b\"", ""), "models[1].name: 'm' is taken already"),
+        (format!("{MODEL}{BACKEND}{BACKEND}"), "models[0].backends[1].name: 'a' is already taken"),
+        (model("aliases = [\"m\"]\n"), "models[0].aliases[0]: 'm' is already taken"),
+        (with("") + &backend("\"a\"", "\"b\"", ""), "models[1].name: 'm' is already taken"),
         (format!("{}{BACKEND}", MODEL.replace("\"m\"", "\"\"")), "models[0].name: \"\" is not a name"),
-        (model("adapters = [\"a\", \"a\"]\n"), "models[0].adapters[1]: 'm:a' is taken already"),
+        (model("adapters = [\"a\", \"a\"]\n"), "models[0].adapters[1]: 'm:a' is already taken"),
         (model("adapters = [\"\"]\n"), "models[0].adapters[0]: empty"),
         ("x = ".to_owned(), "line 1: "),
     ] {
@@ -98,7 +98,7 @@ fn configuration_errors_name_the_key() {
 #[test]
 fn configuration_errors_of_policies_name_the_key() {
     for (text, says) in [
-        (with("[routing]\nsticky_header = \"a b\""), "routing.sticky_header: \"a b\" is not the name of a header"),
+        (with("[routing]\nsticky_header = \"a b\""), "routing.sticky_header: \"a b\" is not a valid header name"),
         (with("[routing.prefix]\nblock_tokens = 0"), "routing.prefix: routing setting `block_tokens` is 0"),
         (with("[routing.prefix]\nblocks = 1"), "line 2: unknown field `blocks`"),
         (model("canary = 101\n"), "models[0].canary: 101, expected 0 to 100 percent"),
@@ -113,7 +113,7 @@ fn configuration_errors_of_policies_name_the_key() {
         (model("baseline = \"random\"\n"), "models[0].baseline: 'random' would never be used"),
         (policy("shadow", ""), "models[0].tokenizer: must be set"),
         (policy("shadow", "baseline = \"shadow\"\n"), "policy: `baseline` of policy `shadow` is `shadow`"),
-        (policy("prefix", ""), "models[0].tokenizer: must be set, as policy 'prefix' reads prompts"),
+        (policy("prefix", ""), "models[0].tokenizer: must be set, because policy 'prefix' reads prompts"),
     ] {
         refused(&text, says);
     }
@@ -143,8 +143,8 @@ fn configuration_errors_of_keys_name_the_key_and_repeat_no_digest() {
         assert!(!refused(&text, says).contains("my-secret"), "{text}");
     }
     for (second, says) in [
-        (format!("name = \"a\"\nsha256 = \"{other}\""), "auth.keys[1].name: 'a' is taken already"),
-        (format!("name = \"b\"\nsha256 = \"{one}\""), "auth.keys[1].sha256: another key has the same digest"),
+        (format!("name = \"a\"\nsha256 = \"{other}\""), "auth.keys[1].name: 'a' is already taken"),
+        (format!("name = \"b\"\nsha256 = \"{one}\""), "auth.keys[1].sha256: the same digest as another key's"),
         (format!("name = \"b\"\nsha256 = \"{other}\"\nmodels = [\"x\"]"), "auth.keys[1].models: there is no model 'x'"),
         (format!("name = \"b\"\nsha256 = \"{other}\"\nmodels = []"), "auth.keys[1].models: empty"),
     ] {
@@ -160,9 +160,9 @@ fn configuration_errors_of_backends_name_the_key() {
     let url = "url = \"http://127.0.0.1:1\"";
     let (two, same) = ("urls = [\"http://a\", \"http://b\"]", "urls = [\"http://a\", \"http://a\"]");
     for (text, says) in [
-        (with("") + "urls = [\"http://a\"]\n", "models[0].backends[0].urls: set beside `url`"),
+        (with("") + "urls = [\"http://a\"]\n", "models[0].backends[0].urls: `url` is set too"),
         (backend(url, two, ""), "models[0].backends[0].urls: one sglang engine has all of its ranks behind one URL"),
-        (backend(url, same, "").replace("sglang", "vllm"), "models[0].backends[0].urls[1]: http://a is there already"),
+        (backend(url, same, "").replace("sglang", "vllm"), "models[0].backends[0].urls[1]: duplicate URL http://a"),
         (
             backend(url, two, "ranks = 3\n").replace("sglang", "openai"),
             "models[0].backends[0].ranks: 3, but there are 2 URLs",

@@ -118,7 +118,7 @@ async fn a_killed_engine_ends_what_runs_and_a_silent_one_times_out() {
     let Fleet { mocks: [mut mock], gateway, client } = alone(1, "[timeouts]\nfirst_byte_seconds = 0.3\n").await;
     let answer = client.mock(CHAT, "hang", "{}").await;
     assert_eq!(answer.status, 504);
-    assert!(answer.message().contains("did not send the head of the answer within 300ms"), "{}", answer.message());
+    assert!(answer.message().contains("did not send the response head within 300ms"), "{}", answer.message());
     mock.next_gone().await;
     mock.next().await;
 

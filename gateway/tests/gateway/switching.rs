@@ -70,7 +70,7 @@ async fn a_worker_is_switched_both_ways_and_stays_in_service() {
     let decision = &unit["decisions"][0];
     assert_eq!((&decision["to"], &decision["outcome"]), (&json!("ep"), &json!("committed")), "{unit}");
     assert_eq!(decision["seconds"], 0.002, "as the worker measured it");
-    assert!(decision["reason"].as_str().unwrap().contains("less there"), "{unit}");
+    assert!(decision["reason"].as_str().unwrap().contains("shorter there"), "{unit}");
     assert_eq!(
         worker.script().asked[..2],
         [json!({ "to": "ep", "if_epoch": 3, "action": "prepare" }), json!({ "if_epoch": 3, "action": "commit" }),]
@@ -142,7 +142,7 @@ async fn no_expert_moves_for_tables_that_would_be_refused() {
     let command = json!({ "backend": "unit-a", "to": { "experts": "tp" } }).to_string();
     let refused = Client::admin(&gateway).post("/admin/switch", command).await;
     assert_eq!(refused.status, 400, "{refused:?}");
-    let message = "`to` is neither the name of a layout nor {\"tables\": PATH}";
+    let message = "`to` is neither a layout name nor {\"tables\": PATH}";
     assert!(refused.message().starts_with(message), "{refused:?}");
     assert_eq!(worker.actions(), Vec::<String>::new());
     complete(&gateway).await;
@@ -208,7 +208,7 @@ async fn whatever_goes_wrong_the_old_layout_or_the_new_one_serves() {
     let case = |fault, outcome, says, asked| Case { fault, outcome, says, asked };
     for Case { fault, outcome, says, asked } in [
         case(SwitchFault::RefusePrepare, "refused", "no room", &["prepare"]),
-        case(SwitchFault::HangPrepare, "lost", "the prepare was not answered", &["prepare", "abort"]),
+        case(SwitchFault::HangPrepare, "lost", "no response to the prepare", &["prepare", "abort"]),
         case(SwitchFault::WrongEpoch, "refused", "at epoch 10, expected 3", &["prepare", "abort"]),
         case(SwitchFault::RefuseCommit, "rolled_back", "a checksum differs", &["prepare", "commit"]),
         case(
@@ -390,7 +390,7 @@ async fn a_stream_that_would_miss_its_target_switches_a_backend_that_would_stay_
     let waiting = client.begin_with("/v1/completions", "hang", body);
     let unit = until(&gateway, "pod-a", |unit| unit["layout"] == "ep" && ended(unit)).await;
     let reason = unit["decisions"][0]["reason"].as_str().unwrap();
-    assert!(reason.starts_with("a request of priority 7 has its first token after "), "{unit}");
+    assert!(reason.starts_with("a request of priority 7 gets its first token after "), "{unit}");
     waiting.abort();
 }
 
@@ -460,7 +460,7 @@ fn what_cannot_be_driven_is_a_configuration_error() {
         (format!("{drive}ttft_ms = [[256, 5.0]]"), &worker, "256"),
         (format!("{drive}switch_seconds = 0.0"), &worker, "switch.switch_seconds: 0"),
         (format!("{drive}interval_seconds = 0.0"), &worker, "switch.interval_seconds: 0"),
-        (format!("{drive}tp_layout = \"ep\""), &worker, "'ep' is also ep_layout"),
+        (format!("{drive}tp_layout = \"ep\""), &worker, "'ep', expected a layout other than ep_layout"),
         (format!("{drive}webhook = \"ops\""), &worker, "switch.webhook: "),
         (format!("{drive}hook = \"ops\""), &worker, "unknown field `hook`"),
     ] {

@@ -245,11 +245,11 @@ async fn certificates_that_cannot_be_used_are_reported_before_serving() {
     let good = authority.section("server.tls", "server");
     for (section, says) in [
         (good.replace("server.pem", "none.pem"), "server.tls: cannot use "),
-        (good.replace("server.pem", "empty.pem"), "no certificate in it"),
-        (good.replace("server.key", "server.pem"), "no private key in it"),
+        (good.replace("server.pem", "empty.pem"), "contains no certificate"),
+        (good.replace("server.key", "server.pem"), "contains no private key"),
         (good.replace(&key.display().to_string(), &other.file("server.key").display().to_string()), "KeyMismatch"),
-        (format!("{good}client_ca = {empty:?}\n"), "no certificate in it"),
-        (format!("{good}client_ca = {key:?}\n"), "no certificate in it"),
+        (format!("{good}client_ca = {empty:?}\n"), "contains no certificate"),
+        (format!("{good}client_ca = {key:?}\n"), "contains no certificate"),
         (authority.section("server.admin_tls", "none"), "server.admin_tls: cannot use "),
     ] {
         let config = config(&format!("{section}{}", plain_model(&mock, 1)));

@@ -71,7 +71,7 @@ async fn a_key_may_be_for_some_models() {
         assert_eq!(answer.status, status, "{model}");
         if status == 404 {
             // A model that the key may not use is indistinguishable from an unknown one.
-            assert_eq!(answer.message(), format!("there is no model '{model}' (there are: other)"));
+            assert_eq!(answer.message(), format!("there is no model '{model}' (available: other)"));
             assert_eq!(answer.json()["error"]["code"], "model_not_found");
         }
     }
@@ -83,7 +83,7 @@ async fn a_key_may_be_for_some_models() {
     let one = async |id: &str| client.call(Method::GET, &format!("/v1/models/{id}"), &of_b, "").await;
     assert_eq!(one("petit").await.json(), models["data"][1]);
     let refused = one("tiny").await;
-    assert_eq!((refused.status, refused.message()), (404, "there is no model 'tiny' (there are: other)".to_owned()));
+    assert_eq!((refused.status, refused.message()), (404, "there is no model 'tiny' (available: other)".to_owned()));
     assert_eq!(client.get("/v1/models/petit").await.status, 401);
 }
 

@@ -35,7 +35,7 @@ async fn server_information_of_no_known_form_is_routed_by_load_until_it_has_one(
     let fixture = Fixture::new(2);
     let tables = fixture.write("t", &["river", "king"], 0);
     for (info, says) in [
-        (json!({ "version": "9.9.9", "attn_dp_size": "two" }), "is not what any known version answers"),
+        (json!({ "version": "9.9.9", "attn_dp_size": "two" }), "does not match any known version"),
         (json!({ "version": "9.9.9", "dp_size": 0 }), "reports 0 attention-DP ranks"),
     ] {
         let mock = canned_as(info);
@@ -150,7 +150,7 @@ async fn an_engine_with_too_many_ranks_serves_as_one() {
         liar.settings().info = Some(json!({ "version": "0.5.23", "dp_size": reported }));
         let shown = until_shown(&gateway, "of-liar", ranks(served)).await;
         let detail = shown["by_load"]["detail"].as_str().unwrap_or_default();
-        let says = "65535 attention-DP ranks, but other backends leave room for 1024 (limits.ranks)";
+        let says = "65535 attention-DP ranks, but limits.ranks leaves room for only 1024";
         assert_eq!(detail == says, reported == 65_535, "{detail}");
         for model in ["tiny", "liar"] {
             assert_eq!(client.post(COMPLETIONS, format!("{{\"model\":\"{model}\"}}")).await.status, 200, "{model}");

@@ -1,4 +1,4 @@
-//! The structures and constants of `kernels/include/semmoe_kernels.h`, field by field. `tests/header.rs` makes a C
+//! The structures and constants of `kernels/include/semmoe_kernels.h`, field by field. `tests/header.rs` has a C
 //! compiler check that sizes and offsets match.
 
 use std::ffi::c_void;
@@ -22,29 +22,29 @@ pub const MULTICAST_ALLGATHER: u32 = 2;
 pub(crate) const MAX_TOP_K: u32 = 64;
 
 /// # Safety
-/// The structure is `repr(C)` and begins with its size as `u64`.
+/// The structure must be `repr(C)` and begin with its size as a `u64`.
 pub(crate) unsafe trait Sized64 {}
 
-/// Structures as in the header, with field names and offsets for the test.
+/// Defines structures as in the header, with field names and offsets for the test.
 macro_rules! structures {
     ($($(#[$doc:meta])* $c_name:literal $name:ident { $($field:ident: $type:ty,)* })*) => {$(
         $(#[$doc])*
         #[derive(Clone, Copy, Debug)]
         #[repr(C)]
-        #[allow(missing_docs, reason = "the header says what each field is")]
+        #[allow(missing_docs, reason = "the header documents each field")]
         pub struct $name {
             $(pub $field: $type,)*
         }
 
         #[cfg(test)]
         impl $name {
-            /// The C name, the size, and each field's name and offset.
+            /// Returns the C name, the size, and each field's name and offset.
             pub(crate) fn layout() -> (&'static str, usize, Vec<(&'static str, usize)>) {
                 ($c_name, size_of::<Self>(), vec![$((stringify!($field), std::mem::offset_of!(Self, $field)),)*])
             }
         }
 
-        // SAFETY: a repr(C) structure whose first field is its size in bytes.
+        // SAFETY: this is a repr(C) structure whose first field is its size in bytes.
         unsafe impl Sized64 for $name {}
     )*};
 }
@@ -161,7 +161,7 @@ structures! {
     }
 }
 
-/// The row-related fields of a call, under the same names in all structures; 0 and null if a structure lacks them.
+/// The row-related fields of a call, which have the same names in all structures; 0 or null if a structure lacks them.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct RowFields {
     pub(crate) tokens: u64,
@@ -179,7 +179,7 @@ pub(crate) trait HasRows {
 
 macro_rules! rows {
     ($($name:ident { $($field:ident),* })*) => {$(
-        #[allow(clippy::needless_update, reason = "some have every field")]
+        #[allow(clippy::needless_update, reason = "some structures have every field")]
         impl HasRows for $name {
             fn rows(&self) -> RowFields {
                 let Self { tokens, hidden, dtype, $($field,)* .. } = *self;

@@ -1,4 +1,4 @@
-//! The operations of a device, on checked arguments.
+//! A device's operations, which take checked arguments.
 
 use std::ffi::c_void;
 use std::time::Duration;
@@ -22,7 +22,7 @@ pub(crate) struct Facts {
 }
 
 /// A device's collectives. Arguments have passed [`crate::check`]: sizes, alignment, nulls, offsets in the symmetric
-/// buffer. The caller vouches for pointers. Allocates only error messages.
+/// buffer. The caller guarantees that pointers are valid. Only error messages are allocated.
 pub(crate) trait Collectives: Send {
     fn argsort(&mut self, facts: &Facts, args: &Argsort, stream: *mut c_void) -> Result<(), Failure>;
     fn reduce_scatter(&mut self, facts: &Facts, args: &ReduceScatter, stream: *mut c_void) -> Result<(), Failure>;
@@ -32,24 +32,24 @@ pub(crate) trait Collectives: Send {
     fn combine(&mut self, facts: &Facts, args: &Combine, stream: *mut c_void) -> Result<(), Failure>;
 }
 
-/// A device: its collectives, and its state between them.
+/// A device: its collectives, and the state that it keeps between calls.
 pub(crate) trait Backend: Collectives {
     /// Whether [`multicast`](Self::multicast) is available.
     fn has_multicast(&self) -> bool {
         false
     }
-    /// Sends calls through the switch from now on.
+    /// Routes calls through the NVLink switch from now on.
     fn multicast(&mut self, _args: &Multicast) -> Result<(), Failure> {
         Err(Failure::new(Code::Device, "this device has no multicast support"))
     }
-    /// Reports asynchronous errors of the device.
+    /// Reports the device's asynchronous errors.
     fn check(&mut self) -> Result<(), Failure>;
 }
 
-/// Opens the device given by checked arguments.
+/// Opens the device selected by checked arguments.
 ///
 /// # Safety
-/// Buffers and signals meet the header's requirements.
+/// Buffers and signals must meet the header's requirements.
 pub(crate) unsafe fn open(args: &InitArgs, facts: &Facts) -> Result<Box<dyn Backend>, Failure> {
     match args.device {
         // SAFETY: upheld by the caller.
@@ -63,7 +63,7 @@ pub(crate) unsafe fn open(args: &InitArgs, facts: &Facts) -> Result<Box<dyn Back
     }
 }
 
-/// Bytes of one rank's signals.
+/// Returns the size of one rank's signals.
 pub(crate) fn signal_bytes(device: u32) -> Result<u64, Failure> {
     match device {
         DEVICE_CPU => Ok(semmoe_ranks::SIGNAL_BYTES as u64),
@@ -86,7 +86,7 @@ pub(crate) fn has_cuda() -> bool {
 
 #[cfg(not(feature = "cuda"))]
 pub(crate) fn not_built() -> Failure {
-    let message = "this library was not built with CUDA: build it with feature cuda and SEMMOE_KERNEL_IMAGES";
+    let message = "this library was built without CUDA: build it with the feature cuda and SEMMOE_KERNEL_IMAGES set";
     Failure::new(Code::NotBuilt, message)
 }
 

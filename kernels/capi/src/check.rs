@@ -1,4 +1,4 @@
-//! Everything the host can check about a call before any work, for all devices.
+//! All checks of a call that the host can make before any work, for all devices.
 
 use std::time::Duration;
 
@@ -16,22 +16,22 @@ pub(crate) trait Checked: Sized64 {
     fn check(&self, facts: &Facts) -> Result<(), Failure>;
 }
 
-/// A structure, checked to have the size it states.
+/// Returns the structure after checking that it has the size it states.
 ///
 /// # Safety
-/// `args` is null, or readable up to the size in its first field.
+/// `args` must be null, or readable up to the size in its first field.
 pub(crate) unsafe fn sized<'a, A: Sized64>(args: *const A) -> Result<&'a A, Failure> {
     if args.is_null() {
         return Err(Failure::invalid("the arguments are null"));
     }
     aligned("the arguments", args.addr() as u64, align_of::<A>() as u64)?;
-    // SAFETY: not null, aligned, and every structure begins with its size.
+    // SAFETY: the pointer is not null and aligned, and every structure begins with its size.
     let found = unsafe { args.cast::<u64>().read() };
     let expected = size_of::<A>() as u64;
     if found != expected {
         return Err(Failure::invalid(format!("struct_bytes is {found}, expected {expected}")));
     }
-    // SAFETY: it has the expected size.
+    // SAFETY: the structure has the expected size.
     Ok(unsafe { &*args })
 }
 
@@ -55,7 +55,7 @@ pub(crate) fn init(args: &InitArgs) -> Result<Facts, Failure> {
         return Err(Failure::new(Code::TooLarge, message));
     }
     if args.timeout_ms == 0 {
-        return Err(Failure::invalid("timeout_ms is 0, expected more"));
+        return Err(Failure::invalid("timeout_ms is 0, expected at least 1"));
     }
     at_most("max_tokens", args.max_tokens, i32::MAX as u64)?;
     pointer("buffers", args.buffers, args.world.into(), align_of::<usize>() as u64)?;
@@ -96,7 +96,7 @@ impl Checked for ReduceScatter {
         if self.norm_weight.is_null() {
             return match self.residual.is_null() && self.residual_out.is_null() {
                 true => Ok(()),
-                false => Err(Failure::invalid("norm_weight is null, so residual and residual_out must be")),
+                false => Err(Failure::invalid("norm_weight is null, so residual and residual_out must be null too")),
             };
         }
         if !(self.epsilon >= 0.0 && self.epsilon.is_finite()) {
@@ -188,10 +188,10 @@ impl Checked for Multicast {
     }
 }
 
-/// An address or offset, and the number of bytes from there.
+/// An address or offset, and the number of bytes that start there.
 type Range = (u64, u64);
 
-/// Bytes of one row, of all tokens' rows, and of the maximum number of rows.
+/// Sizes of one row, of all tokens' rows, and of the maximum number of rows.
 struct Rows {
     row: u64,
     all: u64,
@@ -207,7 +207,7 @@ impl Rows {
         at_most("tokens", tokens, facts.max_tokens)?;
         at_most("hidden", hidden, i32::MAX as u64)?;
         at_most("capacity", capacity, i32::MAX as u64)?;
-        // Both may be null; the device checks their content.
+        // Both may be null; the device checks their contents.
         aligned("permutation", permutation.addr() as u64, 4)?;
         aligned("offsets", offsets.addr() as u64, 4)?;
         let row = hidden * dtype.bytes() as u64;
@@ -224,12 +224,12 @@ fn at_most(what: &str, found: u64, limit: u64) -> Result<(), Failure> {
     if found <= limit { Ok(()) } else { Err(Failure::new(Code::TooLarge, message())) }
 }
 
-/// A range in the symmetric buffer.
+/// Returns a checked range in the symmetric buffer.
 fn place(facts: &Facts, what: &str, offset: u64, bytes: u64) -> Result<Range, Failure> {
     aligned(what, offset, ALIGNMENT)?;
     let (end, limit) = (offset.saturating_add(bytes), facts.buffer_bytes);
     if end > limit {
-        let message = format!("{what} ends at byte {end} of the symmetric buffer, which has {limit}");
+        let message = format!("{what} ends at byte {end}, but the symmetric buffer has only {limit}");
         return Err(Failure::new(Code::TooLarge, message));
     }
     Ok((offset, bytes))
@@ -240,7 +240,7 @@ fn aligned(what: &str, found: u64, alignment: u64) -> Result<(), Failure> {
     if found.is_multiple_of(alignment) { Ok(()) } else { Err(Failure::new(Code::Misaligned, message())) }
 }
 
-/// Checks a pointer to `count` values, which may be null if there are none.
+/// Checks a pointer to `count` values, which may be null if `count` is 0.
 fn pointer<T>(what: &str, pointer: *const T, count: u64, alignment: u64) -> Result<(), Failure> {
     if pointer.is_null() && count > 0 {
         return Err(Failure::invalid(format!("{what} is null")));
@@ -248,13 +248,13 @@ fn pointer<T>(what: &str, pointer: *const T, count: u64, alignment: u64) -> Resu
     aligned(what, pointer.addr() as u64, alignment)
 }
 
-/// Checks an array of int32 or float.
+/// Checks an array of int32 or float values.
 fn ids<T>(what: &str, array: *const T, count: u64) -> Result<(), Failure> {
     pointer(what, array, count, 4)
 }
 
-/// Checks the caller's own rows: aligned, and disjoint from the ranges of this rank's symmetric buffer used by the
-/// call.
+/// Checks the caller's own rows: they must be aligned, and disjoint from the ranges of this rank's symmetric buffer
+/// that the call uses.
 fn elements<T>(facts: &Facts, what: &str, rows: *const T, bytes: u64, places: &[Range]) -> Result<(), Failure> {
     pointer(what, rows, bytes, ALIGNMENT)?;
     let from = rows.addr() as u64;
@@ -271,6 +271,6 @@ fn apart(what: &str, (from, bytes): Range, others: &[Range]) -> Result<(), Failu
     match others.iter().any(|&(other, length)| from < other + length && other < from + bytes && bytes > 0 && length > 0)
     {
         false => Ok(()),
-        true => Err(Failure::invalid(format!("{what} overlaps another array of the call"))),
+        true => Err(Failure::invalid(format!("{what} overlaps another array of this call"))),
     }
 }

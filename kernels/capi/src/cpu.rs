@@ -1,4 +1,4 @@
-//! The CPU: ranks are threads or processes with shared memory, and calls are synchronous.
+//! The CPU device: ranks are threads or processes with shared memory, and calls are synchronous.
 
 use std::ffi::c_void;
 
@@ -13,7 +13,7 @@ use crate::failure::{Code, Failure};
 /// One rank on the CPU.
 pub(crate) struct Cpu(Communicator);
 
-/// Calls a generic function with the element type of a checked code.
+/// Calls a generic function with the element type that a checked code denotes.
 macro_rules! by_dtype {
     ($code:expr, $function:ident($($argument:expr),*)) => {
         match Dtype::from_code($code) {
@@ -26,7 +26,7 @@ macro_rules! by_dtype {
 
 impl Cpu {
     /// # Safety
-    /// Buffers and signals meet the header's requirements.
+    /// Buffers and signals must meet the header's requirements.
     pub(crate) unsafe fn join(args: &InitArgs, facts: &Facts) -> Result<Self, Failure> {
         let (mut buffers, mut signals) = ([std::ptr::null_mut(); MAX_WORLD], [std::ptr::null_mut(); MAX_WORLD]);
         for rank in 0..facts.world {
@@ -50,7 +50,7 @@ impl Cpu {
 
 impl Collectives for Cpu {
     fn argsort(&mut self, facts: &Facts, args: &Argsort, _: *mut c_void) -> Result<(), Failure> {
-        // SAFETY: the caller vouches for lengths; nulls and alignment have been checked. A negative int32 reads as a
+        // SAFETY: the caller guarantees lengths; nulls and alignment have been checked. A negative int32 becomes a
         // large u32.
         let (destinations, permutation, inverse, offsets) = unsafe {
             (
@@ -86,7 +86,7 @@ impl Collectives for Cpu {
 
 impl Backend for Cpu {
     fn check(&mut self) -> Result<(), Failure> {
-        // Calls are synchronous: there are no later errors.
+        // Calls are synchronous, so there are no later errors.
         Ok(())
     }
 }
@@ -95,12 +95,12 @@ fn reduce_scatter<T: Element>(comm: &mut Communicator, args: &ReduceScatter) -> 
     let hidden = args.hidden as usize;
     let run = |comm: &mut Communicator, split: RowSplit<'_>, rows: u64| {
         let part = Span::<T>::new(args.part_offset as usize, split.tokens() * hidden)?;
-        // SAFETY: `out` has room for `capacity` rows, at least as many, and overlaps no other operand (checked).
+        // SAFETY: `out` has `capacity` rows, at least as many as are written, and overlaps no other operand (checked).
         let out = unsafe { slice_mut::<T>(args.out.cast(), rows * args.hidden) };
         if args.norm_weight.is_null() {
             return comm.reduce_scatter(part, hidden, split, out);
         }
-        // SAFETY: as above, of at least `capacity` rows.
+        // SAFETY: as above; the arrays have at least `capacity` rows.
         let norm = unsafe {
             Norm {
                 residual: slice::<T>(args.residual.cast(), args.tokens * args.hidden),
@@ -111,7 +111,7 @@ fn reduce_scatter<T: Element>(comm: &mut Communicator, args: &ReduceScatter) -> 
         };
         comm.reduce_scatter_norm(part, hidden, split, norm, out)
     };
-    // SAFETY: the caller vouches for lengths.
+    // SAFETY: the caller guarantees lengths.
     unsafe { with_split(comm, args.rows(), run) }
 }
 
@@ -119,10 +119,10 @@ fn allgather<T: Element>(comm: &mut Communicator, args: &Allgather) -> Result<()
     let run = |comm: &mut Communicator, split: RowSplit<'_>, rows: u64| {
         let hidden = args.hidden as usize;
         let out = Span::new(args.out_offset as usize, split.tokens() * hidden)?;
-        // SAFETY: `rows` has `capacity` rows, at least as many, and is not where rows are written (checked).
+        // SAFETY: `rows` has `capacity` rows, at least as many as are read, and does not overlap the output (checked).
         comm.allgather(unsafe { slice::<T>(args.rows.cast(), rows * args.hidden) }, hidden, split, out)
     };
-    // SAFETY: the caller vouches for lengths.
+    // SAFETY: the caller guarantees lengths.
     unsafe { with_split(comm, args.rows(), run) }
 }
 
@@ -141,7 +141,7 @@ fn dispatch<T: Element>(comm: &mut Communicator, args: &DispatchArgs) -> Result<
         experts: Span::new(args.experts_offset as usize, capacity * top_k)?,
         weights: Span::new(args.weights_offset as usize, capacity * top_k)?,
     };
-    // SAFETY: the caller vouches for lengths; nulls and alignment have been checked.
+    // SAFETY: the caller guarantees lengths; nulls and alignment have been checked.
     let (routes, out) = unsafe {
         let routes = Routes {
             tokens: RoutedTokens {
@@ -162,8 +162,7 @@ fn dispatch<T: Element>(comm: &mut Communicator, args: &DispatchArgs) -> Result<
 fn combine<T: Element>(comm: &mut Communicator, args: &Combine) -> Result<(), Failure> {
     let hidden = args.hidden as usize;
     let sums = Span::<T>::new(args.sums_offset as usize, args.capacity as usize * hidden)?;
-    // SAFETY: the caller vouches for lengths; nulls and alignment have been checked, and that `out` does not overlap
-    // the sums.
+    // SAFETY: the caller guarantees lengths; nulls, alignment and overlap of `out` with the sums have been checked.
     let (sent_rows, out) = unsafe {
         let sent_rows = slice(args.sent_rows, args.tokens * comm.world() as u64);
         (sent_rows, slice_mut::<T>(args.out.cast(), args.tokens * args.hidden))
@@ -171,11 +170,12 @@ fn combine<T: Element>(comm: &mut Communicator, args: &Combine) -> Result<(), Fa
     Ok(comm.combine(sums, hidden, sent_rows, out)?)
 }
 
-/// Runs a call with the caller's order, or with the default one if null, and with the number of this rank's rows, for
-/// which there must be room.
+/// Runs a call with the caller's order, or the default one if null, and with this rank's number of rows, which must not
+/// exceed the capacity.
 ///
 /// # Safety
-/// `permutation` is null or has `tokens` elements; `offsets` is null or has one element more than there are ranks.
+/// `permutation` must be null or have `tokens` elements; `offsets` must be null or have one element more than there are
+/// ranks.
 unsafe fn with_split(
     comm: &mut Communicator,
     call: RowFields,
@@ -192,7 +192,7 @@ unsafe fn with_split(
     };
     let end = offsets[world] as usize;
     if end != tokens {
-        return Err(Failure::new(Code::OutOfRange, format!("offsets end at {end}, expected {tokens}, the tokens")));
+        return Err(Failure::new(Code::OutOfRange, format!("offsets end at {end}, expected {tokens} tokens")));
     }
     let split = if call.permutation.is_null() {
         RowSplit::contiguous(offsets)?
@@ -202,14 +202,14 @@ unsafe fn with_split(
     };
     let (rows, capacity) = (split.positions(comm.rank().index()).len() as u64, call.capacity);
     if rows > capacity {
-        let message = format!("this rank has {rows} rows, expected at most {capacity}, the capacity");
+        let message = format!("this rank has {rows} rows, but the capacity is {capacity}");
         return Err(Failure::new(Code::TooLarge, message));
     }
     Ok(run(comm, split, rows)?)
 }
 
 /// # Safety
-/// `from` has `len` aligned values, or `len` is 0.
+/// `from` must have `len` aligned values, or `len` must be 0.
 unsafe fn slice<'a, T: bytemuck::Pod>(from: *const T, len: u64) -> &'a [T] {
     match len {
         0 => &[],
@@ -219,11 +219,11 @@ unsafe fn slice<'a, T: bytemuck::Pod>(from: *const T, len: u64) -> &'a [T] {
 }
 
 /// # Safety
-/// As for [`slice`]; and nothing else accesses the values during `'a`.
+/// See [`slice`]; in addition, nothing else may access the values during `'a`.
 unsafe fn slice_mut<'a, T: bytemuck::Pod>(from: *mut T, len: u64) -> &'a mut [T] {
     match len {
         0 => &mut [],
-        // SAFETY: those of `slice`, with exclusive access.
+        // SAFETY: as for `slice`, with exclusive access.
         _ => unsafe { std::slice::from_raw_parts_mut(from, len as usize) },
     }
 }

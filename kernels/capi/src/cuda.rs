@@ -1,7 +1,7 @@
-//! CUDA: each call becomes checked launches of `semmoe-kernels-cuda` on the caller's stream. Nothing here waits for the
-//! GPU.
+//! The CUDA device: each call becomes checked launches of `semmoe-kernels-cuda` on the caller's stream. Nothing here
+//! waits for the GPU.
 //!
-//! A communicator is one rank, so the rank lists of a launch have one element. A [`Launcher`] runs the launches: a GPU
+//! A communicator is one rank, so a launch's rank lists have one element. A [`Launcher`] runs the launches: a GPU
 //! (`gpu`), or a recorder in tests.
 
 #[cfg(feature = "cuda")]
@@ -26,15 +26,15 @@ use switch::Switch;
 #[cfg(feature = "cuda")]
 pub(crate) use gpu::{built, open};
 
-/// Maximum blocks of one rank: enough to saturate its links.
+/// Maximum number of blocks per rank: enough to saturate its links.
 #[cfg(any(test, feature = "cuda"))]
 const MAX_BLOCKS: u32 = 64;
-/// Minimum blocks, when many ranks might share a GPU.
+/// Minimum number of blocks per rank, for when many ranks share a GPU.
 #[cfg(any(test, feature = "cuda"))]
 const MIN_BLOCKS: u32 = 8;
 
-/// Number of blocks per rank: equal on all ranks, as a group's GPUs are of one kind, and small enough for all ranks to
-/// share a GPU, since their blocks wait for one another.
+/// Returns the number of blocks per rank. It is equal on all ranks, because a group's GPUs are of one kind, and small
+/// enough for all ranks to share a GPU, because their blocks wait for one another.
 #[cfg(any(test, feature = "cuda"))]
 fn blocks_for(processors: u32, world: usize) -> u32 {
     (processors / world as u32).clamp(MIN_BLOCKS, MAX_BLOCKS)
@@ -48,7 +48,7 @@ pub trait Launcher: Send {
     /// The driver's error.
     fn launch(&mut self, launches: &[Launch], stream: *mut c_void) -> Result<(), GpuError>;
 
-    /// The current value of the word that kernels report to.
+    /// Returns the current value of the word to which kernels report.
     fn report(&self) -> u64;
 
     /// Whether the NVLS kernels can be launched.
@@ -61,7 +61,7 @@ pub trait Launcher: Send {
 pub struct Opened {
     /// Runs the launches.
     pub launcher: Box<dyn Launcher>,
-    /// The word that its kernels report to.
+    /// The word to which the launcher's kernels report.
     pub report: Buffer,
     /// Blocks per rank in a collective; equal on all ranks.
     pub blocks: u32,
@@ -79,7 +79,7 @@ pub(crate) struct Cuda {
 
 impl Cuda {
     /// # Safety
-    /// The arrays of the arguments have `world` elements.
+    /// The arguments' arrays must have `world` elements.
     pub(crate) unsafe fn new(args: &InitArgs, facts: &Facts, opened: Opened) -> Result<Self, Failure> {
         let Opened { launcher, report, blocks } = opened;
         let (mut buffers, mut signals) = ([Buffer::default(); MAX_RANKS], [Buffer::default(); MAX_RANKS]);
@@ -93,7 +93,7 @@ impl Cuda {
         Ok(Self { team, buffers, blocks, switch: Switch::default(), launcher })
     }
 
-    /// One range in every rank's symmetric buffer.
+    /// Returns the same range in every rank's symmetric buffer.
     fn everywhere(&self, offset: u64) -> [Buffer; MAX_RANKS] {
         self.buffers.map(|buffer| buffer.from_offset(offset))
     }
@@ -107,7 +107,7 @@ impl Cuda {
     }
 
     fn launch(&mut self, launches: &[Launch], stream: *mut c_void) -> Result<(), Failure> {
-        // If a rank has stopped, the others would wait for it.
+        // Fails if this rank has stopped, because the other ranks would wait for it.
         self.check()?;
         let refused = |error: GpuError| Failure::new(Code::Device, error.to_string());
         self.launcher
@@ -116,19 +116,19 @@ impl Cuda {
     }
 }
 
-/// The caller's own array, with exactly the bytes that a call uses.
+/// Wraps the caller's own array, with exactly the bytes that a call uses.
 fn own<T>(array: *const T, bytes: u64) -> [Buffer; 1] {
     [Buffer { address: array.addr() as u64, bytes }]
 }
 
-/// The caller's order of rows; `None` if it is null.
+/// Returns the caller's order of rows; its parts are `None` if null.
 fn split(call: RowFields, world: usize) -> kernels::OwnSplit {
     let or_none = |array: *const i32, items: u64| (!array.is_null()).then(|| own(array, items * 4));
     let offsets = or_none(call.offsets, world as u64 + 1);
     kernels::OwnSplit { permutation: or_none(call.permutation, call.tokens), offsets }
 }
 
-/// The rows of checked arguments.
+/// Returns the rows described by checked arguments.
 fn rows(args: &impl HasRows) -> kernels::Rows {
     let RowFields { tokens, hidden, dtype, .. } = args.rows();
     kernels::Rows { tokens, hidden, dtype: Dtype::from_code(dtype).unwrap_or(Dtype::F32) }

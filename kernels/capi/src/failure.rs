@@ -1,4 +1,4 @@
-//! Status codes, and the calling thread's last message.
+//! Status codes and the calling thread's last error message.
 
 use std::cell::RefCell;
 use std::ffi::{CString, c_char};
@@ -18,7 +18,7 @@ pub(crate) enum Code {
     TimedOut = 6,
     PeerFailed = 7,
     NotBuilt = 8,
-    #[cfg_attr(not(feature = "launcher"), allow(dead_code, reason = "only the CUDA backend gives it"))]
+    #[cfg_attr(not(feature = "launcher"), allow(dead_code, reason = "only the CUDA backend returns it"))]
     Device = 9,
     Busy = 10,
     Internal = 11,
@@ -69,14 +69,14 @@ thread_local! {
     static LAST: RefCell<CString> = RefCell::default();
 }
 
-/// Stores the message for this thread; returns the status.
+/// Stores the message for this thread and returns the status.
 pub(crate) fn keep(failure: &Failure) -> i32 {
     let message = CString::new(failure.message.replace('\0', " ")).unwrap_or_default();
     LAST.with(|last| *last.borrow_mut() = message);
     failure.code as i32
 }
 
-/// The message, valid until this thread's next failure; empty if there was none.
+/// Returns the message, valid until this thread's next failure; empty if there was none.
 pub(crate) fn last() -> *const c_char {
     LAST.with(|last| last.borrow().as_ptr())
 }

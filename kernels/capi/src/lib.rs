@@ -1,14 +1,14 @@
-//! `libsemmoe_kernels.so`: the functions of `kernels/include/semmoe_kernels.h`, which documents them.
+//! `libsemmoe_kernels.so`: implements the functions that `kernels/include/semmoe_kernels.h` documents.
 //!
-//! | module | what |
+//! | module | contents |
 //! |---|---|
-//! | `abi` | the header's structures and constants, checked against it by a C test |
-//! | `check` | all that the host can check before any work, for all devices |
-//! | `backend` | what a device does with checked arguments |
+//! | `abi` | the header's structures and constants, compared with it by a C test |
+//! | `check` | all checks that the host can make before any work, for all devices |
+//! | `backend` | a device's operations on checked arguments |
 //! | `cpu` | the CPU: `semmoe-ranks` on the caller's memory |
 //! | `cuda` | with feature `cuda`: `semmoe-kernels-cuda` on the caller's stream |
-//! | `plug` | with feature `launcher`: routes launches to a GPU or to what a test installed |
-//! | `failure` | status codes, and the calling thread's last message |
+//! | `plug` | with feature `launcher`: routes launches to a GPU or to a launcher installed by a test |
+//! | `failure` | status codes and the calling thread's last error message |
 
 pub mod abi;
 mod backend;
@@ -38,7 +38,7 @@ pub struct Comm {
 
 impl Comm {
     /// # Safety
-    /// `comm` is null, or comes from `semmoe_init` and was not freed.
+    /// `comm` must be null, or come from `semmoe_init` and not have been freed.
     unsafe fn known<'c>(comm: *mut Self) -> Result<&'c Self, Failure> {
         // SAFETY: upheld by the caller.
         unsafe { comm.as_ref() }.ok_or_else(|| Failure::invalid("the communicator is null"))
@@ -53,22 +53,22 @@ impl Comm {
     }
 }
 
-/// Runs, stores a failure's message, and catches panics.
+/// Runs a function, catches its panics, and stores the message if it fails.
 fn guarded(run: impl FnOnce() -> Result<(), Failure>) -> i32 {
     let answer = catch_unwind(AssertUnwindSafe(run));
     let failure = match answer {
         Ok(Ok(())) => return abi::OK,
         Ok(Err(failure)) => failure,
-        Err(_) => Failure::new(Code::Internal, "a defect of this library: it panicked"),
+        Err(_) => Failure::new(Code::Internal, "internal error: this library panicked"),
     };
     failure::keep(&failure)
 }
 
-/// Runs a call on a communicator: one thread at a time, arguments checked, then the device.
+/// Runs a call on a communicator: admits one thread at a time, checks the arguments, then calls the device.
 ///
 /// # Safety
-/// `comm` is null, or comes from `semmoe_init` and was not freed; `args` is null, or points to a structure that begins
-/// with its size.
+/// `comm` must be null, or come from `semmoe_init` and not have been freed; `args` must be null, or point to a
+/// structure that begins with its size.
 unsafe fn call<A: check::Checked>(
     comm: *mut Comm,
     args: *const A,
@@ -105,7 +105,7 @@ pub extern "C" fn semmoe_last_error() -> *const c_char {
 /// See the header.
 ///
 /// # Safety
-/// `bytes` is null or writable.
+/// `bytes` must be null or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn semmoe_signal_bytes(device: u32, world: u32, bytes: *mut u64) -> i32 {
     guarded(|| {
@@ -120,8 +120,8 @@ pub unsafe extern "C" fn semmoe_signal_bytes(device: u32, world: u32, bytes: *mu
 /// See the header.
 ///
 /// # Safety
-/// `args` points to a structure that begins with its size, its arrays have `world` elements, buffers and signals meet
-/// the header's requirements; `comm` is writable.
+/// `args` must point to a structure that begins with its size, its arrays must have `world` elements, and buffers and
+/// signals must meet the header's requirements; `comm` must be writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn semmoe_init(args: *const InitArgs, comm: *mut *mut Comm) -> i32 {
     guarded(|| {
@@ -141,7 +141,7 @@ pub unsafe extern "C" fn semmoe_init(args: *const InitArgs, comm: *mut *mut Comm
 /// See the header.
 ///
 /// # Safety
-/// `comm` is null, or comes from `semmoe_init` and is not used afterwards.
+/// `comm` must be null, or come from `semmoe_init` and not be used afterwards.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn semmoe_free(comm: *mut Comm) {
     if !comm.is_null() {
@@ -157,7 +157,7 @@ pub unsafe extern "C" fn semmoe_free(comm: *mut Comm) {
 /// See the header.
 ///
 /// # Safety
-/// `comm` is null, or comes from `semmoe_init` and was not freed.
+/// `comm` must be null, or come from `semmoe_init` and not have been freed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn semmoe_check(comm: *mut Comm) -> i32 {
     // SAFETY: upheld by the caller.
@@ -167,7 +167,7 @@ pub unsafe extern "C" fn semmoe_check(comm: *mut Comm) -> i32 {
 /// See the header.
 ///
 /// # Safety
-/// `comm` is null, or comes from `semmoe_init` and was not freed.
+/// `comm` must be null, or come from `semmoe_init` and not have been freed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn semmoe_has_multicast(comm: *mut Comm) -> i32 {
     let mut found = false;
@@ -182,10 +182,10 @@ pub unsafe extern "C" fn semmoe_has_multicast(comm: *mut Comm) -> i32 {
 /// See the header.
 ///
 /// # Safety
-/// The arguments meet the header's requirements.
+/// The arguments must meet the header's requirements.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn semmoe_multicast(comm: *mut Comm, args: *const Multicast) -> i32 {
-    // SAFETY: upheld by the caller, also for later calls.
+    // SAFETY: upheld by the caller, for later calls too.
     unsafe { call(comm, args, |backend, _, args| backend.multicast(args)) }
 }
 
@@ -194,10 +194,10 @@ macro_rules! operations {
         /// See the header.
         ///
         /// # Safety
-        /// The arguments meet the header's requirements.
+        /// The arguments must meet the header's requirements.
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name(comm: *mut Comm, args: *const $args, stream: *mut c_void) -> i32 {
-            // SAFETY: upheld by the caller, also for the backend.
+            // SAFETY: upheld by the caller, for the backend too.
             unsafe { call(comm, args, |backend, facts, args| backend.$method(facts, args, stream)) }
         }
     )*};

@@ -1,4 +1,4 @@
-//! Routes the launches of CUDA calls to a GPU, or to what another crate installed.
+//! Routes the launches of CUDA calls to a GPU, or to a launcher installed by another crate.
 
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -20,23 +20,23 @@ pub struct RankFacts {
     pub rank: usize,
     /// P
     pub world: usize,
-    /// Address of rank 0's signals: equal for all ranks of a group, and unique to it at the time.
+    /// Address of rank 0's signals: equal for all ranks of a group, and unique among the groups that exist at the time.
     pub group: usize,
-    /// Maximum time that a call waits for a peer.
+    /// Maximum time for which a call waits for a peer.
     pub timeout: Duration,
 }
 
-/// Creates a rank's launcher, at `semmoe_init`.
+/// Creates a rank's launcher; called by `semmoe_init`.
 pub type Opener = fn(&RankFacts) -> Result<Opened, GpuError>;
 
 static OPENER: OnceLock<Opener> = OnceLock::new();
 
-/// Routes all further CUDA calls to launchers from `opener`; false if something was installed before.
+/// Routes all further CUDA calls to launchers from `opener`; returns false if an opener was installed before.
 pub fn install(opener: Opener) -> bool {
     OPENER.set(opener).is_ok()
 }
 
-/// Whether CUDA calls are possible here.
+/// Whether CUDA calls are possible on this machine.
 pub(crate) fn available() -> bool {
     #[cfg(feature = "cuda")]
     let gpu = semmoe_kernels_cuda::driver::available();
@@ -56,10 +56,10 @@ pub(crate) fn built() -> Result<(), Failure> {
     Err(crate::backend::not_built())
 }
 
-/// Opens what was installed, or else the GPU.
+/// Opens the installed launcher, or the GPU if there is none.
 ///
 /// # Safety
-/// Buffers and signals meet the header's requirements.
+/// Buffers and signals must meet the header's requirements.
 pub(crate) unsafe fn open(args: &InitArgs, facts: &Facts) -> Result<Box<dyn Backend>, Failure> {
     let Some(opener) = OPENER.get() else {
         #[cfg(feature = "cuda")]

@@ -168,7 +168,7 @@ static void experts(semmoe_comm *comm, int rank) {
 static void disagree(semmoe_comm *comm, int rank) {
   semmoe_all_reduce_args args = {sizeof args, rank == 2 ? 5u : 4u, 8, SEMMOE_F32, 0, 0, 4096};
   CHECK(semmoe_all_reduce(comm, &args, NULL) == SEMMOE_DISAGREE);
-  CHECK(strstr(semmoe_last_error(), "calls with tokens") != NULL);
+  CHECK(strstr(semmoe_last_error(), "mismatched tokens") != NULL);
   args.tokens = 4;
   CHECK(semmoe_all_reduce(comm, &args, NULL) == SEMMOE_OK);
 }

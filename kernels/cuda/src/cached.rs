@@ -1,4 +1,4 @@
-//! Images compiled on the machine with the GPU, and cached for the next start.
+//! Images that are compiled on the machine with the GPU and cached for the next start.
 
 use std::path::{Path, PathBuf};
 
@@ -7,21 +7,21 @@ use semmoe_kernels::reshard::PieceHash;
 use crate::image::Target;
 use crate::source::{HEADERS, sources_for};
 
-/// A larger file is not an image.
+/// Maximum size of an image file; larger files are ignored.
 const MAX_BYTES: u64 = 256 << 20;
 
-/// Everything that an image depends on.
+/// All inputs that determine an image.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct ImageKey {
     pub(crate) target: Target,
-    /// Version in the driver's encoding.
+    /// Driver version in the driver's encoding.
     pub(crate) driver: i32,
     /// A hash of the sources.
     pub(crate) sources: u64,
 }
 
 impl ImageKey {
-    /// The key of this library's sources.
+    /// Creates the key for this library's sources.
     pub(crate) fn new(target: Target, driver: i32) -> Self {
         let files = HEADERS.iter().chain(sources_for(target.capability()));
         let text = files.flat_map(|file| [file.name, "\n", file.text]).collect::<String>();
@@ -33,8 +33,8 @@ impl ImageKey {
     }
 }
 
-/// The image that a folder caches under a key, or else a newly compiled one, which is then cached. An unwritable folder
-/// caches nothing.
+/// Returns the image that a folder caches under a key, or compiles and caches a new one. If the folder is not writable,
+/// nothing is cached.
 pub(crate) fn kept_or<E>(
     key: &ImageKey,
     folder: &Path,
@@ -49,7 +49,7 @@ pub(crate) fn kept_or<E>(
     Ok(image)
 }
 
-/// The file's image, if it is intact: it follows its hash.
+/// Returns the file's image if it is intact, that is, if it matches the hash that precedes it.
 fn kept(file: &Path) -> Option<Vec<u8>> {
     if std::fs::metadata(file).ok()?.len() > MAX_BYTES {
         return None;
@@ -60,7 +60,7 @@ fn kept(file: &Path) -> Option<Vec<u8>> {
     (!bytes.is_empty() && hash(&bytes) == expected).then_some(bytes)
 }
 
-/// Written atomically, even if other processes write at the same time.
+/// Writes the image atomically, even if other processes write it at the same time.
 fn keep(file: &Path, image: &[u8]) -> std::io::Result<()> {
     let unfinished = file.with_extension(format!("{}.part", std::process::id()));
     file.parent().map_or(Ok(()), std::fs::create_dir_all)?;

@@ -1,7 +1,7 @@
-//! The calls: what each needs, checked before any launch. Semantics are those of `tests/reference`.
+//! The calls and their operands, checked before any launch. `tests/reference` defines their semantics.
 //!
 //! P = ranks, L = ranks of the launch, n = tokens, H = width of a row, k = experts per token, N = experts. A list of L
-//! buffers is ordered by place in the launch, a list of P buffers by rank. Elements are aligned to 16 bytes, other
+//! buffers is in the launch's rank order, a list of P buffers in the team's. Elements are aligned to 16 bytes, other
 //! arrays to 4.
 
 use semmoe_kernels::Dtype;
@@ -14,7 +14,7 @@ use crate::params::{
 };
 use crate::team::{Buffer, Team, fill, in_range};
 
-/// Element pointers and symmetric offsets are multiples of it.
+/// Alignment of element pointers and of offsets into symmetric memory.
 pub const ELEMENT_ALIGNMENT: u64 = 16;
 
 /// Rows of one width.
@@ -29,7 +29,7 @@ pub struct Rows {
 }
 
 impl Rows {
-    /// Bytes of `rows` rows of this width.
+    /// Returns the size of `rows` rows of this width.
     pub fn bytes_of(&self, rows: u64) -> u64 {
         rows.saturating_mul(self.hidden).saturating_mul(self.dtype.bytes() as u64)
     }
@@ -39,7 +39,8 @@ impl Rows {
         self.bytes_of(self.tokens)
     }
 
-    /// Alignment of rows that kernels only read; rows that are not whole vectors are read element by element.
+    /// Returns the alignment of rows that kernels only read; rows that are not whole vectors are read element by
+    /// element.
     fn alignment(&self) -> u64 {
         match self.bytes_of(1) % ELEMENT_ALIGNMENT {
             0 => ELEMENT_ALIGNMENT,
@@ -47,55 +48,55 @@ impl Rows {
         }
     }
 
-    /// Checks that both fit 32 bits, as the kernels count.
+    /// Checks that the number of tokens and the width are in the kernels' 32-bit range.
     pub(crate) fn check(&self) -> Result<(u32, u32), LaunchError> {
-        // Row x vector counts stay far below 64 bits; positions are signed outside.
+        // Row x vector counts then stay far below 64 bits; positions outside the kernels are signed.
         let tokens = in_range("tokens", self.tokens, 0, i32::MAX as u64)?;
         Ok((tokens, in_range("hidden", self.hidden, 1, 1 << 20)?))
     }
 }
 
-/// Which rows go to which rank.
+/// The rows of each rank.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Split<'a> {
-    /// L x `[n]`; `None`: the tokens' own order, a plain collective.
+    /// L x `[n]`; `None` for the tokens' own order, a plain collective.
     pub permutation: Option<&'a [Buffer]>,
-    /// L x `[P + 1]`; `None`: even parts.
+    /// L x `[P + 1]`; `None` for even parts.
     pub offsets: Option<&'a [Buffer]>,
 }
 
 /// The split of a launch that runs one rank.
 #[derive(Clone, Copy, Debug)]
 pub struct OwnSplit {
-    /// `[n]`; `None`: the tokens' own order.
+    /// `[n]`; `None` for the tokens' own order.
     pub permutation: Option<[Buffer; 1]>,
-    /// `[P + 1]`; `None`: even parts.
+    /// `[P + 1]`; `None` for even parts.
     pub offsets: Option<[Buffer; 1]>,
 }
 
 impl OwnSplit {
-    /// The split in the form that calls take.
+    /// Returns the split in the form that calls take.
     pub fn get(&self) -> Split<'_> {
         let [permutation, offsets] = [&self.permutation, &self.offsets].map(|list| list.as_ref().map(|list| &list[..]));
         Split { permutation, offsets }
     }
 }
 
-/// Rows, their destinations and the capacity there, for reduce-scatter and allgather.
+/// The rows of a reduce-scatter or allgather, their destinations, and the capacity there.
 #[derive(Clone, Copy, Debug)]
 pub struct RowOrder<'a> {
     /// Rows of all tokens.
     pub rows: Rows,
-    /// Which rank has which rows.
+    /// The rows of each rank.
     pub split: Split<'a>,
-    /// Capacity of each buffer of one rank's rows.
+    /// Capacity of each buffer with one rank's rows.
     pub capacity: u64,
-    /// The multicast address of the buffers with all rows; the switch then adds in its own order.
+    /// The multicast address of the buffers with all rows. With it, the NVLink switch adds in its own order.
     pub multicast: Option<Buffer>,
 }
 
 impl RowOrder<'_> {
-    /// Bytes of one rank's rows at capacity.
+    /// Returns the size of one rank's rows at capacity.
     fn part_bytes(&self) -> u64 {
         self.rows.bytes_of(self.capacity)
     }
@@ -121,7 +122,7 @@ pub struct ReduceScatter<'a> {
     pub parts: &'a [Buffer],
     /// L x `[capacity, H]`
     pub out: &'a [Buffer],
-    /// Order in which the parts go to `out`.
+    /// Order in which the parts are written to `out`.
     pub order: RowOrder<'a>,
 }
 
@@ -149,20 +150,20 @@ impl ReduceScatter<'_> {
     }
 }
 
-/// A multicast address represents the same bytes as the buffers; rows must be whole vectors there.
+/// Checks a multicast address, which represents the same bytes as the buffers. Its rows must be whole vectors.
 fn multicast(buffer: Option<Buffer>, rows: &Rows) -> Result<u64, LaunchError> {
     let Some(buffer) = buffer else { return Ok(0) };
     let mut address = [0];
     fill("multicast", &mut address, &[buffer], rows.bytes(), ELEMENT_ALIGNMENT)?;
     let odd = rows.bytes_of(1) % ELEMENT_ALIGNMENT;
-    in_range("bytes of a multicast row behind its last 16", odd, 0, 0)?;
+    in_range("row size modulo 16 with multicast", odd, 0, 0)?;
     Ok(address[0])
 }
 
 /// Reduce-scatter with the layer's residual and RMSNorm.
 #[derive(Clone, Copy, Debug)]
 pub struct ReduceScatterNorm<'a> {
-    /// Reduces; `out` receives the normed rows.
+    /// The reduction; its `out` receives the normed rows.
     pub reduce: ReduceScatter<'a>,
     /// L x `[n, H]`, in token order.
     pub residual: &'a [Buffer],
@@ -194,14 +195,14 @@ impl ReduceScatterNorm<'_> {
     }
 }
 
-/// Allgather, shuffled if the split is: exactly inverts the placement of [`ReduceScatter`].
+/// Allgather, shuffled if the split is: the exact inverse of [`ReduceScatter`]'s placement.
 #[derive(Clone, Copy, Debug)]
 pub struct Allgather<'a> {
     /// L x `[capacity, H]`
     pub from: &'a [Buffer],
     /// P x `[n, H]`
     pub out: &'a [Buffer],
-    /// Row of `from` for each row of `out`.
+    /// Order in which `out` receives the rows of `from`.
     pub order: RowOrder<'a>,
 }
 
@@ -227,7 +228,7 @@ impl Allgather<'_> {
     }
 }
 
-/// All-reduce; a part may be its rank's `out`.
+/// All-reduce; a part may be the same buffer as its rank's `out`.
 #[derive(Clone, Copy, Debug)]
 pub struct AllReduce<'a> {
     /// P x `[elements]`
@@ -256,12 +257,12 @@ impl AllReduce<'_> {
     }
 }
 
-/// Stable order of items by destination.
+/// Sorts items by destination, stably.
 #[derive(Clone, Copy, Debug)]
 pub struct Argsort<'a> {
     /// L x `[n]`, each below `ranks`.
     pub destinations: &'a [Buffer],
-    /// Bytes of one destination: 2 or 4.
+    /// Bytes per destination: 2 or 4.
     pub destination_bytes: u64,
     /// n
     pub items: u64,
@@ -300,7 +301,7 @@ impl Argsort<'_> {
     }
 }
 
-/// Rows gathered by a permutation, or scattered back by it, within each rank's memory.
+/// Gathers rows by a permutation, or scatters them back, within each rank's memory.
 #[derive(Clone, Copy, Debug)]
 pub struct Shuffle<'a> {
     /// L x `[n, H]`
@@ -311,7 +312,7 @@ pub struct Shuffle<'a> {
     pub permutation: &'a [Buffer],
     /// The rows moved.
     pub rows: Rows,
-    /// `to[permutation[i]] = from[i]` instead of `to[i] = from[permutation[i]]`.
+    /// Whether to scatter, `to[permutation[i]] = from[i]`, instead of gathering, `to[i] = from[permutation[i]]`.
     pub back: bool,
 }
 

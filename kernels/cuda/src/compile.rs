@@ -1,4 +1,4 @@
-//! Compiles the kernels by NVRTC, through cudarc: needs no GPU and no CUDA header, only `libnvrtc.so.13` on the
+//! Compiles the kernels with NVRTC, through cudarc. Needs no GPU and no CUDA header, only `libnvrtc.so.13` on the
 //! loader's path.
 
 use std::ffi::{CStr, CString, c_char};
@@ -13,9 +13,9 @@ use crate::source::{HEADERS, Source, sources_for};
 pub struct KernelUse {
     /// Its name.
     pub kernel: String,
-    /// Registers of one thread.
+    /// Registers per thread.
     pub registers: u32,
-    /// Bytes that did not fit registers, written and read.
+    /// Bytes spilled from registers, written and read.
     pub spilled: u32,
 }
 
@@ -24,22 +24,22 @@ pub struct KernelUse {
 pub struct Compiled {
     /// CUBIN or PTX.
     pub image: Vec<u8>,
-    /// Empty for PTX: the driver's compiler decides.
+    /// Empty for PTX, which the driver compiles.
     pub kernels: Vec<KernelUse>,
     /// The compiler's output.
     pub log: String,
 }
 
-/// Why nothing was compiled.
+/// Why compilation failed.
 #[derive(Debug, thiserror::Error)]
 pub enum CompileError {
     /// `libnvrtc.so` is not on the loader's path.
-    #[error("NVRTC was not found: put the folder of libnvrtc.so.13 on LD_LIBRARY_PATH")]
+    #[error("NVRTC was not found: add the directory with libnvrtc.so.13 to LD_LIBRARY_PATH")]
     NotFound,
-    /// NVRTC refused.
-    #[error("NVRTC refused the kernels for {target}: {cause}: {log}")]
+    /// NVRTC rejected the sources.
+    #[error("NVRTC could not compile the kernels for {target}: {cause}: {log}")]
     Refused {
-        /// The target of the compilation.
+        /// The compilation target.
         target: &'static str,
         /// Its status.
         cause: result::NvrtcError,
@@ -53,22 +53,22 @@ struct Program(sys::nvrtcProgram);
 
 impl Drop for Program {
     fn drop(&mut self) {
-        // SAFETY: made by `create`, freed once. A failure leaves nothing to be done.
+        // SAFETY: created by `create`, freed once. A failure cannot be handled here.
         let _ = unsafe { result::destroy_program(self.0) };
     }
 }
 
-/// Compiles all kernels whose instructions the target has.
+/// Compiles all kernels whose instructions the target supports.
 ///
 /// # Errors
-/// NVRTC is missing, or rejects the sources.
+/// If NVRTC is missing or rejects the sources.
 pub fn compile(target: Target) -> Result<Compiled, CompileError> {
     let sources: Vec<_> = sources_for(target.capability()).collect();
     let all = sources.iter().map(|file| format!("#include \"{}\"\n", file.name)).collect::<String>();
     compile_text(target, &all, &HEADERS.iter().chain(sources).collect::<Vec<_>>())
 }
 
-/// A kernel with more values than registers.
+/// A kernel that needs more registers than there are.
 const SPILLING: &str = r#"
 extern "C" __global__ void __launch_bounds__(1024, 2) planted(float* values) {
   float kept[96];
@@ -80,7 +80,7 @@ extern "C" __global__ void __launch_bounds__(1024, 2) planted(float* values) {
 }
 "#;
 
-/// Compiles one kernel that spills: a search for spills must find it.
+/// Compiles one kernel that spills, which a check for spills must detect.
 ///
 /// # Errors
 /// See [`compile`].
@@ -88,17 +88,17 @@ pub fn compile_with_spills(target: Target) -> Result<Compiled, CompileError> {
     compile_text(target, SPILLING, &[])
 }
 
-/// `files` are what the text includes.
+/// Compiles a text; `files` are the files that it includes.
 fn compile_text(target: Target, text: &str, files: &[&Source]) -> Result<Compiled, CompileError> {
-    // SAFETY: only looks for the library.
+    // SAFETY: this only searches for the library.
     if !unsafe { sys::is_culib_present() } {
         return Err(CompileError::NotFound);
     }
     let refused = |cause, log| CompileError::Refused { target: target.name(), cause, log };
     let program = create(text, files).map_err(|cause| refused(cause, String::new()))?;
     let architecture = format!("--gpu-architecture={}", target.name());
-    // The reference rounds after each operation. The kernels use intrinsics for that; this option keeps later ones from
-    // omitting them.
+    // The reference rounds after each operation. The kernels use intrinsics for that; this option protects operations
+    // that are later added without them.
     let options = [architecture.as_str(), "--std=c++17", "--fmad=false", "--ptxas-options=-v"];
     // SAFETY: the program is alive.
     let compiled = unsafe { result::compile_program(program.0, &options) };
@@ -116,7 +116,7 @@ fn create(text: &str, files: &[&Source]) -> Result<Program, result::NvrtcError> 
     let pointers = |list: &[CString]| list.iter().map(|text| text.as_ptr()).collect::<Vec<_>>();
     let (name_pointers, text_pointers) = (pointers(&names), pointers(&texts));
     let mut program = std::ptr::null_mut();
-    // SAFETY: all strings end with 0 and live until the call returns, which copies them.
+    // SAFETY: all strings end with 0 and outlive the call, which copies them.
     unsafe {
         sys::nvrtcCreateProgram(
             &raw mut program,
@@ -151,7 +151,7 @@ fn log_text(log: &[c_char]) -> String {
     CStr::from_bytes_until_nul(&bytes).map(|text| text.to_string_lossy().into_owned()).unwrap_or_default()
 }
 
-/// Reads ptxas' lines: a kernel's name, then its spills, then its registers.
+/// Parses ptxas's output: for each kernel its name, then its spills, then its registers.
 fn kernel_use(log: &str) -> Vec<KernelUse> {
     let mut found: Vec<KernelUse> = Vec::new();
     for line in log.lines() {

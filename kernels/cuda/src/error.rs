@@ -1,14 +1,14 @@
-//! Errors found before a launch, and reasons why a kernel stopped.
+//! Errors detected before a launch, and the reasons why a kernel stopped.
 
 use semmoe_kernels::Dtype;
 
 /// An error of a GPU's driver or of NCCL.
 pub type GpuError = Box<dyn std::error::Error + Send + Sync>;
 
-/// A refused call; nothing was launched.
+/// A call was rejected; nothing was launched.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum LaunchError {
-    /// A count or size out of its range.
+    /// A count or size is out of range.
     #[error("{what} is {found}, expected {least} to {most}")]
     OutOfRange {
         /// The quantity.
@@ -20,89 +20,89 @@ pub enum LaunchError {
         /// The maximum.
         most: u64,
     },
-    /// A null address where there must be memory.
+    /// A required buffer is null.
     #[error("{what} {index} is null")]
     Null {
         /// The array of buffers.
         what: &'static str,
-        /// The rank, or the place among the ranks of the launch.
+        /// Index of the rank, among all ranks or among those of the launch.
         index: usize,
     },
-    /// An address that is not a multiple of the access size.
+    /// An address is not a multiple of the access size.
     #[error("{what} {index} is at {address:#x}, expected a multiple of {alignment}")]
     Misaligned {
         /// The array of buffers.
         what: &'static str,
-        /// The rank, or the place among the ranks of the launch.
+        /// Index of the rank, among all ranks or among those of the launch.
         index: usize,
         /// The address.
         address: u64,
         /// The required multiple.
         alignment: u64,
     },
-    /// A buffer is smaller than the call needs: with symmetric memory, the call reaches past its end.
+    /// A buffer is smaller than the call requires, so with symmetric memory the call would exceed it.
     #[error("{what} {index} has {found} bytes, expected at least {expected}")]
     TooSmall {
         /// The array of buffers.
         what: &'static str,
-        /// The rank, or the place among the ranks of the launch.
+        /// Index of the rank, among all ranks or among those of the launch.
         index: usize,
-        /// Bytes it has.
+        /// Size of the buffer.
         found: u64,
-        /// Bytes the call needs.
+        /// Size that the call requires.
         expected: u64,
     },
-    /// A list whose length differs from the number of ranks.
-    #[error("{what} lists {found} buffers, expected {expected}")]
+    /// A list's length differs from the number of ranks.
+    #[error("{what}: {found} buffers, expected {expected}")]
     Count {
         /// The array of buffers.
         what: &'static str,
-        /// Buffers it has.
+        /// Number of buffers in the list.
         found: usize,
         /// Ranks.
         expected: usize,
     },
-    /// Elements of a type that the kernel does not support.
+    /// The kernel does not support the element type.
     #[error("{what} has elements of type {}, expected f32 or bf16", .found.name())]
     Element {
         /// The operation.
         what: &'static str,
-        /// Their type.
+        /// The element type.
         found: Dtype,
     },
 }
 
-/// Why a kernel stopped: what it left in its report word before the trap.
+/// Why a kernel stopped, as written to its report word before the trap.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Stopped {
-    /// A peer did not begin the call in time.
-    #[error("rank {rank} waited for rank {peer} to begin call {epoch}, and gave up at the time-out")]
+    /// A peer did not start the call in time.
+    #[error("rank {rank} timed out waiting for rank {peer} to start call {epoch}")]
     EntryTimeout {
         /// The rank that waited.
         rank: u32,
-        /// The rank that it waited for.
+        /// The rank that was late.
         peer: u32,
-        /// The number of the call, counted per block.
+        /// Number of the call, counted per block.
         epoch: u32,
     },
-    /// A peer began the call and did not end it in time.
-    #[error("rank {rank} waited for rank {peer} to end call {epoch}, and gave up at the time-out")]
+    /// A peer started the call but did not finish it in time.
+    #[error("rank {rank} timed out waiting for rank {peer} to finish call {epoch}")]
     ExitTimeout {
         /// The rank that waited.
         rank: u32,
-        /// The rank that it waited for.
+        /// The rank that was late.
         peer: u32,
-        /// The number of the call, counted per block.
+        /// Number of the call, counted per block.
         epoch: u32,
     },
-    /// A peer made another call, or this call with another shape.
-    #[error("rank {rank} and rank {peer} made different calls, or calls of different shapes, as call {epoch}")]
+    /// A peer made a different call, or the same call with different shapes.
+    #[error("rank {rank} and rank {peer} made different calls, or calls with different shapes, at call {epoch}")]
     Disagree {
         /// The rank that detected it.
         rank: u32,
-        /// The other one.
+        /// The other rank.
         peer: u32,
-        /// The number of the call, counted per block.
+        /// Number of the call, counted per block.
         epoch: u32,
     },
     /// A destination, or the rank of an expert, is out of range.
@@ -111,8 +111,8 @@ pub enum Stopped {
         /// Its index.
         index: u32,
     },
-    /// More rows than there is room for.
-    #[error("rank {peer} would get {rows} rows, more than there is room for (found by rank {rank})")]
+    /// More rows than fit.
+    #[error("rank {peer} would receive {rows} rows, which exceeds its capacity (detected by rank {rank})")]
     Rows {
         /// The rank that detected it.
         rank: u32,
@@ -121,7 +121,7 @@ pub enum Stopped {
         /// Rows.
         rows: u32,
     },
-    /// A position of the permutation holds no token.
+    /// A position of the permutation is not a valid token.
     #[error("position {position} of the permutation of rank {rank} is out of range")]
     Permutation {
         /// Whose permutation.
@@ -129,15 +129,15 @@ pub enum Stopped {
         /// The position.
         position: u32,
     },
-    /// The offsets of a rank descend or exceed the tokens.
-    #[error("the offsets of rank {rank} end at {end}, which fits neither their begin nor the tokens")]
+    /// A rank's offsets descend or exceed the number of tokens.
+    #[error("the offsets of rank {rank} end at {end}, which is before their start or exceeds the number of tokens")]
     Offsets {
         /// Whose rows.
         rank: u32,
         /// The offset.
         end: u32,
     },
-    /// A move of a layout switch leaves its memory, or names no rank.
+    /// A move of a layout switch exceeds its memory, or has an invalid rank.
     #[error("move {index} of rank {rank} is out of range")]
     Move {
         /// Whose move.
@@ -145,8 +145,8 @@ pub enum Stopped {
         /// Its index.
         index: u32,
     },
-    /// A code that no kernel of this version writes.
-    #[error("a kernel stopped with the unknown code {code:#x}")]
+    /// No kernel of this version writes this code.
+    #[error("a kernel stopped with unknown code {code:#x}")]
     Unknown {
         /// The report word.
         code: u64,
@@ -154,7 +154,7 @@ pub enum Stopped {
 }
 
 impl Stopped {
-    /// The rank that was late, if one was the cause.
+    /// Returns the rank that was late, if that was the cause.
     pub fn late(&self) -> Option<usize> {
         match self {
             Self::EntryTimeout { peer, .. } | Self::ExitTimeout { peer, .. } => Some(*peer as usize),
@@ -162,7 +162,7 @@ impl Stopped {
         }
     }
 
-    /// Reads a report word; `None` for 0: nothing stopped.
+    /// Decodes a report word; `None` for 0, if nothing stopped.
     pub fn from_report(code: u64) -> Option<Self> {
         let [kind, rank, peer] = [code >> 56, code >> 48 & 0xff, code >> 40 & 0xff].map(|part| part as u32);
         let number = code as u32;

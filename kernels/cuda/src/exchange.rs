@@ -1,4 +1,4 @@
-//! Dispatch and combine of expert parallelism, checked before any launch.
+//! Expert-parallel dispatch and combine, checked before any launch.
 
 use semmoe_kernels::Dtype;
 
@@ -8,7 +8,7 @@ use crate::launch::{Grid, Launch};
 use crate::params::{CombineParams, DispatchParams, Local, MAX_LOCAL, PlanParams};
 use crate::team::{Buffer, Team, in_range};
 
-/// Maximum experts of one token.
+/// Maximum number of experts per token.
 pub const MAX_TOP_K: u64 = 64;
 
 /// Sends every token once to each rank that hosts one of its experts.
@@ -28,7 +28,7 @@ pub struct Dispatch<'a> {
     pub rank_of_expert: &'a [Buffer],
     /// L x `[n, H]`
     pub x: &'a [Buffer],
-    /// L x `[n, k]` i32; -1: an unused slot.
+    /// L x `[n, k]` i32; -1 for an unused slot.
     pub experts: &'a [Buffer],
     /// L x `[n, k]` f32
     pub weights: &'a [Buffer],
@@ -36,14 +36,14 @@ pub struct Dispatch<'a> {
     pub sent_rows: &'a [Buffer],
     /// L x `[P + 1]` i32, out.
     pub source_offsets: &'a [Buffer],
-    /// The rows that each rank receives.
+    /// The memory for received rows.
     pub received: Received<'a>,
 }
 
-/// The memory in which each rank receives, by rank.
+/// Each rank's memory for received rows, by rank.
 #[derive(Clone, Copy, Debug)]
 pub struct Received<'a> {
-    /// Capacity of each, in rows.
+    /// Capacity of each rank's memory, in rows.
     pub capacity: u64,
     /// P x `[capacity, H]`
     pub rows: &'a [Buffer],
@@ -56,7 +56,8 @@ pub struct Received<'a> {
 }
 
 impl Dispatch<'_> {
-    /// The two launches, in order, on one stream: the plan in one block of `plan_threads`, then the exchange.
+    /// Returns the two launches, to be run in order on one stream: the plan in one block of `plan_threads`, then the
+    /// exchange.
     ///
     /// # Errors
     /// See [`LaunchError`].
@@ -115,7 +116,7 @@ impl Dispatch<'_> {
     }
 }
 
-/// Returns the weighted sums of the ranks to the tokens' owners, added in rank order.
+/// Returns the ranks' weighted sums to the tokens' owners, added in rank order.
 #[derive(Clone, Copy, Debug)]
 pub struct Combine<'a> {
     /// L: n of each rank of the launch.
@@ -124,7 +125,7 @@ pub struct Combine<'a> {
     pub hidden: u64,
     /// Element type of the rows.
     pub dtype: Dtype,
-    /// Rows of each of `sums`.
+    /// Number of rows in each of `sums`.
     pub capacity: u64,
     /// P x `[capacity, H]`
     pub sums: &'a [Buffer],
@@ -153,7 +154,7 @@ impl Combine<'_> {
     }
 }
 
-/// Buffers of all ranks of a launch are sized for the rank with the most tokens.
+/// Returns the maximum number of tokens, for which the buffers of all ranks of a launch are sized.
 fn most(tokens: &[u64]) -> u64 {
     tokens.iter().copied().max().unwrap_or(0)
 }

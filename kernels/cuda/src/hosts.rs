@@ -1,5 +1,5 @@
-//! Ranks on several hosts, over NCCL: no peer's memory can be mapped, so a kernel orders rows in local memory, NCCL
-//! moves each rank's segment, and a kernel adds up the received rows. Everything equals the reference bit for bit: NCCL
+//! Ranks on several hosts, over NCCL. No peer's memory can be mapped, so a kernel orders rows in local memory, NCCL
+//! moves each rank's segment, and a kernel adds up the received rows. All results equal the reference bit for bit: NCCL
 //! adds nothing, because its order of additions depends on the network.
 
 use semmoe_kernels::collectives::NormIn;
@@ -14,7 +14,7 @@ use crate::unit::{
     DeviceRows, Gpu, MoveError, Region, Room, RowMover, SentRows, SplitRows, Stream, check_room, cut, padded,
 };
 
-/// A run of elements in device memory.
+/// Consecutive elements in device memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Span {
     /// Address of the first element.
@@ -44,7 +44,7 @@ pub enum Transfer {
     },
     /// `ncclBroadcast`
     Broadcast {
-        /// The elements; read on the root only.
+        /// Address of the elements; read on the root only.
         from: u64,
         /// The destination.
         to: Span,
@@ -53,7 +53,7 @@ pub enum Transfer {
     },
 }
 
-/// One rank's end of NCCL, on the stream of its [`Runner`].
+/// One rank's end of an NCCL group, on the stream of its [`Runner`].
 pub trait Wire: Send {
     /// This rank.
     fn rank(&self) -> usize;
@@ -61,17 +61,17 @@ pub trait Wire: Send {
     /// P
     fn ranks(&self) -> usize;
 
-    /// Makes calls together, as one group.
+    /// Makes the calls together, as one NCCL group.
     ///
     /// # Errors
-    /// NCCL's message; the group has ended nevertheless.
+    /// NCCL's message; the NCCL group is ended nevertheless.
     ///
     /// # Safety
-    /// All memory belongs to this rank's GPU until the stream has passed the group.
+    /// All memory must belong to this rank's GPU until the stream has passed the group.
     unsafe fn group(&mut self, calls: &[Transfer]) -> Result<(), GpuError>;
 }
 
-/// One rank of a group on several hosts.
+/// One rank of a group that spans several hosts.
 pub struct Hosts<W, R> {
     wire: W,
     team: Team,
@@ -80,11 +80,11 @@ pub struct Hosts<W, R> {
     regions: [Buffer; 3],
 }
 
-/// The last of the regions.
+/// Index of the staging buffer in the regions.
 const STAGING: usize = 2;
 
 impl Room {
-    /// Bytes of a rank's memory, for [`Hosts`]: three regions.
+    /// Returns the size of a rank's memory for [`Hosts`], which has three regions and scratch.
     pub fn hosts_bytes(&self) -> u64 {
         padded(&self.hosts())
     }
@@ -94,7 +94,7 @@ impl Room {
     }
 }
 
-/// The first row of each rank's segment, and the end of the last.
+/// Returns the first row of each rank's segment, and the end of the last segment.
 fn begins(counts: &[u32]) -> Vec<u64> {
     let ends = counts.iter().scan(0u64, |end, &count| {
         *end += u64::from(count);
@@ -109,7 +109,7 @@ fn padded_list(counts: &[u32]) -> [u32; MAX_RANKS] {
     list
 }
 
-/// Where each rank's segment begins.
+/// Returns the address of each rank's segment.
 fn segments(memory: Buffer, counts: &[u32], row_bytes: u64) -> Peers {
     let mut list = [0; MAX_RANKS];
     let segments = list.iter_mut().zip(begins(counts)).take(counts.len());
@@ -118,17 +118,17 @@ fn segments(memory: Buffer, counts: &[u32], row_bytes: u64) -> Peers {
 }
 
 impl<W: Wire, R: Runner> Hosts<W, R> {
-    /// One rank, with a team of [`Team::alone`] and memory of [`Room::hosts_bytes`] or more.
+    /// Creates one rank, with a team from [`Team::alone`] and at least [`Room::hosts_bytes`] of memory.
     ///
     /// # Errors
-    /// Memory that is too small.
+    /// If memory is too small.
     ///
     /// # Safety
-    /// The memory is on the runner's GPU, and only this value uses it, as long as it lives.
+    /// The memory must be on the runner's GPU, and only this value may use it, for as long as it lives.
     pub unsafe fn new(room: Room, team: Team, memory: Buffer, wire: W, runner: R) -> Result<Self, MoveError> {
         count("NCCL's group", wire.ranks(), team.ranks())?;
         let [rows, sums, staging, scratch] = cut("memory", memory, room.hosts())?;
-        // SAFETY: the caller guarantees it.
+        // SAFETY: upheld by the caller.
         let stream = unsafe { Stream::new(runner, &room, scratch)? };
         Ok(Self { wire, team, stream, regions: [rows, sums, staging] })
     }
@@ -141,11 +141,11 @@ impl<W: Wire, R: Runner> Hosts<W, R> {
         back: bool,
     ) -> Result<(), MoveError> {
         let shuffle = Shuffle { from: &[from], to: &[to], permutation, rows, back };
-        // SAFETY: rows are what `DeviceRows` promises; the rest is the promise of `new`.
+        // SAFETY: `DeviceRows` guarantees that its rows are valid, and the caller of `new` guarantees the rest.
         unsafe { self.stream.launch(&shuffle.launch(&self.team, self.stream.runner.grid())?) }
     }
 
-    /// Sends segments of `from` to the ranks and receives theirs into `to`, by rank.
+    /// Sends a segment of memory to each rank and receives each rank's segment, both in rank order.
     fn swap(&mut self, rows: Rows, from: [&[u32]; 2], memory: [Buffer; 2]) -> Result<(), MoveError> {
         let row = rows.bytes_of(1);
         let mut calls = Vec::with_capacity(2 * self.wire.ranks());
@@ -160,12 +160,12 @@ impl<W: Wire, R: Runner> Hosts<W, R> {
                 });
             }
         }
-        // SAFETY: segments lie within this rank's memory, which has been checked.
+        // SAFETY: all segments are within this rank's memory, whose size has been checked.
         unsafe { self.wire.group(&calls) }.map_err(MoveError::Nccl)
     }
 
     fn launch<P: Params>(&self, kernel: &'static str, params: &P) -> Result<(), MoveError> {
-        // SAFETY: rows are what `DeviceRows` promises; the rest is the promise of `new`.
+        // SAFETY: `DeviceRows` guarantees that its rows are valid, and the caller of `new` guarantees the rest.
         unsafe { self.stream.launch(&collective(kernel, &self.team, self.stream.runner.grid(), params)?) }
     }
 
@@ -191,7 +191,7 @@ impl<W: Wire, R: Runner, T: Element> RowMover<T> for Hosts<W, R> {
         Stopped::from_report(self.stream.runner.report())
     }
 
-    /// Orders the rows by rank, sends each segment to its rank, and adds up the received ones.
+    /// Orders the rows by rank, sends each segment to its rank, and adds up the received segments.
     fn reduce_scatter(
         &mut self,
         call: SplitRows<'_>,
@@ -218,7 +218,7 @@ impl<W: Wire, R: Runner, T: Element> RowMover<T> for Hosts<W, R> {
             Ok::<_, MoveError>(NormIn { residual, ..norm })
         });
         let norm = norm.transpose()?;
-        // Each part contains only this rank's rows, starting at 0.
+        // Each part contains only this rank's rows, which start at 0.
         let offsets: Vec<u32> = (0..=ranks).map(|rank| if rank > me { own.len() as u32 } else { 0 }).collect();
         let part = all.bytes_of(own.len() as u64);
         let parts: Vec<Buffer> =
@@ -228,7 +228,7 @@ impl<W: Wire, R: Runner, T: Element> RowMover<T> for Hosts<W, R> {
         self.stream.reduce_scatter(&self.team, &parts, rows, split, norm.as_ref(), out)
     }
 
-    /// One broadcast for each rank's rows, which NCCL sends to each host once; then orders them by token.
+    /// Makes one broadcast per rank, which NCCL sends to each host once, then orders the rows by token.
     fn allgather(
         &mut self,
         call: SplitRows<'_>,
@@ -245,7 +245,7 @@ impl<W: Wire, R: Runner, T: Element> RowMover<T> for Hosts<W, R> {
             (to.count > 0).then_some(Transfer::Broadcast { from: own.buffer().address, to, root })
         };
         let calls: Vec<Transfer> = call.split.offsets().windows(2).enumerate().filter_map(broadcast).collect();
-        // SAFETY: the rows of all ranks lie within `to`, and this rank's are what `DeviceRows` promises.
+        // SAFETY: the rows of all ranks are within `to`, and `DeviceRows` guarantees that this rank's rows are valid.
         unsafe { self.wire.group(&calls) }.map_err(MoveError::Nccl)?;
         permutation.map_or(Ok(()), |order| self.shuffle(all, &order, [to, out.buffer()], true))
     }

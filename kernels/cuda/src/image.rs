@@ -1,9 +1,9 @@
-//! Compiled kernels: their target GPUs, and which of them this build embeds.
+//! Compiled kernels: their target GPUs, and the images that this build embeds.
 
 /// The targets that the kernels are compiled for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Target {
-    /// CUBIN for A100 and the others of capability 8.x.
+    /// CUBIN for A100 and other GPUs of capability 8.x.
     Sm80,
     /// CUBIN for H100, H200.
     Sm90,
@@ -17,7 +17,7 @@ impl Target {
     /// All targets.
     pub const ALL: [Self; 4] = [Self::Sm80, Self::Sm90, Self::Sm100, Self::Ptx90];
 
-    /// The name that NVRTC's `--gpu-architecture` takes.
+    /// Returns the name that NVRTC's `--gpu-architecture` expects.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Sm80 => "sm_80",
@@ -27,7 +27,7 @@ impl Target {
         }
     }
 
-    /// Name of the image file.
+    /// Returns the name of the image file.
     pub const fn file_name(self) -> &'static str {
         match self {
             Self::Sm80 => "sm_80.cubin",
@@ -46,8 +46,8 @@ impl Target {
         }
     }
 
-    /// The image for a GPU of this capability (x 10); `None` if it is too old. A CUBIN runs on later minor capabilities
-    /// of its major one.
+    /// Returns the target for a GPU of this capability (x 10); `None` if the GPU is too old. A CUBIN runs on later
+    /// minor capabilities of its major one.
     pub const fn for_capability(capability: u32) -> Option<Self> {
         match capability {
             0..80 => None,
@@ -59,12 +59,12 @@ impl Target {
     }
 }
 
-/// The image for a target, if this crate was built with `SEMMOE_KERNEL_IMAGES`.
+/// Returns the image for a target, if this crate was built with `SEMMOE_KERNEL_IMAGES`.
 pub fn embedded(target: Target) -> Option<&'static [u8]> {
     IMAGES.get(target as usize).copied()
 }
 
-/// In the order of [`Target::ALL`], or none.
+/// The images in the order of [`Target::ALL`]; empty if none are embedded.
 const IMAGES: &[&[u8]] = include!(concat!(env!("OUT_DIR"), "/images.rs"));
 
 #[cfg(test)]

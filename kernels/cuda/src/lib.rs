@@ -1,5 +1,5 @@
-//! The collectives as CUDA kernels: their sources, their calls checked before any launch, and what they report when
-//! they stop.
+//! The collectives as CUDA kernels: their sources, calls that are checked before any launch, and the reports of kernels
+//! that stop.
 //!
 //! Nothing here needs a GPU, a driver or a compiler: `semmoe-kernels-shim` runs these launches on the CPU.
 //! kernels/README.md explains the kernels.

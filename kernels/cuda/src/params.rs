@@ -1,25 +1,25 @@
-//! The parameters of the kernels, byte for byte as the CUDA sources declare them.
+//! The kernels' parameters, byte for byte as the CUDA sources declare them.
 //!
-//! [`LaunchParams::as_bytes`] is compared with what a compiled kernel expects: by the shim at each launch, by the
-//! driver at each load.
+//! The size of [`LaunchParams::as_bytes`] is compared with the size that a compiled kernel expects: by the shim at each
+//! launch, by the driver at each load.
 
-/// Maximum ranks of a team (`MAX_RANKS`).
+/// Maximum number of ranks in a team (`MAX_RANKS`).
 pub const MAX_RANKS: usize = 64;
-/// Maximum ranks in one launch, which share a GPU (`MAX_LOCAL`).
+/// Maximum number of ranks in one launch, which share a GPU (`MAX_LOCAL`).
 pub const MAX_LOCAL: usize = 8;
-/// Maximum blocks of a rank (`MAX_BLOCKS`).
+/// Maximum number of blocks per rank (`MAX_BLOCKS`).
 pub const MAX_BLOCKS: u32 = 256;
 /// Threads of a warp.
 pub(crate) const WARP: u32 = 32;
-/// Maximum threads of a block of a collective (`COLLECTIVE_THREADS`).
+/// Maximum number of threads per block of a collective (`COLLECTIVE_THREADS`).
 pub const COLLECTIVE_THREADS: u32 = 512;
-/// Exact number of threads of a block that norms rows (`NORM_THREADS`).
+/// Exact number of threads per block in the fused norm (`NORM_THREADS`).
 pub const NORM_THREADS: u32 = 256;
-/// Maximum threads of the block that sorts (`SORT_THREADS`).
+/// Maximum number of threads of the block that sorts (`SORT_THREADS`).
 pub const SORT_THREADS: u32 = 1024;
-/// The widest row that the fused norm holds in registers.
+/// Maximum width of a row that the fused norm keeps in registers.
 pub const MAX_NORM_HIDDEN: u32 = 8192;
-/// Bytes of the signals of one rank (`Signals`), for any number of ranks and tokens.
+/// Size of one rank's signals (`Signals`), for any number of ranks and tokens.
 pub const SIGNAL_BYTES: u64 =
     (MAX_BLOCKS as u64) * 4 + 2 * (MAX_BLOCKS as u64) * (MAX_RANKS as u64) * 8 + (MAX_RANKS as u64) * 4;
 
@@ -33,7 +33,7 @@ pub(crate) type Peers = [Raw; MAX_RANKS];
 /// Parameters whose bytes are all initialized.
 ///
 /// # Safety
-/// All fields are integers or floats, and `padding` fills every hole.
+/// All fields must be integers or floats, and `padding` must fill every hole.
 pub(crate) unsafe trait Params: Copy {}
 
 macro_rules! params {
@@ -42,7 +42,7 @@ macro_rules! params {
         #[repr(C)]
         #[derive(Clone, Copy)]
         pub(crate) struct $name { $(pub(crate) $field: $type),* }
-        // SAFETY: the sizes are checked below.
+        // SAFETY: the size checks below rule out padding.
         unsafe impl Params for $name {}
     )* };
 }
@@ -51,7 +51,7 @@ pub(crate) use params;
 params! {
     /// `Team`
     TeamParams { ranks: u32, first_rank: u32, timeout_ns: u64, report: Local, signals: Peers }
-    /// The end of `ReduceParams` and `GatherParams`
+    /// The common end of `ReduceParams` and `GatherParams`
     OrderParams {
         permutation: Local, offsets: Local, multicast: Raw, tokens: u32, hidden: u32, capacity: u32, padding: u32,
     }
@@ -103,10 +103,10 @@ params! {
     UnpackParams { combine: CombineParams, limits: [u32; MAX_RANKS] }
 }
 
-/// Maximum bytes of a kernel's parameters.
+/// Maximum size of a kernel's parameters.
 const MAX_PARAM_BYTES: usize = 4096;
 
-/// The parameters of one launch, kept on the stack: a launch allocates nothing.
+/// The parameters of one launch, on the stack, so that a launch allocates nothing.
 #[derive(Clone, Copy)]
 pub(crate) struct LaunchParams {
     words: [u64; MAX_PARAM_BYTES / 8],
@@ -117,7 +117,7 @@ impl LaunchParams {
     pub(crate) fn of<P: Params>(params: &P) -> Self {
         const { assert!(size_of::<P>() <= MAX_PARAM_BYTES) };
         let mut words = [0; MAX_PARAM_BYTES / 8];
-        // SAFETY: `Params` promises that every byte is initialized.
+        // SAFETY: `Params` guarantees that every byte is initialized.
         let bytes: &[u8] = unsafe { std::slice::from_raw_parts(std::ptr::from_ref(params).cast(), size_of::<P>()) };
         bytemuck::cast_slice_mut(&mut words)[..bytes.len()].copy_from_slice(bytes);
         Self { words, bytes: bytes.len() }
@@ -128,7 +128,7 @@ impl LaunchParams {
     }
 }
 
-/// Sum of the field sizes, if a struct has no hidden padding.
+/// The sums of the field sizes, which structs have if there is no hidden padding.
 const LOCAL: usize = MAX_LOCAL * 8;
 const PEERS: usize = MAX_RANKS * 8;
 const TEAM: usize = 16 + LOCAL + PEERS;

@@ -1,23 +1,23 @@
-//! Lists of launches that repeat: worth a graph, which costs less to launch and more to create.
+//! Detects repeated lists of launches. They are worth a graph, which costs less to launch and more to create.
 
 use std::collections::HashMap;
 
 use crate::launch::Launch;
 
-/// Lists remembered; beyond that all are forgotten.
+/// Maximum number of lists remembered; when it is exceeded, all are forgotten.
 const MAX_LISTS: usize = 4096;
 
 /// How to launch a list.
 pub(crate) enum Repeat<'a, G> {
-    /// It is new: launch it.
+    /// The list is new: launch it directly.
     First,
-    /// It occurred before: make this graph of it.
+    /// The list occurred before: create its graph here.
     Second(&'a mut Option<G>),
-    /// It has a graph.
+    /// The list has a graph.
     Known(&'a G),
 }
 
-/// Graphs of the lists that occurred twice, by kernels, grids and parameters.
+/// Graphs of the lists that occurred twice, keyed by kernels, grids and parameters.
 pub(crate) struct Repeats<G> {
     lists: HashMap<Vec<u8>, Option<G>>,
     key: Vec<u8>,
@@ -30,7 +30,7 @@ impl<G> Default for Repeats<G> {
 }
 
 impl<G> Repeats<G> {
-    /// How to launch a list, by whether it occurred before.
+    /// Returns how to launch a list, depending on whether it occurred before.
     pub(crate) fn of(&mut self, launches: &[Launch]) -> Repeat<'_, G> {
         self.key.clear();
         for launch in launches {

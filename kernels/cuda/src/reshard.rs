@@ -1,4 +1,4 @@
-//! The copies of a layout switch, checked before any launch. `semmoe_kernels::reshard` plans what is copied where.
+//! The copies of a layout switch, checked before any launch and planned by `semmoe_kernels::reshard`.
 
 use semmoe_kernels::reshard::Move;
 use semmoe_kernels::reshard::kv::KvMove;
@@ -9,7 +9,7 @@ use crate::launch::{Grid, Launch};
 use crate::params::ReshardParams;
 use crate::team::{Buffer, Team, in_range};
 
-/// A copy as the kernel reads it from device memory: five numbers of 64 bits, two of 32.
+/// A copy, in the form that the kernel reads from device memory: five 64-bit numbers, then two 32-bit numbers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DeviceMove([u64; 6]);
 
@@ -17,7 +17,7 @@ pub struct DeviceMove([u64; 6]);
 pub const MOVE_BYTES: u64 = 48;
 
 impl DeviceMove {
-    /// The kernel's representation.
+    /// Returns the kernel's representation.
     pub fn to_bytes(self) -> [u8; MOVE_BYTES as usize] {
         let mut bytes = [0; MOVE_BYTES as usize];
         for (to, word) in bytes.as_chunks_mut::<8>().0.iter_mut().zip(self.0) {
@@ -26,7 +26,7 @@ impl DeviceMove {
         bytes
     }
 
-    /// A move of keys and values, with pages of these sizes contiguous in one buffer before the switch and in another
+    /// Creates a KV cache move. Pages of these sizes are contiguous in one buffer before the switch and in another
     /// after it.
     pub fn of_page(moved: &KvMove, from_page_bytes: usize, to_page_bytes: usize) -> Self {
         let from = moved.from.page as usize * from_page_bytes + moved.from_offset;
@@ -36,7 +36,7 @@ impl DeviceMove {
     }
 
     fn new([from, from_stride, to, to_stride, bytes]: [u64; 5], rows: usize, rank: usize) -> Self {
-        // Two halves of a word, the lower one first: GPUs and their hosts are little-endian.
+        // The last word has two halves, the lower one first: GPUs and their hosts are little-endian.
         Self([from, from_stride, to, to_stride, bytes, rows as u64 & 0xffff_ffff | (rank as u64) << 32])
     }
 }
@@ -49,19 +49,19 @@ impl From<&Move> for DeviceMove {
     }
 }
 
-/// One layer of a switch, or all its keys and values. Every rank of the team calls it for the same step of the same
+/// Moves one layer of a switch, or its entire KV cache. Every rank of the team calls it for the same step of the same
 /// switch; when it ends on one rank, all ranks have finished reading.
 #[derive(Clone, Copy, Debug)]
 pub struct Reshard<'a> {
-    /// P x the source, of equal size.
+    /// P x the source; all have the same size.
     pub from: &'a [Buffer],
-    /// L x the destination, of equal size: for weights the rank's own `from`.
+    /// L x the destination; all have the same size. For weights, it is the rank's own `from`.
     pub to: &'a [Buffer],
-    /// L x `[count]` [`DeviceMove`]s to the rank. The kernel rejects moves out of bounds.
+    /// L x `[count]` [`DeviceMove`]s to the rank. The kernel rejects moves that are out of bounds.
     pub moves: &'a [Buffer],
     /// L: number of moves.
     pub counts: &'a [u64],
-    /// Digest of the switch (`Switch::digest`, `KvPlan::digest`): ranks that differ stop.
+    /// Digest of the switch (`Switch::digest`, `KvPlan::digest`); ranks stop if theirs differ.
     pub digest: u64,
     /// The layer.
     pub step: u64,

@@ -1,4 +1,4 @@
-//! Runs work on a GPU, in the order of one stream.
+//! Runs work on a GPU in stream order.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use crate::error::GpuError;
 use crate::launch::{Grid, Launch};
 use crate::team::Buffer;
 
-/// One stream of this rank's GPU. Errors are the driver's; no call waits for the GPU.
+/// One stream of this rank's GPU. Errors come from the driver; no call waits for the GPU.
 pub trait Runner: Send {
     /// Launches a kernel.
     ///
@@ -14,16 +14,16 @@ pub trait Runner: Send {
     /// The driver's message.
     ///
     /// # Safety
-    /// The memory of the launch belongs to this GPU until the stream has passed it.
+    /// The launch's memory must belong to this GPU until the stream has passed the launch.
     unsafe fn launch(&self, launch: &Launch) -> Result<(), GpuError>;
 
-    /// Copies from the host, whose bytes may change as soon as this returns.
+    /// Copies bytes from the host; they may change as soon as this returns.
     ///
     /// # Errors
     /// The driver's error.
     ///
     /// # Safety
-    /// `to` is memory of this GPU, with room for all bytes, until the stream has passed the copy.
+    /// `to` must be memory of this GPU, with room for all bytes, until the stream has passed the copy.
     unsafe fn write(&self, bytes: &[u8], to: Buffer) -> Result<(), GpuError>;
 
     /// Copies as many bytes as `to` has.
@@ -32,47 +32,48 @@ pub trait Runner: Send {
     /// The driver's error.
     ///
     /// # Safety
-    /// Both are memory of this GPU, of that size, until the stream has passed the copy.
+    /// Both must be memory of this GPU, of that size, until the stream has passed the copy.
     unsafe fn copy(&self, from: Buffer, to: Buffer) -> Result<(), GpuError>;
 
-    /// Blocks and threads of each rank in a collective, equal on all ranks; the fused norm uses as many threads in
-    /// blocks of its own size.
+    /// Returns the blocks and threads per rank in a collective, equal on all ranks. The fused norm uses as many threads
+    /// in blocks of its own size.
     fn grid(&self) -> Grid;
 
-    /// The current value of the word that kernels report to.
+    /// Returns the current value of the word to which kernels report.
     fn report(&self) -> u64;
 }
 
-/// One rank's GPU, as a compute backend uses it.
+/// One rank's GPU, as used by a compute backend.
 pub trait Accelerator: Runner {
-    /// Memory owned by the accelerator, which frees it on drop. Its content is undefined.
+    /// Allocates memory, which the accelerator owns and frees on drop. Its contents are undefined.
     ///
     /// # Errors
     /// The driver's message if the GPU has too little free memory.
     fn allocate(&self, bytes: u64) -> Result<Buffer, GpuError>;
 
-    /// Launches kernels, in this order.
+    /// Launches kernels in this order.
     ///
     /// # Errors
     /// The driver's message.
     ///
     /// # Safety
-    /// [`Runner::launch`]'s contract holds for each.
+    /// The contract of [`Runner::launch`] must hold for each launch.
     unsafe fn launch_all(&self, launches: &[Launch]) -> Result<(), GpuError> {
-        // SAFETY: the caller guarantees it.
+        // SAFETY: upheld by the caller.
         launches.iter().try_for_each(|launch| unsafe { self.launch(launch) })
     }
 
-    /// Copies `to.len()` bytes to the host once the stream has passed all earlier work, and waits for them.
+    /// Copies `to.len()` bytes to the host once the stream has passed all earlier work, and waits until they have
+    /// arrived.
     ///
     /// # Errors
     /// The driver's message, or the report of a kernel that stopped.
     ///
     /// # Safety
-    /// `from` is memory of this GPU, of that size.
+    /// `from` must be memory of this GPU, of that size.
     unsafe fn read(&self, from: Buffer, to: &mut [u8]) -> Result<(), GpuError>;
 
-    /// Bytes that [`allocate`](Self::allocate) can still provide.
+    /// Returns the number of bytes that [`allocate`](Self::allocate) can still provide.
     ///
     /// # Errors
     /// The driver's message.
@@ -82,17 +83,17 @@ pub trait Accelerator: Runner {
 /// A stream that a rank's collectives share with its compute backend.
 impl<R: Runner + ?Sized + Sync> Runner for Arc<R> {
     unsafe fn launch(&self, launch: &Launch) -> Result<(), GpuError> {
-        // SAFETY: the caller guarantees it.
+        // SAFETY: upheld by the caller.
         unsafe { (**self).launch(launch) }
     }
 
     unsafe fn write(&self, bytes: &[u8], to: Buffer) -> Result<(), GpuError> {
-        // SAFETY: the caller guarantees it.
+        // SAFETY: upheld by the caller.
         unsafe { (**self).write(bytes, to) }
     }
 
     unsafe fn copy(&self, from: Buffer, to: Buffer) -> Result<(), GpuError> {
-        // SAFETY: the caller guarantees it.
+        // SAFETY: upheld by the caller.
         unsafe { (**self).copy(from, to) }
     }
 

@@ -1,13 +1,13 @@
-//! The CUDA sources of `kernels/cuda`, and the kernels in them.
+//! The CUDA sources in `kernels/cuda`, and the kernels that they define.
 
 /// A file of CUDA C++.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Source {
-    /// Its name in `#include` and messages.
+    /// The file's name in `#include` and messages.
     pub name: &'static str,
     /// Its text.
     pub text: &'static str,
-    /// The first compute capability with its instructions, x 10: 80 is sm_80.
+    /// The first compute capability that has the instructions used, x 10: 80 is sm_80.
     pub least_capability: u32,
 }
 
@@ -17,7 +17,7 @@ macro_rules! source {
     };
 }
 
-/// The headers of the kernels.
+/// The kernels' headers.
 pub const HEADERS: &[Source] = &[
     source!("common.cuh", 80),
     source!("team.cuh", 80),
@@ -61,12 +61,12 @@ pub const SOURCES: &[Source] = &[
     source!("route.cu", 80),
 ];
 
-/// The sources whose instructions a GPU of this capability (x 10) has.
+/// Returns the sources whose instructions a GPU of this capability (x 10) supports.
 pub fn sources_for(capability: u32) -> impl Iterator<Item = &'static Source> {
     SOURCES.iter().filter(move |source| source.least_capability <= capability)
 }
 
-/// Every kernel of a source, by the names that `SEMMOE_KERNEL` gives them.
+/// Returns the names of all kernels in a source, as given to `SEMMOE_KERNEL`.
 pub fn kernels_of(source: &Source) -> impl Iterator<Item = &'static str> {
     let text: &'static str = source.text;
     text.split("SEMMOE_KERNEL(").skip(1).filter_map(|rest| rest.split(',').next())

@@ -1,21 +1,21 @@
-//! The ranks of a call, and the memory they share.
+//! The ranks of a call and the memory they share.
 
 use std::time::Duration;
 
 use crate::error::LaunchError;
 use crate::params::{Local, MAX_LOCAL, MAX_RANKS, Peers, SIGNAL_BYTES, TeamParams};
 
-/// Memory on a device (or, for the shim, of this process).
+/// Memory on a device (or, for the shim, in this process).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Buffer {
-    /// Its address there.
+    /// Address on the device.
     pub address: u64,
     /// Its size.
     pub bytes: u64,
 }
 
 impl Buffer {
-    /// The part that begins at `offset`; empty if that is past the end.
+    /// Returns the part that starts at `offset`; empty if that is past the end.
     #[must_use]
     pub fn from_offset(self, offset: u64) -> Self {
         let bytes = self.bytes.saturating_sub(offset);
@@ -23,7 +23,7 @@ impl Buffer {
     }
 }
 
-/// P ranks that synchronise in every call, and those of them that one launch runs.
+/// P ranks that synchronise in every call, of which one launch runs some.
 #[derive(Clone, Copy)]
 pub struct Team {
     params: TeamParams,
@@ -31,14 +31,14 @@ pub struct Team {
 }
 
 impl Team {
-    /// - `signals` `[P]`: zeroed memory of each rank that all ranks can write, [`SIGNAL_BYTES`] or more
+    /// - `signals` `[P]`: each rank's zeroed memory, which all ranks can write; at least [`SIGNAL_BYTES`]
     /// - `first_rank`: the rank that this launch runs, or the first of several that share a GPU
     /// - `reports` `[local]`: a zeroed word for each rank of the launch, in memory that the host can read after a trap
-    /// - `timeout`: how long a rank waits for another
+    /// - `timeout`: maximum time for which a rank waits for another
     ///
     /// # Errors
-    /// More ranks than [`MAX_RANKS`] (or [`MAX_LOCAL`] in the launch), null, misaligned or too small memory, a time-out
-    /// of 0.
+    /// If there are more ranks than [`MAX_RANKS`] (or [`MAX_LOCAL`] in the launch), memory is null, misaligned or too
+    /// small, or the timeout is 0.
     pub fn new(
         signals: &[Buffer],
         first_rank: u32,
@@ -50,7 +50,7 @@ impl Team {
         in_range("first rank", u64::from(first_rank), 0, u64::from(ranks - local))?;
         let timeout_ns = u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX);
         if timeout_ns == 0 {
-            return Err(LaunchError::OutOfRange { what: "time-out in ns", found: 0, least: 1, most: u64::MAX });
+            return Err(LaunchError::OutOfRange { what: "timeout in ns", found: 0, least: 1, most: u64::MAX });
         }
         let mut params = TeamParams { ranks, first_rank, timeout_ns, report: [0; MAX_LOCAL], signals: [0; MAX_RANKS] };
         fill("signals", &mut params.signals, signals, SIGNAL_BYTES, 8)?;
@@ -58,10 +58,11 @@ impl Team {
         Ok(Self { params, local: local as usize })
     }
 
-    /// A rank whose kernels wait for no other, because the rows of all are in its GPU's memory: see [`Team::new`].
+    /// Creates a rank whose kernels do not wait for others, because the rows of all ranks are in its GPU's memory: see
+    /// [`Team::new`].
     ///
     /// # Errors
-    /// See [`Team::new`], and a rank out of range.
+    /// See [`Team::new`]; also if the rank is out of range.
     pub fn alone(
         ranks: usize,
         rank: usize,
@@ -81,12 +82,12 @@ impl Team {
         self.params.ranks as usize
     }
 
-    /// Ranks that one launch runs.
+    /// Returns the number of ranks that one launch runs.
     pub fn local(&self) -> usize {
         self.local
     }
 
-    /// The first rank of the launch.
+    /// Returns the first rank of the launch.
     pub fn first_rank(&self) -> usize {
         self.params.first_rank as usize
     }
@@ -95,7 +96,7 @@ impl Team {
         self.params
     }
 
-    /// One buffer for each rank of the launch.
+    /// Returns the address of one buffer per rank of the launch.
     pub(crate) fn locals(
         &self,
         what: &'static str,
@@ -109,7 +110,7 @@ impl Team {
         Ok(list)
     }
 
-    /// The local ranks' addresses of optional buffers; all null without them.
+    /// Returns the launch's ranks' addresses of an optional buffer; null without one.
     pub(crate) fn locals_or_null(
         &self,
         what: &'static str,
@@ -119,7 +120,7 @@ impl Team {
         buffers.map_or(Ok([0; MAX_LOCAL]), |buffers| self.locals(what, buffers, bytes, 4))
     }
 
-    /// One buffer for each rank.
+    /// Returns the address of one buffer per rank.
     pub(crate) fn peers(
         &self,
         what: &'static str,
@@ -133,7 +134,7 @@ impl Team {
         Ok(list)
     }
 
-    /// One number for each rank of the launch, at most `most`.
+    /// Returns one number per rank of the launch, each at most `most`.
     pub(crate) fn counts(&self, what: &'static str, found: &[u64], most: u64) -> Result<[u32; MAX_LOCAL], LaunchError> {
         count(what, found.len(), self.local)?;
         let mut counts = [0; MAX_LOCAL];
@@ -143,7 +144,7 @@ impl Team {
         Ok(counts)
     }
 
-    /// Signals of the ranks of the launch.
+    /// Returns the signals of the launch's ranks.
     pub(crate) fn local_signals(&self) -> Local {
         let mut list = [0; MAX_LOCAL];
         let first = self.first_rank();
@@ -152,12 +153,12 @@ impl Team {
     }
 }
 
-/// Whether a list has as many items as there are ranks.
+/// Checks that a list has one item per rank.
 pub(crate) fn count(what: &'static str, found: usize, expected: usize) -> Result<(), LaunchError> {
     if found == expected { Ok(()) } else { Err(LaunchError::Count { what, found, expected }) }
 }
 
-/// The addresses of buffers, each with enough bytes.
+/// Stores the addresses of buffers in `list` after checking their size and alignment.
 pub(crate) fn fill(
     what: &'static str,
     list: &mut [u64],
@@ -181,7 +182,7 @@ pub(crate) fn fill(
     Ok(())
 }
 
-/// Checks that a number fits 32 bits and a range.
+/// Checks that a number is in range and fits in 32 bits.
 pub(crate) fn in_range(what: &'static str, found: u64, least: u64, most: u64) -> Result<u32, LaunchError> {
     match u32::try_from(found) {
         Ok(value) if (least..=most).contains(&found) => Ok(value),

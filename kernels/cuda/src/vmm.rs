@@ -1,7 +1,7 @@
-//! Memory by handles: allocated apart from its address, passed to other processes as a file descriptor, and bound to a
+//! Memory by handles: allocated without an address, passed to other processes as a file descriptor, and bound to a
 //! multicast address for the NVLS kernels.
 //!
-//! The driver is behind [`VirtualMemory`], so that order, sizes and the cleanup after a failure are tested without one.
+//! The driver is behind [`VirtualMemory`], so that order, sizes and cleanup after failures are tested without a driver.
 //! `driver::Device` implements it.
 
 use std::fmt::Display;
@@ -10,35 +10,35 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use crate::error::LaunchError;
 use crate::team::Buffer;
 
-/// Maximum bytes of one allocation: more than any GPU has, and far from overflow.
+/// Maximum size of one allocation: more than any GPU has, and far from overflow.
 pub const MAX_BYTES: u64 = 1 << 42;
-/// Maximum GPUs of a multicast object.
+/// Maximum number of GPUs in a multicast object.
 pub const MAX_DEVICES: u32 = 64;
 
-/// The driver's handle of memory, mapped or not.
+/// The driver's handle for memory, mapped or not.
 pub type Handle = u64;
 
-/// The driver's calls on one GPU's memory without an address.
+/// The driver's calls on one GPU's memory that need no address.
 pub trait Handles {
     /// The driver's message.
     type Error: Display;
 
-    /// Granularity of sizes: of memory, or of a multicast object of that many GPUs.
+    /// Returns the granularity of sizes, of memory or of a multicast object with that many GPUs.
     ///
     /// # Errors
     /// The driver's error.
     fn granularity(&self, multicast_devices: Option<u32>) -> Result<u64, Self::Error>;
-    /// Memory that can be exported.
+    /// Allocates memory that can be exported.
     ///
     /// # Errors
-    /// The driver's error, for example because memory is short.
+    /// The driver's error, for example if memory is exhausted.
     fn create(&self, bytes: u64) -> Result<Handle, Self::Error>;
-    /// A handle for another process.
+    /// Exports a handle for another process.
     ///
     /// # Errors
     /// The driver's error.
     fn export(&self, handle: Handle) -> Result<OwnedFd, Self::Error>;
-    /// A handle that another process exported.
+    /// Imports a handle that another process exported.
     ///
     /// # Errors
     /// The driver's error.
@@ -50,7 +50,7 @@ pub trait Handles {
     fn release(&self, handle: Handle) -> Result<(), Self::Error>;
 }
 
-/// The driver's calls on addresses of one GPU.
+/// The driver's calls on one GPU's addresses.
 pub trait Addresses: Handles {
     /// Reserves addresses without memory.
     ///
@@ -62,7 +62,7 @@ pub trait Addresses: Handles {
     /// # Errors
     /// The driver's error.
     fn map(&self, address: u64, bytes: u64, handle: Handle) -> Result<(), Self::Error>;
-    /// Allows this GPU to read and write there.
+    /// Allows this GPU to read and write a range.
     ///
     /// # Errors
     /// The driver's error.
@@ -79,21 +79,21 @@ pub trait Addresses: Handles {
     fn free(&self, address: u64, bytes: u64) -> Result<(), Self::Error>;
 }
 
-/// The driver's calls on one GPU, with those on multicast objects.
+/// The driver's calls on one GPU, including those on multicast objects.
 pub trait VirtualMemory: Addresses {
     /// Whether this GPU can take part in a multicast object.
     fn has_multicast(&self) -> bool;
-    /// A multicast object that can be exported.
+    /// Creates a multicast object that can be exported.
     ///
     /// # Errors
     /// The driver's error.
     fn create_multicast(&self, devices: u32, bytes: u64) -> Result<Handle, Self::Error>;
-    /// Adds this GPU.
+    /// Adds this GPU to a multicast object.
     ///
     /// # Errors
     /// The driver's error.
     fn add_device(&self, multicast: Handle) -> Result<(), Self::Error>;
-    /// Binds memory of this GPU, from its beginning.
+    /// Binds memory of this GPU, from its start.
     ///
     /// # Errors
     /// The driver's error.
@@ -105,29 +105,29 @@ pub trait VirtualMemory: Addresses {
     fn unbind(&self, multicast: Handle, bytes: u64) -> Result<(), Self::Error>;
 }
 
-/// Memory that could not be allocated, mapped or shared.
+/// Memory could not be allocated, mapped or shared.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum VmmError {
-    /// A size or count out of its range.
+    /// A size or count is out of range.
     #[error(transparent)]
     Size(#[from] LaunchError),
-    /// Memory of another process whose size the driver cannot map.
-    #[error("{found} bytes of another process are not a multiple of {granularity}, which the driver maps by")]
+    /// Another process's memory has a size that the driver cannot map.
+    #[error("memory of another process has {found} bytes, expected a multiple of {granularity}")]
     Granularity {
-        /// Its claimed size in bytes.
+        /// The size given, in bytes.
         found: u64,
         /// The required multiple.
         granularity: u64,
     },
-    /// A GPU without NVLink SHARP, or a driver that does not offer it.
+    /// The GPU has no NVLink SHARP, or the driver does not support it.
     #[error("the GPU has no multicast support")]
     NoMulticast,
-    /// Steps of a multicast object in the wrong order.
-    #[error("{step} comes before {before} on a multicast object")]
+    /// Steps on a multicast object are in the wrong order.
+    #[error("{step} must precede {before} on a multicast object")]
     Order {
         /// The step that must come first.
         step: &'static str,
-        /// The value requested.
+        /// The step requested.
         before: &'static str,
     },
     /// The driver's message.
@@ -151,17 +151,17 @@ struct Held<'d, V: VirtualMemory> {
 }
 
 impl<'d, V: VirtualMemory> Held<'d, V> {
-    /// A handle that another process exported, with `bytes` bytes there; sizes are multiples of `unit`.
+    /// Imports a handle that another process exported, for `bytes` bytes there; sizes are multiples of `unit`.
     fn import(driver: &'d V, file: BorrowedFd<'_>, bytes: u64, unit: u64) -> Result<Self, VmmError> {
         if !bytes.is_multiple_of(unit) {
             return Err(VmmError::Granularity { found: bytes, granularity: unit });
         }
-        let handle = driver.import(file).map_err(refused("an import"))?;
+        let handle = driver.import(file).map_err(refused("to import memory"))?;
         Ok(Self { driver, handle })
     }
 
     fn export(&self) -> Result<OwnedFd, VmmError> {
-        self.driver.export(self.handle).map_err(refused("an export"))
+        self.driver.export(self.handle).map_err(refused("to export memory"))
     }
 }
 
@@ -172,7 +172,7 @@ impl<V: VirtualMemory> Drop for Held<'_, V> {
     }
 }
 
-/// A mapping, until dropped: unmapped, then the addresses are freed.
+/// A mapping. When dropped, it is unmapped and its addresses are freed.
 struct Mapped<'d, V: VirtualMemory> {
     driver: &'d V,
     buffer: Buffer,
@@ -186,7 +186,7 @@ impl<'d, V: VirtualMemory> Mapped<'d, V> {
             let _ = driver.free(address, bytes);
             return Err(refused("to map memory")(cause));
         }
-        // From here on dropping unmaps and frees.
+        // From here on, dropping the value unmaps and frees.
         let mapped = Self { driver, buffer: Buffer { address, bytes } };
         driver.grant(address, bytes).map_err(refused("access to mapped memory"))?;
         Ok(mapped)
@@ -205,47 +205,48 @@ fn in_range(what: &'static str, found: u64, most: u64) -> Result<(), LaunchError
     if (1..=most).contains(&found) { Ok(()) } else { Err(LaunchError::OutOfRange { what, found, least: 1, most }) }
 }
 
-/// The driver's granularity of sizes; it must be a power of two, or nothing can be aligned to it.
+/// Returns the driver's granularity of sizes. It must be a power of two, or nothing could be aligned to it.
 fn granularity<V: VirtualMemory>(driver: &V, devices: Option<u32>) -> Result<u64, VmmError> {
-    let found = driver.granularity(devices).map_err(refused("the granularity of memory"))?;
+    let found = driver.granularity(devices).map_err(refused("to report its granularity"))?;
     if found.is_power_of_two() && found <= MAX_BYTES {
         return Ok(found);
     }
-    let cause = format!("it is {found} bytes, expected a power of two of at most {MAX_BYTES}");
-    Err(VmmError::Refused { call: "the granularity of memory", cause })
+    let cause = format!("{found} bytes, expected a power of two of at most {MAX_BYTES}");
+    Err(VmmError::Refused { call: "to report a valid granularity", cause })
 }
 
-/// Memory of one GPU, of this process or of another one, mapped here.
+/// Memory of one GPU, allocated by this process or another one, and mapped here.
 pub struct Memory<'d, V: VirtualMemory> {
-    // Unmapped before the handle is released.
+    // Declared before `held`, so that memory is unmapped before its handle is released.
     mapped: Mapped<'d, V>,
     held: Held<'d, V>,
 }
 
 impl<'d, V: VirtualMemory> Memory<'d, V> {
-    /// At least `bytes` bytes, uninitialised. With `devices` it may be bound to a multicast object of that many GPUs.
+    /// Allocates at least `bytes` bytes, uninitialised. With `devices`, they may be bound to a multicast object with
+    /// that many GPUs.
     ///
     /// # Errors
-    /// A size of 0 or above [`MAX_BYTES`], or the driver refuses the call; nothing is left behind.
+    /// If the size is 0 or above [`MAX_BYTES`], or the driver refuses the call. Nothing is left allocated.
     pub fn new(driver: &'d V, bytes: u64, devices: Option<u32>) -> Result<Self, VmmError> {
-        in_range("bytes of an allocation", bytes, MAX_BYTES)?;
+        in_range("size of an allocation", bytes, MAX_BYTES)?;
         let own = granularity(driver, None)?;
         let unit = match devices {
             None => own,
             Some(devices) => own.max(multicast_granularity(driver, devices)?),
         };
-        // Both are powers of two of at most MAX_BYTES.
+        // Both are powers of two no larger than `MAX_BYTES`.
         let bytes = bytes.next_multiple_of(unit);
-        let handle = driver.create(bytes).map_err(refused("an allocation"))?;
+        let handle = driver.create(bytes).map_err(refused("to allocate memory"))?;
         Self::of(Held { driver, handle }, bytes, unit)
     }
 
-    /// A handle that another process exported; `bytes` is its size there.
+    /// Imports memory that another process exported; `bytes` is its size there.
     ///
     /// # Errors
-    /// A size that the driver cannot map, a descriptor of something else, a driver that refuses.
+    /// If the driver cannot map the size, the descriptor is not for memory, or the driver refuses the call.
     pub fn import(driver: &'d V, file: BorrowedFd<'_>, bytes: u64) -> Result<Self, VmmError> {
-        in_range("bytes of an import", bytes, MAX_BYTES)?;
+        in_range("size of an import", bytes, MAX_BYTES)?;
         let unit = granularity(driver, None)?;
         Self::of(Held::import(driver, file, bytes, unit)?, bytes, unit)
     }
@@ -254,34 +255,36 @@ impl<'d, V: VirtualMemory> Memory<'d, V> {
         Ok(Self { mapped: Mapped::new(&held, bytes, unit)?, held })
     }
 
-    /// The buffer for calls; its size is the rounded one.
+    /// Returns the buffer for calls, with the rounded size.
     pub fn buffer(&self) -> Buffer {
         self.mapped.buffer
     }
 
-    /// A handle for another process: over a socket, or by `pidfd_getfd`.
+    /// Exports a handle for another process, to be passed over a socket or by `pidfd_getfd`.
     ///
     /// # Errors
-    /// The driver refuses the call.
+    /// If the driver refuses the call.
     pub fn export(&self) -> Result<OwnedFd, VmmError> {
         self.held.export()
     }
 }
 
 fn multicast_granularity<V: VirtualMemory>(driver: &V, devices: u32) -> Result<u64, VmmError> {
-    in_range("GPUs of a multicast object", devices.into(), MAX_DEVICES.into())?;
+    in_range("number of GPUs in a multicast object", devices.into(), MAX_DEVICES.into())?;
     if !driver.has_multicast() {
         return Err(VmmError::NoMulticast);
     }
     granularity(driver, Some(devices))
 }
 
-/// One address for the memory of several GPUs: a reducing load adds what all hold, a store writes to all.
+/// One address for the memory of several GPUs: a reducing load adds the values of all GPUs, a store writes to all of
+/// them.
 ///
-/// One rank creates and exports it, the others import it. Then every rank adds its GPU. After a barrier of the caller,
-/// because binding waits for all GPUs, every rank binds its memory; after another barrier the address may be used.
+/// One rank creates and exports the object, the others import it. Then every rank adds its GPU. After a barrier by the
+/// caller, because binding waits for all GPUs, every rank binds its memory; after another barrier, the address may be
+/// used.
 pub struct Multicast<'d, V: VirtualMemory> {
-    // Dropped in this order: unmapped, unbound, freed.
+    // Drop order: unmap, unbind, free.
     mapped: Option<Mapped<'d, V>>,
     bound: bool,
     held: Held<'d, V>,
@@ -291,24 +294,24 @@ pub struct Multicast<'d, V: VirtualMemory> {
 }
 
 impl<'d, V: VirtualMemory> Multicast<'d, V> {
-    /// An object for `devices` GPUs and at least `bytes` bytes of each.
+    /// Creates an object for `devices` GPUs with at least `bytes` bytes each.
     ///
     /// # Errors
-    /// A GPU without multicast, counts or sizes out of range, or the driver refuses the call.
+    /// If the GPU has no multicast support, counts or sizes are out of range, or the driver refuses the call.
     pub fn new(driver: &'d V, devices: u32, bytes: u64) -> Result<Self, VmmError> {
-        in_range("bytes of a multicast object", bytes, MAX_BYTES)?;
+        in_range("size of a multicast object", bytes, MAX_BYTES)?;
         let unit = multicast_granularity(driver, devices)?;
         let bytes = bytes.next_multiple_of(unit);
-        let handle = driver.create_multicast(devices, bytes).map_err(refused("a multicast object"))?;
+        let handle = driver.create_multicast(devices, bytes).map_err(refused("to create a multicast object"))?;
         Ok(Self::of(Held { driver, handle }, bytes, unit))
     }
 
-    /// Imports another process's object; `devices` and `bytes` must equal those that it was created with.
+    /// Imports another process's object; `devices` and `bytes` must be those with which it was created.
     ///
     /// # Errors
     /// See [`new`](Self::new).
     pub fn import(driver: &'d V, file: BorrowedFd<'_>, devices: u32, bytes: u64) -> Result<Self, VmmError> {
-        in_range("bytes of a multicast object", bytes, MAX_BYTES)?;
+        in_range("size of a multicast object", bytes, MAX_BYTES)?;
         let unit = multicast_granularity(driver, devices)?;
         Ok(Self::of(Held::import(driver, file, bytes, unit)?, bytes, unit))
     }
@@ -317,26 +320,26 @@ impl<'d, V: VirtualMemory> Multicast<'d, V> {
         Self { mapped: None, bound: false, held, bytes, unit, added: false }
     }
 
-    /// A handle for another process.
+    /// Exports a handle for another process.
     ///
     /// # Errors
-    /// The driver refuses the call.
+    /// If the driver refuses the call.
     pub fn export(&self) -> Result<OwnedFd, VmmError> {
         self.held.export()
     }
 
-    /// Bytes of each GPU, rounded.
+    /// Returns the rounded size per GPU.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Adds this GPU, once.
+    /// Adds this GPU unless it was added before.
     ///
     /// # Errors
-    /// The driver refuses the call.
+    /// If the driver refuses the call.
     pub fn add_device(&mut self) -> Result<(), VmmError> {
         if !self.added {
-            self.held.driver.add_device(self.held.handle).map_err(refused("a GPU in a multicast object"))?;
+            self.held.driver.add_device(self.held.handle).map_err(refused("to add a GPU to a multicast object"))?;
             self.added = true;
         }
         Ok(())
@@ -346,7 +349,7 @@ impl<'d, V: VirtualMemory> Multicast<'d, V> {
     /// added before, and the memory must outlive the object.
     ///
     /// # Errors
-    /// A GPU that was not added, memory that is too small, or the driver refuses the call; it can then be retried.
+    /// If the GPU was not added, memory is too small, or the driver refuses the call, which can then be retried.
     pub fn bind(&mut self, memory: &'d Memory<'_, V>) -> Result<Buffer, VmmError> {
         let (driver, handle, bytes) = (self.held.driver, self.held.handle, self.bytes);
         if !self.added {
@@ -354,7 +357,7 @@ impl<'d, V: VirtualMemory> Multicast<'d, V> {
         }
         let found = memory.buffer().bytes;
         if found < bytes {
-            let (what, least, most) = ("bytes to bind", bytes, MAX_BYTES);
+            let (what, least, most) = ("size of the memory to bind", bytes, MAX_BYTES);
             return Err(LaunchError::OutOfRange { what, found, least, most }.into());
         }
         if !self.bound {

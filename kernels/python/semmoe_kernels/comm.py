@@ -247,7 +247,7 @@ class Communicator:
     @staticmethod
     def _shape(what, tensor, expected):
         if tensor.numel() != expected:
-            raise SemmoeError(1, f"{what} has {tensor.numel()} elements, expected {expected}")
+            raise SemmoeError(1, f"{what}: {tensor.numel()} elements, expected {expected}")
 
     def _rows(self, what, tensor, dims=2):
         if tensor.device != self.device or tensor.dim() != dims or tensor.dtype not in _DTYPES:

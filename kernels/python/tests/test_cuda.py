@@ -124,7 +124,7 @@ def device_errors():
             return
         left.wait()
         comm.all_reduce(torch.ones(2, 8))
-        raises(comm.check, 6, "rank 0 waited for rank 1 to begin call 2")
+        raises(comm.check, 6, "rank 0 timed out waiting for rank 1 to start call 2")
         comm.abandon()
 
     on_threads(2, alone)

@@ -1,4 +1,4 @@
-//! Either all ranks arrive, or every rank learns which one did not.
+//! A barrier: either all ranks arrive, or every rank learns which one did not.
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::time::{Duration, Instant};
@@ -8,13 +8,13 @@ use semmoe_tables::RankId;
 use crate::error::RankError;
 use crate::signals::{ALIVE, GAVE_UP, LEFT, Signals};
 
-/// Polls of a peer before a rank sleeps, if every rank can have its own core. An arrival is then noticed in well under
-/// a microsecond.
+/// Number of polls of a peer before a rank sleeps, if every rank can have its own core. An arrival is then detected in
+/// well under a microsecond.
 ///
-/// Far more polls than the worker's transport makes (64, about the cost of a sleep): ranks of a collective arrive
-/// nearly together. Two ranks on two cores passed the barrier in 0.2 to 0.4 of the time with sleeping; with 64 polls in
-/// 0.5 to 1.1. With more ranks than cores, polling only delays the others: 64 polls took 0.8 to 1.05 of the time
-/// without, 2000 two to seven times.
+/// This is far more than the worker's transport polls (64, about the cost of a sleep), because ranks of a collective
+/// arrive nearly together. With two ranks on two cores, a barrier took 0.2 to 0.4 times as long as with sleeping alone,
+/// and 0.5 to 1.1 times with 64 polls. With more ranks than cores, polling only delays the others: 64 polls took 0.8 to
+/// 1.05 times as long as no polls, 2000 polls two to seven times.
 const SPINS: u32 = 2000;
 
 /// One rank's end of the barrier.
@@ -32,15 +32,15 @@ impl Barrier {
         Self { rank, epoch: 0, limit, spins: if cores >= world { SPINS } else { 0 } }
     }
 
-    /// Reaches the next epoch and waits until all others have. Everything that any rank wrote before is then visible to
-    /// all.
+    /// Enters the next epoch and waits until all other ranks have. Everything that any rank wrote before is then
+    /// visible to all.
     pub(crate) fn pass(&mut self, all: &[&Signals]) -> Result<(), RankError> {
         self.epoch = self.epoch.wrapping_add(1);
         let own = all[self.rank];
         own.arrived.store(self.epoch, Release);
         own.bell.ring();
         let deadline = Instant::now() + self.limit;
-        // Starts with the next rank, so that not all sleep on the same one.
+        // Starts with the next rank, so that ranks do not all sleep on the same one.
         for step in 1..all.len() {
             let peer = (self.rank + step) % all.len();
             if let Err(error) = self.wait_for(peer, all[peer], deadline) {
@@ -64,7 +64,7 @@ impl Barrier {
     fn sleep_until(&self, peer: usize, signals: &Signals, deadline: Instant) -> Result<(), RankError> {
         let (rank, epoch) = (RankId::new(peer as u16), self.epoch);
         loop {
-            // The bell is read before what it announces, so that no change is missed while sleeping.
+            // Reads the bell before the state it announces, so that no change is missed while sleeping.
             let rings = signals.bell.rings();
             let arrived = self.has_arrived(signals);
             self.still_there(peer, signals, arrived)?;
@@ -79,13 +79,13 @@ impl Barrier {
         }
     }
 
-    /// A rank that arrived and then left had finished. One that gave up will not use the group again, and no rank
-    /// should continue with it.
+    /// Fails if the peer can no longer arrive. A peer that left after arriving had finished. One that gave up will not
+    /// use the group again, and no rank should continue with it.
     fn still_there(&self, peer: usize, signals: &Signals, arrived: bool) -> Result<(), RankError> {
         let (rank, epoch) = (RankId::new(peer as u16), self.epoch);
         match signals.state.load(SeqCst) {
             LEFT if !arrived && !self.has_arrived(signals) => Err(RankError::Left { rank, epoch }),
-            // It gave up in a later epoch, so it has passed this one.
+            // The peer gave up in a later epoch, so it has passed this one.
             GAVE_UP if signals.arrived.load(Acquire).wrapping_sub(self.epoch) as i32 > 0 => Ok(()),
             GAVE_UP => {
                 let cause = RankId::new(signals.cause.load(Acquire) as u16);
@@ -95,7 +95,7 @@ impl Barrier {
         }
     }
 
-    /// Epochs wrap around: a peer is at most one ahead or behind.
+    /// Epochs wrap around, which is safe because a peer is at most one epoch ahead or behind.
     fn has_arrived(&self, signals: &Signals) -> bool {
         signals.arrived.load(Acquire).wrapping_sub(self.epoch) as i32 >= 0
     }
@@ -109,7 +109,7 @@ pub(crate) fn leave(own: &Signals) {
 }
 
 fn give_up(own: &Signals, peer: usize, error: &RankError) {
-    // The rank that was late first, not the one that reported it.
+    // Reports the rank that was late first, not the one that reported it.
     let cause = match error {
         RankError::GaveUp { cause, .. } => cause.index(),
         _ => peer,

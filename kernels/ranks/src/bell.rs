@@ -1,4 +1,4 @@
-//! A counter incremented on each change, on which threads of any process can sleep.
+//! A counter that is incremented on each change, on which threads of any process can sleep.
 
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::SeqCst;
@@ -6,24 +6,25 @@ use std::time::Duration;
 
 use rustix::thread::futex;
 
-/// A bell in memory shared by its waiters; all zeros is one that has not rung yet. A thread misses no change if it
+/// A bell in memory shared by its waiters; all zeros is a bell that has not rung yet. A thread misses no change if it
 /// reads [`Bell::rings`], then checks for the change, and then sleeps with the value read.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct Bell {
     rings: AtomicU32,
-    /// Threads that may be asleep. Those of a killed process stay counted, which costs a system call per ring.
+    /// Number of threads that may be asleep. Threads of a killed process stay counted, which costs a system call per
+    /// ring.
     waiters: AtomicU32,
 }
 
 impl Bell {
-    /// Number of rings so far, modulo 2^32.
+    /// Returns the number of rings so far, modulo 2^32.
     #[must_use]
     pub fn rings(&self) -> u32 {
         self.rings.load(SeqCst)
     }
 
-    /// Wakes all sleeping threads. Makes a system call only if there may be one.
+    /// Wakes all sleeping threads. Makes a system call only if a thread may be asleep.
     pub fn ring(&self) {
         self.rings.fetch_add(1, SeqCst);
         if self.waiters.load(SeqCst) > 0 {
@@ -32,15 +33,16 @@ impl Bell {
         }
     }
 
-    /// Sleeps until it has rung since `rings` was read, or `limit` has passed (`None`: no limit). Wake-ups may be
-    /// spurious, so the caller checks again.
+    /// Sleeps until the bell has rung since `rings` was read, or `limit` has passed (`None`: no limit). Wake-ups may be
+    /// spurious, so the caller must check again.
     pub fn sleep(&self, rings: u32, limit: Option<Duration>) {
         let limit = limit.map(|limit| futex::Timespec {
             tv_sec: limit.as_secs().try_into().unwrap_or(i64::MAX),
             tv_nsec: limit.subsec_nanos().into(),
         });
         self.waiters.fetch_add(1, SeqCst);
-        // Not private, as waiters may be other processes. Whatever ends the wait, memory shows what has happened.
+        // Not private, because waiters may be in other processes. The result is ignored: the caller checks shared
+        // memory whatever ended the wait.
         let _ = futex::wait(&self.rings, futex::Flags::empty(), rings, limit.as_ref());
         self.waiters.fetch_sub(1, SeqCst);
     }

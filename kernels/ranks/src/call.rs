@@ -1,4 +1,4 @@
-//! A rank's next call, as words that the others compare with their own.
+//! A rank's next call, encoded as words that the other ranks compare with their own.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -11,17 +11,17 @@ use crate::signals::Signals;
 /// Number of words in a call.
 pub(crate) const CALL_WORDS: usize = 9;
 
-/// The names of the words in errors.
+/// Names of the words, for errors.
 const NAMES: [&str; CALL_WORDS] = [
-    "the operation",
-    "the element type",
+    "operation",
+    "element type",
     "tokens",
     "hidden",
-    "the first offset",
-    "the second offset",
+    "first offset",
+    "second offset",
     "limits (capacity and top-k)",
-    "an order or placement with digest",
-    "a symmetric buffer of bytes",
+    "digest of the order or placement",
+    "symmetric buffer size",
 ];
 
 /// The operations of a group.
@@ -37,11 +37,11 @@ pub(crate) enum Operation {
     Combine,
 }
 
-/// Their names, in the order of their numbers from 1.
+/// Names of the operations, in the order of their numbers, which start at 1.
 const OPERATIONS: [&str; 7] =
     ["barrier", "reduce-scatter", "reduce-scatter with norm", "allgather", "all-reduce", "dispatch", "combine"];
 
-/// Everything that must be equal on every rank; 0 where it does not apply to the operation.
+/// All values that must be equal on every rank; 0 if the operation does not use them.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Call {
     pub(crate) operation: Operation,
@@ -65,14 +65,15 @@ impl Call {
         [self.operation as u64, dtype, self.tokens, self.hidden, first, second, self.limits, self.digest, size]
     }
 
-    /// Publishes the call to the others, which read it after the next barrier.
+    /// Publishes the call to the other ranks, which read it after the next barrier.
     pub(crate) fn publish(&self, own: &Signals, bytes: usize) {
         for (word, value) in own.call.iter().zip(self.words(bytes)) {
             word.store(value, Relaxed);
         }
     }
 
-    /// Compares with all others. Both sides see a difference, so either all ranks fail or none.
+    /// Compares the call with those of all other ranks. Both sides detect a difference, so either all ranks fail or
+    /// none.
     pub(crate) fn compare(&self, rank: usize, all: &[&Signals], bytes: usize) -> Result<(), RankError> {
         let ours = self.words(bytes);
         for (peer, signals) in all.iter().enumerate().filter(|(peer, _)| *peer != rank) {
@@ -91,8 +92,8 @@ impl Call {
 
 fn show(index: usize, value: u64) -> String {
     let name = match NAMES[index] {
-        "the operation" => (1..).zip(OPERATIONS).find(|(number, _)| *number == value).map(|(_, name)| name),
-        "the element type" => u32::try_from(value).ok().and_then(Dtype::from_code).map(Dtype::name),
+        "operation" => (1..).zip(OPERATIONS).find(|(number, _)| *number == value).map(|(_, name)| name),
+        "element type" => u32::try_from(value).ok().and_then(Dtype::from_code).map(Dtype::name),
         _ => None,
     };
     name.map_or_else(|| value.to_string(), str::to_owned)

@@ -15,7 +15,7 @@ use crate::signals::{SIGNAL_BYTES, Signals};
 use crate::span::{ALIGNMENT, Span};
 use crate::{MAX_NORM_WIDTH, MAX_WORLD};
 
-/// The memory of a group, as mapped here.
+/// A group's memory, as mapped in this process.
 #[derive(Clone, Copy, Debug)]
 pub struct RawGroup<'a> {
     /// This rank.
@@ -26,12 +26,12 @@ pub struct RawGroup<'a> {
     pub buffer_bytes: usize,
     /// `[P]`: each rank's [`SIGNAL_BYTES`] bytes of signals, at a multiple of 64, zeroed before the first rank joins.
     pub signals: &'a [*mut u8],
-    /// Maximum time that a collective waits for a rank.
+    /// Maximum time for which a collective waits for a rank.
     pub timeout: Duration,
 }
 
-/// One rank's end of a group. Every rank makes the same calls in the same order. Peers that wait for a dropped
-/// communicator fail at once.
+/// One rank's end of a group. Every rank makes the same calls in the same order. When a communicator is dropped, peers
+/// that wait for it fail at once.
 #[derive(Debug)]
 pub struct Communicator {
     pub(crate) rank: usize,
@@ -40,36 +40,36 @@ pub struct Communicator {
     signals: Vec<NonNull<Signals>>,
     barrier: Barrier,
     spent: Option<RankError>,
-    /// Scratch of the fused norm, reserved at full size; pages are allocated on first use.
+    /// Scratch for the fused norm, reserved at full size; pages are allocated on first use.
     pub(crate) wide_row: Vec<f32>,
     pub(crate) seen: SeenTokens,
     /// The owner of the memory.
     _memory: Option<Box<dyn Any + Send>>,
 }
 
-// SAFETY: the pointers are to memory that any thread may use; `Communicator` hands out its own buffer only through
-// `&self` and `&mut self`.
+// SAFETY: any thread may use the memory that the pointers refer to; `Communicator` gives access to its own buffer only
+// through `&self` and `&mut self`.
 unsafe impl Send for Communicator {}
 
 impl Communicator {
     /// Joins a group whose memory the caller owns.
     ///
     /// # Safety
-    /// Buffers and signals are mapped with the stated sizes, do not overlap, and stay so until the last communicator of
-    /// the group is dropped or its process has ended. Between two collectives only its own rank accesses a buffer; only
-    /// communicators access signals. All ranks see the same memory, in the same order.
+    /// Buffers and signals must be mapped with the stated sizes, must not overlap, and must stay mapped until the last
+    /// communicator of the group is dropped or its process has ended. Between two collectives, only its own rank may
+    /// access a buffer; only communicators may access signals. All ranks must see the same memory, in the same order.
     ///
     /// # Errors
-    /// An invalid world, rank or alignment; a rank that has already joined.
+    /// If the world, the rank or an alignment is invalid, or the rank has already joined.
     pub unsafe fn join(group: RawGroup<'_>) -> Result<Self, RankError> {
         // SAFETY: upheld by the caller.
         unsafe { Self::with_memory(group, None) }
     }
 
-    /// Joins a group like [`Communicator::join`], and keeps the memory alive.
+    /// Joins a group like [`Communicator::join`], and keeps the group's memory alive.
     ///
     /// # Safety
-    /// See [`Communicator::join`]; the memory is valid for as long as `memory` lives.
+    /// See [`Communicator::join`]; the group's memory must be valid for as long as `memory` lives.
     pub(crate) unsafe fn with_memory(
         group: RawGroup<'_>,
         memory: Option<Box<dyn Any + Send>>,
@@ -90,7 +90,7 @@ impl Communicator {
             .iter()
             .map(|&at| aligned(at, "signals", align_of::<Signals>()).map(NonNull::cast))
             .collect::<Result<_, _>>()?;
-        // SAFETY: upheld by the caller; all zeros, and whatever communicators write, are valid signals.
+        // SAFETY: upheld by the caller; all zeros, and any values that communicators write, are valid signals.
         let own = unsafe { signals[group.rank].as_ref() };
         if own.joined.swap(1, AcqRel) != 0 {
             return Err(RankError::Joined { rank: RankId::new(group.rank as u16) });
@@ -113,11 +113,10 @@ impl Communicator {
         self.seen = SeenTokens::with_capacity(tokens);
     }
 
-    /// Checks a shuffled order from elsewhere, using this communicator's scratch; see
-    /// [`semmoe_kernels::RowSplit::shuffled`].
+    /// Checks a given shuffled order, using this communicator's scratch; see [`semmoe_kernels::RowSplit::shuffled`].
     ///
     /// # Errors
-    /// An invalid order.
+    /// If the order is invalid.
     pub fn check_split<'a>(
         &mut self,
         permutation: &'a [u32],
@@ -138,46 +137,46 @@ impl Communicator {
         self.buffers.len()
     }
 
-    /// Bytes of each rank's symmetric buffer.
+    /// Returns the size of each rank's symmetric buffer.
     #[must_use]
     pub fn buffer_bytes(&self) -> usize {
         self.buffer_bytes
     }
 
-    /// A span of this rank's own buffer.
+    /// Returns a span of this rank's own buffer.
     ///
     /// # Errors
-    /// A span that exceeds the buffer; the buffer of a spent group, since a late rank may still use it.
+    /// If the span exceeds the buffer, or an earlier call failed for good: a late rank may then still use the buffer.
     pub fn view<T: bytemuck::Pod>(&self, span: Span<T>) -> Result<&[T], RankError> {
         self.check_alive()?;
         self.check_span("a span", span)?;
-        // SAFETY: in bounds and aligned (checked), any bytes are a T, and between collectives only this communicator
-        // accesses its buffer.
+        // SAFETY: the span is in bounds and aligned (checked), any bytes are a valid `T`, and between collectives only
+        // this communicator accesses its buffer.
         Ok(unsafe { std::slice::from_raw_parts(self.at(self.rank, span), span.len()) })
     }
 
-    /// A mutable span of this rank's own buffer.
+    /// Returns a mutable span of this rank's own buffer.
     ///
     /// # Errors
     /// See [`Communicator::view`].
     pub fn view_mut<T: bytemuck::Pod>(&mut self, span: Span<T>) -> Result<&mut [T], RankError> {
         self.check_alive()?;
         self.check_span("a span", span)?;
-        // SAFETY: as in `view`, and `&mut self` makes it exclusive.
+        // SAFETY: as in `view`; in addition, `&mut self` makes the access exclusive.
         Ok(unsafe { std::slice::from_raw_parts_mut(self.at(self.rank, span), span.len()) })
     }
 
-    /// Waits until every rank is here.
+    /// Waits until every rank has arrived.
     ///
     /// # Errors
-    /// A rank that left, is late or makes another call.
+    /// If a rank left, is late or makes a different call.
     pub fn barrier(&mut self) -> Result<(), RankError> {
         self.enter(&Call::new(Operation::Barrier, semmoe_kernels::Dtype::F32))?;
         self.exit()
     }
 
-    /// Begins a collective: all ranks are here and agree. Until [`Communicator::exit`] ranks access buffers only as the
-    /// collective specifies.
+    /// Begins a collective: returns once all ranks have arrived and agree. Until [`Communicator::exit`], ranks access
+    /// buffers only as the collective specifies.
     pub(crate) fn enter(&mut self, call: &Call) -> Result<(), RankError> {
         self.check_alive()?;
         call.publish(self.own(), self.buffer_bytes);
@@ -190,7 +189,7 @@ impl Communicator {
         compared
     }
 
-    /// Ends a collective: all ranks have finished.
+    /// Ends a collective: returns once all ranks have finished.
     pub(crate) fn exit(&mut self) -> Result<(), RankError> {
         self.pass()
     }
@@ -204,15 +203,15 @@ impl Communicator {
         passed
     }
 
-    /// The signals of all ranks in order; entries past the last rank are this rank's own.
+    /// Returns the signals of all ranks in order; entries past the last rank are this rank's own.
     fn all_signals<'s>(&self) -> [&'s Signals; MAX_WORLD] {
         std::array::from_fn(|rank| self.signals(if rank < self.world() { rank } else { self.rank }))
     }
 
-    /// The signals of a rank.
+    /// Returns the signals of a rank.
     pub(crate) fn signals<'s>(&self, rank: usize) -> &'s Signals {
-        // SAFETY: signals stay mapped while a communicator lives, contain only atomics, and all zeros is a valid value;
-        // callers keep the reference no longer than the collective lasts.
+        // SAFETY: signals stay mapped while a communicator lives, contain only atomics, and are valid if all zeros;
+        // callers do not keep the reference beyond the collective.
         unsafe { self.signals[rank].as_ref() }
     }
 
@@ -220,9 +219,9 @@ impl Communicator {
         self.signals(self.rank)
     }
 
-    /// The start of a rank's span, which has been checked.
+    /// Returns the start of a rank's span, which must have been checked.
     pub(crate) fn at<T: bytemuck::Pod>(&self, rank: usize, span: Span<T>) -> *mut T {
-        // SAFETY: the span ends within the buffer, so its start is in it or at its end.
+        // SAFETY: the span ends within the buffer, so its start is within the buffer or at the buffer's end.
         unsafe { self.buffers[rank].as_ptr().add(span.offset()).cast() }
     }
 

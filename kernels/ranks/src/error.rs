@@ -8,10 +8,10 @@ use semmoe_tables::RankId;
 /// A collective, or the creation of a group, failed.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum RankError {
-    /// Operands that do not fit together; this rank did not take part in the collective.
+    /// The operands do not match; this rank did not take part in the collective.
     #[error(transparent)]
     Operands(#[from] KernelError),
-    /// A group of invalid size.
+    /// The group has an invalid size.
     #[error("the world has {found} ranks, expected 1 to {limit}")]
     World {
         /// Number of ranks requested.
@@ -19,8 +19,8 @@ pub enum RankError {
         /// Maximum number of ranks.
         limit: usize,
     },
-    /// A rank that the group does not have.
-    #[error("rank {rank} is not below {world}, the number of ranks")]
+    /// The group has no such rank.
+    #[error("rank {rank} is out of range for {world} ranks")]
     NoSuchRank {
         /// The rank.
         rank: usize,
@@ -33,17 +33,17 @@ pub enum RankError {
         /// The rank.
         rank: RankId,
     },
-    /// A misaligned address or offset.
+    /// An address or offset is misaligned.
     #[error("{what} is at {found:#x}, expected a multiple of {alignment}")]
     Misaligned {
-        /// The object there.
+        /// The misaligned object.
         what: &'static str,
         /// The address or offset.
         found: usize,
         /// The required alignment.
         alignment: usize,
     },
-    /// A range beyond the symmetric buffer, or a size beyond the group's limits.
+    /// A range exceeds the symmetric buffer, or a size exceeds the group's limits.
     #[error("{what}: {found} exceeds the limit of {limit}")]
     TooLarge {
         /// The quantity that is too large, with its unit.
@@ -61,58 +61,58 @@ pub enum RankError {
         /// The other range.
         second: &'static str,
     },
-    /// A rank made another call; all ranks get such an error, no data was changed, and the group can continue.
-    #[error("rank {rank} calls with {what} {theirs}, this rank with {ours}")]
+    /// A rank made a different call. All ranks get such an error, no data was changed, and the group can continue.
+    #[error("mismatched {what}: {theirs} on rank {rank}, {ours} on this rank")]
     Disagree {
         /// The first rank that differs.
         rank: RankId,
         /// The value that differs.
         what: &'static str,
-        /// The other's value.
+        /// The other rank's value.
         theirs: String,
         /// This rank's value.
         ours: String,
     },
-    /// More rows for a rank than it has room for; all ranks get this error, and the group can continue.
-    #[error("rank {rank} would receive {rows} rows, expected at most {capacity}")]
+    /// A rank would receive more rows than fit; all ranks get this error, and the group can continue.
+    #[error("rank {rank} would receive {rows} rows, but its capacity is {capacity}")]
     Capacity {
         /// The rank.
         rank: RankId,
-        /// Number of rows for it.
+        /// Number of rows sent to the rank.
         rows: u64,
-        /// Number of rows that it has room for.
+        /// Number of rows that fit on the rank.
         capacity: u64,
     },
-    /// A rank did not arrive in time. The group is spent.
+    /// A rank did not arrive in time. The group can no longer be used.
     #[error("rank {rank} did not arrive at epoch {epoch} within {} ms", limit.as_millis())]
     TimedOut {
         /// The rank that was late.
         rank: RankId,
-        /// The epoch that it did not reach.
+        /// The epoch that the rank did not reach.
         epoch: u32,
         /// How long this rank waited.
         limit: Duration,
     },
-    /// A rank ended. The group is spent.
+    /// A rank ended. The group can no longer be used.
     #[error("rank {rank} left before epoch {epoch}")]
     Left {
         /// The rank.
         rank: RankId,
-        /// The epoch that it will not reach.
+        /// The epoch that the rank will not reach.
         epoch: u32,
     },
-    /// A rank gave up waiting for another. The group is spent.
-    #[error("rank {rank} gave up at epoch {epoch}, as rank {cause} did not arrive")]
+    /// A rank gave up waiting for another. The group can no longer be used.
+    #[error("rank {rank} gave up at epoch {epoch} because rank {cause} did not arrive")]
     GaveUp {
         /// The rank that gave up.
         rank: RankId,
-        /// The epoch it was waiting for.
+        /// The epoch in which the rank was waiting.
         epoch: u32,
-        /// The rank it was waiting for.
+        /// The rank that did not arrive.
         cause: RankId,
     },
     /// Memory could not be allocated or is invalid.
-    #[error("the memory of the group: {cause}")]
+    #[error("memory of the group: {cause}")]
     Memory {
         /// The cause.
         cause: String,

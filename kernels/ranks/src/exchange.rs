@@ -1,5 +1,5 @@
-//! Dispatch and combine of expert parallelism: sends every token once to each rank that hosts one of its experts, and
-//! the sums back.
+//! Expert-parallel dispatch and combine: sends every token once to each rank that hosts one of its experts, and returns
+//! the sums.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -12,10 +12,10 @@ use crate::communicator::Communicator;
 use crate::error::RankError;
 use crate::span::{Span, overlap};
 
-/// This rank's tokens and their routes; n may differ between ranks, all else is equal.
+/// This rank's tokens and their routes; n may differ between ranks, all other values must be equal.
 #[derive(Clone, Copy, Debug)]
 pub struct Routes<'a, T> {
-    /// The tokens, with their experts and weights.
+    /// The tokens with their experts and weights.
     pub tokens: RoutedTokens<'a, T>,
     /// `[N]`: the rank of each expert.
     pub rank_of_expert: &'a [u32],
@@ -25,12 +25,13 @@ pub struct Routes<'a, T> {
     pub hidden: usize,
 }
 
-/// Where every rank receives its R rows, at most `capacity`, ordered by source rank, then by the source's tokens.
+/// The spans in which every rank receives its R rows, at most `capacity`, ordered by source rank, then by the source's
+/// tokens.
 #[derive(Clone, Copy, Debug)]
 pub struct Received<T> {
     /// `[capacity, H]`
     pub rows: Span<T>,
-    /// `[capacity]`: the token's index on its source.
+    /// `[capacity]`: the token's index on its source rank.
     pub tokens: Span<u32>,
     /// `[capacity, k]`: the token's experts hosted here, padded with [`NO_EXPERT`].
     pub experts: Span<i32>,
@@ -43,16 +44,16 @@ pub struct Received<T> {
 pub struct Dispatch<'a> {
     /// `[P + 1]`: rows from rank p are `source_offsets[p]..source_offsets[p + 1]`.
     pub source_offsets: &'a mut [u32],
-    /// `[n, P]`: the row that each token became on rank q, or [`NO_ROW`]; needed by combine.
+    /// `[n, P]`: the row of each token on rank q, or [`NO_ROW`]; combine needs it.
     pub sent_rows: &'a mut [i32],
 }
 
 impl Communicator {
-    /// Dispatch by pushing, as defined by `dispatch` of `tests/reference`.
+    /// Dispatch by pushing, as defined by `dispatch` in `tests/reference`.
     ///
     /// # Errors
-    /// Operands that do not fit, before any work; more rows than `capacity` for some rank, on all ranks; a rank that
-    /// left, is late or makes another call.
+    /// If operands do not match (checked before any work), a rank would receive more than `capacity` rows (reported on
+    /// all ranks), or a rank left, is late or makes a different call.
     pub fn dispatch<T: Element>(
         &mut self,
         routes: Routes<'_, T>,
@@ -83,11 +84,11 @@ impl Communicator {
         answer
     }
 
-    /// Combine by pulling, as defined by `combine` of `tests/reference`: `out[t]` is the sum over ranks of their
-    /// results for the token's rows. `sums` is `[capacity, H]`, `sent_rows` `[n, P]`, `out` `[n, H]`.
+    /// Combine by pulling, as defined by `combine` in `tests/reference`: `out[t]` is the sum of all ranks' results for
+    /// the token's rows. `sums` is `[capacity, H]`, `sent_rows` is `[n, P]`, `out` is `[n, H]`.
     ///
     /// # Errors
-    /// Operands that do not fit, before any work; a rank that left, is late or makes another call.
+    /// If operands do not match (checked before any work), or a rank left, is late or makes a different call.
     pub fn combine<T: Element>(
         &mut self,
         sums: Span<T>,
@@ -124,7 +125,7 @@ impl Communicator {
         self.exit()
     }
 
-    /// Sends one token, whose experts and ranks have been checked.
+    /// Sends one token, whose experts and ranks must have been checked.
     fn send<T: Element>(
         &self,
         routes: &Routes<'_, T>,
@@ -147,9 +148,9 @@ impl Communicator {
                 sent[peer] = next[peer] as i32;
                 next[peer] += 1;
                 let at = sent[peer] as usize;
-                // SAFETY: `at` is below the capacity, as every rank's rows were counted against it; the spans have been
-                // checked against it and the buffer; only this rank writes its tokens' rows, and they are read after
-                // the exit.
+                // SAFETY: `at` is below the capacity, because every rank's rows were counted against it; the spans have
+                // been checked against the capacity and the buffer. Only this rank writes its tokens' rows, and they
+                // are read after the exit.
                 unsafe {
                     self.at(peer, received.rows).add(at * hidden).copy_from_nonoverlapping(row.as_ptr(), hidden);
                     self.at(peer, received.tokens).add(at).write(token as u32);
@@ -161,7 +162,7 @@ impl Communicator {
             }
             let at = sent[peer] as usize * k + filled[peer];
             filled[peer] += 1;
-            // SAFETY: as above, and at most k slots of a token are filled.
+            // SAFETY: as above; in addition, at most k slots of a token are filled.
             unsafe {
                 self.at(peer, received.experts).add(at).write(experts[slot]);
                 self.at(peer, received.weights).add(at).write(weights[slot]);
@@ -169,7 +170,7 @@ impl Communicator {
         }
     }
 
-    /// From the counts of all ranks: where this rank's rows begin on each rank, and where each rank's begin here.
+    /// Computes, from all ranks' counts, the first row of this rank on each rank, and of each rank here.
     fn firsts(&self, capacity: usize, source_offsets: &mut [u32]) -> Result<[u32; MAX_WORLD], RankError> {
         let mut firsts = [0u32; MAX_WORLD];
         let (world, rank) = (self.world(), self.rank);
@@ -245,7 +246,7 @@ impl Communicator {
     }
 }
 
-/// Hashes the placement and the ranges that have no word of their own.
+/// Hashes the placement and the ranges that are not words of the call.
 fn digest<T: Element>(routes: &Routes<'_, T>, received: Received<T>) -> u64 {
     let places =
         [received.experts.offset() as u64, received.weights.offset() as u64, routes.rank_of_expert.len() as u64];

@@ -1,4 +1,4 @@
-//! Rows that peers read in place: memory of a unit whose ranks are threads, or processes on one host.
+//! Rows that peers read in place, for units whose ranks are threads, or processes on one host.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use crate::communicator::check_world;
 use crate::error::RankError;
 use crate::span::ALIGNMENT;
 
-/// One rank's two halves, and those of the ranks within reach.
+/// One rank's two halves, and those of ranks within reach.
 pub struct SharedHalves<T> {
     rank: usize,
     /// Elements per half.
@@ -24,31 +24,32 @@ pub struct SharedHalves<T> {
     _memory: Box<dyn Any + Send>,
 }
 
-// SAFETY: the pointers are to memory that any thread may use; only `halves`, through `&mut self`, hands out the part
-// that this rank writes.
+// SAFETY: any thread may use the memory that the pointers refer to; only `halves`, through `&mut self`, gives access to
+// the part that this rank writes.
 unsafe impl<T: Element> Send for SharedHalves<T> {}
 
-/// Bytes of memory for both halves of `elements` elements, each starting at a multiple of [`ALIGNMENT`].
+/// Returns the size of both halves with `elements` elements each, where each half starts at a multiple of
+/// [`ALIGNMENT`]; `None` on overflow.
 #[must_use]
 pub fn halves_bytes<T: Element>(elements: usize) -> Option<usize> {
     elements.checked_mul(size_of::<T>())?.checked_next_multiple_of(ALIGNMENT)?.checked_mul(2)
 }
 
 impl<T: Element> SharedHalves<T> {
-    /// The end of a rank. `buffers[p]` is rank p's memory of [`halves_bytes`] bytes as mapped here, or null if out of
-    /// reach.
+    /// Creates a rank's end. `buffers[p]` is rank p's memory of [`halves_bytes`] bytes as mapped here, or null if out
+    /// of reach.
     ///
     /// # Safety
-    /// Non-null memory is mapped at a multiple of [`ALIGNMENT`] for as long as `memory` lives, and is zeroed or written
-    /// only by such ends; each rank has one end. All ends are used by collectives that all ranks call in the same
-    /// order, as specified in [`semmoe_kernels::collectives`].
+    /// Non-null memory must be mapped at a multiple of [`ALIGNMENT`] for as long as `memory` lives, be zero at first,
+    /// and be written only by such ends; each rank must have one end. All ends must be used by collectives that all
+    /// ranks call in the same order, as specified in [`semmoe_kernels::collectives`].
     ///
     /// # Panics
     /// If the rank has no buffer of its own.
     #[must_use]
     pub unsafe fn new(rank: usize, buffers: &[*mut u8], elements: usize, memory: Box<dyn Any + Send>) -> Self {
-        let half_bytes = halves_bytes::<T>(elements).expect("memory that is mapped has a size") / 2;
-        assert!(!buffers[rank].is_null(), "a rank reaches its own memory");
+        let half_bytes = halves_bytes::<T>(elements).expect("mapped memory has a valid size") / 2;
+        assert!(!buffers[rank].is_null(), "a rank's own memory must not be null");
         let at = |buffer: *mut u8, half: usize| match buffer.is_null() {
             true => std::ptr::null_mut(),
             false => buffer.wrapping_add(half * half_bytes).cast::<T>(),
@@ -58,15 +59,15 @@ impl<T: Element> SharedHalves<T> {
         Self { rank, len: elements, own, parts: [parts(0), parts(1)], _memory: memory }
     }
 
-    /// The ends of `world` ranks that are threads of this process, in rank order. Ranks reach each other within
+    /// Creates the ends of `world` ranks that are threads of this process, in rank order. Ranks reach each other within
     /// simulated hosts of `host` ranks.
     ///
     /// # Errors
-    /// An invalid world, hosts without ranks, or memory that cannot be allocated.
+    /// If the world is invalid, hosts have no ranks, or memory cannot be allocated.
     pub fn on_hosts(world: usize, host: usize, elements: usize) -> Result<Vec<Self>, RankError> {
         check_world(world)?;
         check_world(host)?;
-        let too_large = || RankError::memory(format_args!("{elements} elements for each of {world} ranks"));
+        let too_large = || RankError::memory(format_args!("{elements} elements on each of {world} ranks are too many"));
         let stride = halves_bytes::<T>(elements).ok_or_else(too_large)?;
         let bytes = stride.checked_mul(world).ok_or_else(too_large)?;
         let map: MmapRaw = MmapOptions::new().len(bytes.max(1)).map_anon().map_err(RankError::memory)?.into();
@@ -77,8 +78,8 @@ impl<T: Element> SharedHalves<T> {
                 false => std::ptr::null_mut(),
             };
             let buffers: Vec<*mut u8> = (0..world).map(buffer).collect();
-            // SAFETY: each rank has its own part of the map and one end, which keeps the map alive; pages are aligned,
-            // and so is the stride.
+            // SAFETY: each rank has its own part of the map and one end, which keeps the map alive; pages and the
+            // stride are aligned.
             unsafe { Self::new(rank, &buffers, elements, Box::new(Arc::clone(&map))) }
         };
         Ok((0..world).map(end).collect())
@@ -95,18 +96,19 @@ impl<T: Element> RowMemory<T> for SharedHalves<T> {
     }
 
     fn halves(&mut self, half: Half, len: usize) -> (&mut [T], PeerRows<'_, T>) {
-        assert!(len <= self.len, "{len} elements in a half of {}", self.len);
-        // SAFETY: within this rank's half (just checked), to which `&mut self` is the only access here; no peer reads
-        // it in this turn, and reads concern the other half.
+        assert!(len <= self.len, "{len} elements exceed the {} of a half", self.len);
+        // SAFETY: the slice is within this rank's half (just checked), to which `&mut self` is the only access here; no
+        // peer reads this half in this turn, and reads use the other half.
         let own = unsafe { std::slice::from_raw_parts_mut(self.own[half as usize], len) };
         (own, self.read(half.other()))
     }
 
     fn read(&self, half: Half) -> PeerRows<'_, T> {
-        // Memory that peers wrote before sending is read after their message arrived, whatever transport carried it.
+        // Orders reads of memory that peers wrote before sending after the arrival of their messages, whatever the
+        // transport.
         fence(Ordering::SeqCst);
-        // SAFETY: mapped as long as `self` lives, and the collectives' turns prevent ranks from writing what others
-        // read.
+        // SAFETY: the memory is mapped as long as `self` lives, and the collectives' turns prevent ranks from writing
+        // memory that others read.
         unsafe { PeerRows::shared(&self.parts[half as usize]) }
     }
 }

@@ -1,11 +1,11 @@
-//! Messages and barriers between threads of one process: queues under a lock, as simple as possible.
+//! Messages and barriers between threads of one process, implemented as simple queues under a lock.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use semmoe_kernels::collectives::{Exchange, Lockstep, UnitError, Wake, Waker};
 
-/// One rank's end of an in-process mesh. Dropping it ends the rank, which the others notice.
+/// One rank's end of an in-process mesh. Dropping it ends the rank, which the others detect.
 pub struct LocalTransport {
     rank: usize,
     mesh: Arc<Mesh>,
@@ -18,7 +18,7 @@ struct Mesh {
 }
 
 struct State {
-    /// `[to][from]`: messages in transit.
+    /// `[to][from]`: messages in flight.
     queues: Vec<Vec<VecDeque<Vec<u8>>>>,
     rung: Vec<bool>,
     /// The first rank that disappeared.
@@ -28,7 +28,7 @@ struct State {
 }
 
 impl LocalTransport {
-    /// All ends of a mesh of `world` ranks, in rank order.
+    /// Creates all ends of a mesh of `world` ranks, in rank order.
     #[must_use]
     pub fn mesh(world: usize) -> Vec<Self> {
         let state = State {
@@ -56,7 +56,8 @@ impl LocalTransport {
 }
 
 impl Mesh {
-    /// A thread that panicked while holding the lock left nothing half done: state changes by entire messages.
+    /// Ignores poisoning: state changes by entire messages, so a thread that panicked under the lock left it
+    /// consistent.
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -92,7 +93,7 @@ impl Lockstep for LocalTransport {
             if peer == self.rank {
                 continue;
             }
-            // A message that was sent before its sender died still counts, as on a wire.
+            // A message sent before its sender died still counts, as it would on a network.
             let message = loop {
                 if let Some(message) = state.queues[self.rank][peer].pop_front() {
                     break message;

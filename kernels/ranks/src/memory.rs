@@ -1,4 +1,4 @@
-//! Memory mapped by several processes: an unnamed file, so that nothing is left behind when a process is killed.
+//! Memory mapped by several processes: an unnamed file, which leaves nothing behind if a process is killed.
 
 use std::fs::File;
 
@@ -7,11 +7,11 @@ use rustix::fs::{MemfdFlags, Mode, SealFlags, fchmod, fcntl_add_seals, fcntl_get
 
 use crate::error::RankError;
 
-/// Creates and maps `bytes` zero bytes. Only its owner can access the file (mode 0600), and its size is fixed. Pass it
+/// Creates and maps `bytes` zero bytes. Only the owner can access the file (mode 0600), and its size is fixed. Pass it
 /// to the other processes (inherited, over a socket, or by its path under `/proc`), which call [`attach_memory`].
 ///
 /// # Errors
-/// Memory that cannot be allocated.
+/// If memory cannot be allocated.
 pub fn create_memory(name: &str, bytes: usize) -> Result<(File, MmapRaw), RankError> {
     let file = create_file(name, bytes)?;
     let map = MmapOptions::new().len(bytes).map_raw(&file).map_err(RankError::memory)?;
@@ -24,25 +24,25 @@ pub(crate) fn create_file(name: &str, bytes: usize) -> Result<File, RankError> {
     fchmod(&fd, Mode::RUSR | Mode::WUSR).map_err(RankError::memory)?;
     let file = File::from(fd);
     file.set_len(bytes as u64).map_err(RankError::memory)?;
-    // It cannot be truncated, which would kill a process that accesses it.
+    // Seals the file against truncation, which would kill a process that accesses it.
     fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL).map_err(RankError::memory)?;
     Ok(file)
 }
 
-/// Maps the entire memory created by another process: `least` bytes or more.
+/// Maps all of the memory created by another process, which must have at least `least` bytes.
 ///
 /// # Errors
-/// A file that could be truncated, or is too short.
+/// If the file could be truncated or is too short.
 pub fn attach_memory(file: &File, least: usize) -> Result<MmapRaw, RankError> {
     let length = sealed_bytes(file, least)?;
     MmapOptions::new().len(length).map_raw(file).map_err(RankError::memory)
 }
 
-/// The size of a file that cannot be truncated, `least` or more.
+/// Returns the size of a file that cannot be truncated and has at least `least` bytes.
 pub(crate) fn sealed_bytes(file: &File, least: usize) -> Result<usize, RankError> {
     let seals = fcntl_get_seals(file).map_err(RankError::memory)?;
     if !seals.contains(SealFlags::SHRINK) {
-        return Err(RankError::memory("the file can be cut short, expected one that is sealed"));
+        return Err(RankError::memory("the file can be truncated, expected a sealed one"));
     }
     let length = file.metadata().map_err(RankError::memory)?.len();
     let length = usize::try_from(length).map_err(RankError::memory)?;

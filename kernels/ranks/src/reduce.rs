@@ -15,11 +15,11 @@ use crate::{MAX_NORM_WIDTH, MAX_WORLD};
 
 impl Communicator {
     /// Reduce-scatter by pulling, shuffled if the split is: `out[i] = sum over q of part_q[token(offsets[rank] + i)]`,
-    /// as defined by `reduce_scatter` of `tests/reference`. `part` is `[n, H]`, `out` `[m, H]`. Reads P x m rows,
+    /// as defined by `reduce_scatter` in `tests/reference`. `part` is `[n, H]`, `out` is `[m, H]`. Reads P x m rows and
     /// writes m.
     ///
     /// # Errors
-    /// Operands that do not fit, before any work; a rank that left, is late or makes another call.
+    /// If operands do not match (checked before any work), or a rank left, is late or makes a different call.
     pub fn reduce_scatter<T: Element>(
         &mut self,
         part: Span<T>,
@@ -30,7 +30,7 @@ impl Communicator {
         let rows = self.check_reduce(part, hidden, split, out)?;
         self.enter(&call::<T>(Operation::ReduceScatter, part.offset(), hidden, split))?;
         let ahead = (PREFETCH_BYTES / size_of::<T>()).min(hidden);
-        // Rewritten for each token, and only as far as there are ranks.
+        // The slices are rewritten for each token, for existing ranks only.
         let mut pieces = self.pieces(part, 0, 0);
         for (to, position) in out.chunks_exact_mut(hidden.max(1)).zip(rows.clone()) {
             if position + 1 < rows.end {
@@ -43,11 +43,11 @@ impl Communicator {
         self.exit()
     }
 
-    /// Reduce-scatter with residual and RMSNorm: `reduce_scatter_norm` of `tests/reference`. `out` `[m, H]` receives
-    /// the normed rows.
+    /// Reduce-scatter with residual and RMSNorm, as defined by `reduce_scatter_norm` in `tests/reference`. `out`, `[m,
+    /// H]`, receives the normed rows.
     ///
     /// # Errors
-    /// See [`Communicator::reduce_scatter`]; rows wider than [`MAX_NORM_WIDTH`].
+    /// See [`Communicator::reduce_scatter`]; also if rows are wider than [`MAX_NORM_WIDTH`].
     pub fn reduce_scatter_norm<T: Element>(
         &mut self,
         part: Span<T>,
@@ -77,11 +77,11 @@ impl Communicator {
     }
 
     /// Allgather by pushing to the exact inverse positions: `out_q[token(offsets[rank] + i)] = rows[i]` on every rank
-    /// q, as defined by `allgather` of `tests/reference`. `rows` is `[m, H]`, `out` `[n, H]`. Reads m rows, writes P x
-    /// m.
+    /// q, as defined by `allgather` in `tests/reference`. `rows` is `[m, H]`, `out` is `[n, H]`. Reads m rows and
+    /// writes P x m.
     ///
     /// # Errors
-    /// Operands that do not fit, before any work; a rank that left, is late or makes another call.
+    /// If operands do not match (checked before any work), or a rank left, is late or makes a different call.
     pub fn allgather<T: Element>(
         &mut self,
         rows: &[T],
@@ -97,20 +97,20 @@ impl Communicator {
             let at = split.token(position) * hidden;
             for step in 0..self.world() {
                 let peer = (self.rank + step) % self.world();
-                // SAFETY: the token is below n, so its row is within `out`, checked against the buffer; between entry
-                // and exit only the rank that has the token writes its row, and no rank reads it; `row` is not in a
-                // symmetric buffer.
+                // SAFETY: the token is below n, so its row is within `out`, which was checked against the buffer.
+                // Between entry and exit, only the rank that has the token writes its row, and no rank reads the row;
+                // `row` is not in a symmetric buffer.
                 unsafe { self.at(peer, out).add(at).copy_from_nonoverlapping(row.as_ptr(), hidden) };
             }
         }
         self.exit()
     }
 
-    /// All-reduce: `out_q[i] = sum over p of part_p[i]` on every rank q. Each rank sums an even share and pushes it to
-    /// all. `part` and `out` are equal or do not overlap.
+    /// All-reduce: `out_q[i] = sum over p of part_p[i]` on every rank q. Each rank sums an even part and pushes it to
+    /// all ranks. `part` and `out` must be equal or must not overlap.
     ///
     /// # Errors
-    /// Operands that do not fit, before any work; a rank that left, is late or makes another call.
+    /// If operands do not match (checked before any work), or a rank left, is late or makes a different call.
     pub fn all_reduce<T: Element>(&mut self, part: Span<T>, out: Span<T>) -> Result<(), RankError> {
         self.check_alive()?;
         self.check_span("the part", part)?;
@@ -131,15 +131,15 @@ impl Communicator {
             let sums = &mut sums[..width];
             sum_rows(self.pieces(part, at, width).get(), sums);
             for peer in 0..world {
-                // SAFETY: in bounds (checked); only this rank reads and writes these elements between entry and exit,
-                // and the references to the summed rows have ended.
+                // SAFETY: the elements are in bounds (checked); only this rank reads and writes them between entry and
+                // exit, and the references to the summed rows have ended.
                 unsafe { self.at(peer, out).add(at).copy_from_nonoverlapping(sums.as_ptr(), width) };
             }
         }
         self.exit()
     }
 
-    /// Checks a reduce-scatter; returns the positions of this rank.
+    /// Checks a reduce-scatter; returns this rank's positions.
     fn check_reduce<T: Element>(
         &self,
         part: Span<T>,
@@ -160,28 +160,28 @@ impl Communicator {
         Ok(check_len("the part", part.len(), split.tokens().saturating_mul(hidden))?)
     }
 
-    /// These elements of every rank's part. To be called between entry and exit, when no rank writes them.
+    /// Returns these elements of every rank's part. Call it only between entry and exit, when no rank writes them.
     fn pieces<'s, T: Element>(&self, part: Span<T>, at: usize, width: usize) -> Pieces<'s, T> {
         let mut pieces = Pieces { rows: [&[][..]; MAX_WORLD], world: self.world() };
         self.fill(&mut pieces, part, at, width);
         pieces
     }
 
-    /// Refills `pieces`, without creating 64 slices again.
+    /// Refills `pieces`, which avoids creating 64 slices again.
     fn fill<'s, T: Element>(&self, pieces: &mut Pieces<'s, T>, part: Span<T>, at: usize, width: usize) {
         for (rank, row) in pieces.rows.iter_mut().enumerate().take(self.world()) {
-            // SAFETY: `at + width` is within the part (callers), the part within the buffer (checked), any bytes are a
-            // T, and between entry and exit no rank writes what this rank sums.
+            // SAFETY: `at + width` is within the part (guaranteed by callers), the part is within the buffer (checked),
+            // any bytes are a valid `T`, and between entry and exit no rank writes the elements that this rank sums.
             *row = unsafe { std::slice::from_raw_parts(self.at(rank, part).add(at), width) };
         }
     }
 }
 
-/// Bytes of the next token's row to prefetch, on each rank: the hardware prefetches only within a page, not to the row
-/// of another token.
+/// Bytes of the next token's row to prefetch on each rank: hardware prefetching stays within a page and does not follow
+/// to another token's row.
 const PREFETCH_BYTES: usize = 1024;
 
-/// Elements summed before they are pushed, so that they stay in the L1 cache.
+/// Number of elements summed before they are pushed, chosen to stay in the L1 cache.
 const SUM_CHUNK: usize = 2048;
 
 /// One slice per rank.

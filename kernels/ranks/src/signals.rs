@@ -1,4 +1,4 @@
-//! The words of one rank that are visible to all.
+//! One rank's signal words, visible to all ranks.
 
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
@@ -6,27 +6,27 @@ use crate::MAX_WORLD;
 use crate::bell::Bell;
 use crate::call::CALL_WORDS;
 
-/// Bytes of one rank's signals; initially zero.
+/// Size of one rank's signals, which are initially zero.
 pub const SIGNAL_BYTES: usize = 512;
 
-/// The signals of one rank, written only by that rank, except the bell's waiters. All zeros means that the rank has not
+/// One rank's signals, written only by that rank, except the bell's waiters. If all words are zero, the rank has not
 /// arrived yet.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(crate) struct Signals {
-    /// Rung on each change of `arrived` and `state`; waiters sleep on it.
+    /// Rung on each change of `arrived` and `state`; waiting threads sleep on it.
     pub(crate) bell: Bell,
-    /// The last epoch that the rank has reached.
+    /// The last epoch that this rank has reached.
     pub(crate) arrived: AtomicU32,
     /// [`ALIVE`], [`LEFT`] or [`GAVE_UP`]
     pub(crate) state: AtomicU32,
-    /// If it gave up: the rank it was waiting for.
+    /// If the rank gave up, the rank that it was waiting for.
     pub(crate) cause: AtomicU32,
     /// Nonzero if the rank has joined.
     pub(crate) joined: AtomicU32,
     /// The rank's current call; see [`crate::call`].
     pub(crate) call: [AtomicU64; CALL_WORDS],
-    /// Number of rows that it sends to each rank in this dispatch.
+    /// Number of rows that the rank sends to each rank in the current dispatch.
     pub(crate) counts: [AtomicU32; MAX_WORLD],
 }
 

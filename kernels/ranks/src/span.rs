@@ -5,10 +5,10 @@ use std::ops::Range;
 
 use crate::error::RankError;
 
-/// Spans start at multiples of this many bytes.
+/// Alignment of a span's start, in bytes.
 pub const ALIGNMENT: usize = 16;
 
-/// `len` values of T that begin at a byte offset, in every rank's symmetric buffer.
+/// `len` values of `T` at a byte offset in every rank's symmetric buffer.
 #[derive(Clone, Copy, Debug)]
 pub struct Span<T> {
     offset: usize,
@@ -17,10 +17,10 @@ pub struct Span<T> {
 }
 
 impl<T: bytemuck::Pod> Span<T> {
-    /// `len` values at `offset` bytes, a multiple of [`ALIGNMENT`].
+    /// Creates a span of `len` values at byte `offset`, a multiple of [`ALIGNMENT`].
     ///
     /// # Errors
-    /// A misaligned offset, or an end past the address space.
+    /// If the offset is misaligned, or the span ends past the address space.
     pub fn new(offset: usize, len: usize) -> Result<Self, RankError> {
         if !offset.is_multiple_of(ALIGNMENT) {
             return Err(RankError::Misaligned { what: "a span", found: offset, alignment: ALIGNMENT });
@@ -34,7 +34,7 @@ impl<T: bytemuck::Pod> Span<T> {
         Ok(Self { offset, len, of: PhantomData })
     }
 
-    /// Bytes from the start of the symmetric buffer.
+    /// Returns the offset in bytes from the start of the symmetric buffer.
     #[must_use]
     pub fn offset(&self) -> usize {
         self.offset
@@ -52,7 +52,7 @@ impl<T: bytemuck::Pod> Span<T> {
         self.len == 0
     }
 
-    /// Where the next span can start.
+    /// Returns the offset at which the next span can start.
     #[must_use]
     pub fn next(&self) -> usize {
         self.end().next_multiple_of(ALIGNMENT)

@@ -53,7 +53,7 @@ fn ranks_that_disagree_find_out() {
             end.part(2).unwrap().fill(1.0);
             end.reduce_scatter(1, split, None, &mut vec![0.0; split.positions(rank).len()]).unwrap_err().to_string()
         });
-        assert_eq!(errors[0], "rank 1 broke the protocol: it split the rows of a step in another way");
+        assert_eq!(errors[0], "rank 1 broke the protocol: it split the rows of the step differently");
         assert!(errors[1].starts_with("rank 0 "));
     }
 }
@@ -62,7 +62,7 @@ fn ranks_that_disagree_find_out() {
 fn labels_out_of_bounds_and_missing_ones_are_refused_by_the_rank_that_sent_them() {
     let split = [0, 1, 2];
     for (host, width, label, expected) in [
-        (0, 2, 5, "label 5 of a row, expected below 5"),
+        (0, 2, 5, "row label 5, expected below 5"),
         (2, 2, 5, "label 5 of a row"),
         (2, 1, 1, "rows of 2 bytes, expected 4"),
     ] {
@@ -91,15 +91,15 @@ fn operands_beyond_the_memory_are_refused_before_anything_is_sent() {
             "{error}"
         );
     };
-    refused(end.part(6).map(drop), "6 elements of rows, more than the 5 that its memory holds");
+    refused(end.part(6).map(drop), "6 row elements exceed the 5 that fit in its memory");
     end.part(4).unwrap();
-    refused(end.reduce_scatter(2, split, None, &mut [0.0; 6]), "the part has 4 elements, expected 6");
-    refused(end.reduce_scatter(1, split, None, &mut [0.0; 3]), "the part has 4 elements, expected 3");
+    refused(end.reduce_scatter(2, split, None, &mut [0.0; 6]), "the part: 4 elements, expected 6");
+    refused(end.reduce_scatter(1, split, None, &mut [0.0; 3]), "the part: 4 elements, expected 3");
     end.part(3).unwrap();
     for (residual, weight, own, expected) in [
-        (2, 1, 3, "the residual has 2 elements, expected 3"),
-        (3, 2, 3, "the norm's weight has 2 elements, expected 1"),
-        (3, 1, 2, "the residual out has 2 elements, expected 3"),
+        (2, 1, 3, "the residual: 2 elements, expected 3"),
+        (3, 2, 3, "the norm's weight: 2 elements, expected 1"),
+        (3, 1, 2, "the residual out: 2 elements, expected 3"),
     ] {
         let (residual, weight) = (&vec![0.0; residual], &vec![0.0; weight]);
         let norm = Norm { residual, weight, epsilon: 1e-6, residual_out: &mut vec![0.0; own] };
@@ -107,9 +107,9 @@ fn operands_beyond_the_memory_are_refused_before_anything_is_sent() {
     }
     let mut plan = DispatchPlan::default();
     plan.build(&[0, 0], &[1.0; 2], 1, &[0], 1).unwrap();
-    refused(end.dispatch(&[0.0; 3], 2, &plan), "the rows has 3 elements, expected 4");
+    refused(end.dispatch(&[0.0; 3], 2, &plan), "the rows: 3 elements, expected 4");
     plan.build(&[0, 0, 0], &[1.0; 3], 1, &[0], 1).unwrap();
-    refused(end.dispatch(&[0.0; 6], 2, &plan), "6 elements of rows");
+    refused(end.dispatch(&[0.0; 6], 2, &plan), "6 row elements");
 }
 
 #[test]

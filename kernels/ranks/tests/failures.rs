@@ -74,20 +74,20 @@ fn ranks_that_disagree_all_get_an_error_and_go_on() {
     type Calls = fn(&mut Communicator) -> Result<(), RankError>;
     let cases: [(&str, Calls); 6] = [
         ("tokens", |comm| scatter(comm, if comm.rank().index() == 2 { 10 } else { 8 })),
-        ("the operation", |comm| match comm.rank().index() {
+        ("operation", |comm| match comm.rank().index() {
             0 => comm.all_reduce(Span::<f32>::new(0, 8)?, Span::new(64, 8)?),
             _ => scatter(comm, 8),
         }),
-        ("the operation", |comm| if comm.rank().index() == 1 { comm.barrier() } else { scatter(comm, 8) }),
-        ("the element type", |comm| match comm.rank().index() {
+        ("operation", |comm| if comm.rank().index() == 1 { comm.barrier() } else { scatter(comm, 8) }),
+        ("element type", |comm| match comm.rank().index() {
             0 => comm.all_reduce(Span::<f32>::new(0, 8)?, Span::new(64, 8)?),
             _ => comm.all_reduce(Span::<bf16>::new(0, 8)?, Span::new(64, 8)?),
         }),
-        ("the second offset", |comm| {
+        ("second offset", |comm| {
             let to = if comm.rank().index() == 2 { 128 } else { 64 };
             comm.all_reduce(Span::<f32>::new(0, 8)?, Span::new(to, 8)?)
         }),
-        ("an order or placement with digest", |comm| {
+        ("digest of the order or placement", |comm| {
             let order = order(&[0, 1, 2, 0, if comm.rank().index() == 0 { 1 } else { 2 }], 3);
             let split = RowSplit::from(&order);
             let rows = vec![0.0f32; split.positions(comm.rank().index()).len()];

@@ -136,7 +136,7 @@ fn memory_that_may_not_do_is_refused() {
     let plain = rustix::fs::memfd_create("plain", rustix::fs::MemfdFlags::ALLOW_SEALING).unwrap();
     let plain = File::from(plain);
     let attach = |least| attach_memory(&plain, least).unwrap_err().to_string();
-    assert!(attach(1).contains("can be cut short"));
+    assert!(attach(1).contains("can be truncated"));
     plain.set_len(4096).unwrap();
     rustix::fs::fcntl_add_seals(&plain, rustix::fs::SealFlags::SHRINK).unwrap();
     assert!(attach(4097).contains("the file has 4096 bytes, expected at least 4097"));

@@ -422,8 +422,8 @@ fn ranks_with_other_switches_find_out_before_anything_is_written() {
         let error = resharder.run(&switch, &checksums, &mut |_| std::mem::replace(&mut asked, true)).unwrap_err();
         let other = 1 - rank;
         let expected = format!(
-            "the switch stopped at layer 0: rank {other} broke the protocol: it moves layer 0 of a switch, expected layer 0 of \
-             the same switch"
+            "the switch stopped at layer 0: rank {other} broke the protocol: it sent layer 0, expected layer 0 of \
+             this rank's switch"
         );
         assert_eq!((error.to_string(), asked), (expected, false));
         let (_, memory) = resharder.into_parts();

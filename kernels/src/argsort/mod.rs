@@ -1,4 +1,4 @@
-//! Stable order of items by destination, by counting: O(n + P), against O(n log n) of a comparison sort.
+//! Stable counting sort of items by destination: O(n + P), where a comparison sort needs O(n log n).
 
 #[cfg(target_arch = "x86_64")]
 mod wide;
@@ -14,29 +14,29 @@ pub struct RankOrder {
 }
 
 impl RankOrder {
-    /// `[n]`: the item at each sorted position. Items of one destination keep their order.
+    /// Returns the item at each sorted position, `[n]`. Items with one destination keep their order.
     pub fn permutation(&self) -> &[u32] {
         &self.permutation
     }
 
-    /// `[n]`: the sorted position of each item.
+    /// Returns each item's sorted position, `[n]`.
     pub fn inverse(&self) -> &[u32] {
         &self.inverse
     }
 
-    /// `[P + 1]`: destination p has the sorted positions `offsets[p]..offsets[p + 1]`.
+    /// Returns `[P + 1]` offsets: destination p has the sorted positions `offsets[p]..offsets[p + 1]`.
     pub fn offsets(&self) -> &[u32] {
         &self.offsets
     }
 
-    /// The items of one destination, ascending. Panics if there is no such destination.
+    /// Returns the items of one destination, ascending. Panics if there is no such destination.
     pub fn items(&self, destination: usize) -> &[u32] {
         let (from, to) = (self.offsets[destination], self.offsets[destination + 1]);
         &self.permutation[from as usize..to as usize]
     }
 }
 
-/// An integer that names a rank: `u16` in tables, `u32` in kernels.
+/// An integer that identifies a rank: `u16` in tables, `u32` in kernels.
 pub trait Destination: Copy + sealed::Sealed {
     /// Converts to an index.
     fn index(self) -> usize;
@@ -60,11 +60,12 @@ impl Destination for u32 {
     }
 }
 
-/// Sorts items by destination, stably; `destinations` is `[n]`, each below `ranks`. The previous content of `out` is
-/// lost, even on an error. Line 3 of the paper's Algorithm 3, with the offsets that its lines 4 to 6 need.
+/// Sorts items by destination, stably; `destinations` is `[n]`, each below `ranks`. The previous contents of `out` are
+/// lost, even on an error. Implements line 3 of the paper's Algorithm 3, and computes the offsets that lines 4 to 6
+/// need.
 ///
 /// # Errors
-/// A destination out of range, with its index.
+/// If a destination is out of range; the error includes its index.
 pub fn argsort_by_rank<D: Destination>(
     destinations: &[D],
     ranks: usize,
@@ -78,10 +79,10 @@ pub fn argsort_by_rank<D: Destination>(
     argsort_into(destinations, permutation, inverse, offsets)
 }
 
-/// Sorts items by destination, stably, into slices: `permutation` and `inverse` `[n]`, `offsets` `[P + 1]`.
+/// Sorts items by destination, stably, into slices: `permutation` and `inverse` are `[n]`, `offsets` is `[P + 1]`.
 ///
 /// # Errors
-/// See [`argsort_by_rank`], and slices of wrong lengths.
+/// See [`argsort_by_rank`]; also if a slice has the wrong length.
 pub fn argsort_into<D: Destination>(
     destinations: &[D],
     permutation: &mut [u32],
@@ -94,11 +95,11 @@ pub fn argsort_into<D: Destination>(
     let ranks = offsets.len().checked_sub(1).ok_or(KernelError::NoRanks)?;
     #[cfg(target_arch = "x86_64")]
     if ranks <= wide::MAX_RANKS && wide::available() {
-        // SAFETY: the processor has the features.
+        // SAFETY: the CPU has the required features.
         if unsafe { wide::sort(destinations, permutation, inverse, offsets) } {
             return Ok(());
         }
-        // A destination is out of range; the loop below finds it.
+        // A destination is out of range; the loop below reports which.
     }
     offsets.fill(0);
     for (index, &destination) in destinations.iter().enumerate() {
@@ -108,14 +109,14 @@ pub fn argsort_into<D: Destination>(
     for p in 0..ranks {
         offsets[p + 1] += offsets[p];
     }
-    // The start of each destination serves as its cursor, which ends up at the start of the next one.
+    // The start of each destination serves as its cursor, which ends up at the start of the next destination.
     place((0..).zip(destinations), offsets, permutation, inverse);
     offsets.rotate_right(1);
     offsets[0] = 0;
     Ok(())
 }
 
-/// Places items at the cursors of their destinations.
+/// Places each item at the cursor of its destination.
 #[inline(always)]
 fn place<'a, D: Destination + 'a>(
     items: impl Iterator<Item = (usize, &'a D)>,

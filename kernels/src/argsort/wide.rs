@@ -1,5 +1,5 @@
-//! Counting sort 16 items at a time, for few ranks: a compare finds a rank's items, a compress writes them
-//! contiguously, an expand gives each its position. Avoids gathers and scatters, which are slow.
+//! Counting sort that processes 16 items at a time, for few ranks: a compare finds a rank's items, a compress writes
+//! them contiguously, and an expand gives each its position. This avoids gathers and scatters, which are slow.
 
 use core::arch::x86_64::{
     __m256i, __m512i, __mmask16, _mm256_loadu_si256, _mm512_add_epi32, _mm512_cmpeq_epi32_mask, _mm512_cvtepu16_epi32,
@@ -9,11 +9,11 @@ use core::arch::x86_64::{
 
 use super::{Destination, place as place_each};
 
-/// Maximum ranks for which this is faster than item by item.
+/// Maximum number of ranks for which this is faster than sorting item by item.
 pub(super) const MAX_RANKS: usize = 8;
 const LANES: usize = 16;
 
-/// Whether the processor supports it.
+/// Whether the CPU supports this sort.
 pub(super) fn available() -> bool {
     is_x86_feature_detected!("avx512f")
         && is_x86_feature_detected!("avx512bw")
@@ -21,7 +21,7 @@ pub(super) fn available() -> bool {
         && is_x86_feature_detected!("popcnt")
 }
 
-/// Fills all three; false if a destination is out of range.
+/// Fills all three outputs; returns false if a destination is out of range.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,popcnt")]
 pub(super) fn sort<D: Destination>(
     destinations: &[D],
@@ -36,7 +36,7 @@ pub(super) fn sort<D: Destination>(
     fits
 }
 
-/// Fills `offsets` `[ranks + 1]`; false if a destination is out of range, as the counts then do not add up to the
+/// Fills `offsets`, `[ranks + 1]`. Returns false if a destination is out of range: the counts then do not add up to the
 /// number of items.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,popcnt")]
 fn count<D: Destination>(destinations: &[D], offsets: &mut [u32]) -> bool {
@@ -66,7 +66,7 @@ fn count<D: Destination>(destinations: &[D], offsets: &mut [u32]) -> bool {
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,popcnt")]
 fn place<D: Destination>(destinations: &[D], offsets: &[u32], permutation: &mut [u32], inverse: &mut [u32]) {
     let (n, ranks) = (destinations.len(), offsets.len() - 1);
-    assert!(permutation.len() == n && inverse.len() == n && ranks <= MAX_RANKS, "slices of n items");
+    assert!(permutation.len() == n && inverse.len() == n && ranks <= MAX_RANKS, "slices must have n items");
     let iota = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
     let mut cursors = [0u32; MAX_RANKS];
     cursors[..ranks].copy_from_slice(&offsets[..ranks]);
@@ -79,8 +79,8 @@ fn place<D: Destination>(destinations: &[D], offsets: &[u32], permutation: &mut 
             let mine = _mm512_cmpeq_epi32_mask(chunk, _mm512_set1_epi32(rank as i32));
             let (first, count) = (*cursor as usize, mine.count_ones());
             let packed = _mm512_maskz_compress_epi32(mine, items);
-            // SAFETY: only `count` lanes are written, and a rank's cursor advances by the number that `count` has
-            // counted for it, so it stays within 0..n.
+            // SAFETY: only `count` lanes are written. A rank's cursor advances by the number of items that the function
+            // `count` found for the rank, so it stays within 0..n.
             unsafe { _mm512_mask_storeu_epi32(permutation.as_mut_ptr().add(first).cast(), first_lanes(count), packed) };
             let following = _mm512_add_epi32(iota, _mm512_set1_epi32(first as i32));
             positions = _mm512_mask_expand_epi32(positions, mine, following);
@@ -93,7 +93,7 @@ fn place<D: Destination>(destinations: &[D], offsets: &[u32], permutation: &mut 
     place_each((done..).zip(rest), &mut cursors, permutation, inverse);
 }
 
-/// 16 destinations as 32-bit lanes.
+/// Loads 16 destinations as 32-bit lanes.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 #[inline]
 fn load<D: Destination>(chunk: &[D; LANES]) -> __m512i {
@@ -106,7 +106,7 @@ fn load<D: Destination>(chunk: &[D; LANES]) -> __m512i {
     }
 }
 
-/// A mask of the first `count` lanes, at most 16.
+/// Returns a mask of the first `count` lanes; `count` is at most 16.
 #[inline(always)]
 fn first_lanes(count: u32) -> __mmask16 {
     ((1u32 << count) - 1) as __mmask16

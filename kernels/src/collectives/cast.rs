@@ -1,4 +1,4 @@
-//! Rows that travel in another type than the caller's.
+//! Exchanges rows in a different type than the caller's.
 
 use super::lockstep::{Lockstep, UnitError};
 use super::{AllRows, Collectives, Norm, OwnRows, Received, ReceivedRows};
@@ -8,9 +8,10 @@ use crate::lockstep_through;
 use crate::split::RowSplit;
 use crate::vector::{NormRow, norm_row};
 
-/// A caller's rows of `A` over collectives of `B`: every row is rounded to `B` before it is sent, sums are computed as
-/// for `B`, and received rows are widened. So f32 rows take half the bytes as bf16. A rank's own rows are rounded like
-/// those that travel: results do not depend on which rank computes them, and all ranks gather the same rows.
+/// Exchanges a caller's rows of `A` through collectives of `B`: every row is rounded to `B` before it is sent, sums are
+/// computed as for `B`, and received rows are widened. For example, f32 rows take half the bytes as bf16. A rank's own
+/// rows are rounded like those it sends, so results do not depend on which rank computes them, and all ranks gather
+/// equal rows.
 pub struct CastCollectives<A, B> {
     unit: Box<dyn Collectives<B>>,
     part: Vec<A>,
@@ -42,7 +43,7 @@ impl<A: Element, B: Element> CastCollectives<A, B> {
         }
     }
 
-    /// Norms the received sums. The residual does not travel, and keeps its type.
+    /// Norms the received sums. The residual is not sent and keeps its type.
     fn norm_rows(&mut self, hidden: usize, split: RowSplit<'_>, norm: Norm<'_, A>, out: &mut [A]) {
         let Norm { residual, weight, epsilon, residual_out } = norm;
         self.wide_row.resize(hidden, 0.0);
@@ -57,7 +58,7 @@ impl<A: Element, B: Element> CastCollectives<A, B> {
     }
 }
 
-/// Both slices have the same length.
+/// Converts all elements; both slices must have the same length.
 fn cast<A: Element, B: Element>(from: &[A], to: &mut [B]) {
     to.iter_mut().zip(from).for_each(|(to, value)| *to = B::round(value.widen()));
 }

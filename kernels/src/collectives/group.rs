@@ -1,4 +1,4 @@
-//! Groups of ranks over the link of their unit: the ranks of a node, and the ranks with one local index across nodes.
+//! Groups of ranks over their unit's link: the ranks of a node, and the ranks across nodes that have one local index.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -9,8 +9,8 @@ use super::rows::INLINE_RANKS;
 use super::wire::{self, MessageError};
 use crate::nodes::NodeGrid;
 
-/// The link of a unit whose ranks agree on their nodes; shared by its clones and groups. Any two ranks use the groups
-/// that have both in the same order.
+/// The link of a unit whose ranks agree on their nodes; its clones and groups share it. Any two ranks must use the
+/// groups that contain both of them in the same order.
 pub struct UnitLink<L> {
     state: Arc<Mutex<State<L>>>,
     grid: NodeGrid,
@@ -23,12 +23,12 @@ struct State<L> {
     sent: LevelBytes,
 }
 
-/// Bytes of messages, without a carrier's overhead.
+/// Bytes of messages, excluding the transport's overhead.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct LevelBytes {
-    /// To other ranks of this rank's node.
+    /// Bytes sent to other ranks on this rank's node.
     pub inside: u64,
-    /// To ranks of other nodes.
+    /// Bytes sent to ranks on other nodes.
     pub between: u64,
 }
 
@@ -39,11 +39,11 @@ impl<L> Clone for UnitLink<L> {
 }
 
 impl<L: Lockstep> UnitLink<L> {
-    /// Divides the ranks of a unit into nodes; all ranks call this at the same time.
+    /// Divides a unit's ranks into nodes; all ranks call this at the same time.
     ///
     /// # Errors
-    /// Nodes that do not divide the ranks; a rank that divides the unit differently, or not at all; a rank that was
-    /// lost.
+    /// If the ranks do not split evenly over the nodes, a rank divides the unit differently or not at all, or a rank
+    /// was lost.
     pub fn join(mut link: L, nodes: usize) -> Result<Self, UnitError> {
         let (rank, world) = (link.rank(), link.world());
         let grid =
@@ -61,35 +61,35 @@ impl<L: Lockstep> UnitLink<L> {
         Ok(Self { state, grid, rank, waker })
     }
 
-    /// The group of this rank's node; ranks in it are local indices.
+    /// Returns the group of this rank's node; ranks in the group are local indices.
     pub fn inside(&self) -> GroupLink<L> {
         let members = self.grid.inside(self.grid.node(self.rank)).collect();
         GroupLink { unit: self.clone(), members, me: self.grid.local(self.rank) }
     }
 
-    /// The group across nodes of the ranks with this rank's local index; ranks in it are nodes.
+    /// Returns the group of ranks across nodes that have this rank's local index; ranks in the group are nodes.
     pub fn across(&self) -> GroupLink<L> {
         let members = self.grid.across(self.grid.local(self.rank)).collect();
         GroupLink { unit: self.clone(), members, me: self.grid.node(self.rank) }
     }
 
-    /// How the ranks are divided into nodes.
+    /// Returns the division of ranks into nodes.
     pub fn grid(&self) -> NodeGrid {
         self.grid
     }
 
-    /// Bytes that this rank has sent so far, in exchanges of the unit and of its groups.
+    /// Returns the bytes that this rank has sent so far, in exchanges of the unit and its groups.
     pub fn sent(&self) -> LevelBytes {
         self.lock().sent
     }
 
-    /// A thread that panicked inside the link leaves a link that fails by itself.
+    /// Ignores poisoning: a link in which a thread panicked fails by itself.
     fn lock(&self) -> MutexGuard<'_, State<L>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Prefix of messages by which ranks agree on their nodes.
+/// Prefix of the messages in which ranks agree on their nodes.
 const MARK: [u8; 4] = *b"node";
 
 fn check_nodes(message: &[u8], nodes: usize) -> Result<(), MessageError> {
@@ -128,7 +128,7 @@ impl<L: Lockstep> Lockstep for UnitLink<L> {
     }
 }
 
-/// One rank's end of a group: ranks are counted within the group. Errors of the link use the unit's rank numbers.
+/// One rank's end of a group. Ranks are numbered within the group, but errors of the link use the unit's rank numbers.
 pub struct GroupLink<L> {
     unit: UnitLink<L>,
     /// The unit's ranks in the group, ascending.

@@ -8,15 +8,16 @@ use smallvec::SmallVec;
 
 use super::rows::INLINE_RANKS;
 
-/// Maximum bytes that one rank may send another in one collective.
+/// Maximum bytes that one rank may send to another in one collective.
 pub const MAX_MESSAGE_BYTES: usize = 1 << 30;
 
 /// One rank's end of a unit that runs in lockstep: any two ranks make the same number of exchanges with each other,
-/// among all ranks or some. So groups of ranks may proceed independently as long as they exchange nothing with others.
+/// among all ranks or some. Groups of ranks may therefore proceed independently as long as they exchange nothing with
+/// others.
 ///
-/// Lockstep needs no coordinator. A rank with work begins a step, its first message wakes the others from
-/// [`Lockstep::wait`], and they join with whatever they have, possibly an empty step; every step has the same number of
-/// collectives. An end that failed stays failed and keeps naming the rank that failed first.
+/// Lockstep needs no coordinator. A rank with work starts a step; its first message wakes the others from
+/// [`Lockstep::wait`], and they join with whatever work they have, possibly none. Every step has the same number of
+/// collectives. An end that failed stays failed and keeps reporting the rank that failed first.
 pub trait Lockstep: Send {
     /// This rank.
     fn rank(&self) -> usize;
@@ -24,36 +25,37 @@ pub trait Lockstep: Send {
     /// P: ranks in the unit, including this one.
     fn world(&self) -> usize;
 
-    /// Sends `outgoing[p]` to every peer p and fills `incoming[p]` with what p sent in the same collective. This rank's
-    /// slot is neither read nor written. Both slices have one buffer per rank; the buffers of `incoming` are reused. On
-    /// return, every rank has entered this collective, and what it wrote to shared memory before is visible here.
+    /// Sends `outgoing[p]` to every peer p and fills `incoming[p]` with the bytes that p sent in the same collective.
+    /// This rank's slot is neither read nor written. Both slices have one buffer per rank; the buffers of `incoming`
+    /// are reused. On return, every rank has entered this collective, and everything it wrote to shared memory before
+    /// that is visible here.
     ///
     /// # Errors
-    /// Names the rank that was lost, was late, or broke the protocol; the first such cause is kept and reported to the
-    /// peers.
+    /// Identifies the rank that was lost, was late, or broke the protocol; the first such cause is kept and reported to
+    /// the peers.
     fn all_to_all(&mut self, outgoing: &[Vec<u8>], incoming: &mut [Vec<u8>]) -> Result<(), UnitError> {
         let peers: SmallVec<[usize; INLINE_RANKS]> = (0..self.world()).collect();
         self.group_all_to_all(Exchange { peers: &peers, outgoing, incoming, arrived: &mut |_| () })
     }
 
-    /// Exchanges messages among some ranks only, each of which names this one. Counts as one exchange with each of
-    /// them, and waits only for them: other groups run theirs concurrently.
+    /// Exchanges messages among some ranks only, each of which lists this rank as a peer. Counts as one exchange with
+    /// each of them and waits only for them: other groups run theirs concurrently.
     ///
     /// # Errors
     /// See [`Lockstep::all_to_all`].
     fn group_all_to_all(&mut self, exchange: Exchange<'_>) -> Result<(), UnitError>;
 
-    /// Sleeps until a [`Waker`] of this rank rings or a peer has begun its next step, without a time limit.
+    /// Sleeps until a [`Waker`] of this rank rings or a peer has started its next step, without a time limit.
     ///
     /// # Errors
-    /// A peer that disappears in the meantime is noticed at once.
+    /// If a peer disappears during the wait, which is detected at once.
     fn wait(&mut self) -> Result<Wake, UnitError>;
 
-    /// A handle by which other threads of this process end [`Lockstep::wait`].
+    /// Returns a handle with which other threads of this process end [`Lockstep::wait`].
     fn waker(&self) -> Waker;
 }
 
-/// Implements [`Lockstep`](crate::collectives::Lockstep) by delegation: `[generics] type, end => the end delegated to`.
+/// Implements [`Lockstep`](crate::collectives::Lockstep) by delegation: `[generics] type, end => the delegate`.
 #[macro_export]
 macro_rules! lockstep_through {
     ([$($generics:tt)*] $type:ty, $end:ident => $other:expr) => {
@@ -98,7 +100,7 @@ pub struct Exchange<'a> {
     pub peers: &'a [usize],
     /// `outgoing[i]` is sent to `peers[i]`.
     pub outgoing: &'a [Vec<u8>],
-    /// `incoming[i]` is filled with what `peers[i]` sent.
+    /// `incoming[i]` is filled with the bytes that `peers[i]` sent.
     pub incoming: &'a mut [Vec<u8>],
     /// Called with i as soon as the complete message of `peers[i]` has arrived.
     pub arrived: &'a mut dyn FnMut(usize),
@@ -107,13 +109,13 @@ pub struct Exchange<'a> {
 /// Why [`Lockstep::wait`] returned.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Wake {
-    /// A [`Waker`] of this rank rang; any number of rings since the last wake-up count as one.
+    /// A [`Waker`] of this rank rang; all rings since the last wake-up count as one.
     Local,
-    /// A peer has begun its next step and needs this rank in it.
+    /// A peer has started its next step and needs this rank to join.
     Peer,
 }
 
-/// Ends another thread's [`Lockstep::wait`]: cheap, never blocks, and a ring before the wait is not lost.
+/// Ends another thread's [`Lockstep::wait`]. A ring is cheap, never blocks, and is not lost if it precedes the wait.
 #[derive(Clone)]
 pub struct Waker(Arc<dyn Fn() + Send + Sync>);
 
@@ -143,10 +145,10 @@ pub enum UnitError {
     PeerLost {
         /// The first rank that disappeared.
         rank: usize,
-        /// How the loss was noticed.
+        /// How the loss was detected.
         cause: String,
     },
-    /// The rank is connected but did not take part in a collective.
+    /// The rank is connected but did not join a collective in time.
     #[error("rank {rank} did not answer within {} ms", limit.as_millis())]
     TimedOut {
         /// The rank that was late.
@@ -157,23 +159,24 @@ pub enum UnitError {
     /// The rank sent an invalid message.
     #[error("rank {rank} broke the protocol: {detail}")]
     Protocol {
-        /// The rank that sent it.
+        /// The rank that sent the message.
         rank: usize,
-        /// The value found and the one expected.
+        /// Actual and expected value.
         detail: String,
     },
-    /// This rank's operands do not fit its memory or each other; the other ranks cannot continue without it.
+    /// This rank's operands do not fit its memory or do not match each other; the other ranks cannot continue without
+    /// it.
     #[error("rank {rank}: {detail}")]
     Operands {
         /// This rank.
         rank: usize,
-        /// The value found and the one expected.
+        /// Actual and expected value.
         detail: String,
     },
 }
 
 impl UnitError {
-    /// The rank that failed first, as far as this rank knows.
+    /// Returns the rank that failed first, as far as this rank knows.
     pub fn rank(&self) -> usize {
         match self {
             Self::PeerLost { rank, .. }
@@ -186,19 +189,19 @@ impl UnitError {
     /// Checks the number of elements of an operand.
     ///
     /// # Errors
-    /// An error that names both numbers.
+    /// If the numbers differ; the error states both.
     pub fn check(rank: usize, what: &str, found: usize, expected: usize) -> Result<(), Self> {
-        let detail = || format!("{what} has {found} elements, expected {expected}");
+        let detail = || format!("{what}: {found} elements, expected {expected}");
         if found == expected { Ok(()) } else { Err(Self::Operands { rank, detail: detail() }) }
     }
 
-    /// The error for a rank that disappeared.
+    /// Returns the error for a rank that disappeared.
     pub fn lost(rank: usize, cause: impl Into<String>) -> Self {
         let cause = cause.into();
         Self::PeerLost { rank, cause }
     }
 
-    /// The error for a rank that broke the protocol.
+    /// Returns the error for a rank that broke the protocol.
     pub fn protocol(rank: usize, detail: impl Into<String>) -> Self {
         let detail = detail.into();
         Self::Protocol { rank, detail }

@@ -1,10 +1,10 @@
-//! Where a rank leaves the rows that its peers read.
+//! Memory for the rows that peers read.
 
 use crate::element::Element;
 
 /// One of the two halves of a rank's memory, which collectives use alternately. Peers may read what a rank wrote for
-/// one collective until it has entered the next, and it is overwritten no earlier than for the one after that. So each
-/// collective needs only one barrier.
+/// one collective until that rank has entered the next one, and the half is not overwritten before the collective after
+/// that. Each collective therefore needs only one barrier.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Half {
     /// The first half.
@@ -15,7 +15,7 @@ pub enum Half {
 }
 
 impl Half {
-    /// The half that the next collective uses.
+    /// Returns the half that the next collective uses.
     #[must_use]
     pub fn other(self) -> Self {
         match self {
@@ -25,21 +25,22 @@ impl Half {
     }
 }
 
-/// Memory of one rank in two halves, and of the peers within reach: those of one host, or of one NVLink domain.
+/// One rank's memory in two halves, and the memory of peers within reach: those on one host, or in one NVLink domain.
 pub trait RowMemory<T>: Send {
-    /// Whether a peer's memory can be read from here, and this rank's from there; the answer is equal on both.
+    /// Whether this rank and `peer` can read each other's memory; both give the same answer.
     fn reaches(&self, peer: usize) -> bool;
 
-    /// Elements per half; `None` if it grows as needed.
+    /// Returns the number of elements per half; `None` if it grows as needed.
     fn limit(&self) -> Option<usize>;
 
-    /// The first `len` elements of this rank's half for writing, and the other half of all ranks for reading.
+    /// Returns the first `len` elements of this rank's half for writing, and every rank's other half for reading.
     ///
     /// # Panics
     /// If a half is too short.
     fn halves(&mut self, half: Half, len: usize) -> (&mut [T], PeerRows<'_, T>);
 
-    /// This half of this rank's memory and of all peers within reach, to be read only when the collectives allow it.
+    /// Returns this half of this rank's memory and of all peers within reach. Read it only when the collectives allow
+    /// it.
     fn read(&self, half: Half) -> PeerRows<'_, T>;
 }
 
@@ -62,14 +63,14 @@ pub struct SharedRows<T> {
     len: usize,
 }
 
-// SAFETY: a pointer to plain elements, which are only read through `PeerRows`, under the contract of
+// SAFETY: the pointer refers to plain elements, which are only read through `PeerRows`, under the contract of
 // `PeerRows::shared`.
 unsafe impl<T: Element> Send for SharedRows<T> {}
 // SAFETY: as above.
 unsafe impl<T: Element> Sync for SharedRows<T> {}
 
 impl<T> SharedRows<T> {
-    /// `len` elements that begin at `at`.
+    /// Wraps `len` elements that start at `at`.
     pub fn new(at: *const T, len: usize) -> Self {
         Self { at, len }
     }
@@ -81,27 +82,27 @@ impl<T> SharedRows<T> {
 }
 
 impl<'a, T: Element> PeerRows<'a, T> {
-    /// The rows of a single rank.
+    /// Wraps the rows of a single rank.
     pub fn own(rank: usize, rows: &'a [T]) -> Self {
         Self { parts: Parts::Own { rank, rows } }
     }
 
-    /// Addresses of all ranks' memory; null if a rank is out of reach.
+    /// Wraps the addresses of all ranks' memory; null if a rank is out of reach.
     ///
     /// # Safety
-    /// Non-null rows are mapped for `'a`, aligned, and not written by any rank while slices returned by
+    /// Non-null rows must be mapped for `'a` and aligned, and no rank may write to them while slices returned by
     /// [`PeerRows::of`] are in use.
     pub unsafe fn shared(parts: &'a [SharedRows<T>]) -> Self {
         Self { parts: Parts::Shared(parts) }
     }
 
-    /// A rank's rows; empty if it is out of reach.
+    /// Returns a rank's rows; empty if it is out of reach.
     pub fn of(&self, rank: usize) -> &'a [T] {
         match self.parts {
             Parts::Own { rank: own, rows } if own == rank => rows,
             Parts::Own { .. } => &[],
             Parts::Shared(parts) => match parts.get(rank) {
-                // SAFETY: the contract of `shared`.
+                // SAFETY: guaranteed by the contract of `shared`.
                 Some(part) if !part.is_null() => unsafe { std::slice::from_raw_parts(part.at, part.len) },
                 _ => &[],
             },
@@ -117,7 +118,7 @@ pub struct PrivateMemory<T> {
 }
 
 impl<T: Element> PrivateMemory<T> {
-    /// Memory of a rank, which grows as needed.
+    /// Creates a rank's memory, which grows as needed.
     pub fn new(rank: usize) -> Self {
         Self { rank, halves: Default::default() }
     }

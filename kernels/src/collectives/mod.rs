@@ -1,16 +1,16 @@
-//! The collectives as called by one rank of a unit, for any transport.
+//! The collectives as one rank of a unit calls them, for any transport.
 //!
 //! | role | interface | implementations |
 //! |---|---|---|
-//! | the collectives | [`Collectives`] | [`RowCollectives`], over the two below; [`CastCollectives`], over those of another type; [`HybridCollectives`], for experts sliced over a node, or attention in groups of ranks |
+//! | the collectives | [`Collectives`] | [`RowCollectives`], over messages and row memory; [`CastCollectives`], over collectives of another type; [`HybridCollectives`], for experts sliced over a node, or attention in groups of ranks |
 //! | messages and barriers | [`Lockstep`] | threads (`semmoe-ranks`), streams over shared rings or TCP (the worker) |
 //! | groups of ranks | [`UnitLink`]: the ranks inside a node, and across nodes | [`GroupLink`], over the unit's own link |
-//! | rows that peers read in place | [`RowMemory`] | [`PrivateMemory`] (none do), shared memory (`semmoe-ranks`) |
-//! | where a caller's rows are | [`Space`] | [`Host`], memory of a GPU (`semmoe-kernels-cuda`) |
+//! | rows that peers read in place | [`RowMemory`] | [`PrivateMemory`] (peers read nothing), shared memory (`semmoe-ranks`) |
+//! | memory that contains a caller's rows | [`Space`] | [`Host`], GPU memory (`semmoe-kernels-cuda`) |
 //!
 //! `tests/reference` defines each collective bit for bit. A collective is one exchange of messages, which also acts as
-//! its barrier. If a peer's memory is within reach, messages carry no rows: they are read in place and added or
-//! gathered from there. So a unit may use shared memory inside its hosts and messages between them.
+//! its barrier. If a peer's memory is within reach, its messages carry no rows: rows are read in place, to be added or
+//! gathered. A unit may therefore use shared memory within a host and messages between hosts.
 
 mod cast;
 mod group;
@@ -33,22 +33,22 @@ pub use memory::{Half, PeerRows, PrivateMemory, RowMemory, SharedRows};
 pub use rows::{DISPATCH_HEADER_BYTES, RowCollectives, dispatch_row_bytes, split_bytes};
 pub use space::{Host, Space};
 
-/// One rank's end of a unit, for rows of T in the memory of S. All ranks call the same collectives in the same order,
-/// including ranks without tokens. Labels, splits and plans are in host memory in every space.
+/// One rank's end of a unit, for rows of `T` in the memory of `S`. All ranks call the same collectives in the same
+/// order, including ranks without tokens. Labels, splits and plans are in host memory in every space.
 pub trait Collectives<T: Element, S: Space = Host>: Lockstep {
-    /// Where this rank writes its `[n, H]` partial sums before [`Collectives::reduce_scatter`]; the content is
-    /// unspecified.
+    /// Returns the buffer for this rank's `[n, H]` partial sums, to be written before [`Collectives::reduce_scatter`].
+    /// Its initial contents are unspecified.
     ///
     /// # Errors
-    /// More elements than this rank's memory holds.
+    /// If the elements do not fit in this rank's memory.
     fn part(&mut self, len: usize) -> Result<S::Write<'_, T>, UnitError>;
 
-    /// `out[i] = sum over ranks q, in rank order, of part_q[token(i)]` for the positions i of this rank, using the last
-    /// [`Collectives::part`] of each rank. `out` is `[m, H]`. Every rank passes the same split. With a norm, `out`
-    /// receives the normed rows, as defined by `reduce_scatter_norm` of `tests/reference`.
+    /// Computes `out[i] = sum over ranks q, in rank order, of part_q[token(i)]` for this rank's positions i, from each
+    /// rank's last [`Collectives::part`]. `out` is `[m, H]`. Every rank passes the same split. With a norm, `out`
+    /// receives the normed rows, as defined by `reduce_scatter_norm` in `tests/reference`.
     ///
     /// # Errors
-    /// A rank failed, or has another split.
+    /// If a rank failed or has a different split.
     fn reduce_scatter(
         &mut self,
         hidden: usize,
@@ -57,11 +57,11 @@ pub trait Collectives<T: Element, S: Space = Host>: Lockstep {
         out: S::Write<'_, T>,
     ) -> Result<(), UnitError>;
 
-    /// Distributes rows and labels of all ranks to all ranks, each at its token's position: the inverse of
+    /// Distributes the rows and labels of all ranks to all ranks, each to its token's position: the inverse of
     /// [`Collectives::reduce_scatter`].
     ///
     /// # Errors
-    /// A rank failed, or has another split or an out-of-range label.
+    /// If a rank failed, or has a different split or an out-of-range label.
     fn allgather(
         &mut self,
         own: OwnRowsIn<'_, T, S>,
@@ -72,18 +72,18 @@ pub trait Collectives<T: Element, S: Space = Host>: Lockstep {
     /// Sends each token's row and pairs to the ranks named by the plan. `x` is `[n, H]`.
     ///
     /// # Errors
-    /// A rank failed, or sent an invalid message; more rows than this rank's memory holds.
+    /// If a rank failed or sent an invalid message, or the rows do not fit in this rank's memory.
     fn dispatch(&mut self, x: S::Read<'_, T>, hidden: usize, plan: &DispatchPlan) -> Result<(), UnitError>;
 
-    /// The rows of the last dispatch, and where this rank writes a sum for each of them.
+    /// Returns the rows received in the last dispatch, and the buffer for this rank's sum for each of them.
     fn received(&mut self) -> ReceivedIn<'_, T, S>;
 
-    /// Returns the sums of [`Collectives::received`] to their sources: `out[t]` is their sum over the ranks that the
-    /// plan sent t to, in rank order; zeros for a token that was not sent. `plan` is the last dispatch's, `out` `[n,
-    /// H]`.
+    /// Returns the sums of [`Collectives::received`] to their sources: `out[t]` is the sum over the ranks to which the
+    /// plan sent token t, in rank order; zeros for a token that was not sent. `plan` is that of the last dispatch;
+    /// `out` is `[n, H]`.
     ///
     /// # Errors
-    /// A rank failed, or sent an invalid message.
+    /// If a rank failed or sent an invalid message.
     fn combine(&mut self, plan: &DispatchPlan, out: S::Write<'_, T>) -> Result<(), UnitError>;
 }
 
@@ -110,10 +110,10 @@ pub struct NormIn<'a, T: Element, S: Space> {
 }
 
 impl<T: Element, S: Space> NormIn<'_, T, S> {
-    /// Checks its lengths against a part of `part` elements, `own` of which belong to this rank.
+    /// Checks the lengths against a part of `part` elements, of which `own` belong to this rank.
     ///
     /// # Errors
-    /// The first length that does not fit.
+    /// If a length does not match.
     pub fn check(&self, rank: usize, part: usize, own: usize, hidden: usize) -> Result<(), UnitError> {
         UnitError::check(rank, "the residual", S::elements(&self.residual), part)?;
         UnitError::check(rank, "the residual out", S::elements_mut(&self.residual_out), own)?;
@@ -121,7 +121,7 @@ impl<T: Element, S: Space> NormIn<'_, T, S> {
     }
 }
 
-/// Rows of one rank, with their labels.
+/// One rank's rows and labels.
 #[derive(Clone, Copy, Debug)]
 pub struct OwnRowsIn<'a, T: Element, S: Space> {
     /// `[m, H]`
@@ -145,7 +145,7 @@ pub struct AllRowsIn<'a, T: Element, S: Space> {
     pub labels: &'a mut [u16],
 }
 
-/// A rank's rows after a dispatch: R rows by source rank, in the source's token order, with their pairs.
+/// The rows that a rank received in a dispatch: R rows by source rank, in the source's token order, with their pairs.
 #[derive(Debug)]
 pub struct ReceivedIn<'a, T: Element, S: Space> {
     /// The rows.
@@ -156,7 +156,7 @@ pub struct ReceivedIn<'a, T: Element, S: Space> {
     pub experts: &'a [u16],
     /// `[pairs]`: router weights.
     pub weights: &'a [f32],
-    /// `[R, H]`: receives the sums of weight x expert(row); the content is unspecified.
+    /// `[R, H]`: receives the sums of weight x expert(row); the initial contents are unspecified.
     pub sums: S::Write<'a, T>,
 }
 
@@ -184,17 +184,17 @@ impl<'a, T> ReceivedRows<'a, T> {
         self.places.is_empty()
     }
 
-    /// The rows of one source.
+    /// Returns the rows of one source.
     pub fn of_source(&self, rank: usize) -> std::ops::Range<usize> {
         self.offsets[rank] as usize..self.offsets[rank + 1] as usize
     }
 
-    /// The rank that a row came from. Panics if out of range.
+    /// Returns the rank that sent a row. Panics if out of range.
     pub fn source(&self, row: usize) -> usize {
         self.sources[row].into()
     }
 
-    /// One row, `[H]`. Panics if out of range.
+    /// Returns one row, `[H]`. Panics if out of range.
     pub fn row(&self, row: usize) -> &'a [T] {
         let base = self.bases[usize::from(self.sources[row])];
         &base[self.places[row] as usize * self.hidden..][..self.hidden]

@@ -1,4 +1,4 @@
-//! The collectives over messages, and over memory for the peers within reach.
+//! The collectives over messages, with row memory for peers within reach.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -16,27 +16,27 @@ use crate::lockstep_through;
 use crate::split::RowSplit;
 use crate::vector::{NormRow, norm_row, sum_rows, sum_rows_wide};
 
-/// Number of ranks up to which a list with one item per rank needs no allocation.
+/// Number of ranks up to which a list with one item per rank needs no heap allocation.
 pub(super) const INLINE_RANKS: usize = 64;
 
 /// One item per rank.
 pub(super) type EachRank<I> = SmallVec<[I; INLINE_RANKS]>;
 
-/// Bytes of a dispatch message without its rows.
+/// Size of a dispatch message without rows.
 pub const DISPATCH_HEADER_BYTES: usize = wire::HEADER_BYTES;
 
-/// Bytes of a row with `pairs` pairs in its dispatch message and in the combine message that answers it.
+/// Returns the bytes of a row with `pairs` pairs in its dispatch message plus the combine message that answers it.
 pub fn dispatch_row_bytes(dtype: Dtype, pairs: usize, hidden: usize) -> usize {
     wire::ROW_BYTES + wire::PAIR_BYTES * pairs + 2 * hidden * dtype.bytes()
 }
 
-/// Bytes of the message from one rank to another in a reduce-scatter of `rows` rows, or in an allgather with `labels`
-/// labels as well.
+/// Returns the size of the message from one rank to another in a reduce-scatter of `rows` rows, or in an allgather that
+/// also sends `labels` labels.
 pub fn split_bytes(dtype: Dtype, rows: usize, hidden: usize, labels: usize) -> usize {
     wire::HEADER_BYTES + rows * hidden * dtype.bytes() + labels * size_of::<u16>()
 }
 
-/// One rank's end over messages and memory.
+/// One rank's end of the collectives, over messages and memory.
 #[derive(Debug)]
 pub struct RowCollectives<L, M, T> {
     link: L,
@@ -45,16 +45,16 @@ pub struct RowCollectives<L, M, T> {
     half: Half,
     outgoing: Vec<Vec<u8>>,
     inbound: Inbound<T>,
-    /// Elements of the last part.
+    /// Number of elements of the last part.
     part: usize,
     arrived: Arrived,
     /// Scratch of the fused norm.
     wide_row: Vec<f32>,
-    /// The ranks of a group in the unit's numbering, for errors; `None` if the group is the unit.
+    /// Unit rank numbers of a group's ranks, for errors; `None` if the group is the unit.
     names: Option<Arc<[usize]>>,
 }
 
-/// The messages of one exchange, and the position of rows in them.
+/// The messages of one exchange, and the positions of the rows in them.
 #[derive(Debug)]
 struct Inbound<T> {
     messages: Vec<Vec<u8>>,
@@ -80,7 +80,7 @@ impl<T: Element> Inbound<T> {
         Self { messages: vec![Vec::new(); world], rows: vec![0..0; world], aligned: vec![Vec::new(); world] }
     }
 
-    /// Records where the rows of a rank's message are.
+    /// Records the range of rows in a rank's message.
     fn locate(&mut self, rank: usize, rows: Range<usize>) {
         let bytes = &self.messages[rank][rows.clone()];
         if bytemuck::try_cast_slice::<u8, T>(bytes).is_err() {
@@ -97,7 +97,7 @@ impl<T: Element> Inbound<T> {
 }
 
 impl<L: Lockstep, M: RowMemory<T>, T: Element> RowCollectives<GroupLink<L>, M, T> {
-    /// Combines a group's messages with memory shared by the group, at one rank. Errors use the unit's rank numbers.
+    /// Combines a group's messages with memory shared by the group, on one rank. Errors use the unit's rank numbers.
     pub fn of_group(link: GroupLink<L>, memory: M) -> Self {
         let names = Some(Arc::clone(&link.members));
         Self { names, ..Self::new(link, memory) }
@@ -105,7 +105,7 @@ impl<L: Lockstep, M: RowMemory<T>, T: Element> RowCollectives<GroupLink<L>, M, T
 }
 
 impl<L: Lockstep, M: RowMemory<T>, T: Element> RowCollectives<L, M, T> {
-    /// Combines messages and memory at one rank.
+    /// Combines messages and memory on one rank.
     pub fn new(link: L, memory: M) -> Self {
         let world = link.world();
         Self {
@@ -121,7 +121,7 @@ impl<L: Lockstep, M: RowMemory<T>, T: Element> RowCollectives<L, M, T> {
         }
     }
 
-    /// The rank's number in the unit.
+    /// Returns a rank's number in the unit.
     fn name(&self, rank: usize) -> usize {
         self.names.as_ref().map_or(rank, |names| names[rank])
     }
@@ -138,12 +138,12 @@ impl<L: Lockstep, M: RowMemory<T>, T: Element> RowCollectives<L, M, T> {
         UnitError::check(self.name(self.link.rank()), what, found, expected)
     }
 
-    /// Whether this rank reads a rank's rows in place.
+    /// Whether this rank reads the rows of `rank` in place.
     fn is_direct(&self, rank: usize) -> bool {
         rank == self.link.rank() || self.memory.reaches(rank)
     }
 
-    /// This rank's half for the next collective.
+    /// Returns this rank's half for the next collective.
     fn next_half(&mut self, len: usize) -> Result<&mut [T], UnitError> {
         self.check_room(len)?;
         Ok(self.memory.halves(self.half.other(), len).0)
@@ -152,13 +152,13 @@ impl<L: Lockstep, M: RowMemory<T>, T: Element> RowCollectives<L, M, T> {
     fn check_room(&self, len: usize) -> Result<(), UnitError> {
         match self.memory.limit() {
             Some(limit) if len > limit => {
-                Err(self.operands(format!("{len} elements of rows, more than the {limit} that its memory holds")))
+                Err(self.operands(format!("{len} row elements exceed the {limit} that fit in its memory")))
             }
             _ => Ok(()),
         }
     }
 
-    /// One exchange of messages written by `fill` from this rank's rows, which are `None` for a peer that reads them in
+    /// Exchanges messages, which `fill` writes from this rank's rows. The rows are `None` for a peer that reads them in
     /// place.
     fn exchange(&mut self, mut fill: impl FnMut(usize, Option<&[T]>, &mut Vec<u8>)) -> Result<(), UnitError> {
         self.half = self.half.other();
@@ -171,7 +171,7 @@ impl<L: Lockstep, M: RowMemory<T>, T: Element> RowCollectives<L, M, T> {
         self.link.all_to_all(&self.outgoing, &mut self.inbound.messages)
     }
 
-    /// Passes each peer's message to `read`, which learns whether it carries rows and returns their range.
+    /// Passes each peer's message to `read`, along with whether it carries rows; `read` returns the range of rows.
     fn read_messages(
         &mut self,
         mut read: impl FnMut(usize, &[u8], bool) -> Result<Range<usize>, MessageError>,
@@ -185,8 +185,8 @@ impl<L: Lockstep, M: RowMemory<T>, T: Element> RowCollectives<L, M, T> {
         Ok(())
     }
 
-    /// Sums this rank's rows, read in place or from messages; with the norm in the same pass. `wide` is scratch of one
-    /// row's width.
+    /// Sums this rank's rows, read in place or from messages, and applies the norm in the same pass. `wide` is scratch
+    /// for one row.
     fn finish_rows(
         &self,
         hidden: usize,
@@ -221,7 +221,7 @@ impl<L: Lockstep, M: RowMemory<T>, T: Element> RowCollectives<L, M, T> {
         }
     }
 
-    /// Reads the messages of a dispatch, and adds this rank's own rows.
+    /// Reads a dispatch's messages and adds this rank's own rows.
     fn read_dispatch(&mut self, plan: &DispatchPlan, arrived: &mut Arrived) -> Result<(), UnitError> {
         let (me, hidden) = (self.link.rank(), arrived.hidden);
         for rank in 0..self.link.world() {
@@ -241,7 +241,7 @@ impl<L: Lockstep, M: RowMemory<T>, T: Element> RowCollectives<L, M, T> {
         Ok(())
     }
 
-    /// The rows of every rank, in its message or in place.
+    /// Returns every rank's rows, in its message or in place.
     fn bases(&self) -> EachRank<&[T]> {
         bases(&self.inbound, self.memory.read(self.half), |rank| self.is_direct(rank))
     }
@@ -256,7 +256,7 @@ fn bases<'a, T: Element>(
     (0..inbound.messages.len()).map(base).collect()
 }
 
-/// Bytes of rows in a message.
+/// Returns the bytes of rows in a message.
 fn row_bytes<T>(rows: usize, hidden: usize, are_carried: bool) -> usize {
     if are_carried { rows * hidden * size_of::<T>() } else { 0 }
 }
@@ -383,7 +383,7 @@ impl<L: Lockstep, M: RowMemory<T>, T: Element> Collectives<T> for RowCollectives
         });
         self.arrived.offsets = offsets;
         sent?;
-        // Where the sums for this rank begin in each rank's rows.
+        // The first row of the sums for this rank, in each rank's rows.
         let mut firsts: EachRank<usize> = SmallVec::from_elem(0, self.link.world());
         firsts[self.link.rank()] = self.arrived.offsets[self.link.rank()] as usize;
         self.read_messages(|peer, message, carries_rows| {
@@ -400,7 +400,7 @@ impl<L: Lockstep, M: RowMemory<T>, T: Element> Collectives<T> for RowCollectives
         for (rank, base) in bases.iter().enumerate() {
             let tokens = plan.rank(rank).tokens;
             let rows = base.get(firsts[rank] * hidden..(firsts[rank] + tokens.len()) * hidden);
-            let rows = rows.ok_or_else(|| self.protocol(rank, "its sums are beyond its memory"))?;
+            let rows = rows.ok_or_else(|| self.protocol(rank, "its sums exceed its memory"))?;
             sums.push(Sums { tokens, rows });
         }
         add_returned(&mut sums, hidden, out);
@@ -408,13 +408,13 @@ impl<L: Lockstep, M: RowMemory<T>, T: Element> Collectives<T> for RowCollectives
     }
 }
 
-/// The sums returned by one rank, in token order.
+/// The sums that one rank returned, in token order.
 pub(super) struct Sums<'a, T> {
     pub(super) tokens: &'a [u32],
     pub(super) rows: &'a [T],
 }
 
-/// `out[t]` is the sum of the results returned for token t, in the order of `sums`.
+/// Computes `out[t]`, the sum of the results returned for token t, in the order of `sums`.
 pub(super) fn add_returned<T: Element>(sums: &mut [Sums<'_, T>], hidden: usize, out: &mut [T]) {
     let mut rows: EachRank<&[T]> = EachRank::new();
     for (token, to) in (0..).zip(out.chunks_exact_mut(hidden.max(1))) {
@@ -425,7 +425,7 @@ pub(super) fn add_returned<T: Element>(sums: &mut [Sums<'_, T>], hidden: usize, 
 }
 
 impl<'a, T> Sums<'a, T> {
-    /// The token's row, if it was sent there; must be called in token order.
+    /// Returns the token's row if the token was sent to this rank; must be called in token order.
     fn next_of(&mut self, token: u32, hidden: usize) -> Option<&'a [T]> {
         let (_, tokens) = self.tokens.split_first().filter(|(next, _)| **next == token)?;
         let (row, rows) = self.rows.split_at(hidden);
@@ -453,7 +453,7 @@ impl Arrived {
         self.weights.extend_from_slice(sent.weights);
     }
 
-    /// Adds the next source, whose message contains its rows; returns their range.
+    /// Adds the next source, whose message contains its rows; returns the range of rows.
     fn push_rows(&mut self, source: usize, message: &[u8], row_bytes: usize) -> Result<Range<usize>, MessageError> {
         let parts = wire::split_dispatch(message, row_bytes)?;
         self.push(source, 0..parts.rows as u32, wire::values(parts.pair_counts));
@@ -462,7 +462,7 @@ impl Arrived {
         Ok(start..start + parts.place.len())
     }
 
-    /// Adds the next source, whose message names rows in its memory, which holds `limit`.
+    /// Adds the next source, whose message refers to rows in its memory, which has `limit` rows.
     fn push_places(&mut self, source: usize, message: &[u8], limit: usize) -> Result<Range<usize>, MessageError> {
         let parts = wire::split_dispatch(message, size_of::<u32>())?;
         if let Some(row) = wire::values::<u32>(parts.place).find(|row| *row as usize >= limit) {
@@ -484,7 +484,7 @@ impl Arrived {
         Received { rows, pair_rows, experts, weights, sums }
     }
 
-    /// Adds rows: the index of each among its source's, and its number of pairs.
+    /// Adds a source's rows, given each row's index among the source's rows and its number of pairs.
     pub(super) fn push(&mut self, source: usize, places: impl Iterator<Item = u32>, pairs: impl Iterator<Item = u16>) {
         let first = self.places.len() as u32;
         self.places.extend(places);

@@ -1,11 +1,11 @@
-//! Where a caller's rows are.
+//! Memory kinds for a caller's rows.
 
 use std::fmt::Debug;
 
 use super::ReceivedRows;
 use crate::element::Element;
 
-/// The kind of memory that holds a caller's rows, of the host or of a GPU: the types that
+/// The kind of memory that contains a caller's rows, host or GPU. It determines the types that
 /// [`Collectives`](super::Collectives) take and return.
 pub trait Space: 'static {
     /// Rows for reading.
@@ -15,10 +15,10 @@ pub trait Space: 'static {
     /// Rows received in a dispatch.
     type Received<'a, T: Element>: Debug;
 
-    /// Number of elements of rows for reading.
+    /// Returns the number of elements in rows for reading.
     fn elements<T: Element>(rows: &Self::Read<'_, T>) -> usize;
 
-    /// Number of elements of rows for writing.
+    /// Returns the number of elements in rows for writing.
     fn elements_mut<T: Element>(rows: &Self::Write<'_, T>) -> usize;
 }
 

@@ -1,11 +1,11 @@
-//! The bytes of one message, in little-endian memory layout. If the receiver reads rows from the sender's memory, the
-//! message has their location instead.
+//! The wire format of messages, in little-endian memory layout. If the receiver reads rows from the sender's memory,
+//! the message contains their location instead of the rows.
 //!
 //! | collective | fields |
 //! |---|---|
 //! | reduce-scatter | the split's digest u64, rows T `[m, H]` |
 //! | allgather | the split's digest u64, rows T `[m, H]`, labels u16 `[m, w]` |
-//! | dispatch | rows r u32, pairs p u32, rows T `[r, H]` or tokens u32 `[r]`, weights f32 `[p]`, experts u16 `[p]`, pairs of each row u16 `[r]`; nothing at all where r is 0 |
+//! | dispatch | rows r u32, pairs p u32, rows T `[r, H]` or tokens u32 `[r]`, weights f32 `[p]`, experts u16 `[p]`, pairs of each row u16 `[r]`; an empty message if r is 0 |
 //! | combine | rows T `[r, H]`, or the first row's index u32 |
 
 use bytemuck::Pod;
@@ -13,15 +13,15 @@ use bytemuck::Pod;
 use crate::dispatch::RankRows;
 
 #[cfg(target_endian = "big")]
-compile_error!("messages are little-endian and are copied as they are in memory");
+compile_error!("messages are little-endian and are copied from memory as they are");
 
-/// Bytes of a digest, and of a dispatch message's header: rows that follow are aligned.
+/// Size of a digest, and of a dispatch message's header. It keeps the rows that follow aligned.
 pub(super) const HEADER_BYTES: usize = 8;
 
-/// Bytes of a pair in a dispatch message: weight and expert.
+/// Bytes per pair in a dispatch message: weight and expert.
 pub(super) const PAIR_BYTES: usize = 4 + 2;
 
-/// Bytes per row of a dispatch message, apart from its elements: its number of pairs.
+/// Bytes per row of a dispatch message in addition to its elements: the number of pairs.
 pub(super) const ROW_BYTES: usize = 2;
 
 /// An invalid message.
@@ -29,25 +29,25 @@ pub(super) const ROW_BYTES: usize = 2;
 pub(super) enum MessageError {
     #[error("a message of {found} bytes, expected {expected}")]
     Length { found: usize, expected: usize },
-    #[error("it split the rows of a step in another way")]
+    #[error("it split the rows of the step differently")]
     Split,
     #[error("rows of {found} bytes, expected {expected}")]
     Rows { found: usize, expected: usize },
-    #[error("a dispatch message of {0} bytes, expected at least {HEADER_BYTES}")]
+    #[error("dispatch message of {0} bytes, expected at least {HEADER_BYTES}")]
     Header(usize),
     #[error(
         "a dispatch message of {found} bytes after its header, expected {expected} for {rows} rows and {pairs} pairs"
     )]
     Dispatch { found: usize, expected: u64, rows: u32, pairs: u32 },
-    #[error("pair counts that sum to {counted}, expected {pairs} and no zero count")]
+    #[error("pair counts sum to {counted}, expected {pairs} with no zero count")]
     Pairs { counted: usize, pairs: usize },
-    #[error("row {row} of its memory, which holds {limit}")]
+    #[error("row {row} is out of range: its memory has {limit} rows")]
     Place { row: u32, limit: usize },
-    #[error("label {label} of a row, expected below {bound}")]
+    #[error("row label {label}, expected below {bound}")]
     Label { label: u16, bound: usize },
-    #[error("a gather of {0} bytes, shorter than its own rows")]
+    #[error("gather message of {0} bytes is too short for its own rows")]
     Gather(usize),
-    #[error("it is not divided into nodes, expected {0} nodes")]
+    #[error("it does not divide the unit into nodes, expected {0} nodes")]
     NoNodes(usize),
     #[error("it divides the unit into {found} nodes, expected {expected}")]
     Nodes { found: u32, expected: usize },
@@ -63,10 +63,10 @@ pub(super) fn values<T: Pod>(bytes: &[u8]) -> impl ExactSizeIterator<Item = T> {
     bytes.chunks_exact(size_of::<T>()).map(bytemuck::pod_read_unaligned)
 }
 
-/// The bytes after the digest of a split, which must equal this rank's.
+/// Returns the bytes after the digest of a split, which must equal this rank's digest.
 ///
 /// # Errors
-/// Names the value found and the one expected.
+/// If a value is not the expected one; the error states both.
 pub(super) fn after_digest(message: &[u8], digest: u64, expected: usize) -> Result<&[u8], MessageError> {
     let Some((found, body)) = message.split_first_chunk::<HEADER_BYTES>() else {
         return Err(MessageError::Length { found: message.len(), expected: HEADER_BYTES + expected });
@@ -77,16 +77,16 @@ pub(super) fn after_digest(message: &[u8], digest: u64, expected: usize) -> Resu
     exactly(body, expected)
 }
 
-/// The message, if it has exactly the expected length.
+/// Returns the message if it has exactly the expected length.
 ///
 /// # Errors
-/// Names both lengths.
+/// If it does not; the error states both lengths.
 pub(super) fn exactly(message: &[u8], expected: usize) -> Result<&[u8], MessageError> {
     let found = message.len();
     if found == expected { Ok(message) } else { Err(MessageError::Rows { found, expected }) }
 }
 
-/// Appends the dispatch message of one rank; `place` writes the rows, or their location.
+/// Appends one rank's dispatch message; `place` writes the rows or their location.
 pub(super) fn put_dispatch(rows: RankRows<'_>, out: &mut Vec<u8>, place: impl FnOnce(&mut Vec<u8>)) {
     if rows.tokens.is_empty() {
         return;
@@ -98,7 +98,7 @@ pub(super) fn put_dispatch(rows: RankRows<'_>, out: &mut Vec<u8>, place: impl Fn
     put(rows.pairs, out);
 }
 
-/// The parts of a dispatch message, as bytes because they may be misaligned.
+/// The parts of a dispatch message. They are bytes because they may be misaligned.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct DispatchParts<'a> {
     /// r
@@ -113,10 +113,10 @@ pub(super) struct DispatchParts<'a> {
     pub(super) pair_counts: &'a [u8],
 }
 
-/// Splits a dispatch message whose rows take `place_bytes` each; checks every length against the message's.
+/// Splits a dispatch message with `place_bytes` bytes per row, and checks every length against the message's.
 ///
 /// # Errors
-/// Names the value found and the one expected.
+/// If a value is not the expected one; the error states both.
 pub(super) fn split_dispatch(message: &[u8], place_bytes: usize) -> Result<DispatchParts<'_>, MessageError> {
     if message.is_empty() {
         return Ok(DispatchParts::default());
@@ -125,7 +125,7 @@ pub(super) fn split_dispatch(message: &[u8], place_bytes: usize) -> Result<Dispa
         return Err(MessageError::Header(message.len()));
     };
     let [rows, pairs]: [u32; 2] = bytemuck::pod_read_unaligned(header);
-    // Cannot overflow: u32 times a small number fits u64 for any header.
+    // Cannot overflow: for any header, a u32 times a small number fits in u64.
     let expected = u64::from(rows) * (place_bytes + ROW_BYTES) as u64 + u64::from(pairs) * PAIR_BYTES as u64;
     if rows == 0 || body.len() as u64 != expected {
         return Err(MessageError::Dispatch { found: body.len(), expected, rows, pairs });

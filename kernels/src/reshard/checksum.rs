@@ -1,4 +1,4 @@
-//! A checksum for each slice of each expert, equal in all layouts.
+//! One checksum per expert slice, independent of the layout.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use super::layout::Pool;
 use super::shape::check_equal;
 use crate::hash::mix;
 
-/// A slice of an expert in a layer, which has its own checksum.
+/// Identifies a slice of an expert in a layer, which has its own checksum.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PieceId {
     /// Layer.
@@ -30,12 +30,12 @@ const LANES: usize = 8;
 /// Bytes per step of a [`PieceHash`].
 pub(super) const HASH_BLOCK_BYTES: usize = LANES * 8;
 
-/// Bytes copied and then hashed while they are in the L1 cache. A multiple of the block.
+/// Bytes copied at a time and then hashed while still in the L1 cache. A multiple of [`HASH_BLOCK_BYTES`].
 pub(super) const PART_BYTES: usize = 16 << 10;
 
-/// A checksum against damage, not against malice: in each lane the sum of all words, and the sum of all those sums
-/// (Fletcher's, in 64 bits). A single changed word changes the first sum, two swapped words the second; several changes
-/// go unnoticed only if both sums happen to be equal. The sums add no cost to a memory-bound copy.
+/// A checksum against corruption, not against tampering: each lane sums its words, and sums those running sums (a
+/// 64-bit Fletcher checksum). A single changed word changes the first sum, two swapped words the second; several
+/// changes go undetected only if both sums happen to be equal. The sums add no cost to a memory-bound copy.
 #[derive(Clone, Copy, Debug)]
 pub struct PieceHash {
     sums: [u64; LANES],
@@ -50,7 +50,7 @@ impl Default for PieceHash {
 }
 
 impl PieceHash {
-    /// Adds bytes, row by row. A row may be added in parts whose lengths are multiples of 64, except the last.
+    /// Adds a row. A row may be added in parts if all but the last are multiples of 64 bytes long.
     pub fn update(&mut self, bytes: &[u8]) {
         let (blocks, rest) = bytes.as_chunks::<HASH_BLOCK_BYTES>();
         for block in blocks {
@@ -72,18 +72,18 @@ impl PieceHash {
         }
     }
 
-    /// Copies a row, or a part of one as in [`PieceHash::update`], and adds the bytes that were read. Full cache lines
-    /// are written with non-temporal stores where supported, the fastest way to copy more than the caches hold.
+    /// Copies a row, or a part of one as in [`PieceHash::update`], and adds the bytes read. Full cache lines are
+    /// written with non-temporal stores where supported, the fastest way to copy more data than fits in the caches.
     ///
     /// # Safety
-    /// `bytes` bytes are readable at `from` and writable at `to`, do not overlap, and no other thread writes the source
-    /// or accesses the target in the meantime.
+    /// `bytes` bytes must be readable at `from` and writable at `to`, without overlap, and no other thread may write to
+    /// the source or access the destination during the call.
     pub unsafe fn copy(&mut self, from: *const u8, to: *mut u8, bytes: usize) {
         // SAFETY: upheld by the caller.
         let streamed = unsafe { self.stream(from, to, bytes) };
         for at in (streamed..bytes).step_by(PART_BYTES) {
             let part = PART_BYTES.min(bytes - at);
-            // SAFETY: within the row, upheld by the caller.
+            // SAFETY: the access is within the row; the caller upholds the rest.
             let copied = unsafe {
                 to.add(at).copy_from_nonoverlapping(from.add(at), part);
                 std::slice::from_raw_parts(to.add(at), part)
@@ -92,7 +92,7 @@ impl PieceHash {
         }
     }
 
-    /// Copies and adds the full cache lines of a row with non-temporal stores; returns the number of bytes.
+    /// Copies and adds the full cache lines of a row with non-temporal stores; returns the number of bytes copied.
     ///
     /// # Safety
     /// See [`PieceHash::copy`].
@@ -108,8 +108,8 @@ impl PieceHash {
         let mut totals: [__m128i; WORDS] = bytemuck::cast(self.totals);
         for at in (0..whole).step_by(HASH_BLOCK_BYTES) {
             for (lane, (sum, total)) in sums.iter_mut().zip(&mut totals).enumerate() {
-                // SAFETY: within both rows (upheld by the caller), and `to` is a multiple of 16; SSE2 is part of the
-                // architecture.
+                // SAFETY: the accesses are within both rows (upheld by the caller), and `to` is aligned to 16 bytes;
+                // SSE2 is part of the architecture.
                 unsafe {
                     let words = _mm_loadu_si128(from.add(at).cast::<__m128i>().add(lane));
                     _mm_stream_si128(to.add(at).cast::<__m128i>().add(lane), words);
@@ -118,7 +118,7 @@ impl PieceHash {
                 }
             }
         }
-        // The streamed stores become visible before any later store that announces them. SAFETY: SSE is part of the
+        // The fence orders the streamed stores before any later store that announces them. SAFETY: SSE is part of the
         // architecture.
         unsafe { _mm_sfence() };
         (self.sums, self.totals) = (bytemuck::cast(sums), bytemuck::cast(totals));
@@ -143,27 +143,27 @@ impl PieceHash {
 pub struct Checksums {
     experts: usize,
     slices: usize,
-    /// `[K, N, P]`, 0 where unknown
+    /// `[K, N, P]`, 0 if unknown
     words: Vec<u64>,
 }
 
 impl Checksums {
-    /// Starts with all checksums of a pool's experts unknown: 8 K N P bytes, for experts of P slices, one per rank of a
-    /// node.
+    /// Creates a table for a pool's experts in which every checksum is unknown. It takes 8 K N P bytes, with P slices
+    /// per expert, one per rank of a node.
     pub fn new(pool: &Pool) -> Self {
         let (experts, slices) = (pool.experts(), pool.grid().width());
         Self { experts, slices, words: vec![0; pool.layers() * experts * slices] }
     }
 
-    /// `[K, N, P]`: the checksums to send to other ranks; 0 where unknown.
+    /// Returns the checksums, `[K, N, P]`, to be sent to other ranks; 0 if unknown.
     pub fn words(&self) -> &[u64] {
         &self.words
     }
 
-    /// Merges the checksums of another rank, `[K, N, P]`.
+    /// Merges another rank's checksums, `[K, N, P]`.
     ///
     /// # Errors
-    /// A different length, or a piece whose copies on the two ranks differ.
+    /// If the length differs, or the two ranks have different copies of a piece.
     pub fn merge(&mut self, words: &[u64]) -> Result<(), ReshardError> {
         check_equal("checksums", words.len(), self.words.len())?;
         for (index, &word) in words.iter().enumerate().filter(|(_, word)| **word != 0) {
@@ -175,7 +175,7 @@ impl Checksums {
     /// Records one checksum.
     ///
     /// # Errors
-    /// A different checksum of the same piece.
+    /// If a different checksum was recorded for the piece before.
     ///
     /// # Panics
     /// If there is no such piece.
@@ -183,10 +183,10 @@ impl Checksums {
         self.set(self.index(piece), hash)
     }
 
-    /// The checksum that a piece must have.
+    /// Returns the checksum that a piece must have.
     ///
     /// # Errors
-    /// The checksum is unknown.
+    /// If the checksum is unknown.
     ///
     /// # Panics
     /// If there is no such piece.

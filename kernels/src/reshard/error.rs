@@ -1,13 +1,13 @@
-//! Rejections and failures of a switch.
+//! Errors of a switch: invalid operands, and failures while it runs.
 
 use super::checksum::PieceId;
 use crate::collectives::UnitError;
 
-/// A layout or shape that does not fit. Nothing was changed.
+/// An invalid layout or shape. Nothing was changed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum ReshardError {
-    /// A count that is zero or exceeds the range of ids.
-    #[error("there are {found} {what}, expected 1 to {limit}")]
+    /// A count is zero or exceeds the id range.
+    #[error("{what}: {found}, expected 1 to {limit}")]
     Count {
         /// The things counted.
         what: &'static str,
@@ -16,8 +16,8 @@ pub enum ReshardError {
         /// The maximum.
         limit: usize,
     },
-    /// A number that is not a multiple of another.
-    #[error("{what} is {found}, expected a multiple of {divisor}")]
+    /// A number is not a multiple of the required divisor.
+    #[error("{what}: {found}, expected a multiple of {divisor}")]
     Divides {
         /// The quantity.
         what: &'static str,
@@ -26,7 +26,7 @@ pub enum ReshardError {
         /// The required divisor.
         divisor: usize,
     },
-    /// Two parts of the layout have different counts.
+    /// A count does not match the expected one.
     #[error("{what}: {found}, expected {expected}")]
     Differs {
         /// The things counted.
@@ -36,16 +36,16 @@ pub enum ReshardError {
         /// The required count.
         expected: usize,
     },
-    /// More slots than the buffer was created for.
+    /// The layout has more slots than the buffer was created for.
     #[error("the layout needs {found} expert slots on each rank, but the buffer has room for {limit}")]
     Slots {
-        /// Slots of the layout.
+        /// Slots per rank in the layout.
         found: usize,
-        /// Slots of the pool.
+        /// Slots per rank in the buffer.
         limit: usize,
     },
-    /// Too few slots for all experts.
-    #[error("{ranks} ranks with {slots} slots each have no room for {experts} experts")]
+    /// The ranks have too few slots for all experts.
+    #[error("{ranks} ranks with {slots} slots each cannot hold {experts} experts")]
     Room {
         /// Slots of each rank.
         slots: usize,
@@ -54,24 +54,24 @@ pub enum ReshardError {
         /// Experts.
         experts: usize,
     },
-    /// TP in a buffer that has no room for it.
-    #[error("the buffer was made for EP alone")]
+    /// The buffer has no room for TP.
+    #[error("the buffer has room for EP layouts only")]
     EpOnly,
-    /// Groups in a buffer that has no room for them.
+    /// The buffer has no room for groups of this width.
     #[error("the buffer has no room for groups of {width} ranks")]
     NoGroups {
         /// Ranks of a group.
         width: usize,
     },
-    /// A switch from slices to the same slices.
-    #[error("the unit has its experts in TP slices already")]
+    /// The old and the new layout have the same slices.
+    #[error("the experts are already in this sliced layout")]
     Same,
     /// A slot names an expert that the model does not have.
-    #[error("layer {layer}, slot {slot} hosts expert {expert}, expected below {experts}")]
+    #[error("layer {layer}, slot {slot} hosts expert {expert}, but the model has only {experts}")]
     Expert {
         /// Layer.
         layer: usize,
-        /// Slot among those of all ranks.
+        /// Slot index across all ranks.
         slot: usize,
         /// The expert.
         expert: u16,
@@ -96,11 +96,11 @@ pub enum ReshardError {
         /// The expert.
         expert: u16,
     },
-    /// More bytes than can be addressed.
-    #[error("the experts of one rank have more bytes than can be addressed")]
+    /// The size exceeds the address space.
+    #[error("the experts of one rank exceed the address space")]
     TooLarge,
     /// Two copies of a piece have different checksums.
-    #[error("{piece} has checksum {found:#018x}, another copy {expected:#018x}")]
+    #[error("{piece} has checksum {found:#018x}, but another copy has {expected:#018x}")]
     Copies {
         /// The piece.
         piece: PieceId,
@@ -116,9 +116,9 @@ pub enum ReshardError {
 
 /// A rank's memory could not be read or written.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("{bytes} bytes at {offset} of rank {rank}: {cause}")]
+#[error("{bytes} bytes at offset {offset} of rank {rank}: {cause}")]
 pub struct MemoryFault {
-    /// The rank whose memory it is.
+    /// The rank that owns the memory.
     pub rank: usize,
     /// The first byte.
     pub offset: usize,
@@ -132,30 +132,30 @@ pub struct MemoryFault {
 /// Why memory could not be read or written.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum MemoryCause {
-    /// The bytes are not all in the buffer, which has this many.
+    /// The access exceeds the buffer, whose size is given.
     #[error("the buffer has {0} bytes")]
     Size(usize),
-    /// The memory is out of this rank's reach.
-    #[error("rank {0} cannot read it")]
+    /// This rank cannot access the memory.
+    #[error("rank {0} cannot access it")]
     OutOfReach(usize),
-    /// The bytes overlap those at this offset.
-    #[error("it overlaps the bytes at {0}")]
+    /// The bytes overlap others, at the given offset.
+    #[error("they overlap the bytes at offset {0}")]
     Overlap(usize),
 }
 
-/// A fault that this rank found in a layer; its peers learn only the [`Reason`].
+/// A fault that this rank detected in a layer; peers receive only the [`Reason`].
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Fault {
-    /// The bytes that arrived are not those that were loaded.
+    /// The received bytes differ from the bytes that were loaded.
     #[error("{piece} from rank {from} has checksum {found:#018x}, expected {expected:#018x}")]
     Checksum {
         /// The piece.
         piece: PieceId,
         /// The rank that sent the piece.
         from: usize,
-        /// Checksum of what arrived.
+        /// Checksum of the received bytes.
         found: u64,
-        /// Checksum of what was loaded.
+        /// Checksum recorded at load.
         expected: u64,
     },
     /// A piece without a checksum cannot be verified.
@@ -165,12 +165,12 @@ pub enum Fault {
     #[error(transparent)]
     Memory(#[from] MemoryFault),
     /// The caller requested a stop.
-    #[error("the switch was asked to stop")]
+    #[error("a stop of the switch was requested")]
     Stopped,
 }
 
 impl Fault {
-    /// The part of it that peers learn.
+    /// Returns the reason that peers receive.
     pub fn reason(&self) -> Reason {
         match self {
             Self::Checksum { .. } | Self::Unverified(_) => Reason::Checksum,
@@ -184,18 +184,18 @@ impl Fault {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[repr(u8)]
 pub enum Reason {
-    /// The checksum of the bytes that arrived differs from the one recorded at load, or none is known.
-    #[error("what arrived has another checksum than what was loaded")]
+    /// The checksum of the received bytes differs from the one recorded at load, or none was recorded.
+    #[error("checksum mismatch between the received bytes and the loaded ones")]
     Checksum = 1,
     /// Memory could not be read or written.
     #[error("memory could not be read or written")]
     Memory = 2,
-    /// Its caller requested a stop.
-    #[error("it was asked to stop")]
+    /// The rank's caller requested a stop.
+    #[error("a stop was requested")]
     Stopped = 3,
 }
 
-/// The rank that refused a layer; the lowest one if several did. Equal on all ranks.
+/// The rank that refused a layer, or the lowest one if several did. Equal on all ranks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("rank {rank} refused layer {layer}: {reason}")]
 pub struct Refusal {
@@ -207,23 +207,23 @@ pub struct Refusal {
     pub reason: Reason,
 }
 
-/// A switch that ended in neither layout, or did not begin. A unit that lost a rank, or could not roll back, must not
-/// serve.
+/// A switch that did not start, or that ended in neither layout. A unit that lost a rank or could not roll back must
+/// not serve requests.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum SwitchError {
-    /// The operands do not fit; nothing was changed.
+    /// The operands are invalid; nothing was changed.
     #[error(transparent)]
     Operands(#[from] ReshardError),
     /// A rank was lost or broke the protocol.
     #[error("the switch stopped at layer {layer}: {cause}")]
     Lost {
-        /// The layer that was moving.
+        /// The layer being moved.
         layer: usize,
         /// The rank and the cause.
         cause: UnitError,
     },
     /// The rollback failed as well: some layers are in the old layout, some in the new one.
-    #[error("rolling back {first}: {second}")]
+    #[error("the rollback failed: {second}; it was started because {first}")]
     Stuck {
         /// Why the switch was rolled back.
         first: Refusal,

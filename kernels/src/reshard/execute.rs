@@ -1,4 +1,4 @@
-//! One rank's part of a switch, and the rollback.
+//! One rank's side of a switch and its rollback.
 
 use super::checksum::{Checksums, PieceHash, PieceId};
 use super::error::{Fault, Refusal, ReshardError, SwitchError};
@@ -14,18 +14,18 @@ use crate::collectives::{Lockstep, MAX_MESSAGE_BYTES, UnitError};
 /// How a switch ended; equal on all ranks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Outcome {
-    /// All layers are in the new layout, at the other side.
+    /// All layers are in the new layout, on the other side.
     Switched,
-    /// All layers are in the old layout, at the old side, for this reason.
+    /// All layers are back in the old layout, on the old side, for the given reason.
     RolledBack(Refusal),
 }
 
 /// One rank's end of a switch: its messages and its memory. All ranks call the same methods in the same order.
 ///
-/// Bytes of a peer within reach are read in place; others arrive in messages of at most `chunk_bytes`, which are placed
-/// while the next ones travel, those of the next layer included. Each piece is compared with its checksum once it is
-/// placed. After a layer all ranks vote, in an exchange that also acts as the barrier: no rank places anything of the
-/// next layer unless all have this one.
+/// A peer's bytes are read in place if its memory is within reach. Other bytes arrive in messages of at most
+/// `chunk_bytes`, which are placed while the next messages are in flight, including those of the next layer. Each piece
+/// is verified against its checksum once it is placed. After each layer all ranks vote, in an exchange that also acts
+/// as the barrier: no rank places bytes of the next layer before all ranks have placed this one.
 #[derive(Debug)]
 pub struct Resharder<'m, L, M> {
     link: L,
@@ -35,9 +35,9 @@ pub struct Resharder<'m, L, M> {
 }
 
 impl<'m, L: Lockstep, M: ExpertMemory> Resharder<'m, L, M> {
-    /// Creates the end of the link's rank. `chunk_bytes` is the maximum of expert bytes in a message, equal on all
-    /// ranks: at least 1, capped by the link's limit. Of each peer out of reach two messages are in memory, and one to
-    /// it.
+    /// Creates one end of a switch, for the link's rank. `chunk_bytes` is the maximum number of expert bytes per
+    /// message; it must be equal on all ranks and is clamped to between 1 and the link's limit. For each peer out of
+    /// reach, memory holds two messages from the peer and one to it.
     pub fn new(link: L, memory: &'m mut M, chunk_bytes: usize) -> Self {
         let buffers = Buffers::new(link.world(), chunk_bytes.clamp(1, MAX_MESSAGE_BYTES - HEADER_BYTES));
         Self { link, memory, buffers, fault: None }
@@ -48,15 +48,16 @@ impl<'m, L: Lockstep, M: ExpertMemory> Resharder<'m, L, M> {
         self.buffers.bytes()
     }
 
-    /// Switches, or rolls back: if a piece arrives with a wrong checksum, memory fails, or `proceed` is false on any
-    /// rank, all completed layers go back, in reverse order. `proceed` is called before each layer of the switch, but
-    /// not during the rollback.
+    /// Performs the switch, or rolls it back: if on any rank a piece arrives with a wrong checksum, a memory access
+    /// fails, or `proceed` returns false, all completed layers are moved back in reverse order. `proceed` is called
+    /// before each layer of the switch, but not during the rollback.
     ///
-    /// A piece that was damaged before it was read is still damaged in the old layout: [`Resharder::verify`] finds it.
+    /// A piece that was corrupt before it was read is still corrupt after the rollback; [`Resharder::verify`] detects
+    /// it.
     ///
     /// # Errors
-    /// Operands that do not fit this rank (nothing was changed here, but the peers wait: the unit is lost); a rank that
-    /// was lost or has another switch; a rollback that failed.
+    /// If the operands do not match this rank (nothing was changed here, but the unit is lost, because the peers are
+    /// waiting), a rank was lost or runs a different switch, or the rollback failed.
     pub fn run(
         &mut self,
         switch: &Switch<'_>,
@@ -67,7 +68,7 @@ impl<'m, L: Lockstep, M: ExpertMemory> Resharder<'m, L, M> {
         self.fault = None;
         let order: Vec<usize> = (0..switch.pool().layers()).map(|step| switch.layer(step)).collect();
         let mut pipeline = self.pipeline(switch, checksums);
-        // Before anything is written.
+        // All ranks agree before anything is written.
         let far = pipeline.agree()?;
         let Some(Refused { done, refusal }) = pipeline.run(&order, far, proceed)? else {
             return Ok(Outcome::Switched);
@@ -87,25 +88,25 @@ impl<'m, L: Lockstep, M: ExpertMemory> Resharder<'m, L, M> {
         Pipeline { link, memory, buffers, switch, digest: switch.digest(), checksums, fault }
     }
 
-    /// The fault that this rank found in the last switch, if any.
+    /// Returns the fault that this rank detected in the last switch, if any.
     pub fn fault(&self) -> Option<&Fault> {
         self.fault.as_ref()
     }
 
-    /// Computes the checksums of this rank's experts, when they are loaded.
+    /// Computes the checksums of this rank's experts, once they are loaded.
     ///
     /// # Errors
-    /// Memory that cannot be read, layouts that do not fit the pool, replicas that differ.
+    /// If memory cannot be read, the layout does not fit the pool, or replicas differ.
     pub fn record(&self, pool: &Pool, layout: &Layout, side: Side) -> Result<Checksums, Fault> {
         let mut checksums = Checksums::new(pool);
         self.each_piece(pool, layout, side, |piece, found| Ok(checksums.record(piece, found)?))?;
         Ok(checksums)
     }
 
-    /// Compares everything on this rank with its checksums.
+    /// Verifies all experts on this rank against their checksums.
     ///
     /// # Errors
-    /// The first piece that differs or is unknown; those of [`Resharder::record`].
+    /// The first piece whose checksum differs or is unknown; see also [`Resharder::record`].
     pub fn verify(&self, pool: &Pool, layout: &Layout, side: Side, checksums: &Checksums) -> Result<(), Fault> {
         let from = self.link.rank();
         self.each_piece(pool, layout, side, |piece, found| match checksums.expected(piece)? {
@@ -114,10 +115,10 @@ impl<'m, L: Lockstep, M: ExpertMemory> Resharder<'m, L, M> {
         })
     }
 
-    /// Exchanges checksums, so that every rank has those of all pieces.
+    /// Exchanges checksums with all ranks, so that every rank has those of all pieces.
     ///
     /// # Errors
-    /// A rank that was lost, sent a different number of them, or has a differing copy.
+    /// If a rank was lost, sent a different number of checksums, or has a differing copy.
     pub fn gather(&mut self, checksums: &mut Checksums) -> Result<(), UnitError> {
         let (own, world) = (self.link.rank(), self.link.world());
         let bytes: Vec<u8> = checksums.words().iter().flat_map(|word| word.to_le_bytes()).collect();
@@ -134,7 +135,7 @@ impl<'m, L: Lockstep, M: ExpertMemory> Resharder<'m, L, M> {
         Ok(())
     }
 
-    /// Returns link and memory.
+    /// Returns the link and the memory.
     #[must_use]
     pub fn into_parts(self) -> (L, &'m mut M) {
         (self.link, self.memory)

@@ -1,4 +1,4 @@
-//! Which experts a rank hosts, and where a layer's slot begins in the buffer.
+//! Expert layouts: which experts each rank hosts, and where each layer's slot starts in the buffer.
 
 use std::ops::Range;
 
@@ -11,7 +11,7 @@ use crate::split::even_part;
 /// Marks an empty expert slot.
 pub const NO_HOST: u16 = u16::MAX;
 
-/// Which experts each rank hosts in each layer: any E, with replicas and empty slots.
+/// The experts that each rank hosts in each layer: any placement E, including replicas and empty slots.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Hosts {
     experts: usize,
@@ -23,20 +23,21 @@ pub struct Hosts {
 }
 
 impl Hosts {
-    /// `layers` is `[K][ranks x S]`: rank r hosts the experts `layers[i][r * S..(r + 1) * S]` in layer i, [`NO_HOST`]
-    /// for an empty slot.
+    /// Creates a placement from `layers`, `[K][ranks x S]`: in layer i, rank r hosts the experts `layers[i][r * S..(r +
+    /// 1) * S]`, with [`NO_HOST`] for empty slots.
     ///
     /// # Errors
-    /// Layers of different lengths, or experts that are out of range, on one rank twice, or on no rank.
+    /// If the layers differ in length or do not split evenly over the ranks, or an expert is out of range, hosted twice
+    /// by one rank, or hosted by no rank.
     pub fn new(experts: usize, ranks: usize, layers: Vec<Vec<u16>>) -> Result<Self, ReshardError> {
         check_count("experts", experts)?;
         check_count("ranks", ranks)?;
         let all = layers.first().map_or(0, Vec::len);
         if !all.is_multiple_of(ranks) {
-            return Err(ReshardError::Divides { what: "the expert slots of a layer", found: all, divisor: ranks });
+            return Err(ReshardError::Divides { what: "expert slots per layer", found: all, divisor: ranks });
         }
         let slots = all / ranks;
-        check_count("expert slots of a rank", slots)?;
+        check_count("expert slots per rank", slots)?;
         let hosts = Self { experts, ranks, slots, layers };
         for layer in 0..hosts.layers.len() {
             hosts.check(layer)?;
@@ -44,7 +45,8 @@ impl Hosts {
         Ok(hosts)
     }
 
-    /// Complete experts in order, as evenly as possible: the first experts mod ranks ranks host one more.
+    /// Assigns complete experts to ranks in order and as evenly as possible: the first `experts % ranks` ranks host one
+    /// more expert.
     ///
     /// # Errors
     /// See [`Hosts::new`].
@@ -62,8 +64,8 @@ impl Hosts {
 
     fn check(&self, layer: usize) -> Result<(), ReshardError> {
         let row = &self.layers[layer];
-        check_equal("expert slots of a layer", row.len(), self.slots * self.ranks)?;
-        // The last rank seen to host each expert, plus 1.
+        check_equal("expert slots per layer", row.len(), self.slots * self.ranks)?;
+        // For each expert, 1 plus the last rank found to host it; 0 if none was found yet.
         let mut last = vec![0; self.experts];
         for (slot, &expert) in row.iter().enumerate().filter(|(_, expert)| **expert != NO_HOST) {
             let rank = slot / self.slots;
@@ -79,12 +81,12 @@ impl Hosts {
         }
     }
 
-    /// S: expert slots per rank.
+    /// Returns S, the number of expert slots per rank.
     pub fn slots(&self) -> usize {
         self.slots
     }
 
-    /// `[S]`: the experts that a rank hosts in a layer. Panics if there is no such layer or rank.
+    /// Returns the experts that a rank hosts in a layer, `[S]`. Panics if there is no such layer or rank.
     pub fn of_rank(&self, layer: usize, rank: usize) -> &[u16] {
         &self.layers[layer][rank * self.slots..(rank + 1) * self.slots]
     }
@@ -95,23 +97,24 @@ impl Hosts {
 pub enum Layout {
     /// Each rank has some complete experts.
     Ep(Hosts),
-    /// Each rank has its slice of all experts; each node has all slices.
+    /// Each rank has its slice of every expert; each node has all slices.
     Tp,
-    /// TP in groups of this many neighbouring ranks, each with all experts: a rank has some neighbouring slices.
+    /// TP within groups of this many consecutive ranks: each group has all experts, and each rank has consecutive
+    /// slices of them.
     Groups(usize),
 }
 
-/// The end of the buffer that a layout occupies; the rest is the spare room for the next switch.
+/// The end of the buffer that a layout occupies; the rest is spare space for the next switch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Side {
-    /// Layer i begins i slots after the first byte.
+    /// Layer i starts i slots after the start of the buffer.
     Low,
-    /// Layer i begins K - i slots before the last byte.
+    /// Layer i starts K - i slots before the end of the buffer.
     High,
 }
 
 impl Side {
-    /// The side after a switch.
+    /// Returns the side that a layout occupies after a switch.
     #[must_use]
     pub fn other(self) -> Self {
         match self {
@@ -121,7 +124,7 @@ impl Side {
     }
 }
 
-/// A rank's buffer: K slots for either layout, and one spare EP slot. All ranks' buffers have the same layout.
+/// The geometry of a rank's buffer, equal on all ranks: K slots of any supported layout, plus one spare slot.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Pool {
     pub(super) shape: ExpertShape,
@@ -131,12 +134,12 @@ pub struct Pool {
     slots: usize,
     ep_bytes: usize,
     tp_bytes: usize,
-    /// Of groups that there is room for.
+    /// Slot sizes for the group widths that the buffer has room for.
     groups: Vec<GroupSlot>,
     bytes: usize,
 }
 
-/// Bytes of a layer's slot in groups of this many ranks.
+/// The size of a layer's slot with groups of `width` ranks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct GroupSlot {
     width: usize,
@@ -144,11 +147,11 @@ struct GroupSlot {
 }
 
 impl Pool {
-    /// A buffer for `experts` experts in each of `layers` layers, with up to `slots` expert slots on each rank under EP
-    /// (including replicas and empty ones).
+    /// Sizes a buffer for `experts` experts in each of `layers` layers, with up to `slots` expert slots per rank under
+    /// EP (including replicas and empty slots).
     ///
     /// # Errors
-    /// Counts of 0 or above 65,535, too few slots for all experts, or more bytes than can be addressed.
+    /// If a count is 0 or above 65,535, the slots cannot hold all experts, or the size exceeds the address space.
     pub fn new(
         shape: ExpertShape,
         grid: NodeGrid,
@@ -156,7 +159,7 @@ impl Pool {
         layers: usize,
         slots: usize,
     ) -> Result<Self, ReshardError> {
-        for (what, found) in [("experts", experts), ("layers", layers), ("expert slots of a rank", slots)] {
+        for (what, found) in [("experts", experts), ("layers", layers), ("expert slots per rank", slots)] {
             check_count(what, found)?;
         }
         let ranks = grid.ranks();
@@ -175,16 +178,16 @@ impl Pool {
         Ok(Self { shape, grid, experts, layers, slots, ep_bytes, tp_bytes, groups: Vec::new(), bytes })
     }
 
-    /// Makes room for groups of this many ranks each as well: with S the bytes of the largest slot of any layout and X
-    /// those of the next one, an EP slot at least, `K S + X`.
+    /// Also makes room for groups of these widths. The buffer then has `K S + X` bytes, where S is the largest slot of
+    /// any layout and X the second largest, but at least one EP slot.
     ///
     /// # Errors
-    /// Groups that do not divide the ranks of a node, more bytes than can be addressed.
+    /// If a width does not divide the number of ranks per node, or the size exceeds the address space.
     pub fn with_groups(mut self, widths: &[usize]) -> Result<Self, ReshardError> {
         let slices = self.grid.width();
         for &width in widths {
             if width == 0 || !slices.is_multiple_of(width) {
-                let what = "the ranks of a node";
+                let what = "ranks per node";
                 return Err(ReshardError::Divides { what, found: slices, divisor: width });
             }
             let of_group = |place| self.held(&Layout::Groups(width), place).len();
@@ -201,14 +204,14 @@ impl Pool {
         Ok(self)
     }
 
-    /// Limits the buffer to switches from one E to another: K + 1 EP slots, N times less on N nodes than with TP.
+    /// Limits the buffer to EP-to-EP switches: it then has K + 1 EP slots, which on N nodes is 1/N of what TP needs.
     #[must_use]
     pub fn ep_only(self) -> Self {
         Self { tp_bytes: 0, bytes: (self.layers + 1) * self.ep_bytes, ..self }
     }
 
-    /// Bytes of each rank's buffer: `K max(T, X) + X` with T and X the bytes of a TP and an EP slot; for groups see
-    /// [`Pool::with_groups`].
+    /// Returns the size of each rank's buffer: `K max(T, X) + X`, where T and X are the bytes of a TP slot and an EP
+    /// slot. With groups it is larger, see [`Pool::with_groups`].
     pub fn bytes(&self) -> usize {
         self.bytes
     }
@@ -237,12 +240,12 @@ impl Pool {
         }
     }
 
-    /// `None` if there is no room for these groups.
+    /// Returns the slot size for groups of `width` ranks, or `None` if the buffer has no room for them.
     fn group_bytes(&self, width: usize) -> Option<usize> {
         self.groups.iter().find(|group| group.width == width).map(|group| group.bytes)
     }
 
-    /// The range of a layer in every rank's buffer. Panics if there is no such layer.
+    /// Returns a layer's byte range in every rank's buffer. Panics if there is no such layer.
     pub fn slot(&self, layout: &Layout, side: Side, layer: usize) -> Range<usize> {
         assert!(layer < self.layers, "layer {layer} of {}", self.layers);
         let bytes = self.slot_bytes(layout);
@@ -253,8 +256,8 @@ impl Pool {
         start..start + bytes
     }
 
-    /// The part of every rank's buffer that a layout leaves free until the next switch: on N nodes under EP, all but
-    /// 1/N.
+    /// Returns the part of every rank's buffer that a layout leaves free until the next switch. Under EP on N nodes, it
+    /// is all but about 1/N of the buffer.
     pub fn free(&self, layout: &Layout, side: Side) -> Range<usize> {
         let used = self.layers * self.slot_bytes(layout);
         match side {
@@ -263,10 +266,10 @@ impl Pool {
         }
     }
 
-    /// Checks that a layout belongs to this model and these ranks, and fits this buffer.
+    /// Checks that a layout matches this model and these ranks and fits this buffer.
     ///
     /// # Errors
-    /// Different experts, ranks or layers, or too many slots.
+    /// If the number of experts, ranks or layers differs, or the buffer has no room for the layout.
     pub fn check(&self, layout: &Layout) -> Result<(), ReshardError> {
         let hosts = match layout {
             Layout::Ep(hosts) => hosts,
@@ -285,7 +288,8 @@ impl Pool {
         Ok(())
     }
 
-    /// The experts that a rank has a part of in a layer, each with its position in the slot, in order.
+    /// Returns the experts of a layer that a rank hosts in whole or in part, in slot order, each with its position in
+    /// the slot.
     pub(super) fn hosted(&self, layout: &Layout, layer: usize, rank: usize) -> Vec<Hosted> {
         match layout {
             Layout::Tp | Layout::Groups(_) => {
@@ -299,7 +303,7 @@ impl Pool {
         }
     }
 
-    /// The slices that a rank has of the experts it hosts.
+    /// Returns the slices that a rank stores of each expert it hosts.
     pub(super) fn slices(&self, layout: &Layout, rank: usize) -> Range<usize> {
         match layout {
             Layout::Ep(_) => 0..self.grid.width(),
@@ -311,15 +315,15 @@ impl Pool {
         }
     }
 
-    /// The steps of an expert's width that a rank has of the experts it hosts.
+    /// Returns the width steps that a rank stores of each expert it hosts.
     fn held(&self, layout: &Layout, rank: usize) -> Range<usize> {
         let steps = |slice| self.shape.steps(slice, self.grid.width());
         let slices = self.slices(layout, rank);
         steps(slices.start).start..steps(slices.end - 1).end
     }
 
-    /// Appends the location of everything that a rank has of a layer to `parts`: by position in the slot, slice and
-    /// array. For code that loads or reads experts. Panics if there is no such layer or rank.
+    /// Fills `parts` with the locations of everything that a rank stores for a layer, ordered by position in the slot,
+    /// slice and array. Meant for code that loads or reads experts. Panics if there is no such layer or rank.
     pub fn parts(&self, layout: &Layout, side: Side, layer: usize, rank: usize, parts: &mut Vec<Part>) {
         parts.clear();
         for hosted in self.hosted(layout, layer, rank) {
@@ -330,7 +334,7 @@ impl Pool {
         }
     }
 
-    /// The locations of a piece's arrays. A slice without columns has none.
+    /// Returns the locations of a piece's arrays. A slice without columns has none.
     pub(super) fn parts_of(
         &self,
         layout: &Layout,
@@ -351,15 +355,15 @@ impl Pool {
         })
     }
 
-    /// The range of one array of everything that a rank has of the expert at this position of a slot: `[outer, steps,
-    /// inner]`, for code that computes with it. Panics if there is no such layer or array.
+    /// Returns the byte range of one array, `[outer, steps, inner]`, of the expert at this position of a rank's slot,
+    /// for code that computes with it. Panics if there is no such layer or array.
     pub fn entry(&self, slot: Slot<'_>, rank: usize, position: usize, array: usize) -> Range<usize> {
         let steps = self.held(slot.layout, rank).len();
         self.array(slot, position, array, steps)
     }
 
-    /// A slot has all arrays of the first expert, then those of the second one: a small batch reads an expert's arrays
-    /// consecutively, which suits hardware prefetching.
+    /// Returns an array's byte range. A slot stores all arrays of the first expert, then those of the second, and so
+    /// on: small batches read an expert's arrays consecutively, which suits hardware prefetching.
     fn array(&self, slot: Slot<'_>, position: usize, array: usize, steps: usize) -> Range<usize> {
         let first = self.slot(slot.layout, slot.side, slot.layer).start;
         let expert = first + position * self.shape.first_bytes(self.shape.arrays().len(), steps);
@@ -382,15 +386,15 @@ pub struct Slot<'a> {
 /// The location of rows in a rank's buffer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Place {
-    /// The rank whose buffer it is.
+    /// The rank that owns the buffer.
     pub rank: usize,
-    /// The first byte of the first row.
+    /// Offset of the first row.
     pub offset: usize,
-    /// Distance between the first bytes of consecutive rows.
+    /// Distance in bytes between the starts of consecutive rows.
     pub stride: usize,
 }
 
-/// One array's part of a slice of an expert, as stored in a rank's buffer: rows of equal length at equal distances.
+/// One array's part of an expert slice, as stored in a rank's buffer: rows of equal length at a fixed stride.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Part {
     /// Layer, expert, slice.
@@ -419,4 +423,4 @@ pub(super) struct Hosted {
     pub(super) position: usize,
 }
 
-const _: () = assert!(MAX_IDS == NO_HOST as usize, "the id of no expert is the one past the last");
+const _: () = assert!(MAX_IDS == NO_HOST as usize, "NO_HOST is the lowest id that no expert can have");

@@ -1,9 +1,10 @@
-//! A rank's memory, as used by an executor.
+//! An executor's access to the expert memory of a rank and its peers.
 
 use super::checksum::{PART_BYTES, PieceHash};
 use super::error::MemoryFault;
 
-/// Processes a row in parts that fit the L1 cache: each by its offset, with a buffer of its length.
+/// Processes a row in parts that fit in the L1 cache. `run` receives the offset of each part and a buffer of the part's
+/// length.
 pub(super) fn each_part(
     bytes: usize,
     mut run: impl FnMut(usize, &mut [u8]) -> Result<(), MemoryFault>,
@@ -12,33 +13,33 @@ pub(super) fn each_part(
     (0..bytes).step_by(PART_BYTES).try_for_each(|at| run(at, &mut part[..PART_BYTES.min(bytes - at)]))
 }
 
-/// One rank's expert buffer, and those of the peers within reach: threads, processes on one host, GPUs of one NVLink
-/// domain.
+/// One rank's expert buffer, plus the buffers of peers within reach: threads, processes on one host, or GPUs in one
+/// NVLink domain.
 pub trait ExpertMemory: Send {
     /// This rank.
     fn rank(&self) -> usize;
 
-    /// Whether a peer's buffer can be read from here, and this rank's from there; the answer is equal on both. True for
-    /// this rank itself.
+    /// Whether this rank and `rank` can read each other's buffers; both give the same answer. True for this rank
+    /// itself.
     fn reaches(&self, rank: usize) -> bool;
 
-    /// Bytes of this rank's buffer.
+    /// Returns the size of this rank's buffer.
     fn bytes(&self) -> usize;
 
-    /// Reads from a buffer within reach, or from this rank's own.
+    /// Reads from this rank's buffer or from a peer's within reach.
     ///
     /// # Errors
-    /// Bytes that cannot be read, or are out of bounds.
+    /// If the bytes cannot be read or are out of bounds.
     fn read(&self, rank: usize, offset: usize, into: &mut [u8]) -> Result<(), MemoryFault>;
 
-    /// Writes to this rank's own buffer.
+    /// Writes to this rank's buffer.
     ///
     /// # Errors
-    /// Bytes that cannot be written, or are out of bounds.
+    /// If the bytes cannot be written or are out of bounds.
     fn write(&mut self, offset: usize, bytes: &[u8]) -> Result<(), MemoryFault>;
 
-    /// Copies a row from a buffer within reach to `to` in this rank's own one, and adds the bytes to `hash`. The two
-    /// never overlap.
+    /// Copies a row from offset `from` of a buffer within reach to offset `to` of this rank's buffer, and adds the
+    /// bytes to `hash`. Source and destination never overlap.
     ///
     /// # Errors
     /// See [`ExpertMemory::read`] and [`ExpertMemory::write`].

@@ -1,13 +1,13 @@
-//! Layers in order, as a pipeline: while bytes travel between ranks out of each other's reach, those that came before
-//! are placed. A layer's first bytes travel before the layer before it is placed, and are placed after all ranks have
-//! voted for that layer.
+//! Moves layers in order, as a pipeline: while bytes travel between ranks that cannot access each other's memory, those
+//! received before are placed. A layer's first bytes travel while the previous layer is still being placed, and are
+//! placed after all ranks have voted on the previous layer.
 //!
 //! ```text
 //! exchange   l, 1 | l, 2 | l+1, 1 |          | l+1, 2 |
 //! place           | l, 1 | l, 2   | vote (l) | l+1, 1 | ...
 //! ```
 //!
-//! It is safe to read ahead: no layer's new slot overlaps the old slot of a layer that is still to move.
+//! Reading ahead is safe: no layer's new slot overlaps the old slot of a layer still to be moved.
 
 use super::checksum::Checksums;
 use super::error::{Fault, Refusal, SwitchError};
@@ -17,7 +17,7 @@ use super::round::{Kind, Round};
 use super::transfer::{Landed, LayerMoves, note};
 use crate::collectives::{Lockstep, UnitError};
 
-/// Progress of a switch; the journal.
+/// The progress of a switch, as reported before each layer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Progress {
     /// Number of layers in the new layout on all ranks.
@@ -26,21 +26,21 @@ pub struct Progress {
     pub layer: usize,
 }
 
-/// A rank's buffers, reused from switch to switch: one message to and two from each peer.
+/// A rank's message buffers, reused across switches: one message to each peer and two from it.
 #[derive(Debug)]
 pub(super) struct Buffers {
     chunk_bytes: usize,
     outgoing: Vec<Vec<u8>>,
     incoming: Vec<Vec<u8>>,
-    /// The messages of the exchange before.
+    /// The messages received in the previous exchange.
     landed: Vec<Vec<u8>>,
     moves: Vec<Move>,
-    /// The layer whose bytes travel and the one whose bytes are placed; they may be the same.
+    /// The layer whose bytes travel and the one whose bytes are being placed; they may be the same.
     layers: [LayerMoves; 2],
 }
 
 impl Buffers {
-    /// Messages have at most `chunk_bytes` bytes of experts.
+    /// Creates buffers for messages with at most `chunk_bytes` expert bytes.
     pub(super) fn new(world: usize, chunk_bytes: usize) -> Self {
         let (messages, layers) = (vec![Vec::new(); world], [LayerMoves::new(world), LayerMoves::new(world)]);
         let [outgoing, incoming, landed] = [messages.clone(), messages.clone(), messages];
@@ -54,7 +54,7 @@ impl Buffers {
     }
 }
 
-/// Which messages of their layer have arrived.
+/// Whether the received messages are the first or the last of their layer.
 #[derive(Clone, Copy, Debug)]
 struct Arrived {
     first: bool,
@@ -64,7 +64,7 @@ struct Arrived {
 /// A layer that was refused.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Refused {
-    /// Number of layers placed before it.
+    /// Number of layers completed before this one.
     pub(super) done: usize,
     pub(super) refusal: Refusal,
 }
@@ -75,15 +75,14 @@ pub(super) struct Pipeline<'a, L, M> {
     pub(super) memory: &'a mut M,
     pub(super) buffers: &'a mut Buffers,
     pub(super) switch: &'a Switch<'a>,
-    /// Of the switch.
     pub(super) digest: u64,
     pub(super) checksums: &'a Checksums,
-    /// The first fault that this rank found.
+    /// The first fault that this rank detected.
     pub(super) fault: &'a mut Option<Fault>,
 }
 
 impl<L: Lockstep, M: ExpertMemory> Pipeline<'_, L, M> {
-    /// All ranks agree on the switch. Returns whether any two of them are out of each other's reach.
+    /// Makes sure that all ranks run the same switch. Returns whether any two ranks cannot access each other's memory.
     pub(super) fn agree(&mut self) -> Result<bool, SwitchError> {
         let round = self.round(self.switch.layer(0));
         let Self { link, buffers, .. } = self;
@@ -97,7 +96,8 @@ impl<L: Lockstep, M: ExpertMemory> Pipeline<'_, L, M> {
         others.map(|others| far | others).map_err(|cause| SwitchError::Lost { layer: round.layer, cause })
     }
 
-    /// Moves these layers. `far`: whether any bytes travel in messages. Returns the layer that was refused, if any.
+    /// Moves the layers in this order. `far` says whether any bytes travel in messages. Returns the layer that was
+    /// refused, if any.
     pub(super) fn run(
         &mut self,
         order: &[usize],
@@ -130,15 +130,15 @@ impl<L: Lockstep, M: ExpertMemory> Pipeline<'_, L, M> {
         Ok(None)
     }
 
-    /// Begins the layer at this place in the order.
+    /// Starts a layer, which is at index `at` of the order.
     fn begin(&mut self, at: usize, layer: usize) {
         let Buffers { moves, layers, .. } = &mut *self.buffers;
         self.switch.moves(layer, moves);
         layers[at % 2].begin(moves, self.memory);
     }
 
-    /// Exchanges the next messages of one layer while those that arrived before are placed. Returns whether any rank
-    /// has more of the layer that travels.
+    /// Exchanges the next messages of one layer while those received before are placed. Returns whether any rank has
+    /// more bytes to send for the layer being exchanged.
     fn advance(&mut self, travel: Option<Travel>, placing: Option<Placing>) -> Result<bool, SwitchError> {
         let Buffers { chunk_bytes, outgoing, layers, .. } = &mut *self.buffers;
         let mut sends_more = false;
@@ -154,7 +154,7 @@ impl<L: Lockstep, M: ExpertMemory> Pipeline<'_, L, M> {
         more.map(|more| more | sends_more).map_err(|cause| SwitchError::Lost { layer: round.layer, cause })
     }
 
-    /// Exchanges on this thread, and places on another one meanwhile.
+    /// Exchanges messages on this thread while another one places bytes.
     fn overlap(&mut self, exchanges: bool, placing: Option<Placing>) -> Result<(), UnitError> {
         let Buffers { chunk_bytes, outgoing, incoming, landed, layers, .. } = &mut *self.buffers;
         let (link, memory, checksums) = (&mut *self.link, &mut *self.memory, self.checksums);
@@ -175,10 +175,11 @@ impl<L: Lockstep, M: ExpertMemory> Pipeline<'_, L, M> {
         })
     }
 
-    /// All ranks vote on a layer that they have placed, which is also the barrier before the next one is.
+    /// Votes with all ranks on a layer that they have placed; the exchange is also the barrier before the next layer is
+    /// placed.
     fn vote(&mut self, layer: usize) -> Result<Option<Refusal>, SwitchError> {
         let (round, own) = (self.round(layer), self.link.rank());
-        // `incoming` is still to be placed.
+        // The messages in `incoming` are still to be placed, so the votes are received in `landed`.
         let Buffers { outgoing, landed: votes, .. } = &mut *self.buffers;
         outgoing.iter_mut().for_each(Vec::clear);
         round.head(outgoing, Kind::Vote, self.fault.as_ref().map(Fault::reason));
@@ -193,19 +194,19 @@ impl<L: Lockstep, M: ExpertMemory> Pipeline<'_, L, M> {
     }
 }
 
-/// A layer whose next messages travel.
+/// A layer whose next messages are to be exchanged.
 #[derive(Clone, Copy)]
 struct Travel {
-    /// Its place in the order.
+    /// Index of the layer in the order.
     at: usize,
     round: Round,
 }
 
-/// A layer whose bytes are placed.
+/// A layer whose received bytes are to be placed.
 #[derive(Clone, Copy)]
 struct Placing {
-    /// Its place in the order.
+    /// Index of the layer in the order.
     at: usize,
-    /// Whether its last messages have arrived.
+    /// Whether the layer's last messages have arrived.
     last: bool,
 }

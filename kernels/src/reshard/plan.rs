@@ -1,12 +1,12 @@
-//! A switch as data: which bytes go where, in which order of layers.
+//! A switch as data: which bytes move where, and in which layer order.
 
 use super::checksum::PieceId;
 use super::error::ReshardError;
 use super::layout::{HostedAt, Layout, Place, Pool, Side};
 use crate::hash::mix;
 
-/// A copy of `rows` rows of `bytes` bytes (like `cudaMemcpy2D`): one array's part of a slice of an expert. One row if
-/// experts are slice-major.
+/// A copy of `rows` rows of `bytes` bytes (like `cudaMemcpy2D`): one array's part of an expert slice. Slice-major
+/// experts have one row.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Move {
     /// Layer.
@@ -17,7 +17,7 @@ pub struct Move {
     pub slice: u16,
     /// The source.
     pub from: Place,
-    /// The destination. Overlaps no source of this layer, or of a later one in the switch's order.
+    /// The destination. It overlaps no source of this layer or of any layer that moves later.
     pub to: Place,
     /// Number of rows, at least 1.
     pub rows: usize,
@@ -26,7 +26,7 @@ pub struct Move {
 }
 
 impl Move {
-    /// The slice of an expert that it belongs to.
+    /// Returns the expert slice that the move belongs to.
     pub fn piece(&self) -> PieceId {
         PieceId { layer: self.layer, expert: self.expert, slice: self.slice }
     }
@@ -37,8 +37,8 @@ impl Move {
     }
 }
 
-/// A switch of a unit from one layout to another. Equal on all ranks that were given equal arguments, which
-/// [`Switch::digest`] checks.
+/// A unit's switch from one layout to another. Ranks that pass equal arguments get equal switches, which they verify by
+/// comparing [`Switch::digest`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Switch<'a> {
     pool: &'a Pool,
@@ -48,10 +48,10 @@ pub struct Switch<'a> {
 }
 
 impl<'a> Switch<'a> {
-    /// From the layout at `side` to another, which will be at the other side.
+    /// Plans a switch from the layout on `side` to another, which will occupy the other side.
     ///
     /// # Errors
-    /// Layouts that do not fit the pool; slices to the same slices, which changes nothing.
+    /// If a layout does not fit the pool, or both have the same slices, so that nothing would change.
     pub fn new(pool: &'a Pool, from: &'a Layout, to: &'a Layout, side: Side) -> Result<Self, ReshardError> {
         pool.check(from)?;
         pool.check(to)?;
@@ -61,7 +61,7 @@ impl<'a> Switch<'a> {
         Ok(Self { pool, from, to, side })
     }
 
-    /// Returns the plan of the switch back.
+    /// Returns the reverse switch.
     pub fn inverse(&self) -> Self {
         Self { pool: self.pool, from: self.to, to: self.from, side: self.side.other() }
     }
@@ -81,12 +81,12 @@ impl<'a> Switch<'a> {
         self.to
     }
 
-    /// The side before; afterwards it is the other one.
+    /// The side before the switch; the new layout occupies the other one.
     pub fn side(&self) -> Side {
         self.side
     }
 
-    /// The layer that moves in step `step`: ascending from the high side, descending from the low side.
+    /// Returns the layer that moves in step `step`: ascending from the high side, descending from the low side.
     pub fn layer(&self, step: usize) -> usize {
         match self.side {
             Side::High => step,
@@ -94,13 +94,13 @@ impl<'a> Switch<'a> {
         }
     }
 
-    /// Appends all moves of a layer, between all ranks, to `moves`: by destination rank, then position in its slot,
-    /// slice and array. The moves of one piece are consecutive. They may run in any order, but all before the next
-    /// layer begins.
+    /// Fills `moves` with all moves of a layer, between all ranks, ordered by destination rank, position in its slot,
+    /// slice and array. The moves of one piece are consecutive. They may run in any order, but must all finish before
+    /// the next layer starts.
     ///
-    /// Among several copies a rank uses its own, else one on its node, else any; among these the least used so far. So
-    /// from TP to EP nothing crosses nodes, and to TP each slice that a node lacks crosses once. Groups are treated
-    /// like nodes.
+    /// If an expert has several copies, a rank prefers its own, then one on its node, then any other; among equally
+    /// close ones, it picks the rank read least so far. From TP to EP nothing therefore crosses nodes, and to TP each
+    /// slice that a node lacks crosses once. Groups are treated like nodes.
     ///
     /// # Panics
     /// If there is no such layer.
@@ -122,7 +122,7 @@ impl<'a> Switch<'a> {
         }
     }
 
-    /// `[N]`: the locations of each complete expert before the switch; empty for experts in slices.
+    /// Returns the locations of each complete expert before the switch, `[N]`; empty if experts are sliced.
     fn copies(&self, layer: usize) -> Vec<Vec<HostedAt>> {
         let mut copies = vec![Vec::new(); self.pool.experts()];
         if let Layout::Ep(_) = self.from {
@@ -147,7 +147,7 @@ impl<'a> Switch<'a> {
             _ => 2,
         };
         let nearest = copies[expert].iter().min_by_key(|copy| (distance(copy.rank), taken[copy.rank], copy.rank));
-        // There is no copy of the complete expert: the node, or the group, has each slice once.
+        // There is no complete copy of the expert: each node or group has each slice once.
         let rank = || match self.from {
             Layout::Groups(width) => to / width * width + slice * width / grid.width(),
             _ => grid.rank(grid.node(to), slice),
@@ -165,9 +165,10 @@ impl<'a> Switch<'a> {
         }));
     }
 
-    /// A digest that is almost certainly equal on two ranks only if their switches are.
+    /// Returns a digest of the switch. Two ranks with different switches almost certainly have different digests.
     pub fn digest(&self) -> u64 {
-        // Not the checksum of bytes: sums miss changes that cancel out, as those of two swaps can.
+        // Not computed with `PieceHash`: its sums miss changes that cancel out, as those
+        // of two swaps can.
         let mut hash = 0;
         let mut word = |word: usize| hash = mix(hash, word as u64 + 1);
         let pool = self.pool;

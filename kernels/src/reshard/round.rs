@@ -1,9 +1,9 @@
-//! Messages of a switch: the head of each says to which round it belongs, and carries the votes.
+//! The messages of a switch: each header identifies the round and carries a vote.
 
 use super::error::{Fault, Reason, Refusal};
 use crate::collectives::UnitError;
 
-/// Reason (0 = none), kind, layer, digest of the switch.
+/// Size of a header: reason (0 = none), kind, layer, digest of the switch.
 pub(super) const HEADER_BYTES: usize = 1 + 1 + 4 + 8;
 
 /// The values that all ranks must agree on in each round.
@@ -21,7 +21,7 @@ pub(super) enum Kind {
     Last,
     /// Bytes of a layer, with more to come.
     More,
-    /// Whether this rank accepts a layer that it has placed.
+    /// A vote: whether this rank accepts a layer that it has placed.
     Vote,
 }
 
@@ -33,7 +33,7 @@ struct Received<'a> {
 }
 
 impl Round {
-    /// Writes the head into each message.
+    /// Writes the header into each message.
     pub(super) fn head(self, messages: &mut [Vec<u8>], kind: Kind, reason: Option<Reason>) {
         for message in messages {
             message.resize(message.len().max(HEADER_BYTES), 0);
@@ -44,14 +44,14 @@ impl Round {
         }
     }
 
-    /// Reads the heads of messages with experts, of which `due[p]` bytes must have come from each peer. Returns whether
-    /// any rank has more of this layer.
+    /// Reads the headers of messages with expert bytes, of which each peer p must have sent `due[p]`. Returns whether
+    /// any rank has more bytes of this layer.
     pub(super) fn more(self, own: usize, messages: &[Vec<u8>], due: &[usize]) -> Result<bool, UnitError> {
         let mut more = false;
         for (peer, message) in others(own, messages) {
             let Received { kind, bytes, .. } = self.read(peer, message)?;
             if bytes.len() != due[peer] || kind == Kind::Vote {
-                let detail = format!("{} bytes of experts, expected {}", bytes.len(), due[peer]);
+                let detail = format!("{} expert bytes, expected {}", bytes.len(), due[peer]);
                 return Err(UnitError::protocol(peer, detail));
             }
             more |= kind == Kind::More;
@@ -59,7 +59,8 @@ impl Round {
         Ok(more)
     }
 
-    /// Reads the votes. Returns the refusal of the lowest rank that refuses, this one included.
+    /// Reads the votes. Returns the refusal of the lowest rank that refused, counting this rank too; `None` if all
+    /// accepted.
     pub(super) fn refusal(
         self,
         own: usize,
@@ -71,7 +72,7 @@ impl Round {
         for (peer, message) in others(own, messages) {
             let Received { reason, kind, bytes } = self.read(peer, message)?;
             if kind != Kind::Vote || !bytes.is_empty() {
-                return Err(UnitError::protocol(peer, format!("{} bytes of experts in place of a vote", bytes.len())));
+                return Err(UnitError::protocol(peer, format!("{} expert bytes instead of a vote", bytes.len())));
             }
             reasons[peer] = reason;
         }
@@ -81,14 +82,14 @@ impl Round {
 
     fn read(self, peer: usize, message: &[u8]) -> Result<Received<'_>, UnitError> {
         let Some((head, bytes)) = message.split_first_chunk::<HEADER_BYTES>() else {
-            let detail = format!("{} bytes in a switch, expected at least {HEADER_BYTES}", message.len());
+            let detail = format!("switch message of {} bytes, expected at least {HEADER_BYTES}", message.len());
             return Err(UnitError::protocol(peer, detail));
         };
         let [reason, kind, l0, l1, l2, l3, digest @ ..] = *head;
         let (layer, digest) = (u32::from_le_bytes([l0, l1, l2, l3]), u64::from_le_bytes(digest));
         if digest != self.digest || layer as usize != self.layer {
             let expected = self.layer;
-            let detail = format!("it moves layer {layer} of a switch, expected layer {expected} of the same switch");
+            let detail = format!("it sent layer {layer}, expected layer {expected} of this rank's switch");
             return Err(UnitError::protocol(peer, detail));
         }
         let reason = match reason {

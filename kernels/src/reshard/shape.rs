@@ -1,19 +1,19 @@
-//! The bytes of an expert and where they may be split; nodes and ranks.
+//! An expert's arrays and where they may be split; nodes and ranks.
 
 use std::ops::Range;
 
 use super::error::ReshardError;
 use crate::nodes::NodeGrid;
 
-/// Ids are 16 bits, and the last one is not an expert.
+/// Ids have 16 bits, and the highest one never denotes an expert.
 pub(super) const MAX_IDS: usize = u16::MAX as usize;
 
 impl NodeGrid {
-    /// N nodes of P ranks between which experts move. Under TP rank r has slice r mod P of every expert, so each node
-    /// has all experts.
+    /// Creates a grid of N nodes with P ranks each, between which experts move. Under TP, rank r has slice r mod P of
+    /// every expert, so each node has all experts.
     ///
     /// # Errors
-    /// No nodes, no ranks, or more than 65,535 ranks in total.
+    /// If there are no nodes, no ranks, or more than 65,535 ranks in total.
     pub fn of_nodes(nodes: usize, width: usize) -> Result<Self, ReshardError> {
         check_count("nodes", nodes)?;
         check_count("ranks per node", width)?;
@@ -25,14 +25,14 @@ impl NodeGrid {
 /// One array of an expert, row-major `[outer, width, inner]`; TP splits the `width` axis, which all arrays share.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ExpertArray {
-    /// Rows that TP splits in the same way: 2 for gate and up together, which are split separately; H for down.
+    /// Number of rows, each of which TP splits along `width`: 2 for gate and up together, H for down.
     pub outer: usize,
     /// Bytes of one step along `width`.
     pub inner_bytes: usize,
 }
 
-/// The arrays of an expert, in slot order. The width is counted in *steps*, the smallest unit that may be split off:
-/// one intermediate column, a block of columns that share a scale, or a packed slice.
+/// An expert's arrays, in slot order. The width is counted in *steps*, the smallest units that may be split off: one
+/// intermediate column, a block of columns that share a scale, or a packed slice.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ExpertShape {
     width: usize,
@@ -40,21 +40,21 @@ pub struct ExpertShape {
 }
 
 impl ExpertShape {
-    /// Arbitrary arrays over a width of `width` steps.
+    /// Creates a shape from arbitrary arrays with `width` steps each.
     ///
     /// # Errors
-    /// No steps or arrays, arrays without bytes, or more bytes than can be addressed.
+    /// If there are no steps or arrays, an array is empty, or the size exceeds the address space.
     pub fn new(width: usize, arrays: Vec<ExpertArray>) -> Result<Self, ReshardError> {
         let limit = isize::MAX as usize;
         let positive = |what, found| match found {
             1.. if found <= limit => Ok(()),
             _ => Err(ReshardError::Count { what, found, limit }),
         };
-        positive("steps of an expert's width", width)?;
-        positive("arrays of an expert", arrays.len())?;
+        positive("steps per expert", width)?;
+        positive("arrays per expert", arrays.len())?;
         for array in &arrays {
-            positive("rows of an expert's array", array.outer)?;
-            positive("bytes of a step", array.inner_bytes)?;
+            positive("rows per expert array", array.outer)?;
+            positive("bytes per step", array.inner_bytes)?;
         }
         let bytes = arrays.iter().try_fold(0usize, |sum, array| {
             array.outer.checked_mul(array.inner_bytes)?.checked_mul(width)?.checked_add(sum)
@@ -63,7 +63,8 @@ impl ExpertShape {
         Ok(Self { width, arrays })
     }
 
-    /// Row-major gate and up `[2, I, H]`, then down `[H, I]`, in elements of `element_bytes` bytes.
+    /// Creates a shape with row-major gate and up, `[2, I, H]`, then down, `[H, I]`, with `element_bytes` bytes per
+    /// element.
     ///
     /// # Errors
     /// See [`ExpertShape::new`].
@@ -73,18 +74,18 @@ impl ExpertShape {
         Self::new(intermediate, vec![gate_up, ExpertArray { outer: hidden, inner_bytes: element_bytes }])
     }
 
-    /// FP8 with one scale per block of `block x block` weights: gate and up `[2, I, H]`, down `[H, I]`, then the scales
-    /// of both. TP splits only between blocks, so that no scale is shared by two slices.
+    /// Creates an FP8 shape with one scale per block of `block x block` weights: gate and up, `[2, I, H]`, down, `[H,
+    /// I]`, then the scales of both. TP splits only between blocks, so no two slices share a scale.
     ///
     /// # Errors
-    /// H or I that is not a multiple of the block; those of [`ExpertShape::new`].
+    /// If H or I is not a multiple of the block size; see also [`ExpertShape::new`].
     pub fn fp8_blocks(
         hidden: usize,
         intermediate: usize,
         block: usize,
         scale_bytes: usize,
     ) -> Result<Self, ReshardError> {
-        for (what, found) in [("the hidden size", hidden), ("the intermediate size", intermediate)] {
+        for (what, found) in [("hidden size", hidden), ("intermediate size", intermediate)] {
             if block == 0 || !found.is_multiple_of(block) {
                 return Err(ReshardError::Divides { what, found, divisor: block });
             }
@@ -99,8 +100,8 @@ impl ExpertShape {
         Self::new(intermediate / block, arrays)
     }
 
-    /// An expert of `slices` slices, each packed separately (gate, up and down of its columns) into equal bytes. A
-    /// switch then copies entire slices, whatever E is. All offsets are multiples of `slice_bytes`' alignment.
+    /// Creates a shape with `slices` slices of equal size, each packed separately (gate, up and down of its columns). A
+    /// switch then copies entire slices under any placement E, and all offsets are multiples of `slice_bytes`.
     ///
     /// # Errors
     /// See [`ExpertShape::new`].
@@ -113,12 +114,12 @@ impl ExpertShape {
         &self.arrays
     }
 
-    /// Bytes of a part of `steps` steps of one array.
+    /// Returns the size of `steps` steps of one array.
     pub(super) fn part_bytes(&self, array: usize, steps: usize) -> usize {
         self.arrays[array].outer * steps * self.arrays[array].inner_bytes
     }
 
-    /// Bytes of `steps` steps of the first arrays.
+    /// Returns the size of `steps` steps of the first `arrays` arrays.
     pub(super) fn first_bytes(&self, arrays: usize, steps: usize) -> usize {
         (0..arrays).map(|array| self.part_bytes(array, steps)).sum()
     }
@@ -133,7 +134,7 @@ impl ExpertShape {
         self.width
     }
 
-    /// The steps of one slice of `slices`: the first width mod `slices` have one more.
+    /// Returns the steps of one of `slices` slices: the first `width % slices` slices have one step more.
     pub fn steps(&self, slice: usize, slices: usize) -> Range<usize> {
         let (each, more) = (self.width / slices, self.width % slices);
         let start = |slice: usize| slice * each + slice.min(more);
@@ -148,7 +149,7 @@ pub(super) fn check_count(what: &'static str, found: usize) -> Result<(), Reshar
     }
 }
 
-/// Checks that two related counts are equal.
+/// Checks that a count matches the expected one.
 pub(super) fn check_equal(what: &'static str, found: usize, expected: usize) -> Result<(), ReshardError> {
     if found == expected { Ok(()) } else { Err(ReshardError::Differs { what, found, expected }) }
 }

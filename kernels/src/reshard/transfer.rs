@@ -1,4 +1,4 @@
-//! A rank's part of one layer's moves: copies from memory within reach, and streams of bytes from and to other ranks.
+//! A rank's part of one layer's moves: copies from memory within reach, and byte streams to and from other ranks.
 
 use super::checksum::{Checksums, PieceHash};
 use super::error::{Fault, MemoryFault};
@@ -7,28 +7,28 @@ use super::memory::{ExpertMemory, each_part};
 use super::plan::Move;
 use super::round::HEADER_BYTES;
 
-/// About what a rank places while a thread starts.
+/// Roughly the bytes that a rank places in the time it takes to start a thread.
 const SMALL_BYTES: usize = 64 << 10;
 
-/// The part of a rank in a layer's moves; reused from layer to layer.
+/// A rank's part of a layer's moves; reused for every layer.
 #[derive(Debug)]
 pub(super) struct LayerMoves {
     /// Bytes that this rank places.
     bytes: usize,
-    /// From memory within reach.
+    /// Copies from memory within reach.
     pulls: Vec<Move>,
-    /// Number of `pulls` that are done.
+    /// Number of completed `pulls`.
     pulled: usize,
-    /// `[P]`: to and from each peer out of reach.
+    /// `[P]`: the streams to and from each peer out of reach.
     sends: Vec<Stream>,
     receives: Vec<Stream>,
-    /// `[P]`: bytes that have not arrived yet.
+    /// `[P]`: bytes still to be received from each peer.
     due: Vec<usize>,
     /// The first source that could not be read.
     fault: Option<Fault>,
 }
 
-/// Moves between two ranks as one stream of bytes.
+/// The moves between two ranks as one byte stream.
 #[derive(Clone, Debug, Default)]
 struct Stream {
     moves: Vec<Move>,
@@ -58,7 +58,7 @@ impl Stream {
         self.moves.push(moved);
     }
 
-    /// The next bytes, at most `limit` and within one row.
+    /// Returns the next bytes: at most `limit`, and within one row.
     fn advance(&mut self, limit: usize) -> Option<Segment> {
         let moved = *self.moves.get(self.next).filter(|_| limit > 0)?;
         let bytes = limit.min(moved.bytes - self.at);
@@ -82,7 +82,7 @@ impl LayerMoves {
         Self { bytes: 0, pulls, pulled: 0, sends, receives, due: vec![0; world], fault: None }
     }
 
-    /// Takes this rank's part of a layer's moves between all ranks.
+    /// Selects this rank's part of a layer's moves between all ranks.
     pub(super) fn begin(&mut self, moves: &[Move], memory: &impl ExpertMemory) {
         let own = memory.rank();
         (self.pulled, self.fault) = (0, None);
@@ -102,12 +102,12 @@ impl LayerMoves {
         self.bytes = self.due.iter().sum::<usize>() + pulled;
     }
 
-    /// Whether a thread takes longer to start than the layer to be placed.
+    /// Whether placing the layer is faster than starting a thread.
     pub(super) fn is_small(&self) -> bool {
         self.bytes < SMALL_BYTES
     }
 
-    /// Writes the next bytes for each peer after the space for the header, at most `limit`. Returns whether more
+    /// Writes the next bytes for each peer, at most `limit`, after the space for the header. Returns whether any bytes
     /// remain.
     pub(super) fn fill(&mut self, memory: &impl ExpertMemory, messages: &mut [Vec<u8>], limit: usize) -> bool {
         let Self { sends, fault, .. } = self;
@@ -117,7 +117,7 @@ impl LayerMoves {
             let mut rest = &mut message[HEADER_BYTES..];
             while let Some(segment) = stream.advance(rest.len()) {
                 let (part, later) = rest.split_at_mut(segment.bytes);
-                // A part that cannot be read is sent anyway; the vote ends the switch.
+                // An unreadable part is sent anyway; the vote then ends the switch.
                 let read = memory.read(memory.rank(), segment.from, part);
                 note(fault, read.map_err(Fault::from));
                 rest = later;
@@ -126,7 +126,7 @@ impl LayerMoves {
         sends.iter().any(|stream| stream.left > 0)
     }
 
-    /// The number of bytes that each peer sends next, which then count as arrived.
+    /// Returns the number of bytes that each peer sends next, and counts them as received.
     pub(super) fn take_due(&mut self, limit: usize) -> Vec<usize> {
         let take = |due: &mut usize| {
             let next = limit.min(*due);
@@ -136,8 +136,8 @@ impl LayerMoves {
         self.due.iter_mut().map(take).collect()
     }
 
-    /// Writes received bytes to their destination, and copies a share of what is within reach; with the layer's last
-    /// messages all the rest, and verifies all.
+    /// Writes received bytes to their destination and makes a proportional part of the copies from memory within reach.
+    /// With the layer's last messages, makes all remaining copies and verifies the received pieces.
     pub(super) fn place(&mut self, memory: &mut impl ExpertMemory, landed: &Landed<'_>) -> Result<(), Fault> {
         let mut fault = self.fault.take();
         note(&mut fault, self.pull(memory, landed));
@@ -156,7 +156,7 @@ impl LayerMoves {
         fault.map_or(Ok(()), Err)
     }
 
-    /// Copies as much from memory within reach as brings it to its end together with the messages.
+    /// Copies from memory within reach, just enough to finish together with the messages.
     fn pull(&mut self, memory: &mut impl ExpertMemory, landed: &Landed<'_>) -> Result<(), Fault> {
         let left = self.pulls.len() - self.pulled;
         let messages = self.receives.iter().map(|stream| stream.left.div_ceil(landed.chunk_bytes)).max();
@@ -174,7 +174,7 @@ impl LayerMoves {
         pulled
     }
 
-    /// Verifies what arrived in messages, at its destination.
+    /// Verifies the pieces received in messages, at their destination.
     fn verify(&self, own: usize, memory: &impl ExpertMemory, checksums: &Checksums) -> Result<(), Fault> {
         for stream in &self.receives {
             for piece in pieces(&stream.moves) {
@@ -190,17 +190,17 @@ impl LayerMoves {
     }
 }
 
-/// Messages that have arrived but are not placed.
+/// Messages that were received but not yet placed.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Landed<'a> {
     pub(super) messages: &'a [Vec<u8>],
-    /// Whether they are the last of their layer.
+    /// Whether these are the layer's last messages.
     pub(super) last: bool,
     pub(super) chunk_bytes: usize,
     pub(super) checksums: &'a Checksums,
 }
 
-/// Keeps the first fault.
+/// Records a fault unless there already is one.
 pub(super) fn note(fault: &mut Option<Fault>, result: Result<(), Fault>) {
     if let Err(found) = result {
         fault.get_or_insert(found);

@@ -346,24 +346,33 @@ fn what_cannot_be_is_refused() {
     };
     assert!(KvPlan::scatter(shape, &good, Balance { capacity: 9, full: 9, slack: 0 }).is_ok());
     for (found, expected) in [
-        (change(&|p| p.pages[1].before = Some(1)), "pool 0: page 1 follows one that is not before it"),
-        (change(&|p| p.pages[0].sealed = false), "pool 0: page 1 is sealed, but follows one that is not"),
+        (change(&|p| p.pages[1].before = Some(1)), "pool 0: page 1 follows a page that does not precede it"),
+        (change(&|p| p.pages[0].sealed = false), "pool 0: page 1 is sealed, but follows an unsealed page"),
         (change(&|p| p.pages[1].tokens.clear()), "pool 0: page 1 has no tokens"),
         (change(&|p| p.sequences[0].pages = vec![1]), "pool 0: sequence 0 has pages that do not form a chain"),
         (change(&|p| p.sequences[0].pages = vec![9]), "pool 0: sequence 0 has pages that do not form a chain"),
-        (change(&|p| p.sequences[0].shares = vec![f32::NAN]), "pool 0: sequence 0 has no share for each rank"),
-        (change(&|p| p.sequences[0].shares = vec![0.5; 2]), "pool 0: sequence 0 has no share for each rank"),
-        (change(&|p| p.idle = vec![1, 1]), "pool 0: idle page 1 is held, there twice, or no page"),
-        (change(&|p| p.idle = vec![0, 1]), "pool 0: idle page 0 is held, there twice, or no page"),
-        (change(&|p| p.idle = vec![9]), "pool 0: idle page 0 is held, there twice, or no page"),
-        (change(&|p| p.idle.clear()), "pool 0: page 1 is neither held nor idle, or shared but not sealed"),
-        (change(&|p| p.pages[1].sealed = false), "pool 0: idle page 0 is not sealed, or goes after the page before it"),
+        (
+            change(&|p| p.sequences[0].shares = vec![f32::NAN]),
+            "pool 0: sequence 0 does not have one finite share per rank",
+        ),
+        (
+            change(&|p| p.sequences[0].shares = vec![0.5; 2]),
+            "pool 0: sequence 0 does not have one finite share per rank",
+        ),
+        (change(&|p| p.idle = vec![1, 1]), "pool 0: idle page 1 is in use, listed twice, or out of range"),
+        (change(&|p| p.idle = vec![0, 1]), "pool 0: idle page 0 is in use, listed twice, or out of range"),
+        (change(&|p| p.idle = vec![9]), "pool 0: idle page 0 is in use, listed twice, or out of range"),
+        (change(&|p| p.idle.clear()), "pool 0: page 1 is neither in use nor idle, or is shared but unsealed"),
+        (
+            change(&|p| p.pages[1].sealed = false),
+            "pool 0: idle page 0 is unsealed, or is evicted after the page before it",
+        ),
         (
             change(&|p| {
                 p.sequences.clear();
                 p.idle = vec![0, 1];
             }),
-            "pool 0: idle page 1 is not sealed, or goes after the page before it",
+            "pool 0: idle page 1 is unsealed, or is evicted after the page before it",
         ),
         (
             change(&|p| {
@@ -371,15 +380,15 @@ fn what_cannot_be_is_refused() {
                 p.idle.clear();
                 p.sequences = vec![sequence(&[0, 1]), sequence(&[0, 1])];
             }),
-            "pool 0: page 1 is neither held nor idle, or shared but not sealed",
+            "pool 0: page 1 is neither in use nor idle, or is shared but unsealed",
         ),
     ] {
         assert_eq!(found, expected);
     }
     let full = KvPlan::scatter(shape, &good, Balance { capacity: 1, full: 1, slack: 0 }).unwrap_err();
-    assert_eq!(full.to_string(), "no rank has room for sequence 7 with 2 pages; each has 1");
+    assert_eq!(full.to_string(), "no rank has room for sequence 7 with 2 pages; the limit per rank is 1");
     let pools = KvPlan::gather(shape, &[good.clone(), good], 9).unwrap_err();
-    assert_eq!(pools.to_string(), "there are 2 pools, expected 1, one for each rank or group");
+    assert_eq!(pools.to_string(), "2 pools, expected 1: one per rank or group");
     let groups = KvPlan::split(
         KvShape::grouped(1, 4, 1, 4).unwrap(),
         3,
@@ -387,11 +396,11 @@ fn what_cannot_be_is_refused() {
         Balance { capacity: 1, full: 1, slack: 0 },
     )
     .unwrap_err();
-    assert_eq!(groups.to_string(), "groups of 3 ranks do not fit 4 ranks with 4 heads of keys and values");
+    assert_eq!(groups.to_string(), "groups of 3 ranks do not fit 4 ranks with 4 KV heads");
     let groups = KvPlan::merge(KvShape::grouped(1, 6, 1, 12).unwrap(), 4, &[], 9).unwrap_err();
-    assert_eq!(groups.to_string(), "groups of 4 ranks do not fit 12 ranks with 6 heads of keys and values");
+    assert_eq!(groups.to_string(), "groups of 4 ranks do not fit 12 ranks with 6 KV heads");
     let heads = KvShape::grouped(1, 3, 1, 2).unwrap_err().to_string();
-    assert_eq!(heads, "2 ranks can neither split nor replicate 3 heads of keys and values evenly");
+    assert_eq!(heads, "2 ranks can neither split nor replicate 3 KV heads evenly");
     assert!(
         KvShape::latent(0, 1, 1).is_err()
             && KvShape::latent(1, 1, 0).is_err()

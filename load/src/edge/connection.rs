@@ -1,4 +1,4 @@
-//! Connections of one worker, reused between requests.
+//! One worker's connections, reused between requests.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,8 +12,8 @@ use hyper_util::rt::TokioIo;
 use super::target::Target;
 use crate::Failure;
 
-/// Uvicorn, which SGLang and vLLM use, closes idle connections after 5 s: a connection that is about to be closed is
-/// not used.
+/// Uvicorn, which SGLang and vLLM use, closes idle connections after 5 s, so connections that are about to be closed
+/// are not reused.
 const MAX_IDLE: Duration = Duration::from_secs(4);
 
 pub(crate) type Sender = SendRequest<Full<Bytes>>;
@@ -26,11 +26,11 @@ pub(crate) struct Connections {
     counts: Arc<ConnectionCounts>,
 }
 
-/// How the connections of a run ended.
+/// Connection counts of a run.
 #[derive(Debug, Default)]
 pub(crate) struct ConnectionCounts {
     pub(crate) opened: AtomicU64,
-    /// Connections on which the server sent unsolicited bytes, such as more than it announced.
+    /// Connections on which the server sent unexpected bytes, such as more than it announced.
     pub(crate) stray: AtomicU64,
 }
 
@@ -39,7 +39,7 @@ impl Connections {
         Self { target, idle: Mutex::new(Vec::new()), counts }
     }
 
-    /// An idle connection that is still open.
+    /// Returns an idle connection that is still open.
     pub(crate) async fn idle(&self) -> Option<Sender> {
         loop {
             let (mut sender, since) = self.lock().pop()?;
@@ -56,7 +56,7 @@ impl Connections {
         self.counts.opened.fetch_add(1, Ordering::Relaxed);
         let counts = Arc::clone(&self.counts);
         tokio::spawn(async move {
-            // A request in flight gets the error itself; bytes after an answer belong to no request.
+            // A request in flight receives the error itself; bytes after a complete response belong to no request.
             if connection.await.is_err_and(|error| is_unexpected(&error)) {
                 counts.stray.fetch_add(1, Ordering::Relaxed);
             }
@@ -64,7 +64,7 @@ impl Connections {
         Ok(sender)
     }
 
-    /// Returns a connection after a complete answer.
+    /// Returns a connection to the idle list after a complete response.
     pub(crate) fn keep(&self, sender: Sender) {
         if !sender.is_closed() {
             self.lock().push((sender, Instant::now()));

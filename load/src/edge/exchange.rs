@@ -1,4 +1,4 @@
-//! One measured request and its answer.
+//! One measured request and its response.
 
 use std::time::{Duration, Instant};
 
@@ -15,14 +15,14 @@ use crate::events::{Event, Events, TooLong};
 use crate::failure::{Break, Phase};
 use crate::stats::{Answered, Tokens};
 
-/// Maximum size in bytes of an answer that is not streamed.
+/// Maximum size in bytes of a non-streamed response.
 const MAX_BODY_BYTES: usize = 64 << 20;
-/// Maximum size in bytes of an error's body that is read so that its connection can be reused.
+/// Maximum number of bytes to read from an error body, so that its connection can be reused.
 const MAX_ERROR_BYTES: usize = 64 << 10;
 
-const NO_JSON: Failure = Failure::Malformed("not the JSON of the route");
+const NO_JSON: Failure = Failure::Malformed("not the route's JSON");
 
-/// Progress of a running request, so that a time-out knows how far it got.
+/// Progress of a running request, from which a timeout derives how far the request got.
 #[derive(Debug, Default)]
 pub(crate) struct Seen {
     pub(crate) headers: Option<HeaderMap>,
@@ -42,13 +42,13 @@ impl From<TooLong> for Failure {
 }
 
 impl Seen {
-    /// The part of the answer being awaited.
+    /// Returns the part of the response that the request is waiting for.
     pub(crate) fn phase(&self) -> Phase {
         if self.headers.is_some() { Phase::Body } else { Phase::Head }
     }
 
-    /// Sends `body` and reads the answer to its end; `on_gap` receives the gaps between content events. Latencies count
-    /// from `due`, when the request was due or its client became free.
+    /// Sends `body` and reads the complete response; `on_gap` receives the gaps between content events. Latencies are
+    /// measured from `due`, the time at which the request was due or its client became free.
     pub(crate) async fn exchange(
         &mut self,
         connections: &Connections,
@@ -76,7 +76,7 @@ impl Seen {
             self.read_document(body).await?;
         }
         let end = Instant::now();
-        // The connection's task notices the end only when it runs again.
+        // The connection's task detects the end of the response only when it runs again.
         if sender.ready().await.is_ok() {
             connections.keep(sender);
         }
@@ -125,7 +125,7 @@ impl Seen {
     async fn read_document(&mut self, body: Incoming) -> Result<(), Failure> {
         let whole = collect(body, MAX_BODY_BYTES).await.map_err(|error| match error {
             Some(_) => Failure::Broken(Break::Short),
-            None => Failure::Malformed("an answer of more than 64 MiB"),
+            None => Failure::Malformed("a response of more than 64 MiB"),
         })?;
         let said = self.document(&whole)?;
         if said.is_answer { Ok(()) } else { Err(NO_JSON) }
@@ -155,8 +155,8 @@ impl Seen {
     }
 }
 
-/// Sends on an idle connection or a new one. If the server had just closed the idle connection, so that nothing was
-/// sent, the request goes on a new one.
+/// Sends a request on an idle connection or a new one. If the server had just closed the idle connection and nothing
+/// was sent, the request is sent on a new connection.
 async fn send(connections: &Connections, body: Bytes) -> Result<(Sender, Response<Incoming>), Failure> {
     let mut request = connections.target.request(body);
     if let Some(mut sender) = connections.idle().await {

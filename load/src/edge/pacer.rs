@@ -1,7 +1,7 @@
 //! The clock of an open loop: a separate thread that hands each request to a worker when it is due.
 //!
-//! A sleeping thread is more precise than the runtime's timers, which tick in milliseconds, and is not delayed by
-//! answers.
+//! A sleeping thread is more precise than the runtime's timers, which have millisecond resolution, and is not delayed
+//! by the processing of responses.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use super::shared::Shared;
 use crate::schedule::Schedule;
 use crate::window::Ticket;
 
-/// Maximum sleep, so that a stop is noticed.
+/// Maximum sleep, so that a stop is detected soon.
 const MAX_SLEEP: Duration = Duration::from_millis(50);
 
 /// A request and its due time.
@@ -22,14 +22,14 @@ pub(crate) struct Due {
     pub(crate) at: Instant,
 }
 
-/// Hands out requests in turn until the schedule, the limit or the caller ends the run.
+/// Hands requests to the workers in round-robin order until the schedule, the limit or the caller ends the run.
 ///
-/// Waits for a worker whose queue is full; the request keeps its due time.
+/// If a worker's queue is full, waits for that worker; the request keeps its due time.
 pub(crate) fn pace(shared: &Arc<Shared>, schedule: Schedule, workers: &[Sender<Due>]) {
     let begin = Instant::now();
     for (time, worker) in schedule.zip(workers.iter().cycle()) {
         let Some(at) = begin.checked_add(time) else { return };
-        // Checked before waiting: a request due after the end of the run is not awaited.
+        // Check before sleeping, so that the pacer does not wait for a request that is due after the end of the run.
         let Some(ticket) = shared.ticket(at) else { return };
         while let Some(left) = at.checked_duration_since(Instant::now()).filter(|left| !left.is_zero()) {
             if shared.stop.is_cancelled() {

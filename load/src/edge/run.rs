@@ -1,4 +1,4 @@
-//! Complete runs: against one server, or against two alternately.
+//! Complete runs, against one server or alternately against two.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -20,25 +20,25 @@ use crate::report::{Facts, Generator, Report};
 use crate::schedule::Schedule;
 use crate::{Limit, LoadError, LoadOptions, Pace};
 
-/// The caller's view of a running load.
+/// Receives the progress of a run.
 type View<'a> = &'a (dyn Fn(&Snapshot) + Sync);
 
 /// Progress of a run.
 #[derive(Clone, Debug)]
 pub struct Snapshot {
-    /// The current block, from 1, and the number of blocks: one except in comparisons.
+    /// The current block, counted from 1, and the number of blocks, which is 1 except in comparisons.
     pub block: (usize, usize),
     /// Time since measurement began; `None` during the warm-up.
     pub elapsed: Option<Duration>,
-    /// Number of complete answers.
+    /// Number of complete responses.
     pub ok: u64,
     /// Number of failed requests.
     pub failed: u64,
     /// Number of requests in flight.
     pub in_flight: usize,
-    /// Output tokens of complete answers, reported or counted.
+    /// Output tokens of complete responses, as reported or counted.
     pub output_tokens: u64,
-    /// Time to the first content.
+    /// Latency to the first content.
     pub ttft: Option<LatencySummary>,
     /// Time to the end.
     pub e2e: Option<LatencySummary>,
@@ -46,16 +46,17 @@ pub struct Snapshot {
 
 /// Runs the load, measures and reports.
 ///
-/// `view` is called about once a second. Once `stop` resolves nothing more is sent, requests in flight get a short
-/// grace period, and the report says so. Must be called in a Tokio runtime; the load is sent from separate threads.
+/// `view` is called about once a second. Once `stop` resolves, no more requests are sent, requests in flight get a
+/// short grace period, and the report is marked as stopped. Must be called within a Tokio runtime; separate threads
+/// send the load.
 ///
 /// # Errors
-/// `LoadError` before the first request; failed requests are counted in the report.
+/// A `LoadError` before the first request; failed requests are counted in the report.
 pub async fn run(options: LoadOptions, view: View<'_>, stop: impl Future<Output = ()>) -> Result<Report, LoadError> {
     options.check()?;
     tokio::pin!(stop);
     let prepared = tokio::select! {
-        // Polled before anything is sent, since it may have to start listening.
+        // `stop` is polled before anything is sent, because it may have to start listening.
         biased;
         () = &mut stop => return Err(LoadError::Cancelled),
         prepared = Prepared::new(options, None) => prepared?,
@@ -63,9 +64,9 @@ pub async fn run(options: LoadOptions, view: View<'_>, stop: impl Future<Output 
     prepared.block(Place { block: (1, 1), first_prompt: 0 }, view, stop).await
 }
 
-/// Runs the load against the server of `options` and against `second` in turn: `rounds` times a block of each, in
-/// alternating order. The limit applies to each server and is divided over the rounds; each block begins with the
-/// warm-up. Both blocks of a round send the same prompts and, in an open loop, at the same times.
+/// Runs the load against the server of `options` and against `second` in `rounds` rounds, each with one block per
+/// server in alternating order. The limit applies to each server and is divided among the rounds; each block begins
+/// with the warm-up. Both blocks of a round send the same prompts and, in an open loop, follow the same schedule.
 ///
 /// # Errors
 /// See [`run`].
@@ -120,7 +121,7 @@ async fn all_rounds(
     let (mut done, mut first_prompt) = (Vec::new(), 0u64);
     for round in 0..rounds {
         let place = |at| Place { block: (2 * round + at + 1, 2 * rounds), first_prompt };
-        // The first side of a round may find the machine or a cache in a different state, so both sides are first
+        // The first block of a round may find the machine or a cache in a different state, so both servers go first
         // equally often.
         let leader = round % 2;
         let earlier = servers[leader].block(place(0), view, token.cancelled()).await?;
@@ -139,7 +140,7 @@ async fn all_rounds(
     Ok(Comparison::new(done, token.is_cancelled()))
 }
 
-/// The index of a block in a run, and the index of its first prompt.
+/// A block's index in the run, and the index of its first prompt.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Place {
     pub(crate) block: (usize, usize),
@@ -155,7 +156,7 @@ struct Prepared {
 }
 
 impl Prepared {
-    /// Uses `jobs`, or creates its own.
+    /// Uses `jobs` if given, otherwise creates its own.
     async fn new(mut options: LoadOptions, jobs: Option<Arc<Jobs>>) -> Result<Self, LoadError> {
         let schedule = match &options.pace {
             Pace::Closed { .. } => None,
@@ -176,7 +177,7 @@ impl Prepared {
         Ok(Self { options: Arc::new(options), target, jobs, schedule })
     }
 
-    /// Sends requests until the limit.
+    /// Sends requests until the limit is reached.
     async fn block(&self, place: Place, view: View<'_>, stop: impl Future<Output = ()>) -> Result<Report, LoadError> {
         let (target, jobs, options) = (Arc::clone(&self.target), Arc::clone(&self.jobs), Arc::clone(&self.options));
         let shared = Arc::new(Shared::new(target, jobs, options, place));

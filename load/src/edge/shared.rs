@@ -20,7 +20,7 @@ pub(crate) struct Shared {
     pub(crate) options: Arc<LoadOptions>,
     pub(crate) place: Place,
     pub(crate) window: Window,
-    /// Cancelled when nothing more is to be sent.
+    /// Cancelled when no more requests may be sent.
     pub(crate) stop: CancellationToken,
     /// Number of measured requests.
     pub(crate) sent: AtomicU64,
@@ -48,7 +48,7 @@ impl Shared {
         }
     }
 
-    /// The next request, due at `due`; `None` once the run is over.
+    /// Returns the ticket of the request due at `due`; `None` once the run is over.
     pub(crate) fn ticket(&self, due: Instant) -> Option<Ticket> {
         if self.stop.is_cancelled() { None } else { self.window.ticket(due) }
     }

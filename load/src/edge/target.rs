@@ -1,4 +1,4 @@
-//! The server: its addresses, resolved once, and the head of every request.
+//! The server: its addresses, resolved once, and the head sent with every request.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -19,15 +19,15 @@ use tokio_util::either::Either;
 use crate::failure::ConnectFailure;
 use crate::{Api, LoadError, LoadOptions};
 
-/// Time limit for a connection.
+/// Time limit for opening a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// Names the model if the body does not; read by semmoe's gateway.
+/// Header that names the model if the body does not; semmoe's gateway reads it.
 const MODEL_HEADER: &str = "x-semmoe-model";
 
 #[derive(Debug)]
 pub(crate) struct Target {
     addresses: Vec<SocketAddr>,
-    /// The address that last worked.
+    /// Index of the address that last worked.
     good: AtomicUsize,
     uri: Uri,
     headers: HeaderMap,
@@ -39,17 +39,18 @@ pub(crate) struct Target {
 pub(crate) type Stream = Either<TcpStream, Box<TlsStream<TcpStream>>>;
 
 impl Target {
-    /// Resolves the server and connects once, so that a wrong address gives one error rather than one per request.
+    /// Resolves the server and connects once, so that a wrong address causes a single error rather than one per
+    /// request.
     pub(crate) async fn find(options: &LoadOptions, tls: Option<Arc<ClientTls>>) -> Result<Self, LoadError> {
         let url = &options.url;
         let unreachable = |source: std::io::Error| LoadError::Connect { url: url.to_string(), source };
         let authority = url.authority();
-        let name: Authority = authority.parse().expect("the authority of a URL is one");
+        let name: Authority = authority.parse().expect("a URL's authority is valid");
         let port = name.port_u16().unwrap_or(if url.is_secure() { 443 } else { 80 });
         let host = name.host().trim_start_matches('[').trim_end_matches(']');
         let addresses: Vec<SocketAddr> = tokio::net::lookup_host((host, port)).await.map_err(unreachable)?.collect();
         let whole = url.join(options.api.path())?;
-        let uri = whole.path().parse().expect("the path of a valid URI is one");
+        let uri = whole.path().parse().expect("a URL's path is a valid URI");
         let mut headers = options.headers.clone();
         let host_header = HeaderValue::from_str(authority).expect("an authority is visible ASCII");
         headers.insert(header::HOST, host_header);
@@ -111,7 +112,7 @@ impl Target {
         Err(last)
     }
 
-    /// The request with this body.
+    /// Builds the request with this body.
     pub(crate) fn request(&self, body: Bytes) -> Request<Full<Bytes>> {
         let mut request = Request::new(Full::new(body));
         *request.method_mut() = Method::POST;
@@ -121,10 +122,10 @@ impl Target {
     }
 }
 
-/// The only model that the server lists on `/v1/models`, requested with these headers.
+/// Returns the only model that the server lists on `/v1/models`, queried with these headers.
 ///
 /// # Errors
-/// [`LoadError::Models`]: the list could not be read; [`LoadError::Model`]: it has no or several models.
+/// [`LoadError::Models`] if the list cannot be read; [`LoadError::Model`] if it does not contain exactly one model.
 pub async fn only_model(url: &BaseUrl, headers: &HeaderMap, tls: Option<Arc<ClientTls>>) -> Result<String, LoadError> {
     let mut request = request(Method::GET, url, MODELS, None)?;
     request.headers_mut().extend(headers.clone());

@@ -16,11 +16,11 @@ use crate::schedule::Schedule;
 use crate::stats::Stats;
 use crate::{LoadError, Pace};
 
-/// Maximum requests queued for a worker.
+/// Maximum number of requests queued for a worker.
 const QUEUE: usize = 256;
 /// Interval between progress reports to the caller.
 const VIEW_INTERVAL: Duration = Duration::from_secs(1);
-/// Open files other than our connections.
+/// Number of open files reserved for other purposes than connections.
 const OTHER_FILES: u64 = 64;
 
 /// The threads of a run.
@@ -38,7 +38,7 @@ impl Workers {
         let (options, files) = (&shared.options, open_files());
         let clients = match options.pace {
             Pace::Closed { concurrency } if concurrency > files => {
-                let found = format!("{concurrency}, but this process may open {files} connections");
+                let found = format!("{concurrency}, but this process can open only {files} connections");
                 return Err(LoadError::option("concurrency", found, "fewer, or a higher ulimit -n"));
             }
             Pace::Closed { concurrency } => concurrency,
@@ -86,7 +86,7 @@ impl Workers {
         Ok(())
     }
 
-    /// Reports progress until all threads are done; returns when `stop` resolved, if it did so first.
+    /// Reports progress until all threads are done; returns the time at which `stop` resolved, if it did so before.
     pub(crate) async fn watch(
         &self,
         view: &(dyn Fn(&Snapshot) + Sync),
@@ -141,13 +141,13 @@ impl Workers {
 }
 
 impl Drop for Workers {
-    /// A run that is dropped, or could not start all its threads, sends nothing more.
+    /// Stops sending if a run is dropped or could not start all its threads.
     fn drop(&mut self) {
         self.shared.stop.cancel();
     }
 }
 
-/// Number of connections that this process may open; raises the soft limit to the hard one.
+/// Returns the number of connections that this process may open, after raising the soft limit to the hard limit.
 fn open_files() -> usize {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);

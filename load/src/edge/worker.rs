@@ -15,13 +15,13 @@ use crate::Failure;
 use crate::stats::{Sample, Stats};
 use crate::window::Ticket;
 
-/// Pause of a closed-loop client that got no connection, so that a dead server is not flooded.
+/// Pause of a closed-loop client after a failed connection attempt, so that a dead server is not flooded.
 const PAUSE_AFTER_NO_CONNECTION: Duration = Duration::from_millis(10);
 
 const BACKEND: &str = "x-semmoe-backend";
 const RANK: &str = "x-semmoe-rank";
 
-/// The work of one worker.
+/// The work assigned to one worker.
 #[derive(Debug)]
 pub(crate) enum Part {
     /// The number of clients.
@@ -34,7 +34,7 @@ pub(crate) enum Part {
 pub(crate) struct Worker {
     shared: Arc<Shared>,
     connections: Connections,
-    /// Locked by the progress view occasionally, otherwise only by this worker.
+    /// Locked occasionally by the progress view, otherwise only by this worker.
     stats: Arc<Mutex<Stats>>,
 }
 
@@ -44,7 +44,7 @@ impl Worker {
         Arc::new(Self { shared, connections, stats })
     }
 
-    /// Works until the run is over; after a stop, requests still in flight at the end of the grace period are dropped.
+    /// Runs until the run is over; after a stop, requests still in flight at the end of the grace period are dropped.
     pub(crate) async fn run(self: Arc<Self>, part: Part) {
         let shared = Arc::clone(&self.shared);
         let given_up = async {
@@ -70,7 +70,7 @@ impl Worker {
         }
     }
 
-    /// One client of a closed loop.
+    /// Runs one client of a closed loop.
     async fn client(self: Arc<Self>) {
         loop {
             let begin = Instant::now();
@@ -97,13 +97,13 @@ impl Worker {
                 drop(permit);
             });
         }
-        // Closed so that the pacer ends.
+        // Close the channel so that the pacer ends.
         drop(due);
         let all = u32::try_from(most).unwrap_or(u32::MAX);
         let _ = permits.acquire_many(all).await;
     }
 
-    /// Sends one request now, measured from `due`; `scheduled` in an open loop.
+    /// Sends one request now, with latencies measured from `due`; `scheduled` is the due time in an open loop.
     async fn one(&self, ticket: Ticket, due: Instant, scheduled: Option<Instant>) -> Result<(), Failure> {
         let shared = &*self.shared;
         let late = scheduled.map(|at| at.elapsed());

@@ -66,7 +66,7 @@ fn what_is_about_the_checkpoint_counts_wherever_it_is() {
     ] {
         let text = format!(r#"{{"text_config": {inner}, {inside}}}, {outside}}}"#);
         let error = ModelShape::from_config("config.json", &text).unwrap_err().to_string();
-        assert!(error.contains(&format!("`{key}` is ")) && error.contains("as outside"), "{error}");
+        assert!(error.contains(&format!("`{key}` is ")) && error.contains("the value outside"), "{error}");
     }
 }
 

@@ -286,7 +286,7 @@ fn what_cannot_be_counted_together_is_named() {
     let error =
         |traces: Vec<DomainInput>| build(&BuildOptions::new(traces, files.path("no")), &NoProgress).unwrap_err();
     let text = error(vec![a.clone(), other.clone()]).to_string();
-    assert!(text.ends_with("other: different models: `num_experts` is 21 here and 20 there"), "{text}");
+    assert!(text.ends_with("other: different models: `num_experts` is 21 in one and 20 in the other"), "{text}");
     assert!(matches!(error(vec![]), ProfilerError::NoInput("trace")));
     assert!(error(vec![files.path("absent").into()]).is_input());
     assert!(error(vec![a.clone(), files.path("absent").into()]).is_input());

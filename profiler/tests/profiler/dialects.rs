@@ -128,8 +128,8 @@ fn lies(dialect: Dialect) -> Vec<(Fault, &'static str)> {
     let mut lies = vec![
         (Fault::FewerRows, rows[0]),
         (Fault::MoreRows, rows[1]),
-        (Fault::ForeignExpert, "token 0 names expert 8 in layer 0, expected ids below 8"),
-        (Fault::SameExpertTwice, "experts distinct within a token"),
+        (Fault::ForeignExpert, "token 0 is routed to expert 8 in layer 0, expected ids below 8"),
+        (Fault::SameExpertTwice, "distinct experts per token"),
         (Fault::Truncated, "routed experts"),
         (Fault::NoRoutes, "routed_experts is missing"),
         (Fault::OtherPrompt, "saw another prompt: 13 tokens instead of 12, the first difference at 12"),
@@ -139,7 +139,7 @@ fn lies(dialect: Dialect) -> Vec<(Fault, &'static str)> {
         ),
         (Fault::Plain("503".into()), "answered 503: upstream connect error"),
         (Fault::Status(500), "answered 500: {\"error\":{\"message\":\"the engine's own words\"}}"),
-        (Fault::NotJson, "not what was expected"),
+        (Fault::NotJson, "unexpected response"),
     ];
     if vllm {
         lies.push((Fault::WrongShape, "shape [12, 3, 4]"));

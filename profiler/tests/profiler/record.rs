@@ -147,7 +147,7 @@ async fn a_request_that_takes_too_long_is_bad_and_not_repeated() {
     let mut options = mock.lines(&[ids_line(&[100])]);
     options.request_timeout = std::time::Duration::from_secs(2);
     let error = mock.record(options).await.unwrap_err().to_string();
-    assert!(error.contains("did not send the whole answer within 2s"), "{error}");
+    assert!(error.contains("did not send the whole response within 2s"), "{error}");
     mock.engine.next_gone().await;
     assert_eq!(mock.engine.attempts(100), 1);
 }
@@ -228,7 +228,7 @@ async fn what_the_engine_does_not_tell_the_caller_must() {
 
     mock.engine.report("top_k", json!(3));
     let error = mock.record(options).await.unwrap_err().to_string();
-    assert_eq!(error, "different models: `top_k` is 2 here and 3 there");
+    assert_eq!(error, "different models: `top_k` is 2 in one and 3 in the other");
     mock.engine.report("enable_return_routed_experts", json!(false));
     let error = mock.record(mock.lines(&lines)).await.unwrap_err();
     assert!(matches!(error, ProfilerError::NoRoutedExperts));

@@ -10,22 +10,22 @@
 //! | vllm | header | messages: header | - |
 //! | any, with a URL for each rank | URL | URL | URL |
 //!
-//! The header is `x-data-parallel-rank`. An engine that does not report its version is assumed to be the newest; pins
-//! are verified on each route in any case (see [`crate::verify`]). SGLang's Responses route reads no pin in 0.5.19 and
-//! reads the header in 0.5.23; versions in between are treated as not reading it. vLLM's Responses route reads none in
-//! 0.30 and 0.32, although its other routes do.
+//! The header is `x-data-parallel-rank`. An engine that does not report its version is assumed to run the newest one;
+//! in any case, pins are verified on each route (see [`crate::verify`]). SGLang's Responses route ignores pins in
+//! 0.5.19 and reads the header in 0.5.23; versions in between are assumed to ignore it. vLLM's Responses route ignores
+//! pins in 0.30 and 0.32, although its other routes read them.
 //!
-//! The table is what is assumed without evidence ([`Dialect::reads`]). An engine that reads the header on chats may
-//! read it on other OpenAI routes, too, in versions unknown here, so probes are sent there as well
+//! The table lists the assumptions made without evidence ([`Dialect::reads`]). In unknown versions, an engine that
+//! reads the header on chats may also read it on other OpenAI routes, so those routes are probed too
 //! ([`Dialect::carrier`]).
 
 use serde::{Deserialize, Serialize};
 
 use crate::{Engine, Route, Version};
 
-/// The body field that SGLang reads since 0.5.10.
+/// Body field that SGLang has read since 0.5.10.
 pub const ROUTED_DP_RANK: &str = "routed_dp_rank";
-/// The body field that SGLang read before 0.5.10.
+/// Body field that SGLang read before 0.5.10.
 pub const DATA_PARALLEL_RANK: &str = "data_parallel_rank";
 
 const GENERATE_FIELD: Version = Version::new(0, 4, 7);
@@ -33,18 +33,18 @@ const OPENAI_FIELD: Version = Version::new(0, 5, 8);
 const HEADER: Version = Version::new(0, 5, 10);
 const RESPONSES_HEADER: Version = Version::new(0, 5, 23);
 
-/// The carrier of a pin.
+/// The part of a request that carries its pin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Carrier {
     /// The rank is in the header [`crate::pin::HEADER`].
     Header,
     /// The rank is in this field of the body.
     Field(&'static str),
-    /// The rank is in the URL: each rank has its own.
+    /// The URL implies the rank: each rank has its own URL.
     Url,
 }
 
-/// How vLLM numbers ranks in pins if an API server serves only some of the ranks.
+/// How vLLM numbers ranks in pins when an API server serves only some of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum RankBase {
@@ -54,7 +54,7 @@ pub enum RankBase {
     Local,
 }
 
-/// A [`Carrier`] in one byte, or none.
+/// An optional [`Carrier`], encoded in one byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
     None,
@@ -80,7 +80,7 @@ impl Way {
     }
 }
 
-/// How to pin requests on one engine, as found by probing. Small, because every sampled request keeps a copy.
+/// How to pin requests on one engine, as determined by probing. Kept small because every sampled request stores a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Dialect {
     engine: Engine,
@@ -88,25 +88,25 @@ pub struct Dialect {
     responses: Way,
     messages: Way,
     generate: Way,
-    /// The number of the first rank in pins.
+    /// Number that pins use for the first rank.
     first_rank: u16,
-    /// Ranks behind each URL; `None` if all of them are behind one.
+    /// Number of ranks behind each URL; `None` if one URL serves all ranks.
     ranks_per_url: Option<u16>,
     rank_base: RankBase,
-    /// The engine reports no ranks, so whether it reads pins must be proved first.
+    /// Whether the engine reports no ranks, in which case no pin is trusted until it is proven to work.
     unproven: bool,
 }
 
 impl Dialect {
-    /// The dialect of an engine; `version` is `None` if not reported.
+    /// Returns the dialect of an engine; `version` is `None` if not reported.
     pub fn of(engine: Engine, version: Option<Version>) -> Self {
         let [openai, responses, messages, generate] = match engine {
             Engine::Openai => [Way::None; 4],
-            // Messages are handled as chats.
+            // vLLM handles messages as chats.
             Engine::Vllm => [Way::Header, Way::None, Way::Header, Way::None],
             Engine::Semmoe | Engine::Sglang => {
                 let [openai, responses, generate] = Self::sglang(version.filter(|_| engine == Engine::Sglang));
-                // 0.5.23 reads both; no earlier version is known to.
+                // SGLang 0.5.23 reads pins on responses and messages; no earlier version is known to.
                 [openai, responses, responses, generate]
             }
         };
@@ -114,7 +114,7 @@ impl Dialect {
         Self { engine, openai, responses, messages, generate, first_rank, ranks_per_url, rank_base, unproven: false }
     }
 
-    /// Carriers of the OpenAI routes, of responses and messages, and of `/generate`.
+    /// Returns the carriers for the OpenAI routes, for responses and messages, and for `/generate`.
     fn sglang(version: Option<Version>) -> [Way; 3] {
         let since = |first: Version| version.is_none_or(|version| version >= first);
         if since(HEADER) {
@@ -124,13 +124,13 @@ impl Dialect {
         [field.only_if(since(OPENAI_FIELD)), Way::None, field.only_if(since(GENERATE_FIELD))]
     }
 
-    /// The dialect of an engine with one URL per rank.
+    /// Returns the dialect of an engine with one URL per rank.
     pub fn by_url(engine: Engine) -> Self {
         let (url, ranks_per_url) = (Way::Url, Some(1));
         Self { openai: url, responses: url, messages: url, generate: url, ranks_per_url, ..Self::unpinned(engine) }
     }
 
-    /// The dialect of an engine that reads no pins, or about whose ranks too little is known to send any.
+    /// Returns the dialect of an engine that ignores pins, or whose ranks are not known well enough to send any.
     pub fn unpinned(engine: Engine) -> Self {
         Self { engine, ..Self::of(Engine::Openai, None) }
     }
@@ -147,18 +147,18 @@ impl Dialect {
         Self { first_rank, ..self }
     }
 
-    /// Marks the number of ranks as taken from another source: no pin is trusted before it is proved.
+    /// Records that the number of ranks was not reported by the engine itself, so that no pin is trusted until proven.
     #[must_use]
     pub fn unproven(self) -> Self {
         Self { unproven: true, ..self }
     }
 
-    /// The engine of this dialect.
+    /// Returns the engine of this dialect.
     pub fn engine(&self) -> Engine {
         self.engine
     }
 
-    /// How this engine version is expected to read the pin of a request on `route`.
+    /// Returns the carrier from which this engine version is expected to read pins on `route`.
     pub fn reads(&self, route: Route) -> Option<Carrier> {
         self.carrier_of(route).filter(|carrier| !self.unproven || *carrier == Carrier::Url)
     }
@@ -169,25 +169,25 @@ impl Dialect {
             Route::Responses => self.responses.carrier(),
             Route::Messages => self.messages.carrier(),
             Route::Generate => self.generate.carrier(),
-            // Embeddings can only be pinned by a URL per rank.
+            // Embedding requests can be pinned only by a URL per rank.
             Route::Embeddings => self.openai.only_if(self.openai == Way::Url).carrier(),
             Route::Tokenize | Route::Detokenize | Route::CountTokens | Route::Extra => None,
         }
     }
 
-    /// How to send the pin of a request on `route`: where the engine reads it, or else where it might. `None` if this
-    /// engine certainly reads none.
+    /// Returns the carrier for sending a pin on `route`: the one that the engine reads, or else one that it might read.
+    /// `None` if the engine certainly ignores pins there.
     pub fn carrier(&self, route: Route) -> Option<Carrier> {
         let may_read = matches!(route, Route::Responses | Route::Messages) && self.openai == Way::Header;
         self.carrier_of(route).or_else(|| self.openai.only_if(may_read).carrier())
     }
 
-    /// Whether answers on `route` name the rank that ran them.
+    /// Returns whether responses on `route` report the rank that ran the request.
     pub fn names_rank(&self, route: Route) -> bool {
         self.engine == Engine::Semmoe || route == Route::Generate && self.generate == Way::RoutedField
     }
 
-    /// The value of a rank's pin: its number as the engine counts.
+    /// Returns the value of a rank's pin: the rank in the engine's numbering.
     pub fn wire_rank(&self, rank: semmoe_tables::RankId) -> u32 {
         match (self.ranks_per_url, self.rank_base) {
             (Some(on_a_node), RankBase::Local) => u32::from(rank.get() % on_a_node.max(1)),
@@ -195,7 +195,7 @@ impl Dialect {
         }
     }
 
-    /// Index of the URL that a rank is behind.
+    /// Returns the index of the URL that serves a rank.
     pub fn url_index(&self, rank: semmoe_tables::RankId) -> usize {
         self.ranks_per_url.map_or(0, |ranks| usize::from(rank.get() / ranks.max(1)))
     }

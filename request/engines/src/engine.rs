@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 pub enum Engine {
     /// SGLang; its capabilities depend on its version.
     Sglang,
-    /// semmoe's own worker; it speaks SGLang's dialect and reports more about itself.
+    /// semmoe's own worker, which speaks SGLang's dialect and reports more about itself.
     Semmoe,
     /// vLLM.
     Vllm,
@@ -19,7 +19,7 @@ pub enum Engine {
     Openai,
 }
 
-/// The name of an unknown engine.
+/// An engine name that is not known.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("unknown engine '{found}' (known: sglang, semmoe, vllm, openai)")]
 pub struct UnknownEngine {
@@ -31,7 +31,7 @@ impl Engine {
     /// All engines.
     pub const ALL: [Self; 4] = [Self::Sglang, Self::Semmoe, Self::Vllm, Self::Openai];
 
-    /// Name in configuration files and on the command line.
+    /// Returns the engine's name in configuration files and on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Self::Sglang => "sglang",
@@ -41,7 +41,7 @@ impl Engine {
         }
     }
 
-    /// Whether it supports SGLang's own routes besides the OpenAI ones.
+    /// Returns whether the engine supports SGLang's native routes in addition to the OpenAI ones.
     pub fn speaks_sglang(self) -> bool {
         matches!(self, Self::Sglang | Self::Semmoe)
     }
@@ -64,7 +64,7 @@ impl FromStr for Engine {
     }
 }
 
-/// A route of the data plane. All others are refused, since engines have routes that replace weights.
+/// A data plane route. All other routes are rejected, since engines have some that, for example, replace weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Route {
     /// `/v1/chat/completions`
@@ -79,13 +79,13 @@ pub enum Route {
     Generate,
     /// `/tokenize`
     Tokenize,
-    /// `/v1/messages`: Anthropic's form of a chat
+    /// `/v1/messages`: a chat in Anthropic's format
     Messages,
     /// `/detokenize`
     Detokenize,
-    /// `/v1/messages/count_tokens`: counts the tokens of a chat in Anthropic's form
+    /// `/v1/messages/count_tokens`: counts the tokens of a chat in Anthropic's format
     CountTokens,
-    /// Another path allowed by the configuration; the engine defines the meaning of its bodies.
+    /// Another path allowed by the configuration, whose bodies only the engine interprets.
     Extra,
 }
 
@@ -103,7 +103,8 @@ impl Route {
         Self::CountTokens,
     ];
 
-    /// The path, equal at the gateway and at the engine; an extra route's path is the request's.
+    /// Returns the path, which is the same at the gateway and at the engine. An extra route uses the request's path
+    /// instead.
     pub fn path(self) -> &'static str {
         match self {
             Self::Chat => "/v1/chat/completions",
@@ -119,22 +120,22 @@ impl Route {
         }
     }
 
-    /// Its path, or the name for extra routes.
+    /// Returns the path, or `extra` for an extra route.
     pub fn name(self) -> &'static str {
         if self == Self::Extra { "extra" } else { self.path() }
     }
 
-    /// Whether a body field `model` names the model.
+    /// Returns whether the body names the model in a field `model`.
     pub fn names_model(self) -> bool {
         !matches!(self, Self::Generate)
     }
 
-    /// Whether it runs the model, and so counts as load.
+    /// Returns whether requests on this route run the model and so count as load.
     pub fn runs_model(self) -> bool {
         !matches!(self, Self::Tokenize | Self::Detokenize | Self::CountTokens)
     }
 
-    /// Whether answers contain generated tokens.
+    /// Returns whether responses contain generated tokens.
     pub fn generates(self) -> bool {
         matches!(self, Self::Chat | Self::Completions | Self::Responses | Self::Generate | Self::Messages)
     }

@@ -1,8 +1,9 @@
-//! Detects answers that report an engine failure: server errors, and generations that the engine aborted.
+//! Detects responses that report an engine failure: server errors, and generations aborted by the engine.
 //!
-//! vLLM's API servers and SGLang's HTTP server outlive the processes that compute. Requests then get a 500, a 200 whose
-//! generation ended as `abort`, or an error event in a stream that began well. Engines echo what clients sent, even as
-//! objects (`metadata` of a response), so a failure counts only in its proper position in the document:
+//! vLLM's API servers and SGLang's HTTP server outlive the processes that run the model. Requests then receive a 500, a
+//! 200 whose generation finished with `abort`, or an error event in a stream that started normally. Engines echo client
+//! input, even as objects (the `metadata` of a response), so a failure counts only at its proper position in the
+//! document:
 //!
 //! | place | routes | failure if |
 //! |---|---|---|
@@ -10,8 +11,8 @@
 //! | `choices[].finish_reason` | chat, completions | `"abort"`, or an object of that `type` whose `status_code` is not 400 to 499 |
 //! | `meta_info.finish_reason` | `/generate`, also in each element of an array | as for `choices[].finish_reason` |
 //!
-//! The text of an error is no evidence, since a client may have supplied it; the health route shows whether an engine
-//! core is dead.
+//! The text of an error proves nothing, since a client may have supplied it; only the health route shows whether an
+//! engine core is dead.
 
 use std::sync::LazyLock;
 
@@ -30,14 +31,14 @@ static ABORT: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"abort\
 pub enum Failure {
     /// The engine core is dead, according to the health route of the server in front of it.
     Dead,
-    /// The engine aborted the generation for a reason of its own.
+    /// The engine itself aborted the generation.
     Abort,
     /// The engine reported a server error.
     Error,
 }
 
 impl Failure {
-    /// Label in metrics and logs.
+    /// Returns the label used in metrics and logs.
     pub fn label(self) -> &'static str {
         match self {
             Self::Dead => "engine_dead",
@@ -47,7 +48,7 @@ impl Failure {
     }
 }
 
-/// The failure reported by complete events of a stream.
+/// Returns the failure that complete events of a stream report, if any.
 pub fn in_events(events: &[u8]) -> Option<Failure> {
     if !may_report(events) {
         return None;
@@ -55,19 +56,20 @@ pub fn in_events(events: &[u8]) -> Option<Failure> {
     data_lines(events).filter_map(|data| Document::default().push(data, true)).last()
 }
 
-/// The documents in events.
+/// Iterates over the data of each event.
 fn data_lines(events: &[u8]) -> impl Iterator<Item = &[u8]> {
     let lines = events.split(|byte| matches!(byte, b'\n' | b'\r'));
     lines.filter_map(|line| Some(line.strip_prefix(b"data:")?.trim_ascii()))
 }
 
-/// Whether the bytes contain a word that every failure has. Text cannot contain it, as quotes in text are escaped.
+/// Returns whether the bytes contain a quoted word that every failure report has. Generated text cannot contain one,
+/// since quotes in it are escaped.
 fn may_report(bytes: &[u8]) -> bool {
     ERROR.find(bytes).is_some() || ABORT.find(bytes).is_some()
 }
 
-/// Whether the first piece of an answer has no content for the client yet: no text, no tokens, no tool call. `false` if
-/// that is uncertain.
+/// Returns whether the first piece of a response has no content for the client yet: no text, tokens or tool call.
+/// Returns `false` if that is uncertain.
 pub fn is_empty(piece: &[u8]) -> bool {
     let nothing = |json: &[u8]| serde_json::from_slice(json).is_ok_and(|value| says_nothing(&value));
     if matches!(piece.trim_ascii_start().first(), Some(b'{' | b'[')) {
@@ -77,7 +79,7 @@ pub fn is_empty(piece: &[u8]) -> bool {
     lines.peek().is_some() && lines.all(nothing)
 }
 
-/// Whether one document, an event or an entire answer, has no content.
+/// Returns whether one document (an event or an entire response) has no content.
 fn says_nothing(value: &Value) -> bool {
     let empty = |value: &Value| match value {
         Value::Null => true,

@@ -1,8 +1,8 @@
-//! Members of request bodies that are not simply passed on, and how each is treated, by route.
+//! Request body members that are not simply forwarded, and how each is handled, by route.
 //!
 //! Based on the request classes of SGLang 0.5.23 and vLLM 0.33.0. `request/engines/FIELDS.md` lists all of their
-//! fields, including those passed on, and is compared with this table; `tests/engines/fields.py` finds fields that
-//! newer versions add.
+//! fields, including those that are forwarded, and a test compares it with this table; `tests/engines/fields.py`
+//! detects fields that newer versions add.
 
 mod check;
 
@@ -16,33 +16,34 @@ pub use check::{Fault, Rules};
 /// How to treat a member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Treatment {
-    /// Removed: a pin, or a message between routers and engines. Clients could use it to choose a rank, make an engine
-    /// connect to a host, or claim cached content.
+    /// The member is removed, since it is a pin or part of a protocol between routers and engines. Clients could use it
+    /// to choose a rank, make an engine connect to a host, or claim cached content.
     Removed,
-    /// The request is refused, since without the member it would have another meaning.
+    /// The request is rejected, since removing the member would change its meaning.
     Refused,
-    /// Names LoRA adapters; the configuration may restrict them.
+    /// The member names LoRA adapters, which the configuration may restrict.
     Adapters,
-    /// Token ids, which must be in the vocabulary.
+    /// The member contains token ids, which must be in the vocabulary.
     Ids(Form),
-    /// An object, or a list of objects, whose members become the engine's arguments. Members that would be removed from
-    /// the body are refused here.
+    /// The member is an object, or a list of objects, whose members become engine arguments. Members that would be
+    /// removed from the body are rejected in these objects.
     Arguments,
 }
 
-/// A member of a body, by name.
+/// A named member of a request body.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Field {
     /// The member's key.
     pub name: &'static str,
     /// How to treat it.
     pub treatment: Treatment,
-    /// Routes on which an engine interprets it this way.
+    /// Routes on which an engine interprets the member this way.
     routes: &'static [Route],
 }
 
 impl Field {
-    /// Whether it has this meaning on the route. On routes whose bodies the engine defines, every name may.
+    /// Returns whether the field applies on the route. On extra routes every field does, since their bodies are
+    /// unknown.
     pub fn is_on(&self, route: Route) -> bool {
         route == Route::Extra || self.routes.contains(&route)
     }
@@ -52,7 +53,7 @@ const fn field(name: &'static str, treatment: Treatment, routes: &'static [Route
     Field { name, treatment, routes }
 }
 
-/// For all engines, versions and routes: removing an unused member does no harm.
+/// Removes a member on all engines, versions and routes, since removing an unused member is harmless.
 const fn removed(name: &'static str) -> Field {
     field(name, Treatment::Removed, &Route::ALL)
 }
@@ -70,7 +71,7 @@ const SAMPLING: &[Route] = &[Route::Chat, Route::Completions, Route::Responses];
 
 /// All treated members.
 pub const FIELDS: [Field; 46] = [
-    // Ranks, and hosts from which an engine fetches keys and values.
+    // Ranks, and hosts that an engine fetches keys and values from.
     removed(ROUTED_DP_RANK),
     removed(DATA_PARALLEL_RANK),
     removed("disagg_prefill_dp_rank"),
@@ -84,7 +85,7 @@ pub const FIELDS: [Field; 46] = [
     removed("encoder_urls"),
     removed("need_wait_for_mm_inputs"),
     removed("num_items_assigned"),
-    // For trusted routers, and between the engine's own processes.
+    // Members reserved for trusted routers and for an engine's own processes.
     removed("kv_hints"),
     removed("kv_router_hint"),
     removed("http_worker_ipc"),
@@ -92,7 +93,7 @@ pub const FIELDS: [Field; 46] = [
     removed("mm_content_hashes"),
     removed("external_trace_header"),
     removed("received_time"),
-    // Python objects, which JSON can only represent wrongly.
+    // Python objects, which JSON cannot represent faithfully.
     field("positional_embed_overrides", Treatment::Refused, &[Route::Generate]),
     field("decision_layout", Treatment::Refused, &[]),
     field("lora_id", Treatment::Refused, &[Route::Chat, Route::Completions, Route::Embeddings, Route::Generate]),
@@ -125,7 +126,7 @@ pub const FIELDS: [Field; 46] = [
     ids("logit_bias", &[Route::Chat, Route::Completions, Route::Responses, Route::Generate]),
 ];
 
-/// Indexed by the first letter of a name, in 32 classes: the lengths of such names, one bit each.
+/// For each first letter of a name, modulo 32, the lengths of such names as a bit set.
 const LENGTHS: [u64; 32] = {
     let mut lengths = [0; 32];
     let mut at = 0;
@@ -138,7 +139,7 @@ const LENGTHS: [u64; 32] = {
     lengths
 };
 
-/// The field for a raw key, escapes unresolved. Most keys match none and cost next to nothing.
+/// Returns the field for a raw key with unresolved escapes. Most keys match no field and are ruled out cheaply.
 pub fn field_of(key: &[u8]) -> Option<&'static Field> {
     if key.contains(&b'\\') {
         return FIELDS.iter().find(|field| is_key(key, field.name));
@@ -148,7 +149,7 @@ pub fn field_of(key: &[u8]) -> Option<&'static Field> {
     FIELDS.iter().filter(|_| may_be).find(|field| field.name.as_bytes() == key)
 }
 
-/// The names of members that are removed from every body.
+/// Iterates over the names of members that are removed from every body.
 pub fn removed_names() -> impl Iterator<Item = &'static str> {
     FIELDS.iter().filter(|field| field.treatment == Treatment::Removed).map(|field| field.name)
 }

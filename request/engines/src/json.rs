@@ -1,9 +1,9 @@
-//! Scans the top-level members of a JSON object (and the elements of an array), for bodies that must be forwarded byte
-//! for byte.
+//! Scans the top-level members of a JSON object, or the elements of an array, in bodies that must be forwarded byte for
+//! byte.
 //!
-//! Does only what splicing needs: finds where each member starts and ends and compares keys with escapes resolved.
-//! Strings, nesting (with a limit) and separators are checked, since a body that two parsers split differently could
-//! smuggle a pin past this one; numbers and literals are left to the engine. Allocates nothing.
+//! Does only what splicing requires: finds the start and end of each member and compares keys with escapes resolved.
+//! Strings, nesting (up to a limit) and separators are validated, since a body that two parsers split differently could
+//! smuggle a pin past this one. Numbers and literals are left to the engine. Allocates nothing.
 
 mod elements;
 mod encoding;
@@ -14,10 +14,10 @@ use std::ops::Range;
 pub use elements::Elements;
 pub use encoding::{Encoding, NotEncoded, begins_object};
 
-/// Maximum nesting of arrays and objects; Python's own parser stops at about a thousand.
+/// Maximum nesting depth of arrays and objects; Python's parser stops at about a thousand.
 pub const MAX_DEPTH: usize = 512;
 
-/// Why bytes are not a JSON object that can be spliced.
+/// The reason why a body is not a JSON object that can be spliced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum ScanError {
     /// A byte that the grammar does not allow.
@@ -36,22 +36,22 @@ pub enum ScanError {
 /// One top-level member, as byte ranges of the body.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Member {
-    /// From after the previous separator to the next one, including white space.
+    /// The range between the previous and the next separator, including whitespace.
     pub segment: Range<usize>,
-    /// The key without its quotes, escapes unresolved.
+    /// The key without its quotes, with escapes unresolved.
     pub key: Range<usize>,
-    /// The value without surrounding white space.
+    /// The value without surrounding whitespace.
     pub value: Range<usize>,
 }
 
 impl Member {
-    /// Whether the key, with escapes resolved, is this ASCII name.
+    /// Returns whether the key, with escapes resolved, equals this ASCII name.
     pub fn is(&self, body: &[u8], name: &str) -> bool {
         is_key(&body[self.key.clone()], name)
     }
 }
 
-/// Whether a raw key, with escapes resolved, is this ASCII name.
+/// Returns whether a raw key, with escapes resolved, equals this ASCII name.
 pub(crate) fn is_key(raw: &[u8], name: &str) -> bool {
     key_is(raw, name.as_bytes())
 }
@@ -62,7 +62,7 @@ pub struct Members<'a> {
     body: &'a [u8],
     at: usize,
     state: State,
-    /// Position of a value that is not scanned again.
+    /// Position of an already parsed value, which is not scanned again.
     known: Option<Range<usize>>,
 }
 
@@ -74,17 +74,18 @@ enum State {
 }
 
 impl<'a> Members<'a> {
-    /// Iterates over `body`, which must be one object and white space.
+    /// Iterates over the members of `body`, which must be one object with optional surrounding whitespace.
     pub fn new(body: &'a [u8]) -> Self {
         Self::knowing(body, None)
     }
 
-    /// Iterates over `body`; `known` is the position of a value already parsed by a stricter parser, which is skipped.
+    /// Iterates over the members of `body`; `known` is the position of a value already parsed by a stricter parser,
+    /// which is skipped.
     pub fn knowing(body: &'a [u8], known: Option<Range<usize>>) -> Self {
         Self { body, at: 0, state: State::Start, known }
     }
 
-    /// Converts to an iterator item; an error ends the iteration.
+    /// Converts a step to an iterator item; an error ends the iteration.
     fn ended_by<T>(&mut self, step: Result<Option<T>, ScanError>) -> Option<Result<T, ScanError>> {
         if step.is_err() {
             self.state = State::End;
@@ -131,7 +132,7 @@ impl<'a> Members<'a> {
         if self.at == self.body.len() { Ok(None) } else { Err(self.expected("the end of the body")) }
     }
 
-    /// Scans one value; afterwards `at` is just after it.
+    /// Scans one value and advances `at` past it.
     fn value(&mut self) -> Result<Range<usize>, ScanError> {
         let start = self.at;
         match self.peek() {
@@ -253,7 +254,7 @@ impl Iterator for Members<'_> {
     }
 }
 
-/// The raw value of top-level key `name`; the last one wins, as in the engines' parsers.
+/// Returns the raw value of the top-level key `name`; the last duplicate wins, as in the engines' parsers.
 ///
 /// # Errors
 /// `ScanError` if the body is not a JSON object.
@@ -283,7 +284,7 @@ fn key_is(mut raw: &[u8], name: &[u8]) -> bool {
     raw.is_empty()
 }
 
-/// The first character of a raw string, if it is ASCII, and the rest.
+/// Returns the first character of a raw string, if it is ASCII, and the remainder.
 fn unescape_ascii(raw: &[u8]) -> Option<(u8, &[u8])> {
     match raw {
         [b'\\', b'u', digits @ ..] if digits.len() >= 4 => {

@@ -1,26 +1,26 @@
 //! Interfaces to engines: requests, pins, loads, routed experts, and the HTTP client.
 //!
-//! | module | what |
+//! | module | purpose |
 //! |---|---|
 //! | [`http`] | the HTTP client for all connections to engines |
 //! | [`sglang`] | SGLang's dialect, which semmoe's worker shares: `/generate`, `/v1/loads`, `/server_info`, routed experts |
-//! | [`vllm`] | vLLM's dialect: version, ranks and counters from its metrics, how it counts ranks in pins |
+//! | [`vllm`] | vLLM's dialect: version, ranks and counters from its metrics, how it numbers ranks in pins |
 //! | [`dialect`] | how a pin is sent, by engine, version and route |
 //! | [`pin`] | pinning a request to one attention-DP rank without changing other bytes |
-//! | [`fields`] | members of request bodies that are not simply passed on |
-//! | [`failures`] | answers that report an engine failure |
-//! | [`refusal`] | answers that report that there is no such rank |
+//! | [`fields`] | request body members that are not simply forwarded |
+//! | [`failures`] | detecting responses that report an engine failure |
+//! | [`refusal`] | detecting responses that reject a pin to a nonexistent rank |
 //! | [`json`] | a scanner of top-level JSON members for bodies that must not be re-serialised |
-//! | [`probe`] | an engine's report about itself |
-//! | [`metrics`] | samples in Prometheus' text format |
-//! | [`pieces`] | ranks and token counts in pieces of answers |
-//! | [`recording`] | requesting routed experts of entire prompts, and reading them from wherever the engine puts them |
-//! | [`routed`] | requesting routed experts of live requests, and cutting them out of answers |
+//! | [`probe`] | querying an engine's health, version and ranks |
+//! | [`metrics`] | samples in the Prometheus text format |
+//! | [`pieces`] | extracting ranks and token counts from pieces of responses |
+//! | [`recording`] | requesting the routed experts of entire prompts, and reading them from any engine's response |
+//! | [`routed`] | requesting the routed experts of live requests, and removing them from responses |
 //! | [`sse`] | event boundaries in a stream, so that nothing is inserted inside an event |
-//! | [`switch`] | changing the layout of semmoe's worker while it serves |
+//! | [`switch`] | switching the layout of semmoe's worker while it serves |
 //! | [`verify`] | whether pins take effect: probes, exact evidence, a verdict with hysteresis, when to probe again |
 //!
-//! Plain OpenAI servers can only be pinned by a URL per rank; they are relayed to and probed.
+//! Plain OpenAI servers can be pinned only by a URL per rank; requests to them are relayed, and their health is probed.
 
 pub mod dialect;
 mod engine;
@@ -50,7 +50,7 @@ pub use engine::{Engine, Route, UnknownEngine};
 pub use shared_error::SharedError;
 pub use version::Version;
 
-/// Seconds since 1970 on this machine's clock, in UTC, for chat templates that use the date.
+/// Returns the Unix time in seconds on this machine's clock, for chat templates that use the date.
 pub fn unix_seconds() -> i64 {
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
     i64::try_from(since.as_secs()).unwrap_or(i64::MAX)

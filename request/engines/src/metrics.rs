@@ -1,5 +1,5 @@
-//! Lines of the Prometheus text format, in which vLLM, SGLang and semmoe's worker report their metrics, and the
-//! growth of counters between two pages.
+//! Parses the Prometheus text format, in which vLLM, SGLang and semmoe's worker report their metrics, and computes the
+//! growth of counters between two scrapes.
 
 use std::collections::BTreeMap;
 
@@ -8,14 +8,14 @@ use std::collections::BTreeMap;
 pub struct Sample<'a> {
     /// The metric's name.
     pub name: &'a str,
-    /// The text between the braces.
+    /// The labels: the text between the braces.
     labels: &'a str,
-    /// May be infinite or NaN, as in the format.
+    /// The value, which may be infinite or NaN.
     pub value: f64,
 }
 
 impl<'a> Sample<'a> {
-    /// Parses `name{label="value",...} value [timestamp]`. `None` for every other line.
+    /// Parses `name{label="value",...} value [timestamp]`. Returns `None` for any other line.
     pub fn parse(line: &'a str) -> Option<Self> {
         let end = line.find(['{', ' ', '\t']).filter(|end| *end > 0)?;
         let (name, rest) = line.split_at(end);
@@ -32,7 +32,7 @@ impl<'a> Sample<'a> {
         (timestamp && fields.next().is_none()).then_some(Self { name, labels, value })
     }
 
-    /// A label's raw value, including escapes.
+    /// Returns a label's raw value, including escapes.
     pub fn label(&self, name: &str) -> Option<&'a str> {
         let mut rest = self.labels;
         loop {
@@ -46,7 +46,7 @@ impl<'a> Sample<'a> {
     }
 }
 
-/// Position of the closing brace, past all quoted values.
+/// Returns the position of the closing brace, skipping quoted values.
 fn end_of_labels(labels: &str) -> Option<usize> {
     let mut at = 0;
     loop {
@@ -60,7 +60,7 @@ fn end_of_labels(labels: &str) -> Option<usize> {
     }
 }
 
-/// Position of a value's closing quote.
+/// Returns the position of a value's closing quote.
 fn end_of_quoted(value: &str) -> Option<usize> {
     let mut escaped = false;
     value.bytes().position(|byte| {
@@ -70,12 +70,13 @@ fn end_of_quoted(value: &str) -> Option<usize> {
     })
 }
 
-/// A line that is not a sample, or lacks a label.
+/// A line that is not a sample, or lacks a required label.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a line that is not a sample: {0:?}")]
+#[error("not a metrics sample: {0:?}")]
 pub struct NoSample(pub String);
 
-/// The growth of counters between two pages; the later page itself where the earlier one is empty.
+/// The growth of counters between two scrapes. A series that is missing from the earlier scrape counts as having been
+/// zero.
 #[derive(Clone, Debug)]
 pub struct Growth {
     before: String,
@@ -83,8 +84,10 @@ pub struct Growth {
 }
 
 impl Growth {
+    /// Compares two scrapes.
+    ///
     /// # Errors
-    /// The first line of either page that is neither a comment nor a sample with a finite value.
+    /// [`NoSample`] for the first line of either scrape that is neither a comment nor a sample with a finite value.
     pub fn between(before: String, after: String) -> Result<Self, NoSample> {
         let lines = before.lines().chain(after.lines()).filter(|line| !line.starts_with('#') && !line.is_empty());
         for line in lines {
@@ -93,7 +96,7 @@ impl Growth {
         Ok(Self { before, after })
     }
 
-    /// The sum over the samples of `name` that have these labels, whatever their other labels.
+    /// Returns the sum over the samples of `name` with these labels, regardless of their other labels.
     ///
     /// # Errors
     /// A line of `name` without one of the labels.
@@ -101,7 +104,7 @@ impl Growth {
         Ok(self.samples(name, labels)?.iter().map(|(_, sample)| sample.value).sum())
     }
 
-    /// The sums over the samples of `name` that have these labels, by the number in the label `by`.
+    /// Returns the sums over the samples of `name` with these labels, keyed by the number in the label `by`.
     ///
     /// # Errors
     /// A line of `name` without one of the labels, or without a number in `by`.
@@ -115,7 +118,7 @@ impl Growth {
         Ok(sums)
     }
 
-    /// Lines of both pages, with the values of the earlier one negative.
+    /// Returns the matching samples of both scrapes with their lines; values of the earlier scrape are negated.
     fn samples(&self, name: &str, labels: &[(&str, &str)]) -> Result<Vec<(&str, Sample<'_>)>, NoSample> {
         let mut found = Vec::new();
         for (page, sign) in [(&self.after, 1.0), (&self.before, -1.0)] {
@@ -131,7 +134,7 @@ impl Growth {
     }
 }
 
-/// The largest count over the mean; `None` where all are zero.
+/// Returns the largest count divided by the mean; `None` if all counts are zero.
 pub fn max_over_mean(counts: &BTreeMap<u16, f64>) -> Option<f64> {
     let sum: f64 = counts.values().sum();
     (sum > 0.0).then(|| counts.values().copied().fold(0.0, f64::max) * counts.len() as f64 / sum)

@@ -1,7 +1,8 @@
-//! Extracts the numbers that an engine reports about a request from pieces of its answer, without parsing it.
+//! Extracts the numbers that an engine reports about a request from pieces of its response, without parsing the
+//! response.
 //!
-//! A piece may be JSON or server-sent events. A number cut off by the end of a piece is ignored. Text cannot imitate a
-//! key, as quotes in it are escaped.
+//! A piece may be JSON or server-sent events. A number cut off by the end of a piece is ignored. Generated text cannot
+//! imitate a key, since quotes in it are escaped.
 
 use std::sync::LazyLock;
 
@@ -14,20 +15,20 @@ static PROMPT_TOKENS: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("
 static COMPLETION_TOKENS: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"completion_tokens\""));
 static OUTPUT_TOKENS: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"output_tokens\""));
 
-/// The rank in `meta_info.dp_rank` of SGLang's `/generate` (since 0.5.10).
+/// Returns the rank in `meta_info.dp_rank` of SGLang's `/generate` (since 0.5.10).
 pub fn rank_in_meta(piece: &[u8]) -> Option<u32> {
     u32::try_from(number_after(piece, &DP_RANK)?).ok()
 }
 
-/// Number of prompt tokens according to the engine: `usage.prompt_tokens` of the OpenAI routes (in the last event of a
-/// stream, if the client requested it) or `meta_info.prompt_tokens` of SGLang's `/generate`.
+/// Returns the number of prompt tokens reported by the engine: `usage.prompt_tokens` of the OpenAI routes (in the last
+/// event of a stream, if the client requested it) or `meta_info.prompt_tokens` of SGLang's `/generate`.
 pub fn prompt_tokens(piece: &[u8]) -> Option<u64> {
     number_after(piece, &PROMPT_TOKENS)
 }
 
-/// Number of tokens generated so far according to the engine: `completion_tokens` of the OpenAI routes and of SGLang's
-/// `/generate`, `output_tokens` of responses and messages. The last one counts, as some engines report one in each
-/// event.
+/// Returns the number of tokens generated so far, as reported by the engine: `completion_tokens` of the OpenAI routes
+/// and of SGLang's `/generate`, `output_tokens` of responses and messages. The last value counts, since some engines
+/// report one in each event.
 pub fn output_tokens(route: Route, piece: &[u8]) -> Option<u64> {
     let key = match route {
         Route::Chat | Route::Completions | Route::Generate => &*COMPLETION_TOKENS,
@@ -37,12 +38,12 @@ pub fn output_tokens(route: Route, piece: &[u8]) -> Option<u64> {
     key.find_iter(piece).filter_map(|at| number_at(piece, at, key)).last()
 }
 
-/// The integer after the first `key`, which includes its quotes.
+/// Returns the integer after the first `key`, which includes its quotes.
 fn number_after(piece: &[u8], key: &Finder<'_>) -> Option<u64> {
     number_at(piece, key.find(piece)?, key)
 }
 
-/// The integer after the `key` at this offset.
+/// Returns the integer after the `key` at this offset.
 fn number_at(piece: &[u8], at: usize, key: &Finder<'_>) -> Option<u64> {
     if at > 0 && piece[at - 1] == b'\\' {
         return None;

@@ -1,9 +1,9 @@
-//! Pins: sending a request to one attention-DP rank, per engine and route.
+//! Pins requests to one attention-DP rank, depending on engine and route.
 //!
-//! [`crate::dialect`] lists which engine reads a pin where.
+//! [`crate::dialect`] lists where each engine reads a pin.
 //!
-//! A body is never re-serialised: members are cut out or inserted, and all other bytes stay. Pins sent by clients are
-//! removed (every spelling, including duplicates) unless the caller trusts them.
+//! A body is never re-serialised: members are removed or inserted, and all other bytes are unchanged. Pins sent by
+//! clients are removed (every spelling, including duplicates) unless the caller trusts them.
 
 use ::http::{HeaderMap, HeaderName, HeaderValue};
 use bytes::{Bytes, BytesMut};
@@ -14,11 +14,11 @@ use crate::fields::{Field, Treatment, field_of};
 use crate::json::{Member, Members, ScanError};
 use crate::{Carrier, Dialect, Engine, Route};
 
-/// The header read by SGLang and vLLM.
+/// The pin header that SGLang and vLLM read.
 pub const HEADER: HeaderName = HeaderName::from_static("x-data-parallel-rank");
-/// Headers by which a client could choose where a request runs, or the host from which an engine fetches keys and
-/// values; see also [`OVERRIDES`]. Dynamo has `x-dp-rank` and `x-worker-instance-id`. Underscores count as hyphens, as
-/// proxies and gateway interfaces convert one into the other.
+/// Headers with which a client could choose the rank or worker of a request, or the host that an engine fetches keys
+/// and values from; see also [`OVERRIDES`]. `x-dp-rank` and `x-worker-instance-id` are Dynamo's. Underscores match
+/// hyphens, since proxies and gateway interfaces convert one into the other.
 pub const CLIENT_HEADERS: [&str; 9] = [
     "x-data-parallel-rank",
     "x-dp-rank",
@@ -30,17 +30,17 @@ pub const CLIENT_HEADERS: [&str; 9] = [
     "bootstrap_port",
     "bootstrap_room",
 ];
-/// Every header with this prefix overrides a field of SGLang's request (from 0.5.23): its rank, its bootstrap host, its
+/// Prefix of headers that override a field of SGLang's request (from 0.5.23), such as its rank, bootstrap host or
 /// request id.
 pub const OVERRIDES: &str = "x-override-";
-/// Body fields that are pins. [`crate::fields`] has all removed fields.
+/// Body fields that are pins. [`crate::fields`] lists all removed fields.
 const PIN_FIELDS: [&str; 2] = [ROUTED_DP_RANK, DATA_PARALLEL_RANK];
 
-/// Why a request cannot be pinned.
+/// The reason why a request cannot be pinned.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PinError {
-    /// The engine has no way to pin on this route.
-    #[error("{engine} has no way to pin a request on {route} to a rank")]
+    /// The engine does not support pins on this route.
+    #[error("{engine} does not support pinning requests on {route} to a rank")]
     NoCarrier {
         /// The engine.
         engine: Engine,
@@ -51,14 +51,14 @@ pub enum PinError {
     #[error(transparent)]
     Body(#[from] ScanError),
     /// A trusted client's pin is not a rank.
-    #[error("the pin '{0}' is not a rank")]
+    #[error("the pin '{0}' is not a valid rank")]
     NotARank(String),
 }
 
 /// Removes client pins from headers; returns the number of distinct names removed.
 pub fn strip_headers(headers: &mut HeaderMap) -> usize {
     let mut stripped = 0;
-    // Usually there is none, and nothing is allocated.
+    // Usually there are none, and nothing is allocated.
     while let Some(name) = headers.keys().find(|name| is_client_header(name.as_str())).cloned() {
         headers.remove(name);
         stripped += 1;
@@ -69,13 +69,13 @@ pub fn strip_headers(headers: &mut HeaderMap) -> usize {
 fn is_client_header(name: &str) -> bool {
     let hyphens = |byte: u8| if byte == b'_' { b'-' } else { byte };
     let same = |one: &str, other: &str| one.bytes().map(hyphens).eq(other.bytes().map(hyphens));
-    // Names are in lower case. Most end here.
+    // Names are in lower case. Their first letter rules out most of them.
     matches!(name.as_bytes().first(), Some(b'x' | b'd' | b'r' | b'b'))
         && (CLIENT_HEADERS.iter().any(|client| client.len() == name.len() && same(client, name))
             || name.get(..OVERRIDES.len()).is_some_and(|start| same(start, OVERRIDES)))
 }
 
-/// A body known to be one JSON object without client pins, and where to insert a pin.
+/// A body known to be one JSON object without client pins, and the position at which to insert a pin.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Stripped {
     body: Bytes,
@@ -93,11 +93,12 @@ impl Stripped {
         Self::seeing(body, None, |_, _| ())
     }
 
-    /// Removes client pins like [`Stripped::new`]. `see` is called with every member and whether it is kept, so the
-    /// body is read only once; `known` is the position of a value that was already parsed ([`Members::knowing`]).
+    /// Removes client pins like [`Stripped::new`]. Calls `see` with every member and its field, if it is a listed one,
+    /// so that the body is scanned only once; `known` is the position of a value that was already parsed
+    /// ([`Members::knowing`]).
     ///
     /// # Errors
-    /// Those of [`Stripped::new`].
+    /// The errors of [`Stripped::new`].
     pub fn seeing(
         body: &Bytes,
         known: Option<std::ops::Range<usize>>,
@@ -115,7 +116,7 @@ impl Stripped {
         Ok(plan.carry_out(body, open))
     }
 
-    /// A body of any kind, relayed unchanged, for routes without pins.
+    /// Wraps a body of any kind that is relayed unchanged, for routes without pins.
     pub fn opaque(body: &Bytes) -> Self {
         Self { body: body.clone(), open: 0, has_members: false }
     }
@@ -125,7 +126,8 @@ impl Stripped {
         &self.body
     }
 
-    /// The body with this as its only `model`, placed first; all other bytes stay. Does not copy if it is already so.
+    /// Returns the body with `name` as its only `model`, placed first; all other bytes are unchanged. Does not copy if
+    /// that is already the case.
     ///
     /// # Errors
     /// If the body is not a JSON object.
@@ -145,8 +147,8 @@ impl Stripped {
         Ok(plan.carry_out(&self.body, self.open).with_member(MODEL, &value))
     }
 
-    /// The body with one more member in front, `value` being JSON; all other bytes stay. The caller ensures that there
-    /// is none of that name.
+    /// Returns the body with one more member at the front, whose `value` is JSON; all other bytes are unchanged. The
+    /// caller ensures that the body has no member of that name.
     pub(crate) fn with_member(&self, field: &str, value: &str) -> Self {
         let comma = if self.has_members { "," } else { "" };
         let member = format!("\"{field}\":{value}{comma}");
@@ -158,8 +160,8 @@ impl Stripped {
     }
 }
 
-/// Pins a request: writes the header, or returns a body with the field inserted. Neither contains client pins. With a
-/// URL per rank there is nothing to write.
+/// Pins a request: sets the header, or returns a body with the field inserted. Neither contains client pins. With a URL
+/// per rank, nothing is added.
 ///
 /// # Errors
 /// [`PinError::NoCarrier`] if the engine reads no pin on this route.
@@ -182,12 +184,12 @@ pub fn apply(
     }
 }
 
-/// The pin that a client sent by a carrier that the engine's newest version would read on this route, for
-/// configurations that trust clients. The header takes precedence over the body, as in SGLang. Ranks count from 0 here,
-/// however the engine numbers them.
+/// Returns the pin that a client sent, if the engine's newest version would read its carrier on this route; for
+/// configurations that trust clients. The header takes precedence over the body, as in SGLang. Ranks are numbered from
+/// 0 here, regardless of the engine's numbering.
 ///
 /// # Errors
-/// `PinError` if the header is not a rank of the backend.
+/// [`PinError`] if the pin is not a rank, or the body is not a JSON object.
 pub fn client_pin(engine: Engine, route: Route, headers: &HeaderMap, body: &[u8]) -> Result<Option<RankId>, PinError> {
     let by_header = match Dialect::of(engine, None).carrier(route) {
         None => return Ok(None),
@@ -201,7 +203,7 @@ pub fn client_pin(engine: Engine, route: Route, headers: &HeaderMap, body: &[u8]
     sent.map(parse_rank).transpose()
 }
 
-/// The last value of the first of [`PIN_FIELDS`] that is present and not null.
+/// Returns the last value of the first of [`PIN_FIELDS`] that is present and not null.
 fn body_pin(body: &[u8]) -> Result<Option<&[u8]>, ScanError> {
     for field in PIN_FIELDS {
         if let Some(value) = crate::json::top_level(body, field)?.filter(|value| *value != b"null") {
@@ -219,12 +221,12 @@ fn parse_rank(value: &[u8]) -> Result<RankId, PinError> {
         .ok_or_else(|| PinError::NotARank(String::from_utf8_lossy(&value[..value.len().min(32)]).into_owned()))
 }
 
-/// The ranges of a body that are kept. Adjacent ones are merged, including the comma between them.
+/// The ranges of a body to keep. Adjacent ranges are merged, including the comma between them.
 #[derive(Default)]
 struct Plan {
     kept: Vec<std::ops::Range<usize>>,
     cut: usize,
-    /// End of the last member's segment, i.e. at the closing brace.
+    /// End of the last member's segment, i.e. the position of the closing brace.
     end: Option<usize>,
 }
 
@@ -241,7 +243,8 @@ impl Plan {
         }
     }
 
-    /// The body without the removed parts; not copied if there are none. If nothing is left, only the braces remain.
+    /// Returns the body without the removed parts; does not copy if there are none. If no member is left, only the
+    /// braces remain.
     fn carry_out(&self, body: &Bytes, open: usize) -> Stripped {
         let has_members = !self.kept.is_empty();
         if self.cut == 0 {

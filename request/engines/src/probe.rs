@@ -1,8 +1,8 @@
-//! An engine's report about itself: health, version, ranks, and for SGLang's dialect its server information.
+//! Queries an engine's health, version and ranks and, in SGLang's dialect, its server information.
 //!
 //! SGLang's `/health` runs the model for one token, so it takes a second on an idle engine and as long as a prefill
-//! step on a busy one. The HTTP server alone answers `/ping`. So [`alive`] uses `/ping` to check the process, and
-//! [`health`] checks the scheduler behind it, with a suitable time limit.
+//! step on a busy one. The HTTP server answers `/ping` by itself. [`alive`] therefore uses `/ping` to check the
+//! process, and [`health`] checks the scheduler behind it, with a suitable time limit.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,52 +18,52 @@ use crate::{Dialect, Engine, RankBase, SharedError, Version, vllm};
 pub struct Target<'a> {
     /// The kind of engine.
     pub engine: Engine,
-    /// One URL, or one per rank.
+    /// The engine's URL, or one URL per rank.
     pub urls: &'a [BaseUrl],
     /// How the engine numbers ranks in pins, if known.
     pub rank_base: Option<RankBase>,
-    /// Names that requests will use for the model; without any, the engine's models are not queried.
+    /// Model names that requests will use; if there are none, the engine's models are not queried.
     pub names: &'a [String],
 }
 
 impl<'a> Target<'a> {
-    /// An engine behind one URL of which nothing else is known.
+    /// Creates a target for an engine behind one URL, with nothing else known about it.
     pub fn new(engine: Engine, url: &'a BaseUrl) -> Self {
         Self { engine, urls: std::slice::from_ref(url), rank_base: None, names: &[] }
     }
 }
 
-/// The route that shows whether an engine can serve.
+/// Returns the route that reports whether an engine can serve.
 pub fn health_path(engine: Engine) -> &'static str {
     match engine {
         Engine::Sglang | Engine::Semmoe | Engine::Vllm => sglang::HEALTH,
-        // The only GET route that every server with the OpenAI routes has.
+        // The only GET route that every OpenAI-compatible server has.
         Engine::Openai => "/v1/models",
     }
 }
 
-/// Whether this engine's health route runs the model.
+/// Returns whether this engine's health route runs the model.
 pub fn health_generates(engine: Engine) -> bool {
     engine == Engine::Sglang
 }
 
-/// Whether this engine's health route reports at once whether the computing processes are alive.
+/// Returns whether this engine's health route immediately reports whether the model processes are alive.
 pub fn health_knows_core(engine: Engine) -> bool {
     matches!(engine, Engine::Vllm | Engine::Semmoe)
 }
 
-/// Whether this status of the health route means that the engine serves nothing more, so that no second probe is
-/// needed. vLLM's API servers answer 503 there only if the engine core is dead, this project's worker if a rank is lost
-/// or it is draining.
+/// Returns whether this status of the health route means that the engine no longer serves requests, so that no second
+/// probe is needed. vLLM's API servers return 503 there only if the engine core is dead; semmoe's worker does so if a
+/// rank is lost or the worker is draining.
 pub fn is_dead(engine: Engine, status: Option<u16>) -> bool {
     health_knows_core(engine) && status == Some(503)
 }
 
-/// Checks that the HTTP server answers at every URL, without running the model. If it reports a failure, or has no such
-/// route, its health route decides, which may take as long as `busy`.
+/// Checks that the HTTP server at every URL responds, without running the model. If it reports a failure or has no such
+/// route, its health route decides, which may take up to `busy`.
 ///
 /// # Errors
-/// Those of [`health`].
+/// The errors of [`health`].
 pub async fn alive(
     client: &HttpClient,
     target: &Target<'_>,
@@ -85,11 +85,11 @@ pub async fn alive(
     Ok(())
 }
 
-/// Checks only the health of every URL; any 2xx answer is good. The ranks of an engine run in lockstep, so it is not
-/// healthy without one of them.
+/// Checks only the health route of every URL; any 2xx status counts as healthy. The ranks of an engine run in lockstep,
+/// so the engine is unhealthy if any of them is.
 ///
 /// # Errors
-/// `HttpError` if the engine does not answer with 2xx.
+/// [`HttpError`] if the engine does not respond with 2xx.
 pub async fn health(client: &HttpClient, target: &Target<'_>, limits: &AnswerLimits) -> Result<(), HttpError> {
     for url in target.urls {
         client.get_text(url, health_path(target.engine), limits).await?;
@@ -97,11 +97,11 @@ pub async fn health(client: &HttpClient, target: &Target<'_>, limits: &AnswerLim
     Ok(())
 }
 
-/// Sends every URL of an engine of SGLang's dialect a request that its schedulers must answer. An answer of any status
-/// is good: its content is not judged here.
+/// Sends every URL of an engine with SGLang's dialect a request that its schedulers must answer. Any response counts as
+/// success, whatever its status or content.
 ///
 /// # Errors
-/// If a URL does not answer.
+/// If a URL does not respond.
 pub async fn schedulers(client: &HttpClient, target: &Target<'_>, limits: &AnswerLimits) -> Result<(), HttpError> {
     for url in target.urls {
         match server_info(client, url, limits).await {
@@ -118,47 +118,47 @@ pub async fn schedulers(client: &HttpClient, target: &Target<'_>, limits: &Answe
 pub struct Probe {
     /// Server information, if the engine provides it.
     pub server: Option<ServerInfo>,
-    /// As the engine reports it.
+    /// The version that the engine reports.
     pub version: Option<String>,
-    /// Number of attention-DP ranks that a request can be sent to; `None` if the engine does not report it, or
+    /// Number of attention-DP ranks that a request can be sent to; `None` if the engine does not report it or
     /// contradicts itself.
     pub dp_size: Option<u16>,
-    /// Why `dp_size` is unknown, if something is wrong rather than absent.
+    /// Why `dp_size` is unknown, if the engine's report is wrong rather than missing.
     pub doubt: Option<RankDoubt>,
-    /// How to pin requests on it.
+    /// How to pin requests on this engine.
     pub dialect: Dialect,
-    /// The engine has further ranks before those behind its URL, and did not report how it numbers them in pins.
+    /// Whether the engine has further ranks before those behind its URL but did not report how it numbers them in pins.
     pub unknown_rank_base: bool,
-    /// The placement that an engine of SGLang's dialect reports.
+    /// The placement reported by an engine with SGLang's dialect.
     pub placement: Result<ShownPlacement, Unseen>,
-    /// The maximum length of prompt and answer together, in tokens, if stated in its list of models.
+    /// The maximum combined length of prompt and output, in tokens, if stated in the engine's model list.
     pub max_model_len: Option<u64>,
-    /// A model that it serves although requests name another one, which it does not know.
+    /// A model that the engine serves, if it does not know the model that requests name.
     pub other_model: Option<String>,
-    /// Its token ids of the built-in chats, if queried.
+    /// The engine's token ids for the built-in chats, if queried.
     pub rendering: Option<Arc<Rendering>>,
 }
 
-/// Why an engine's number of ranks is unknown.
+/// The reason why an engine's number of ranks is unknown.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RankDoubt {
-    /// Two routes report different numbers.
-    #[error("{info_route} reports {info} attention-DP ranks, but {loads_route} {loads}", info_route = sglang::SERVER_INFO, loads_route = sglang::LOADS)]
+    /// Two routes report different numbers of ranks.
+    #[error("{info_route} reports {info} attention-DP ranks, but {loads_route} reports {loads}", info_route = sglang::SERVER_INFO, loads_route = sglang::LOADS)]
     Routes {
-        /// According to the server information.
+        /// Number of ranks in the server information.
         info: u16,
-        /// According to the loads.
+        /// Number of ranks in the loads.
         loads: usize,
     },
     /// The server information has an unknown format.
-    #[error("the engine's {} is not what any known version answers: {source}", sglang::SERVER_INFO, source = .0)]
+    #[error("the engine's {} does not match any known version: {source}", sglang::SERVER_INFO, source = .0)]
     Unreadable(#[source] SharedError),
     /// No ranks at all.
     #[error("the engine reports 0 attention-DP ranks")]
     Zero,
     /// The URLs of one engine report ranks that are not consecutive.
     #[error(
-        "URL {url} serves {} ranks from rank {}, expected {} from rank {}: list `urls` in the order of their ranks",
+        "URL {url} serves {} ranks from rank {}, expected {} from rank {}: list `urls` in rank order",
         found.count, found.first, expected.count, expected.first
     )]
     Nodes {
@@ -169,7 +169,7 @@ pub enum RankDoubt {
         /// The ranks expected next.
         expected: RankRange,
     },
-    /// A URL reports no ranks, so it is unknown which are behind the others.
+    /// A URL reports no ranks, so the ranks behind the other URLs are unknown.
     #[error("URL {0} reports no ranks in its metrics")]
     Silent(usize),
 }
@@ -191,8 +191,8 @@ impl Probe {
         }
     }
 
-    /// Keeps the placement that was read from a file earlier, if this is still the same process: the file may have been
-    /// rewritten since.
+    /// Keeps the placement that an earlier probe read from a file, if the engine is still the same process: the file
+    /// may have been rewritten since.
     pub fn keep_placement(&mut self, before: &Self) {
         let process = |probe: &Self| {
             let server = probe.server.as_ref()?;
@@ -203,7 +203,7 @@ impl Probe {
         }
     }
 
-    /// The probe with an unknown number of ranks.
+    /// Returns the probe with its number of ranks marked as unknown.
     fn doubtful(self, doubt: RankDoubt) -> Self {
         Self { dp_size: None, doubt: Some(doubt), ..self }
     }
@@ -212,9 +212,9 @@ impl Probe {
 /// Checks health, then reads everything else that the engine reports.
 ///
 /// # Errors
-/// If a URL does not answer, or not as such an engine does.
+/// If a URL does not respond, or responds unlike this kind of engine.
 pub async fn probe(client: &HttpClient, target: &Target<'_>, limits: &AnswerLimits) -> Result<Probe, HttpError> {
-    // SGLang's server information needs its schedulers, so a hung one fails below.
+    // SGLang's server information requires its schedulers, so a hung scheduler fails the query below.
     alive(client, target, limits, limits.timeout).await?;
     if target.urls.is_empty() {
         return Ok(Probe::of(target.engine, None, None));
@@ -231,8 +231,8 @@ pub async fn probe(client: &HttpClient, target: &Target<'_>, limits: &AnswerLimi
     Ok(found)
 }
 
-/// Queries the models that the engine lists. Some engines accept any name, so one that lists only other models is tried
-/// with the name that requests use.
+/// Queries the models that the engine lists. Some engines accept any name, so if an engine lists only other models, the
+/// name that requests use is tried on it.
 async fn probe_models(
     client: &HttpClient,
     target: &Target<'_>,
@@ -241,7 +241,7 @@ async fn probe_models(
 ) -> Result<(), HttpError> {
     let Target { urls: [base, ..], names: [name, ..], .. } = target else { return Ok(()) };
     let models = match vllm::models(client, base, limits).await {
-        // It has no such route. vLLM requires its key here, but not on the routes before.
+        // The engine has no such route. A 401 or 403 is an error: vLLM requires its key here, unlike on earlier routes.
         Err(HttpError::Status { status, .. }) if !matches!(status, 401 | 403) => return Ok(()),
         Err(HttpError::Json { .. }) => return Ok(()),
         models => models?,
@@ -254,7 +254,7 @@ async fn probe_models(
     Ok(())
 }
 
-/// With several URLs, each is one rank.
+/// Treats each URL as one rank if there are several.
 fn by_url(found: Probe, target: &Target<'_>) -> Probe {
     if target.urls.len() == 1 {
         return found;
@@ -284,7 +284,7 @@ async fn probe_sglang(client: &HttpClient, target: &Target<'_>, limits: &AnswerL
         Ok(loads) if loads.loads.len() != usize::from(info) => {
             Ok(found.doubtful(RankDoubt::Routes { info, loads: loads.loads.len() }))
         }
-        // Before 0.5.8 there is no such route.
+        // SGLang before 0.5.8 has no such route.
         Ok(_) | Err(HttpError::Status { .. } | HttpError::Json { .. }) => Ok(found),
         Err(error) => Err(error),
     }
@@ -296,7 +296,7 @@ async fn probe_vllm(client: &HttpClient, target: &Target<'_>, limits: &AnswerLim
     let range = vllm::engines(client, base, limits).await?.range();
     let ranks = match range {
         Some(range) => Some(range.count),
-        // If the engine does not answer this either, its ranks remain unknown.
+        // If this query fails too, the engine's ranks remain unknown.
         None => vllm::pinnable(client, base, limits).await.unwrap_or(None),
     };
     let mut found = Probe::of(target.engine, version, ranks);
@@ -309,8 +309,8 @@ async fn probe_vllm(client: &HttpClient, target: &Target<'_>, limits: &AnswerLim
     Ok(found)
 }
 
-/// vLLM with one URL per node: hybrid load balancing, where each API server fronts the ranks of its node. With one rank
-/// per node it is external load balancing, where the URL alone is the pin.
+/// Probes vLLM with one URL per node: hybrid load balancing, where each API server fronts the ranks of its node. One
+/// rank per node is external load balancing, where the URL itself is the pin.
 async fn probe_nodes(client: &HttpClient, target: &Target<'_>, limits: &AnswerLimits) -> Result<Probe, HttpError> {
     let mut nodes = Vec::new();
     for url in target.urls {
@@ -350,10 +350,10 @@ async fn rank_base(
     }
 }
 
-/// Server information of an engine of SGLang's dialect, under whichever name this version has it.
+/// Queries the server information of an engine with SGLang's dialect, on whichever route its version has.
 ///
 /// # Errors
-/// `HttpError` if the engine does not answer, or with something else.
+/// [`HttpError`] if the engine does not respond, or responds with something else.
 pub async fn server_info(client: &HttpClient, base: &BaseUrl, limits: &AnswerLimits) -> Result<ServerInfo, HttpError> {
     match client.get_json(base, sglang::SERVER_INFO, limits).await {
         Err(error) if error.status() == Some(404) => client.get_json(base, sglang::GET_SERVER_INFO, limits).await,

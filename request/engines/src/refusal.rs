@@ -1,21 +1,21 @@
-//! Answers in which an engine refuses a pin because it has no such rank.
+//! Detects responses in which an engine rejects a pin because it has no such rank.
 //!
-//! | engine | its message |
+//! | engine | message |
 //! |---|---|
 //! | vLLM | `data_parallel_rank 1 is out of range [0, 1).` |
 //! | vLLM's Rust front end | `data parallel rank 1 is out of range for 1 engine(s)` |
 //! | SGLang | `routed_dp_rank=1 out of range [0, 1)`, `routed_dp_rank=1 is not active` |
 //!
-//! All have status 400, except streams of vLLM and of SGLang's `/generate` (200, an error event) and inactive ranks
-//! (503). Such a message counts only if it is the entire message, since engines quote clients in others.
+//! All have status 400, except streams of vLLM and of SGLang's `/generate` (200 with an error event) and inactive ranks
+//! (503). The text must be the entire error message, since engines quote client input in other messages.
 
 use http::StatusCode;
 use serde_json::Value;
 
-/// Maximum length of such a document; a longer one is about something else.
+/// Maximum length of a document that reports a rejected pin; a longer one reports another error.
 const LONGEST: usize = 1024;
 
-/// A pin that an engine refused.
+/// A pin that an engine rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RankRefusal {
     /// The rank that was pinned.
@@ -24,16 +24,16 @@ pub struct RankRefusal {
     pub ranks: Option<u16>,
 }
 
-/// Whether an answer with this status may be such a refusal; `streams`: it was requested as a stream.
+/// Returns whether a response with this status may reject a pin; `streams` is whether a stream was requested.
 pub fn may_refuse(status: StatusCode, streams: bool) -> bool {
     matches!(status, StatusCode::BAD_REQUEST | StatusCode::SERVICE_UNAVAILABLE) || streams && status == StatusCode::OK
 }
 
-/// The refusal in an error document, or in the first event of a stream.
+/// Returns the rejected pin that an error document, or the first event of a stream, reports.
 pub fn of_rank(piece: &[u8]) -> Option<RankRefusal> {
     let document = match piece.strip_prefix(b"data: ") {
         None => piece,
-        // Almost every stream ends here.
+        // This check rules out almost every stream.
         Some(event) => Some(event).filter(|event| event.starts_with(b"{\"error\""))?,
     };
     let document = document[..document.len().min(LONGEST + 1)].split(|byte| *byte == b'\n').next();

@@ -1,13 +1,13 @@
-//! How an engine renders chats: the token ids that it produces for a chat, without running the model.
+//! Queries how an engine renders chats to token ids, without running the model.
 //!
 //! | engine | route | since | reads |
 //! | --- | --- | --- | --- |
-//! | vLLM | `/v1/chat/completions/render` | started with `--enable-scale-out`; 403 without it | the whole request |
+//! | vLLM | `/v1/chat/completions/render` | if started with `--enable-scale-out`; otherwise 403 | the whole request |
 //! | vLLM | `/tokenize` with `messages` | always | not `tool_choice`, `documents`, `reasoning_effort` |
-//! | SGLang | `/tokenize` with `messages` | 0.5.23 has it, 0.5.16 has not | the whole request; a chat's `add_generation_prompt` has no meaning there |
+//! | SGLang | `/tokenize` with `messages` | present in 0.5.23, absent in 0.5.16 | the whole request; `add_generation_prompt` has no effect on chats |
 //! | semmoe's worker | `/tokenize` with `messages` | always | its own fields |
 //!
-//! Other engines have no such route, so their rendering is unverified.
+//! Other engines have no such route, so their rendering cannot be verified.
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -17,39 +17,39 @@ use serde_json::Value;
 use crate::Engine;
 use crate::http::{AnswerLimits, BaseUrl, HttpClient, HttpError};
 
-/// Maximum size of an answer, in bytes: the built-in chats are short, but templates may add a lot.
+/// Maximum size of a response, in bytes: the built-in chats are short, but templates may add a lot of text.
 const ANSWER_BYTES: usize = 256 << 10;
 
-/// The answer to one chat.
+/// The result for one chat.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Shown {
     /// Token ids of the prompt.
     Ids(Vec<u32>),
-    /// The engine would reject such a request as well, or cannot render it.
+    /// The engine cannot render the chat, or would reject such a request too.
     Refused {
         /// Status of the answer.
         status: u16,
     },
-    /// The route ignores a part of it, or no answer arrived.
+    /// The route ignores a part of the chat, or no response arrived.
     NotAsked,
 }
 
-/// The answers of one engine.
+/// The results of one engine.
 #[derive(Clone, Debug)]
 pub struct Rendering {
-    /// The route used; `None` if the engine has none.
+    /// The route that was used; `None` if the engine has no such route.
     pub route: Option<&'static str>,
-    /// One answer per chat.
+    /// One result per chat.
     pub shown: Vec<Shown>,
-    /// Why some chats were not sent.
+    /// The reason why some chats were not sent, if any.
     pub cause: Option<String>,
-    /// Whether a retry may succeed, because no answer arrived or it had another form.
+    /// Whether a retry may succeed, because no response arrived or it had an unexpected form.
     pub failed: bool,
-    /// Time of the request: templates may write the date.
+    /// Unix time of the request, since templates may include the date.
     pub unix_seconds: i64,
 }
 
-/// Compares the answers, not their time.
+/// Compares the results, but not their time.
 impl PartialEq for Rendering {
     fn eq(&self, other: &Self) -> bool {
         let all = |it: &Self| (it.route, it.cause.clone(), it.failed);
@@ -57,14 +57,14 @@ impl PartialEq for Rendering {
     }
 }
 
-/// The route by which engines tokenize texts, and most of them chats.
+/// The route on which engines tokenize texts and most engines also tokenize chats.
 const TOKENIZE: &str = "/tokenize";
 
 /// A route that renders chats to token ids.
 #[derive(Clone, Copy)]
 struct Route {
     path: &'static str,
-    /// Members of a chat's body that it ignores, although they affect real requests.
+    /// Members of a chat's body that the route ignores although they affect real requests.
     ignores: &'static [&'static str],
 }
 
@@ -80,7 +80,7 @@ fn routes(engine: Engine) -> &'static [Route] {
     }
 }
 
-/// Answers of both routes of vLLM, and of `/tokenize` elsewhere.
+/// Responses of both vLLM routes, and of `/tokenize` on other engines.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum Answer {
@@ -88,24 +88,24 @@ enum Answer {
     Tokenized { tokens: Vec<u32> },
 }
 
-/// Sends an engine each chat or completion text to render, for at most `within` in total. Generates nothing.
+/// Asks an engine to render each chat or completion text, within `within` in total. Generates no tokens.
 pub async fn ask(client: &HttpClient, engine: Engine, url: &BaseUrl, chats: &[&Value], within: Duration) -> Rendering {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     let mut rendering = Rendering {
         route: None,
         shown: vec![Shown::NotAsked; chats.len()],
-        cause: Some("no route of the engine shows its token ids".to_owned()),
+        cause: Some("no route of the engine returns token ids".to_owned()),
         failed: false,
         unix_seconds: since.map_or(0, |since| i64::try_from(since.as_secs()).unwrap_or(0)),
     };
     let until = Instant::now() + within;
     for route in routes(engine) {
         let asked = ask_on(client, url, route, chats, until, &mut rendering.shown).await;
-        // An engine without this route, or one that takes no messages here, already rejects the plain chat.
+        // An engine that lacks this route, or does not accept messages on it, already rejects the plain chat.
         if let Some(Shown::Refused { status }) = rendering.shown.first() {
             rendering.failed = !is_about_the_request(*status);
             rendering.cause =
-                Some(format!("no route of the engine shows its token ids: {} answered {status}", route.path));
+                Some(format!("no route of the engine returns token ids: {} answered {status}", route.path));
             rendering.shown.fill(Shown::NotAsked);
             continue;
         }
@@ -117,7 +117,7 @@ pub async fn ask(client: &HttpClient, engine: Engine, url: &BaseUrl, chats: &[&V
     rendering
 }
 
-/// Sends chats on one route until one gets no answer.
+/// Sends chats on one route until one receives no response.
 async fn ask_on(
     client: &HttpClient,
     url: &BaseUrl,
@@ -143,8 +143,8 @@ async fn ask_on(
     Ok(())
 }
 
-/// Whether this status is about the request, rather than the engine's state or its key: a template that raises an error
-/// may yield 500.
+/// Returns whether this status concerns the request rather than the engine's state or key. A template that raises an
+/// error may yield 500.
 fn is_about_the_request(status: u16) -> bool {
     (400..=501).contains(&status) && !matches!(status, 401 | 403 | 408 | 429)
 }

@@ -1,17 +1,17 @@
-//! Routed experts of live requests: which engines report them on request and how, and how to remove them from an answer
-//! whose client did not request them.
+//! Routed experts of live requests: which engines report them on request, in which form, and how to remove them from a
+//! response if the client did not request them.
 //!
 //! | engine | `/generate` | chat, completions |
 //! |---|---|---|
-//! | sglang from 0.5.23, semmoe | field `return_routed_experts`, answered in `meta_info.routed_experts` | the same field, answered in `sglext.routed_experts` |
+//! | sglang from 0.5.23, semmoe | field `return_routed_experts`, returned in `meta_info.routed_experts` | the same field, returned in `sglext.routed_experts` |
 //! | sglang 0.5.8 to 0.5.22 | as above | not requested |
-//! | vllm with its server flag | no such route | in every answer except streams, in `routed_experts` of each choice; field `return_token_ids` for the token ids |
+//! | vllm with its server flag | no such route | in every response except streams, in `routed_experts` of each choice; field `return_token_ids` for the token ids |
 //! | all others | not requested | not requested |
 //!
-//! Streams of the OpenAI routes have them in an event of their own, in other places (older versions) or not at all
-//! (vLLM), so streams are not sampled. An answer is never re-serialised: SGLang's member is cut out, vLLM's values
-//! become `null`, as they are without its flag, and all other bytes stay. `sglext` is removed entirely if the rest of
-//! it is `null`, since it is then only there for this request.
+//! Streams of the OpenAI routes report routed experts in a separate event, in other places (older versions) or not at
+//! all (vLLM), so streams are not sampled. A response is never re-serialised: SGLang's member is cut out, vLLM's values
+//! become `null`, as they are without its flag, and all other bytes are unchanged. `sglext` is removed entirely if the
+//! rest of it is `null`, since it is then present only because of this request.
 
 use std::ops::Range;
 use std::sync::LazyLock;
@@ -23,21 +23,22 @@ use crate::json::{Elements, Member, Members, ScanError, top_level};
 use crate::pin::Stripped;
 use crate::{Engine, Route, Version};
 
-/// The body field that requests routed experts.
+/// Body field that requests routed experts.
 pub const FIELD: &str = "return_routed_experts";
-/// The body field with the first token to report.
+/// Body field with the index of the first token to report.
 pub const START_FIELD: &str = "routed_experts_start_len";
 
 const GENERATE: Version = Version::new(0, 5, 8);
 const OPENAI: Version = Version::new(0, 5, 23);
 const MEMBER: &str = "routed_experts";
-/// The body field that requests token ids from vLLM.
+/// Body field that requests token ids from vLLM.
 const TOKEN_IDS_FIELD: &str = "return_token_ids";
-/// Token ids in vLLM's answers: the first is in choices, the second there (completions) or next to them (chat).
+/// Token id members in vLLM's responses: the first is in each choice, the second in each choice (completions) or next
+/// to the choices (chat).
 const TOKEN_IDS: [&str; 2] = ["token_ids", "prompt_token_ids"];
 
-/// Whether an engine of this version (`None`: unknown) supports such requests on this route. It may still refuse them:
-/// only vLLM's answers show whether it has its server flag.
+/// Returns whether an engine of this version (`None` if unknown) supports requests for routed experts on this route. It
+/// may still not report any: only vLLM's responses show whether its server flag is set.
 pub fn can_ask(engine: Engine, version: Option<Version>, route: Route) -> bool {
     let since = match route {
         Route::Generate => GENERATE,
@@ -52,16 +53,16 @@ pub fn can_ask(engine: Engine, version: Option<Version>, route: Route) -> bool {
     }
 }
 
-/// Where an answer has routed experts.
+/// The location of routed experts in a response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Place {
-    /// In `meta_info` of the answer, or of each answer in an array: SGLang's `/generate`.
+    /// In `meta_info` of the response, or of each response in an array: SGLang's `/generate`.
     MetaInfo,
-    /// In `sglext` of the answer: SGLang's OpenAI routes.
+    /// In `sglext` of the response: SGLang's OpenAI routes.
     Sglext,
     /// In each choice: vLLM.
     Choices {
-        /// The answer also has token ids that the client did not request.
+        /// Whether the response also has token ids that the client did not request.
         ids: bool,
     },
 }
@@ -71,18 +72,18 @@ pub enum Place {
 pub struct Asking {
     /// The body to send instead of the client's.
     pub body: Stripped,
-    /// Where the answer has the requested data.
+    /// The location of the requested data in the response.
     pub place: Place,
 }
 
-/// Adds the request for routed experts to a body; `None` if the client itself mentions routed experts, if the body has
-/// several prompts, or on the OpenAI routes if it wants a stream or several answers. vLLM's `echo` changes its meaning
-/// with token ids, so it is excluded as well.
+/// Adds a request for routed experts to a body. Returns `None` if the client itself mentions routed experts, if the
+/// body has several prompts, or, on the OpenAI routes, if it requests a stream or several choices. vLLM's `echo`
+/// changes its meaning with token ids, so it is excluded too.
 pub fn ask(engine: Engine, route: Route, body: &Stripped) -> Option<Asking> {
     let bytes = body.bytes();
     let value = |field| top_level(bytes, field).ok().flatten();
     let is_absent = |field| matches!(top_level(bytes, field), Ok(None));
-    // A list of texts or of lists contains a quote or a bracket.
+    // A list of strings or of lists contains a quote or a bracket.
     let is_one = |field| {
         let list = value(field).filter(|value| value.first() == Some(&b'['));
         list.is_none_or(|list| !list.iter().skip(1).any(|byte| matches!(byte, b'[' | b'"')))
@@ -107,20 +108,20 @@ pub fn ask(engine: Engine, route: Route, body: &Stripped) -> Option<Asking> {
     may_ask.then(|| Asking { body: body.with_member(FIELD, "true"), place })
 }
 
-/// An answer without its routed experts.
+/// A response without its routed experts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cut {
-    /// All other content, byte for byte.
+    /// The remaining content, byte for byte.
     pub rest: Bytes,
-    /// Whether there were routed experts, rather than only `null`.
+    /// Whether the response had routed experts rather than only `null`.
     pub found: bool,
 }
 
-/// Removes routed experts, and token ids that only we requested, from one JSON answer: an object or (for `/generate`
-/// with several prompts) an array of objects; `None` if there are none.
+/// Removes routed experts, and token ids that only we requested, from one JSON response: an object or (for `/generate`
+/// with several prompts) an array of objects. Returns `None` if there is nothing to remove.
 ///
 /// # Errors
-/// If it is neither.
+/// If the response is neither an object nor an array of objects.
 pub fn cut(place: Place, answer: &[u8]) -> Result<Option<Cut>, ScanError> {
     let mut cuts = Cuts::default();
     match place {
@@ -136,26 +137,27 @@ pub fn cut(place: Place, answer: &[u8]) -> Result<Option<Cut>, ScanError> {
     Ok((!cuts.edits.is_empty()).then(|| cuts.carry_out(answer)))
 }
 
-/// The body field with which a client of vLLM requests routed experts from a given token on.
+/// Body field with which a vLLM client requests routed experts starting at a given token.
 pub const PROMPT_START_FIELD: &str = "routed_experts_prompt_start";
 
 static TOLD: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"routed_experts\":\""));
 
-/// Whether a piece of an answer has routed experts. Text cannot imitate that, as quotes in it are escaped.
+/// Returns whether a piece of a response has routed experts. Generated text cannot imitate them, since quotes in it are
+/// escaped.
 pub fn has_routed_experts(piece: &[u8]) -> bool {
     TOLD.find(piece).is_some()
 }
 
-/// The member of SGLang's OpenAI answers for non-standard data.
+/// The member of SGLang's OpenAI responses for non-standard data.
 const SGLEXT: &str = "sglext";
 
-/// A range of an answer, and its replacement.
+/// A range of a response, and its replacement.
 struct Edit {
     range: Range<usize>,
     by: &'static str,
 }
 
-/// The edits to an answer.
+/// The edits to a response.
 #[derive(Default)]
 struct Cuts {
     edits: Vec<Edit>,
@@ -163,7 +165,7 @@ struct Cuts {
 }
 
 impl Cuts {
-    /// Adds edits for one answer of SGLang, in its member `holder`.
+    /// Adds edits for one SGLang response, in its member `holder`.
     fn answer(&mut self, answer: &[u8], within: Range<usize>, holder: &str) -> Result<(), ScanError> {
         let mut inner = Vec::new();
         self.members(answer, within, |member| {
@@ -190,7 +192,7 @@ impl Cuts {
         Ok(())
     }
 
-    /// Adds edits for one answer of vLLM.
+    /// Adds edits for one vLLM response.
     fn choices(&mut self, answer: &[u8], ids: bool) -> Result<(), ScanError> {
         let lists = self.found(answer, 0..answer.len(), "choices", ids)?;
         for list in lists.into_iter().filter(|list| answer[list.start] == b'[') {
@@ -207,7 +209,8 @@ impl Cuts {
         Ok(())
     }
 
-    /// The values of `name` in an object, whose token ids become `null` if the client did not request them.
+    /// Returns the values of `name` in an object, and sets the object's token ids to `null` if the client did not
+    /// request them.
     fn found(
         &mut self,
         answer: &[u8],
@@ -227,7 +230,7 @@ impl Cuts {
         Ok(found)
     }
 
-    /// Replaces a value by `null`; false if it already is.
+    /// Replaces a value by `null`; returns false if it already is `null`.
     fn null(&mut self, answer: &[u8], value: Range<usize>) -> bool {
         let is_something = &answer[value.clone()] != b"null";
         if is_something {
@@ -236,7 +239,8 @@ impl Cuts {
         is_something
     }
 
-    /// Adds edits that remove the members of an object selected by `goes`, each run of them with one comma.
+    /// Adds edits that remove the members of an object selected by `goes`; each run of such members is removed with one
+    /// comma.
     fn members(
         &mut self,
         answer: &[u8],
@@ -288,7 +292,7 @@ impl Cuts {
     }
 }
 
-/// Whether an object has routed experts and otherwise only `null`.
+/// Returns whether an object has routed experts and otherwise only `null`.
 fn says_nothing_else(object: &[u8]) -> Result<bool, ScanError> {
     let mut has_it = false;
     for member in Members::new(object) {
@@ -302,7 +306,7 @@ fn says_nothing_else(object: &[u8]) -> Result<bool, ScanError> {
     Ok(has_it)
 }
 
-/// The members of an object within an answer.
+/// Iterates over the members of an object within a response.
 fn members_in(answer: &[u8], within: Range<usize>) -> impl Iterator<Item = Result<Member, ScanError>> {
     let start = within.start;
     Members::new(&answer[within]).map(move |member| member.map(|member| shifted(member, start)))

@@ -1,11 +1,11 @@
-//! The error behind another one, in a form that can be cloned and compared.
+//! The source of another error, in a form that can be cloned and compared.
 
 use std::error::Error;
 use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
 
-/// Any error, or a message where there is none. Displays the error and its sources in one line; equal if the texts are.
+/// Any error, or just a message. Displays the error and its sources on one line; two are equal if their texts are.
 #[derive(Clone, Debug)]
 pub struct SharedError(Arc<dyn Error + Send + Sync>);
 
@@ -29,7 +29,7 @@ impl fmt::Display for SharedError {
         let mut text = self.0.to_string();
         for source in std::iter::successors(self.0.source(), |error| (*error).source()) {
             let message = source.to_string();
-            // Many errors repeat their sources.
+            // Many errors already include the text of their sources.
             if !text.contains(&message) {
                 text.push_str(": ");
                 text.push_str(&message);

@@ -1,13 +1,13 @@
 //! Event boundaries of a server-sent event stream.
 //!
-//! Relayed bytes always end at the end of an event, so that an error event can be inserted at any time without landing
-//! inside another one. If a piece ends inside an event, the part after its last boundary is held back; no client
-//! could use it before the event is complete. Pieces that end at a boundary, as engines usually send them, pass
-//! through without a copy.
+//! Relayed bytes always end at an event boundary, so that an error event can be inserted at any time without landing
+//! inside another event. If a piece ends inside an event, the part after its last boundary is held back; no client
+//! could use it before the event is complete. Pieces that end at a boundary, as engines usually send them, pass through
+//! without a copy.
 
 use bytes::{Bytes, BytesMut};
 
-/// A longer event is relayed as it arrives, since its boundary cannot be awaited.
+/// Maximum bytes held back. A longer event is relayed as it arrives, without waiting for its end.
 const MAX_HELD_BYTES: usize = 1 << 20;
 
 /// Tracks one stream.
@@ -32,7 +32,7 @@ impl Default for Events {
 }
 
 impl Events {
-    /// Starts a stream with another limit on events held back.
+    /// Creates a tracker with a different limit on the bytes held back.
     pub fn with_limit(longest_held_bytes: usize) -> Self {
         Self {
             line_empty: true,
@@ -44,17 +44,17 @@ impl Events {
         }
     }
 
-    /// Lines of data so far; engines write one per event. Comments and event names are not counted.
+    /// Returns the number of data lines so far; engines write one per event. Comments and event names are not counted.
     pub fn data_lines(&self) -> u32 {
         self.data_lines
     }
 
-    /// Whether the relayed bytes end at the end of an event.
+    /// Returns whether the relayed bytes end at the end of an event.
     pub fn is_at_boundary(&self) -> bool {
         self.at_boundary
     }
 
-    /// Takes the next piece and returns what can be relayed now, possibly nothing.
+    /// Accepts the next piece and returns the bytes that can be relayed now, possibly none.
     pub fn push(&mut self, piece: Bytes) -> Bytes {
         let complete = self.last_boundary(&piece).unwrap_or(0);
         if self.held.is_empty() && complete == piece.len() {
@@ -62,7 +62,7 @@ impl Events {
             return piece;
         }
         if !self.at_boundary && complete == 0 {
-            // Inside an event that was too long to hold back.
+            // The piece is inside an event that is too long to hold back.
             return piece;
         }
         self.at_boundary |= complete > 0;
@@ -76,26 +76,26 @@ impl Events {
         ready.freeze()
     }
 
-    /// The bytes held back, for a stream that ended normally.
+    /// Returns the bytes held back, for a stream that ended normally.
     pub fn rest(&mut self) -> Bytes {
         self.held.split().freeze()
     }
 
-    /// Drops the bytes held back; true if the gateway may append an event.
+    /// Drops the bytes held back; returns true if the gateway may append an event.
     pub fn cut_off(&mut self) -> bool {
         self.held.clear();
         self.at_boundary
     }
 
-    /// Offset just after the last event that ends in this piece.
+    /// Returns the offset just after the last event that ends in this piece.
     fn last_boundary(&mut self, piece: &[u8]) -> Option<usize> {
-        // A line feed that completes the line end of the last event belongs to it.
+        // A line feed that completes the last event's line ending belongs to that event.
         let mut last = (self.after_cr && self.at_boundary && self.held.is_empty()).then_some(0);
         let mut at = 0;
         while at < piece.len() {
             match piece[at] {
                 b'\n' if self.after_cr => {
-                    // The other half of a line end; a boundary before it moves after it.
+                    // The line feed of a CRLF line ending; a boundary before it moves after it.
                     self.after_cr = false;
                     if last == Some(at) {
                         last = Some(at + 1);

@@ -9,21 +9,21 @@ use crate::http::{AnswerLimits, BaseUrl, HttpClient, HttpError};
 /// `GET`: [`SwitchStatus`]. `POST`: [`SwitchRequest`], answered with the resulting status.
 pub const SWITCH: &str = "/switch";
 
-/// A request to a unit.
+/// A switch request to a unit.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SwitchRequest {
     /// The target; absent for a commit or an abort.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub to: Option<SwitchTarget>,
-    /// If attention changes: keys and values move after the switch, before each step of the next sequences, at most
-    /// this many bytes per rank, or those of one sequence. Absent: they move during the switch.
+    /// If attention changes, keys and values are moved after the switch, in batches before each step: at most this many
+    /// bytes per rank, or one sequence if that is larger. If absent, they are moved during the switch.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kv_step_bytes: Option<u64>,
-    /// Refuse if the unit is at another epoch.
+    /// Epoch that the unit must be at; otherwise, the request is rejected.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub if_epoch: Option<u64>,
-    /// One phase of a switch; absent: all of it.
+    /// The phase of the switch to run; if absent, the entire switch.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub action: Option<SwitchAction>,
 }
@@ -34,7 +34,7 @@ pub struct SwitchRequest {
 pub enum SwitchTarget {
     /// A layout, by name.
     Layout(String),
-    /// Complete experts, placed by a tables file.
+    /// Whole experts, placed by a tables file.
     Tables(SwitchTables),
 }
 
@@ -50,22 +50,22 @@ pub struct SwitchTables {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum SwitchAction {
-    /// Every rank checks it; nothing changes yet.
+    /// Every rank checks the switch; nothing changes yet.
     Prepare,
-    /// Carries out what was prepared.
+    /// Carries out the prepared switch.
     Commit,
-    /// Cancels what was prepared, or rolls back what is being moved.
+    /// Cancels the prepared switch, or rolls back the one in progress.
     Abort,
 }
 
-/// The phase that a unit's switch is in.
+/// The current phase of a unit's switch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum SwitchState {
     /// No switch.
     #[default]
     Stable,
-    /// The ranks are checking it.
+    /// The ranks are checking the switch.
     Preparing,
     /// The switch is waiting for its commit.
     Prepared,
@@ -75,21 +75,21 @@ pub enum SwitchState {
     Moving,
 }
 
-/// The answer of `GET /switch`.
+/// The response of `GET /switch`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SwitchStatus {
     /// The phase of the switch, if there is one.
     pub state: SwitchState,
     /// Number of switches since the unit started.
     pub epoch: u64,
-    /// The layout in force: `ep`, `tp`, `dp-tp`, `tp-ep`.
+    /// The current layout: `ep`, `tp`, `dp-tp`, `tp-ep`.
     pub layout: String,
-    /// Digest of the placement in force.
+    /// Digest of the current placement.
     pub placement_digest: String,
     /// The target layout of the switch.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub to: Option<String>,
-    /// The MoE layer that is moving.
+    /// The MoE layer being moved.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub layer: Option<u16>,
     /// How long the last switch held requests, in seconds.
@@ -105,10 +105,10 @@ pub async fn status(client: &HttpClient, base: &BaseUrl, limits: &AnswerLimits) 
     client.get_json(base, SWITCH, limits).await
 }
 
-/// Requests a switch and waits for its end.
+/// Requests a switch and waits for it to finish.
 ///
 /// # Errors
-/// [`HttpError`]: a 4xx status is a refusal, after which nothing has changed.
+/// [`HttpError`]: a 4xx status means that the switch was rejected and nothing changed.
 pub async fn switch(
     client: &HttpClient,
     base: &BaseUrl,

@@ -1,4 +1,4 @@
-//! Engine versions, as far as dialects depend on them.
+//! Engine versions, parsed to the precision that dialects require.
 
 use std::fmt;
 
@@ -21,7 +21,7 @@ impl Version {
         [self.major, self.minor, self.patch]
     }
 
-    /// Parses `0.5.23`, `v0.5.10.post2`, `0.5.10rc0`; `None` for anything else, and for builds that call themselves
+    /// Parses `0.5.23`, `v0.5.10.post2`, `0.5.10rc0`; Returns `None` for anything else, and for builds that report
     /// `0.0.0` because they do not know their version.
     pub fn parse(text: &str) -> Option<Self> {
         let mut parts = text.trim().trim_start_matches('v').splitn(3, '.');

@@ -1,13 +1,14 @@
-//! vLLM's dialect: what its metrics report, and how it numbers ranks in pins.
+//! vLLM's dialect: ranks and counters from its metrics, and its rank numbers in pins.
 //!
-//! vLLM reports its ranks only in `/metrics`, where samples have a label `engine`: the rank's global number. With
-//! several API servers (the default with data parallelism) the gauges of a rank appear with its first request, while
+//! vLLM reports its ranks only in `/metrics`, where the label `engine` of a sample is the rank's global number. With
+//! several API servers (the default with data parallelism), the gauges of a rank appear with its first request, while
 //! counters, histograms and `vllm:cache_config_info` are present from the start; so any `vllm:*` sample proves that a
 //! rank exists.
 //!
 //! A server in front of ranks 4 to 7 accepts pins 0 to 3 (Python front end with `--data-parallel-hybrid-lb`) or 4 to 7
-//! (Rust front end). A pin to the last rank's global number decides: it is out of range in the first case, and
-//! generates one token in the second. Servers in front of rank 0 number both ways alike and are not asked.
+//! (Rust front end). A pin to the last rank's global number distinguishes the two: it is out of range in the first
+//! case, and generates one token in the second. For servers in front of rank 0, both numberings agree, so they are not
+//! probed.
 
 use std::collections::BTreeMap;
 
@@ -24,18 +25,18 @@ use crate::{RankBase, Route, pin};
 pub const VERSION: &str = "/version";
 /// `GET`: Prometheus text.
 pub const METRICS: &str = "/metrics";
-/// `GET`: the models by name.
+/// `GET`: the list of models.
 pub const MODELS: &str = "/v1/models";
 
 /// Prefix of vLLM's own metrics.
 const PREFIX: &str = "vllm:";
-/// Finished requests by the length of their prompts.
+/// Finished requests by prompt length.
 const PROMPT_TOKENS: &str = "vllm:request_prompt_tokens_bucket";
-/// Finished requests by their limit on generated tokens.
+/// Finished requests by their output token limit.
 const ASKED_TOKENS: &str = "vllm:request_params_max_tokens_bucket";
 /// Finished requests.
 const FINISHED: &str = "vllm:request_success_total";
-/// More ranks than any deployment has; limits what metrics can make this process allocate.
+/// More ranks than any deployment has. Bounds the memory that metrics can make this process allocate.
 const MAX_RANKS: usize = 4096;
 
 /// The counters of one engine (rank). Counters only rise, until the server restarts.
@@ -90,16 +91,17 @@ impl Engines {
         Self { counts }
     }
 
-    /// The ranks; `None` if there are none, or their numbers have gaps.
+    /// Returns the ranks; `None` if there are none, or their numbers have gaps.
     pub fn range(&self) -> Option<RankRange> {
         let (first, last) = (*self.counts.keys().next()?, *self.counts.keys().next_back()?);
         let count = u16::try_from(self.counts.len()).ok()?;
         (last - first == count - 1).then_some(RankRange { first, count })
     }
 
-    /// The counters that probes on a route raise, first rank first. For completions these are one-token prompts, the
-    /// rarest from clients; templates make other prompts longer, so there they are requests for one token. Falls back
-    /// to all finished requests if buckets do not begin at 1. `None` if an engine reports none of these.
+    /// Returns the counters that probes on a route raise, in rank order. For completions they count one-token prompts,
+    /// which clients send most rarely; on other routes, where templates make prompts longer, they count requests for
+    /// one token. Falls back to all finished requests if buckets do not begin at 1. `None` if an engine reports none of
+    /// these counters.
     pub fn probe_counts(&self, route: Route) -> Option<Vec<u64>> {
         let of =
             |count: fn(&EngineCounts) -> Option<u64>| self.counts.values().map(count).collect::<Option<Vec<u64>>>();
@@ -111,10 +113,10 @@ impl Engines {
     }
 }
 
-/// The version, if the server reports it.
+/// Queries the version; `None` if the server does not report it.
 ///
 /// # Errors
-/// `HttpError` if the engine does not answer.
+/// [`HttpError`] if the engine does not respond.
 pub async fn version(client: &HttpClient, base: &BaseUrl, limits: &AnswerLimits) -> Result<Option<String>, HttpError> {
     #[derive(Deserialize)]
     struct Answer {
@@ -127,10 +129,10 @@ pub async fn version(client: &HttpClient, base: &BaseUrl, limits: &AnswerLimits)
     }
 }
 
-/// The engines; empty if the server has no metrics.
+/// Queries the engines; the result is empty if the server has no metrics.
 ///
 /// # Errors
-/// `HttpError` if the engine does not answer with its metrics.
+/// [`HttpError`] if the engine does not respond with its metrics.
 pub async fn engines(client: &HttpClient, base: &BaseUrl, limits: &AnswerLimits) -> Result<Engines, HttpError> {
     match client.get_text(base, METRICS, limits).await {
         Ok(text) => Ok(Engines::parse(&text)),
@@ -139,7 +141,7 @@ pub async fn engines(client: &HttpClient, base: &BaseUrl, limits: &AnswerLimits)
     }
 }
 
-/// The answer of [`MODELS`].
+/// The response of [`MODELS`].
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub struct Models {
     /// Models in the server's order.
@@ -154,23 +156,23 @@ pub struct Model {
     /// Directory or hub name of its checkpoint.
     #[serde(default)]
     pub root: Option<String>,
-    /// The maximum length of prompt and answer together, in tokens.
+    /// The maximum combined length of prompt and output, in tokens.
     #[serde(default)]
     pub max_model_len: Option<u64>,
 }
 
-/// The models of the server: its own first, then adapters.
+/// Queries the models of the server: its base models first, then adapters.
 ///
 /// # Errors
-/// `HttpError` if the engine does not answer with its models.
+/// [`HttpError`] if the engine does not respond with its models.
 pub async fn models(client: &HttpClient, base: &BaseUrl, limits: &AnswerLimits) -> Result<Vec<Model>, HttpError> {
     client.get_json::<Models>(base, MODELS, limits).await.map(|models| models.data)
 }
 
-/// The server's first model.
+/// Queries the server's first model.
 ///
 /// # Errors
-/// Those of [`models`].
+/// The errors of [`models`].
 pub async fn first_model(
     client: &HttpClient,
     base: &BaseUrl,
@@ -179,10 +181,10 @@ pub async fn first_model(
     Ok(models(client, base, limits).await?.into_iter().next())
 }
 
-/// Whether the server accepts a one-token request for a model of this name. False only if it rejects the name.
+/// Returns whether the server accepts a one-token request for a model of this name. False only if it rejects the name.
 ///
 /// # Errors
-/// `HttpError` if it does not answer at all.
+/// [`HttpError`] if the server does not respond at all.
 pub async fn knows(client: &HttpClient, base: &BaseUrl, name: &str, limits: &AnswerLimits) -> Result<bool, HttpError> {
     let body = json!({ "model": name, "messages": [{ "role": "user", "content": "0" }], "max_tokens": 1 });
     let request = request(Method::POST, base, Route::Chat.path(), Some(body.to_string().into()))?;
@@ -193,21 +195,21 @@ pub async fn knows(client: &HttpClient, base: &BaseUrl, name: &str, limits: &Ans
     }
 }
 
-/// Determines the number of ranks with a pin to one that no engine has: the server's refusal states how many there are.
-/// `None` if it does not refuse, or states something else.
+/// Determines the number of ranks by pinning a request to a rank that no engine has: the server's error states how many
+/// there are. `None` if the server does not reject the pin, or states something else.
 ///
 /// # Errors
-/// `HttpError` if the engine does not answer.
+/// [`HttpError`] if the engine does not respond.
 pub async fn pinnable(client: &HttpClient, base: &BaseUrl, limits: &AnswerLimits) -> Result<Option<u16>, HttpError> {
     let refused = pinned_probe(client, base, u32::from(u16::MAX), limits).await?;
     Ok(refused.and_then(Result::err).and_then(|refusal| refusal.ranks).filter(|ranks| *ranks > 0))
 }
 
-/// Determines how the server numbers ranks in pins, with a one-token request to the last of its ranks, the first of
-/// which is not rank 0. `None` if the answer does not show it.
+/// Determines how the server numbers ranks in pins, with a one-token request to the last of its ranks. Requires that
+/// its first rank is not rank 0. `None` if the response is inconclusive.
 ///
 /// # Errors
-/// `HttpError` if the engine does not answer.
+/// [`HttpError`] if the engine does not respond.
 pub async fn rank_base(
     client: &HttpClient,
     base: &BaseUrl,
@@ -219,8 +221,8 @@ pub async fn rank_base(
     Ok(answer.map(|taken| if taken.is_ok() { RankBase::Global } else { RankBase::Local }))
 }
 
-/// Sends a one-token request pinned to `rank`: either it ran, or the server has no such rank. `None` if the answer does
-/// not show it.
+/// Sends a one-token request pinned to `rank`, and returns whether it ran or the server has no such rank. `None` if the
+/// response is inconclusive.
 async fn pinned_probe(
     client: &HttpClient,
     base: &BaseUrl,

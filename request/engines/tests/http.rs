@@ -71,7 +71,7 @@ async fn errors_name_url_and_cause_and_say_whether_anything_was_sent() {
     assert!(matches!(error, HttpError::TooLarge { limit_bytes: 64, .. }), "{error}");
     let error = client.get_json::<Value>(&base, "/text", &limits).await.unwrap_err();
     assert!(matches!(error, HttpError::Json { .. }) && error.may_have_been_sent(), "{error}");
-    assert_eq!(error.reason_without_body(), "the answer of /text is not what was expected");
+    assert_eq!(error.reason_without_body(), "unexpected response from /text");
 
     let nobody = BaseUrl::from(closed_port().await);
     let error = client.get_text(&nobody, "/", &limits).await.unwrap_err();
@@ -97,7 +97,7 @@ async fn a_silent_server_times_out() {
     assert!(matches!(error, HttpError::Timeout { .. }), "{error}");
     let head = request(Method::GET, &base, "/", None).unwrap();
     let error = client.send_within(head, Duration::from_millis(20)).await.unwrap_err();
-    assert!(matches!(error, HttpError::Timeout { waiting_for: "the head of the answer", .. }), "{error}");
+    assert!(matches!(error, HttpError::Timeout { waiting_for: "the response head", .. }), "{error}");
 }
 
 /// The first frame is readable while the server still holds back the second; the server then sees the body being

@@ -1,18 +1,19 @@
-//! `canary = 10`: selects the requests that the policy on trial routes.
+//! `canary = 10`: selects the requests to be routed by the candidate policy.
 
 use crate::hash::scramble;
 
-/// A share of the requests, in percent.
+/// The percentage of requests routed by the candidate policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Canary {
     percent: u8,
 }
 
-/// Visits all hundred places without a pattern that traffic could share; coprime to 100.
+/// Step between the positions of consecutive requests. Coprime to 100, so that all 100 positions occur, in an order
+/// unlikely to correlate with traffic.
 const STRIDE: u64 = 37;
 
 impl Canary {
-    /// A canary of 0 to 100 percent; `None` above.
+    /// Creates a canary of 0 to 100 percent; `None` above 100.
     pub fn new(percent: u8) -> Option<Self> {
         (percent <= 100).then_some(Canary { percent })
     }
@@ -22,8 +23,8 @@ impl Canary {
         self.percent
     }
 
-    /// Whether request `number` is selected. Of every hundred, aligned to multiples of 100, exactly `percent` are, at
-    /// varying positions.
+    /// Returns whether request `number` is selected. Of every 100 requests, aligned to multiples of 100, exactly
+    /// `percent` are selected, at varying positions.
     pub fn takes(self, number: u64) -> bool {
         let place = (number % 100 * STRIDE + scramble(number / 100) % 100) % 100;
         place < u64::from(self.percent)

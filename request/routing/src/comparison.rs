@@ -1,4 +1,4 @@
-//! The report of `shadow`: the choices of two policies on the same requests.
+//! The report of the `shadow` policy: compares the choices of two policies on the same requests.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use crate::router::Decision;
 
-/// Shares are summed in millionths, so sums are exact in any order.
+/// Shares are summed as integer millionths, so the sum does not depend on the order.
 const UNIT: f64 = 1e6;
 
 /// Sums for one of the two policies.
@@ -20,7 +20,7 @@ struct Side {
     tokens: Box<[AtomicU64]>,
 }
 
-/// Accumulates pairs of decisions. Lock-free.
+/// Accumulates pairs of decisions without taking a lock.
 #[derive(Debug, Default)]
 pub struct Comparison {
     requests: AtomicU64,
@@ -32,15 +32,15 @@ pub struct Comparison {
     watched: Side,
 }
 
-/// One policy's side of a report.
+/// One policy's figures in a [`Report`].
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct ReportSide {
-    /// Expected local share of the prompts' tokens on the chosen ranks, over requests scored with evidence: the local
-    /// activation rate to expect.
+    /// Expected local activation rate: the mean expected local share of prompt tokens on the chosen ranks, over
+    /// requests scored with evidence.
     pub local_share: Option<f64>,
-    /// Fraction of prompt tokens estimated to be cached on the chosen ranks, over requests that were looked up.
+    /// Fraction of prompt tokens estimated to be cached on the chosen ranks, over requests whose prefix was looked up.
     pub cached_share: Option<f64>,
-    /// Maximum tokens of a rank over the mean.
+    /// Tokens on the most loaded rank divided by the mean over ranks.
     pub tokens_max_over_mean: f64,
 }
 
@@ -51,13 +51,14 @@ pub struct Report {
     pub requests: u64,
     /// Requests for which both policies chose the same rank.
     pub same_rank: u64,
-    /// Prompt tokens of the requests compared.
+    /// Total prompt tokens of the compared requests.
     pub tokens: u64,
-    /// Prompt tokens of the requests that were scored with evidence.
+    /// Total prompt tokens of the requests scored with evidence.
     pub scored_tokens: u64,
     /// The policy that routes.
     pub acting: ReportSide,
-    /// The watched policy, with loads and caches as if it had routed all of these requests.
+    /// The watched policy, simulated with the loads and caches that would result if it had routed all of these
+    /// requests.
     pub watched: ReportSide,
 }
 
@@ -89,12 +90,12 @@ impl Side {
 }
 
 impl Comparison {
-    /// Nothing compared yet.
+    /// Creates an empty comparison.
     pub fn new(ranks: u16) -> Self {
         Comparison { acting: Side::new(ranks), watched: Side::new(ranks), ..Comparison::default() }
     }
 
-    /// Adds both policies' decisions on one request.
+    /// Adds both policies' decisions for one request.
     pub fn add(&self, acting: &Decision, watched: &Decision) {
         let tokens = acting.work.counted_tokens();
         self.requests.fetch_add(1, Relaxed);
@@ -110,7 +111,7 @@ impl Comparison {
         self.watched.add(watched, tokens);
     }
 
-    /// The figures so far. Concurrent additions may be partially included.
+    /// Returns the figures so far. Concurrent additions may be partially included.
     pub fn report(&self) -> Report {
         let (scored, looked_up) = (self.scored.load(Relaxed), self.looked_up.load(Relaxed));
         Report {

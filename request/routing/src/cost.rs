@@ -1,16 +1,16 @@
-//! The cost of placing a request, and the choice of a rank under its caps.
+//! The cost of routing a request to a rank, and the choice of the cheapest rank within the load caps.
 //!
-//! In token-equivalents of prefill work, for a request of `a` tokens in `k` sequences that is expected to generate `o`
-//! tokens, with expected local shares `s[r]`; `m` is the mean recent request, `n[r]` the sequences in flight, `u` their
-//! mean over the unit of `r`:
+//! Costs are in prefill-token equivalents, for a request of `a` prompt tokens and `k` sequences that is expected to
+//! generate `o` tokens and has expected local shares `s[r]`; `m` is the mean size of recent requests, `n[r]` the number
+//! of sequences in flight, and `u` their mean over the unit of `r`:
 //!
 //! ```text
-//! cost(r) =  wait[r] + w * in_flight[r]           backlog: what rank r computes first, and what slows its steps
+//! cost(r) =  wait[r] + w * in_flight[r]           backlog: work queued on rank r, and load that slows its steps
 //!          + (1 + q) * (a - cached[r])           work of this request on rank r
 //!          + (1 + q + n / 5) * gamma * (
-//!              (a + o) * (1 - s[r])                its traffic to other ranks, prompt and answer
-//!            + a * price[r]                        how much others want rank r
-//!            + k * (m + o) * (sequence_price[r] + v * d[r])   what a fuller rank adds to each step
+//!              (a + o) * (1 - s[r])                its traffic to other ranks, for prompt and output
+//!            + a * price[r]                        demand for rank r
+//!            + k * (m + o) * (sequence_price[r] + v * d[r])   delay that a fuller rank adds to each step
 //!          )
 //! wait[r] =  pending[r]^2 / (pending[r] + b)
 //! q       =  mean of pending / m
@@ -18,22 +18,23 @@
 //! d[r]    =  (n[r] - u + 4 * max(n[r] + k - max of n in r's unit, 0) / k + 4 * (u - n)) * min(n / 5, 1, 8 / n)
 //! ```
 //!
-//! On a rank that ran the request's session before, the terms with shares and their prices are omitted: a session moves
-//! to a rank whose backlog is shorter by more than the recomputation, not to one with more of its experts.
+//! If any rank already ran the request's session, the terms with shares and prices are omitted: a session moves to a
+//! rank only if its shorter backlog outweighs recomputing the prompt there, not because it has more of the prompt's
+//! experts.
 //!
-//! The sum is delay: the request itself waits for the backlog and for its own work, and each of the `q` requests
-//! expected behind it waits for that work once more. Backlog delays only the request: if all ranks have a queue, none
-//! runs idle, whichever takes it; and a backlog much shorter than `b` is computed in the same step as the request.
-//! Steps last as long as the slowest rank takes to exchange tokens and to read the keys and values of its sequences, so
-//! running requests wait for these as well. Counting a fifth of them was chosen in simulation (bench/replay, the first
-//! half of its traces), where counting more cost goodput.
+//! The sum is a delay: the request waits for the backlog and for its own work, and each of the `q` requests expected
+//! behind it also waits for that work. The backlog delays only this request: if all ranks have a queue, none is idle
+//! whichever one is chosen. A backlog much shorter than `b` is computed in the same step as the request. A step lasts
+//! as long as the slowest rank needs to exchange tokens and to read its sequences' keys and values, so running requests
+//! wait for these as well. One fifth of the running requests are counted, a fraction chosen in simulation
+//! (bench/replay, the first half of its traces), where counting more reduced goodput.
 //!
 //! `gamma` is [`Settings::communication`](crate::Settings::communication), `w`
 //! [`Settings::in_flight_weight`](crate::Settings::in_flight_weight), `b`
 //! [`Settings::backlog_tokens`](crate::Settings::backlog_tokens) and `v`
 //! [`Settings::sequence_weight`](crate::Settings::sequence_weight).
 //!
-//! The cheapest rank under both caps is taken:
+//! The cheapest rank within both caps is chosen:
 //!
 //! ```text
 //! n[r] + k   <=  1.5 * (sum of n + k) / ranks  +  2
@@ -42,20 +43,20 @@
 //!
 //! where `ranks` and the sums of recent tokens and requests are over the unit of `r`.
 //!
-//! The request itself may exceed the second cap, as it is never split. The second cap does not apply to a rank that
-//! holds more of the prompt than another: evenness over time moves no session. The rank with the fewest recent tokens
-//! is always below the second cap, and is taken if no rank is below both.
+//! The request's own tokens may exceed the second cap, since a request is never split. The second cap does not apply to
+//! a rank that has more of the prompt cached than another, so balancing load over time never moves a session. The rank
+//! with the fewest recent tokens is always within the second cap, and is chosen if no rank is within both.
 //!
-//! gamma is configured. A caller that measures latencies can fit it: regress the time of a prefill on its uncached
-//! tokens and on tokens times remote share; gamma is the second coefficient over the first. Policies own their
-//! settings, so a new gamma means a new policy.
+//! gamma is configured. A caller that measures latencies can fit it by regressing prefill time on uncached tokens and
+//! on tokens times remote share: gamma is the second coefficient divided by the first. Policies own their settings, so
+//! changing gamma requires a new policy.
 
 use std::cell::Cell;
 
 use crate::policy::{Choice, RankLoad, Request, available, turn};
 use crate::settings::Settings;
 
-/// The weights of the cost; see the module documentation.
+/// Weights of the cost terms; see the module documentation.
 #[derive(Clone, Copy, Debug)]
 pub struct Cost {
     communication: f64,
@@ -64,30 +65,30 @@ pub struct Cost {
     sequence_weight: f64,
 }
 
-/// The cost of one request on each of the ranks in `loads`: what does not depend on the rank is multiplied out.
+/// The cost of one request on each rank in `loads`, with rank-independent factors precomputed.
 #[derive(Debug)]
 pub struct Costs<'a> {
     cost: Cost,
     request: &'a Request<'a>,
     share: Option<&'a [f64]>,
     loads: &'a [RankLoad],
-    /// Requests that wait for this one's work: itself, and those behind it.
+    /// Number of requests that wait for this request's work: itself and those queued behind it.
     waiters: f64,
     /// Cost of the request's tokens if all of their activations are remote.
     remote: f64,
-    /// Factor of a rank's price of tokens.
+    /// Multiplier for a rank's token price.
     price: f64,
-    /// Factor of a rank's price of sequences.
+    /// Multiplier for a rank's sequence price.
     sequence_price: f64,
     mean_sequences: f64,
-    /// Cost of each sequence above the mean of its unit.
+    /// Cost per sequence above the unit's mean.
     above_mean: f64,
-    /// Cost of each sequence beyond the fullest rank of its unit.
+    /// Cost per sequence beyond the unit's fullest rank.
     beyond_fullest: f64,
     units: ByUnit<'a, UnitSequences>,
 }
 
-/// The sequences in flight of one unit.
+/// In-flight sequence counts of one unit.
 #[derive(Clone, Copy, Debug)]
 struct UnitSequences {
     mean: f64,
@@ -100,7 +101,7 @@ impl UnitSequences {
     }
 }
 
-/// A value derived from the sums of a unit; keeps the last one, since the ranks of a unit are neighbours.
+/// A value derived from a unit's sums. Caches the value of the last unit queried, since ranks of one unit are adjacent.
 #[derive(Debug)]
 struct ByUnit<'a, T: Copy> {
     /// By ascending unit.
@@ -109,7 +110,7 @@ struct ByUnit<'a, T: Copy> {
 }
 
 impl<'a, T: Copy> ByUnit<'a, T> {
-    /// `all`: the sums of `loads`, which are those of the first unit if it is the only one.
+    /// `all` contains the sums over `loads`, reused for the first unit if there is only one unit.
     fn new(loads: &'a [RankLoad], all: &Sums, of: impl Fn(&Sums) -> T) -> Self {
         let unit = loads.first().map_or(0, |load| load.unit);
         let only = loads.last().is_none_or(|load| load.unit == unit);
@@ -132,40 +133,43 @@ fn ranks_of(loads: &[RankLoad], unit: u16) -> &[RankLoad] {
     &loads[from..from + many]
 }
 
-/// Cost of a request on one rank, in token-equivalents of prefill work.
+/// Cost of a request on one rank, in prefill-token equivalents.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CostParts {
-    /// Work already there.
+    /// Work already queued or running on the rank.
     pub backlog: f64,
-    /// Tokens of the request missing from the rank's prefix cache, for each request that waits for them.
+    /// Request tokens missing from the rank's prefix cache, times the number of requests that wait for them.
     pub uncached: f64,
-    /// Remote tokens and prices, times gamma, for each request that waits for them or runs; 0 without evidence.
+    /// Cost of remote tokens and prices, times gamma and a weighted count of waiting and running requests; 0 without
+    /// evidence.
     pub communication: f64,
-    /// Time that the sequences add to each step if the rank has more than the mean; negative if it has fewer.
+    /// Time added to each step because the rank has more sequences than the mean; negative if it has fewer.
     pub crowding: f64,
 }
 
 impl CostParts {
-    /// The sum of all parts.
+    /// Returns the sum of all parts.
     pub fn total(&self) -> f64 {
         self.backlog + self.uncached + self.communication + self.crowding
     }
 }
 
-/// Price of a sequence by which a unit's mean exceeds that of all ranks, relative to one above the mean of the unit.
-/// Within a unit, all ranks step at one pace; units differ in pace, which shows only in what they still have to do.
+/// Weight of each sequence by which a unit's mean exceeds the mean of all ranks, relative to a sequence above the
+/// unit's mean. Ranks of one unit step at the same pace; units may differ in pace, which shows only in their
+/// outstanding work.
 const BETWEEN_UNITS: f64 = 4.0;
 
-/// Price of a sequence beyond the fullest rank's, relative to one above the mean: all ranks of the unit wait for it.
+/// Weight of each sequence beyond the fullest rank's count, relative to a sequence above the mean: all ranks of the
+/// unit wait for the fullest one.
 const FULLEST: f64 = 4.0;
 
-/// Weight of one sequence if ranks run `mean_sequences`: small while ranks are mostly idle; from eight on it falls as 1
-/// / mean, since one more matters less.
+/// Weight of one sequence when ranks run `mean_sequences` on average: small while ranks are mostly idle, and falling as
+/// 1 / mean from eight upwards, since one more sequence then matters less.
 fn occupancy(mean_sequences: f64) -> f64 {
     (mean_sequences / 5.0).min(1.0) * 8.0 / mean_sequences.max(8.0)
 }
 
-/// Fraction of a rank's running sequences that counts as waiting for communication.
+/// Fraction of a rank's running sequences counted as waiting for communication.
 const RUNNING_SHARE: f64 = 0.2;
 
 impl Cost {
@@ -179,12 +183,12 @@ impl Cost {
         }
     }
 
-    /// Delay of a request behind `pending` tokens.
+    /// Returns the delay of a request queued behind `pending` tokens.
     fn wait(&self, pending: f64) -> f64 {
         if pending > 0.0 { pending * pending / (pending + self.backlog_tokens) } else { 0.0 }
     }
 
-    /// The cost of the request on each of `loads`. `share`: the result of [`evidence`].
+    /// Returns the cost of the request on each rank in `loads`. `share` is the result of [`evidence`].
     pub fn of<'a>(&self, request: &'a Request<'a>, share: Option<&'a [f64]>, loads: &'a [RankLoad]) -> Costs<'a> {
         self.given(&Sums::of(loads), request, share, loads)
     }
@@ -221,7 +225,7 @@ impl Cost {
 }
 
 impl Costs<'_> {
-    /// The cost on the rank at `index`.
+    /// Returns the cost on the rank at `index`.
     pub fn on(&self, index: usize) -> CostParts {
         let load = &self.loads[index];
         let communication = |share: &[f64]| {
@@ -244,7 +248,7 @@ impl Costs<'_> {
     }
 }
 
-/// The request's shares, if they differ between the available ranks.
+/// Returns the request's shares if they differ between the available ranks.
 pub fn evidence<'a>(request: &Request<'a>, loads: &[RankLoad]) -> Option<&'a [f64]> {
     let share = request.share.filter(|share| share.len() == loads.len())?;
     let mut first = None;
@@ -265,36 +269,37 @@ pub struct Cap {
     slack: f64,
 }
 
-/// The caps for one request among given loads.
+/// The caps for one request, given the current loads.
 #[derive(Debug)]
 pub struct LoadLimits<'a> {
     cap: Cap,
     tokens: f64,
     mean_request: f64,
-    /// Maximum sequences in flight on a rank that may take the request.
+    /// Maximum in-flight sequences for a rank to be eligible for the request.
     pub sequences: f64,
-    /// Maximum recent tokens of a rank that may take the request.
+    /// Maximum recent tokens for a rank to be eligible for the request, by unit.
     recent: ByUnit<'a, f64>,
 }
 
 impl LoadLimits<'_> {
-    /// Whether a rank may take the request. `holds`: it has more of the prompt cached than another rank.
+    /// Returns whether a rank is eligible for the request. `holds` is whether the rank has more of the prompt cached
+    /// than another rank.
     pub fn allows(&self, load: &RankLoad, holds: bool) -> bool {
         self.is_idle_enough(load) && (holds || load.recent_tokens <= self.recent_in(load.unit))
     }
 
-    /// Maximum recent tokens of a rank of this unit that may take the request.
+    /// Returns the maximum recent tokens for a rank of this unit to be eligible for the request.
     pub fn recent_in(&self, unit: u16) -> f64 {
         self.recent.get(unit, |sums| self.cap.recent(sums, self.tokens, self.mean_request))
     }
 
-    /// Whether the current load in flight lets a rank take the request.
+    /// Returns whether the rank's in-flight sequences are within the cap.
     pub fn is_idle_enough(&self, load: &RankLoad) -> bool {
         load.in_flight_sequences as f64 <= self.sequences
     }
 }
 
-/// A rank takes no sequence that would exceed this many times the mean plus [`SPARE_SEQUENCES`].
+/// A rank accepts no sequence that would take it above this multiple of the mean plus [`SPARE_SEQUENCES`].
 const SEQUENCES_OVER_MEAN: f64 = 1.5;
 const SPARE_SEQUENCES: f64 = 2.0;
 
@@ -324,7 +329,7 @@ impl Sums {
         Sums { ranks: sums.ranks.max(1.0), ..sums }
     }
 
-    /// Tokens of the mean recent request; `otherwise` if there was none.
+    /// Returns the mean number of tokens per recent request, or `otherwise` if there were none.
     fn mean_request(&self, otherwise: f64) -> f64 {
         if self.recent_tokens > 0.0 { self.recent_tokens / self.recent_requests } else { otherwise }
     }
@@ -336,12 +341,12 @@ impl Cap {
         Cap { margin: settings.load_margin, slack: settings.load_slack }
     }
 
-    /// The load limits for this request.
+    /// Returns the load limits for this request.
     pub fn limits<'a>(&self, loads: &'a [RankLoad], request: &Request<'_>) -> LoadLimits<'a> {
         self.given(&Sums::of(loads), request, loads)
     }
 
-    /// Maximum recent tokens of a rank of the unit with these sums.
+    /// Returns the maximum recent tokens per rank in the unit with these sums.
     fn recent(&self, unit: &Sums, tokens: f64, mean_request: f64) -> f64 {
         let chance = self.slack * mean_request * (unit.recent_requests / unit.ranks).sqrt();
         (1.0 + self.margin) * (unit.recent_tokens + tokens) / unit.ranks + chance
@@ -361,7 +366,7 @@ impl Cap {
     }
 }
 
-/// A rank under comparison, ordered by cost, then by burden, then by rotation.
+/// A candidate rank; candidates are compared by cost, then burden, then rotation.
 #[derive(Clone, Copy)]
 struct Candidate {
     index: usize,
@@ -380,7 +385,7 @@ fn keep_better(best: &mut Option<Candidate>, other: Candidate) {
     }
 }
 
-/// The cost and the cap of one policy.
+/// One policy's cost weights and load caps.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Weighing {
     cost: Cost,
@@ -392,7 +397,7 @@ impl Weighing {
         Self { cost: Cost::new(settings), cap: Cap::new(settings) }
     }
 
-    /// The cheapest rank under the cap, with `share` as evidence for the request.
+    /// Chooses the cheapest rank within the caps, with `share` as evidence for the request.
     pub(crate) fn choose(
         &self,
         request: &Request<'_>,
@@ -412,8 +417,8 @@ impl Weighing {
     }
 }
 
-/// The cheapest available rank that `allows` accepts, or else the one with the fewest recent tokens; and whether that
-/// differs from the cheapest of all.
+/// Returns the cheapest available rank that `allows` accepts, or the one with the fewest recent tokens if it accepts
+/// none, and whether that rank differs from the cheapest of all.
 pub(crate) fn cheapest(
     loads: &[RankLoad],
     sequence: u64,
@@ -427,7 +432,7 @@ pub(crate) fn cheapest(
         |index: usize, load: &RankLoad, cost: f64| Candidate { index, cost, burden: load.burden(), turn: turn(index) };
     for (index, load) in available() {
         let cost = cost(index, load);
-        // Most ranks cost more than the best so far, and are skipped.
+        // Skip ranks that cost more than the best so far, as most do.
         let contends = |current: &Option<Candidate>| current.is_none_or(|current| cost <= current.cost);
         if contends(&best) {
             keep_better(&mut best, candidate(index, load, cost));

@@ -1,6 +1,6 @@
-//! Small deterministic hashes for randomness, keys and blocks of tokens. None of them resists an attacker.
+//! Small deterministic hashes for randomness, keys and token blocks. None of them is secure against an attacker.
 
-/// SplitMix64: maps consecutive numbers to independent ones, bijectively.
+/// SplitMix64: a bijection that maps consecutive integers to pseudorandom ones.
 pub(crate) fn scramble(number: u64) -> u64 {
     let mut mixed = number.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -14,7 +14,7 @@ pub(crate) fn fold(a: u64, b: u64) -> u64 {
     (wide as u64) ^ ((wide >> 64) as u64)
 }
 
-/// Hash of arbitrary bytes, for keys sent by clients.
+/// Hashes arbitrary bytes, such as keys sent by clients.
 pub fn hash_key(bytes: &[u8]) -> u64 {
     let mut hash = scramble(bytes.len() as u64);
     for chunk in bytes.chunks(8) {

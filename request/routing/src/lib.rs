@@ -1,19 +1,19 @@
-//! Routing policies, prices, load accounts and estimated prefix caches: pure.
+//! Routing policies, prices, load accounts and estimated prefix caches, without I/O.
 //!
-//! The crate decides on which attention-DP rank a request should run (paper section 3.3, Algorithm 2; see
-//! [`policies::affinity`] for what differs and why). It has no clock, sockets or randomness, so that the gateway, the
-//! offline evaluation and simulations share one implementation and one behaviour.
+//! The crate decides which attention-DP rank should run a request (paper section 3.3, Algorithm 2;
+//! [`policies::affinity`] explains the differences). It uses no clock, sockets or randomness, so the gateway, the
+//! offline evaluation and simulations share one implementation and behave identically.
 //!
 //! * [`Policy`]: reads a [`Request`] and the [`RankLoad`]s, returns a [`Choice`]; choosing has no side effects.
 //! * [`cost`]: the cost that `affinity` and `prefix` minimise.
-//! * [`Accounts`]: the state that changes when a choice is carried out: tokens in flight, recent tokens, online prices.
-//! * [`PrefixTable`]: which blocks of prompts each rank is estimated to hold, named by [`block_hashes`].
-//! * [`Router`]: accounts and prefix table together, for callers that go from a prompt to a rank.
-//! * [`policy`], [`policy_with`] and [`NAMES`]: the registry of policies by name.
+//! * [`Accounts`]: the state updated as requests are assigned: tokens in flight, recent tokens, online prices.
+//! * [`PrefixTable`]: the prompt blocks that each rank is estimated to cache, identified by [`block_hashes`].
+//! * [`Router`]: accounts and prefix table combined, for callers that map a prompt to a rank.
+//! * [`policy`], [`policy_with`] and [`NAMES`]: the policy registry.
 //! * [`Comparison`] and [`Canary`]: ways to try a policy before trusting it.
-//! * [`Settings`]: the few numbers that control them, with their measured defaults.
+//! * [`Settings`]: the parameters of policies and accounts, with defaults chosen by measurement.
 //!
-//! A caller repeats three calls:
+//! A caller makes three calls for each request:
 //!
 //! ```
 //! use semmoe_routing::{PrefixSettings, Prompt, Router, Scratch, Settings, block_hashes, policy_with};
@@ -60,7 +60,7 @@ pub use prefix_table::{PrefixSettings, PrefixTable, block_hashes};
 pub use router::{Decision, Prompt, Router, Scratch};
 pub use settings::{Settings, SettingsError};
 
-/// The README, whose worked example runs with the tests.
+/// The README, included so that its example runs as a doctest.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 pub struct Readme;

@@ -1,4 +1,4 @@
-//! Accounts and prefix table combined: one decision from a prompt to a rank, and back.
+//! Accounts and prefix table combined: routes a prompt to a rank, and reverses the assignment if the engine refuses it.
 
 use crate::accounts::{Accounts, TablePrice, Work};
 use crate::hash::scramble;
@@ -6,30 +6,30 @@ use crate::policy::{Choice, Policy, RankLoad, Request};
 use crate::prefix_table::{PrefixSettings, PrefixTable};
 use crate::settings::Settings;
 
-/// A prompt, as far as it is known.
+/// The known properties of a prompt.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Prompt<'a> {
     /// Number of tokens. Zero counts as one.
     pub tokens: u64,
     /// Maximum number of generated tokens, if the client set a limit.
     pub most_output: Option<u64>,
-    /// Number of sequences, `n` of the OpenAI routes. Zero counts as one.
+    /// Number of sequences (`n` in the OpenAI API). Zero counts as one.
     pub sequences: u32,
     /// Expected local share per rank, as in [`Request::share`].
     pub share: Option<&'a [f64]>,
-    /// Names of its full blocks, from [`block_hashes`](crate::block_hashes); empty if unknown.
+    /// Hashes of the prompt's full blocks, from [`block_hashes`](crate::block_hashes); empty if unknown.
     pub blocks: &'a [u64],
-    /// Hash of the session's name.
+    /// Hash of the session name.
     pub key: Option<u64>,
-    /// Whether the caller will report when the prompt has been computed ([`Accounts::computed`]). Only then does it
-    /// count as backlog until that report.
+    /// Whether the caller will report that the prompt has been computed ([`Accounts::computed`]). If so, the prompt
+    /// counts as backlog until that report; otherwise it never does.
     pub reports: bool,
 }
 
-/// Separates names of sessions from those of blocks.
+/// Salt that keeps session hashes distinct from block hashes.
 const SESSION: u64 = 0x5e55_1011;
 
-/// Scratch space for one decision, reusable.
+/// Reusable scratch space for a decision.
 #[derive(Debug, Default)]
 pub struct Scratch {
     loads: Vec<RankLoad>,
@@ -37,20 +37,22 @@ pub struct Scratch {
     session: Vec<u64>,
 }
 
-/// The chosen rank, why, and the load that the request adds.
+/// The chosen rank, the inputs to the choice, and the load that the request adds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Decision {
     /// The policy's answer.
     pub choice: Choice,
     /// The load that the request adds to that rank.
     pub work: Work,
-    /// Leading tokens that the rank is estimated to hold; `None` if no policy reads it.
+    /// Leading prompt tokens that the rank is estimated to have cached; `None` if the policy does not use the estimate.
     pub cached: Option<u64>,
-    /// The session, as a block in the estimated prefix caches; `None` if no policy reads them.
+    /// The session's pseudo-block in the estimated prefix caches; `None` if the policy does not use them or there is no
+    /// session.
     pub session: Option<u64>,
 }
 
-/// The ranks of one model: makes decisions, and keeps the state they depend on. Can be shared between threads.
+/// Routes requests to the ranks of one model and maintains the state that decisions depend on. Can be shared between
+/// threads.
 #[derive(Debug)]
 pub struct Router {
     accounts: Accounts,
@@ -58,12 +60,13 @@ pub struct Router {
 }
 
 impl Router {
-    /// Starts with idle ranks; see [`Accounts::new`] and [`PrefixTable::new`].
+    /// Creates a router with idle ranks; see [`Accounts::new`] and [`PrefixTable::new`].
     pub fn new(ranks: u16, table_prices: &[TablePrice], settings: &Settings, prefix: &PrefixSettings) -> Self {
         Router { accounts: Accounts::new(ranks, table_prices, settings), prefixes: PrefixTable::new(ranks, prefix) }
     }
 
-    /// A router for other ranks that continues from this one: see [`Accounts::succeed`] and [`PrefixTable::succeed`].
+    /// Creates a router for a new set of ranks that continues from this one: see [`Accounts::succeed`] and
+    /// [`PrefixTable::succeed`].
     pub fn succeed(
         &self,
         from: &[Option<u16>],
@@ -74,8 +77,8 @@ impl Router {
         self.next(self.accounts.succeed(from, table_prices, settings), from, prefix)
     }
 
-    /// A router for the same ranks that decides in parallel, as a shadow does: it starts with this one's knowledge, but
-    /// counts requests independently. See [`Accounts::fork`].
+    /// Creates a router for the same ranks that decides alongside this one, as a shadow policy does: it starts from
+    /// this router's state, but counts requests independently. See [`Accounts::fork`].
     pub fn fork(
         &self,
         from: &[Option<u16>],
@@ -101,7 +104,7 @@ impl Router {
         &self.accounts
     }
 
-    /// The estimated prefix caches; `None` if none are kept.
+    /// Returns the estimated prefix caches; `None` if they are disabled.
     pub fn prefixes(&self) -> Option<&PrefixTable> {
         self.prefixes.as_ref()
     }
@@ -150,8 +153,8 @@ impl Router {
         Some(Decision { choice, work, cached, session })
     }
 
-    /// Adds a decision to the accounts, and records that its rank will hold the prompt. `remember` is false for ranks
-    /// whose engine keeps no prefixes. Returns how many of the prompt's blocks are new to the rank's estimated cache.
+    /// Adds a decision to the accounts, and records that its rank will cache the prompt. `remember` is false for ranks
+    /// whose engine has no prefix cache. Returns how many of the prompt's blocks are new to the rank's estimated cache.
     pub fn assign(&self, decision: &Decision, blocks: &[u64], remember: bool) -> usize {
         let rank = decision.choice.rank;
         self.accounts.assign(rank, decision.work);
@@ -162,8 +165,8 @@ impl Router {
         if blocks.is_empty() { 0 } else { prefixes.record(rank, blocks).unwrap_or(0) }
     }
 
-    /// Reverses an [`assign`](Self::assign) that added this `work` and found `new` blocks, since the engine
-    /// refused the request: the rank neither computed nor holds it.
+    /// Reverses an [`assign`](Self::assign) that added this `work` and `new` blocks, because the engine refused the
+    /// request and so neither computed nor cached its prompt.
     pub fn take_back(&self, rank: u16, work: Work, blocks: &[u64], new: usize) {
         self.accounts.take_back(rank, work);
         if let Some(prefixes) = self.prefixes.as_ref().filter(|_| new > 0) {

@@ -1,39 +1,41 @@
-//! The numbers that control policies and accounts.
+//! The settings that control policies and accounts.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::accounts::MAX_WINDOW;
 
-/// Settings of the policies and of [`Accounts`](crate::Accounts). The defaults were chosen on recorded routing of the
-/// bundled model, using only the profiling half (solver/README.md has the table and its command).
+/// Settings of the policies and of [`Accounts`](crate::Accounts). The defaults were tuned on recorded routing of the
+/// bundled model, using only the profiling half of the data (solver/README.md has the results and the command).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Settings {
     /// gamma: extra cost of a token whose activations are all remote, relative to the work of computing it. It equals
-    /// the fraction of a prefill step spent on communication, over the fraction of remote activations in that step.
+    /// the fraction of a prefill step spent on communication divided by the fraction of remote activations in that
+    /// step.
     pub communication: f64,
-    /// Cost to a new request of a token in flight, of a prompt or an answer, relative to the work of computing it:
-    /// every step reads its keys and values.
+    /// Cost that each in-flight token of a prompt or an output adds for a new request, relative to the work of
+    /// computing the token: every step reads its keys and values.
     pub in_flight_weight: f64,
-    /// Number of pending prompt tokens on a rank that cost a new request half of the work of computing them; fewer cost
-    /// less, as they are computed in the same step as the request. Half of the usual `chunked_prefill_size` of 8,192.
+    /// Number of pending prompt tokens on a rank at which the backlog costs a new request half the work of computing
+    /// it. A shorter backlog costs less per token, since it is computed in the same step as the request. Half of the
+    /// usual `chunked_prefill_size` of 8,192 by default.
     pub backlog_tokens: u32,
     /// Price of a sequence on a rank with one more in flight than the mean, in units of share of a mean-sized request:
-    /// attention waits for the fullest rank in every step.
+    /// in every step, attention waits for the fullest rank.
     pub sequence_weight: f64,
-    /// Hard cap: excludes a rank whose recent tokens exceed the mean of the available ranks by more than this fraction
-    /// plus the slack below, unless it holds more of the prompt than another rank.
+    /// Hard cap: excludes a rank whose recent tokens exceed the mean over the available ranks by more than this
+    /// fraction plus the slack below, unless it has more of the prompt cached than another rank.
     pub load_margin: f64,
-    /// Allowance for chance above the cap on recent tokens, in mean-sized requests times the square root of the recent
-    /// requests per rank (the deviation of an even but random split).
+    /// Slack for random variation in the cap on recent tokens, in mean-sized requests times the square root of the
+    /// number of recent requests per rank (the standard deviation of an even but random split).
     pub load_slack: f64,
-    /// Requests per rank that count as recent.
+    /// Number of requests per rank that count as recent.
     pub memory: u32,
-    /// How far the price of tokens moves, in units of share, per mean-sized request above or below the even split.
+    /// Change of the token price, in units of share, per mean-sized request above or below an even split.
     pub price_step: f64,
-    /// How far the price of sequences moves, in units of share of a mean-sized request, per sequence above or below the
-    /// even split.
+    /// Change of the sequence price, in units of share of a mean-sized request, per sequence above or below an even
+    /// split.
     pub sequence_price_step: f64,
     /// Name of the policy that `shadow` routes by.
     pub baseline: String,
@@ -56,7 +58,7 @@ impl Default for Settings {
     }
 }
 
-/// A setting out of range.
+/// A setting is out of range.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[error("routing setting `{name}` is {value}, expected a number from {least} to {most}")]
 pub struct SettingsError {
@@ -82,7 +84,7 @@ impl Settings {
     /// Checks every number against its range; names are checked when the policies are built.
     ///
     /// # Errors
-    /// `SettingsError` names the first setting out of range.
+    /// [`SettingsError`], naming the first setting out of range.
     pub fn validate(&self) -> Result<(), SettingsError> {
         let fields = [
             ("communication", self.communication, 0.0, 1e3),
@@ -98,7 +100,7 @@ impl Settings {
         check_ranges(fields)
     }
 
-    /// Requests that count as recent with this many ranks; 65,535 at most.
+    /// Returns the number of requests that count as recent with this many ranks, at most 65,535.
     pub fn memory_of(&self, ranks: u16) -> u32 {
         self.memory.saturating_mul(u32::from(ranks)).min(MAX_WINDOW)
     }

@@ -1,4 +1,4 @@
-//! Text to ids: the part of a tokenizer that a gateway needs.
+//! Encodes text to ids: the part of a tokenizer that a gateway needs.
 
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
@@ -9,14 +9,14 @@ use crate::segments::SegmentCache;
 use crate::slices::{Around, slices};
 use crate::{TextError, identity};
 
-/// Slice size for long texts, about a millisecond of work each.
+/// Slice size for long texts: about a millisecond of work per slice.
 const SLICE_BYTES: usize = 64 << 10;
 
-/// Encodes prompts with one tokenizer. Truncation and padding settings of its file are disabled.
+/// Encodes prompts with one tokenizer. The truncation and padding settings of the tokenizer file are disabled.
 pub struct PromptEncoder {
     oracle: Oracle,
     fast: Result<Fast, NoFastEncoder>,
-    /// `None` if texts must not be cut.
+    /// The ids added around a prompt; `None` if texts must not be cut.
     around: Option<Around>,
     vocab_size: u32,
     sha256: String,
@@ -29,7 +29,7 @@ impl std::fmt::Debug for PromptEncoder {
 }
 
 impl PromptEncoder {
-    /// From the contents of a `tokenizer.json` and the path they were read from.
+    /// Creates an encoder from the contents of a `tokenizer.json` and the path of that file.
     pub(crate) fn new(json: &[u8], path: Option<PathBuf>) -> Result<Self, TextError> {
         let inner = oracle::parse(json)?;
         let vocab = inner.get_vocab(true);
@@ -52,10 +52,10 @@ impl PromptEncoder {
         }
     }
 
-    /// Reloads the oracle if it was released. Takes a few tenths of a second and tens of MB, once.
+    /// Reloads the oracle if it was released, which takes a few tenths of a second and tens of MB.
     ///
     /// # Errors
-    /// If the file is missing, or now holds another tokenizer.
+    /// If the file is missing, or now contains a different tokenizer.
     pub fn load_oracle(&self) -> Result<(), TextError> {
         self.oracle.load(&self.sha256)
     }
@@ -64,18 +64,18 @@ impl PromptEncoder {
         self.oracle.get()
     }
 
-    /// The ids of `text`. Special tokens written in the text are recognised; none are added around it.
+    /// Encodes `text`. Special tokens written in the text are recognised; none are added around it.
     ///
     /// # Errors
-    /// `TextError`: a text that the tokenizer rejects, or one that needs the oracle while it is released.
+    /// [`TextError`] if the tokenizer rejects the text, or if the text needs the oracle while it is released.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, TextError> {
         self.encode_with(text, false)
     }
 
-    /// Encodes like [`Self::encode`] and, if `special`, adds the special tokens that the tokenizer's file puts around a
-    /// prompt (such as BOS), as engines do; chat templates write their own. A text of more than 64 KiB is encoded in
-    /// slices, and the work stops when `keep_on` returns false before one of them. A text without line ends is one
-    /// slice, and so is every text if slicing would change the tokenizer's ids ([`Self::cuts_long_texts`]).
+    /// Encodes like [`Self::encode`] and, if `special`, adds the special tokens that the tokenizer file specifies
+    /// around a prompt (such as BOS), as engines do; chat templates write their own. A text of more than 64 KiB is
+    /// encoded in slices, and encoding stops when `keep_on` returns false before a slice. A text without line ends is a
+    /// single slice, and so is every text if slicing would change the tokenizer's ids ([`Self::cuts_long_texts`]).
     ///
     /// # Errors
     /// [`TextError::GivenUp`] if `keep_on` returns false, [`TextError::OracleAway`] if the text needs the oracle.
@@ -88,10 +88,10 @@ impl PromptEncoder {
         self.encode_in_slices(text, special, SLICE_BYTES, keep_on)
     }
 
-    /// [`Self::encode_while`] in slices of at least `slice_bytes` bytes.
+    /// Like [`Self::encode_while`], with slices of at least `slice_bytes` bytes.
     ///
     /// # Errors
-    /// Those of [`Self::encode_while`].
+    /// The errors of [`Self::encode_while`].
     pub fn encode_in_slices(
         &self,
         text: &str,
@@ -122,14 +122,14 @@ impl PromptEncoder {
         Ok(ids)
     }
 
-    /// Whether long texts are encoded in slices.
+    /// Returns whether long texts are encoded in slices.
     pub fn cuts_long_texts(&self) -> bool {
         self.around.is_some()
     }
 
     fn encode_with(&self, text: &str, special: bool) -> Result<Vec<u32>, TextError> {
         match &self.fast {
-            // If nothing is added around a prompt, it is a text like any other, and its turns hit the cache.
+            // If nothing is added around a prompt, encode it like any other text, so that its turns hit the cache.
             Ok(fast) => {
                 let special = special && self.around != Some(Around::default());
                 fast.encode(text, special, &|text, special| self.encode_by_oracle(text, special))
@@ -138,54 +138,55 @@ impl PromptEncoder {
         }
     }
 
-    /// Encodes with the engines' own library, like [`Self::encode_while`].
+    /// Like [`Self::encode_while`], but encodes with the engines' own library.
     ///
     /// # Errors
-    /// [`TextError::OracleAway`], and that library's errors.
+    /// [`TextError::OracleAway`], and the library's own errors.
     pub fn encode_by_oracle(&self, text: &str, special: bool) -> Result<Vec<u32>, TextError> {
         ids_by(self.inner()?, text, special)
     }
 
-    /// Whether the fast library encodes: it matched the oracle in the self-check at load time. Otherwise the oracle
-    /// does, several times slower.
+    /// Checks whether the fast library is in use, i.e. whether it matched the oracle in the self-check at load time. If
+    /// not, the oracle encodes, which is several times slower.
     ///
     /// # Errors
-    /// Why the fast library is not used.
+    /// The reason why the fast library is not used.
     pub fn is_fast(&self) -> Result<(), &NoFastEncoder> {
         self.fast.as_ref().map(|_| ())
     }
 
-    /// Caches ids within `bytes` bytes (text, ids and overhead), so that the next turn of a chat costs only its new
-    /// text. Text between two added tokens is encoded on its own and cached by its content, whatever its context. Zero
-    /// disables the cache. The oracle has no cache.
+    /// Caches ids within `bytes` bytes (text, ids and overhead), so that the next turn of a chat only has to encode its
+    /// new text. Text between two added tokens is encoded separately and cached by its content, regardless of context.
+    /// Zero disables the cache. The oracle has no cache.
     pub fn cache_segments(&mut self, bytes: usize) {
         if let Ok(fast) = &mut self.fast {
             fast.cache_segments(bytes);
         }
     }
 
-    /// Statistics of the segment cache; zeros without one.
+    /// Returns the statistics of the segment cache, or zeros if there is none.
     pub fn segment_cache(&self) -> SegmentCache {
         self.fast.as_ref().map_or_else(|_| SegmentCache::default(), Fast::segment_cache)
     }
 
-    /// Number of texts or parts of texts encoded by the oracle, because the fast library gave up or is known to differ.
+    /// Returns the number of texts or parts of texts encoded by the oracle because the fast library failed or is known
+    /// to differ.
     pub fn left_to_oracle(&self) -> u64 {
         self.fast.as_ref().map_or(0, Fast::left_to_oracle)
     }
 
-    /// The largest id plus one, including added tokens. A model's embedding may have more rows.
+    /// Returns the largest id plus one, including added tokens. A model's embedding may have more rows.
     pub fn vocab_size(&self) -> u32 {
         self.vocab_size
     }
 
-    /// SHA-256 over the canonical vocabulary, merges and added tokens, in lower-case hexadecimal.
+    /// Returns the SHA-256 over the canonical vocabulary, merges and added tokens, in lower-case hexadecimal.
     pub fn sha256(&self) -> &str {
         &self.sha256
     }
 }
 
-/// Reads a file, but refuses one of more than `limit` bytes.
+/// Reads a file, but rejects one of more than `limit` bytes.
 pub(crate) fn read_limited(path: &Path, limit: u64) -> Result<Vec<u8>, TextError> {
     let read = |source| TextError::Read { path: path.to_owned(), source };
     let file = std::fs::File::open(path).map_err(read)?;

@@ -1,4 +1,4 @@
-//! Errors between text and token ids, and who is at fault.
+//! Errors of conversions between text and token ids, and whether client or server is at fault.
 
 use std::path::PathBuf;
 
@@ -6,12 +6,12 @@ use serde_json::Value;
 
 use crate::jinja::SyntaxError;
 
-/// Who has to act on an error.
+/// The party that must act on an error.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Fault {
-    /// The request is wrong: answer 400.
+    /// The request is wrong; the response is a 400.
     Client,
-    /// A file, a template or a library is wrong: answer 500, or refuse to start.
+    /// A file, a template or a library is wrong; the response is a 500, or the server does not start.
     Server,
 }
 
@@ -42,15 +42,15 @@ pub enum TextError {
         /// The parser's message.
         reason: String,
     },
-    /// The text needs the engines' library, which was released.
-    #[error("the text needs the tokenizer's second library, which is not loaded")]
+    /// Encoding the text requires the engines' library, which was released.
+    #[error("encoding the text requires the reference tokenizer library, which is not loaded")]
     OracleAway,
-    /// A tokenizer's file has changed since it was read.
-    #[error("{path} is another tokenizer by now: its SHA-256 is {found}, that of the one in use {expected}")]
+    /// A tokenizer file has changed since it was read.
+    #[error("{path} now contains a different tokenizer: its SHA-256 is {found}, expected {expected}")]
     TokenizerChanged {
         /// The file.
         path: PathBuf,
-        /// SHA-256 of the file now.
+        /// SHA-256 of the tokenizer in the file.
         found: String,
         /// The SHA-256 of the tokenizer in use.
         expected: String,
@@ -70,27 +70,27 @@ pub enum TextError {
         reason: String,
     },
     /// A chat template has a syntax error.
-    #[error("the chat template does not parse: {reason}")]
+    #[error("cannot parse the chat template: {reason}")]
     TemplateSyntax {
         /// The error and its line.
         #[source]
         reason: SyntaxError,
     },
-    /// A chat template rejected the messages (`raise_exception`) or failed on them.
+    /// A chat template rejected the messages (`raise_exception`) or failed to render them.
     #[error("the chat template cannot render these messages: {reason}")]
     TemplateRender {
-        /// The template's message, or an error that Jinja2 raises as well.
+        /// The template's own message, or an error that Jinja2 also raises.
         reason: String,
     },
     /// Rendering a chat exceeds its budget.
-    #[error("the chat template takes more than the {limit} {what} allowed for a chat")]
+    #[error("the chat template exceeds the limit of {limit} {what}")]
     TemplateBudget {
         /// The quantity.
         what: &'static str,
         /// Maximum of the quantity for one chat.
         limit: u64,
     },
-    /// A chat request for a model without a chat template.
+    /// The request is a chat, but the model has no chat template.
     #[error("the model has no chat template, so chat requests cannot be rendered")]
     NoTemplate,
     /// A field of a request is missing or has the wrong type.
@@ -103,7 +103,7 @@ pub enum TextError {
         /// The value found.
         found: String,
     },
-    /// Token ids in a spelling that is not supported here, and that an engine may accept or reject.
+    /// Token ids are in a spelling that is unsupported here, but that an engine may accept.
     #[error("{field} must be {expected}, found {found}")]
     Ids {
         /// The field, as a path into the body.
@@ -114,11 +114,11 @@ pub enum TextError {
         found: String,
     },
     /// The caller stopped the encoding of a long text.
-    #[error("given up after {done_bytes} of {all_bytes} bytes")]
+    #[error("encoding was stopped after {done_bytes} of {all_bytes} bytes")]
     GivenUp {
         /// Bytes encoded so far.
         done_bytes: usize,
-        /// Bytes of the text.
+        /// Length of the text in bytes.
         all_bytes: usize,
     },
     /// A request is larger than the limit.
@@ -128,7 +128,7 @@ pub enum TextError {
         field: &'static str,
         /// Size of the field.
         found: usize,
-        /// The quantity counted.
+        /// The unit of the size.
         unit: &'static str,
         /// Maximum size of the field.
         limit: usize,
@@ -136,8 +136,8 @@ pub enum TextError {
 }
 
 impl TextError {
-    /// Who has to act on this error. If a template rejects the messages, the client is at fault; engines answer 400,
-    /// too.
+    /// Returns the party that must act on this error. If a template rejects the messages, the client is at fault;
+    /// engines also return 400.
     pub fn fault(&self) -> Fault {
         match self {
             Self::Field { .. }
@@ -159,7 +159,7 @@ impl TextError {
     }
 }
 
-/// A [`TextError::Field`] that names the JSON type found.
+/// Creates a [`TextError::Field`] that names the JSON type found.
 pub(crate) fn field(field: &str, expected: &'static str, found: &Value) -> TextError {
     let found = match found {
         Value::Null => "nothing",

@@ -1,5 +1,5 @@
-//! The fast encoder, and the check that permits its use: `fastokens` reads the same `tokenizer.json` and must match
-//! `tokenizers`, the library of the engines, on every text of a self-check.
+//! The fast encoder, and the self-check that permits its use: `fastokens` reads the same `tokenizer.json` and must
+//! match `tokenizers`, the engines' library, on every text of the check.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,33 +9,33 @@ use crate::segments::{SegmentCache, Segments};
 use crate::{TextError, self_check};
 
 /// LATIN SMALL LETTER LONG S folds to `s`, so `'ſ` is a contraction under `(?i:'s)`. With the split rule of o200k,
-/// fastokens 0.3.5 continues differently after it (`ab'ſ'se`), so texts with this letter are left to the oracle.
+/// fastokens 0.3.5 splits the text after it differently (`ab'ſ'se`), so texts with this letter are left to the oracle.
 const LONG_S: char = '\u{17f}';
 
-/// Encodes what the fast library cannot, with or without the tokens around a prompt.
+/// Encodes texts that the fast library cannot, with or without the tokens around a prompt.
 pub(crate) type Slow<'a> = &'a dyn Fn(&str, bool) -> Result<Vec<u32>, TextError>;
 
-/// Why the fast encoder cannot be used, in a few words.
+/// The reason why the fast encoder cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum NoFastEncoder {
     /// The fast library panicked.
     #[error("it panicked")]
     Panicked,
-    /// Either library refused the tokenizer.
+    /// One of the libraries rejected the tokenizer.
     #[error("{}", crate::encoder::one_line(&.0.to_string()))]
     Library(#[source] Box<dyn std::error::Error + Send + Sync>),
     /// The libraries disagree.
     #[error("its ids differ on {0:?}")]
     Differs(String),
-    /// The fast library encodes almost nothing.
-    #[error("it gives up on most texts")]
+    /// The fast library fails on most texts.
+    #[error("it fails on most texts")]
     GivesUp,
 }
 
 /// The fast encoder of a tokenizer that passed the self-check.
 pub(crate) struct Fast {
     inner: fastokens::Tokenizer,
-    /// `None` if the library must find added tokens itself; segments are not cached then.
+    /// `None` if the library must find added tokens itself, in which case segments are not cached.
     segments: Option<Segments>,
     left_to_oracle: AtomicU64,
 }
@@ -44,7 +44,7 @@ impl Fast {
     /// Loads `json`, the contents of a `tokenizer.json`, and compares it with `oracle`.
     ///
     /// # Errors
-    /// An unsupported kind of tokenizer, or a text whose ids differ.
+    /// If the kind of tokenizer is unsupported, or the ids of a text differ.
     pub(crate) fn new(json: &[u8], oracle: &tokenizers::Tokenizer) -> Result<Self, NoFastEncoder> {
         let value = serde_json::from_slice(json).map_err(|error| NoFastEncoder::Library(error.into()))?;
         let mut inner = quiet(|| fastokens::Tokenizer::from_json(value))
@@ -65,7 +65,7 @@ impl Fast {
                 }
             }
         }
-        // A few of the texts are known to differ, but a library that gives up on most is not worth using.
+        // A few of the texts are known to differ, but a library that fails on most texts is not worth using.
         if fast.left_to_oracle.swap(0, Ordering::Relaxed) > texts.len() as u64 {
             return Err(NoFastEncoder::GivesUp);
         }
@@ -77,8 +77,8 @@ impl Fast {
         self.segments.is_some() && !self.encode(text, false, &slow).is_ok_and(|ids| ids == expected)
     }
 
-    /// The ids of `text`. `slow` encodes (and counts) what the library gives up on or is known to get wrong. With
-    /// `special`, adds the tokens that the tokenizer puts around a prompt.
+    /// Encodes `text`. Texts on which the library fails or is known to be wrong are encoded (and counted) by `slow`.
+    /// With `special`, adds the tokens that the tokenizer specifies around a prompt.
     pub(crate) fn encode(&self, text: &str, special: bool, slow: Slow<'_>) -> Result<Vec<u32>, TextError> {
         let whole = |text: &str| match self.try_whole(text, special) {
             Some(ids) => Ok(ids),
@@ -121,13 +121,13 @@ impl Fast {
         }
     }
 
-    /// Number of texts or parts of texts that the fast library did not encode.
+    /// Returns the number of texts or parts of texts that the fast library did not encode.
     pub(crate) fn left_to_oracle(&self) -> u64 {
         self.left_to_oracle.load(Ordering::Relaxed)
     }
 }
 
-/// A panic of the library must not take down the gateway: the oracle encodes that text.
+/// Catches a panic of the library, which must not take down the gateway: the oracle then encodes the text.
 fn quiet<T>(work: impl FnOnce() -> T) -> Option<T> {
     catch_unwind(AssertUnwindSafe(work)).ok()
 }

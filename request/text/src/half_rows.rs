@@ -3,9 +3,9 @@
 use half::f16;
 use semmoe_tables::Score;
 
-/// Shares per vector; row lengths are a multiple of this.
+/// Number of shares per vector; row lengths are a multiple of it.
 const LANES: usize = 8;
-/// Rows summed in 32 bits before they are added to the totals: 255 * 2^24 < 2^32.
+/// Number of rows summed in 32 bits before they are added to the totals; 255 * 2^24 < 2^32.
 pub(crate) const ROWS_PER_BLOCK: usize = 255;
 
 /// [V, ranks] shares from 0 to 1, for processors with half-precision conversion.
@@ -16,12 +16,13 @@ pub(crate) struct HalfRows {
 }
 
 impl HalfRows {
-    /// `None` if a row is not a multiple of a vector, or the processor cannot convert halves.
+    /// Creates empty rows; `None` if a row does not have 1, 2, 4 or 8 vectors, or the processor cannot convert half
+    /// precision.
     pub(crate) fn new(ranks: usize) -> Option<Self> {
         ([8, 16, 32, 64].contains(&ranks) && can_convert()).then(|| Self { ranks, shares: Vec::new() })
     }
 
-    /// Adds the rows of `ids` in units of 2^-24, exactly; `known` has a bit for each row that prefers some rank.
+    /// Adds the rows of `ids` exactly, in units of 2^-24; `known` has a bit per row, set if the row prefers some rank.
     #[cfg(target_arch = "x86_64")]
     pub(crate) fn add(&self, ids: &[u32], known: &[u64], sums: &mut [u64], score: &mut Score) {
         let blocks = || ids.chunks(ROWS_PER_BLOCK);
@@ -67,8 +68,8 @@ mod vectors {
 
     use super::LANES;
 
-    /// Prefetches the rows of these ids all at once: they are scattered over T, and summing would wait for a few at a
-    /// time.
+    /// Prefetches the rows of all these ids at once: they are scattered over T, so summing alone would overlap only a
+    /// few cache misses at a time.
     pub(super) fn fetch(shares: &[f16], ranks: usize, ids: &[u32]) {
         for &id in ids {
             if let Some(first) = shares.get(id as usize * ranks) {
@@ -88,7 +89,7 @@ mod vectors {
         score: &mut Score,
     ) {
         let (rows, _) = shares.as_chunks::<LANES>().0.as_chunks::<VECTORS>();
-        // Shares are multiples of 2^-24 up to 1, hence integers up to 2^24 here: nothing is rounded.
+        // Shares are multiples of 2^-24 up to 1, so they become integers up to 2^24 here without rounding.
         let one = _mm256_set1_ps((1 << 24) as f32);
         let mut block = [_mm256_setzero_si256(); VECTORS];
         let (mut tokens, mut knowing) = (0, 0);
@@ -112,7 +113,7 @@ mod vectors {
     #[target_feature(enable = "avx2")]
     fn numbers(vector: __m256i) -> [u32; LANES] {
         let mut numbers = [0; LANES];
-        // SAFETY: the array has the 32 bytes, and the store needs no alignment.
+        // SAFETY: the array has 32 bytes, and the store requires no alignment.
         unsafe { _mm256_storeu_si256((&raw mut numbers).cast(), vector) };
         numbers
     }

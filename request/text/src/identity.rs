@@ -1,7 +1,7 @@
-//! The identity of a tokenizer: SHA-256 over everything that determines its ids, independent of the file's layout.
+//! The identity of a tokenizer: a SHA-256 over everything that determines its ids, independent of the file's layout.
 //!
-//! Hashes, each part prefixed by its length: every token with its id, sorted by token (including added tokens); the
-//! merges in order; the added tokens by id with their matching flags.
+//! The hash covers these parts, each prefixed by its length: every token with its id, sorted by token (including added
+//! tokens); the merges in order; the added tokens by id with their matching flags.
 
 use std::collections::HashMap;
 
@@ -45,7 +45,7 @@ struct Added {
     normalized: bool,
 }
 
-/// The identity of the tokenizer in `json` with the full vocabulary `vocab`, as lower-case hex.
+/// Returns the identity of the tokenizer in `json` with the full vocabulary `vocab`, as lower-case hex.
 pub(crate) fn sha256(json: &[u8], vocab: &HashMap<String, u32>) -> Result<String, TextError> {
     let file: File =
         serde_json::from_slice(json).map_err(|error| TextError::Tokenizer { reason: error.to_string() })?;

@@ -1,7 +1,8 @@
-//! Tokenizers, chat templates, and the score of a prompt with T.
+//! Tokenizers, chat templates, and scoring of prompts with T.
 //!
-//! Pure: no sockets, clock, environment or randomness. A request body becomes token ids through [`Prompt::from_json`]
-//! and [`prompt_ids`], which a [`Scorer`] scores; an engine's answer becomes text again through [`IncrementalDecoder`].
+//! The crate uses no sockets, clock, environment or randomness. [`Prompt::from_json`] and [`prompt_ids`] convert a
+//! request body to token ids, which a [`Scorer`] scores; [`IncrementalDecoder`] converts an engine's output ids back to
+//! text.
 
 mod chat;
 mod encoder;

@@ -1,4 +1,5 @@
-//! The engines' tokenizer library: loaded from the start, or released until a text needs it.
+//! The engines' tokenizer library, which serves as the oracle: loaded from the start, or released until a text needs
+//! it.
 
 use std::path::PathBuf;
 use std::sync::{Mutex, OnceLock, PoisonError};
@@ -9,12 +10,12 @@ use crate::{TextError, identity};
 /// Size limit of a tokenizer file, in bytes; the largest published ones are about 35 MB.
 pub(crate) const FILE_LIMIT_BYTES: u64 = 256 << 20;
 
-/// The oracle of a tokenizer. It takes tens of MB, and almost no text needs it once the fast library is in use.
+/// The oracle of a tokenizer. It occupies tens of MB, and almost no text needs it once the fast library is in use.
 pub(crate) struct Oracle {
     loaded: OnceLock<tokenizers::Tokenizer>,
-    /// Held by the thread that loads it.
+    /// Held by the thread that loads the oracle.
     loading: Mutex<()>,
-    /// Where to reload it from.
+    /// The file to reload the oracle from.
     path: Option<PathBuf>,
 }
 
@@ -23,7 +24,7 @@ impl Oracle {
         Self { loaded: OnceLock::from(inner), loading: Mutex::new(()), path }
     }
 
-    /// Releases it, if it can be loaded again.
+    /// Releases the oracle, if it can be loaded again.
     pub(crate) fn leave(&mut self) {
         if self.path.is_some() {
             self.loaded.take();
@@ -49,13 +50,13 @@ impl Oracle {
         if found != sha256 {
             return Err(TextError::TokenizerChanged { path: path.clone(), found, expected: sha256.to_owned() });
         }
-        // The lock is held, so no other thread sets it.
+        // Cannot fail: the lock is held, so no other thread sets the value.
         let _ = self.loaded.set(inner);
         Ok(())
     }
 }
 
-/// Parses a `tokenizer.json`, without truncation and padding.
+/// Parses a `tokenizer.json`, and disables truncation and padding.
 pub(crate) fn parse(json: &[u8]) -> Result<tokenizers::Tokenizer, TextError> {
     let unusable = |error: tokenizers::Error| TextError::Tokenizer { reason: one_line(&error.to_string()) };
     let mut inner = tokenizers::Tokenizer::from_bytes(json).map_err(unusable)?;

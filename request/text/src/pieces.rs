@@ -4,10 +4,10 @@ use std::sync::OnceLock;
 
 use tokenizers::{AddedVocabulary, DecoderWrapper, PreTokenizerWrapper};
 
-/// The mark for a token's leading space in SentencePiece vocabularies.
+/// The mark for the leading space of a token in SentencePiece vocabularies.
 pub const SPACE_MARK: char = '\u{2581}';
 
-/// Whether the vocabulary writes bytes as printable characters, like GPT-2.
+/// Returns whether the vocabulary represents bytes as printable characters, as in GPT-2.
 pub(crate) fn is_byte_level(inner: &tokenizers::Tokenizer) -> bool {
     let decoder = match inner.get_decoder() {
         Some(DecoderWrapper::ByteLevel(_)) => true,
@@ -19,8 +19,8 @@ pub(crate) fn is_byte_level(inner: &tokenizers::Tokenizer) -> bool {
     decoder || matches!(inner.get_pre_tokenizer(), Some(PreTokenizerWrapper::ByteLevel(_)))
 }
 
-/// The visible string of every id below `vocab_size`; empty for ids without a token, and for special tokens, whose
-/// names carry no information.
+/// Returns the visible string of every id below `vocab_size`; empty for ids without a token, and for special tokens,
+/// whose names carry no information.
 pub(crate) fn pieces(inner: &tokenizers::Tokenizer, vocab_size: u32) -> Vec<String> {
     let byte_level = is_byte_level(inner);
     let bytes = byte_of_char();
@@ -34,7 +34,7 @@ pub(crate) fn pieces(inner: &tokenizers::Tokenizer, vocab_size: u32) -> Vec<Stri
     (0..vocab_size).map(piece).collect()
 }
 
-/// The bytes of a token.
+/// Returns the bytes of a token.
 pub(crate) fn token_bytes(inner: &tokenizers::Tokenizer, id: u32) -> Vec<u8> {
     static BYTES: OnceLock<Vec<Option<u8>>> = OnceLock::new();
     let Some(token) = inner.id_to_token(id) else { return Vec::new() };
@@ -56,7 +56,8 @@ fn is_added(added: &AddedVocabulary, id: u32) -> bool {
     added.simple_id_to_token(id).is_some()
 }
 
-/// GPT-2's table, inverted: printable bytes represent themselves, the others are characters from U+0100 on.
+/// Returns the inverse of GPT-2's byte table: printable bytes represent themselves, the others are characters from
+/// U+0100 on.
 fn byte_of_char() -> Vec<Option<u8>> {
     let mut bytes = vec![None; 0x144];
     let mut next = 0x100;
@@ -73,7 +74,7 @@ fn byte_of_char() -> Vec<Option<u8>> {
     bytes
 }
 
-/// The bytes of a token; characters outside the table are kept.
+/// Returns the bytes of a token; characters outside the table are encoded as UTF-8.
 fn to_bytes(token: &str, byte_of: &[Option<u8>]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(token.len());
     for char in token.chars() {
@@ -85,7 +86,7 @@ fn to_bytes(token: &str, byte_of: &[Option<u8>]) -> Vec<u8> {
     bytes
 }
 
-/// The bytes as text; bytes that are not text appear as `<0xE4>`.
+/// Converts bytes to text; bytes that are not valid text appear as, for example, `<0xE4>`.
 fn visible(bytes: &[u8]) -> String {
     let mut text = String::with_capacity(bytes.len());
     for chunk in bytes.utf8_chunks() {

@@ -42,34 +42,34 @@ impl Default for Limits {
 pub enum Prompt {
     /// A chat to be rendered by the template.
     Chat {
-        /// The fields that an engine may read before rendering: the messages and more.
+        /// The fields that an engine may read before rendering, such as the messages.
         body: Map<String, Value>,
-        /// How its engine prepares chats.
+        /// How the engine prepares chats.
         preparation: &'static Preparation,
     },
     /// Texts, one per prompt.
     Texts(Vec<String>),
-    /// Texts that get no special tokens, one per prompt.
+    /// Texts to which no special tokens are added, one per prompt.
     BareTexts(Vec<String>),
     /// Token ids, one list per prompt.
     Ids(Vec<Vec<u32>>),
 }
 
 impl Prompt {
-    /// Finds the prompt in a parsed body, as semmoe's worker reads it.
+    /// Finds the prompt in a parsed body in the same way as semmoe's worker.
     ///
     /// # Errors
-    /// Those of [`Prompt::read`].
+    /// The errors of [`Prompt::read`].
     pub fn from_json(route: Route, body: &Value) -> Result<Self, TextError> {
         Self::read(Preparation::OWN, route, body)
     }
 
-    /// Finds the prompt in a parsed body, as an engine reads it. Never copies more than the body holds; wrong types are
-    /// the client's fault.
+    /// Finds the prompt in a parsed body in the same way as an engine. Never copies more than the body contains; wrong
+    /// types are the client's fault.
     ///
     /// # Errors
-    /// `TextError::Field` names a field that is missing or has the wrong type, `TextError::Ids` one that an engine
-    /// might accept.
+    /// [`TextError::Field`] if a field is missing or has the wrong type, [`TextError::Ids`] if an engine might accept
+    /// it.
     pub fn read(preparation: &'static Preparation, route: Route, body: &Value) -> Result<Self, TextError> {
         match route {
             Route::Chat => chat(preparation, body),
@@ -93,7 +93,7 @@ impl Prompt {
         }
     }
 
-    /// Whether the prompt is all text or ids: no image, audio or other part.
+    /// Returns whether the prompt consists only of text or ids, without images, audio or other parts.
     pub fn is_text_only(&self) -> bool {
         let Prompt::Chat { body, .. } = self else { return true };
         let messages = body.get("messages").and_then(Value::as_array);
@@ -122,8 +122,8 @@ fn chat(preparation: &'static Preparation, body: &Value) -> Result<Prompt, TextE
     Ok(Prompt::Chat { body: read.collect(), preparation })
 }
 
-/// A string, a list of strings, a list of ids or a list of lists of ids. `text` accepts no ids and `input_ids` no
-/// strings.
+/// Parses a string, a list of strings, a list of ids or a list of lists of ids. `text` accepts no ids, and `input_ids`
+/// no strings.
 fn texts_or_ids(name: &'static str, value: &Value) -> Result<Prompt, TextError> {
     plain_texts_or_ids(name, value).map_err(|error| match error {
         TextError::Field { field, expected, found } if name != "text" && value.is_array() && may_be_ids(value) => {
@@ -133,7 +133,8 @@ fn texts_or_ids(name: &'static str, value: &Value) -> Result<Prompt, TextError> 
     })
 }
 
-/// Whether an engine's validation might convert it to token ids: pydantic accepts `true`, `"7"` and `7.0` as numbers.
+/// Returns whether an engine's validation might convert the value to token ids: pydantic accepts `true`, `"7"` and
+/// `7.0` as numbers.
 fn may_be_ids(value: &Value) -> bool {
     match value {
         Value::Number(_) | Value::Bool(_) | Value::String(_) => true,
@@ -181,10 +182,10 @@ fn ids(name: &str, items: &[Value]) -> Result<Vec<u32>, TextError> {
     items.iter().enumerate().map(id).collect()
 }
 
-/// The token ids of each prompt, as the engine will see them.
+/// Returns the token ids of each prompt, as the engine will compute them.
 ///
 /// # Errors
-/// `TextError`: rejected by the template or the tokenizer.
+/// [`TextError`] if the template or the tokenizer rejects the prompt, or a limit is exceeded.
 pub fn prompt_ids(
     prompt: &Prompt,
     tokenizer: &PromptEncoder,
@@ -194,10 +195,10 @@ pub fn prompt_ids(
     prompt_ids_while(prompt, tokenizer, template, limits, &mut || true)
 }
 
-/// The token ids of each prompt, like [`prompt_ids`], but stops when `keep_on` returns false.
+/// Returns the token ids of each prompt, like [`prompt_ids`], but stops when `keep_on` returns false.
 ///
 /// # Errors
-/// Those of [`prompt_ids`], and [`TextError::GivenUp`] when stopped.
+/// The errors of [`prompt_ids`], and [`TextError::GivenUp`] if stopped.
 pub fn prompt_ids_while(
     prompt: &Prompt,
     tokenizer: &PromptEncoder,
@@ -226,10 +227,10 @@ pub fn prompt_ids_while(
     }
 }
 
-/// The token ids of a [`PlainChat`]: those of [`prompt_ids_while`] for the same messages.
+/// Returns the token ids of a [`PlainChat`], which equal those of [`prompt_ids_while`] for the same messages.
 ///
 /// # Errors
-/// Those of [`prompt_ids_while`].
+/// The errors of [`prompt_ids_while`].
 pub fn chat_ids_while(
     chat: &PlainChat<'_>,
     preparation: &Preparation,
@@ -264,10 +265,10 @@ fn rendered_ids(
     Ok(ids)
 }
 
-/// The token ids of the body of a chat or completion, read like a request's.
+/// Returns the token ids of the body of a chat or completion, which is parsed like a request.
 ///
 /// # Errors
-/// Those of [`Prompt::read`] and [`prompt_ids`].
+/// The errors of [`Prompt::read`] and [`prompt_ids`].
 pub fn chat_body_ids(
     preparation: &'static Preparation,
     body: &Value,

@@ -1,4 +1,4 @@
-//! Prompt files, read line by line: JSON Lines with `messages`, `input_ids` or `prompt`, or one plain text per line.
+//! Reads prompt files line by line: JSON Lines with `messages`, `input_ids` or `prompt`, or one plain text per line.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
@@ -18,7 +18,7 @@ pub enum LineForm {
     Plain,
 }
 
-/// The prompt in one line, unchanged.
+/// The prompt on one line, unchanged.
 #[derive(Clone, Debug, PartialEq)]
 pub enum LinePrompt {
     /// A conversation in OpenAI's format, unchecked.
@@ -30,11 +30,11 @@ pub enum LinePrompt {
     },
     /// Token ids.
     Ids(Vec<u32>),
-    /// A text, perhaps empty.
+    /// A text, which may be empty.
     Text(String),
 }
 
-/// Why a prompt file cannot be read further.
+/// An error while reading a prompt file.
 #[derive(Debug, thiserror::Error)]
 pub enum PromptLineError {
     /// Reading the file failed.
@@ -58,7 +58,7 @@ pub enum PromptLineError {
     },
 }
 
-/// Why a line is no prompt.
+/// The reason why a line is not a prompt.
 #[derive(Debug, thiserror::Error)]
 pub enum BadLine {
     /// Too many bytes.
@@ -78,8 +78,8 @@ pub enum BadLine {
     Form(&'static str),
 }
 
-/// The prompts of a file with their line numbers, from 1; skips blank lines. An invalid line yields an error and
-/// reading continues; an I/O error is the last item.
+/// Iterates over the prompts of a file with their line numbers, from 1; skips blank lines. An invalid line yields an
+/// error and reading continues; an I/O error ends the iteration.
 #[derive(Debug)]
 pub struct PromptLines {
     reader: BufReader<File>,
@@ -94,14 +94,15 @@ impl PromptLines {
     /// Opens `path`.
     ///
     /// # Errors
-    /// `PromptLineError` if the file cannot be opened.
+    /// [`PromptLineError`] if the file cannot be opened.
     pub fn open(path: &Path, form: LineForm) -> Result<Self, PromptLineError> {
         let file = File::open(path).map_err(|source| PromptLineError::Io { path: path.to_path_buf(), source })?;
         let reader = BufReader::new(file);
         Ok(Self { reader, path: path.to_path_buf(), form, line: 0, text: Vec::new(), ended: false })
     }
 
-    /// Reads a line, but keeps only enough of a long one to show that it is too long; returns the bytes kept.
+    /// Reads a line, but stores only enough of an overlong one to detect that it is too long; returns the number of
+    /// bytes stored.
     fn read_line(&mut self) -> io::Result<usize> {
         let kept = self.reader.by_ref().take(MAX_LINE_BYTES + 1).read_until(b'\n', &mut self.text)?;
         if kept as u64 > MAX_LINE_BYTES && !self.text.ends_with(b"\n") {
@@ -151,8 +152,8 @@ fn parse(line: &[u8], form: LineForm) -> Result<LinePrompt, BadLine> {
     }
 }
 
-/// `messages` take precedence over `input_ids`, and these over `prompt`: in data sets with messages, `prompt` is often
-/// only the last turn.
+/// Finds the prompt in a record. `messages` takes precedence over `input_ids`, which takes precedence over `prompt`: in
+/// data sets with messages, `prompt` is often only the last turn.
 fn find_prompt(mut record: Value) -> Result<LinePrompt, BadLine> {
     let Some(object) = record.as_object_mut() else { return Err(BadLine::Form("not a JSON object")) };
     let mut take = |name: &str| object.remove(name).filter(|value| !value.is_null());
@@ -165,7 +166,7 @@ fn find_prompt(mut record: Value) -> Result<LinePrompt, BadLine> {
         },
         (None, None, Some(Value::String(text))) => Ok(LinePrompt::Text(text)),
         (None, None, Some(_)) => Err(BadLine::Form("prompt is not a string")),
-        (None, None, None) => Err(BadLine::Form("none of messages, input_ids and prompt")),
+        (None, None, None) => Err(BadLine::Form("it has none of messages, input_ids and prompt")),
     }
 }
 

@@ -1,38 +1,38 @@
-//! The score of a tokenized prompt with T.
+//! Scores a tokenized prompt with T.
 
 use half::f16;
 use semmoe_tables::{Score, Tables, TokenId};
 
 use crate::half_rows::{HalfRows, ROWS_PER_BLOCK};
 
-/// A fixed-point share is a multiple of 2^-24, like every f16 from 0 to 1, so nothing is rounded.
+/// Fixed-point representation of a share of 1. Every f16 from 0 to 1 is a multiple of 2^-24, so nothing is rounded.
 const ONE: f64 = (1 << 24) as f64;
 
-/// T prepared for summing: the rows of [`Tables::token_row`] as halves if the processor can sum them, 2 bytes per
-/// share, or else in fixed point, 4 bytes.
+/// T prepared for summing: the rows of [`Tables::token_row`] in half precision (2 bytes per share) if the processor can
+/// sum them, otherwise in fixed point (4 bytes).
 ///
-/// Gives the same result as [`Score::of_rows`], bit for bit, several times faster: integer sums are exact, so
-/// independent of the order of tokens.
+/// Produces the same result as [`Score::of_rows`], bit for bit, but several times faster: integer sums are exact and
+/// therefore independent of the order of tokens.
 #[derive(Debug)]
 pub struct Scorer {
     ranks: usize,
-    /// Used instead of `rows` if present.
+    /// Rows in half precision; used instead of `rows` if present.
     halves: Option<HalfRows>,
-    /// [V, ranks] shares, in units of 2^-24.
+    /// The rows of T, [V, ranks] shares in units of 2^-24.
     rows: Vec<u32>,
-    /// One bit per row: whether it prefers some rank.
+    /// One bit per row, set if the row prefers some rank.
     known: Vec<u64>,
 }
 
 impl Scorer {
-    /// From tables for attention dp; tables for attention tp have no rows, so every score is empty.
+    /// Creates a scorer from tables for attention DP. Tables for attention TP have no rows, so every score is empty.
     pub fn new(tables: &Tables) -> Self {
         let rows = (0..tables.model().vocab_size).filter_map(|token| tables.token_row(TokenId::new(token)));
         let ranks = usize::from(tables.dp_ranks());
         Self::with(ranks, HalfRows::new(ranks), rows)
     }
 
-    /// From T itself, [V, ranks] shares from 0 to 1.
+    /// Creates a scorer from T itself: [V, ranks] shares from 0 to 1.
     pub fn from_rows(ranks: u16, shares: &[f16]) -> Self {
         let ranks = usize::from(ranks);
         Self::with(ranks, HalfRows::new(ranks), shares.chunks_exact(ranks.max(1)))
@@ -84,7 +84,7 @@ impl Scorer {
         }
     }
 
-    /// With the number of ranks known at compile time, a row is a few vector additions.
+    /// Adds rows; with the number of ranks known at compile time, adding a row takes a few vector additions.
     fn add<const RANKS: usize>(&self, ids: &[u32], sums: &mut [u64], score: &mut Score) {
         let (rows, _) = self.rows.as_chunks::<RANKS>();
         for ids in ids.chunks(ROWS_PER_BLOCK) {

@@ -1,8 +1,8 @@
 //! Splits texts at added tokens, and caches the ids of the segments.
 //!
-//! Encoders first split a text at its added tokens and encode every part separately. If that split can be found in the
-//! raw text, before normalization, the ids of a part depend only on its bytes, so earlier turns of a chat need not be
-//! normalized or encoded again. The self-check at load time verifies that a tokenizer behaves this way.
+//! Encoders first split a text at its added tokens and encode each part separately. If the split points can be found in
+//! the raw text, before normalization, the ids of a part depend only on its bytes, so earlier turns of a chat need not
+//! be normalized or encoded again. The self-check at load time verifies that a tokenizer behaves this way.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -14,29 +14,29 @@ use crate::TextError;
 
 /// Maximum number of cache sets, each with its own lock.
 const MAX_SETS: usize = 64;
-/// Minimum room per set: some 30 turns of 700 words. With less, chance would overfill some sets.
+/// Minimum capacity per set: some 30 turns of 700 words. With less, random variation would overfill some sets.
 const SET_BYTES: usize = 256 << 10;
 /// Maximum entries per set, since lookup is linear.
 const MAX_ENTRIES: usize = 512;
-/// Overhead per entry besides its text and its ids.
+/// Overhead per entry in addition to its text and ids.
 const ENTRY_BYTES: usize = 96;
 
-/// Statistics of the cache of [`PromptEncoder::cache_segments`](crate::PromptEncoder::cache_segments).
+/// Statistics of the cache that [`PromptEncoder::cache_segments`](crate::PromptEncoder::cache_segments) enables.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SegmentCache {
-    /// Segments whose ids were reused.
+    /// Number of segments whose ids were reused.
     pub hits: u64,
-    /// Segments that were encoded.
+    /// Number of segments that were encoded.
     pub misses: u64,
-    /// Bytes of text that were not encoded again.
+    /// Bytes of text that did not have to be encoded again.
     pub hit_bytes: u64,
-    /// Bytes held: text, ids and overhead per entry.
+    /// Bytes in use: text, ids and overhead per entry.
     pub bytes: u64,
-    /// Maximum bytes held.
+    /// Maximum bytes in use.
     pub max_bytes: u64,
 }
 
-/// Finds added tokens, and caches what was between them.
+/// Finds added tokens, and caches the ids of the segments between them.
 pub(crate) struct Segments {
     added: AhoCorasick,
     /// Id of each pattern of `added`.
@@ -45,7 +45,8 @@ pub(crate) struct Segments {
 }
 
 impl Segments {
-    /// `None` if an added token is matched other than by its bytes in the raw text, or if there is none.
+    /// Creates a splitter; `None` if an added token is matched other than by its bytes in the raw text, or if there are
+    /// no added tokens.
     pub(crate) fn new(oracle: &tokenizers::Tokenizer) -> Option<Self> {
         let tokens = oracle.get_added_tokens_decoder();
         let plain = |token: &tokenizers::AddedToken| {
@@ -59,7 +60,7 @@ impl Segments {
         Some(Self { added, ids, cache: Cache::new(0) })
     }
 
-    /// Caches ids within `bytes` bytes from now on.
+    /// Starts a new cache of at most `bytes` bytes.
     pub(crate) fn keep(&mut self, bytes: usize) {
         self.cache = Cache::new(bytes);
     }
@@ -68,8 +69,8 @@ impl Segments {
         self.cache.stats()
     }
 
-    /// The ids of `text`; `encode` encodes a part without added tokens. A text that is a single part is not cached:
-    /// without turns, nothing repeats.
+    /// Returns the ids of `text`; `encode` encodes a part without added tokens. A text that is a single part is not
+    /// cached, since nothing repeats without turns.
     pub(crate) fn encode(
         &self,
         text: &str,
@@ -79,7 +80,7 @@ impl Segments {
         if found.peek().is_none() {
             return encode(text);
         }
-        // About four bytes per token.
+        // Tokens average about four bytes.
         let mut ids = Vec::with_capacity(text.len() / 4 + 16);
         let mut from = 0;
         for token in found {
@@ -92,8 +93,7 @@ impl Segments {
     }
 }
 
-/// Token ids by text, in separate sets with least-recently-used eviction: a client that chooses its texts can fill one
-/// set at most.
+/// Token ids by text, in separate sets with LRU eviction, so that a client with crafted texts can fill at most one set.
 struct Cache {
     sets: Box<[Mutex<Set>]>,
     /// Maximum bytes per set.
@@ -146,7 +146,7 @@ impl Cache {
             return Ok(());
         }
         let hash = FixedState::with_seed(0).hash_one(text);
-        // The upper bits select the set, the lower ones distinguish entries within it.
+        // The upper bits select the set; the whole hash identifies an entry within it.
         let set = &self.sets[(hash >> 56) as usize % self.sets.len()];
         let lock = || set.lock().unwrap_or_else(PoisonError::into_inner);
         if lock().find(hash, text, ids) {
@@ -195,7 +195,7 @@ impl Set {
 
     fn insert(&mut self, hash: u64, mut entry: Entry, most_bytes: usize) {
         if let Some(at) = self.hashes.iter().position(|other| *other == hash) {
-            // Another thread was faster, or another text has this hash.
+            // Another thread added the text first, or another text has the same hash.
             self.remove(at);
         }
         self.clock += 1;

@@ -1,16 +1,16 @@
-//! The texts on which a fast encoder must match the oracle before it is trusted: everything that tokenizers are known
-//! to differ on.
+//! The texts on which a fast encoder must match the oracle before it is trusted. They cover everything that tokenizers
+//! are known to differ on.
 //!
-//! A self-check of a few milliseconds cannot prove equality; it detects a tokenizer whose rules the fast library does
-//! not follow. `semmoe-bench-parts differential` tests large volumes.
+//! A self-check of a few milliseconds cannot prove equality; it detects a tokenizer with rules that the fast library
+//! does not implement. `semmoe-bench-parts differential` tests large volumes.
 
-/// Number of random strings, from a fixed seed.
+/// Number of random strings, generated from a fixed seed.
 const RANDOM_TEXTS: usize = 300;
 
-/// Number of added tokens tried; some vocabularies have tens of thousands.
+/// Maximum number of added tokens to test; some vocabularies have tens of thousands.
 const MAX_ADDED_TOKENS: usize = 400;
 
-/// Pieces at whose boundaries split rules, normalizers and merges differ.
+/// Pieces at whose boundaries tokenizers' split rules, normalizers and merges differ.
 const PIECES: [&str; 64] = [
     "the",
     " the",
@@ -78,7 +78,7 @@ const PIECES: [&str; 64] = [
     "\u{10ffff}",
 ];
 
-/// The texts for a tokenizer; deterministic.
+/// Returns the texts for a tokenizer, deterministically.
 pub(crate) fn texts(oracle: &tokenizers::Tokenizer) -> Vec<String> {
     let mut added: Vec<String> = oracle.get_added_vocabulary().get_vocab().keys().cloned().collect();
     added.sort_unstable();

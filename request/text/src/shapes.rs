@@ -1,5 +1,5 @@
-//! Shapes of chats, i.e. the parts that engines and templates treat specially, and built-in chats that exercise each of
-//! them, to compare an engine with this crate.
+//! Chat shapes, i.e. the features that engines and templates treat specially, and built-in chats that exercise each of
+//! them, for comparing an engine with this crate.
 
 use std::fmt;
 use std::sync::LazyLock;
@@ -34,13 +34,13 @@ const NAMES: [&str; 15] = [
 const OTHERS: [&str; 4] = ["chat_template", "add_special_tokens", "reasoning", "input_ids"];
 
 impl Shapes {
-    /// None: the prompt is token ids, or was not read.
+    /// No shapes: the prompt is token ids, or was not parsed.
     pub const NONE: Self = Self(0);
     /// Every chat.
     pub const PLAIN: Self = Self(1);
-    /// A message of the role `system` or `developer`.
+    /// A message with the role `system` or `developer`.
     pub const SYSTEM: Self = Self(1 << 1);
-    /// An earlier answer.
+    /// An earlier assistant turn.
     pub const TURNS: Self = Self(1 << 2);
     /// Content that is a list of one part.
     pub const PART: Self = Self(1 << 3);
@@ -48,17 +48,17 @@ impl Shapes {
     pub const PARTS: Self = Self(1 << 4);
     /// Tools.
     pub const TOOLS: Self = Self(1 << 5);
-    /// A choice of tools other than `auto`.
+    /// A `tool_choice` other than `auto`.
     pub const TOOL_CHOICE: Self = Self(1 << 6);
     /// Tool calls and their results.
     pub const TOOL_RESULTS: Self = Self(1 << 7);
-    /// Reasoning in an earlier answer.
+    /// Reasoning in an earlier assistant turn.
     pub const REASONING: Self = Self(1 << 8);
     /// `reasoning_effort`.
     pub const EFFORT: Self = Self(1 << 9);
     /// `chat_template_kwargs`.
     pub const KWARGS: Self = Self(1 << 10);
-    /// The last message is to be continued, or the assistant's turn is not opened.
+    /// The last message is to be continued, or there is no generation prompt.
     pub const CONTINUE_FINAL: Self = Self(1 << 11);
     /// Documents.
     pub const DOCUMENTS: Self = Self(1 << 12);
@@ -69,7 +69,7 @@ impl Shapes {
     /// All shapes.
     pub const ALL: Self = Self((1 << NAMES.len()) - 1);
 
-    /// The shapes of the body of a chat or text completion.
+    /// Returns the shapes of the body of a chat or text completion.
     pub fn of(body: &Value) -> Self {
         let given = |name: &str| body.get(name).filter(|value| !is_empty(value));
         if body.get("messages").is_none() {
@@ -93,12 +93,12 @@ impl Shapes {
         messages.filter_map(Value::as_object).fold(shapes, |shapes, message| shapes | of_message(message))
     }
 
-    /// Whether the set is empty.
+    /// Returns whether the set is empty.
     pub fn is_empty(self) -> bool {
         self.0 == 0
     }
 
-    /// Whether it contains all of `others`.
+    /// Returns whether the set contains all of `others`.
     pub fn has(self, others: Self) -> bool {
         self.0 & others.0 == others.0
     }
@@ -120,7 +120,7 @@ impl Shapes {
         self.0.count_ones()
     }
 
-    /// The names of the shapes.
+    /// Iterates over the names of the shapes.
     pub fn names(self) -> impl Iterator<Item = &'static str> {
         NAMES.into_iter().enumerate().filter(move |(at, _)| self.0 >> at & 1 == 1).map(|(_, name)| name)
     }
@@ -155,7 +155,7 @@ impl fmt::Display for Shapes {
 }
 
 impl PlainChat<'_> {
-    /// The shapes of this chat.
+    /// Returns the shapes of this chat.
     pub fn shapes(&self) -> Shapes {
         self.messages.iter().fold(Shapes::PLAIN, |shapes, message| shapes | of_role(&message.role))
     }
@@ -182,7 +182,7 @@ fn of_message(message: &Map<String, Value>) -> Shapes {
     (role | parts).and_if(given("tool_calls"), Shapes::TOOL_RESULTS).and_if(reasoning, Shapes::REASONING)
 }
 
-/// Whether engines and templates treat the value as absent.
+/// Returns whether engines and templates treat the value as absent.
 fn is_empty(value: &Value) -> bool {
     match value {
         Value::Null | Value::Bool(false) => true,
@@ -193,7 +193,7 @@ fn is_empty(value: &Value) -> bool {
     }
 }
 
-/// A chat or a text for which to compare an engine with this crate.
+/// A chat or a text on which to compare an engine with this crate.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BuiltInChat {
     /// The shape that this exercises: one shape beyond [`Shapes::PLAIN`], [`Shapes::PLAIN`] itself for the plain chat,
@@ -203,7 +203,7 @@ pub struct BuiltInChat {
     pub body: Value,
 }
 
-/// At least one chat for each shape, the plain one first, and a text.
+/// Returns at least one chat for each shape, the plain one first, and a text.
 pub fn built_in_chats() -> &'static [BuiltInChat] {
     static CHATS: LazyLock<Vec<BuiltInChat>> = LazyLock::new(make_chats);
     &CHATS

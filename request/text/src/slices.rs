@@ -1,17 +1,18 @@
-//! Cuts a long text where its ids cannot change, so that encoding can be stopped on the way.
+//! Cuts a long text at positions that do not affect its ids, so that encoding can be stopped between slices.
 //!
-//! A text is cut after a line end between a character that is not white space and a letter or digit. The split rules of
-//! byte-level tokenizers end a piece there whatever follows, and no merge crosses pieces. Whether a tokenizer follows
-//! this is tested at load time on specially made texts; one that does not is never cut.
+//! A text is cut after a line end between a non-whitespace character and a letter or digit. The split rules of
+//! byte-level tokenizers end a piece there regardless of the text that follows, and no merge crosses pieces. A test at
+//! load time, on texts constructed for it, checks whether a tokenizer behaves this way; otherwise its texts are never
+//! cut.
 
 use tokenizers::AddedToken;
 
 use crate::self_check;
 
-/// Slice size in the self-check: as short as possible.
+/// Slice size in the self-check, as small as possible.
 const SHORTEST: usize = 1;
 
-/// The ids that a tokenizer adds around a prompt.
+/// The ids that a tokenizer adds before and after a prompt.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Around {
     pub(crate) before: Vec<u32>,
@@ -19,7 +20,7 @@ pub(crate) struct Around {
 }
 
 impl Around {
-    /// Tests `oracle`; `None` if its texts must not be cut.
+    /// Tests `oracle` and finds the ids that it adds; `None` if its texts must not be cut.
     pub(crate) fn new(oracle: &tokenizers::Tokenizer) -> Option<Self> {
         if oracle.get_added_tokens_decoder().values().any(reaches_over_a_cut) {
             return None;
@@ -43,14 +44,14 @@ impl Around {
     }
 }
 
-/// An added token that absorbs the line end before it, or contains one.
+/// Returns whether an added token absorbs the line end before it, or contains one.
 fn reaches_over_a_cut(token: &AddedToken) -> bool {
     let first = token.content.chars().next();
     token.content.contains('\n') || (token.lstrip && first.is_none_or(char::is_alphanumeric))
 }
 
-/// The slices of `text` in order: each is the shortest of at least `least_bytes` that ends at a cut, the last one the
-/// remainder.
+/// Iterates over the slices of `text` in order. Each is the shortest slice of at least `least_bytes` that ends at a
+/// cut; the last one is the remainder.
 pub(crate) fn slices(text: &str, least_bytes: usize) -> impl Iterator<Item = &str> {
     let mut rest = Some(text);
     std::iter::from_fn(move || {
@@ -61,7 +62,7 @@ pub(crate) fn slices(text: &str, least_bytes: usize) -> impl Iterator<Item = &st
     })
 }
 
-/// The first cut at or after `from`.
+/// Returns the first cut at or after `from`.
 fn first_cut(text: &str, from: usize) -> Option<usize> {
     let mut at = from.max(1);
     loop {

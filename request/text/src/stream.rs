@@ -1,4 +1,4 @@
-//! Decodes ids to text as they arrive, never splitting a character.
+//! Decodes ids to text as they arrive, without ever splitting a character.
 
 use crate::{TextError, Tokenizer};
 
@@ -7,33 +7,33 @@ const HELD_BACK: usize = 4;
 /// Once this many ids are undecided, the window is cut wherever that is provably safe.
 const WINDOW_LIMIT: usize = 32;
 
-/// Decodes ids to text piece by piece. The concatenated pieces equal decoding all ids at once, for tokenizers whose
-/// decoder works on bytes; with SentencePiece byte fallback, it shows valid characters where the library would discard
-/// a run.
+/// Decodes ids to text piece by piece. For tokenizers whose decoder works on bytes, the concatenated pieces equal the
+/// text of all ids decoded at once. With SentencePiece byte fallback, the decoder emits valid characters where the
+/// library would discard a run of bytes.
 ///
-/// Bytes of an unfinished character are held back until they are decided.
+/// Bytes of an unfinished character are held back until the character is complete or invalid.
 #[derive(Debug, Clone)]
 pub struct IncrementalDecoder {
     skip_special: bool,
-    /// Ids still needed: context first, then those not fully emitted.
+    /// The ids still needed: first the context, then ids whose text is not fully emitted.
     window: Vec<u32>,
-    /// Where the context ends in `window`.
+    /// End of the context in `window`.
     read: usize,
-    /// Bytes of the window's text already emitted.
+    /// Number of bytes of the window's text already emitted.
     emitted: usize,
 }
 
 impl IncrementalDecoder {
-    /// Starts a text; `skip_special` omits special tokens.
+    /// Creates a decoder for one text; `skip_special` omits special tokens.
     pub fn new(skip_special: bool) -> Self {
         Self { skip_special, window: Vec::new(), read: 0, emitted: 0 }
     }
 
-    /// Takes one id and returns the text that it completes, often none. Ids outside the vocabulary are ignored, as in
-    /// [`Tokenizer::decode`].
+    /// Adds one id and returns the text that it completes, which is often empty. Ids outside the vocabulary are
+    /// ignored, as in [`Tokenizer::decode`].
     ///
     /// # Errors
-    /// `TextError` if the tokenizer's decoder fails.
+    /// [`TextError`] if the tokenizer's decoder fails.
     pub fn push(&mut self, tokenizer: &Tokenizer, id: u32) -> Result<String, TextError> {
         let unknown = tokenizer.id_to_token(id).is_none();
         if unknown || (self.skip_special && tokenizer.is_special(id)) {
@@ -48,7 +48,8 @@ impl IncrementalDecoder {
         let piece = text.get(self.emitted..stable).unwrap_or_default().to_owned();
         self.emitted = self.emitted.max(stable);
         if keep == 0 {
-            // Some decoders treat the first token of a text differently, so one round of ids is kept as context.
+            // Some decoders treat the first token of a text differently, so the ids of the previous round are retained
+            // as context.
             let context = self.read;
             self.read = self.window.len() - context;
             self.window.drain(..context);
@@ -59,10 +60,10 @@ impl IncrementalDecoder {
         Ok(piece)
     }
 
-    /// Returns the text still held back, i.e. the decoding of an unfinished character, and resets the decoder.
+    /// Returns the text still held back, i.e. that of an unfinished character, and resets the decoder.
     ///
     /// # Errors
-    /// Those of [`Self::push`].
+    /// The errors of [`Self::push`].
     pub fn finish(&mut self, tokenizer: &Tokenizer) -> Result<String, TextError> {
         let text = self.text(tokenizer, &self.window)?;
         let piece = text.get(self.emitted..).unwrap_or_default().to_owned();
@@ -74,8 +75,9 @@ impl IncrementalDecoder {
         tokenizer.decode_with(ids, self.skip_special)
     }
 
-    /// Cuts a stream of broken bytes, which would never settle: where both sides decode to the same text as the whole,
-    /// far enough from the end that the right side has decided bytes of its own.
+    /// Cuts the window in a stream of invalid bytes, which would otherwise grow forever. The cut is at a position where
+    /// both sides decode to the same text as the whole, far enough from the end that part of the right side's text is
+    /// final.
     fn cut(&mut self, tokenizer: &Tokenizer, text: &str) -> Result<(), TextError> {
         let unemitted = text.len() - self.emitted;
         let from = self.window.len().saturating_sub(2 * HELD_BACK);

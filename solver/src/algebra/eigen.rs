@@ -1,33 +1,34 @@
-//! Eigenvalues and eigenvectors of dense symmetric matrices, and a proven bound on the error of the eigenvalues.
+//! Eigenvalues and eigenvectors of dense symmetric matrices, with a rigorous error bound on the eigenvalues.
 //!
 //! Householder tridiagonalisation, then QL with implicit shifts (EISPACK's tred2 and tql2), with eigenvectors stored as
-//! rows so that every inner loop is contiguous. Correctness does not rely on its accuracy: [`Eigen::error`] bounds the
-//! error afterwards.
+//! rows so that every inner loop is contiguous. Callers need not trust the solver's accuracy: [`Eigen::error`] bounds
+//! the error afterwards.
 
 use ndarray::{Array1, Array2, Axis, s};
 
 use crate::algebra::matrix::norm;
 use crate::algebra::rows::{add, dot, rows, slice, slice_mut};
 
-/// QL sweeps per eigenvalue; about two are usual. Stopping early costs only accuracy, which [`Eigen::error`] reports.
+/// Maximum QL sweeps per eigenvalue; about two are typical. Stopping early costs only accuracy, which [`Eigen::error`]
+/// reports.
 const MAX_SWEEPS: u32 = 64;
 
 /// The unit roundoff of f64.
 pub(crate) const UNIT_ROUNDOFF: f64 = f64::EPSILON / 2.0;
 
-/// The `count` largest eigenvalues of a symmetric matrix [n, n], descending, and their unit vectors, [count, n].
-/// `count` is at most n.
+/// Returns the `count` largest eigenvalues of a symmetric matrix [n, n] in descending order, and their unit
+/// eigenvectors, [count, n]. `count` must be at most n.
 pub fn top_eigenpairs(matrix: Array2<f64>, count: usize) -> (Array1<f64>, Array2<f64>) {
     let Eigen { values, vectors } = Eigen::new(matrix);
     (values.slice_move(s![..count]), vectors.slice_move(s![..count, ..]))
 }
 
-/// Eigenpairs, largest eigenvalue first.
+/// Eigenpairs in descending order of eigenvalue.
 #[derive(Debug)]
 pub(crate) struct Eigen {
     /// [n]
     pub(crate) values: Array1<f64>,
-    /// [n, n], row i belongs to value i.
+    /// [n, n]; row i is the eigenvector of value i.
     pub(crate) vectors: Array2<f64>,
 }
 
@@ -40,11 +41,13 @@ impl Eigen {
         work.sorted()
     }
 
-    /// Every eigenvalue of `matrix` lies within this distance of the computed one of the same rank.
+    /// Returns a bound on the distance between each eigenvalue of `matrix` and the computed eigenvalue of the same
+    /// rank.
     ///
-    /// With Q the computed vectors and D the values: by Ostrowski, the eigenvalues of `Q^T D Q` are those of D times
-    /// factors within `|Q Q^T - 1|` of 1; by Weyl, those of `matrix` differ from them by at most `|matrix - Q^T D Q|`.
-    /// Both norms are computed (Frobenius) and padded for rounding. NaN or infinite if the values are.
+    /// Let Q be the computed vectors and D the computed values. By Ostrowski's theorem, the eigenvalues of `Q^T D Q`
+    /// are those of D times factors within `|Q Q^T - 1|` of 1; by Weyl's inequality, those of `matrix` differ from them
+    /// by at most `|matrix - Q^T D Q|`. Both norms are computed (Frobenius) and padded for rounding errors. The bound
+    /// is NaN or infinite if the values are.
     pub(crate) fn error(&self, matrix: &Array2<f64>) -> f64 {
         let n = matrix.nrows() as f64;
         let largest = self.values.iter().fold(0.0, |most: f64, value| most.max(value.abs()));
@@ -60,7 +63,7 @@ impl Eigen {
             }
             defect += (dot(own, own) - 1.0).powi(2);
         }
-        // Each entry is a sum of n + 1 terms, at most (1 + defect) * largest (or 1) in all by Cauchy-Schwarz.
+        // By Cauchy-Schwarz, the n + 1 terms of each entry sum to at most (1 + defect) * largest (or 1) in magnitude.
         let rounding = 2.0 * (n + 8.0) * n * UNIT_ROUNDOFF;
         let defect = defect.sqrt() * (1.0 + rounding) + 2.0 * rounding;
         let residual = residual.sqrt() * (1.0 + rounding) + (largest * (1.0 + defect) + norm(matrix)) * rounding;
@@ -68,12 +71,13 @@ impl Eigen {
     }
 }
 
-/// Diagonal, subdiagonal (`off[i]` between i and i + 1) and the rows that become eigenvectors.
+/// A tridiagonal matrix: its diagonal, its subdiagonal (`off[i]` couples i and i + 1) and the rows that become
+/// eigenvectors.
 struct Tridiagonal {
     diagonal: Vec<f64>,
     off: Vec<f64>,
     rows: Array2<f64>,
-    /// Used by `settle`: the total subtracted from the diagonal, and the largest magnitude met.
+    /// Used by `settle`: the total shift subtracted from the diagonal, and the largest magnitude so far.
     shift: f64,
     size: f64,
 }
@@ -125,9 +129,9 @@ impl Tridiagonal {
 
     fn sweep(&mut self, low: usize, high: usize) {
         let (d, e, n) = (&mut self.diagonal, &mut self.off, self.rows.ncols());
-        // Index arithmetic instead of row views: there are millions of pairs, and creating views takes as long as a
-        // rotation.
-        let all = self.rows.as_slice_mut().expect("a whole matrix is contiguous");
+        // Index arithmetic instead of row views: there are millions of row pairs, and creating the views costs as much
+        // as a rotation.
+        let all = self.rows.as_slice_mut().expect("an owned matrix is contiguous");
         let before = d[low];
         let half = (d[low + 1] - before) / (2.0 * e[low]);
         let root = half.hypot(1.0).copysign(half);
@@ -164,7 +168,8 @@ impl Tridiagonal {
     }
 }
 
-/// Replaces `x` by the vector v of the reflection `1 - factor * v v^T` that maps `x` to `(length, 0, ...)`.
+/// Replaces `x` with the vector v of the reflection `1 - factor * v v^T` that maps `x` to `(length, 0, ...)`; returns
+/// `length` and `factor`.
 fn reflect(x: &mut [f64]) -> (f64, f64) {
     let tail = dot(&x[1..], &x[1..]);
     if tail == 0.0 {
@@ -175,7 +180,8 @@ fn reflect(x: &mut [f64]) -> (f64, f64) {
     (length, 2.0 / (x[0] * x[0] + tail))
 }
 
-/// The product of the reflections, transposed: row i is coordinate i of the tridiagonal form in the original basis.
+/// Returns the transposed product of the reflections: row i is coordinate i of the tridiagonal form in the original
+/// basis.
 fn accumulate(a: &Array2<f64>, factors: &[f64]) -> Array2<f64> {
     let mut rows = Array2::eye(a.nrows());
     for (step, &factor) in factors.iter().enumerate().rev().filter(|&(_, &factor)| factor != 0.0) {

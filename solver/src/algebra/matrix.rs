@@ -1,4 +1,4 @@
-//! Operations on dense symmetric matrices, [n, n], that ndarray lacks, with the projection that removes layer means.
+//! Operations on dense symmetric matrices [n, n] that ndarray lacks, including the projection that removes layer means.
 
 use ndarray::{Array1, Array2, Axis, s};
 
@@ -13,9 +13,9 @@ pub(crate) fn mirror(matrix: &mut Array2<f64>) {
     }
 }
 
-/// `P M P - push * J`, where J projects onto the vectors that are constant in each block of `block` columns and P = 1 -
-/// J. If `push` is at least the norm of M, the lowest `n / block` eigenvalues belong to J, and all others are the
-/// eigenvalues on the complement.
+/// Returns `P M P - push * J`, where J projects onto the vectors that are constant within each block of `block` columns
+/// and P = 1 - J. If `push` is at least the norm of M, the lowest `n / block` eigenvalues belong to J, and all others
+/// are the eigenvalues on the complement.
 pub(crate) fn centred(matrix: &Array2<f64>, block: usize, push: f64) -> Array2<f64> {
     let mut out = matrix.clone();
     for part in rows_mut(&mut out).flat_map(|row| row.chunks_exact_mut(block)) {
@@ -44,13 +44,13 @@ pub(crate) fn norm(matrix: &Array2<f64>) -> f64 {
     dot(slice(all.view()), slice(all.view())).sqrt()
 }
 
-/// L of a positive definite matrix given by its lower triangle.
+/// Returns the Cholesky factor L of a positive definite matrix, given its lower triangle.
 pub(crate) fn cholesky(mut matrix: Array2<f64>) -> Array2<f64> {
     for at in 0..matrix.nrows() {
         for to in at..matrix.nrows() {
             let (own, pivot) = (slice(matrix.row(to)), slice(matrix.row(at)));
             let left = own[at] - own[..at].iter().zip(pivot).map(|(a, b)| a * b).sum::<f64>();
-            // The penalty keeps the diagonal positive, except for rounding.
+            // The ridge penalty keeps the diagonal positive except for rounding errors.
             matrix[[to, at]] = if to == at { left.max(1e-12).sqrt() } else { left / matrix[[at, at]] };
         }
     }

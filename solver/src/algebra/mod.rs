@@ -1,4 +1,4 @@
-//! Dense matrices whose results are bit-identical on every machine.
+//! Dense linear algebra with bit-identical results on every machine.
 
 pub(crate) mod eigen;
 pub(crate) mod matrix;

@@ -1,11 +1,11 @@
-//! Rows of dense matrices as slices, and sums over them in a fixed order: bit-identical on every machine.
+//! Matrix rows as slices, and sums over them in a fixed order, so that results are bit-identical on every machine.
 
 use std::ops::{AddAssign, Mul};
 use std::slice::{ChunksExact, ChunksExactMut};
 
 use ndarray::{Array2, ArrayView1, ArrayViewMut1};
 
-const CONTIGUOUS: &str = "rows of matrices are contiguous";
+const CONTIGUOUS: &str = "matrix rows are contiguous";
 
 /// A row as a slice.
 pub(crate) fn slice<T>(row: ArrayView1<'_, T>) -> &[T] {
@@ -33,7 +33,7 @@ pub(crate) fn add<T: Copy + AddAssign + Mul<Output = T>>(to: &mut [T], factor: T
     to.iter_mut().zip(from).for_each(|(to, from)| *to += factor * *from);
 }
 
-/// Inner product; eight partial sums, always in the same order.
+/// Inner product, accumulated in eight partial sums in a fixed order.
 pub(crate) fn dot(a: &[f64], b: &[f64]) -> f64 {
     let mut sums = [0.0; 8];
     let (a8, b8) = (a.chunks_exact(8), b.chunks_exact(8));

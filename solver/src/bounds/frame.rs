@@ -1,33 +1,33 @@
-//! Shared by both bounds: the inequality of one unit, and the cost of a centre; and B1 itself.
+//! The parts that both bounds share (each unit's inequality and the cost of a centre), and the bound B1 itself.
 
 use ndarray::Array2;
 
 use super::units::{Entries, Units};
 use crate::algebra::{Eigen, UNIT_ROUNDOFF, centred, norm};
 
-/// Units with the number of groups and the token cap.
+/// The units of a bound, the number of groups and the token cap.
 pub(super) struct Frame<'a> {
     pub(super) units: &'a Units,
     /// E
     pub(super) groups: usize,
-    /// Maximum tokens of a group over the mean, minus 1.
+    /// Ratio of the maximum to the mean tokens per group, minus 1.
     excess: f64,
     /// S
     pub(super) mass: f64,
     /// T
     pub(super) activations: f64,
-    /// Sum over layers of the N/E largest counts, [U].
+    /// Each unit's N/E largest counts per layer, summed over the layers, [U].
     top: Vec<f64>,
 }
 
 /// The starting point of both bounds.
 pub(super) struct AboutMean {
-    /// The load per token.
+    /// The load per token, [n].
     pub(super) centre: Vec<f64>,
     /// Slope of each unit.
     pub(super) alpha: Vec<f64>,
     pub(super) matrix: Array2<f64>,
-    /// Norm of the error that the matrix may have.
+    /// Upper bound on the norm of the error in the matrix.
     pub(super) doubt: f64,
     /// Largest eigenvalues of the matrix.
     pub(super) top: Vec<f64>,
@@ -44,7 +44,7 @@ impl<'a> Frame<'a> {
         frame
     }
 
-    /// Upper bound on what one group can hold of a row of counts.
+    /// Returns an upper bound on the sum of a row's counts that can fall into a single group.
     fn top_counts(&self, Entries { columns, counts }: Entries<'_>, scratch: &mut Vec<f64>) -> f64 {
         let (share, experts) = (self.share(), self.units.experts);
         let mut sum = 0.0;
@@ -75,9 +75,9 @@ impl<'a> Frame<'a> {
         1.0 - 1.0 / self.groups as f64
     }
 
-    /// The matrix about the mean, with units weighted by their tokens.
+    /// Returns the second-moment matrix about the mean load, with units weighted by their tokens.
     pub(super) fn about_mean(&self) -> AboutMean {
-        // The load per token: the centre at which the deviations of all units cancel.
+        // At this centre, the load per token, the deviations of all units cancel.
         let mut centre = self.units.loads();
         centre.iter_mut().for_each(|load| *load /= self.mass);
         let alpha: Vec<f64> = self.units.mass.iter().map(|mass| 1.0 / mass).collect();
@@ -88,7 +88,8 @@ impl<'a> Frame<'a> {
         AboutMean { centre, alpha, matrix, doubt, top }
     }
 
-    /// B1, the spectral bound: no placement keeps more activations local. The README in this directory derives it.
+    /// Returns B1, the spectral bound: no placement keeps more activations local. The README in this directory derives
+    /// it.
     pub(super) fn spectral(&self) -> f64 {
         let AboutMean { centre, top, .. } = self.about_mean();
         let columns = self.columns_of_group();
@@ -107,7 +108,7 @@ impl<'a> Frame<'a> {
         self.excess * self.mass * (centre.iter().sum::<f64>() / self.groups as f64 - lowest)
     }
 
-    /// Upper bound on what one group can hold of a centre.
+    /// Returns an upper bound on the sum of a centre's entries that can fall into a single group.
     fn highest_group(&self, mut centre: Vec<f64>) -> f64 {
         centre.chunks_exact_mut(self.units.experts).map(|layer| greatest(layer, self.share())).sum()
     }
@@ -133,8 +134,8 @@ impl<'a> Frame<'a> {
         }
     }
 
-    /// The `groups - 1` largest eigenvalues of `P matrix P` on the complement of the layer means, each raised by the
-    /// maximum error of the computation and of a matrix error of norm `doubt`.
+    /// Returns the `groups - 1` largest eigenvalues of `P matrix P` on the complement of the layer means. Each is
+    /// increased by the maximum numerical error and by `doubt`, the norm of the error in the matrix.
     pub(super) fn top_eigenvalues(&self, matrix: &Array2<f64>, doubt: f64) -> Vec<f64> {
         let push = norm(matrix);
         let layers = (self.units.columns / self.units.experts) as f64;
@@ -145,13 +146,14 @@ impl<'a> Frame<'a> {
         eigen.values.iter().take(self.groups - 1).map(|value| value + margin).collect()
     }
 
-    /// Relative rounding error of sums over units and columns.
+    /// Bound on the relative rounding error of sums over units and columns.
     pub(super) fn rounding(&self) -> f64 {
         4.0 * (self.units.mass.len() + self.units.columns * self.units.columns + 64) as f64 * UNIT_ROUNDOFF
     }
 }
 
-/// The maximum that a group can hold of a unit's `v`, minus the mean over groups: v . C~[c] never exceeds it.
+/// Computes a unit's cap, which `v . C~[c]` never exceeds: the largest sum of its `v` in a single group minus the mean
+/// over groups.
 struct Caps<'a> {
     frame: &'a Frame<'a>,
     centre: &'a [f64],
@@ -171,7 +173,7 @@ impl<'a> Caps<'a> {
         let (frame, mass) = (self.frame, self.frame.units.mass[unit]);
         let Entries { columns, counts } = frame.units.row(unit);
         let mean = (counts.iter().sum::<f64>() - mass * self.sum) / frame.groups as f64;
-        // A lower bound on the cap, which settles most units.
+        // For most units, a lower bound on the cap already exceeds the limit.
         if frame.top[unit] - mass * self.highest - mean >= limit {
             return None;
         }
@@ -184,7 +186,7 @@ impl<'a> Caps<'a> {
     }
 }
 
-/// Sum of the `count` largest values (all, if there are fewer); reorders them.
+/// Returns the sum of the `count` largest values, or of all if there are fewer. Reorders `values`.
 fn greatest(values: &mut [f64], count: usize) -> f64 {
     if count < values.len() {
         values.select_nth_unstable_by(count, |a, b| b.total_cmp(a));

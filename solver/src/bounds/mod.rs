@@ -18,21 +18,21 @@ use units::Units;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum BoundScope {
-    /// The whole problem: every layer of a problem by layers, or all layers together if they share labels.
+    /// The whole problem: a single layer per problem, or all layers together if they share labels.
     Full,
-    /// All layers share labels, but are too many for more than B1 and the layers' own bounds.
+    /// Layers share labels, but there are too many for a joint B2: the joint B1 and each layer's own bounds are used.
     JointSpectral,
-    /// The layers share labels, but are too many for any joint bound: the sum of the layers' own bounds.
+    /// Layers share labels, but there are too many for any joint bound: the sum of the per-layer bounds is used.
     PerLayer,
 }
 
 impl BoundScope {
-    /// Why the bounds are weaker than possible.
+    /// Returns the reason why the bounds are weaker than possible, if they are.
     pub(crate) fn note(self) -> Option<&'static str> {
         match self {
             BoundScope::Full => None,
             BoundScope::JointSpectral => Some(
-                "too many layers and experts for B2 on all layers together, only B1 and the layers' own B2 are used",
+                "too many layers and experts for a joint B2 over all layers, so only the joint B1 and each layer's own B2 are used",
             ),
             BoundScope::PerLayer => {
                 Some("too many layers and experts for a joint bound, so each layer is bounded separately")
@@ -41,22 +41,23 @@ impl BoundScope {
     }
 }
 
-/// Upper bounds on the local activation rate of any placement of N/E experts of each layer per group, with any
-/// assignment of the units within the token cap. They also hold under limits on expert load; replicas are not covered.
+/// Upper bounds on the local activation rate of any placement with N/E experts of each layer per group and any
+/// assignment of the units within the token cap. They remain valid under limits on expert load, but do not cover
+/// replicas.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Bounds {
     /// B1, as a rate.
     pub spectral: f64,
     /// B2, as a rate: the minimum over all iterates.
     pub sdp: f64,
-    /// How much of the problem the bounds cover.
+    /// The part of the problem that the bounds cover.
     pub scope: BoundScope,
-    /// The bounds of each layer by itself; their mean, weighted by activations, bounds all layers.
+    /// Bounds of each layer by itself; their mean, weighted by activations, bounds all layers.
     pub layers: Vec<LayerBounds>,
 }
 
 impl Bounds {
-    /// The smaller of the two.
+    /// Returns the smaller of the two bounds.
     pub fn best(&self) -> f64 {
         self.spectral.min(self.sdp)
     }
@@ -73,15 +74,15 @@ pub struct LayerBounds {
     pub sdp: f64,
 }
 
-/// Bounds what [`solve`](crate::solve) can reach on this input with any placement.
+/// Computes upper bounds on the rate that [`solve`](crate::solve) can reach on this input with any placement.
 ///
 /// With attention dp the units are the requests of `trace`, or the profile's tokens without a trace; with attention tp
-/// they are the profile's tokens, layer by layer. Uses the options' groups, attention, token margin, threads and bounds
-/// (default work limits if those are off).
+/// they are the profile's tokens, layer by layer. Uses the groups, attention, token margin, threads and bounds in
+/// `options` (default work limits if bounds are off).
 ///
 /// # Errors
-/// [`SolveError`]: no known route in the input, groups that do not divide the experts, an option out of range, trace
-/// and profile of different models, counts beyond 2^50.
+/// Returns a [`SolveError`] if the input has no known route, the groups do not divide the experts, an option is out of
+/// range, trace and profile belong to different models, or counts exceed 2^50.
 pub fn bounds(profile: &Profile, trace: Option<&Trace>, options: &SolveOptions) -> Result<Bounds, SolveError> {
     options.validate()?;
     check_input(profile, trace, options.groups)?;
@@ -89,7 +90,7 @@ pub fn bounds(profile: &Profile, trace: Option<&Trace>, options: &SolveOptions) 
     Ok(problem_bounds(&problems, options, &mut || true).expect("nothing ends it early"))
 }
 
-/// Bounds a problem of all layers, or one problem per layer.
+/// Computes the bounds of one problem with all layers, or of one problem per layer.
 pub(crate) fn problem_bounds(
     problems: &[Problem],
     options: &SolveOptions,
@@ -129,7 +130,7 @@ pub(crate) fn problem_bounds(
     })
 }
 
-/// The widest scope within the allowed work; problems of one layer are always bounded in full.
+/// Returns the widest scope within the work limits; problems of one layer are always bounded in full.
 fn scope(problems: &[Problem], work: &BoundOptions) -> BoundScope {
     let joint = problems.iter().filter(|problem| problem.layers > 1);
     match joint.map(|problem| problem.layers * problem.experts).max().unwrap_or(0) {
@@ -139,7 +140,7 @@ fn scope(problems: &[Problem], work: &BoundOptions) -> BoundScope {
     }
 }
 
-/// Bounds the units' columns jointly.
+/// Computes the bounds of the units over all their columns jointly.
 fn part_bounds(units: &Units, groups: usize, capacity: f64, iterations: u32) -> LayerBounds {
     let total = units.activations();
     let mut bounds = LayerBounds { activations: total as u64, spectral: 1.0, sdp: 1.0 };

@@ -1,8 +1,9 @@
 //! B2, the bound from the dual of the semidefinite relaxation.
 //!
 //! ADMM solves the relaxation `max of sum over t of f[t](v[t]^T X v[t])`, alternating between the spectral constraints
-//! of X (one eigendecomposition per step) and its entrywise ones, with the concave f linearised. Its multipliers are
-//! the dual variables. The dual value is a bound for any multipliers, so correctness does not rely on convergence.
+//! on X (one eigendecomposition per step) and the entrywise ones, with the concave f linearised. The ADMM multipliers
+//! are the dual variables. The dual value is a valid bound for any multipliers, so correctness does not rely on
+//! convergence.
 
 use ndarray::{Array2, s};
 
@@ -11,7 +12,7 @@ use crate::algebra::{Eigen, UNIT_ROUNDOFF, add, centred, dot, mirror, norm, rows
 
 /// ADMM steps between two evaluations of the bound.
 const STEPS: u32 = 20;
-/// Weight of new slopes.
+/// Weight of the new slopes in each update.
 const DAMPING: f64 = 0.5;
 /// Stops after this many rounds without a relative gain of `MIN_GAIN`.
 const PATIENCE: u32 = 8;
@@ -21,7 +22,7 @@ const FLOOR: f64 = 1e-4;
 /// The penalty is doubled or halved when one residual exceeds the other by this factor.
 const UNBALANCED: f64 = 5.0;
 
-/// The smallest bound of up to `rounds` rounds; `seen` gets each.
+/// Returns the smallest bound found in up to `rounds` rounds; calls `seen` with the bound of each round.
 pub(super) fn sdp(frame: &Frame<'_>, rounds: u32, seen: &mut dyn FnMut(f64)) -> f64 {
     let mut state = State::new(frame);
     let mut best = state.value();
@@ -35,7 +36,7 @@ pub(super) fn sdp(frame: &Frame<'_>, rounds: u32, seen: &mut dyn FnMut(f64)) -> 
         (0..STEPS).for_each(|_| state.step());
         let value = state.value();
         seen(value);
-        // Not f64::min: NaN is not a bound.
+        // Unlike `f64::min`, keeps an initial NaN, so that the caller discards the bound.
         best = if value < best { value } else { best };
         if best < reference * (1.0 - MIN_GAIN) {
             (reference, since) = (best, 0);
@@ -57,9 +58,9 @@ struct State<'a> {
     centre: Vec<f64>,
     /// `sum of alpha v v^T`.
     matrix: Array2<f64>,
-    /// Norm of the error in `matrix`.
+    /// Upper bound on the norm of the error in `matrix`.
     doubt: f64,
-    /// X projected onto the spectral constraints, and onto those of its entries.
+    /// X projected onto the spectral constraints, and X projected onto the entrywise ones.
     spectral: Array2<f64>,
     entries: Array2<f64>,
     /// Scaled multiplier: `penalty * scaled` has y on its diagonal and -Lambda off it.
@@ -73,7 +74,7 @@ impl<'a> State<'a> {
         let n = frame.units.columns;
         let AboutMean { centre, alpha, matrix, doubt, top } = frame.about_mean();
         let sum: f64 = top.iter().sum();
-        // Minimum of `rest mass / (4 c) + c columns sum` over c.
+        // The c that minimizes `rest mass / (4 c) + c columns sum`.
         let scale = (frame.rest() * frame.mass / (4.0 * frame.columns_of_group() * sum.max(f64::MIN_POSITIVE))).sqrt();
         let scale = if scale.is_finite() && scale > 0.0 { scale } else { 1.0 };
         let mut start = centred(&Array2::eye(n), frame.units.experts, 0.0);
@@ -96,7 +97,7 @@ impl<'a> State<'a> {
         state
     }
 
-    /// Moves the slopes towards those of the inequalities at the current X.
+    /// Moves the slopes towards those of the tangents at the current X.
     fn slopes(&mut self) {
         let frame = self.frame;
         let forms = frame.units.forms(&self.spectral, &self.centre);
@@ -112,7 +113,7 @@ impl<'a> State<'a> {
         }
     }
 
-    /// The best centre for the slopes and the current X, and the matrix about it.
+    /// Sets the best centre for the slopes and the current X, and the matrix about that centre.
     fn centre(&mut self) {
         let frame = self.frame;
         let moments = frame.units.moments(&self.alpha);
@@ -127,7 +128,7 @@ impl<'a> State<'a> {
         self.centre = centre;
     }
 
-    /// One step of ADMM.
+    /// Runs one ADMM step.
     fn step(&mut self) {
         let frame = self.frame;
         let mut wanted = &self.entries - &self.scaled;
@@ -153,7 +154,7 @@ impl<'a> State<'a> {
         self.scaled /= factor;
     }
 
-    /// The dual value: a bound for any slopes, centre and multipliers.
+    /// Returns the dual value, a valid bound for any slopes, centre and multipliers.
     fn value(&mut self) -> f64 {
         let frame = self.frame;
         let groups = frame.groups as f64;
@@ -177,14 +178,15 @@ impl<'a> State<'a> {
         let base = frame.activations / groups;
         let value =
             base + cost + intercepts + frame.rest() * diagonal + beside / groups + frame.columns_of_group() * sum;
-        // Caps subtract a centre's activations of all units from counts.
+        // The caps subtract the centre's activations from the counts; this is their total magnitude over all units.
         let subtracted = frame.mass * self.centre.iter().map(|value| value.abs()).sum::<f64>();
         let sizes = base + subtracted + cost.abs() + intercepts.abs() + size + (frame.columns_of_group() * sum).abs();
         value + frame.rounding() * sizes
     }
 }
 
-/// The nearest matrix with eigenvalues from 0 to n/E, trace n (1 - 1/E) and rows that sum to zero in each layer.
+/// Returns the nearest matrix with eigenvalues from 0 to n/E, trace n (1 - 1/E) and rows that sum to zero in each
+/// layer.
 fn project(frame: &Frame<'_>, matrix: &Array2<f64>) -> Array2<f64> {
     let n = matrix.nrows();
     let eigen = Eigen::new(centred(matrix, frame.units.experts, norm(matrix)));

@@ -1,24 +1,24 @@
-//! The input of a bound: units by columns, with the sums over units that both bounds need.
+//! The input of the bounds: a units-by-columns matrix, and the sums over units that both bounds need.
 
 use ndarray::Array2;
 
 use crate::algebra::{dot, mirror, norm, slice, slice_mut, times};
 use crate::input::Problem;
 
-/// Units x columns in compressed sparse rows, for one or several layers. The columns are `layers` blocks of `experts`.
+/// A units x columns matrix in CSR format, for one or more layers. The columns are `layers` blocks of `experts`.
 #[derive(Clone, Debug)]
 pub(super) struct Units {
     pub(super) experts: usize,
     /// n = layers * experts.
     pub(super) columns: usize,
-    /// a, [U]; a unit without activations in these layers still takes its share of a group.
+    /// a: tokens of each unit, [U]. A unit without activations in these layers still counts towards its group.
     pub(super) mass: Vec<f64>,
     indptr: Vec<usize>,
     column: Vec<u32>,
     count: Vec<f64>,
 }
 
-/// A unit's columns, ascending, and counts.
+/// A unit's column indices, in ascending order, and its counts.
 #[derive(Clone, Copy)]
 pub(super) struct Entries<'a> {
     pub(super) columns: &'a [u32],
@@ -31,7 +31,7 @@ impl<'a> Entries<'a> {
     }
 }
 
-/// `sum of alpha[t] v[t] v[t]^T` with `v[t] = w[t] - a[t] u`, in parts.
+/// The terms of `sum of alpha[t] v[t] v[t]^T` with `v[t] = w[t] - a[t] u`.
 pub(super) struct Moments {
     /// `sum alpha w w^T`, [n, n].
     pub(super) square: Array2<f64>,
@@ -42,7 +42,7 @@ pub(super) struct Moments {
 }
 
 impl Units {
-    /// Some layers of the problem, with all its units.
+    /// Extracts a range of the problem's layers, with all units.
     pub(super) fn of_layers(problem: &Problem, layers: std::ops::Range<usize>) -> Self {
         let columns = layers.start * problem.experts..layers.end * problem.experts;
         let mut units = Units::empty(problem.experts, columns.len());
@@ -60,7 +60,7 @@ impl Units {
         Units { experts, columns, mass: vec![], indptr: vec![0], column: vec![], count: vec![] }
     }
 
-    /// Adds a unit; its columns ascend.
+    /// Appends a unit. Its columns must be in ascending order.
     pub(super) fn push(&mut self, mass: f64, row: impl Iterator<Item = (u32, f64)>) {
         self.mass.push(mass);
         for (column, count) in row {
@@ -107,7 +107,7 @@ impl Units {
         moments
     }
 
-    /// `v^T X v` of every unit.
+    /// Returns `v^T X v` of every unit.
     pub(super) fn forms(&self, x: &Array2<f64>, centre: &[f64]) -> Vec<f64> {
         let image = times(x, centre);
         let constant = dot(&image, centre);
@@ -125,7 +125,7 @@ impl Units {
 }
 
 impl Moments {
-    /// The matrix about the centre `u`.
+    /// Returns the matrix about the centre `u`.
     pub(super) fn about(&self, centre: &[f64]) -> Array2<f64> {
         let mut out = self.square.clone();
         for (mut row, (&cross, &middle)) in out.rows_mut().into_iter().zip(self.cross.iter().zip(centre)) {
@@ -138,7 +138,7 @@ impl Moments {
         out
     }
 
-    /// Sum of the Frobenius norms of the parts of [`Self::about`]: the scale of its rounding errors.
+    /// Returns the sum of the Frobenius norms of the terms in [`Self::about`], the scale of its rounding errors.
     pub(super) fn magnitude(&self, centre: &[f64]) -> f64 {
         let length = |x: &[f64]| dot(x, x).sqrt();
         let (centre, cross) = (length(centre), length(&self.cross));

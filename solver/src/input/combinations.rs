@@ -1,11 +1,11 @@
-//! Features of the solver that exclude each other, in one table that the README repeats.
+//! Mutually exclusive features of the solver, in a single table that the README repeats.
 
 use semmoe_tables::Attention;
 
 use crate::input::error::SolveError;
 use crate::input::options::{Objective, SolveOptions};
 
-/// A feature that options can enable.
+/// A feature that the options can enable.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Feature {
     GivenPlacement,
@@ -24,33 +24,33 @@ use Feature::{
     WarmStart,
 };
 
-/// Every excluded pair, and why. The first one that applies is reported.
+/// All pairs of features that exclude each other, with the reason. The first pair that applies is reported.
 const EXCLUSIONS: &[(Feature, Feature, &str)] = &[
-    (RedundantSlots, AttentionTp, "its tokens are labelled with one group, and an expert with replicas has several"),
-    (RedundantSlots, ObjectiveRanks, "its search knows one group of each expert"),
+    (RedundantSlots, AttentionTp, "it labels each token with one group, but a replicated expert has several"),
+    (RedundantSlots, ObjectiveRanks, "its search assumes a single group per expert"),
     (GivenPlacement, RedundantSlots, "its replicas are fixed"),
     (GivenPlacement, ObjectiveRanks, "its search moves experts"),
     (GivenPlacement, WarmStart, "its experts never move"),
     (GivenPlacement, GatingGroups, "its experts never move"),
-    (Padding, RedundantSlots, "slots either stay empty or hold replicas"),
-    (Padding, ObjectiveRanks, "its search deals out experts alone"),
-    (Padding, GatingGroups, "those stay whole only in groups of equally many experts"),
-    (Nodes, RedundantSlots, "replicas are placed for groups that are all alike"),
-    (Nodes, ObjectiveRanks, "its search knows groups that are all alike"),
-    (GatingGroups, RedundantSlots, "a replica would tear its gating group apart"),
-    (GatingGroups, ObjectiveRanks, "its search knows groups that are all alike"),
-    (WarmStart, RedundantSlots, "moves are counted for experts in one group"),
-    (WarmStart, ObjectiveRanks, "its search does not count moves"),
-    (GivenPlacement, PaperAlgorithm, "it places experts in its own way"),
-    (WarmStart, PaperAlgorithm, "it places experts in its own way"),
-    (Nodes, PaperAlgorithm, "it places experts in its own way"),
-    (GatingGroups, PaperAlgorithm, "it places experts in its own way"),
-    (Padding, PaperAlgorithm, "it places experts in its own way"),
-    (RedundantSlots, PaperAlgorithm, "it places each expert once"),
+    (Padding, RedundantSlots, "spare slots can be left empty or filled with replicas, but not both"),
+    (Padding, ObjectiveRanks, "its search cannot handle empty slots"),
+    (Padding, GatingGroups, "they stay whole only if all groups have the same number of experts"),
+    (Nodes, RedundantSlots, "replica placement treats all groups alike"),
+    (Nodes, ObjectiveRanks, "its search treats all groups alike"),
+    (GatingGroups, RedundantSlots, "a replica would split its gating group"),
+    (GatingGroups, ObjectiveRanks, "its search treats all groups alike"),
+    (WarmStart, RedundantSlots, "the cost of a move is defined only for experts without replicas"),
+    (WarmStart, ObjectiveRanks, "its search ignores the cost of moves"),
+    (GivenPlacement, PaperAlgorithm, "it computes its own expert placement"),
+    (WarmStart, PaperAlgorithm, "it computes its own expert placement"),
+    (Nodes, PaperAlgorithm, "it computes its own expert placement"),
+    (GatingGroups, PaperAlgorithm, "it computes its own expert placement"),
+    (Padding, PaperAlgorithm, "it computes its own expert placement"),
+    (RedundantSlots, PaperAlgorithm, "it does not replicate experts"),
 ];
 
 impl Feature {
-    /// The feature's name, and whether it is enabled. `by_paper`: the paper's algorithm is used.
+    /// Returns the feature's name and whether it is enabled. `by_paper`: whether the paper's algorithm is used.
     fn named(self, options: &SolveOptions, by_paper: bool) -> (&'static str, bool) {
         match self {
             GivenPlacement => ("a given placement", options.placement.is_some()),
@@ -66,7 +66,7 @@ impl Feature {
     }
 }
 
-/// Rejects options that exclude each other. `by_paper`: the paper's algorithm is used.
+/// Rejects options that exclude each other. `by_paper`: whether the paper's algorithm is used.
 pub(crate) fn check_together(options: &SolveOptions, by_paper: bool) -> Result<(), SolveError> {
     for &(one, other, why) in EXCLUSIONS {
         if let ((one, true), (other, true)) = (one.named(options, by_paper), other.named(options, by_paper)) {

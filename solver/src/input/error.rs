@@ -1,35 +1,35 @@
-//! Why a problem cannot be solved or tables cannot be evaluated.
+//! Errors from solving a problem or evaluating tables.
 
 use std::path::PathBuf;
 
 use semmoe_tables::{FormatError, ModelInfo, Profile, Trace};
 
-/// The errors of [`solve`](crate::solve) and [`evaluate`](crate::evaluate).
+/// The errors that [`solve`](crate::solve) and [`evaluate`](crate::evaluate) return.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SolveError {
-    /// There is nothing to solve from or to evaluate on.
-    #[error("the {what} holds no token with a known route, expected at least one")]
+    /// The input has no tokens to solve or evaluate on.
+    #[error("the {what} contains no token with a known route, expected at least one")]
     NoTokens {
         /// "profile" or "trace".
         what: &'static str,
     },
-    /// Attention tp labels tokens layer by layer, so each layer needs evidence.
+    /// Attention tp labels tokens layer by layer, so every layer needs counts.
     #[error(
-        "the profile holds no known route in the model's layer {layer}, expected counts in every layer for attention tp"
+        "the profile contains no known route in the model's layer {layer}; attention tp requires counts in every layer"
     )]
     SilentLayer {
         /// The model's layer number.
         layer: u16,
     },
-    /// Counting remote ranks needs to know which experts a token activates together.
+    /// Counting remote ranks requires knowing which experts a token activates together.
     #[error(
-        "the objective `ranks` needs a trace, found only a profile: its counts do not say which experts a token activates together"
+        "the objective `ranks` needs a trace: a profile's counts do not show which experts a token activates together"
     )]
     RanksNeedTrace,
-    /// The groups cannot hold equally many experts.
+    /// The experts cannot be divided evenly among the groups.
     #[error(
-        "{groups} groups do not divide {experts} experts evenly, expected one of {divisors:?}, or padding or redundant slots for what is left"
+        "{groups} groups do not divide {experts} experts evenly, expected one of {divisors:?}, or padding or redundant slots for the remainder"
     )]
     GroupsDoNotDivide {
         /// Number of groups requested, G.
@@ -39,9 +39,9 @@ pub enum SolveError {
         /// The valid values of G.
         divisors: Vec<u16>,
     },
-    /// The groups cannot hold equally many slots.
+    /// The slots cannot be divided evenly among the groups.
     #[error(
-        "{redundant} redundant slots do not give {groups} groups equally many of the {experts} + {redundant} slots, expected one of {valid:?} and so on, at most {most}"
+        "{experts} + {redundant} slots cannot be divided evenly among {groups} groups; the number of redundant slots must be one of {valid:?} and so on, at most {most}"
     )]
     RedundantDoesNotDivide {
         /// Number of redundant slots requested, R.
@@ -50,7 +50,7 @@ pub enum SolveError {
         experts: u16,
         /// Number of groups, G.
         groups: u16,
-        /// The R at which every group holds every expert.
+        /// The largest valid R: every group then holds every expert.
         most: u32,
         /// The smallest valid values.
         valid: Vec<u32>,
@@ -65,18 +65,18 @@ pub enum SolveError {
         /// The reason.
         why: &'static str,
     },
-    /// An input belongs to another model, or to other groups.
+    /// An input's model or number of groups does not match the problem.
     #[error("{what} has {found}, expected {expected}")]
     OtherShape {
-        /// "the given placement", and so on.
+        /// The input, such as "the given placement".
         what: &'static str,
         /// Shape of the input, in words.
         found: String,
         /// The shape of the problem.
         expected: String,
     },
-    /// Items that cannot be distributed in equal parts.
-    #[error("{found} {what} cannot be dealt evenly {among}, expected one of {valid:?}")]
+    /// Items that cannot be divided into equal parts.
+    #[error("{found} {what} cannot be divided evenly {among}, expected one of {valid:?}")]
     NotEven {
         /// "nodes", "gating groups".
         what: &'static str,
@@ -87,7 +87,7 @@ pub enum SolveError {
         /// The valid numbers.
         valid: Vec<u16>,
     },
-    /// An option outside its range.
+    /// An option is out of range.
     #[error("option `{option}` is {found}, expected {expected}")]
     BadOption {
         /// The field.
@@ -97,17 +97,17 @@ pub enum SolveError {
         /// The valid values.
         expected: &'static str,
     },
-    /// More than the exact arithmetic can represent, or the steps can compare.
+    /// The input exceeds the range of the exact arithmetic, or the size that the steps can handle.
     #[error("the input has {found} {what}, expected at most {limit}")]
     TooLarge {
-        /// The quantity, such as "activations" or "experts of a layer".
+        /// The quantity, such as "activations" or "experts per layer".
         what: &'static str,
         /// The quantity found.
         found: u128,
         /// Maximum of the quantity.
         limit: u64,
     },
-    /// The token strings come from another tokenizer.
+    /// The token strings come from a different tokenizer.
     #[error("the tokenizer has SHA-256 {found}, but the profile's tokenizer has {expected}")]
     OtherTokenizer {
         /// Hash of the strings' tokenizer.
@@ -123,7 +123,7 @@ pub enum SolveError {
         /// V of the profile.
         expected: u32,
     },
-    /// The embeddings belong to another model.
+    /// The embeddings belong to a different model.
     #[error("{} has embeddings for {found} tokens, expected at least the profile's {expected}", path.display())]
     TooFewEmbeddings {
         /// The file.
@@ -136,7 +136,7 @@ pub enum SolveError {
     /// The inputs belong to different models, or a file cannot be built.
     #[error(transparent)]
     Format(#[from] FormatError),
-    /// A routing policy that cannot be constructed.
+    /// A routing policy cannot be constructed.
     #[error(transparent)]
     Policy(#[from] semmoe_routing::PolicyError),
 }
@@ -150,18 +150,18 @@ pub(crate) fn check_groups(groups: u16, experts: u16) -> Result<(), SolveError> 
     Err(SolveError::GroupsDoNotDivide { groups, experts, divisors })
 }
 
-/// Maximum experts per layer. Steps compare pairs of them, so time and memory grow with the square; published models
+/// Maximum experts per layer. Steps compare pairs of experts, so time and memory grow quadratically; published models
 /// have up to 512.
 const MAX_EXPERTS: u64 = 4096;
 
-/// Maximum size of an array of experts or tokens by groups, with values of up to 8 bytes: a small file can name many
-/// layers and tokens. Published models have up to 50 million for 512 groups.
+/// Maximum number of values, of up to 8 bytes each, in an array of experts or tokens by groups: even a small file can
+/// declare many layers and tokens. Published models have up to 50 million values for 512 groups.
 const MAX_VALUES: u64 = 1 << 28;
 
-/// Checks that a model is small enough for the steps to compare and hold, with this number of groups.
+/// Checks that the model, with this number of groups, fits the time and memory limits of the steps.
 pub(crate) fn check_size(model: &ModelInfo, groups: u16) -> Result<(), SolveError> {
     let (experts, groups) = (u64::from(model.num_experts), u64::from(groups));
-    at_most(MAX_EXPERTS, "experts of a layer", experts)?;
+    at_most(MAX_EXPERTS, "experts per layer", experts)?;
     at_most(MAX_VALUES, "layers x experts x groups", model.layers() as u64 * experts * groups)?;
     at_most(MAX_VALUES, "tokens x groups", u64::from(model.vocab_size) * groups)
 }
@@ -171,7 +171,7 @@ fn at_most(limit: u64, what: &'static str, found: u64) -> Result<(), SolveError>
 }
 
 /// Checks that pairs of experts fit into memory, that the groups divide the experts, and that profile and trace belong
-/// to one model.
+/// to the same model.
 pub(crate) fn check_input(profile: &Profile, trace: Option<&Trace>, groups: u16) -> Result<(), SolveError> {
     let model = profile.model();
     check_size(model, groups)?;

@@ -1,4 +1,4 @@
-//! The input of a solve: options, counts of units and experts, the parts of a trace; and the errors.
+//! Solver input: the options, the activation counts of units and experts, the split of a trace, and the errors.
 
 pub(crate) mod combinations;
 pub(crate) mod error;

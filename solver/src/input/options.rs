@@ -1,4 +1,4 @@
-//! The options of a solve and of an evaluation.
+//! Options for solving and evaluating.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,24 +11,24 @@ use crate::input::error::{SolveError, check_groups};
 use crate::input::padding::padded_slots;
 use crate::input::strings::TokenStrings;
 
-/// T's row for a token that was never seen and resembles no token that was.
+/// T's row for a token that was never seen and does not resemble any seen token.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum UnseenTokens {
-    /// Equal values, or no label.
+    /// Equal shares for all groups (attention dp), or no label (tp).
     #[default]
     Neutral,
     /// The layer's own shares.
     LayerShare,
 }
 
-/// The objective of a solve; the report has both figures.
+/// The objective to optimize. The report contains the figures for both objectives.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Objective {
-    /// As many activations as possible on the token's own rank: the paper's local activation rate.
+    /// Maximizes the activations on the token's own rank: the paper's local activation rate.
     #[default]
     Activations,
-    /// As few ranks per token as possible: the traffic of kernels that send a token once to each rank. Needs a trace.
+    /// Minimizes the ranks per token, i.e. the traffic of kernels that send a token once to each rank. Needs a trace.
     Ranks,
 }
 
@@ -38,22 +38,23 @@ impl fmt::Display for Objective {
     }
 }
 
-/// Groups divided over M nodes of G/M neighbouring groups each.
+/// A division of the groups into M nodes of G/M consecutive groups each.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Nodes {
     /// M; must divide G.
     pub nodes: u16,
-    /// X: the cost of an activation on another node, if one on another group of the same node costs 1.
+    /// X: the cost of an activation on another node, relative to one on another group of the same node.
     pub inter_cost: f64,
 }
 
 impl Nodes {
-    /// Lies between DeepSeek-V3's report for H800 nodes (NVLink 160 GB/s, InfiniBand 50 GB/s: 3.2) and the data sheets
-    /// of H100 and H200 nodes (NVLink 450 GB/s each way, 400 Gb/s adapters: 9), where kernels reach less of NVLink.
+    /// A value between the bandwidth ratio in DeepSeek-V3's report for H800 nodes (NVLink 160 GB/s, InfiniBand 50 GB/s:
+    /// 3.2) and that in the data sheets of H100 and H200 nodes (NVLink 450 GB/s each way, 400 Gb/s adapters: 9), where
+    /// kernels reach less of NVLink's peak.
     pub const DEFAULT_INTER_COST: f64 = 4.0;
 }
 
-/// The unit of assignment, or of evaluation.
+/// The unit of assignment or evaluation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Unit {
@@ -69,10 +70,10 @@ impl fmt::Display for Unit {
     }
 }
 
-/// Placement of the experts, for an engine that accepts no other placement, or that already runs one.
+/// A fixed placement of the experts, for an engine that supports no other or already runs this one.
 #[derive(Clone, Debug)]
 pub enum GivenPlacement {
-    /// Contiguous blocks of N/G experts, the default of engines; with padding the first N mod G groups have one more.
+    /// Contiguous blocks of N/G experts, the engines' default; with padding, the first N mod G groups have one more.
     Linear,
     /// Expert e on group e mod G.
     RoundRobin,
@@ -93,46 +94,46 @@ impl GivenPlacement {
     }
 }
 
-/// Tables that a solve starts from, so that few experts have to move.
+/// Initial tables for a solve that should move few experts.
 #[derive(Clone, Debug)]
 pub struct WarmStart {
-    /// Tables of the same model and number of groups, without replicas; only E is used.
+    /// Tables for the same model and number of groups, without replicas; only E is used.
     pub tables: Arc<Tables>,
-    /// C: the gain required for moving an expert, in local activations relative to the average expert of its layer.
-    /// With C = 0.05 an expert moves if that makes five in a hundred activations of an average expert local.
+    /// C: the gain required to move an expert, in local activations relative to the activations of its layer's average
+    /// expert. With C = 0.05, a move must make at least 5% of an average expert's activations local.
     pub migration_cost: f64,
 }
 
 impl WarmStart {
-    /// Small gains, and differences between local optima, do not move experts.
+    /// With this cost, small gains and differences between local optima do not move experts.
     pub const DEFAULT_COST: f64 = 0.05;
 }
 
-/// How far above the mean a rank's loads may be.
+/// Maximum excess of a rank's load over the mean.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Margins {
-    /// For tokens, as a fraction of their mean.
+    /// Excess tokens, as a fraction of the mean.
     pub tokens: f64,
-    /// For sequences, as a fraction of their mean.
+    /// Excess sequences, as a fraction of the mean.
     pub sequences: f64,
 }
 
 impl Margins {
-    /// Tokens up to 1.05 and sequences up to 1.10 times the mean count as even.
+    /// Treats loads of up to 1.05 times the mean tokens and 1.10 times the mean sequences as even.
     pub const EVEN: Margins = Margins { tokens: 0.05, sequences: 0.10 };
 }
 
 /// Work limits for computing a bound.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BoundOptions {
-    /// Maximum rounds of the SDP bound (each of 21 eigendecompositions); it stops earlier once gains are small. With
+    /// Maximum rounds of the SDP bound (each with 21 eigendecompositions); it stops earlier once gains are small. With
     /// zero rounds it is about as good as the spectral bound.
     pub iterations: u32,
     /// If layers share labels, B2 bounds all of them together up to this many columns (L * N); time grows with their
     /// cube.
     pub joint_columns: usize,
-    /// If layers share labels, B1 with B2's first iterate bounds all of them together up to this many columns. Beyond,
-    /// the sum of the layers' own bounds is used, which also holds but is weaker.
+    /// If layers share labels, B1 with B2's first iterate bounds all of them together up to this many columns. Beyond
+    /// that, the sum of the per-layer bounds is used, which is valid but weaker.
     pub joint_spectral_columns: usize,
 }
 
@@ -142,7 +143,7 @@ impl Default for BoundOptions {
     }
 }
 
-/// Weights of the regression. This crate's README explains the defaults.
+/// Parameters of the regression. This crate's README explains the defaults.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RidgeOptions {
     /// Penalty on the squared coefficients; rows have unit length, and a token seen once has weight one.
@@ -167,55 +168,55 @@ pub struct SolveOptions {
     pub attention: Attention,
     /// The objective to optimize.
     pub objective: Objective,
-    /// Seed of all randomness. Equal seeds give equal tables, whatever `threads`.
+    /// Seed for all randomness. Equal seeds give equal tables regardless of `threads`.
     pub seed: u64,
-    /// Independent starts of the alternation; the best is kept.
+    /// Number of independent starts of the alternation; the best result is kept.
     pub starts: u32,
-    /// Threads that run the starts.
+    /// Number of threads that run the starts.
     pub threads: usize,
     /// eps: a group gets at most (1 + eps) times the mean number of tokens.
     pub token_margin: f64,
-    /// If the units are requests: a group gets at most (1 + this) times the mean number of sequences.
+    /// eps for sequences: if the units are requests, a group gets at most (1 + eps) times the mean.
     pub sequence_margin: f64,
-    /// Maximum activations of a group over the mean of its layer.
+    /// Maximum ratio of a group's activations to its layer's mean.
     pub expert_load_limit: f64,
-    /// Maximum consecutive rounds of unit and expert step.
+    /// Maximum consecutive rounds of the unit step and the expert step.
     pub iterations: u32,
-    /// Maximum swap passes of a start; zero = none.
+    /// Maximum swap passes per start; zero disables swaps.
     pub swap_passes: u32,
-    /// R: slots per layer beyond one per expert, over all groups, for replicas. Attention dp only; G must divide N + R.
+    /// R: replica slots per layer in addition to one slot per expert, over all groups. Attention dp only; G must divide
+    /// N + R.
     pub redundant: u16,
-    /// If G does not divide N: whether groups may have ceil(N/G) slots each, some of which stay empty.
+    /// Whether groups may have ceil(N/G) slots each, some of them empty, if G does not divide N.
     pub pad: bool,
-    /// A fixed placement of the experts: only the units are assigned then.
+    /// A fixed placement of the experts; the solver then assigns only the units.
     pub placement: Option<GivenPlacement>,
-    /// Tables to start from besides the usual starts; moving experts away from them has a cost.
+    /// Tables used as an additional start; moving an expert to a different group than in these tables has a cost.
     pub warm_start: Option<WarmStart>,
-    /// Nodes of groups; `None` = all other groups cost the same.
+    /// The division of the groups into nodes; `None` = all other groups cost the same.
     pub nodes: Option<Nodes>,
-    /// The router's `n_group`: gating groups of N / `n_group` neighbouring experts stay together on one node or,
-    /// without nodes, such that `tables permute` can keep them together. 1 = no constraint.
+    /// The router's `n_group`. Each gating group of N / `n_group` consecutive experts stays together on one node or,
+    /// without nodes, within groups such that `tables permute` can keep it together. 1 = no constraint.
     pub gating_groups: u16,
     /// Pseudo-occurrences of the prior (the expectation from similar tokens, or the layer's shares) added to every
     /// token's evidence in T.
     pub prior_occurrences: f64,
-    /// Share of the trace's requests to hold out, 0 to 0.5: one half chooses the strength of the prior and the layers
-    /// of A, the other evaluates the result. With 0, all requests are solved on, the prior is unchanged, and there is
-    /// no A.
+    /// Fraction of the trace's requests to hold out, 0 to 0.5. Half of them determine the strength of the prior and the
+    /// layers of A, the other half serve to evaluate the result. With 0, the solve uses all requests, the prior is
+    /// unchanged, and there is no A.
     pub hold_out: f64,
     /// Work limits for the bounds over all placements; `None` = no bounds.
     pub bounds: Option<BoundOptions>,
-    /// The tokens' strings, so that similarly spelled tokens inform each other's rows of T; no longer than the
-    /// vocabulary.
+    /// The tokens' strings, through which similarly spelled tokens inform each other's rows of T; at most one per token
+    /// of the vocabulary.
     pub token_strings: Option<Arc<TokenStrings>>,
-    /// The model's input embeddings, also used to relate similar tokens; at least one for every token of the
-    /// vocabulary.
+    /// The model's input embeddings, also used to relate similar tokens; they must cover the vocabulary.
     pub embeddings: Option<Arc<Embeddings>>,
     /// Weights of the regression over strings and embeddings.
     pub ridge: RidgeOptions,
     /// T's row for tokens without evidence.
     pub unseen: UnseenTokens,
-    /// Where the profile came from, and the creation time of the tables (RFC 3339).
+    /// The origin of the profile and the creation time of the tables (RFC 3339).
     pub provenance: Provenance,
 }
 
@@ -251,7 +252,7 @@ impl SolveOptions {
         }
     }
 
-    /// The limits of a division of requests, which must leave some slack.
+    /// Returns the limits for dividing requests over ranks, which must leave some slack.
     pub(crate) fn margins(&self) -> Margins {
         Margins { tokens: self.token_margin.max(1e-6), sequences: self.sequence_margin.max(1e-6) }
     }
@@ -262,7 +263,7 @@ impl SolveOptions {
         embeddings.into_iter().chain(self.token_strings.as_ref().map(|_| "strings")).collect()
     }
 
-    /// Slots of a layer to fill, including empty ones: N, or more with padding.
+    /// Returns the number of slots per layer to fill, including empty ones: N, or more with padding.
     pub(crate) fn slots(&self, experts: u16) -> usize {
         if self.pad { padded_slots(experts, self.groups) } else { usize::from(experts) }
     }
@@ -276,15 +277,16 @@ impl SolveOptions {
         }
     }
 
-    /// Experts that a group holds in a layer.
+    /// Returns the number of slots per group in a layer.
     pub(crate) fn slots_per_group(&self, experts: u16) -> u16 {
         ((u32::from(experts) + u32::from(self.redundant)) / u32::from(self.groups.max(1))) as u16
     }
 
-    /// Checks that every group gets equally many slots, at most one per expert.
+    /// Checks that all slots, including redundant ones, can be divided evenly among the groups, with at most one slot
+    /// per expert in each group.
     ///
     /// # Errors
-    /// [`SolveError::RedundantDoesNotDivide`] names valid numbers.
+    /// [`SolveError::RedundantDoesNotDivide`] lists valid numbers.
     pub fn check_redundant(&self, experts: u16) -> Result<(), SolveError> {
         let (redundant, groups) = (self.redundant, self.groups);
         if redundant == 0 {
@@ -307,7 +309,7 @@ impl SolveOptions {
         within("sequence_margin", self.sequence_margin, 0.0, 1000.0, "a number from 0 to 1000")?;
         within("expert_load_limit", self.expert_load_limit, 1.0, 65535.0, "a number from 1 to 65535")?;
         within("prior_occurrences", self.prior_occurrences, 1e-6, 1e9, "a number above 0, at most 1e9")?;
-        within("hold_out", self.hold_out, 0.0, 0.5, "a share from 0 to 0.5")?;
+        within("hold_out", self.hold_out, 0.0, 0.5, "a fraction from 0 to 0.5")?;
         within("ridge.penalty", self.ridge.penalty, 1e-3, 1e9, "a number from 0.001 to 1e9")?;
         within("ridge.occurrences_cap", self.ridge.occurrences_cap, 1e-6, 1e6, "a number above 0, at most 1e6")
     }
@@ -316,7 +318,7 @@ impl SolveOptions {
 /// Options of [`evaluate`](crate::evaluate).
 #[derive(Clone, Debug)]
 pub struct EvalOptions {
-    /// Sequences in flight while policies are replayed: a new request arrives whenever one ends.
+    /// Sequences in flight during the replay of a policy: a new request arrives whenever one finishes.
     pub concurrency: usize,
     /// Tokens that a request generates if the trace does not record any.
     pub output_tokens: u64,
@@ -324,18 +326,18 @@ pub struct EvalOptions {
     pub policies: Vec<String>,
     /// Settings of the policies.
     pub routing: Settings,
-    /// M: number of nodes, each of G/M neighbouring groups; `None` = taken from the tables' solver field, if stated
+    /// M: number of nodes, each with G/M consecutive groups; `None` = read from the tables' `solver` field, if present
     /// there.
     pub nodes: Option<u16>,
-    /// Simulated prefix caches of the ranks; none by default, so only experts and loads decide.
+    /// Settings of the ranks' simulated prefix caches. By default there are none, so only experts and loads matter.
     pub prefix: PrefixSettings,
-    /// For a trace. With attention tp: tokens per step of the unit, which splits their rows evenly in each layer;
-    /// `None` = each token alone, on its likeliest group. With dp: prompt tokens that a rank computes per step of the
-    /// replay; `None` = 2,048.
+    /// Tokens per step, for a trace. With attention tp: tokens per step of the unit, which splits their rows evenly in
+    /// each layer; `None` = no steps, every token on its likeliest group. With dp: prompt tokens that a rank computes
+    /// per step of the replay; `None` = 2,048.
     pub step_tokens: Option<usize>,
     /// eps of the batch optimum: a rank gets at most (1 + eps) times the mean number of tokens.
     pub token_margin: f64,
-    /// The limits of the bound that policies are compared with; none may be zero.
+    /// Margins of the bound that policies are compared with; neither may be zero.
     pub bound: Margins,
 }
 
@@ -355,7 +357,7 @@ impl Default for EvalOptions {
     }
 }
 
-/// Whether a trace can evaluate this policy, that is, whether it needs nothing that clients must send.
+/// Whether a trace is enough to evaluate this policy: it needs no key from clients and does not shadow another policy.
 fn is_simulated(name: &&str) -> bool {
     semmoe_routing::policy(name).is_ok_and(|policy| !policy.needs().key && policy.watched().is_none())
 }

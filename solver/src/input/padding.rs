@@ -1,20 +1,21 @@
-//! Groups that cannot hold equally many experts: every group has ceil(N/G) slots, and some stay empty.
+//! Padding for experts that cannot be divided evenly among the groups: every group has ceil(N/G) slots, some of them
+//! empty.
 //!
-//! The solver treats empty slots as experts that no token activates: every step distributes them like experts, and a
-//! swap with one is a move.
+//! The solver treats empty slots as experts that no token activates: every step distributes them like experts, and
+//! swapping an expert with an empty slot moves the expert.
 
 use semmoe_tables::{FormatError, LayerIdx, ModelInfo, Placement, Replicas};
 
 use crate::input::error::SolveError;
 use crate::input::problem::Problem;
 
-/// Slots of a layer with padding: G ceil(N/G).
+/// Returns the slots per layer with padding: G ceil(N/G).
 pub(crate) fn padded_slots(experts: u16, groups: u16) -> usize {
     usize::from(experts).next_multiple_of(usize::from(groups.max(1)))
 }
 
 impl Problem {
-    /// The counts with `slots` columns per layer, the last of which are never active.
+    /// Extends the counts to `slots` columns per layer, the last of which are never active.
     pub(crate) fn padded(mut self, slots: usize) -> Result<Self, SolveError> {
         let columns = self.layers as u128 * slots as u128;
         if columns > u128::from(u32::MAX) {
@@ -26,7 +27,8 @@ impl Problem {
     }
 }
 
-/// The slots of a placement [L, S] of experts and empty slots: \[S/G\] per group, experts ascending, then -1.
+/// Converts a placement [L, S] of experts and empty slots to slots: \[S/G\] per group, experts in ascending order, then
+/// -1.
 pub(crate) fn padded_replicas(
     model: &ModelInfo,
     groups: u16,
@@ -45,7 +47,7 @@ pub(crate) fn padded_replicas(
     Replicas::new(model, groups, slots, logical)
 }
 
-/// One layer of a placement, with empty slots assigned to the groups that have room: \[S\].
+/// Extends one layer of a placement to \[S\] by assigning the empty slots to groups with room.
 pub(crate) fn with_empty_slots(layer: &[u16], slots: usize, groups: u16) -> Vec<u16> {
     let mut all = layer.to_vec();
     for group in 0..groups {
@@ -55,7 +57,8 @@ pub(crate) fn with_empty_slots(layer: &[u16], slots: usize, groups: u16) -> Vec<
     all
 }
 
-/// Contiguous blocks, or expert e on group e mod G. As in vLLM, the first N mod G groups have one expert more.
+/// Assigns experts in contiguous blocks, or expert e to group e mod G. As in vLLM, the first N mod G groups have one
+/// extra expert.
 pub(crate) fn uneven(experts: u16, groups: u16, round_robin: bool) -> Vec<u16> {
     if round_robin {
         return (0..experts).map(|expert| expert % groups).collect();
@@ -65,7 +68,7 @@ pub(crate) fn uneven(experts: u16, groups: u16, round_robin: bool) -> Vec<u16> {
     (0..groups).flat_map(|group| std::iter::repeat_n(group, held(group))).collect()
 }
 
-/// Whether a placement with slots has each expert once, so that the remaining slots are padding.
+/// Whether each expert has exactly one slot, so that the remaining slots are padding.
 pub(crate) fn once_each(slots: &Replicas, placement: &Placement) -> bool {
     let filled = |layer| slots.layer(layer).iter().filter(|expert| **expert >= 0).count();
     LayerIdx::all(placement.layers()).all(|layer| filled(layer) == usize::from(placement.experts()))

@@ -1,4 +1,4 @@
-//! The input of co-clustering: sparse activation counts of units (tokens or requests) by column (layer, expert).
+//! Co-clustering input: sparse activation counts of units (tokens or requests) by column (layer, expert).
 
 use std::ops::Range;
 
@@ -7,12 +7,12 @@ use semmoe_tables::{Attention, LayerIdx, Profile, TokenId, Trace};
 use crate::input::error::SolveError;
 use crate::input::options::Unit;
 
-/// Sums of counts stay below this, so fixed-point sums fit into 64 bits.
+/// Limit on sums of counts, so that fixed-point sums fit into 64 bits.
 const MAX_COUNTED: u64 = 1 << 50;
 
-/// Units by (layer, expert), in compressed sparse rows: memory is linear in the number of nonzero counts.
+/// Activation counts of units by (layer, expert) in CSR format: memory is linear in the number of nonzero counts.
 ///
-/// Column `layer * experts + expert`. A unit's mass is its tokens with a known route.
+/// The column of an expert is `layer * experts + expert`. A unit's mass is its number of tokens with a known route.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Problem {
     pub(crate) layers: usize,
@@ -34,7 +34,7 @@ pub(crate) struct Problem {
 }
 
 impl Problem {
-    /// Tokens of a profile as units, over the given layers (all of them if layers share labels).
+    /// Builds a problem with a profile's tokens as units, over the given layers (all of them if layers share labels).
     pub(crate) fn from_profile(profile: &Profile, layers: Range<usize>) -> Result<Self, SolveError> {
         let experts = usize::from(profile.model().num_experts);
         let mut problem = Problem::empty(layers.len(), experts);
@@ -57,7 +57,7 @@ impl Problem {
         problem.finish("profile")
     }
 
-    /// Requests of a trace as units, over all layers, with all their tokens.
+    /// Builds a problem with a trace's requests as units, over all layers and all their tokens.
     pub(crate) fn from_trace(trace: &Trace) -> Result<Self, SolveError> {
         let (layers, experts) = (trace.model().layers(), usize::from(trace.model().num_experts));
         let mut problem = Problem::empty(layers, experts);
@@ -103,33 +103,34 @@ impl Problem {
         self.column_load.iter().sum()
     }
 
-    /// Columns and counts of a unit.
+    /// Returns a unit's columns and counts.
     pub(crate) fn row(&self, unit: usize) -> impl Iterator<Item = (usize, u32)> {
         let span = self.indptr[unit]..self.indptr[unit + 1];
         self.column[span.clone()].iter().map(|&column| column as usize).zip(self.count[span].iter().copied())
     }
 
-    /// The columns of a layer.
+    /// Returns the column range of a layer.
     pub(crate) fn columns(&self, layer: usize) -> Range<usize> {
         layer * self.experts..(layer + 1) * self.experts
     }
 
-    /// Activations of each expert of a layer: [N].
+    /// Returns the activations of each expert in a layer, [N].
     pub(crate) fn load(&self, layer: usize) -> &[u64] {
         &self.column_load[self.columns(layer)]
     }
 
-    /// Units and counts of a column.
+    /// Returns a column's units and counts.
     pub(crate) fn column(&self, column: usize) -> &[(u32, u32)] {
         &self.uses[self.column_start[column]..self.column_start[column + 1]]
     }
 
-    /// Local activations of every unit on every group, [U, G], given the group of each column.
+    /// Returns the local activations of every unit on every group, [U, G], given the group of each column.
     pub(crate) fn local_counts(&self, group_of: &[u16], groups: usize) -> Vec<u64> {
         self.local_where(groups, |column| std::slice::from_ref(&group_of[column]))
     }
 
-    /// Local activations of every unit on every group, [U, G], given all groups that hold each column.
+    /// Returns the local activations of every unit on every group, [U, G], given all groups that hold each column's
+    /// expert.
     #[inline]
     pub(crate) fn local_where<'h>(&self, groups: usize, holders: impl Fn(usize) -> &'h [u16]) -> Vec<u64> {
         let mut local = vec![0; self.units() * groups];
@@ -152,7 +153,7 @@ impl Problem {
         self.indptr.push(self.column.len());
     }
 
-    /// Checks the sums, once all units are added.
+    /// Checks the sums after all units have been added.
     fn finish(mut self, what: &'static str) -> Result<Self, SolveError> {
         if self.column.is_empty() {
             return Err(SolveError::NoTokens { what });
@@ -174,7 +175,7 @@ impl Problem {
         Ok(self)
     }
 
-    /// Renumbers the columns by `to`, which keeps their order, for layers of `experts` columns.
+    /// Renumbers the columns with `to`, which must preserve their order, for layers of `experts` columns.
     pub(crate) fn move_columns(&mut self, experts: usize, to: impl Fn(usize) -> usize) {
         self.experts = experts;
         self.column.iter_mut().for_each(|column| *column = to(*column as usize) as u32);
@@ -206,7 +207,7 @@ impl Problem {
     }
 }
 
-/// The units to cluster; one problem per layer with attention tp.
+/// Builds the problems to cluster: one per layer with attention tp, otherwise one for all layers.
 pub(crate) fn problems(
     profile: &Profile,
     trace: Option<&Trace>,

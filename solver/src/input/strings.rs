@@ -4,7 +4,7 @@ use semmoe_tables::ModelInfo;
 
 use crate::input::error::SolveError;
 
-/// One string per token of a vocabulary, by id: evidence for the routing of tokens seen rarely or never.
+/// One string per token id, as evidence for the routing of tokens seen rarely or never.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TokenStrings {
     strings: Vec<String>,
@@ -12,14 +12,14 @@ pub struct TokenStrings {
 }
 
 impl TokenStrings {
-    /// Takes the visible string of each id, with U+2581 for a leading space (empty strings resemble nothing), and the
-    /// tokenizer's identity as in [`ModelInfo`].
+    /// Creates token strings from the visible string of each id, with U+2581 for a leading space, and the tokenizer's
+    /// identity as in [`ModelInfo`]. An empty string resembles no other.
     pub fn new(strings: Vec<String>, tokenizer_sha256: Option<String>) -> Self {
         TokenStrings { strings, tokenizer_sha256 }
     }
 
     /// Checks that the tokenizer can be the model's: equal identities if both are known, and no more tokens than the
-    /// model has rows. A model may have more rows.
+    /// model has rows. A model may have more rows than tokens.
     pub(crate) fn check(&self, model: &ModelInfo) -> Result<(), SolveError> {
         if let (Some(found), Some(expected)) = (&self.tokenizer_sha256, &model.tokenizer_sha256)
             && found != expected

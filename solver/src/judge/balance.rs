@@ -1,6 +1,6 @@
-//! How even loads are.
+//! Measures of load imbalance.
 
-/// Two measures of how uneven loads are.
+/// Two measures of load imbalance.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Spread {
     pub(crate) max_over_mean: f64,
@@ -8,13 +8,13 @@ pub(crate) struct Spread {
     pub(crate) max_over_median: f64,
 }
 
-/// The spread of loads; `None` if all are zero. A median of zero is replaced by the smallest load above zero.
+/// Returns the imbalance of loads, or `None` if all are zero. A zero median is replaced by the smallest nonzero load.
 pub(crate) fn spread(loads: &[u64]) -> Option<Spread> {
     let as_numbers: Vec<f64> = loads.iter().map(|&load| load as f64).collect();
     spread_of(&as_numbers)
 }
 
-/// The spread of fractional loads; `None` if all are zero.
+/// Returns the imbalance of fractional loads, or `None` if all are zero.
 pub(crate) fn spread_of(loads: &[f64]) -> Option<Spread> {
     let mut sorted = loads.to_vec();
     sorted.sort_by(f64::total_cmp);

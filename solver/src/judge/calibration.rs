@@ -1,4 +1,4 @@
-//! How well the shares expected by T match those observed: reliability curves.
+//! Reliability curves: how well the shares expected by T match the observed ones.
 
 use semmoe_tables::{Attention, ExpertId, LayerIdx, Profile, Tables, TokenId, Trace};
 use serde::Serialize;
@@ -6,7 +6,7 @@ use serde::Serialize;
 use crate::judge::hosts::Hosts;
 use crate::judge::tokens::likeliest;
 
-/// Number of bins of a reliability curve, evenly spaced over 0 to 1.
+/// Number of bins of a reliability curve, evenly spaced over [0, 1].
 const BINS: usize = 10;
 
 /// Reliability curves of T's shares.
@@ -26,13 +26,13 @@ pub struct Calibration {
 pub struct Reliability {
     /// Number of predictions compared: occurrences of tokens (in every layer with attention tp), or requests.
     pub count: u64,
-    /// The mean of |predicted - observed| over the bins, by count.
+    /// Mean of |predicted - observed| over the bins, weighted by count.
     pub expected_calibration_error: f64,
-    /// Ten bins of predicted share; empty ones are left out.
+    /// The nonempty bins, out of ten bins of predicted share.
     pub bins: Vec<ReliabilityBin>,
 }
 
-/// Predictions of similar shares.
+/// One bin of predictions with similar shares.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ReliabilityBin {
     /// Lower end of the bin, which is 0.1 wide.
@@ -60,7 +60,7 @@ pub(crate) struct ReliabilitySum {
 }
 
 impl ReliabilitySum {
-    /// Adds `count` predictions of one share.
+    /// Adds `count` predictions with the same predicted and observed share.
     pub(crate) fn add(&mut self, predicted: f64, observed: f64, count: u64) {
         let bin = &mut self.bins[((predicted * BINS as f64) as usize).min(BINS - 1)];
         bin.count += count;
@@ -68,7 +68,7 @@ impl ReliabilitySum {
         bin.observed += observed * count as f64;
     }
 
-    /// `None` without predictions.
+    /// Returns the curve, or `None` without predictions.
     pub(crate) fn finish(&self) -> Option<Reliability> {
         let count: u64 = self.bins.iter().map(|bin| bin.count).sum();
         let error: f64 = self.bins.iter().map(|bin| (bin.predicted - bin.observed).abs()).sum();
@@ -85,8 +85,8 @@ impl ReliabilitySum {
         })
     }
 
-    /// Adds `count` occurrences of a token; `local` returns how many of its activations in a layer are local at a
-    /// place, and the total.
+    /// Adds `count` occurrences of a token. `local` returns the number of its activations in a layer that are local at
+    /// a place, and their total.
     fn add_token(
         &mut self,
         tables: &Tables,
@@ -117,8 +117,8 @@ impl ReliabilitySum {
     }
 }
 
-/// Compares T's share of a token's likeliest rank, or group of each layer, with a trace. Tokens without a preference in
-/// T make no prediction.
+/// Compares T's share for each token's likeliest rank (or group in each layer) with the share observed in a trace.
+/// Tokens without a preference in T are skipped.
 pub(crate) fn trace_reliability(tables: &Tables, hosts: &Hosts, trace: &Trace) -> Option<Reliability> {
     let mut sum = ReliabilitySum::default();
     for request in trace.iter() {
@@ -133,7 +133,7 @@ pub(crate) fn trace_reliability(tables: &Tables, hosts: &Hosts, trace: &Trace) -
     sum.finish()
 }
 
-/// Compares T's share of a token's likeliest rank, or group of each layer, with the counts of a profile.
+/// Compares T's share for each token's likeliest rank (or group in each layer) with the counts of a profile.
 pub(crate) fn profile_reliability(tables: &Tables, hosts: &Hosts, profile: &Profile) -> Option<Reliability> {
     let mut sum = ReliabilitySum::default();
     for (token, count) in profile.seen() {

@@ -1,4 +1,4 @@
-//! The value of given tables on given traffic.
+//! Evaluates given tables on given traffic.
 
 use std::collections::BTreeMap;
 
@@ -24,140 +24,141 @@ pub enum EvalInput<'a> {
     Profile(&'a Profile),
 }
 
-/// The figures of `semmoe evaluate --json`.
+/// The figures reported by `semmoe evaluate --json`.
 #[derive(Clone, Debug, Serialize)]
 pub struct Evaluation {
-    /// The unit that `lar` and its companions describe. Requests, routed by the `affinity` policy, for a trace and
-    /// attention dp; otherwise tokens, each on the best place according to T.
+    /// The unit that `lar` and related figures describe: requests routed by the `affinity` policy, for a trace with
+    /// attention dp; otherwise tokens, each at its best place according to T.
     pub unit: Unit,
     /// Local activation rate over all tokens and layers.
     pub lar: f64,
-    /// With attention tp, the rate by T alone; `lar` itself also uses A, if the tables have it and the groups in the
-    /// two previous layers are known.
+    /// With attention tp, the rate achieved by T without A. `lar` itself also uses A if the tables contain it and the
+    /// groups in the two previous layers are known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lar_t_only: Option<f64>,
-    /// The rate by the paper's printed rule, Algorithm 3, line 2, `cond(T_p > A_p)`, for a trace: uses T or the paper's
-    /// A, whichever is more confident, A on ties. A comes from tables made by the paper's algorithm; otherwise it
-    /// is counted on the solved requests or, if those are unknown, on the half of the evaluated requests that the
-    /// request is not in.
+    /// The rate achieved on a trace by the paper's printed rule (Algorithm 3, line 2, `cond(T_p > A_p)`), which uses T
+    /// or the paper's A, whichever is more confident, and A on ties. A comes from tables made by the paper's algorithm.
+    /// For other tables, it is counted on the solved requests or, if those are unknown, on the half of the evaluated
+    /// requests that does not contain the request.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lar_paper_rule: Option<f64>,
     /// `lar` for each MoE layer; null for a layer without known routes.
     pub lar_per_layer: Vec<Option<f64>>,
-    /// The expected rate with every token or request on a random rank.
+    /// Expected rate with every token or request on a random rank.
     pub lar_random: f64,
-    /// Share of activations that stay on their node, if nodes are known from the options or the tables' solver field.
+    /// Fraction of activations that stay on their node, if nodes are known from the options or the tables' `solver`
+    /// field.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node_local_rate: Option<f64>,
-    /// Activations on other nodes, of the top-k; mean over tokens and layers.
+    /// Number of a token's top-k activations on other nodes, averaged over tokens and layers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub inter_node_activations_per_token: Option<f64>,
-    /// Number of other ranks that a token is sent to, mean over tokens and layers; null for a profile, whose counts do
-    /// not show which experts were activated together.
+    /// Number of other ranks that a token is sent to, averaged over tokens and layers; null for a profile, whose counts
+    /// do not show which experts were activated together.
     pub remote_ranks_per_token: Option<f64>,
     /// Expected `remote_ranks_per_token` with every token or request on a random rank.
     pub remote_ranks_random: Option<f64>,
     /// Expected `remote_ranks_per_token` on random ranks with experts in contiguous blocks, the default of engines.
     pub remote_ranks_blocks: Option<f64>,
-    /// Maximum activations of a group over the mean, mean over layers.
+    /// Ratio of maximum to mean activations per group, averaged over layers.
     pub expert_load_imbalance: f64,
-    /// The paper's figure: maximum over median, mean over layers.
+    /// The paper's figure: ratio of maximum to median activations per group, averaged over layers.
     pub expert_load_imbalance_max_over_median: f64,
-    /// Maximum tokens of a rank (group) over the mean; mean over layers with attention tp.
+    /// Ratio of maximum to mean tokens per rank or, with attention tp, per group, averaged over layers.
     pub token_imbalance: f64,
-    /// The figures of steps, if requested: `lar` and its companions then describe tokens spread evenly.
+    /// Step figures, if requested; `lar` and related figures then describe steps whose tokens are spread evenly.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub steps: Option<StepFigures>,
     /// Number of tokens evaluated (with a known route).
     pub tokens: u64,
     /// Number of activations evaluated.
     pub activations: u64,
-    /// How well T's shares match the observed ones.
+    /// How well T's shares match the observed shares.
     pub calibration: Calibration,
-    /// Each routing policy, simulated request by request; for a trace and attention dp.
+    /// Figures of each routing policy, simulated request by request; for a trace with attention dp.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub policies: Option<BTreeMap<String, RequestFigures>>,
-    /// All requests known in advance and assigned exactly by their scores with T. The distance to the optimum is T's
-    /// error; a policy's distance to this is the price of not knowing the future.
+    /// Exact assignment, by T's scores, of all requests known in advance. The distance from the optimum is T's error; a
+    /// policy's distance from this figure is the price of not knowing the future.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub batch_predicted: Option<RequestFigures>,
-    /// Every request on the rank of its largest share, whatever the load: what an online policy gives up for balance.
+    /// Every request on the rank with its largest share, regardless of load; shows what an online policy gives up for
+    /// balance.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub argmax: Option<RequestFigures>,
-    /// Every [`WINDOW`](crate::WINDOW) requests assigned together and exactly by their scores, such that the ranks'
-    /// total tokens stay even: what waiting for a window would gain.
+    /// Exact assignment, by T's scores, of each window of [`WINDOW`](crate::WINDOW) requests, such that the ranks'
+    /// total tokens stay even; shows the potential gain from waiting for a window.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub windowed: Option<RequestFigures>,
-    /// All requests known in advance and assigned exactly by their true routing; for a trace and attention dp.
+    /// Exact assignment, by true routing, of all requests known in advance; for a trace with attention dp.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub batch_optimum: Option<RequestFigures>,
-    /// An upper bound for policies that keep tokens and sequences even; for a trace and attention dp.
+    /// Upper bound for policies that keep tokens and sequences even; for a trace with attention dp.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bound: Option<OfflineBound>,
 }
 
-/// All requests known in advance and divided fractionally over ranks, with tokens and sequences within limits: a linear
-/// program.
+/// The optimum of a linear program that knows all requests in advance and divides them fractionally over ranks, with
+/// tokens and sequences within limits.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct OfflineBound {
-    /// The limits.
+    /// The limits on tokens and sequences.
     pub margins: Margins,
     /// Local activation rate of the best division by true routing.
     pub lar: f64,
     /// Local activation rate of the best division by T's shares: the ceiling for a policy that knows only T.
     pub lar_by_t: f64,
-    /// Relative gap between these divisions and their dual bounds; the larger of the two.
+    /// Relative gap between each division and its dual bound; the larger of the two.
     pub gap: f64,
 }
 
-/// The value of an assignment of requests to ranks.
+/// Figures of an assignment of requests to ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct RequestFigures {
     /// Local activation rate.
     pub request_lar: f64,
-    /// Number of other ranks that a token is sent to, mean over tokens and layers.
+    /// Number of other ranks that a token is sent to, averaged over tokens and layers.
     pub remote_ranks_per_token: f64,
-    /// Maximum tokens of a rank over the mean.
+    /// Ratio of maximum to mean tokens per rank.
     pub request_imbalance: f64,
-    /// Maximum tokens of a rank over the mean within [`BURST`](crate::BURST) consecutive requests; worst case over the
+    /// Ratio of maximum to mean tokens per rank within [`BURST`](crate::BURST) consecutive requests; the worst over the
     /// trace.
     pub burst_imbalance: f64,
-    /// Mean of that maximum over the trace.
+    /// The ratio that `burst_imbalance` maximizes, averaged over the trace.
     pub burst_imbalance_mean: f64,
-    /// Prompt tokens estimated to be in their rank's prefix cache, as a fraction of all; null where this was not
-    /// simulated.
+    /// Fraction of prompt tokens estimated to be in their rank's prefix cache; null if caches were not simulated.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cached_share: Option<f64>,
-    /// How even the ranks were over time; for a policy.
+    /// How evenly the ranks were loaded over time; for policies only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub evenness: Option<Evenness>,
-    /// The gain over random ranks, relative to that of [`OfflineBound::lar_by_t`]; for a policy.
+    /// Gain over random ranks, relative to the gain of [`OfflineBound::lar_by_t`]; for policies only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub of_bound: Option<f64>,
 }
 
-/// Steps of a unit with attention tp, whose rows are split evenly in each layer.
+/// Figures for steps of a unit with attention tp, whose rows are split evenly in each layer.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct StepFigures {
     /// Tokens per step; the last step may have fewer.
     pub step_tokens: usize,
-    /// Rows (a token in a layer) of the fullest group over the mean, over all steps and layers.
+    /// Ratio of the rows (a token in a layer) of the fullest group to the mean, over all steps and layers.
     pub fullest_group: f64,
     /// `fullest_group` if every token were on its likeliest group.
     pub fullest_group_wanted: f64,
     /// Fraction of rows that are not on their likeliest group.
     pub moved: f64,
-    /// Rows over the fullest link of a layer in SRS, SAG, dispatch and combine, each of which waits for it; per token
-    /// of the step.
+    /// Rows over the busiest link in SRS, SAG, dispatch and combine of a layer, each of which waits for that link; per
+    /// token of the step.
     pub fullest_link: f64,
     /// `fullest_link` if every token were on its likeliest group.
     pub fullest_link_wanted: f64,
-    /// `fullest_link` if rows stayed in their order, in even parts (`semmoe worker --shuffle off`).
+    /// `fullest_link` if rows kept their order and were split into even parts (`semmoe worker --shuffle off`).
     pub fullest_link_unshuffled: f64,
 }
 
 impl Evaluation {
-    /// Sets the figures common to all evaluations; the others stay empty.
+    /// Sets the figures common to all evaluations and leaves the others empty.
     pub(crate) fn new(
         tables: &Tables,
         hosts: &Hosts,
@@ -201,18 +202,18 @@ impl Evaluation {
 
 /// Evaluates tables on a trace or a profile of the same model.
 ///
-/// With a trace and attention dp, simulates every policy of `options` with semmoe-routing's own code: a request is
-/// scored by its prompt's tokens with T, as in the gateway, then computed and answered step by step, and the next
-/// request arrives when it ends.
+/// With a trace and attention dp, simulates every policy of `options` with semmoe-routing's own code: T scores a
+/// request by its prompt tokens, as in the gateway, then its prefill and decode are replayed step by step, and a new
+/// request arrives when it finishes.
 ///
 /// # Errors
-/// [`SolveError`]: another model, no known route, an option out of range, an unknown policy, or `step_tokens` where
-/// nothing runs in steps.
+/// [`SolveError`]: a different model, no known route, an option out of range, an unknown policy, or `step_tokens` for a
+/// combination that does not run in steps.
 pub fn evaluate(tables: &Tables, input: EvalInput<'_>, options: &EvalOptions) -> Result<Evaluation, SolveError> {
     evaluate_solved(tables, input, options, None)
 }
 
-/// Evaluates tables whose solved trace is known.
+/// Evaluates tables, given the trace that they were solved on if it is known.
 pub(crate) fn evaluate_solved(
     tables: &Tables,
     input: EvalInput<'_>,

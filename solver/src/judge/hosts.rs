@@ -1,4 +1,4 @@
-//! Where each expert can be reached: the ranks (or groups) of every column, including replicas.
+//! The ranks (or groups) that host each column's expert, including replicas.
 
 use semmoe_tables::{Attention, ExpertCopies, ExpertId, LayerIdx, Route, Tables};
 
@@ -9,18 +9,18 @@ pub(crate) fn indices(route: Route<'_>) -> impl Iterator<Item = usize> {
     route.experts().map(|expert| expert.index())
 }
 
-/// The places that hold each (layer, expert). A place is an attention-DP rank with attention dp, a group with tp.
+/// The places that hold each (layer, expert). A place is an attention-DP rank (attention dp) or a group (tp).
 #[derive(Debug)]
 pub(crate) struct Hosts {
     pub(crate) places: usize,
     pub(crate) groups: usize,
     pub(crate) layers: usize,
     pub(crate) experts: usize,
-    /// Which copy the tokens of a place use.
+    /// The copy of each expert that a place's tokens use.
     copies: ExpertCopies,
     /// [L * N + 1] offsets into `place`.
     start: Vec<usize>,
-    /// Ascending and distinct within a column.
+    /// The places of each column, ascending and distinct.
     place: Vec<u16>,
     /// [G] the place of each group.
     place_of: Vec<u16>,
@@ -28,7 +28,7 @@ pub(crate) struct Hosts {
     pub(crate) nodes: Option<HostNodes>,
 }
 
-/// M nodes of neighbouring groups.
+/// M nodes of consecutive groups each.
 #[derive(Debug)]
 pub(crate) struct HostNodes {
     per_node: usize,
@@ -74,19 +74,19 @@ impl Hosts {
         Ok(hosts)
     }
 
-    /// The groups that hold a column, ascending.
+    /// Returns the groups that hold a column's expert, ascending.
     fn groups_of(&self, column: usize) -> &[u16] {
         let (layer, expert) = (column / self.experts, column % self.experts);
         self.copies.held_by(LayerIdx::new(layer as u16), ExpertId::new(expert as u16))
     }
 
-    /// The group whose copy the tokens at a place use.
+    /// Returns the group with the copy of the column's expert that tokens at `place` use.
     pub(crate) fn computed_on(&self, column: usize, place: usize) -> usize {
         let (layer, expert) = (column / self.experts, column % self.experts);
         usize::from(self.copies.used_at(place, LayerIdx::new(layer as u16))[expert])
     }
 
-    /// The places that host a column's expert, ascending.
+    /// Returns the places that host a column's expert, ascending.
     pub(crate) fn of(&self, column: usize) -> &[u16] {
         &self.place[self.start[column]..self.start[column + 1]]
     }
@@ -95,8 +95,8 @@ impl Hosts {
         self.of(column).iter().any(|&host| usize::from(host) == place)
     }
 
-    /// Number of other places that a token at `place` with these experts is sent to: those of the copies it uses.
-    /// `seen` is scratch.
+    /// Returns the number of other places to which a token at `place` with these experts is sent: the places of the
+    /// copies that it uses. `seen` is scratch.
     pub(crate) fn sent_to(
         &self,
         layer: usize,
@@ -109,19 +109,19 @@ impl Hosts {
         seen.iter().filter(|&&seen| seen).count()
     }
 
-    /// Marks the places of these groups in `seen` and clears the rest.
+    /// Marks the places of these groups in `seen` and clears all others.
     fn mark(&self, groups: impl Iterator<Item = usize>, seen: &mut Vec<bool>) {
         seen.clear();
         seen.resize(self.places, false);
         groups.for_each(|group| seen[usize::from(self.place_of[group])] = true);
     }
 
-    /// Average of [`Self::sent_to`] over all places, if every group held one block of neighbouring experts: the default
-    /// placement of engines.
+    /// Returns the average of [`Self::sent_to`] over all places if every group held one block of consecutive experts,
+    /// the default placement of engines.
     pub(crate) fn sent_to_in_blocks(&self, experts: impl Iterator<Item = usize>, seen: &mut Vec<bool>) -> f64 {
         self.mark(experts.map(|expert| expert * self.groups / self.experts), seen);
         let reached = seen.iter().filter(|&&seen| seen).count() as f64;
-        // A random place is among those reached with probability reached / places, and is then not counted.
+        // With probability reached / places, a random place is itself among those reached and is not counted.
         reached * (1.0 - 1.0 / self.places as f64)
     }
 
@@ -129,8 +129,8 @@ impl Hosts {
         layer * self.experts + expert
     }
 
-    /// The fraction of an activation of this column that stays on the node of its token's place, or of a random one;
-    /// `None` if nodes are unknown.
+    /// Returns the fraction of an activation of this column that stays on the node of its token's place, averaged over
+    /// all places if `place` is `None`. Returns `None` if nodes are unknown.
     pub(crate) fn node_share(&self, column: usize, place: Option<usize>) -> Option<f64> {
         let HostNodes { per_node, of_place } = self.nodes.as_ref()?;
         let groups = self.groups_of(column);
@@ -141,7 +141,8 @@ impl Hosts {
         })
     }
 
-    /// Fraction of an activation of this column that is local for a token at `place`; `None` = a random one.
+    /// Returns the fraction of an activation of this column that is local for a token at `place`, or averaged over all
+    /// places for `None`.
     pub(crate) fn local_share(&self, column: usize, place: Option<usize>) -> f64 {
         match place {
             Some(place) if self.is_local(column, place) => 1.0,
@@ -150,7 +151,8 @@ impl Hosts {
         }
     }
 
-    /// Local activations of a route in a layer for a token at `place`; `None` = a random one.
+    /// Returns the local activations of a route in a layer for a token at `place`, or averaged over all places for
+    /// `None`.
     pub(crate) fn local_of(&self, layer: LayerIdx, route: Route<'_>, place: Option<usize>) -> f64 {
         indices(route).map(|expert| self.local_share(self.column(layer.index(), expert), place)).sum()
     }

@@ -6,12 +6,12 @@ use semmoe_tables::{Score, Tables, TokenId, TraceRequest};
 use crate::input::EvalOptions;
 use crate::judge::hosts::{Hosts, indices};
 
-/// One request with everything that the replay needs.
+/// A request with all the data that the replay needs.
 #[derive(Default)]
 pub(crate) struct Job {
-    /// Prompt tokens: all that a policy sees.
+    /// Prompt tokens, the only ones that a policy sees.
     pub(crate) prompt_tokens: u64,
-    /// Prompt and answer tokens: the work of a rank.
+    /// Prompt and output tokens: the work of a rank.
     pub(crate) tokens: u64,
     /// Tokens with a known route.
     pub(crate) known_tokens: u64,
@@ -19,11 +19,11 @@ pub(crate) struct Job {
     pub(crate) blocks: Vec<u64>,
     /// Expected local share per rank; `None` without evidence.
     pub(crate) share: Option<Vec<f64>>,
-    /// [ranks] activations that would be local on each.
+    /// [ranks] activations that would be local on each rank.
     pub(crate) local: Vec<u64>,
-    /// [ranks] number of remote ranks its tokens would be sent to from each, over all layers.
+    /// [ranks] remote ranks that the request's tokens would be sent to from each rank, summed over all layers.
     pub(crate) remote: Vec<u64>,
-    /// Routes: tokens times layers.
+    /// Number of routes: tokens times layers.
     pub(crate) routes: u64,
     pub(crate) activations: u64,
 }

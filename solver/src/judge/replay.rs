@@ -1,10 +1,10 @@
 //! Replays a routing policy on recorded requests: a closed loop over ranks that step together, with no other queues.
 //!
-//! A new request arrives whenever one ends. The first ones arrive evenly over the steps of a mean answer, so that
-//! answers of one length do not keep all requests in lockstep. In a step each rank computes pending prompts in order of
-//! arrival, up to a number of tokens, and every sequence whose prompt is done generates a token, the first in the same
-//! step. The router sees what a gateway would see of streams: a prompt is pending until the first token, in flight
-//! until the last.
+//! A new request arrives whenever one finishes. The first requests arrive evenly over the steps of a mean-length
+//! answer, so that equally long answers do not keep all requests in lockstep. In each step, every rank computes pending
+//! prompts in order of arrival, up to a token limit, and every sequence with a complete prompt generates one token,
+//! including those whose prompt was completed in this step. The router sees what a gateway would see of streams: a
+//! request's prompt is pending until the first token, and the request is in flight until the last token.
 
 use semmoe_routing::{Policy, Prompt, Router, Scratch, Work};
 use serde::Serialize;
@@ -13,10 +13,10 @@ use crate::input::EvalOptions;
 use crate::judge::balance::spread_of;
 use crate::judge::job::Job;
 
-/// Default for prompt tokens that a rank computes per step.
+/// Default number of prompt tokens that a rank computes per step.
 const STEP_TOKENS: u64 = 2048;
 
-/// How even a replay kept the ranks, each as the maximum over the mean.
+/// How evenly a replay loaded the ranks; each figure is the ratio of maximum to mean.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Evenness {
     /// Prompt tokens computed.
@@ -25,16 +25,17 @@ pub struct Evenness {
     pub decode_tokens: f64,
     /// Steps that sequences spent on a rank, including waiting.
     pub sequence_steps: f64,
-    /// Sequences in flight, mean over the steps between the first and the last requests; 1 if there are none.
+    /// Sequences in flight; the ratio is averaged over the steps at full concurrency with more requests to come (1 if
+    /// there are none).
     pub running: f64,
 }
 
-/// The choices of a policy.
+/// A policy's choices, and figures of the replay.
 #[derive(Debug, Default)]
 pub(crate) struct Replay {
     /// The rank of each request, in trace order.
     pub(crate) ranks: Vec<usize>,
-    /// Prompt tokens estimated to be cached there.
+    /// Prompt tokens estimated to be cached on the chosen ranks.
     pub(crate) cached: u64,
     pub(crate) evenness: Evenness,
 }
@@ -55,7 +56,7 @@ struct Unit<'a> {
     /// Running sequences in order of arrival.
     running: Vec<Sequence>,
     cached: u64,
-    /// [ranks] sums over the steps.
+    /// [ranks] prompt tokens, generated tokens and sequences, each summed over the steps.
     prefill: Vec<f64>,
     decode: Vec<f64>,
     held: Vec<f64>,
@@ -97,7 +98,7 @@ pub(crate) fn replay(router: &Router, policy: &dyn Policy, jobs: &[Job], options
 }
 
 impl Unit<'_> {
-    /// Places a request, and returns its rank.
+    /// Routes a request and returns its rank.
     fn admit(
         &mut self,
         policy: &dyn Policy,
@@ -123,7 +124,7 @@ impl Unit<'_> {
         Some(rank)
     }
 
-    /// Runs one step on all ranks; returns how many sequences each had.
+    /// Runs one step on all ranks; returns each rank's number of sequences.
     fn step(&mut self, step_tokens: u64) -> Vec<f64> {
         let accounts = self.router.accounts();
         let mut counts = vec![0.0; self.held.len()];
@@ -154,7 +155,7 @@ impl Unit<'_> {
     }
 }
 
-/// Tokens that a request generates.
+/// Returns the number of tokens that a request generates.
 fn answer(job: &Job, options: &EvalOptions) -> u64 {
     match job.tokens.saturating_sub(job.prompt_tokens) {
         0 => options.output_tokens,

@@ -16,7 +16,7 @@ use crate::judge::tally::Tally;
 use crate::judge::tokens::likeliest;
 use crate::step::{Division, MAX_RANKS, MAX_ROUNDS, Requests, Transport, mass_capacity, to_profit, whole};
 
-/// The policy whose assignment `lar` and its companions describe.
+/// The policy whose assignment `lar` and related figures describe.
 const HEADLINE: &str = "affinity";
 
 /// Number of requests that [`Evaluation::windowed`](crate::Evaluation::windowed) assigns together.
@@ -84,9 +84,9 @@ pub(crate) fn judge(
     })
 }
 
-/// Compares the mean share of a prompt on its likeliest rank with the share of the request that is local there.
-/// Requests without evidence in T make no prediction. `None` without any, and with attention tp, where T has no shares
-/// of ranks.
+/// Compares the mean share of a prompt on its likeliest rank with the share of the request that is local there. Skips
+/// requests without evidence in T. Returns `None` if none is left, and with attention tp, where T has no per-rank
+/// shares.
 pub(crate) fn request_reliability(
     tables: &Tables,
     hosts: &Hosts,
@@ -106,14 +106,15 @@ pub(crate) fn request_reliability(
     sum.finish()
 }
 
-/// The rank of each request's largest share; requests without evidence rotate over the ranks.
+/// Returns the rank with each request's largest share; requests without evidence are assigned round-robin.
 fn argmax(jobs: &[Job]) -> Vec<usize> {
     let places = |job: &Job| job.local.len();
     let of_job = |(sequence, job): (usize, &Job)| job.share.as_deref().map_or(sequence % places(job), likeliest);
     jobs.iter().enumerate().map(of_job).collect()
 }
 
-/// Assigns windows of requests exactly by share, into what the ranks have left of (1 + margin) of the mean.
+/// Assigns each window of requests exactly by share. Each rank's capacity is (1 + `token_margin`) times the mean tokens
+/// so far, minus its load.
 fn windowed(jobs: &[Job], places: usize, token_margin: f64) -> Vec<usize> {
     let mut loads = vec![0u64; places];
     let mut ranks = Vec::with_capacity(jobs.len());
@@ -134,7 +135,7 @@ fn windowed(jobs: &[Job], places: usize, token_margin: f64) -> Vec<usize> {
     ranks
 }
 
-/// The remainder of each capacity, enlarged evenly if an earlier excess leaves too little for `needed`.
+/// Returns each rank's remaining capacity, raised evenly if earlier overruns leave too little for `needed`.
 fn room(loads: &[u64], capacity: &[u64], needed: u64) -> Vec<u64> {
     let mut room: Vec<u64> =
         capacity.iter().zip(loads).map(|(capacity, load)| capacity.saturating_sub(*load)).collect();
@@ -154,7 +155,7 @@ fn figures(jobs: &[Job], ranks: &[usize], places: usize) -> RequestFigures {
     of_jobs(&jobs, ranks, &loads, &tokens)
 }
 
-/// `tokens` are the jobs' tokens that count as load, `loads` their sums by rank.
+/// Computes the figures of an assignment. `tokens` are the jobs' tokens that count as load, `loads` their sums by rank.
 fn of_jobs(jobs: &[&Job], ranks: &[usize], loads: &[u64], tokens: &[u64]) -> RequestFigures {
     let (mut local, mut activations, mut remote, mut routes) = (0, 0, 0, 0);
     for (job, &rank) in jobs.iter().zip(ranks) {
@@ -174,8 +175,8 @@ fn of_jobs(jobs: &[&Job], ranks: &[usize], loads: &[u64], tokens: &[u64]) -> Req
     }
 }
 
-/// For each window of [`BURST`] consecutive requests (or all, if there are fewer), the fullest rank's tokens over the
-/// mean of the ranks. Returns the maximum over all windows, and the mean.
+/// For each window of [`BURST`] consecutive requests (or all, if there are fewer), takes the ratio of the fullest
+/// rank's tokens to the mean over ranks. Returns the maximum and the mean over all windows.
 fn bursts(ranks: &[usize], tokens: &[u64], places: usize) -> (f64, f64) {
     let mut loads = vec![0; places];
     let (mut most, mut sum, mut count) = (1.0f64, 0.0, 0u32);
@@ -198,8 +199,8 @@ fn max_over_mean(loads: &[u64]) -> f64 {
     spread(loads).map_or(1.0, |spread| spread.max_over_mean)
 }
 
-/// All requests at once, assigned exactly by `share` (per rank), then made whole; those without a share go where there
-/// is room.
+/// Assigns all requests at once, exactly by `share` (per rank), then makes split requests whole. Requests without a
+/// share are placed where there is room.
 fn batch(jobs: &[Job], places: usize, token_margin: f64, share: impl Fn(&Job, usize) -> Option<f64>) -> RequestFigures {
     let known: Vec<&Job> = jobs.iter().filter(|job| job.known_tokens > 0).collect();
     let mass: Vec<u64> = known.iter().map(|job| job.known_tokens).collect();
@@ -215,7 +216,7 @@ fn batch(jobs: &[Job], places: usize, token_margin: f64, share: impl Fn(&Job, us
     of_jobs(&known, &ranks, &plan.loads(&mass, places), &mass)
 }
 
-/// The divisions by true routing and by T's shares.
+/// Computes the bounds from the divisions by true routing and by T's shares.
 fn bound(jobs: &[Job], places: usize, margins: Margins) -> OfflineBound {
     let tokens: Vec<f64> = jobs.iter().map(|job| job.tokens as f64).collect();
     let local: Vec<f64> = jobs.iter().flat_map(|job| job.local.iter().map(|&local| local as f64)).collect();

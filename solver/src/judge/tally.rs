@@ -1,14 +1,15 @@
-//! Sums of an evaluation over tokens and layers.
+//! Sums over the tokens and layers of an evaluation.
 
 use semmoe_tables::Route;
 
 use crate::judge::balance::spread_of;
 use crate::judge::hosts::{Hosts, indices};
 
-/// The counts so far.
+/// Counts accumulated during an evaluation.
 #[derive(Debug, Default)]
 pub(crate) struct Tally {
-    /// [L] local activations; fractional if a token without a label is expected on a random place.
+    /// [L] local activations; fractional, because a token without a label counts with its expected value on a random
+    /// place.
     pub(crate) local: Vec<f64>,
     /// Activations that stay on their node, over all layers; `None` if nodes are unknown.
     node_local: Option<f64>,
@@ -18,15 +19,15 @@ pub(crate) struct Tally {
     pub(crate) column_load: Vec<u64>,
     /// [L * G] load of each group.
     pub(crate) group_load: Vec<f64>,
-    /// [L][places] tokens, if these are the units; one without a place counts on all of them by share.
+    /// [L][places] tokens, if tokens are the units; a token without a place is divided evenly among all places.
     tokens: Vec<Vec<f64>>,
-    /// Number of other places that tokens had to be sent to, over all layers.
+    /// Number of other places to which tokens had to be sent, summed over all layers.
     pub(crate) remote_ranks: f64,
     /// Expected `remote_ranks` with every token on a random place.
     pub(crate) remote_ranks_random: f64,
-    /// Expected `remote_ranks` on random places, with experts in blocks.
+    /// Expected `remote_ranks` on random places, with experts in contiguous blocks.
     pub(crate) remote_ranks_blocks: f64,
-    /// Routes with a known set of experts, over all layers.
+    /// Number of known routes, over all layers.
     routes: u64,
     /// Scratch: the places of a route.
     seen: Vec<bool>,
@@ -45,7 +46,7 @@ impl Tally {
         }
     }
 
-    /// Adds `count` activations of one expert by tokens at `place`; `None` = a random one.
+    /// Adds `count` activations of one expert by tokens at `place`; `None` = spread evenly over all places.
     pub(crate) fn add(&mut self, hosts: &Hosts, layer: usize, expert: usize, count: u64, place: Option<usize>) {
         let column = hosts.column(layer, expert);
         self.column_load[column] += count;
@@ -61,7 +62,7 @@ impl Tally {
         self.local[layer] += count as f64 * hosts.local_share(column, place);
     }
 
-    /// Adds the route of one token at `place`: its activations, and the places that it must be sent to.
+    /// Adds the route of one token at `place`: its activations, and the places to which it must be sent.
     pub(crate) fn add_route(&mut self, hosts: &Hosts, layer: usize, route: Route<'_>, place: Option<usize>) {
         let mut sent_from = |place| hosts.sent_to(layer, indices(route), place, &mut self.seen) as f64;
         let random = (0..hosts.places).map(&mut sent_from).sum::<f64>() / hosts.places as f64;
@@ -86,7 +87,7 @@ impl Tally {
         }
     }
 
-    /// Maximum tokens of a place over the mean, mean over layers.
+    /// Returns the ratio of maximum to mean tokens per place, averaged over layers.
     pub(crate) fn token_imbalance(&self) -> f64 {
         let layers: Vec<f64> = self.tokens.iter().filter_map(|loads| Some(spread_of(loads)?.max_over_mean)).collect();
         layers.iter().sum::<f64>() / layers.len().max(1) as f64
@@ -97,30 +98,30 @@ impl Tally {
         self.activations.iter().sum::<u64>() as f64
     }
 
-    /// Local activation rate over everything.
+    /// Returns the local activation rate over all layers.
     pub(crate) fn lar(&self) -> f64 {
         self.local.iter().sum::<f64>() / self.all()
     }
 
-    /// Share of activations that stay on their node.
+    /// Returns the fraction of activations that stay on their node.
     pub(crate) fn node_local_rate(&self) -> Option<f64> {
         self.node_local.map(|local| local / self.all())
     }
 
-    /// Local activation rate of each layer; `None` for a layer without activations.
+    /// Returns the local activation rate of each layer, with `None` for a layer without activations.
     pub(crate) fn lar_per_layer(&self) -> Vec<Option<f64>> {
         let rate = |(local, activations): (&f64, &u64)| (*activations > 0).then(|| local / *activations as f64);
         self.local.iter().zip(&self.activations).map(rate).collect()
     }
 
-    /// The exact expected rate with every token on a random place.
+    /// Returns the exact expected local rate with every token on a random place.
     pub(crate) fn lar_random(&self, hosts: &Hosts) -> f64 {
         let share = |column| hosts.local_share(column, None);
         let local = self.column_load.iter().enumerate().map(|(column, &load)| load as f64 * share(column));
         local.sum::<f64>() / self.all()
     }
 
-    /// Mean over tokens and layers of a sum over routes; `None` if only counts were added.
+    /// Returns the mean of a sum over routes, i.e. over tokens and layers; `None` if only counts were added.
     pub(crate) fn per_route(&self, sum: f64) -> Option<f64> {
         (self.routes > 0).then(|| sum / self.routes as f64)
     }

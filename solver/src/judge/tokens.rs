@@ -1,5 +1,5 @@
-//! Evaluates tokens independently: each token goes to the best place according to T. `eval_steps` evaluates whole steps
-//! of a unit.
+//! Evaluates tokens independently: each token is computed at the best place according to T. Module `steps` evaluates
+//! whole steps of a unit.
 
 use semmoe_tables::{Attention, GroupId, LayerIdx, Profile, Tables, TokenId, Trace};
 
@@ -9,8 +9,8 @@ use crate::judge::hosts::Hosts;
 use crate::judge::tally::Tally;
 use crate::tables::{MainGroups, PrintedRule};
 
-/// The place of a token in a layer by T, and with attention tp also by A if its groups in the two previous layers are
-/// given; `None` if neither has evidence.
+/// Returns a token's place in a layer according to T and, with attention tp, also A if its groups in the two previous
+/// layers are given; `None` if neither has evidence.
 fn place_of(tables: &Tables, layer: LayerIdx, token: TokenId, before: Option<(GroupId, GroupId)>) -> Option<usize> {
     match tables.attention() {
         Attention::Tp => tables.likeliest_group(layer, token, before).map(|likely| likely.group.index()),
@@ -22,13 +22,13 @@ fn place_of(tables: &Tables, layer: LayerIdx, token: TokenId, before: Option<(Gr
     }
 }
 
-/// The index of the largest share, ties to the first.
+/// Returns the index of the largest share, the first one on ties.
 pub(crate) fn likeliest<T: PartialOrd>(row: &[T]) -> usize {
     (1..row.len()).fold(0, |best, rank| if row[rank] > row[best] { rank } else { best })
 }
 
-/// Evaluates every token of a trace, layer by layer. With attention tp the groups in the two previous layers are the
-/// true ones, since their routers have run when a token is placed.
+/// Evaluates every token of a trace, layer by layer. With attention tp, uses the true groups in the two previous
+/// layers, because their routers have run by the time a token is placed.
 pub(crate) fn judge_trace(tables: &Tables, hosts: &Hosts, trace: &Trace, printed: &PrintedRule<'_>) -> Evaluation {
     let mut tally = Tally::new(hosts);
     let (mut tokens, mut local_t_only, mut local_paper_rule) = (0, 0.0, 0.0);
@@ -72,7 +72,7 @@ pub(crate) fn judge_profile(tables: &Tables, hosts: &Hosts, profile: &Profile) -
     Evaluation { lar_t_only: (tables.attention() == Attention::Tp).then_some(judged.lar), ..judged }
 }
 
-/// The figures common to all evaluations of tokens.
+/// Builds the figures common to all evaluations of tokens.
 pub(crate) fn judged(tables: &Tables, hosts: &Hosts, tally: &Tally, tokens: u64) -> Evaluation {
     Evaluation::new(tables, hosts, Unit::Token, tally, tally.token_imbalance(), tokens)
 }

@@ -1,9 +1,9 @@
-//! Lines 3 to 26: experts to groups, the hottest first, then random swaps.
+//! Lines 3 to 26 of Algorithm 1: assigns experts to groups, hottest first, then tries random swaps.
 //!
-//! The greedy pass and the swaps increase the same sum, in activations of a layer:
+//! The greedy pass and the swaps increase the same sum, measured in activations of a layer:
 //!
 //! ```text
-//! alpha_e * sum of co[e, e'] over pairs in one group  +  beta_e * sum over e of those from units of its group
+//! alpha_e * sum of co[e, e'] over pairs in one group  +  beta_e * sum over e of activations by units of its group
 //!   - gamma_e / (2 mean) * sum over groups of load^2
 //! ```
 
@@ -12,8 +12,8 @@ use std::cmp::Reverse;
 use super::PaperOptions;
 use crate::input::Problem;
 
-/// [L, N, N] co-activations of e and e': `sum over units of w[e] w[e'] / (sum of w)`, the activations of e times the
-/// confidence `C_p` that the same unit activates e'. A row adds up to the expert's load.
+/// Returns the co-activations of experts e and e', [L, N, N]: `sum over units of w[e] w[e'] / (sum of w)`, the
+/// activations of e times the confidence `C_p` that the same unit activates e'. Each row adds up to the expert's load.
 pub(super) fn coactivations(problem: &Problem) -> Vec<f64> {
     let experts = problem.experts;
     let mut together = vec![0.0; problem.layers * experts * experts];
@@ -34,7 +34,7 @@ pub(super) fn coactivations(problem: &Problem) -> Vec<f64> {
     together
 }
 
-/// `expert_place`: the group of every column.
+/// The paper's `expert_place`: returns the group of every column.
 pub(super) fn expert_place(
     problem: &Problem,
     together: &[f64],
@@ -67,7 +67,7 @@ pub(super) fn expert_place(
     group_of
 }
 
-/// [L * N, G] activations of each column by the group of their unit.
+/// Returns the activations of each column by the group of their unit, [L * N, G].
 fn activations_by_group(problem: &Problem, label: &[u16], groups: usize) -> Vec<f64> {
     let mut sums = vec![0.0; problem.column_load.len() * groups];
     for (unit, &group) in label.iter().enumerate() {
@@ -78,7 +78,7 @@ fn activations_by_group(problem: &Problem, label: &[u16], groups: usize) -> Vec<
     sums
 }
 
-/// One layer.
+/// State of the placement of one layer.
 struct Placing<'a> {
     options: &'a PaperOptions,
     groups: usize,
@@ -108,7 +108,7 @@ impl Placing<'_> {
             let best = open.max_by(|&a, &b| {
                 self.score(expert, a).total_cmp(&self.score(expert, b)).then(Reverse(a).cmp(&Reverse(b)))
             });
-            // The groups hold N experts in total, so one is open while an expert is left.
+            // The groups hold N experts in total, so one of them has room while experts are left.
             if let Some(group) = best {
                 self.members[group].push(expert);
                 self.group_load[group] += self.load[expert];
@@ -146,7 +146,8 @@ impl Placing<'_> {
         }
     }
 
-    /// `aff_gain`: the gain in the sum if two experts exchange their groups, given in the same order.
+    /// The paper's `aff_gain`: the gain in the sum if `first`, in group `a`, and `second`, in group `b`, exchange
+    /// groups.
     fn gain(&self, [first, second]: [usize; 2], [a, b]: [usize; 2]) -> f64 {
         let at = |values: &[f64], expert: usize, group: usize| values[expert * self.groups + group];
         let change = |values: &[f64]| {

@@ -1,22 +1,22 @@
 //! Algorithm 1 of the paper (appendix B), as a baseline: alternates greedy placement of experts and of units under
 //! full/not-full masks. Line numbers refer to the paper's listing.
 //!
-//! | lines | where | what the paper leaves open, and our choice |
+//! | lines | where | open points in the paper, and our choices |
 //! |---|---|---|
-//! | 3-19 | `experts` | line 13 reads `alpha_r`, `beta_r` where `alpha_e`, `beta_e` were passed: the latter are meant. `gamma_e` is never given, nor the unit of `loads_cls`: an option, on loads over the mean load of a group |
-//! | 11, 12 | `experts` | the affinities are "computed": both are shares of the expert's own activations, that with the experts of a group (expected under `C_p`) and that from the units of a group. So the weights mean the same on all data |
-//! | 20-25 | `experts` | `aff_gain` is undefined: the change of the sum that the greedy pass increases, in activations, load term included. `ft_steps` is an option |
-//! | 28-42 | `requests` | line 34's affinity of a request with the requests of a cluster: the cosine of its activations with their sum; line 35's: its local share. `alpha_r`, `beta_r` are options |
-//! | 29 | `requests` | longest first; the length of a token of the vocabulary, where tokens are the units, is its frequency |
-//! | 40 | `requests` | the cap counts requests (K/E each), whatever their tokens: [`PaperCap::Units`]. [`PaperCap::Tokens`] is the same pass with a cap on tokens, the quantity that the paper's objective balances |
-//! | 44 | `start` | "cluster based on expert affinity": k-means of the units' activation shares, k-means++ seeds |
-//! | 48 | here | "summation [of] the max load and communication cost": remote activations plus the activations of the most loaded group, per layer; both in activations, so no weight is needed |
-//! | 49, 50 | here | "samples with scores" is undefined: the pair with the least score is kept, which no sampling beats |
-//! | 54, 55 | `tokens` | T and its confidence. Algorithm 2 sums rows of a [tokens x E] matrix, so with attention dp the rows of line 54's matrix are kept whole (kinder to the paper than line 55's argmax); with attention tp T is the unit's own label and `T_p` its local share |
+//! | 3-19 | `experts` | line 13 reads `alpha_r`, `beta_r`, but `alpha_e`, `beta_e` are passed: we use the latter. Neither `gamma_e` nor the unit of `loads_cls` is given: `gamma_e` is an option, and loads are relative to the mean load of a group |
+//! | 11, 12 | `experts` | the affinities are only said to be "computed": we use fractions of the expert's activations, those shared with a group's experts (expected under `C_p`) and those from a group's units, so that the weights have the same meaning on all data |
+//! | 20-25 | `experts` | `aff_gain` is undefined: we use the change in the sum that the greedy pass increases, in activations, including the load term. `ft_steps` is an option |
+//! | 28-42 | `requests` | line 34's affinity between a request and the requests of a cluster is the cosine similarity of its activations and their sum; line 35's is its local share. `alpha_r`, `beta_r` are options |
+//! | 29 | `requests` | longest first; if tokens of the vocabulary are the units, a token's length is its frequency |
+//! | 40 | `requests` | the cap counts requests (K/E each) regardless of their tokens: [`PaperCap::Units`]. [`PaperCap::Tokens`] is the same pass with a cap on tokens, the quantity that the paper's objective balances |
+//! | 44 | `start` | "cluster based on expert affinity": k-means of the units' activation shares with k-means++ seeds |
+//! | 48 | here | "summation [of] the max load and communication cost": remote activations plus the activations of the most loaded group, per layer; both terms count activations, so no weight is needed |
+//! | 49, 50 | here | "samples with scores" is undefined: we keep the pair with the lowest score, which no sampling can beat |
+//! | 54, 55 | `tokens` | T and its confidence. Algorithm 2 sums rows of a [tokens x E] matrix, so with attention dp the rows of line 54's matrix are kept whole (more favourable to the paper than line 55's argmax); with attention tp T is the unit's own label and `T_p` its local share |
 //!
-//! If requests are the units, their recorded activations replace `sum of C_p` over their tokens, which again favours
-//! the paper, since it is exact. With attention dp all layers share the units' groups; line 10's loop then runs layer
-//! by layer, as the layers' experts do not compete. The paper has no prices: those of the tables are zero.
+//! If requests are the units, their recorded activations replace `sum of C_p` over their tokens; being exact, they
+//! again favour the paper. With attention dp, all layers share the units' groups, so line 10's loop runs layer by
+//! layer, as the layers' experts do not compete. The paper has no prices, so the prices in the tables are zero.
 
 mod experts;
 mod requests;
@@ -39,19 +39,19 @@ use crate::start::{Best, Progress, SolveProgress, mix};
 use crate::step::{Clustering, Limits, PROFIT_ONE, Plan, Topology, group_loads};
 use crate::tables::{BY_PAPER, tp_parts};
 
-/// The quantity capped by line 40.
+/// The quantity that line 40 caps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PaperCap {
-    /// Requests, or distinct tokens: as printed.
+    /// The number of requests or distinct tokens, as printed.
     Units,
-    /// Tokens: a cluster is full once it has its even share of the tokens.
+    /// The number of tokens: a cluster is full once it has its even share of the tokens.
     Tokens,
 }
 
 /// Parameters that Algorithm 1 takes as given.
 #[derive(Clone, Copy, Debug)]
 pub struct PaperOptions {
-    /// `n_steps`: rounds of both functions.
+    /// `n_steps`: rounds of placing experts and then units.
     pub steps: u32,
     /// `ft_steps`: random swaps tried in each layer and round.
     pub swap_steps: u32,
@@ -59,7 +59,7 @@ pub struct PaperOptions {
     pub alpha_e: f64,
     /// Weight of an expert's affinity with the units of a cluster.
     pub beta_e: f64,
-    /// Weight of a cluster's load, over the mean.
+    /// Weight of a cluster's load relative to the mean.
     pub gamma_e: f64,
     /// Weight of a unit's affinity with the units of a cluster.
     pub alpha_r: f64,
@@ -100,10 +100,10 @@ impl PaperOptions {
 
 /// Runs Algorithm 1 instead of [`solve`](crate::solve), on the same inputs and with the same kind of result.
 ///
-/// Uses the options' groups, attention, seed, provenance, hold-out share and whatever describes the result (limits on
-/// tokens and expert load are reported on, but unknown to the algorithm). With attention tp and a trace the tables have
-/// the paper's A. Single-threaded. `progress` is called after every round; when it breaks, the best result so far is
-/// returned.
+/// Uses the groups, attention, seed, provenance and hold-out fraction in `options`, and the options that only describe
+/// the result (the report checks the limits on tokens and expert load, but the algorithm ignores them). With attention
+/// tp and a trace, the tables contain the paper's A. Single-threaded. `progress` is called after every round; when it
+/// breaks, the best result so far is returned.
 ///
 /// # Errors
 /// Those of [`solve`](crate::solve).
@@ -118,7 +118,7 @@ pub fn solve_paper(
     check_together(options, true)?;
     if options.objective != Objective::Activations {
         let (found, expected) =
-            (options.objective.to_string(), "activations, the only one that the paper's algorithm knows");
+            (options.objective.to_string(), "activations, the only objective that the paper's algorithm supports");
         return Err(SolveError::BadOption { option: "objective", found, expected });
     }
     paper.validate()?;
@@ -162,7 +162,7 @@ pub fn solve_paper(
     })
 }
 
-/// Lines 44 to 51 for every problem.
+/// Runs lines 44 to 51 for every problem.
 fn run(problems: &[Problem], options: &SolveOptions, paper: &PaperOptions, progress: Progress<'_>) -> Best {
     let groups = usize::from(options.groups);
     let rounds = problems.len() * paper.steps as usize;
@@ -192,7 +192,7 @@ fn run(problems: &[Problem], options: &SolveOptions, paper: &PaperOptions, progr
     best
 }
 
-/// Line 48: remote activations, plus those of the most loaded group of each layer. Lower is better.
+/// Line 48: returns the remote activations plus those of the most loaded group of each layer. Lower is better.
 fn score(problem: &Problem, group_of: &[u16], label: &[u16], groups: usize) -> u64 {
     let layers = group_of.chunks_exact(problem.experts).zip(problem.column_load.chunks_exact(problem.experts));
     let fullest = layers.map(|(group_of, load)| group_loads(group_of, load, groups).into_iter().max().unwrap_or(0));
@@ -207,7 +207,7 @@ fn local(problem: &Problem, group_of: &[u16], label: &[u16]) -> u64 {
     (0..problem.units()).map(of_unit).sum()
 }
 
-/// Converts the result to the exact solver's form: with prices of zero, whose dual value bounds any assignment.
+/// Converts the result to the exact solver's form, with zero prices, whose dual value bounds any assignment.
 fn clustering(problem: &Problem, options: &SolveOptions, group_of: Vec<u16>, label: Vec<u16>) -> Clustering {
     let limits = Limits::new(options, Topology::flat(usize::from(options.groups)), None);
     let primal = (local(problem, &group_of, &label) as f64 * PROFIT_ONE) as i128;

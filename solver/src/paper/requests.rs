@@ -1,11 +1,11 @@
-//! Lines 28 to 42: assigns units to groups, longest first, each to the best group that is not full.
+//! Lines 28 to 42 of Algorithm 1: assigns units to groups, longest first, each to the best group that is not full.
 
 use std::cmp::Reverse;
 
 use super::{PaperCap, PaperOptions};
 use crate::input::Problem;
 
-/// `request_schedule`: the group of every unit.
+/// The paper's `request_schedule`: returns the group of every unit.
 pub(super) fn request_schedule(problem: &Problem, group_of: &[u16], groups: usize, options: &PaperOptions) -> Vec<u16> {
     let local = problem.local_counts(group_of, groups);
     let mut order: Vec<usize> = (0..problem.units()).collect();
@@ -26,7 +26,7 @@ pub(super) fn request_schedule(problem: &Problem, group_of: &[u16], groups: usiz
             options.alpha_r * sums.cosine(group, beside[group], activations_norm(problem, unit))
                 + options.beta_r * row[group] as f64 / activations
         };
-        // Full means having its even share: while a unit is left, some group is not full.
+        // A group is full once it has its even share, so some group has room while units are left.
         let open = (0..groups).filter(|&group| u128::from(taken[group]) * (groups as u128) < u128::from(total));
         let best = open.max_by(|&a, &b| score(a).total_cmp(&score(b)).then(b.cmp(&a)));
         let group = best.unwrap_or(0);
@@ -41,7 +41,7 @@ fn activations_norm(problem: &Problem, unit: usize) -> f64 {
     problem.row(unit).map(|(_, count)| f64::from(count) * f64::from(count)).sum::<f64>().sqrt()
 }
 
-/// Activations of the units of each group so far.
+/// Sums of the activations of the units assigned to each group so far.
 struct Sums {
     groups: usize,
     /// [L * N, G]
@@ -55,7 +55,7 @@ impl Sums {
         Sums { groups, sum: vec![0.0; problem.column_load.len() * groups], squared: vec![0.0; groups] }
     }
 
-    /// Inner product of a unit with the sum of each group.
+    /// Returns the inner product of a unit with the sum of each group.
     fn products(&self, problem: &Problem, unit: usize) -> Vec<f64> {
         let mut products = vec![0.0; self.groups];
         for (column, count) in problem.row(unit) {

@@ -1,13 +1,13 @@
-//! Line 44: "cluster based on expert affinity". K-means over the units' activation shares, weighted by tokens, from
-//! k-means++ seeds; the clusters may be uneven, as the paper does not require balance here.
+//! Line 44 of Algorithm 1, "cluster based on expert affinity": k-means over the units' activation shares, weighted by
+//! tokens, with k-means++ seeds. The clusters may be uneven, as the paper does not require balance here.
 
 use crate::input::Problem;
 use crate::start::for_each_centre;
 
-/// Rounds of Lloyd's iteration; later ones hardly change the clusters.
+/// Maximum rounds of Lloyd's iteration; further rounds hardly change the clusters.
 const MAX_ROUNDS: usize = 20;
 
-/// The initial group of every unit.
+/// Returns the initial group of every unit.
 pub(super) fn cluster_units(problem: &Problem, groups: usize, random: &mut fastrand::Rng) -> Vec<u16> {
     let mut label = seed(problem, groups, random);
     for _ in 0..MAX_ROUNDS {
@@ -20,7 +20,7 @@ pub(super) fn cluster_units(problem: &Problem, groups: usize, random: &mut fastr
     label
 }
 
-/// Assigns each unit to the nearest of `groups` units, which are drawn far from each other.
+/// Assigns each unit to the nearest of `groups` seed units, which are drawn far apart.
 fn seed(problem: &Problem, groups: usize, random: &mut fastrand::Rng) -> Vec<u16> {
     let mut label = vec![0; problem.units()];
     for_each_centre(problem, groups, random, &|| false, |group, unit, _, nearest| {
@@ -31,7 +31,7 @@ fn seed(problem: &Problem, groups: usize, random: &mut fastrand::Rng) -> Vec<u16
     label
 }
 
-/// One round: centres are the mean shares of their units; an empty group attracts no unit.
+/// Runs one round: each centre is the mean share vector of its units, and an empty group attracts no unit.
 fn nearest_centre(problem: &Problem, label: &[u16], groups: usize) -> Vec<u16> {
     let columns = problem.column_load.len();
     let mut centre = vec![0.0; columns * groups];

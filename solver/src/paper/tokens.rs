@@ -1,4 +1,5 @@
-//! Lines 53 to 55: derives T and its confidence from the groups of units, and A with its confidence (appendix A.2).
+//! Lines 53 to 55 of Algorithm 1: derives T and its confidence from the groups of units, and A with its confidence
+//! (appendix A.2).
 
 use half::f16;
 use semmoe_tables::{LayerIdx, NO_GROUP, Placement, Profile, TpParts, Trace};
@@ -6,8 +7,8 @@ use semmoe_tables::{LayerIdx, NO_GROUP, Placement, Profile, TpParts, Trace};
 use crate::input::has_route;
 use crate::tables::{Sequences, count_groups};
 
-/// Line 54, [V, G]: how a token's occurrences spread over the groups of their requests (one group if tokens are the
-/// units). Equal values for a token without evidence.
+/// Line 54: returns the distribution of each token's occurrences over the groups of their requests, [V, G] (a single
+/// group if tokens are the units). A token without evidence gets equal values.
 pub(super) fn token_matrix(profile: &Profile, trace: Option<&Trace>, label: &[u16], groups: usize) -> Vec<f16> {
     let mut counts = vec![0u64; profile.model().vocab_size as usize * groups];
     match trace {
@@ -34,7 +35,8 @@ pub(super) fn token_matrix(profile: &Profile, trace: Option<&Trace>, label: &[u1
     shares
 }
 
-/// T of attention tp: one label per token and layer, with the share of the token's activations that it keeps local.
+/// Sets T for attention tp: one label per token and layer, with the fraction of the token's activations that it keeps
+/// local.
 pub(super) fn set_labels<'a>(
     parts: &mut TpParts,
     profile: &Profile,
@@ -59,7 +61,8 @@ pub(super) fn set_labels<'a>(
     }
 }
 
-/// A of attention tp: one label per pair of groups in the two previous layers, with the share of what follows on it.
+/// Sets A for attention tp: one label per pair of groups in the two previous layers, with the fraction of the layer's
+/// activations on that group.
 pub(super) fn set_transitions(parts: &mut TpParts, trace: &Trace, placement: &Placement) {
     let counted = Sequences::of(trace, placement, |_| true).labels;
     let rows = parts.transition_group.chunks_exact_mut(parts.labels).zip(&counted.group);

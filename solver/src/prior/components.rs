@@ -1,18 +1,18 @@
-//! The principal directions of embeddings, by subspace iteration on a sample.
+//! The principal directions of the embeddings, computed by subspace iteration on a sample.
 
 use ndarray::{Array1, Array2};
 
 use super::dense::{Centred, filled, in_chunks, project, stacked};
 use crate::algebra::{add, rows, rows_mut, slice};
 
-/// Embeddings sampled, evenly spaced over the vocabulary.
+/// Number of embeddings sampled, evenly spaced over the vocabulary.
 const SAMPLE: usize = 4096;
-/// Multiplications with the sample's covariance.
+/// Number of multiplications by the sample's covariance.
 const ROUNDS: usize = 4;
-/// Embeddings, or values of them, per job.
+/// Number of embeddings, or of embedding dimensions, per job.
 const CHUNK: usize = 256;
 
-/// `count` orthonormal columns, [H, count], that approximately span the first principal components.
+/// Returns `count` orthonormal columns, [H, count], that approximately span the first principal components.
 pub(super) fn principal(centred: &Centred<'_>, vocabulary: usize, count: usize, threads: usize) -> Array2<f32> {
     let (width, sample) = (centred.mean.len(), vocabulary.min(SAMPLE));
     let rows = filled([sample, width], CHUNK, threads, |at, to| {
@@ -29,7 +29,7 @@ pub(super) fn principal(centred: &Centred<'_>, vocabulary: usize, count: usize, 
     directions
 }
 
-/// `rows' along`, [H, count], a range of the H values at a time.
+/// Computes `rows' along`, [H, count], for a range of the H dimensions at a time.
 fn weighted_sums(sample: &Array2<f32>, along: &Array2<f32>, threads: usize) -> Array2<f32> {
     let parts = in_chunks(sample.ncols(), CHUNK, threads, |values| {
         let mut sums = Array2::zeros((values.len(), along.ncols()));
@@ -41,13 +41,13 @@ fn weighted_sums(sample: &Array2<f32>, along: &Array2<f32>, threads: usize) -> A
     stacked(&parts)
 }
 
-/// Orthonormalises the columns one by one; the remainder of a dependent one is zero.
+/// Orthonormalises the columns one by one; a linearly dependent column becomes zero.
 fn orthonormalise(columns: &mut Array2<f32>) {
     let mut all: Vec<Array1<f64>> = Vec::with_capacity(columns.ncols());
     for mut to in columns.columns_mut() {
         let mut column = to.mapv(f64::from);
         let before = inner(&column, &column);
-        // A second pass removes what rounding leaves.
+        // A second pass removes the residue of rounding.
         for _ in 0..2 {
             for other in &all {
                 let along = inner(&column, other);
@@ -61,7 +61,7 @@ fn orthonormalise(columns: &mut Array2<f32>) {
     }
 }
 
-/// Summed in order, first to last.
+/// Inner product, summed in index order.
 fn inner(a: &Array1<f64>, b: &Array1<f64>) -> f64 {
     a.iter().zip(b).map(|(a, b)| a * b).sum()
 }

@@ -9,26 +9,26 @@ use semmoe_tables::{Embeddings, TokenId, in_parallel};
 use super::components::principal;
 use crate::algebra::{add, cholesky, rows, rows_mut, slice, slice_mut};
 
-/// Components retained from wider embeddings.
+/// Maximum number of components retained; wider embeddings are reduced.
 const MAX_COMPONENTS: usize = 128;
-/// Tokens per job. Sums are made chunk by chunk, so the number of threads changes nothing.
+/// Tokens per job. Sums are computed chunk by chunk, so the results do not depend on the number of threads.
 pub(super) const CHUNK: usize = 1024;
 
-/// Rows [V, D]: embeddings at unit length, minus their mean, at unit length again, in the directions of largest
-/// variance. Zero where the checkpoint has zeros.
+/// Feature rows [V, D]: embeddings scaled to unit length, centred, rescaled to unit length and projected onto the
+/// directions of largest variance. Rows are zero where the checkpoint's embeddings are.
 #[derive(Debug)]
 pub(crate) struct DenseFeatures {
     rows: Array2<f32>,
-    /// The factor for the most recent weights, which layers usually share.
+    /// The factorization for the most recent weights, which layers usually share.
     factor: Mutex<Option<Arc<Factor>>>,
 }
 
-/// The factored normal equations for some weights.
+/// Cholesky factorization of the normal equations for given weights.
 #[derive(Debug)]
 struct Factor {
     weight: Vec<f32>,
     penalty: f64,
-    /// L of `X' W X + penalty I = L L'`, [D, D].
+    /// The Cholesky factor L of `X' W X + penalty I = L L'`, [D, D].
     lower: Array2<f64>,
 }
 
@@ -68,8 +68,8 @@ impl DenseFeatures {
         self.row(token).iter().any(|&value| value != 0.0)
     }
 
-    /// The predictions of [`ridge::predict`](super::ridge::predict) on these rows, by solving the normal equations
-    /// directly.
+    /// Computes the predictions of [`ridge::predict`](super::ridge::predict) for these rows by solving the normal
+    /// equations directly.
     pub(crate) fn predict(&self, weight: &[f32], target: &[f32], penalty: f64, threads: usize) -> Vec<f32> {
         let targets = target.len() / weight.len().max(1);
         let factor = self.factor(weight, penalty, threads);
@@ -95,7 +95,7 @@ impl DenseFeatures {
         Arc::clone(last.insert(Arc::new(Factor { weight: weight.to_vec(), penalty, lower })))
     }
 
-    /// `X' W X + penalty I`, the lower triangle.
+    /// Returns the lower triangle of `X' W X + penalty I`.
     fn normal(&self, weight: &[f32], penalty: f64, threads: usize) -> Array2<f64> {
         let columns = self.rows.ncols();
         let mut normal = weighted_sums(weight, [columns, columns], threads, |token, sum| {
@@ -109,7 +109,7 @@ impl DenseFeatures {
     }
 }
 
-/// Runs a job for each chunk of `size` numbers below `count`, in order.
+/// Runs a job for each chunk of `size` numbers below `count`; returns the results in order.
 pub(super) fn in_chunks<R: Send>(
     count: usize,
     size: usize,
@@ -120,7 +120,7 @@ pub(super) fn in_chunks<R: Send>(
     in_parallel(&starts, threads, |first| run(first..(first + size).min(count)))
 }
 
-/// A matrix, initially zero, whose rows `fill` fills in; `size` rows per job.
+/// Creates a zero matrix and fills its rows with `fill`, `size` rows per job.
 pub(super) fn filled(
     shape: [usize; 2],
     size: usize,
@@ -138,10 +138,10 @@ pub(super) fn filled(
 /// Stacks parts of equal width vertically.
 pub(super) fn stacked(parts: &[Array2<f32>]) -> Array2<f32> {
     let views: Vec<_> = parts.iter().map(|part| part.view()).collect();
-    concatenate(Axis(0), &views).expect("at least one part, all of one width")
+    concatenate(Axis(0), &views).expect("at least one part, all of equal width")
 }
 
-/// Sums matrices over the tokens with a weight, chunk by chunk; `add` adds the terms of a token.
+/// Sums matrices over the tokens with nonzero weight, chunk by chunk; `add` adds a token's terms.
 fn weighted_sums(
     weight: &[f32],
     shape: [usize; 2],
@@ -166,7 +166,8 @@ impl Factor {
         (0..size).rev().for_each(|at| self.settle(b, at, at + 1, lower.slice(s![at + 1.., at])));
     }
 
-    /// Subtracts the rows from `first` on, each times its factor, from row `at`, and divides that by the diagonal.
+    /// Subtracts the rows starting at `first`, each times its factor, from row `at`, and divides the result by the
+    /// diagonal entry.
     fn settle(&self, b: &mut Array2<f64>, at: usize, first: usize, factors: ArrayView1<'_, f64>) {
         let mut own = b.row(at).to_vec();
         for (factor, row) in factors.iter().zip(rows(b).skip(first)) {
@@ -177,12 +178,12 @@ impl Factor {
     }
 }
 
-/// Adds the product of a row and a matrix, row by row of the matrix.
+/// Adds the product of a row and a matrix to `to`, one matrix row at a time.
 pub(super) fn project(row: &[f32], matrix: &Array2<f32>, to: &mut [f32]) {
     row.iter().zip(rows(matrix)).for_each(|(&value, matrix)| add(to, value, matrix));
 }
 
-/// Embeddings at unit length minus their mean, at unit length again.
+/// Embeddings scaled to unit length, centred and rescaled to unit length.
 pub(super) struct Centred<'a> {
     embeddings: &'a Embeddings,
     /// [H]
@@ -200,7 +201,7 @@ impl Centred<'_> {
     }
 }
 
-/// Reads an embedding at unit length; returns false, with zeros, if it is zero.
+/// Reads an embedding and scales it to unit length; returns false and zeros if the embedding is zero.
 fn read_unit(embeddings: &Embeddings, token: usize, row: &mut [f32]) -> bool {
     embeddings.read(TokenId::new(token as u32), row);
     to_unit(row)

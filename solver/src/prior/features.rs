@@ -1,39 +1,41 @@
-//! Features of a token's string, as a sparse row: character sequences, the whole word, and how it is written.
+//! Features of a token's string, as a sparse row: character sequences, the whole word, and marks such as
+//! capitalization.
 
 use std::collections::HashMap;
 
 use crate::input::TokenStrings;
 
-/// Maximum characters of a token considered; longer tokens are runs of spaces or rules.
+/// Maximum characters considered per token; longer tokens are runs of spaces or separators.
 const MAX_CHARS: usize = 48;
 /// Longest character sequence.
 const MAX_SEQUENCE_CHARS: usize = 4;
-/// Maximum entries of all rows; published vocabularies of 152,000 tokens have about 5e6. Beyond it the longest
-/// sequences are left out.
+/// Maximum entries of all rows; published vocabularies of 152,000 tokens have about 5e6. The longest sequences are
+/// omitted as needed to stay within it.
 const MAX_ENTRIES: usize = 16_000_000;
-/// Delimits tokens. Vocabularies contain these characters only as single-byte tokens, if at all.
+/// Token delimiters. Vocabularies contain these characters only as single-byte tokens, if at all.
 const BEGIN: char = '\u{2}';
 const END: char = '\u{3}';
-/// Prefixes of the keys of words and of marks; the keys of sequences are below 2^85.
+/// Key prefixes for words and marks; the keys of sequences are below 2^85.
 const WORD: u128 = 1 << 127;
 const MARK: u128 = 1 << 126;
 
-/// Unit-length rows over the features shared by at least two tokens, in compressed sparse rows.
+/// Unit-length rows over the features shared by at least two tokens, in CSR format.
 #[derive(Debug, Default)]
 pub(crate) struct Features {
     /// [V + 1]
     start: Vec<usize>,
     /// Ascending within a row.
     feature: Vec<u32>,
-    /// [V] weight of each feature in a row: one over the square root of their number.
+    /// [V] weight of each feature in a row: one over the square root of the row's number of features.
     pub(super) scale: Vec<f32>,
-    /// [F] whether a feature is text of two or more characters, which makes tokens similar. A mark or a single
-    /// character is not enough.
+    /// [F] whether a feature is text of two or more characters. Tokens that share such a feature are similar; a shared
+    /// mark or single character is not enough.
     textual: Vec<bool>,
 }
 
 impl Features {
-    /// Builds rows for `vocabulary` tokens; those without a string are empty. All features of a token weigh the same.
+    /// Builds rows for `vocabulary` tokens. A token without a string has an empty row. All features of a token have the
+    /// same weight.
     pub(crate) fn new(strings: &TokenStrings, vocabulary: usize) -> Self {
         Self::within(strings, vocabulary, MAX_ENTRIES)
     }
@@ -76,7 +78,7 @@ impl Features {
         self.textual.len()
     }
 
-    /// [V] whether a token shares a piece of text with one for which `seen` holds.
+    /// Returns whether each token shares a piece of text with one for which `seen` holds, [V].
     pub(crate) fn known_by(&self, seen: impl Fn(usize) -> bool) -> Vec<bool> {
         let tokens = 0..self.start.len() - 1;
         let mut supported = vec![false; self.features()];
@@ -86,7 +88,8 @@ impl Features {
         tokens.map(|token| self.row(token).iter().any(|&at| supported[at as usize])).collect()
     }
 
-    /// Drops features of a single token, numbers the rest in order of first use, and scales rows to unit length.
+    /// Drops features that occur in a single token, numbers the rest in order of first use, and scales rows to unit
+    /// length.
     fn settle(&mut self, users: &[u32]) {
         let (mut renamed, mut kept) = (vec![None; users.len()], 0);
         for (renamed, _) in renamed.iter_mut().zip(users).filter(|(_, users)| **users > 1) {
@@ -106,7 +109,8 @@ impl Features {
     }
 }
 
-/// The maximum sequence length at which all rows stay within `most_entries`; zero if even the words are too many.
+/// Returns the maximum sequence length at which all rows stay within `most_entries`, or zero if the words already
+/// exceed it.
 fn longest_within(strings: &TokenStrings, vocabulary: usize, most_entries: usize) -> usize {
     let mut by_length = [0usize; MAX_SEQUENCE_CHARS + 1];
     for token in (0..vocabulary).map(|token| strings.get(token)).filter(|token| !token.is_empty()) {
@@ -125,7 +129,7 @@ fn is_textual(key: u128) -> bool {
 /// Marks per token.
 const MARKS: usize = 9;
 
-/// The distinct features of a token, each packed into one number.
+/// Collects the distinct features of a token, each packed into one number.
 fn keys_of(token: &str, longest: usize, keys: &mut Vec<u128>) {
     keys.clear();
     if token.is_empty() {
@@ -137,7 +141,7 @@ fn keys_of(token: &str, longest: usize, keys: &mut Vec<u128>) {
     chars.extend(body.iter().copied().flat_map(char::to_lowercase).take(MAX_CHARS));
     chars.push(END);
     for length in 1..=longest {
-        // A leading one distinguishes sequences of different lengths.
+        // A leading one bit distinguishes sequences of different lengths.
         let pack =
             |chars: &[char]| chars.iter().fold(1u128, |packed, &char| packed << 21 | u128::from(u32::from(char)));
         keys.extend(chars.windows(length).map(pack));
@@ -165,7 +169,7 @@ fn keys_of(token: &str, longest: usize, keys: &mut Vec<u128>) {
     keys.dedup();
 }
 
-/// FNV-1a of 128 bits.
+/// 128-bit FNV-1a hash.
 fn hash<'a>(chars: impl Iterator<Item = &'a char>) -> u128 {
     chars.fold(0x6c62_272e_07bb_0142_62b8_2175_6295_c58d, |hash, &char| {
         (hash ^ u128::from(u32::from(char))).wrapping_mul(0x0000_0000_0100_0000_0000_0000_0000_013b)

@@ -1,4 +1,4 @@
-//! A prior for tokens seen rarely or never: a ridge regression from their strings and embeddings to the shares of seen
+//! A prior for tokens seen rarely or never: a ridge regression from token strings and embeddings to the shares of seen
 //! tokens.
 
 mod components;
@@ -19,7 +19,7 @@ use dense::DenseFeatures;
 use features::Features;
 use ridge::{Ridge, steps_for};
 
-/// Information about a vocabulary's tokens beyond their counts.
+/// Information about the vocabulary's tokens other than their counts.
 #[derive(Debug)]
 pub(crate) struct TokenPrior {
     embeddings: Option<DenseFeatures>,
@@ -28,17 +28,17 @@ pub(crate) struct TokenPrior {
     regressions: usize,
 }
 
-/// The expectation for all tokens of a layer, derived from seen tokens.
+/// The expected shares of a layer's tokens, derived from seen tokens.
 #[derive(Debug)]
 pub(crate) struct Expected {
-    /// [V, G] shares above those of the layer.
+    /// [V, G] shares minus those of the layer.
     pub(crate) residual: Vec<f32>,
-    /// [V] whether the expectation rests on any seen token.
+    /// [V] whether the expectation is based on any seen token.
     pub(crate) known: Vec<bool>,
 }
 
 impl TokenPrior {
-    /// Built from the token strings and embeddings in the options; `None` without any.
+    /// Builds a prior from the token strings and embeddings in the options; returns `None` if there are none.
     pub(crate) fn new(profile: &Profile, options: &SolveOptions) -> Result<Option<Self>, SolveError> {
         let vocabulary = profile.model().vocab_size;
         if let Some(strings) = &options.token_strings {
@@ -63,7 +63,8 @@ impl TokenPrior {
         Ok(Some(TokenPrior { embeddings, strings: options.token_strings.as_deref().map(sparse), regressions }))
     }
 
-    /// [V] whether a token resembles one for which `seen` holds: both share a piece of text, or both have embeddings.
+    /// Returns whether each token resembles one for which `seen` holds, [V]: both share a piece of text, or both have
+    /// embeddings.
     pub(crate) fn known_by(&self, seen: impl Fn(usize) -> bool, vocabulary: usize) -> Vec<bool> {
         let mut known = match &self.strings {
             Some(strings) => strings.known_by(&seen),
@@ -77,8 +78,8 @@ impl TokenPrior {
         known
     }
 
-    /// Regresses the `residual` shares [V, G] of tokens with `seen` occurrences [V] on the embeddings, and what remains
-    /// on the strings.
+    /// Regresses the `residual` shares [V, G] of tokens with `seen` occurrences [V] on the embeddings, and the
+    /// remaining residual on the strings.
     pub(crate) fn expect(&self, seen: &[f64], mut residual: Vec<f32>, options: &SolveOptions) -> Expected {
         let RidgeOptions { penalty, occurrences_cap } = options.ridge;
         let weight: Vec<f32> = seen.iter().map(|seen| seen.min(occurrences_cap) as f32).collect();

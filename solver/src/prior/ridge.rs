@@ -1,17 +1,17 @@
-//! Ridge regression from sparse rows to many targets at once, by conjugate gradients.
+//! Ridge regression from sparse rows to many targets at once, solved by conjugate gradients.
 
 use semmoe_tables::in_parallel;
 
 use super::features::Features;
 
-/// Relative residual at which a target has converged. Below 0.03 the figures no longer change.
+/// Relative residual below which a target has converged. The evaluation results are the same for any value below 0.03.
 const TOLERANCE: f64 = 0.01;
-/// Maximum steps; 12 are usual.
+/// Maximum conjugate-gradient steps; 12 are typical.
 pub(super) const MAX_STEPS: usize = 30;
-/// Minimum steps; five lose 0.1 points of LAR.
+/// Minimum conjugate-gradient steps. With only five steps, LAR drops by 0.1 percentage points.
 const MIN_STEPS: usize = 5;
-/// Limit on feature-target products over all regressions of a solve, beyond which steps are cut: about a minute on one
-/// core.
+/// Limit on feature-target products over all regressions of a solve, about a minute on one core. Steps are reduced to
+/// stay within it.
 const MAX_PRODUCTS: u64 = 30_000_000_000;
 
 /// Settings of a regression.
@@ -21,7 +21,7 @@ pub(crate) struct Ridge {
     pub(crate) steps: usize,
 }
 
-/// Maximum steps for regressing `targets` on `features`, over all layers.
+/// Returns the maximum steps for regressing `targets`, counted over all layers, on `features`.
 pub(super) fn steps_for(features: &Features, targets: usize) -> usize {
     let products = (features.entries() as u64).saturating_mul(targets as u64).max(1);
     usize::try_from(MAX_PRODUCTS / products).unwrap_or(MAX_STEPS).clamp(MIN_STEPS, MAX_STEPS)
@@ -30,8 +30,8 @@ pub(super) fn steps_for(features: &Features, targets: usize) -> usize {
 /// Minimises, for each target y, `sum over t of w[t] (y[t] - x[t] b)^2 + penalty |b|^2` over b, and returns `x[t] b`
 /// for all tokens, [V, C] like `target`. Rows without weight are not read from `target`.
 ///
-/// Targets are independent of each other and summed in token order, so neither `threads` nor the other targets change a
-/// bit.
+/// Targets are independent of each other and summed in token order, so the results are bit-identical for any `threads`
+/// and any other targets.
 pub(crate) fn predict(features: &Features, weight: &[f32], target: &[f32], ridge: Ridge, threads: usize) -> Vec<f32> {
     let columns = target.len() / weight.len().max(1);
     if columns <= 4 {
@@ -145,7 +145,7 @@ impl Fit<'_> {
         }
     }
 
-    /// Tokens with a weight.
+    /// Iterates over the tokens with nonzero weight.
     fn tokens(&self) -> impl Iterator<Item = usize> {
         (0..self.weight.len()).filter(|&token| self.weight[token] > 0.0)
     }

@@ -1,12 +1,12 @@
 //! The objective `ranks`: send each token to as few ranks as possible.
 //!
-//! Kernels that send a token once to every rank with one of its experts move, for an occurrence with experts K by a
-//! unit of group c, `distinct groups over K, minus one if c is among them`. With the experts fixed only the second part
-//! depends on the units, and it sums over a unit's occurrences, so the unit step stays the exact transportation step;
-//! the profit of a group is the number of occurrences that touch it. With the units fixed the value of a placement is
-//! not a sum over experts, so the expert step is a local search by swaps (`search`). Both alternate, starting from the
-//! best result for activations. Neither step lowers the value, so the result is never worse than the start (split units
-//! count by share).
+//! Consider kernels that send a token once to every rank with one of its experts. For an occurrence with expert set K
+//! in a unit of group c, they send `distinct groups over K, minus one if c is among them`. With the experts fixed, only
+//! the second term depends on the units, and it is a sum over a unit's occurrences. The unit step therefore stays the
+//! exact transportation step, where the profit of a group is the number of occurrences that touch it. With the units
+//! fixed, the value of a placement is not a sum over experts, so the expert step is a local search by swaps (`search`).
+//! The two steps alternate, starting from the best result for activations. Neither step lowers the value, so the result
+//! is never worse than the start (split units count by share).
 
 mod routes;
 mod search;
@@ -23,10 +23,10 @@ use crate::step::{Clustering, Limits, PROFIT_ONE, Plan, Transport, layer_cap, pr
 use routes::LayerRoutes;
 use search::{Search, weights};
 
-/// The alternation ends with a round that gains less than this fraction of all occurrences.
+/// The alternation ends after a round that gains less than this fraction of all occurrences.
 const MIN_GAIN: f64 = 1e-7;
 
-/// A problem, with the sets of experts its tokens activate together.
+/// A problem, with the sets of experts that its tokens activate together.
 struct RankProblem<'a> {
     problem: &'a Problem,
     /// [L]
@@ -36,8 +36,8 @@ struct RankProblem<'a> {
 }
 
 impl RankProblem<'_> {
-    /// Improves `seed` to a clustering with at most as many remote ranks; its plan counts touched occurrences. `go_on`
-    /// is polled between rounds.
+    /// Improves `seed` to a clustering with at most as many remote ranks, whose plan counts touched occurrences. Polls
+    /// `go_on` between rounds.
     fn improve(&self, seed: Clustering, threads: usize, go_on: &mut dyn FnMut() -> bool) -> Clustering {
         let plan = self.unit_step(&seed.group_of, None);
         let mut best = Clustering { plan, ..seed };
@@ -67,13 +67,13 @@ impl RankProblem<'_> {
         best
     }
 
-    /// The exact assignment of the units for these groups of experts.
+    /// Computes the exact assignment of the units for these groups of experts.
     fn unit_step(&self, group_of: &[u16], price: Option<&[i64]>) -> Plan {
         let profit = self.profits(group_of);
         Transport { mass: &self.problem.mass, profit: &profit, capacity: self.capacity }.solve(price)
     }
 
-    /// Occurrences per token that touch each group, [U, G], in fixed point.
+    /// Returns the occurrences per token that touch each group, [U, G], in fixed point.
     fn profits(&self, group_of: &[u16]) -> Vec<i64> {
         let groups = self.limits.groups;
         let mut touched = vec![0u64; self.problem.units() * groups];
@@ -83,14 +83,14 @@ impl RankProblem<'_> {
         profits_of_local(self.problem, &touched, groups)
     }
 
-    /// Minus the remote ranks of all occurrences, in fixed point.
+    /// Returns the negated number of remote ranks over all occurrences, in fixed point.
     fn value(&self, clustering: &Clustering) -> i128 {
         let layers = self.routes.iter().zip(clustering.group_of.chunks_exact(self.problem.experts));
         let distinct: u64 = layers.map(|(routes, group_of)| routes.distinct(group_of, self.limits.groups)).sum();
         clustering.plan.primal - i128::from(distinct) * PROFIT_ONE as i128
     }
 
-    /// Every layer's placement after a local search.
+    /// Improves every layer's placement by local search.
     fn expert_step(&self, from: &Clustering, threads: usize) -> Vec<u16> {
         let Limits { groups, max_over_mean, .. } = self.limits;
         let layers: Vec<usize> = (0..self.problem.layers).collect();

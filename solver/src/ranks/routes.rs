@@ -1,4 +1,4 @@
-//! Which experts are activated together, and by which units: the distinct sets of a layer, with counts.
+//! The distinct sets of experts that a layer's tokens activate together, with counts by unit.
 
 use std::collections::HashMap;
 
@@ -6,7 +6,7 @@ use semmoe_tables::{LayerIdx, Profile, Route, Trace, TraceRequest};
 
 use crate::input::has_route;
 
-/// Maps an occurrence in a trace to its unit; `None` if it is not part of one.
+/// Maps an occurrence in a trace to its unit, or to `None` if no unit contains it.
 pub(crate) enum UnitOf {
     /// By request, for units made by `Problem::from_trace`.
     Request(Vec<Option<u32>>),
@@ -23,7 +23,7 @@ impl UnitOf {
         UnitOf::Token(numbered(profile.token_counts().iter().map(|&count| count > 0)))
     }
 
-    /// The tokens of a trace covered by units: their requests, positions and units.
+    /// Iterates over the tokens of a trace that belong to a unit: their requests, positions and units.
     pub(crate) fn tokens<'t>(&'t self, trace: &'t Trace) -> impl Iterator<Item = (TraceRequest<'t>, usize, usize)> {
         trace.iter().enumerate().flat_map(move |(index, request)| {
             request.tokens().filter_map(move |(position, token)| {
@@ -43,7 +43,7 @@ fn numbered(is_unit: impl Iterator<Item = bool>) -> Vec<Option<u32>> {
     is_unit.map(|is_unit| if is_unit { next.next() } else { None }).collect()
 }
 
-/// Replaces the content of `set` by the experts of a route.
+/// Replaces the contents of `set` with the experts of a route.
 pub(super) fn fill(set: &mut Vec<u16>, route: Route<'_>) {
     set.clear();
     set.extend(route.experts().map(|expert| expert.get()));
@@ -116,7 +116,7 @@ impl LayerRoutes {
         self.uses.iter().map(|&(_, count)| u64::from(count)).sum()
     }
 
-    /// Adds each unit's occurrences that touch a group to `touched`, [U, G].
+    /// Adds the number of each unit's occurrences that touch a group to `touched`, [U, G].
     pub(crate) fn add_touched(&self, group_of: &[u16], groups: usize, touched: &mut [u64]) {
         let mut seen = Vec::new();
         for set in 0..self.sets() {
@@ -139,7 +139,7 @@ impl LayerRoutes {
     }
 }
 
-/// The groups of a set of experts, ascending.
+/// Writes the distinct groups of a set of experts to `seen`, ascending.
 pub(super) fn distinct_groups(set: &[u16], group_of: &[u16], seen: &mut Vec<u16>) {
     seen.clear();
     seen.extend(set.iter().map(|&expert| group_of[usize::from(expert)]));

@@ -1,21 +1,23 @@
-//! The expert step of a layer: repeatedly swaps the two experts that save the most remote ranks, until none saves any.
+//! The expert step of a layer: repeatedly swaps the two experts that save the most remote ranks, until no swap saves
+//! any.
 //!
 //! With the units fixed, a set of experts with W occurrences, w[c] of them by units of group c, costs `W - w[c]` for
 //! every group c that it touches. Moving expert a from group A to group B saves `W - w[A]` if a is the set's only
-//! expert in A, and costs `W - w[B]` if it has none in B. A swap of a and b is both moves, but costs nothing for sets
-//! with both. So two sums over sets give the change of every swap: single moves, [N, G], and the moves within a set by
-//! pairs, [N, N]. After a swap only the sets with one of the two experts are recounted.
+//! expert in A, and costs `W - w[B]` if the set has none in B. Swapping a and b makes both moves, but changes nothing
+//! for sets that contain both. So two sums over sets determine the change of every swap: the single moves, [N, G], and,
+//! for every pair, the moves within sets that contain both, [N, N]. After a swap, only the sets with exactly one of the
+//! two experts are recounted.
 
 use super::routes::LayerRoutes;
 use crate::step::{Loaded, Plan, exchange, group_loads, keeps_cap};
 
-/// Maximum swaps of a step, times the experts of the layer.
+/// Maximum swaps per step, as a multiple of the number of experts in the layer.
 const MAX_SWAPS: usize = 8;
 /// Weights stay within 2^56; the remaining bits resolve split units.
 const WEIGHT_BITS: u32 = 56;
 const MAX_FRACTION_BITS: u32 = 16;
 
-/// Occurrences of each set by group of the unit, [S, G], in fixed point; split units count by share.
+/// Returns the occurrences of each set by the group of their unit, [S, G], in fixed point; split units count by share.
 pub(super) fn weights(routes: &LayerRoutes, mass: &[u64], plan: &Plan, groups: usize) -> Vec<i64> {
     let used = u64::BITS - routes.occurrences().leading_zeros();
     let fraction_bits = WEIGHT_BITS.saturating_sub(used).min(MAX_FRACTION_BITS);
@@ -43,7 +45,7 @@ pub(super) struct Search<'a> {
     containing: Vec<Vec<u32>>,
     /// [N, G] savings from moving an expert to a group.
     moved: Vec<i64>,
-    /// [N, N], symmetric: the part of both moves that is in sets with both experts.
+    /// [N, N], symmetric: the part of both moves' savings from sets that contain both experts.
     within: Vec<i64>,
     /// [G] number of experts of the current set in each group.
     held: Vec<u16>,
@@ -70,7 +72,8 @@ impl<'a> Search<'a> {
         search
     }
 
-    /// Swaps until nothing is saved, keeping groups within `cap` activations, or no further above it than before.
+    /// Swaps experts until nothing is saved. Keeps groups within `cap` activations, or at most as far above it as
+    /// before.
     pub(super) fn run(mut self, load: &[u64], cap: u64) -> Vec<u16> {
         let mut loads = group_loads(&self.group_of, load, self.groups);
         for _ in 0..MAX_SWAPS * self.group_of.len() {
@@ -81,7 +84,7 @@ impl<'a> Search<'a> {
         self.group_of
     }
 
-    /// The swap that saves most, ties to the first.
+    /// Returns the swap that saves the most, the first one on ties.
     fn best_swap(&self, load: &[u64], loads: &[u64], cap: u64) -> Option<(usize, usize)> {
         let mut best = None;
         let mut most = 0;
@@ -107,7 +110,7 @@ impl<'a> Search<'a> {
         Loaded { group: self.group(expert), load: load[expert] }
     }
 
-    /// Remote ranks saved by swapping two experts of different groups.
+    /// Returns the number of remote ranks saved by swapping two experts of different groups.
     pub(super) fn saves(&self, a: usize, b: usize) -> i64 {
         let (experts, groups) = (self.group_of.len(), self.groups);
         self.moved[a * groups + self.group(b)] + self.moved[b * groups + self.group(a)] - self.within[a * experts + b]
@@ -122,7 +125,7 @@ impl<'a> Search<'a> {
         touched.iter().for_each(|&set| self.count(set as usize, 1));
     }
 
-    /// Adds a set to the sums, or removes it.
+    /// Adds a set to the sums (sign 1), or removes it (sign -1).
     fn count(&mut self, set: usize, sign: i64) {
         let (groups, experts) = (self.groups, self.group_of.len());
         let members = self.routes.set(set);

@@ -1,4 +1,4 @@
-//! A trace paired with the problems made from it: counts on the trace, and the objective `ranks` on all problems.
+//! A trace paired with the problems derived from it, to count remote ranks and to optimize the objective `ranks`.
 
 use semmoe_tables::{Profile, Trace, in_parallel};
 
@@ -15,7 +15,7 @@ pub(crate) struct Traced<'a> {
 }
 
 impl<'a> Traced<'a> {
-    /// For units made from `trace` (requests) or `profile` (tokens).
+    /// Pairs `trace` with units that were made from it (requests) or from `profile` (tokens).
     pub(crate) fn new(trace: &'a Trace, unit: Unit, profile: &Profile) -> Self {
         let unit_of = match unit {
             Unit::Request => UnitOf::request(trace),
@@ -24,8 +24,8 @@ impl<'a> Traced<'a> {
         Traced { trace, unit_of }
     }
 
-    /// Number of ranks other than its unit's that a token is sent to, under each problem's clustering and plan: mean
-    /// over the tokens and layers covered by units; split units count by share. `None` if there are none.
+    /// Returns the number of remote ranks that a token is sent to under each problem's clustering and plan, averaged
+    /// over the tokens and layers covered by units. Split units count by share. Returns `None` if no token is covered.
     pub(crate) fn remote_ranks(
         &self,
         problems: &[Problem],
@@ -51,8 +51,7 @@ impl<'a> Traced<'a> {
         (routes > 0).then(|| remote / routes as f64)
     }
 
-    /// Improves every problem from its best clustering for activations to one with fewer remote ranks, with whole
-    /// units.
+    /// Improves every problem's best clustering for activations to one with fewer remote ranks and only whole units.
     pub(crate) fn improve(
         &self,
         problems: &[Problem],

@@ -1,4 +1,4 @@
-//! The exact token step alone: the best balanced T for a given placement.
+//! Runs only the exact token step: the best balanced T for a given placement.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use crate::prior::evidence::Shrinkage;
 use crate::step::{Transport, best_group, mass_capacity, to_profit};
 use crate::tables::activation_evidence;
 
-/// Where each token goes, per layer.
+/// The groups assigned to each token, per layer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TokenPlan {
     layers: Vec<LayerPlan>,
@@ -20,12 +20,12 @@ pub struct TokenPlan {
 struct LayerPlan {
     /// [V], [`NO_GROUP`] for a token without evidence.
     label: Vec<u16>,
-    /// Tokens split over several groups, with the share of each; about G per layer.
+    /// Tokens split over several groups, with each group's share; about G per layer.
     split: BTreeMap<u32, Vec<(u16, f64)>>,
 }
 
 impl TokenPlan {
-    /// The groups of a token in a layer with their shares, which add up to one; empty without evidence.
+    /// Returns a token's groups in a layer with their shares, which add up to one; empty for a token without evidence.
     pub fn shares(&self, layer: LayerIdx, token: TokenId) -> Vec<(GroupId, f64)> {
         let layer = &self.layers[layer.index()];
         if let Some(parts) = layer.split.get(&token.get()) {
@@ -45,11 +45,12 @@ pub struct TokenAssigner<'a> {
 }
 
 impl<'a> TokenAssigner<'a> {
-    /// Uses `token_margin` of `options` and everything that defines how counts become shares; token strings are parsed
-    /// here, once.
+    /// Creates an assigner that uses `token_margin` of `options` and all options that determine how counts become
+    /// shares. Token strings are parsed here, once.
     ///
     /// # Errors
-    /// [`SolveError`]: options out of range, token strings beyond the vocabulary, an empty profile.
+    /// Returns a [`SolveError`] if an option is out of range, there are more token strings than tokens in the
+    /// vocabulary, or the profile is empty.
     pub fn new(profile: &'a Profile, options: &'a SolveOptions) -> Result<Self, SolveError> {
         options.validate()?;
         if profile.total_tokens() == 0 {
@@ -58,13 +59,14 @@ impl<'a> TokenAssigner<'a> {
         Ok(TokenAssigner { profile, options, prior: TokenPrior::new(profile, options)? })
     }
 
-    /// Assigns all tokens, layer by layer. With `s[t,c]` the share of a token's activations expected on group c (shrunk
-    /// towards its prior), maximises the sum of count times share with at most (1 + `token_margin`) of the mean tokens
-    /// in a group. About G tokens of a layer are split. An unseen token has no weight in this sum and goes where its
-    /// prior minus the step's price is largest. With a margin of 1000 every token is on its likeliest group.
+    /// Assigns all tokens, layer by layer. Let `s[t,c]` be the share of token t's activations expected on group c
+    /// (shrunk towards the token's prior). The assignment maximises the sum of count times share with at most (1 +
+    /// `token_margin`) times the mean tokens in each group. About G tokens per layer are split. An unseen token has no
+    /// weight in this sum and is assigned to the group with the largest prior minus price. With a margin of 1000, every
+    /// token is on its likeliest group.
     ///
     /// # Errors
-    /// [`SolveError::BadOption`]: the placement's shape differs from the profile's model.
+    /// Returns [`SolveError::BadOption`] if the placement's shape does not match the profile's model.
     pub fn assign(&self, placement: &Placement) -> Result<TokenPlan, SolveError> {
         let model = self.profile.model();
         if (placement.layers(), placement.experts()) != (model.layers(), model.num_experts) {

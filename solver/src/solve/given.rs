@@ -1,4 +1,4 @@
-//! Given placements: the experts stay where they are, and only the units are assigned.
+//! Solves for given placements: the experts stay in place, and only the units are assigned.
 
 use semmoe_tables::{Attention, LayerIdx, ModelInfo, Placement, Replicas, in_parallel};
 
@@ -8,9 +8,9 @@ use crate::step::{Clustering, FREE, Held, Limits, Task, Transport, mass_capacity
 
 /// A given placement that fits the model and the options.
 pub(crate) struct Given {
-    /// One group for each expert.
+    /// The group of each expert.
     pub(crate) placement: Placement,
-    /// Its slots, if an expert has several or a slot is empty.
+    /// The placement's slots, if an expert has several or a slot is empty.
     pub(crate) slots: Option<Replicas>,
     /// All groups of every expert, if any has several.
     held: Option<Held>,
@@ -46,19 +46,19 @@ impl Given {
         if held.is_some() {
             let one = "a placement with replicas";
             if options.attention == Attention::Tp {
-                let why = "its tokens are labelled with one group, and an expert with replicas has several";
+                let why = "it labels each token with one group, but a replicated expert has several";
                 return Err(SolveError::Together { one, other: "attention tp", why });
             }
             if options.nodes.is_some() {
-                let why = "replicas are counted for groups that are all alike";
+                let why = "the evaluation of replicas treats all groups alike";
                 return Err(SolveError::Together { one, other: "a number of nodes", why });
             }
         }
         Ok(Given { placement, slots, held })
     }
 
-    /// Runs the exact unit step of every problem with the given groups of experts, whatever their load. `progress` is
-    /// polled between problems; once it breaks, the rest get a plan without a search.
+    /// Runs the exact unit step of every problem for the given groups of experts, regardless of their load. `progress`
+    /// is polled between problems; once it breaks, the remaining problems get a plan without a search.
     pub(crate) fn best(
         &self,
         problems: &[Problem],

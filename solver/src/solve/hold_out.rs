@@ -1,4 +1,4 @@
-//! The report of a solve on held-out requests.
+//! A solve's report on held-out requests.
 
 use semmoe_tables::{Profile, Tables, Trace};
 use serde::Serialize;
@@ -8,26 +8,26 @@ use crate::judge::{EvalInput, Evaluation, evaluate_solved};
 use crate::solve::Solved;
 use crate::tables::{LayerTransitions, PriorFit};
 
-/// The requests held out, and how the tables perform on them.
+/// The held-out requests, and the tables' results on them.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct HeldOut {
-    /// One sentence: the requests held out, or why there are none.
+    /// One sentence with the numbers of requests held out, or the reason why there are none.
     pub note: String,
-    /// The share of requests to hold out, as requested.
+    /// The requested fraction of requests to hold out.
     pub share: f64,
-    /// Requests solved on; this and the two counts below are zero if nothing was held out.
+    /// Number of requests solved on; this and the two counts below are zero if nothing was held out.
     pub requests_solved: u64,
-    /// Requests used to choose the prior and A.
+    /// Number of requests used to choose the prior and A.
     pub requests_choosing: u64,
-    /// Requests that the figures below were measured on.
+    /// Number of requests that the figures below were measured on.
     pub requests_judged: u64,
-    /// Whether the profile still contains the counts of the last two.
+    /// Whether the held-out requests' counts were subtracted from the profile; `None` if nothing was held out.
     pub profile: Option<ProfilePart>,
     /// The final tables, evaluated on the held-out requests.
     pub figures: Option<Evaluation>,
-    /// The strength of T's prior; `None` with replicas, where a token's shares do not add up to one.
+    /// The strength of T's prior; `None` with replicas, because a token's shares then do not add up to one.
     pub prior: Option<PriorFit>,
-    /// Attention tp: what A adds in each layer.
+    /// Attention tp: the effect of A in each layer.
     pub transitions: Vec<LayerTransitions>,
 }
 
@@ -36,12 +36,12 @@ impl HeldOut {
         let [solved, choosing, judged] = [&split.solve, &split.choose, &split.judge].map(|part| part.requests() as u64);
         (self.requests_solved, self.requests_choosing, self.requests_judged) = (solved, choosing, judged);
         let (profile, what) = match split.profile {
-            Some(_) => (ProfilePart::TakenOut, "their counts were taken out of the profile"),
-            None => (ProfilePart::NotPart, "the profile does not contain their counts, so nothing was taken out of it"),
+            Some(_) => (ProfilePart::TakenOut, "their counts were subtracted from the profile"),
+            None => (ProfilePart::NotPart, "the profile does not contain their counts, so nothing was subtracted"),
         };
         self.profile = Some(profile);
         self.note = format!(
-            "of {} requests {} were held out, {choosing} to choose with and {judged} to judge on; {what}",
+            "{1} of {0} requests were held out, {choosing} to choose with and {judged} to evaluate on; {what}",
             solved + choosing + judged,
             choosing + judged
         );
@@ -52,8 +52,8 @@ impl HeldOut {
     }
 }
 
-/// Runs `solve` on what is left after holding out the requests that the options demand, and evaluates its tables on
-/// them. `solve` gets the split, if there is one, to choose with; its tables are the ones evaluated.
+/// Holds out the requests that the options specify, runs `solve` on the rest, and evaluates the resulting tables on the
+/// held-out requests. `solve` also receives the split, if there is one, in order to make its choices.
 pub(crate) fn with_hold_out(
     profile: &Profile,
     trace: Option<&Trace>,

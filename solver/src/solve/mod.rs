@@ -1,4 +1,4 @@
-//! Profile and traces in, tables out.
+//! Solves for tables, given a profile and traces.
 
 pub(crate) mod assign;
 mod given;
@@ -26,7 +26,7 @@ use given::Given;
 use hold_out::{HeldOut, with_hold_out};
 use report::{Findings, Migration, NoBounds, SolveReport};
 
-/// Maximum experts per layer whose bounds take at most minutes: the work grows with the cube.
+/// Maximum experts per layer for which bounds are computed, in minutes at most: the work grows with the cube.
 const MAX_BOUNDED_EXPERTS: usize = 1024;
 
 /// The result of [`solve`].
@@ -34,21 +34,21 @@ const MAX_BOUNDED_EXPERTS: usize = 1024;
 pub struct Solved {
     /// T, A and E, ready to be written.
     pub tables: Tables,
-    /// Their quality on the input, and the proof.
+    /// The tables' quality on the input, and the bounds that certify it.
     pub report: SolveReport,
 }
 
-/// Co-clusters tokens or requests with experts and builds the tables (README.md has the method).
+/// Co-clusters tokens or requests with experts and builds the tables (README.md describes the method).
 ///
 /// With attention dp the units are the requests of `trace`, or the profile's tokens without a trace; with attention tp
-/// they are the profile's tokens, layer by layer. `progress` is called at least about once a second, also in long
-/// steps; when it breaks, the best result so far is returned (with experts in order where no start has finished).
+/// they are the profile's tokens, layer by layer. `progress` is called at least about once a second, even during long
+/// steps; when it breaks, the best result so far is returned (with experts in index order where no start has finished).
 /// Requests held out by [`SolveOptions::hold_out`] are never solved on; the report evaluates the tables on them.
 ///
 /// # Errors
-/// [`SolveError`]: no known route in the input, groups that do not divide the experts (naming those that do), an option
-/// out of range, options that exclude each other, a given placement of another shape, trace and profile of different
-/// models, counts beyond 2^50.
+/// Returns a [`SolveError`] if the input has no known route, the groups do not divide the experts (the error lists
+/// valid numbers), an option is out of range, options exclude each other, a given placement has the wrong shape, trace
+/// and profile belong to different models, or counts exceed 2^50.
 pub fn solve(
     profile: &Profile,
     trace: Option<&Trace>,
@@ -66,12 +66,12 @@ pub fn solve(
 struct Input<'a> {
     profile: &'a Profile,
     trace: Option<&'a Trace>,
-    /// The requests held out.
+    /// The held-out requests.
     split: Option<&'a Split>,
     options: &'a SolveOptions,
 }
 
-/// The result for the problems.
+/// The result for all problems.
 struct Found<'a> {
     unit: Unit,
     problems: &'a [Problem],
@@ -80,7 +80,7 @@ struct Found<'a> {
     slots: Option<Replicas>,
 }
 
-/// Solves on the given input; choices left open are made with the held-out requests.
+/// Solves on the given input; uses the held-out requests to make the choices that remain.
 fn solve_part(
     input: Input<'_>,
     given: Option<Given>,
@@ -139,7 +139,7 @@ fn solve_part(
     Ok(Solved { tables, report })
 }
 
-/// Checks the options; returns the placement that they give, if any, and how groups form nodes.
+/// Checks the options; returns the given placement, if any, and the division of the groups into nodes.
 fn checked(
     profile: &Profile,
     trace: Option<&Trace>,
@@ -161,7 +161,7 @@ fn checked(
     Ok((given, topology))
 }
 
-/// The bounds over all placements.
+/// Computes the bounds over all placements.
 fn proof(
     report: &SolveReport,
     problems: &[Problem],
@@ -178,7 +178,7 @@ fn proof(
     }
 }
 
-/// T, A and E from the best clusterings, and the choices made with the held-out requests.
+/// Builds T, A and E from the best clusterings, and makes choices with the held-out requests.
 fn build_tables(
     Input { profile, trace, split, options }: Input<'_>,
     prior: Option<&TokenPrior>,
@@ -205,7 +205,7 @@ fn build_tables(
                 Some(held) => replica_shares(profile, held, &shrinkage),
                 None => shares_by(profile, usize::from(options.groups), &shrinkage, evidence),
             };
-            // From the trace's requests scored with T, or else the profile's tokens.
+            // Prices come from the trace's requests scored with T or, without a trace, from the profile's tokens.
             let price = match trace {
                 Some(trace) => dp_prices(trace, &shares, usize::from(options.groups), options.margins()),
                 None => Prices { token: in_shares(&first.plan.price, &problems[0]), sequence: None },
@@ -228,8 +228,8 @@ fn build_tables(
     Ok((builder.solver(solver_name(unit, options)).finish()?, held_out))
 }
 
-/// The counts to cluster instead of the profile's. Remote ranks are counted in the trace, so with attention tp the
-/// units are its tokens.
+/// Returns the counts to cluster, if they are not the profile's. Remote ranks are counted in the trace, so with
+/// attention tp the units are the trace's tokens.
 fn own_counts(trace: Option<&Trace>, options: &SolveOptions) -> Result<Option<Profile>, SolveError> {
     match (options.objective, options.attention, trace) {
         (Objective::Ranks, _, None) => Err(SolveError::RanksNeedTrace),
@@ -238,7 +238,7 @@ fn own_counts(trace: Option<&Trace>, options: &SolveOptions) -> Result<Option<Pr
     }
 }
 
-/// E from the clustering of each problem.
+/// Builds E from the clustering of each problem.
 pub(crate) fn placement(
     groups: u16,
     problems: &[Problem],
@@ -247,7 +247,7 @@ pub(crate) fn placement(
     Ok(Placement::new(groups, layers_of(problems, clusterings).collect())?)
 }
 
-/// The groups of each layer's experts, over all problems in order.
+/// Iterates over the groups of each layer's experts, over all problems in order.
 fn layers_of(problems: &[Problem], clusterings: &[Clustering]) -> impl Iterator<Item = Vec<u16>> {
     let layers = |(problem, found): (&Problem, &Clustering)| {
         found.group_of.chunks_exact(problem.experts).map(<[u16]>::to_vec).collect::<Vec<_>>()
@@ -255,7 +255,7 @@ fn layers_of(problems: &[Problem], clusterings: &[Clustering]) -> impl Iterator<
     problems.iter().zip(clusterings).flat_map(layers)
 }
 
-/// The price of each group, mean over the problems.
+/// Returns the price of each group, averaged over the problems.
 fn mean_prices(groups: usize, problems: &[Problem], best: &Best) -> Vec<f32> {
     let mut price = vec![0.0; groups];
     for (problem, clustering) in problems.iter().zip(&best.clusterings) {
@@ -266,7 +266,7 @@ fn mean_prices(groups: usize, problems: &[Problem], best: &Best) -> Vec<f32> {
     price
 }
 
-/// Prices per token as shares of a token's activations.
+/// Converts prices per token to fractions of a token's activations.
 fn in_shares(price: &[i64], problem: &Problem) -> Vec<f32> {
     let activations_per_token = problem.total_activations() as f64 / problem.total_mass() as f64;
     price.iter().map(|&price| (price as f64 / PROFIT_ONE / activations_per_token) as f32).collect()

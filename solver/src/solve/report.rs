@@ -15,7 +15,7 @@ use crate::step::{
     load_floor, local_rate, mass_capacity, whole,
 };
 
-/// Limit on the profits that the search for whole units reads, over all problems and rounds.
+/// Limit on the number of profits read by the search for whole units, over all problems and rounds.
 const MAX_VALUES_SETTLED: usize = 1 << 27;
 
 /// Quality of a solve, measured on its own input except for `held_out`; use [`evaluate`](crate::evaluate) for other
@@ -36,55 +36,55 @@ pub struct SolveReport {
     pub activations: u64,
     /// The objective that was optimized.
     pub objective: Objective,
-    /// Whether the experts' groups were given, so only units were assigned.
+    /// Whether the experts' groups were given, so that only units were assigned.
     pub placement_given: bool,
-    /// Local activation rate on the input, with units whole wherever they fit.
+    /// Local activation rate on the input, with units kept whole wherever they fit.
     pub lar: f64,
     /// Dual value as a rate: no assignment of the units to these groups of experts is better.
     pub lar_bound: f64,
-    /// 1 - lar / `lar_bound`; with nodes, the gap of the optimized value, so it still certifies the assignment.
+    /// 1 - lar / `lar_bound`; with nodes, the gap of the optimized value, which still certifies the assignment.
     pub dual_gap: f64,
-    /// Number of other ranks that a token is sent to, mean over the tokens and layers of the trace; `None` without a
-    /// trace.
+    /// Number of other ranks that a token is sent to, averaged over the tokens and layers of the trace; `None` without
+    /// a trace.
     pub remote_ranks_per_token: Option<f64>,
     /// B1 as a rate: no placement with any assignment of the units is better.
     pub bound_spectral: Option<f64>,
     /// B2 as a rate: the bound by semidefinite duality.
     pub bound_sdp: Option<f64>,
-    /// 1 - lar / the smaller of both bounds.
+    /// 1 - `lar` / the smaller of the two bounds.
     pub gap: Option<f64>,
-    /// Why there are no bounds, or only weak ones.
+    /// The reason why there are no bounds, or only weak ones.
     pub bound_note: Option<String>,
-    /// Maximum tokens of a group over the mean (the worst layer with attention tp).
+    /// Ratio of maximum to mean tokens per group (in the worst layer with attention tp).
     pub token_imbalance: f64,
-    /// Requests of the fullest group over the mean, if they are the units.
+    /// Ratio of maximum to mean requests per group, if requests are the units.
     pub sequence_imbalance: Option<f64>,
-    /// Maximum activations of a group over the mean, mean over layers.
+    /// Ratio of maximum to mean activations per group, averaged over layers.
     pub expert_load_imbalance: f64,
-    /// Maximum activations of a group over the mean, in the worst layer.
+    /// Ratio of maximum to mean activations per group, in the worst layer.
     pub expert_load_imbalance_worst_layer: f64,
     /// Whether every layer meets the expert-load limit.
     pub expert_load_limit_met: bool,
-    /// A lower bound on the imbalance without replicas: the load of the hottest expert's group with the coldest
-    /// experts, over the mean, in the worst layer. In layers where it exceeds the limit, it replaces the limit. `None`
-    /// with replicas.
+    /// A lower bound on the imbalance without replicas: the load of a group with the hottest expert and otherwise the
+    /// coldest experts, relative to the mean, in the worst layer. It replaces the limit in layers where it exceeds the
+    /// limit. `None` with replicas.
     pub expert_load_floor: Option<f64>,
-    /// Units that fit into no group whole, and count by share.
+    /// Units that do not fit whole into any group and are divided by share.
     pub split_units: u64,
-    /// R: slots for replicas per layer, over all groups.
+    /// R: replica slots per layer, over all groups.
     pub redundant: u16,
     /// Empty slots per layer, over all groups (the mean if layers differ).
     pub padding: f64,
     /// Starts of the alternation (per layer with attention tp); fewer than requested for very large inputs.
     pub starts: u32,
-    /// Further searches from the best result after random exchanges of its experts (with replicas only).
+    /// Additional searches from the best result after random exchanges of its experts (with replicas only).
     pub kicks: u32,
-    /// Layers (1 = everything with attention dp) that no start had reached when the caller ended the solve; their
-    /// experts are in order.
+    /// Number of layers (1 = everything with attention dp) that no start had reached when the caller stopped the solve;
+    /// their experts are in index order.
     pub not_reached: u64,
-    /// Unit steps made, over all starts.
+    /// Number of unit steps over all starts.
     pub iterations: u64,
-    /// Whether the caller ended the solve early.
+    /// Whether the caller stopped the solve early.
     pub stopped: bool,
     /// Traffic between nodes, if the solve had several.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -96,30 +96,31 @@ pub struct SolveReport {
     pub priors: Vec<&'static str>,
     /// The tables' figures on held-out requests.
     pub held_out: HeldOut,
-    /// T's knowledge of the vocabulary.
+    /// T's coverage of the vocabulary.
     pub evidence: Evidence,
-    /// The price of a token on each rank, in units of share.
+    /// The price of a token on each rank, as a fraction of the token's activations.
     pub price: Vec<f32>,
-    /// The price of a sequence on each rank, in units of share of a mean-sized request; empty if the units are tokens.
+    /// The price of a sequence on each rank, as a fraction of a mean-sized request's activations; empty if the units
+    /// are tokens.
     pub sequence_price: Vec<f32>,
-    /// SHA-256 of the placement alone.
+    /// SHA-256 of the placement, without T and A.
     pub placement_digest: String,
     /// SHA-256 of the tables.
     pub digest: String,
 }
 
-/// Traffic between groups in nodes, on the solve's input.
+/// Traffic between nodes, measured on the solve's input.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct NodeFigures {
     /// Number of nodes, M.
     pub nodes: u16,
-    /// X: the cost of an activation on another node, if one on another group of the same node costs 1.
+    /// X: the cost of an activation on another node, relative to one on another group of the same node.
     pub inter_cost: f64,
-    /// Share of activations that stay on their node, including those on their own group.
+    /// Fraction of activations that stay on their node, including those on their own group.
     pub node_local_rate: f64,
-    /// Activations on other nodes, of the top-k; mean over tokens and layers.
+    /// Number of a token's top-k activations on other nodes, averaged over tokens and layers.
     pub inter_node_activations_per_token: f64,
-    /// Cost of the activations that leave their group, mean over tokens and layers.
+    /// Cost of the activations that leave their group, averaged over tokens and layers.
     pub cost_per_token: f64,
 }
 
@@ -137,14 +138,14 @@ impl NodeFigures {
     }
 }
 
-/// Changes that a solve made to the placement it started from.
+/// Changes that a solve made to its initial placement.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Migration {
     /// C, in activations of the layer's average expert.
     pub migration_cost: f64,
-    /// Experts in another group than before, summed over layers; out of L * N.
+    /// Number of experts whose group changed, summed over layers (out of L * N).
     pub experts_moved: u64,
-    /// Experts in another group than before, per layer.
+    /// Number of experts whose group changed, per layer.
     pub experts_moved_per_layer: Vec<u64>,
     /// Local activation rate on the input with the experts unmoved and the units reassigned.
     pub lar_before: f64,
@@ -176,14 +177,14 @@ impl Migration {
     }
 }
 
-/// Tokens of the vocabulary by what T knows about them; the three counts add up to the vocabulary.
+/// Number of vocabulary tokens by T's knowledge of them; the three counts add up to the vocabulary size.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Evidence {
     /// Seen in the profile.
     pub tokens_seen: u64,
-    /// Never seen, but similar tokens were: T has the shares expected from those.
+    /// Never seen, but similar to seen tokens, from which T's shares are estimated.
     pub tokens_by_similar: u64,
-    /// Neither: neutral in T.
+    /// Neither seen nor similar to a seen token, and therefore neutral in T.
     pub tokens_without_evidence: u64,
 }
 
@@ -204,14 +205,14 @@ impl Evidence {
     }
 }
 
-/// Why a report has no bounds over all placements.
+/// Reasons why a report has no bounds over all placements.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum NoBounds {
     #[error("not requested")]
     NotRequested,
-    #[error("the solve was ended early")]
+    #[error("the solve ended early")]
     Stopped,
-    #[error("the solve was ended before they were found")]
+    #[error("the solve ended before the bounds were found")]
     StoppedBefore,
     #[error("the bounds are too expensive for this many experts per layer")]
     TooExpensive,
@@ -223,7 +224,7 @@ pub(crate) enum NoBounds {
 
 /// One problem's part of the report, in activations.
 struct Part {
-    /// Activations on their own group, and the upper bound for these experts' groups.
+    /// Activations local to their group, and the upper bound on them for this placement.
     primal: f64,
     dual: f64,
     /// Activations on their own node.
@@ -237,7 +238,7 @@ struct Part {
     plan: Plan,
 }
 
-/// The result of a solve, which a report summarises.
+/// The result of a solve, from which a report is made.
 pub(crate) struct Findings<'a> {
     pub(crate) unit: Unit,
     pub(crate) topology: Topology,
@@ -273,7 +274,8 @@ impl SolveReport {
             lar,
             lar_bound,
             dual_gap: 1.0 - rate(|part| part.value) / rate(|part| part.value_bound),
-            // The engine chooses the replica for a remote activation; `evaluate` has a figure.
+            // With replicas, the engine chooses the copy for a remote activation, so only `evaluate` reports this
+            // figure.
             remote_ranks_per_token: traced.filter(|_| redundant == 0).and_then(|traced| {
                 let plans: Vec<&Plan> = parts.iter().map(|part| &part.plan).collect();
                 traced.remote_ranks(problems, &best.clusterings, &plans)
@@ -281,7 +283,7 @@ impl SolveReport {
             bound_spectral: None,
             bound_sdp: None,
             gap: None,
-            bound_note: Some("the solver used makes none".to_owned()),
+            bound_note: Some("the solver used does not compute bounds".to_owned()),
             token_imbalance: parts.iter().map(|part| part.token_imbalance).fold(0.0, f64::max),
             sequence_imbalance: (unit == Unit::Request)
                 .then(|| parts.iter().map(|part| part.sequence_imbalance).fold(0.0, f64::max)),
@@ -312,10 +314,10 @@ impl SolveReport {
         }
     }
 
-    /// Adds bounds over all placements, or why there are none. `held_back`: whether anything besides the local rate was
-    /// optimized.
+    /// Adds the bounds over all placements, or the reason why there are none. `held_back`: whether the solve optimized
+    /// anything other than the local rate.
     pub(crate) fn certify(&mut self, bounds: Result<Bounds, NoBounds>, held_back: bool) {
-        let own = "the bounds are those of the local rate, which nodes or gating groups hold back";
+        let own = "the bounds apply to the local rate, which nodes or gating groups reduce";
         match bounds {
             Ok(bounds) => {
                 (self.bound_spectral, self.bound_sdp) = (Some(bounds.spectral), Some(bounds.sdp));
@@ -329,7 +331,7 @@ impl SolveReport {
     }
 }
 
-/// Slots per layer for replicas, and empty ones; means over layers, the former rounded.
+/// Returns the replica slots and the empty slots per layer, both averaged over layers; the former are rounded.
 fn spare_slots(tables: &Tables) -> (u16, f64) {
     let Some(slots) = tables.physical_to_logical() else { return (0, 0.0) };
     let layers = tables.model().layers();
@@ -339,7 +341,7 @@ fn spare_slots(tables: &Tables) -> (u16, f64) {
     (redundant.round() as u16, padding)
 }
 
-/// The largest [`load_floor`] over the mean of any layer.
+/// Returns the largest ratio, over all layers, of [`load_floor`] to the mean load of a group.
 fn worst_floor(problems: &[Problem], groups: usize) -> f64 {
     let layers = problems.iter().flat_map(|problem| problem.column_load.chunks_exact(problem.experts));
     let over_mean =
@@ -347,7 +349,7 @@ fn worst_floor(problems: &[Problem], groups: usize) -> f64 {
     layers.map(over_mean).fold(0.0, f64::max)
 }
 
-/// Each problem's part, computed on the allowed threads.
+/// Computes each problem's part, on up to `options.threads` threads.
 fn parts(problems: &[Problem], best: &Best, options: &SolveOptions, topology: Topology) -> Vec<Part> {
     let units: usize = problems.iter().map(Problem::units).sum();
     let rounds = (MAX_VALUES_SETTLED / (units * usize::from(options.groups)).max(1)).max(1);
@@ -377,7 +379,7 @@ impl Part {
                 whole(&charged, &clustering.plan, rounds),
                 charged.dual_value(&clustering.plan.price) + clustering.sequences.of_room,
             ),
-            // The plan is whole already, and its prices refer to occurrences.
+            // The plan already has only whole units, and its prices refer to occurrences.
             Objective::Ranks => (clustering.plan.clone(), transport.solve(None).dual),
         };
         let activations = problem.total_activations() as f64;
@@ -392,7 +394,7 @@ impl Part {
         let [value, value_bound] = [plan.value(&transport), dual].map(|value| local_rate(value, problem) * activations);
         let (mut primal, mut local_bound, mut node_local) = (value, value_bound, value);
         if options.nodes.is_some() {
-            // The plan's value under the two rates.
+            // The plan's value for the local rate and for the node-local rate.
             let of = |near| clustering_profits(problem, clustering, groups, Topology { near, ..topology });
             let (own, node) = (of(0.0), of(1.0));
             let [own, node] = [&own, &node].map(|profit| Transport { profit, ..transport });

@@ -1,12 +1,11 @@
-//! Runs one start of the alternation: unit step, expert step, unit step, ... until neither gains; then swaps; then
-//! repeats.
+//! Runs one start: alternates the unit step and the expert step until neither gains, then makes swaps, then repeats.
 
 use crate::start::replicate::replicas_not_reached;
 use crate::start::seeds::seed_plan;
 use crate::start::spectral::spectral_plan;
 use crate::step::{Clustering, Plan, Stop, Task, Transport, expert_step, swap_pass, unit_step, weighed_profits};
 
-/// Observes the progress of a start and may end it.
+/// Observes the progress of a start and may stop it.
 #[derive(Clone, Copy)]
 pub(crate) struct Watch<'a> {
     /// Called on every improvement.
@@ -22,8 +21,9 @@ struct Start<'a> {
     iterations: u32,
 }
 
-/// Runs one start to its end, ignoring the current placement, or until the watch stops it. Then returns the best so
-/// far, `None` before the first round of both steps has ended. `spectral`: from a spectral seed.
+/// Runs one start, ignoring the current placement, until it is complete or the watch stops it. Returns the best
+/// clustering so far, or `None` if the first round of both steps has not finished. `spectral`: whether to begin with a
+/// spectral seed.
 pub(crate) fn run_start(
     task: Task<'_>,
     spectral: bool,
@@ -47,15 +47,15 @@ pub(crate) fn run_from_current(task: Task<'_>, watch: Watch<'_>) -> Option<Clust
     Some(start.search(first))
 }
 
-/// Continues from the result of a start that ignored the current placement, now with the cost of moves: relabels its
-/// groups so that the fewest experts move, then runs both steps and the swaps. Without a current placement returns the
-/// result as it is.
+/// Continues from the result of a start that ignored the current placement, now including the cost of moves: relabels
+/// its groups so that the fewest experts move, then runs both steps and the swaps. Without a current placement, returns
+/// the result unchanged.
 pub(crate) fn bring_home(task: Task<'_>, found: Clustering, watch: Watch<'_>) -> Clustering {
     let Some(placement) = task.placement else { return found };
     Start { task, watch, iterations: found.iterations }.search(placement.relabelled(found, &task.limits, watch.stop))
 }
 
-/// Runs both steps and the swaps from a clustering whose plan was made with the task's prices of sequences.
+/// Runs both steps and the swaps from a clustering whose plan was made with the task's sequence prices.
 pub(crate) fn search_on(task: Task<'_>, from: Clustering, watch: Watch<'_>) -> Clustering {
     Start { task, watch, iterations: from.iterations }.search(from)
 }
@@ -65,15 +65,15 @@ pub(crate) fn stay(task: Task<'_>) -> Clustering {
     task.as_it_is(|transport| transport.solve(None), 1)
 }
 
-/// Runs swaps only, from an existing clustering; the result is at least as good.
+/// Runs only swaps, from an existing clustering; the result is at least as good.
 pub(crate) fn improve(task: Task<'_>, best: Clustering, watch: Watch<'_>) -> Clustering {
     let mut start = Start { task, watch, iterations: 0 };
     let best = start.swap(best);
     Clustering { iterations: start.iterations, ..best }
 }
 
-/// The fallback for a problem that no start reached before the stop: units by descending mass on the best group with
-/// room, and prices of zero (which prove a bound, if a weak one).
+/// Fallback for a problem that no start reached before the solve was stopped: assigns units by descending mass to the
+/// best group with room, with zero prices (which prove a bound, although a weak one).
 pub(crate) fn not_reached(task: Task<'_>) -> Clustering {
     let found = task.as_it_is(|transport| transport.greedy(), 0);
     match task.limits.slots {
@@ -83,7 +83,7 @@ pub(crate) fn not_reached(task: Task<'_>) -> Clustering {
 }
 
 impl Task<'_> {
-    /// Assigns the units by `plan`, with experts at their current placement, or contiguous without one.
+    /// Assigns the units with `plan`, and the experts to their current placement or, without one, in contiguous blocks.
     fn as_it_is(&self, plan: impl Fn(Transport<'_>) -> Plan, iterations: u32) -> Clustering {
         let Task { problem, capacity, limits, placement, .. } = *self;
         let each = problem.experts.div_ceil(limits.groups);
@@ -96,7 +96,7 @@ impl Task<'_> {
 }
 
 impl Start<'_> {
-    /// Alternates both steps and swaps, from `first` on.
+    /// Alternates both steps and swaps, starting from `first`.
     fn search(mut self, first: Clustering) -> Clustering {
         let best = self.alternate(first);
         let best = self.swap(best);
@@ -115,7 +115,7 @@ impl Start<'_> {
         Some(Clustering { penalty, sequences, ..Clustering::whole(problem, group_of, plan, limits, self.iterations) })
     }
 
-    /// Repeats swap passes, each followed by both steps, until nothing is gained.
+    /// Repeats swap passes, each followed by both steps, until a pass gains nothing.
     fn swap(&mut self, best: Clustering) -> Clustering {
         while_better(self.task.limits.swap_passes, best, |best| {
             let group_of = swap_pass(&self.task, &best.group_of, &best.plan.price, self.watch.stop)?;
@@ -124,7 +124,7 @@ impl Start<'_> {
         })
     }
 
-    /// Alternates both steps until nothing is gained.
+    /// Alternates both steps until a round gains nothing.
     fn alternate(&mut self, best: Clustering) -> Clustering {
         let (Task { problem, limits, placement, .. }, watch) = (self.task, self.watch);
         alternate(self.task, watch, best, |best| {

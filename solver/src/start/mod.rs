@@ -1,4 +1,4 @@
-//! How a start begins and runs, and many starts over threads.
+//! Initial clusterings, single starts, and many starts run on threads.
 
 pub(crate) mod alternate;
 pub(crate) mod replicate;

@@ -1,9 +1,10 @@
-//! Replicas: a second alternation, with S/G > N/G experts in every group of a layer.
+//! Replica placement: a second alternation, with S/G > N/G experts in every group of a layer.
 //!
-//! An activation is local if any replica lies in the unit's group. With the holders fixed the unit step is unchanged;
-//! with the units fixed each layer's holders are a flow problem (module `replica_step`). A group's load is that of
-//! static nearest dispatch: its own units' activations of the experts it holds, and an even share of those from groups
-//! that do not hold them. It depends on both steps, so the expert step keeps a reserve below the limit.
+//! An activation is local if the unit's group holds any replica of its expert. With the holders fixed, the unit step is
+//! unchanged; with the units fixed, choosing each layer's holders is a flow problem (module `replica_step`). Loads
+//! assume static nearest dispatch: a group computes its own units' activations of the experts it holds, and an even
+//! share of the activations from groups that do not hold the expert. Loads depend on both steps, so the expert step
+//! keeps a reserve below the limit.
 
 use crate::input::Problem;
 use crate::start::alternate::{Watch, alternate, while_better};
@@ -12,11 +13,11 @@ use crate::step::{
     Transport, column_gains, excess, load_cap, profits_of_local, replicate_within, weighed_profits,
 };
 
-/// Fraction of the expert-load limit above the mean that the expert step uses.
+/// Fraction of the headroom between the mean and the expert-load limit that the expert step uses.
 const OF_THE_LIMIT: f64 = 0.95;
 
-/// Places replicas around a clustering without them: `slots` experts in every group. `None` if the watch stops it
-/// before the first round of both steps has ended.
+/// Adds replicas to a clustering without any, so that every group has `slots` experts. Returns `None` if the watch
+/// stops it before the first round of both steps has finished.
 pub(crate) fn replicate(task: Task<'_>, slots: usize, from: &Clustering, watch: Watch<'_>) -> Option<Clustering> {
     let around = Around { task, slots, watch };
     let held = holders(task, slots, &from.plan, None, watch.stop);
@@ -24,8 +25,8 @@ pub(crate) fn replicate(task: Task<'_>, slots: usize, from: &Clustering, watch: 
     Some(around.alternate(first))
 }
 
-/// Makes exchanges that pay once the units have followed, each pass followed by both steps, from a clustering with
-/// replicas; the result is at least as good.
+/// Improves a clustering with replicas by passes of exchanges that gain once the units have followed, each pass
+/// followed by both steps. The result is at least as good.
 pub(crate) fn improve_replicas(task: Task<'_>, slots: usize, best: Clustering, watch: Watch<'_>) -> Clustering {
     let around = Around { task, slots, watch };
     while_better(task.limits.swap_passes, best, |best| {
@@ -35,8 +36,8 @@ pub(crate) fn improve_replicas(task: Task<'_>, slots: usize, best: Clustering, w
     })
 }
 
-/// Continues from a clustering with replicas after a kick; the result may be worse. `None` if the watch stops it at
-/// once.
+/// Continues from a clustering with replicas after a kick; the result may be worse. Returns `None` if the watch stops
+/// it immediately.
 pub(crate) fn kick_replicas(
     task: Task<'_>,
     slots: usize,
@@ -79,8 +80,8 @@ impl Around<'_> {
         })
     }
 
-    /// One pass over all exchanges of two experts of a layer, at the plan's prices and with up-to-date loads; `None` if
-    /// none gains.
+    /// Makes one pass over all exchanges of two experts in a layer, at the plan's prices and with up-to-date loads;
+    /// returns `None` if no exchange gains.
     fn exchange_pass(&self, held: &Held, plan: &Plan) -> Option<Held> {
         let Task { problem, limits: Limits { groups, max_over_mean, .. }, .. } = self.task;
         let mut held = held.clone();
@@ -110,7 +111,7 @@ impl Around<'_> {
                         search.exchange(&of_columns);
                         held.exchange(first, &exchange);
                         (loads, exchanged) = (after, true);
-                        // The rest of the list refers to outdated holders.
+                        // The remaining exchanges refer to outdated holders.
                         break;
                     }
                 }
@@ -120,14 +121,15 @@ impl Around<'_> {
     }
 }
 
-/// The load limit that the steps aim for, so that the real one still holds after the units have moved. It does not
-/// cover other units: with 8 ranks the judging requests of README.md are at 1.103 with and without it; it gains 0.03
-/// points.
+/// Returns the load limit that the steps target, so that the actual limit still holds after the units have moved. The
+/// reserve does not cover other units: with 8 ranks, the judging requests of README.md reach 1.103 with and without it;
+/// it gains 0.03 points.
 fn reserved(max_over_mean: f64) -> f64 {
     1.0 + (max_over_mean - 1.0) * OF_THE_LIMIT
 }
 
-/// The fallback for a problem stopped before its replicas were placed: holders for its plan, without a search.
+/// Fallback for a problem that was stopped before its replicas were placed: chooses holders for its plan without a
+/// search.
 pub(crate) fn replicas_not_reached(task: Task<'_>, slots: usize, from: &Clustering) -> Clustering {
     let Task { problem, capacity, limits, .. } = task;
     let held = holders(task, slots, &from.plan, None, &|| true);
@@ -155,7 +157,7 @@ pub(crate) fn clustering(problem: &Problem, held: Held, plan: Plan, limits: Limi
     }
 }
 
-/// The expert step with replicas, layer by layer; once stopped, without further search.
+/// Runs the expert step with replicas, layer by layer; once stopped, continues without further search.
 fn holders(task: Task<'_>, slots: usize, plan: &Plan, current: Option<&Held>, stop: Stop<'_>) -> Held {
     let Task { problem, limits: Limits { groups, max_over_mean, .. }, .. } = task;
     let (gains, fraction_bits) = column_gains(problem, plan, groups);
@@ -166,25 +168,25 @@ fn holders(task: Task<'_>, slots: usize, plan: &Plan, current: Option<&Held>, st
     Held { groups, experts: problem.experts, holders: layers.collect() }
 }
 
-/// Profits of the units, [U, G]: a group counts every activation of an expert that it holds.
+/// Returns the profits of the units, [U, G]: every activation of an expert counts on each group that holds it.
 pub(crate) fn replica_profits(problem: &Problem, held: &Held) -> Vec<i64> {
     profits_of_local(problem, &local_counts(problem, held), held.groups)
 }
 
-/// Local activations of every unit on every group, [U, G].
+/// Returns the local activations of every unit on every group, [U, G].
 fn local_counts(problem: &Problem, held: &Held) -> Vec<u64> {
     let flat = held.flat();
     problem.local_where(held.groups, |column| flat.of(column))
 }
 
-/// The load of each group in each layer, [L][G].
+/// Returns the load of each group in each layer, [L][G].
 pub(crate) fn replica_loads(problem: &Problem, held: &Held, plan: &Plan) -> Vec<Vec<u64>> {
     let (gains, fraction_bits) = column_gains(problem, plan, held.groups);
     let layers = layer_traffic(problem, &gains, fraction_bits, held.groups).zip(held.layers());
     layers.map(|(traffic, holders)| traffic.loads(holders)).collect()
 }
 
-/// The traffic of each layer, given the activations [L * N, G] of each column by group of the unit.
+/// Iterates over the traffic of each layer, given the activations [L * N, G] of each column by the group of the unit.
 fn layer_traffic<'a>(
     problem: &'a Problem,
     gains: &'a [i64],
@@ -196,7 +198,7 @@ fn layer_traffic<'a>(
     layers.map(move |(load, own)| Traffic { load, own, fraction_bits, groups })
 }
 
-/// Profits of the units on the groups of a clustering, including replicas.
+/// Returns the profits of the units on the groups of a clustering, including replicas.
 pub(crate) fn clustering_profits(
     problem: &Problem,
     clustering: &Clustering,

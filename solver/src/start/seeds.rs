@@ -1,13 +1,13 @@
-//! Where the alternation starts: groups of units that use similar experts (k-means++ and one balanced k-means step).
+//! Seeds for the alternation: groups of units that use similar experts (k-means++ and one balanced k-means step).
 
 use crate::input::Problem;
 use crate::step::{Plan, Stop, Transport, to_profit};
 
-/// A first balanced grouping of the units, drawn by `random`.
+/// Draws an initial balanced grouping of the units.
 ///
-/// Units are points: their share of activations per column, minus the mean over all units. The first centre is a unit
+/// A unit's point is its share of activations per column minus the mean over all units. The first centre is a unit
 /// drawn by mass, each further one by mass times squared distance to the nearest centre. Then the units are assigned to
-/// the centres with minimum total squared distance within the capacities. `None` if stopped.
+/// the centres with minimum total squared distance within the capacities. Returns `None` if stopped.
 pub(crate) fn seed_plan(
     problem: &Problem,
     capacity: &[u64],
@@ -23,8 +23,9 @@ pub(crate) fn seed_plan(
     Transport { mass: &problem.mass, profit: &profit, capacity }.solve_until(None, stop)
 }
 
-/// Draws a centre for each group, by mass and squared distance to the nearest previous one (k-means++). `see` gets
-/// group, unit, their squared distance and whether that centre is the unit's nearest so far. `None` if stopped.
+/// Draws a centre for each group, by mass and squared distance to the nearest previous one (k-means++). Calls `see`
+/// with group, unit, their squared distance and whether that centre is the unit's nearest so far. Returns `None` if
+/// stopped.
 pub(crate) fn for_each_centre(
     problem: &Problem,
     groups: usize,
@@ -53,8 +54,8 @@ pub(crate) fn for_each_centre(
     Some(())
 }
 
-/// Squared distance of every unit to the unit `centre`, which is first shrunk towards the mean by its own mass: a token
-/// seen once says little about a group.
+/// Returns the squared distance of every unit to the unit `centre`. The centre is first shrunk towards the mean
+/// according to its mass: a token seen once is weak evidence about a group.
 fn distances_to(problem: &Problem, centre: usize, mean: &[f64]) -> Vec<f64> {
     let mass = problem.mass[centre] as f64;
     let trust = mass / (mass + 4.0);
@@ -77,7 +78,7 @@ fn distances_to(problem: &Problem, centre: usize, mean: &[f64]) -> Vec<f64> {
         .collect()
 }
 
-/// Draws an index in proportion to its weight; the first one if all weights are zero.
+/// Draws an index with probability proportional to its weight, or the first index if all weights are zero.
 pub(crate) fn draw(len: usize, weight: impl Fn(usize) -> f64, random: &mut fastrand::Rng) -> usize {
     let total: f64 = (0..len).map(&weight).sum();
     let mut left = random.f64() * total;

@@ -1,28 +1,29 @@
-//! The second weight of requests: each is one sequence, whatever its number of tokens, and a rank's sequences set the
-//! pace of decode.
+//! Balances sequences as well as tokens: each request is one sequence, regardless of its number of tokens, and the
+//! number of sequences on a rank determines its decode speed.
 //!
 //! The best division of the requests under both limits gives each group a price per sequence. With these prices
 //! subtracted from the profits, the unit step remains a transportation problem of tokens, so a start first searches
-//! without them and then continues with them. The plan's value plus the value of each group's room for sequences is the
-//! division's; starts are compared by it.
+//! without sequence prices and then continues with them. The value of the division is the plan's value plus the price
+//! of each group's sequence capacity; starts are compared by it.
 
 use crate::input::Margins;
 use crate::start::alternate::{Watch, search_on};
 use crate::step::{Clustering, PROFIT_ONE, Requests, SequencePrice, Stop, Task, to_profit, unit_step, weighed_profits};
 
-/// Continues from `found` with prices of sequences, and returns the best result with its own prices.
+/// Continues from `found` with sequence prices, and returns the best result, with the prices of its division.
 pub(crate) fn balance_sequences(task: Task<'_>, margins: Margins, found: Clustering, watch: Watch<'_>) -> Clustering {
     let Some(first) = priced(task, margins, &found, watch.stop) else { return found };
     let next = search_on(Task { sequences: &first.sequences, ..task }, first.clone(), watch);
     priced(task, margins, &next, watch.stop).filter(|next| next.beats(&first)).unwrap_or(first)
 }
 
-/// Adds prices of sequences to `found`, if its limits require them.
+/// Adds sequence prices to `found` if its limits require them.
 pub(crate) fn with_prices(task: Task<'_>, found: Clustering, stop: Stop<'_>) -> Clustering {
     task.limits.sequences.and_then(|margins| priced(task, margins, &found, stop)).unwrap_or(found)
 }
 
-/// Keeps the placement, with the prices of its best division and the unit plan under them. `None` if stopped.
+/// Keeps the placement; returns it with the sequence prices of its best division and the unit plan under these prices,
+/// or `None` if stopped.
 fn priced(task: Task<'_>, margins: Margins, found: &Clustering, stop: Stop<'_>) -> Option<Clustering> {
     let Task { problem, limits, .. } = task;
     let tokens: Vec<f64> = problem.mass.iter().map(|&mass| mass as f64).collect();

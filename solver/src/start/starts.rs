@@ -14,52 +14,53 @@ use crate::start::sequences::balance_sequences;
 use crate::start::spectral::has_spectral;
 use crate::step::{Clustering, CurrentPlacement, FREE, Limits, Task, local_rate, mass_capacity};
 
-/// Progress of a solve, passed to the caller's closure, which may end the solve with `ControlFlow::Break`.
+/// Progress of a solve, passed to the caller's closure, which may stop the solve with `ControlFlow::Break`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SolveProgress {
-    /// Starts finished, of `starts` (over all layers with attention tp; including kicks with replicas).
+    /// Number of finished starts, out of `starts` (over all layers with attention tp; including kicks with replicas).
     pub starts_done: usize,
-    /// Starts to run.
+    /// Total number of starts to run.
     pub starts: usize,
-    /// Best local activation rate on the input so far (with nodes, the optimized value), over the layers that have one;
-    /// `None` before the first round.
+    /// Best local activation rate on the input so far (with nodes, the optimized value), over the layers that have a
+    /// result; `None` before the first round.
     pub best_lar: Option<f64>,
 }
 
-/// Called with the progress so far; a break ends the search.
+/// Called with the progress so far; a break stops the search.
 pub(crate) type Progress<'a> = &'a mut dyn FnMut(SolveProgress) -> ControlFlow<()>;
 
 /// The best clustering of each problem.
 #[derive(Default)]
 pub(crate) struct Best {
     pub(crate) clusterings: Vec<Clustering>,
-    /// Unit steps made, over all starts.
+    /// Number of unit steps over all starts.
     pub(crate) iterations: u64,
-    /// Maximum starts of a problem.
+    /// Maximum starts of any problem.
     pub(crate) starts: u32,
-    /// Maximum kicks of a problem.
+    /// Maximum kicks of any problem.
     pub(crate) kicks: u32,
-    /// Problems that no start had reached before the stop.
+    /// Number of problems that no start had reached before the stop.
     pub(crate) not_reached: usize,
-    /// Whether the caller ended the solve early.
+    /// Whether the caller stopped the solve early.
     pub(crate) stopped: bool,
 }
 
-/// The jobs of a phase. A phase begins when the previous one has ended, so its starting point does not depend on the
-/// threads.
+/// A phase of the search. It begins after the previous phase has finished, so its starting point does not depend on
+/// thread timing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     Starts,
-    /// From the best of the previous phase, with its experts perturbed.
+    /// Kicks from the best result of the previous phase, with its experts perturbed.
     Kicks,
-    /// Swaps of the best result only.
+    /// Swap passes on the best result only.
     LastSwaps,
 }
 
-/// Shared by the threads. Jobs are ordered by start, then problem, so every problem has a result early.
+/// State shared by the threads. Jobs are ordered by start, then by problem, so that every problem has a result early.
 struct Shared<'a> {
     problems: &'a [Problem],
-    /// The problems with empty slots, for starts without replicas if the groups do not divide the experts; else empty.
+    /// The problems with empty slots added, for starts without replicas if the groups do not divide the experts;
+    /// otherwise empty.
     padded: Vec<Problem>,
     capacities: Vec<Vec<u64>>,
     limits: Limits,
@@ -67,12 +68,12 @@ struct Shared<'a> {
     placements: Option<&'a [CurrentPlacement]>,
     seed: u64,
     phase: Phase,
-    /// Number of jobs of all phases so far.
+    /// Number of jobs in all phases so far.
     jobs: usize,
     next_job: AtomicUsize,
     stop: AtomicBool,
     best: Mutex<Vec<Option<Kept>>>,
-    /// The best of the previous phases.
+    /// The best results of the previous phases.
     base: Vec<Option<Kept>>,
     iterations: AtomicUsize,
 }
@@ -90,45 +91,45 @@ enum Event {
         problem: usize,
         value: i128,
     },
-    /// A start is running: a chance to stop it.
+    /// A start is running; gives the caller a chance to stop it.
     Working,
     Done,
 }
 
-/// Work of all starts, each reading every count about forty times: about half a minute.
+/// Limit on the work of all starts, about half a minute; each start reads every count about forty times.
 const MAX_STARTED: u64 = 800_000_000;
 
-/// A unit's profit costs as much as this many counts, because the unit step keeps profits in heaps.
+/// Cost of a unit's profit, in counts. It exceeds one because the unit step keeps profits in heaps.
 const COUNTS_PER_PROFIT: u64 = 8;
 
 /// With replicas, one in this many starts is run; kicks, which are shorter, replace the others.
 const STARTS_PER_START: u32 = 4;
-/// Kicks in place of a start.
+/// Number of kicks that replace a start.
 const KICKS_PER_START: u32 = 2;
-/// Kicks from one clustering, of which the best is kept.
+/// Number of kicks from one clustering, of which the best is kept.
 const KICKS_AT_ONCE: u32 = 4;
 
-/// Once counts times groups reach this, only the best start's swaps are searched.
+/// Once the number of counts times groups reaches this, swaps are searched only for the best start.
 const LARGE: u64 = 1 << 27;
 
-/// Maximum counts times groups times passes of that search.
+/// Limit on counts times groups times passes in the swap search for the best start.
 const MAX_VALUES_SWAPPED: u64 = 1 << 31;
 
-/// How many of the requested starts and swap passes to run. The rule depends only on sizes, so the result is the same
-/// on every machine.
+/// The numbers of requested starts and swap passes to run. The rule depends only on sizes, so the result is the same on
+/// every machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Schedule {
     starts: u32,
-    /// Rounds of [`KICKS_AT_ONCE`] kicks that follow.
+    /// Rounds of [`KICKS_AT_ONCE`] kicks after the starts.
     kick_rounds: u32,
     /// Swap passes of every start.
     passes: u32,
-    /// Swap passes of the best start of each problem, afterwards.
+    /// Swap passes for the best start of each problem, after all starts.
     last_passes: u32,
 }
 
 impl Schedule {
-    /// The phases in order, with the jobs of each problem.
+    /// Returns the phases in order, with the number of jobs per problem.
     fn phases(self) -> Vec<(Phase, u32)> {
         let mut phases = vec![(Phase::Starts, self.starts)];
         phases.extend((0..self.kick_rounds).map(|_| (Phase::Kicks, KICKS_AT_ONCE)));
@@ -154,7 +155,7 @@ impl Schedule {
     }
 }
 
-/// Runs the starts of every problem, or as many as its size allows, and one from the current placement if given.
+/// Runs the starts of every problem, or as many as the size allows, and one from the current placement if given.
 pub(crate) fn run_starts(
     problems: &[Problem],
     options: &SolveOptions,
@@ -273,7 +274,7 @@ impl Shared<'_> {
     }
 
     fn run(&self, problem: usize, start: usize, events: &Sender<Event>) {
-        // The receiver outlives the threads; without it no result would be wanted.
+        // The receiver outlives the threads, so a send error can be ignored.
         let reached = |clustering: &Clustering| {
             let _ = events.send(Event::Reached { problem, value: clustering.local() });
         };
@@ -287,7 +288,7 @@ impl Shared<'_> {
             Some(margins) => balance_sequences(task, margins, found, watch),
             None => found,
         };
-        // Runs first, so that a solve that is ended early moves little.
+        // The start from the current placement runs first, so that a solve that is stopped early moves few experts.
         if start == 0
             && let Some(found) = run_from_current(task, watch)
         {
@@ -320,7 +321,7 @@ impl Shared<'_> {
         Task { problem: &self.problems[problem], capacity, limits: self.limits, placement, sequences: &FREE }
     }
 
-    /// Keeps the better result, or on ties that of the earlier start, in whatever order they arrive.
+    /// Keeps the better result, or that of the earlier start on ties, regardless of the order of arrival.
     fn keep(&self, problem: usize, start: usize, found: Clustering) {
         self.iterations.fetch_add(found.iterations as usize, Ordering::Relaxed);
         let mut best = self.best.lock().unwrap_or_else(PoisonError::into_inner);
@@ -333,7 +334,7 @@ impl Shared<'_> {
     }
 }
 
-/// A seed for each start of each problem.
+/// Derives a seed for each start of each problem.
 pub(crate) fn mix(seed: u64, problem: u64, start: u64) -> u64 {
     mix64(seed ^ problem.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ start.wrapping_mul(0xd1b5_4a32_d192_ed03))
 }

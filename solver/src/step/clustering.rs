@@ -1,4 +1,4 @@
-//! The task of a start, its limits, and its result.
+//! A start's task, its limits, and its result.
 
 use crate::input::{Margins, Problem, SolveOptions};
 use crate::step::expert_step::layer_cap;
@@ -16,22 +16,22 @@ const MIN_GAIN: f64 = 1e-7;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
     pub(crate) groups: usize,
-    /// Maximum activations of a group over the layer's mean.
+    /// Maximum ratio of a group's activations to the layer's mean.
     pub(crate) max_over_mean: f64,
-    /// Maximum rounds of unit and expert step.
+    /// Maximum rounds of the unit step and the expert step.
     pub(crate) iterations: u32,
     /// Maximum swap passes.
     pub(crate) swap_passes: u32,
-    /// Experts per group and layer with replicas; `None` without.
+    /// Experts per group and layer with replicas; `None` without replicas.
     pub(crate) slots: Option<usize>,
-    /// How groups form nodes.
+    /// The division of the groups into nodes.
     pub(crate) topology: Topology,
-    /// How even tokens and sequences must be, if the units are requests, without replicas.
+    /// Margins for tokens and sequences, if the units are requests and there are no replicas.
     pub(crate) sequences: Option<Margins>,
 }
 
 impl Limits {
-    /// Takes the limits from the options.
+    /// Reads the limits from the options.
     pub(crate) fn new(options: &SolveOptions, topology: Topology, slots: Option<usize>) -> Self {
         let SolveOptions { iterations, swap_passes, .. } = *options;
         let (groups, max_over_mean) = (usize::from(options.groups), options.expert_load_limit);
@@ -39,12 +39,12 @@ impl Limits {
     }
 }
 
-/// Prices of sequences in the unit of a plan's value.
+/// Sequence prices, in the unit of a plan's value.
 #[derive(Clone, Debug)]
 pub(crate) struct SequencePrice {
     /// [G]; empty = none.
     pub(crate) price: Vec<i64>,
-    /// Total price of the sequences that the groups have room for.
+    /// Total price of the groups' sequence capacity.
     pub(crate) of_room: i128,
 }
 
@@ -58,18 +58,18 @@ pub(crate) struct Clustering {
     pub(crate) plan: Plan,
     /// Activations by which groups exceed their load cap, over all layers; zero = limit met.
     pub(crate) load_excess: u64,
-    /// Number of unit steps made.
+    /// Number of unit steps run.
     pub(crate) iterations: u32,
     /// With replicas, all groups of each column; `group_of` is the first of them.
     pub(crate) replicas: Option<Held>,
-    /// The cost of the experts that left their groups, in a warm-started solve; in the unit of the plan's value.
+    /// Cost of the experts that left their current groups in a warm-started solve, in the unit of the plan's value.
     pub(crate) penalty: i128,
-    /// The prices of sequences that the plan was made with.
+    /// The sequence prices that the plan was made with.
     pub(crate) sequences: SequencePrice,
 }
 
 impl Clustering {
-    /// A clustering without replicas and without a price on moves.
+    /// Creates a clustering without replicas and without a cost of moves.
     pub(crate) fn whole(problem: &Problem, group_of: Vec<u16>, plan: Plan, limits: Limits, iterations: u32) -> Self {
         let excess = (0..problem.layers).map(|layer| {
             let load = problem.load(layer);
@@ -80,17 +80,17 @@ impl Clustering {
         Clustering { group_of, plan, load_excess, iterations, replicas: None, penalty: 0, sequences: FREE.clone() }
     }
 
-    /// Local activations (with nodes their values); with prices of sequences, those of the best division.
+    /// Returns the local activations (with nodes, their value); with sequence prices, those of the best division.
     pub(crate) fn local(&self) -> i128 {
         self.plan.primal + self.sequences.of_room
     }
 
-    /// Local activations minus the cost of moves.
+    /// Returns the local activations minus the cost of moves.
     fn worth(&self) -> i128 {
         self.local() - self.penalty
     }
 
-    /// Whether this is the better result: less excess first, then more local activations.
+    /// Whether this result is better than `other`: less excess first, then more local activations.
     pub(crate) fn beats(&self, other: &Clustering) -> bool {
         (other.load_excess, self.worth()) > (self.load_excess, other.worth())
     }
@@ -101,7 +101,7 @@ impl Clustering {
         gain < MIN_GAIN && self.load_excess == other.load_excess
     }
 
-    /// This clustering with group g relabelled `label[g]`.
+    /// Returns this clustering with group g relabelled as `label[g]`.
     pub(crate) fn renamed(self, label: &[u16]) -> Self {
         let rename = |group: &mut u16| *group = label[usize::from(*group)];
         let Clustering { mut group_of, mut plan, mut sequences, .. } = self;
@@ -120,7 +120,8 @@ impl Clustering {
     }
 }
 
-/// A plan's value as a fraction of all activations: the local rate if only a unit's own group has a value.
+/// Returns a plan's value as a fraction of all activations: the local rate if only activations on a unit's own group
+/// have a value.
 pub(crate) fn local_rate(value: i128, problem: &Problem) -> f64 {
     value as f64 / PROFIT_ONE / problem.total_activations() as f64
 }

@@ -1,9 +1,9 @@
-//! Balanced assignment of experts with intact gating groups: each stays within one cell of neighbouring groups.
+//! Balanced assignment of experts with intact gating groups: each stays within one cell of consecutive groups.
 //!
-//! A router with group-limited gating first chooses among n groups of N/n neighbouring experts. If each of them lies in
-//! one cell (a node), the router's limit is also a limit on the network. Within a cell the best assignment of given
-//! gating groups is the same transportation problem. How to distribute them over K cells is found exactly too, from the
-//! values of all sets of n/K gating groups in every cell:
+//! A router with group-limited gating first chooses among n gating groups of N/n consecutive experts. If each gating
+//! group is in one cell (a node), the router's limit also limits network traffic. Within a cell, the best assignment of
+//! given gating groups is the same transportation problem. Their distribution over K cells is also optimal, computed
+//! from the values of all sets of n/K gating groups in every cell:
 //!
 //! ```text
 //! best(c, S) = max over Q in S, |Q| = n/K of  best(c - 1, S \ Q) + value(c, Q)
@@ -12,13 +12,14 @@
 use crate::step::topology::Topology;
 use crate::step::transport::{Plan, Stop, assign_evenly};
 
-/// Sets of gating groups are enumerated; published models have 8 gating groups.
+/// Maximum gating groups, because all sets of them are enumerated; published models have 8.
 pub(crate) const MAX_GATING_GROUPS: u16 = 12;
 
-/// The best group of each expert for `profit` [N, G]: N/G experts per group, every gating group in one cell. The caller
-/// guarantees that the number of cells divides that of gating groups, which divides that of experts.
+/// Returns the best group of each expert for `profit` [N, G], with N/G experts per group and every gating group in one
+/// cell. The caller guarantees that the number of cells divides the number of gating groups, which divides N.
 ///
-/// With `dealt`, gating groups stay in the cells of that placement, which is many times faster. `None` if stopped.
+/// With `dealt`, gating groups stay in the cells of that placement, which is many times faster. Returns `None` if
+/// stopped.
 pub(crate) fn assign_gated(
     profit: &[i64],
     groups: usize,
@@ -43,7 +44,7 @@ struct Dealing<'a> {
     experts: usize,
     per_cell: usize,
     gating_groups: usize,
-    /// Sets of as many gating groups as a cell takes, as bit masks.
+    /// All sets of gating groups that fill a cell, as bit masks.
     sets: Vec<u32>,
     stop: Stop<'a>,
 }
@@ -61,7 +62,7 @@ impl<'a> Dealing<'a> {
         (0..self.experts).filter(move |expert| set & (1 << (expert / each)) != 0)
     }
 
-    /// The set of every cell, in a placement that keeps gating groups together.
+    /// Returns each cell's set in a placement that keeps gating groups together.
     fn sets_of(&self, placement: &[u16]) -> Vec<u32> {
         let mut sets = vec![0; self.groups / self.per_cell];
         let gating = placement.chunks_exact(self.experts / self.gating_groups).enumerate();
@@ -69,7 +70,7 @@ impl<'a> Dealing<'a> {
         sets
     }
 
-    /// The set of every cell with the largest total value; ties go to the lowest sets in the last cells.
+    /// Returns each cell's set so that the total value is maximal; ties go to the lowest sets in the last cells.
     fn best(&self) -> Option<Vec<u32>> {
         let cells = self.groups / self.per_cell;
         let mut reached: Vec<Vec<Option<(i128, u32)>>> = Vec::with_capacity(cells);
@@ -103,11 +104,11 @@ impl<'a> Dealing<'a> {
         Some(chosen)
     }
 
-    /// The value of every set in a cell.
+    /// Returns the value of every set in a cell.
     fn values(&self, cell: usize) -> Option<Vec<i128>> {
         let mut price: Option<Vec<i64>> = None;
         let value = |&set: &u32| {
-            // Consecutive sets have most experts in common, so the last prices are nearly right.
+            // Consecutive sets have most experts in common, so the last prices are nearly optimal.
             let plan = self.solve(cell, set, price.as_deref())?;
             price = Some(plan.price);
             Some(plan.primal)
@@ -115,7 +116,8 @@ impl<'a> Dealing<'a> {
         self.sets.iter().map(value).collect()
     }
 
-    /// The best assignment of a set's experts to the groups of a cell, numbered within the cell, from any prices.
+    /// Returns the best assignment of a set's experts to the groups of a cell, numbered within the cell. Any start
+    /// prices are valid.
     fn solve(&self, cell: usize, set: u32, start: Option<&[i64]>) -> Option<Plan> {
         let first = cell * self.per_cell;
         let own = |expert: usize| {

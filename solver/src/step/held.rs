@@ -2,7 +2,7 @@
 
 use semmoe_tables::{FormatError, ModelInfo, Replicas};
 
-/// Experts of a layer per exchange of a kick. Of 5, 10 and 20, 10 gained the most.
+/// Number of a layer's experts per exchange in a kick. Of 5, 10 and 20, 10 gained the most.
 const EXPERTS_PER_EXCHANGE: usize = 10;
 
 /// The groups that hold each column (layer, expert): ascending, distinct, at least one.
@@ -29,7 +29,7 @@ impl Flat {
 }
 
 impl Held {
-    /// The holders of each expert of a layer: [N].
+    /// Returns the holders of each expert in a layer, [N].
     pub(crate) fn layer(&self, layer: usize) -> &[Vec<u16>] {
         &self.holders[layer * self.experts..(layer + 1) * self.experts]
     }
@@ -53,8 +53,8 @@ impl Held {
         self.holders[first + exchange.b] = of_b;
     }
 
-    /// A kick for iterated local search: the holders after random exchanges in every layer. Groups keep their number of
-    /// slots, and every expert is still held.
+    /// Returns the holders after random exchanges in every layer, a kick for iterated local search. Groups keep their
+    /// number of slots, and every expert keeps a holder.
     pub(crate) fn perturbed(&self, random: &mut fastrand::Rng) -> Self {
         let (mut perturbed, experts) = (self.clone(), self.experts);
         for layer in 0..self.layers().count() {
@@ -69,7 +69,7 @@ impl Held {
         perturbed
     }
 
-    /// Converts to slots, group after group, ascending.
+    /// Converts to slots, group by group, in ascending order.
     pub(crate) fn to_replicas(&self, model: &ModelInfo) -> Result<Replicas, FormatError> {
         let mut logical = Vec::new();
         for layer in self.layers() {
@@ -83,8 +83,8 @@ impl Held {
     }
 }
 
-/// An exchange of two experts in a layer: `a` leaves group `from` and `b` enters; with `to`, `b` leaves that group and
-/// `a` enters. Groups keep their number of slots.
+/// An exchange of two experts in a layer: `b` replaces `a` in group `from` and, if `to` is given, `a` replaces `b` in
+/// that group. Groups keep their number of slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Exchange {
     pub(crate) a: usize,
@@ -94,7 +94,7 @@ pub(crate) struct Exchange {
 }
 
 impl Exchange {
-    /// Every exchange of these two experts that keeps both held and gives no group one of them twice.
+    /// Returns every exchange of two experts that leaves a holder for both and gives no group two copies of either.
     pub(crate) fn of_pair(holders: &[Vec<u16>], a: usize, b: usize) -> Vec<Exchange> {
         let only = |these: &[u16], those: &[u16]| -> Vec<u16> {
             these.iter().copied().filter(|group| !those.contains(group)).collect()
@@ -113,7 +113,7 @@ impl Exchange {
         found
     }
 
-    /// The holders of `a` and of `b` after the exchange.
+    /// Returns the holders of `a` and of `b` after the exchange.
     pub(crate) fn after(&self, holders: &[Vec<u16>]) -> (Vec<u16>, Vec<u16>) {
         let change = |holders: &[u16], leave: Option<u16>, enter: Option<u16>| {
             let mut after: Vec<u16> = holders.iter().copied().filter(|group| Some(*group) != leave).collect();
@@ -125,8 +125,8 @@ impl Exchange {
     }
 }
 
-/// The traffic of one layer, and each group's load under static nearest dispatch: a unit's activations of an expert
-/// held by its own group stay there; the others are shared evenly by all holders.
+/// Traffic of one layer, from which each group's load follows under static nearest dispatch: a unit's activations of an
+/// expert held by its own group stay there; all others are shared evenly by the expert's holders.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Traffic<'a> {
     /// [N] activations.
@@ -138,8 +138,8 @@ pub(crate) struct Traffic<'a> {
 }
 
 impl Traffic<'_> {
-    /// The load of each holder of an expert, in the order of `holders`. The remainder of an even share goes to the
-    /// first ones, so nothing is lost.
+    /// Returns the load of each holder of an expert, in the order of `holders`. The remainder of an even split goes to
+    /// the first holders, so that no load is lost.
     pub(crate) fn shares<'h>(&'h self, expert: usize, holders: &'h [u16]) -> impl Iterator<Item = (usize, u64)> + 'h {
         let own = move |group: u16| match holders.len() {
             1 => 0,
@@ -151,7 +151,7 @@ impl Traffic<'_> {
         (0u64..).zip(holders).map(move |(at, &group)| (group.into(), own(group) + each + u64::from(at < more)))
     }
 
-    /// The load of each group.
+    /// Returns the load of each group.
     pub(crate) fn loads(&self, holders: &[Vec<u16>]) -> Vec<u64> {
         let mut loads = vec![0; self.groups];
         for (expert, holders) in holders.iter().enumerate() {
@@ -160,7 +160,7 @@ impl Traffic<'_> {
         loads
     }
 
-    /// The loads after an exchange.
+    /// Returns the loads after an exchange.
     pub(crate) fn loads_after(&self, loads: &[u64], holders: &[Vec<u16>], exchange: &Exchange) -> Vec<u64> {
         let (of_a, of_b) = exchange.after(holders);
         let mut after = loads.to_vec();

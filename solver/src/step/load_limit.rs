@@ -1,15 +1,16 @@
 //! Assigns experts to groups within a limit on the load that each group attracts.
 //!
-//! The assignment without the limit is exact. If it breaks the limit, prices on load (a Lagrangian relaxation with
-//! subgradient steps) produce a series of exact assignments. The best of those within the limit is taken, or else the
-//! closest one is repaired by swaps; swaps that gain within the limit finish. Capacities in numbers of experts always
-//! hold, as only exact assignments and swaps are used. Both keep gating groups together where required.
+//! The assignment without the limit is exact. If it violates the limit, prices on load (a Lagrangian relaxation with
+//! subgradient steps) produce a series of exact assignments. The best one within the limit is chosen or, if there is
+//! none, the closest one is repaired by swaps. Finally, swaps that gain within the limit are made. Groups always have
+//! the right number of experts, as only exact assignments and swaps are used. Both keep gating groups together where
+//! required.
 
 use crate::step::gating::assign_gated;
 use crate::step::topology::Topology;
 use crate::step::transport::{Stop, assign_evenly};
 
-/// Rounds of the relaxation; later ones rarely change the result.
+/// Rounds of the relaxation; further rounds rarely change the result.
 const PRICE_ROUNDS: u32 = 24;
 
 /// One in this many rounds also redistributes gating groups over cells, which is slow.
@@ -29,7 +30,7 @@ pub(crate) struct Layer<'a> {
     pub(crate) cap: u64,
 }
 
-/// The value of an assignment: less excess over the cap first, then more gain.
+/// Value of an assignment: the smaller excess over the cap wins, then the larger gain.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Value {
     pub(crate) excess: u64,
@@ -48,7 +49,7 @@ struct Candidate {
     value: Value,
 }
 
-/// The best assignment found for the layer; at least as good as `current`. `None` if stopped.
+/// Returns the best assignment found for the layer, at least as good as `current`, or `None` if stopped.
 pub(crate) fn assign_within(layer: &Layer<'_>, current: Option<&[u16]>, stop: Stop<'_>) -> Option<Vec<u16>> {
     let free = layer.candidate(layer.assign(&vec![0; layer.groups], None, stop)?);
     if free.value.excess == 0 {
@@ -62,7 +63,7 @@ pub(crate) fn assign_within(layer: &Layer<'_>, current: Option<&[u16]>, stop: St
     }
 }
 
-/// Load that each group attracts.
+/// Returns the load that each group attracts.
 pub(crate) fn group_loads(group_of: &[u16], load: &[u64], groups: usize) -> Vec<u64> {
     let mut loads = vec![0; groups];
     for (&group, &load) in group_of.iter().zip(load) {
@@ -93,8 +94,8 @@ impl LoadPrices {
 }
 
 impl Layer<'_> {
-    /// Exact balanced assignment with a price per activation on each group. With `dealt`, gating groups stay in their
-    /// cells.
+    /// Computes the exact balanced assignment with a price per activation on each group. With `dealt`, gating groups
+    /// stay in their cells.
     fn assign(&self, price: &[i64], dealt: Option<&[u16]>, stop: Stop<'_>) -> Option<Vec<u16>> {
         let experts = self.load.len();
         let profit: Vec<i64> = (0..experts)
@@ -117,7 +118,7 @@ impl Layer<'_> {
         Candidate { group_of, value: Value { excess, gain } }
     }
 
-    /// Subgradient steps on load prices, from the unconstrained assignment.
+    /// Runs subgradient steps on load prices, starting from the unconstrained assignment.
     fn relax(&self, free: Candidate, stop: Stop<'_>) -> Option<Candidate> {
         let mut prices = LoadPrices::new(self.load, self.groups, self.fraction_bits);
         let mut last = free.group_of.clone();
@@ -135,7 +136,7 @@ impl Layer<'_> {
         Some(best)
     }
 
-    /// Makes the best swap, if any helps: repairs the excess first, then gains without adding excess.
+    /// Makes the best swap, if any helps: one that reduces the excess or, without adding excess, gains.
     fn improve_by_swap(&self, candidate: &mut Candidate, stop: Stop<'_>) -> Option<bool> {
         let loads = group_loads(&candidate.group_of, self.load, self.groups);
         let mut best = candidate.value;
@@ -176,7 +177,7 @@ impl Layer<'_> {
     }
 }
 
-/// Activations of a layer above the cap.
+/// Returns the activations of a layer above the cap.
 pub(crate) fn excess(loads: &[u64], cap: u64) -> u64 {
     loads.iter().map(|load| load.saturating_sub(cap)).sum()
 }

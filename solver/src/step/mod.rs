@@ -1,4 +1,4 @@
-//! The exact steps, over one clustering: units to groups, experts to groups, and the limits on both.
+//! The exact steps of one clustering (units to groups, and experts to groups), and the limits on both.
 
 pub(crate) mod clustering;
 pub(crate) mod division;

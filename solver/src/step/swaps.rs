@@ -1,9 +1,10 @@
-//! Swap search: pairs of experts of a layer exchange groups if that helps at fixed prices of the units.
+//! Swap search: two experts of a layer exchange groups if that gains at fixed unit prices.
 //!
-//! The alternation stops when neither half can improve alone. A swap is judged with both: the units may follow the
-//! experts. With prices p the value of a placement is `sum over t of max over c (local[t,c] - mass[t] p[c])` plus a
-//! constant (the dual of the unit step), and a swap changes only the units that use one of the two experts. This is an
-//! upper bound on the swap's gain, so the caller solves the unit step again and keeps the better of both.
+//! The alternation stops when neither step can improve the result by itself. A swap is evaluated with both: the units
+//! may follow the experts. With prices p, the value of a placement is `sum over t of max over c (local[t,c] - mass[t]
+//! p[c])` plus a constant (the dual of the unit step), and a swap affects only the units that use one of the two
+//! experts. The change in this value is an upper bound on the swap's gain, so the caller solves the unit step again and
+//! keeps the better result.
 
 use crate::input::Problem;
 use crate::step::clustering::Task;
@@ -24,30 +25,31 @@ pub(crate) struct Search<'a> {
     group_of: Vec<u16>,
     placement: Option<&'a CurrentPlacement>,
     topology: Topology,
-    /// [U, G] local activations (with nodes their values) minus the price of the unit's mass.
+    /// [U, G] local activations (with nodes, their value) minus the price of the unit's mass.
     value: Vec<f64>,
     /// [U] the maximum of each row of `value`.
     best: Vec<f64>,
 }
 
-/// Maximum values that a pass over all pairs may compare; above it pairs are preselected by an estimate.
+/// Maximum values that a pass over all pairs may compare. Beyond it, pairs are preselected by an estimate.
 const MAX_VALUES_COMPARED: u64 = 1 << 29;
 
 /// Number of pairs preselected by estimate, per expert of a layer.
 const PAIRS_PER_EXPERT: usize = 2;
 
-/// One pass over the pairs of experts of every layer: returns the placement after all swaps that gain under `price`
-/// (fixed point, per token) and keep each group within `max_over_mean` of the layer's mean load, or no worse than
-/// before. `None` if there is no such swap. With a current placement the cost of moves is deducted.
+/// Makes one pass over the pairs of experts of every layer. Returns the placement after all swaps that gain under
+/// `price` (fixed point, per token) and keep each group within `max_over_mean` times the layer's mean load, or no
+/// further above it than before. Returns `None` if there is no such swap. With a current placement, the cost of moves
+/// is deducted.
 ///
-/// In large problems only the pairs with the largest estimates are tried: what each expert alone would gain in the
-/// other's group, which is exact except for the units that use both.
+/// In large problems, only the pairs with the largest estimates are tried. The estimate adds up the gains of moving
+/// each expert by itself to the other's group, which is exact except for the units that use both.
 pub(crate) fn swap_pass(task: &Task<'_>, group_of: &[u16], price: &[i64], stop: Stop<'_>) -> Option<Vec<u16>> {
     let values = (task.problem.entries() * task.problem.experts * price.len()) as u64;
     passed(task, group_of, price, values > MAX_VALUES_COMPARED, stop)
 }
 
-/// The pass, over all pairs or those preselected by estimate.
+/// Runs the pass over all pairs, or over those preselected by the estimate.
 pub(crate) fn passed(
     task: &Task<'_>,
     group_of: &[u16],
@@ -102,7 +104,7 @@ pub(crate) fn exchange(loads: &mut [u64], a: Loaded, b: Loaded) {
     loads[b.group] = loads[b.group] - b.load + a.load;
 }
 
-/// Whether the groups of two experts that are exchanged stay within the cap, or exceed it no further.
+/// Whether the groups of two exchanged experts stay within the cap, or exceed it by no more than before.
 pub(crate) fn keeps_cap(loads: &[u64], a: Loaded, b: Loaded, cap: u64) -> bool {
     let (from, to) = (loads[a.group], loads[b.group]);
     let after = (from - a.load + b.load).max(to - b.load + a.load);
@@ -125,7 +127,7 @@ impl<'a> Search<'a> {
         Search { group_of: group_of.to_vec(), placement, ..search }
     }
 
-    /// For a caller that tracks the groups of the columns itself: from local activations [U, G].
+    /// Creates a search from local activations [U, G], for a caller that tracks the groups of the columns itself.
     pub(crate) fn of_local(problem: &'a Problem, local: &[u64], price: &[i64], topology: Topology) -> Self {
         let groups = price.len();
         let worth = topology.worth(local, groups);
@@ -152,7 +154,8 @@ impl<'a> Search<'a> {
         &self.value[unit * self.groups..(unit + 1) * self.groups]
     }
 
-    /// Pairs of experts of a layer in different groups with a positive estimated gain, largest first, a few per expert.
+    /// Returns pairs of a layer's experts in different groups with a positive estimated gain, largest first, a few per
+    /// expert.
     fn likely_pairs(&self, layer: usize, stop: Stop<'_>) -> Vec<(usize, usize)> {
         let experts = self.problem.experts;
         let first = layer * experts;
@@ -174,7 +177,7 @@ impl<'a> Search<'a> {
         pairs.into_iter().map(|(_, a, b)| (a, b)).collect()
     }
 
-    /// The gain of moving one column to each group, ignoring capacity: [G].
+    /// Returns the gain of moving one column to each group, ignoring capacity, [G].
     fn gains_alone(&self, column: usize) -> Vec<f64> {
         let from = self.group(column);
         let mut gains = vec![0.0; self.groups];
@@ -194,14 +197,14 @@ impl<'a> Search<'a> {
         gains
     }
 
-    /// The migration cost of two columns exchanging their groups.
+    /// Returns the migration cost of two columns exchanging their groups.
     fn cost(&self, a: usize, b: usize) -> f64 {
         let (from, to) = (self.group(a), self.group(b));
         self.placement.map_or(0.0, |placement| placement.change(a, from, to) + placement.change(b, to, from))
     }
 
-    /// Exchanges entire gating groups of the layer that begins at column `first`, where that gains: their experts, in
-    /// the order of their groups, take each other's.
+    /// Exchanges entire gating groups, where that gains, in the layer that begins at column `first`: their experts,
+    /// ordered by group, take each other's groups.
     fn swap_gating_groups(&mut self, first: usize, load: &[u64], cap: u64, least: f64, stop: Stop<'_>) -> bool {
         let gating_groups = self.topology.gating_groups;
         let each = load.len() / gating_groups;
@@ -235,17 +238,17 @@ impl<'a> Search<'a> {
         swapped
     }
 
-    /// The gain of exchanging the groups of two columns if every unit then takes its best group.
+    /// Returns the gain of exchanging the groups of two columns if every unit then moves to its best group.
     fn gain(&self, a: usize, b: usize) -> f64 {
         self.gain_of(&self.swapped(a, b))
     }
 
-    /// The exchange of two columns' groups.
+    /// Builds the exchange of two columns' groups.
     fn swapped(&self, a: usize, b: usize) -> Exchange {
         Exchange { a, b, from: self.group_of[a], to: Some(self.group_of[b]) }
     }
 
-    /// The gain of an exchange of columns.
+    /// Returns the gain of an exchange of columns.
     pub(crate) fn gain_of(&self, exchange: &Exchange) -> f64 {
         let changes = self.changes(exchange);
         let mut gain = 0.0;
@@ -257,7 +260,7 @@ impl<'a> Search<'a> {
         gain
     }
 
-    /// The change in the value of each group from an activation that moves from `from` to `to`: [G].
+    /// Returns the change in each group's value, [G], from an activation that moves from group `from` to group `to`.
     fn changes(&self, &Exchange { from, to, .. }: &Exchange) -> Vec<f64> {
         let value = |of: usize, on: u16| self.topology.value(of, usize::from(on));
         (0..self.groups).map(|of| to.map_or(0.0, |to| value(of, to)) - value(of, from)).collect()

@@ -1,37 +1,37 @@
-//! How groups relate: nodes of groups, and gating groups of experts that stay together.
+//! Relations between groups: the nodes that contain them, and gating groups of experts that stay together.
 //!
-//! With M nodes, an activation on the unit's own group costs nothing, on another group of its node 1, on another node
-//! X. Minimum cost means maximum total value
+//! With M nodes, an activation on the unit's own group costs nothing, one on another group of its node costs 1, and one
+//! on another node costs X. Minimum cost means maximum total value
 //!
 //! ```text
-//! V(c, g) = 1 if c = g,  1 - 1/X if c and g are of one node,  0 otherwise        cost = X (1 - V)
+//! V(c, g) = 1 if c = g,  1 - 1/X if c and g are on one node,  0 otherwise        cost = X (1 - V)
 //! ```
 //!
 //! which replaces `[c = g]` everywhere. Both exact steps are unchanged, since their profits are linear in the counts: a
-//! unit's profit on group c is its activations on every group times V, an expert's gain in group g the activations of
-//! every group's units times V.
+//! unit's profit on group c is its activations on every group times V, and an expert's gain in group g is the
+//! activations by every group's units times V.
 
 use crate::input::{Nodes, SolveError, SolveOptions, within};
 use crate::step::gating::MAX_GATING_GROUPS;
 
-/// The groups, and the cells of neighbouring groups that they form.
+/// The groups, and the cells of consecutive groups that they form.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Topology {
-    /// Groups per cell: all of them without nodes and gating groups.
+    /// Groups per cell. Without nodes and gating groups, all groups are in one cell.
     pub(crate) per_cell: usize,
     /// The value of an activation on another group of the cell; zero if cells are not nodes.
     pub(crate) near: f64,
-    /// Number of gating groups, each of neighbouring experts that stay in one cell; one = no constraint.
+    /// Number of gating groups, each of consecutive experts that stay in one cell; 1 = no constraint.
     pub(crate) gating_groups: usize,
 }
 
 impl Topology {
-    /// All groups equal, and no constraint on experts.
+    /// Creates a topology in which all groups are equal and experts are unconstrained.
     pub(crate) fn flat(groups: usize) -> Self {
         Topology { per_cell: groups, near: 0.0, gating_groups: 1 }
     }
 
-    /// Takes the topology from the options, for N experts and groups that divide them.
+    /// Reads the topology from the options, for N experts and groups that divide them.
     pub(crate) fn new(options: &SolveOptions, experts: u16) -> Result<Self, SolveError> {
         let (groups, gating_groups) = (options.groups, options.gating_groups.max(1));
         let mut topology = Topology::flat(usize::from(groups));
@@ -62,17 +62,17 @@ impl Topology {
         Ok(topology)
     }
 
-    /// Whether an activation is worth more on some other groups than on others.
+    /// Whether activations on some other groups are worth more than on others.
     pub(crate) fn has_nodes(&self) -> bool {
         self.near > 0.0
     }
 
-    /// The cell of a group.
+    /// Returns the cell of a group.
     pub(crate) fn cell(&self, group: usize) -> usize {
         group / self.per_cell
     }
 
-    /// V: the value of an activation by a unit of one group on another.
+    /// Returns V, the value of an activation by a unit of one group on another group.
     pub(crate) fn value(&self, of: usize, on: usize) -> f64 {
         match of == on {
             true => 1.0,
@@ -81,7 +81,7 @@ impl Topology {
         }
     }
 
-    /// Whether an expert in one group may trade places with one in the other.
+    /// Whether an expert in one group may exchange groups with one in the other.
     pub(crate) fn exchangeable(&self, a: usize, b: usize) -> bool {
         self.gating_groups == 1 || self.cell(a) == self.cell(b)
     }
@@ -108,7 +108,7 @@ impl Topology {
     }
 }
 
-/// Checks that nodes can have equally many groups.
+/// Checks that the groups can be divided evenly among the nodes.
 pub(crate) fn check_nodes(nodes: u16, groups: u16) -> Result<(), SolveError> {
     if nodes > 0 && groups.is_multiple_of(nodes) {
         return Ok(());

@@ -11,7 +11,7 @@ const PROFIT_BITS: u32 = 32;
 /// One unit of a fixed-point profit.
 pub(crate) const PROFIT_ONE: f64 = (1u64 << PROFIT_BITS) as f64;
 
-/// Profits of the units, [U, G]: local activations [U, G] per token, as fixed-point numbers.
+/// Returns the profits of the units, [U, G]: the local activations per token, in fixed point.
 pub(crate) fn profits_of_local(problem: &Problem, local: &[u64], groups: usize) -> Vec<i64> {
     profits_by(problem, local, groups, |&count| count as f64)
 }
@@ -21,7 +21,8 @@ fn profits_by<T>(problem: &Problem, worth: &[T], groups: usize, value: impl Fn(&
     rows.flat_map(|(row, &mass)| row.iter().map(move |worth| to_profit(value(worth) / mass as f64))).collect()
 }
 
-/// Profits of the units, [U, G], given the group of each column, if activations on other groups can have a value too.
+/// Returns the profits of the units, [U, G], given the group of each column. Activations on other groups may also have
+/// a value.
 pub(crate) fn weighed_profits(problem: &Problem, group_of: &[u16], groups: usize, topology: Topology) -> Vec<i64> {
     let local = problem.local_counts(group_of, groups);
     if !topology.has_nodes() {
@@ -30,15 +31,16 @@ pub(crate) fn weighed_profits(problem: &Problem, group_of: &[u16], groups: usize
     profits_by(problem, &topology.worth(&local, groups), groups, |worth| *worth)
 }
 
-/// Beyond any realistic number of layers times experts per token; keeps sums along a path within 64 bits.
+/// Limit on profits, above any realistic number of layers times experts per token; keeps sums along a path within 64
+/// bits.
 const GREATEST_PROFIT: f64 = (1u64 << 55) as f64;
 
-/// A profit from activations per token.
+/// Converts activations per token to a profit.
 pub(crate) fn to_profit(activations_per_token: f64) -> i64 {
     (activations_per_token * PROFIT_ONE).round().clamp(-GREATEST_PROFIT, GREATEST_PROFIT) as i64
 }
 
-/// Subtracts the price of a sequence on each group from the profits [U, G] of a unit's tokens.
+/// Subtracts the price of a sequence on each group from the profits [U, G], spread over a unit's tokens.
 pub(crate) fn charge_sequences(problem: &Problem, profit: &mut [i64], price: &[i64]) {
     if price.is_empty() {
         return;
@@ -48,14 +50,14 @@ pub(crate) fn charge_sequences(problem: &Problem, profit: &mut [i64], price: &[i
     }
 }
 
-/// Maximum tokens per group: (1 + margin) of the mean, but at least what makes the problem solvable.
+/// Returns the maximum tokens per group: (1 + margin) times the mean, but at least enough to make the problem solvable.
 pub(crate) fn mass_capacity(total_mass: u64, groups: usize, margin: f64) -> Vec<u64> {
     let mean = total_mass as f64 / groups as f64;
     let most = ((1.0 + margin) * mean).floor() as u64;
     vec![most.max(total_mass.div_ceil(groups as u64)); groups]
 }
 
-/// The unit step. `start` are the last prices, which only make it faster. `None` if stopped.
+/// Runs the unit step. `start`: the last prices, which only make it faster. Returns `None` if stopped.
 pub(crate) fn unit_step(task: &Task<'_>, group_of: &[u16], start: Option<&[i64]>, stop: Stop<'_>) -> Option<Plan> {
     let Task { problem, capacity, limits, .. } = *task;
     let mut profit = weighed_profits(problem, group_of, limits.groups, limits.topology);

@@ -1,19 +1,19 @@
-//! Turns an optimal plan into one with whole units: a unit can only be sent to one place.
+//! Turns an optimal plan into one with whole units, because a unit can be sent to only one place.
 //!
 //! An optimal plan splits about as many units as there are groups. They are settled one by one, heaviest first: a split
-//! unit is fixed to the group of its largest part if the capacity allows, and the rest is solved again, so that the
-//! others make room as cheaply as possible. A unit that fits into no group stays split by share.
+//! unit is fixed to the group of its largest part if the capacity allows, and the remaining problem is solved again, so
+//! that the other units make room as cheaply as possible. A unit that fits into no group stays split by share.
 
 use std::cmp::Reverse;
 
 use crate::step::transport::{Plan, Split, Transport};
 
-/// Rounds beyond this are not worthwhile.
+/// Maximum useful number of rounds.
 pub(crate) const MAX_ROUNDS: usize = 64;
 
-/// A plan whose units are whole wherever they fit, within capacities. Its `dual` is that of `plan`, which proves that
-/// no plan is better by more than the difference. After `rounds` (at most [`MAX_ROUNDS`]) the remaining split units are
-/// placed where there is room, without solving again.
+/// Returns a plan within the capacities whose units are whole wherever they fit. Its `dual` is that of `plan`, so no
+/// plan is better than this one by more than `dual` minus `primal`. After `rounds` (at most [`MAX_ROUNDS`]), the
+/// remaining split units are placed where there is room, without solving again.
 pub(crate) fn whole(problem: &Transport<'_>, plan: &Plan, rounds: usize) -> Plan {
     let mut settling = Settling { problem, fixed: vec![false; problem.mass.len()], plan: plan.clone() };
     for _ in 0..rounds.min(MAX_ROUNDS) {
@@ -36,7 +36,8 @@ struct Settling<'a> {
 }
 
 impl Settling<'_> {
-    /// Fixes a split unit, whole in the group of its largest part or as it is, and solves for the units not fixed.
+    /// Fixes a split unit, either whole in the group of its largest part or as it is, and solves for the units that are
+    /// not fixed.
     fn settle(&mut self, split: &Split) {
         let (unit, mass) = (split.unit, self.problem.mass[split.unit]);
         let room = self.room_beside_fixed();
@@ -50,7 +51,7 @@ impl Settling<'_> {
         self.solve_open();
     }
 
-    /// Capacities minus the fixed units.
+    /// Returns the capacities minus the fixed units.
     fn room_beside_fixed(&self) -> Vec<u64> {
         let mut room = self.problem.capacity.to_vec();
         let mut splits = self.plan.splits.iter().peekable();

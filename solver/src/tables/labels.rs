@@ -6,12 +6,12 @@ use semmoe_tables::{GroupLabels, LayerIdx, MAX_LABELS, NO_GROUP, Placement, Prof
 use crate::prior::evidence::Shrinkage;
 use crate::tables::token_table::activation_evidence;
 
-/// Builds `T_group` and `T_prob`: groups by the share of the token's activations expected there, descending. `A_group`
-/// and `A_prob` are left without evidence.
+/// Builds `T_group` and `T_prob`: groups in descending order of the share of the token's activations expected there.
+/// Leaves `A_group` and `A_prob` without evidence.
 ///
-/// The share is what a token on that group keeps local, so the first label is the group to put it on. How often the
-/// group holds most of the top-k would be a weaker measure: with even k many tokens have no such group, and ties would
-/// favour low groups.
+/// The share is the fraction of activations that stay local if the token is on that group, so the first label is the
+/// best group. How often the group has most of the top-k experts would be a weaker measure: with even k, many tokens
+/// have no such group, and ties would favour low groups.
 pub(crate) fn tp_parts(profile: &Profile, placement: &Placement, shrinkage: &Shrinkage<'_>) -> TpParts {
     let (layers, groups) = (profile.model().layers(), usize::from(placement.groups()));
     let mut parts = TpParts { labels: MAX_LABELS.min(groups), ..TpParts::default() };
@@ -30,7 +30,7 @@ pub(crate) fn tp_parts(profile: &Profile, placement: &Placement, shrinkage: &Shr
     parts
 }
 
-/// Appends the likeliest groups, best first, ties to the lowest; only unused labels without evidence.
+/// Appends the likeliest groups, best first, the lowest group on ties. Without evidence, appends only unused labels.
 pub(crate) fn push_labels(group: &mut Vec<u16>, prob: &mut Vec<f16>, labels: usize, shares: Option<&[f64]>) {
     let Some(shares) = shares else {
         group.extend(std::iter::repeat_n(NO_GROUP, labels));
@@ -52,14 +52,14 @@ pub(crate) struct Labels {
     pub(crate) prob: Vec<f16>,
 }
 
-/// Row `row` of pushed labels; `None` without evidence.
+/// Returns row `row` of pushed labels, or `None` if it has no evidence.
 pub(crate) fn labels_of<'a>(group: &'a [u16], prob: &'a [f16], labels: usize, row: usize) -> Option<GroupLabels<'a>> {
     let span = row * labels..(row + 1) * labels;
     let groups = &group[span.clone()];
     (groups[0] != NO_GROUP).then_some(GroupLabels { groups, probs: &prob[span] })
 }
 
-/// The groups of one token, layer by layer, where its routes are known.
+/// A token's groups by layer; `None` where its route is unknown.
 #[derive(Debug)]
 pub(crate) struct MainGroups {
     groups: Vec<Option<u16>>,
@@ -79,7 +79,7 @@ impl MainGroups {
         }
     }
 
-    /// The groups in the two previous layers, older first.
+    /// Returns the groups in the two previous layers, older first.
     pub(crate) fn before(&self, layer: usize) -> Option<(u16, u16)> {
         let older = layer.checked_sub(2)?;
         Some((self.groups[older]?, self.groups[older + 1]?))

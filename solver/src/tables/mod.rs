@@ -1,4 +1,4 @@
-//! T, A and prices from a clustering.
+//! Builds T, A and prices from a clustering.
 
 pub(crate) mod labels;
 pub(crate) mod printed;

@@ -1,9 +1,9 @@
 //! The paper's Algorithm 3 as printed, as a baseline: in its line 2, `cond(T_p > A_p)`, a token follows whichever of T
-//! and A is more confident, and the other's knowledge is lost.
+//! and A is more confident, and the other's information is lost.
 //!
-//! The paper's A_p is a plain share: how much of what tokens activate in a layer lies on a group, given their groups in
-//! the two previous layers. Our own A is tempered by what T already knows (`transitions`), so its shares do not show
-//! which of the two is more confident.
+//! The paper's A_p is a plain share: the fraction of a layer's activations on a group, given the tokens' groups in the
+//! two previous layers. Our own A is tempered by the information that T already has (`transitions`), so its shares do
+//! not show which of the two is more confident.
 
 use half::f16;
 use semmoe_tables::{GroupId, GroupLabels, LayerIdx, Placement, PromptSplit, Tables, TokenId, Trace, TraceRequest};
@@ -11,10 +11,10 @@ use semmoe_tables::{GroupId, GroupLabels, LayerIdx, Placement, PromptSplit, Tabl
 use crate::tables::labels::{Labels, labels_of};
 use crate::tables::transitions::Counts;
 
-/// Marks tables of the paper's algorithm in the solver field; their A is A_p.
+/// Marks tables made by the paper's algorithm in the `solver` field; their A is A_p.
 pub(crate) const BY_PAPER: &str = "algorithm=paper";
 
-/// A and A_p from counts: one label for every pair of groups, [L, G, G, 1].
+/// A and A_p, counted on requests: one label for every pair of groups, [L, G, G, 1].
 #[derive(Debug)]
 pub(crate) struct Sequences {
     groups: usize,
@@ -39,17 +39,17 @@ impl Sequences {
     }
 }
 
-/// Where A_p comes from.
+/// The source of A_p.
 enum Table {
-    /// The tables, which are the paper's.
+    /// A in the evaluated tables, which were made by the paper's algorithm.
     Own,
-    /// The requests that were solved on.
+    /// Counts on the requests that were solved on.
     Counted(Sequences),
-    /// Halves of the evaluated requests, each counted for the other.
+    /// Two halves of the evaluated requests; each half's counts are used for the other.
     Halves([Sequences; 2]),
 }
 
-/// Algorithm 3 for given tables.
+/// Algorithm 3, applied to given tables.
 pub(crate) struct PrintedRule<'a> {
     tables: &'a Tables,
     table: Table,
@@ -60,7 +60,7 @@ pub(crate) struct PrintedRule<'a> {
 pub(crate) struct Half(usize);
 
 impl<'a> PrintedRule<'a> {
-    /// Counts A_p in `solved_on` if known, else in the evaluated trace itself.
+    /// Counts A_p on `solved_on` if it is known, otherwise on the evaluated trace itself.
     pub(crate) fn new(tables: &'a Tables, judged: &Trace, solved_on: Option<&Trace>) -> Self {
         let placement = tables.placement();
         let table = match solved_on {
@@ -74,12 +74,12 @@ impl<'a> PrintedRule<'a> {
         Self { tables, table }
     }
 
-    /// The half whose counts apply to a request.
+    /// Returns the half whose counts apply to a request.
     pub(crate) fn half(&self, request: TraceRequest<'_>) -> Half {
         Half(if matches!(self.table, Table::Halves(_)) { half_of(request) } else { 0 })
     }
 
-    /// The labels that the rule selects for a token.
+    /// Returns the labels that the rule selects for a token.
     pub(crate) fn labels(
         &self,
         half: Half,

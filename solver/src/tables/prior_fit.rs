@@ -7,19 +7,19 @@ use crate::input::SolveOptions;
 use crate::prior::evidence::{LayerEvidence, MeanEvidence, Shrinkage};
 use crate::tables::token_table::{activation_evidence, count_groups};
 
-/// Pseudo-occurrences of the prior to try.
+/// Candidate pseudo-occurrences of the prior.
 const PRIORS: [f64; 9] = [0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0];
 
-/// The floor of a share: the smallest normal f16.
+/// Lower limit of a share: the smallest normal f16.
 const MIN_SHARE: f64 = 6.103_515_625e-5;
 
-/// Maximum tokens times groups that the prior is fitted on.
+/// Maximum tokens times groups used to fit the prior.
 const MAX_FITTED: usize = 1 << 18;
 
 /// The strength of the prior that best fits held-out requests.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct PriorFit {
-    /// Pseudo-occurrences in the options.
+    /// Pseudo-occurrences given in the options.
     pub before: f64,
     /// Pseudo-occurrences with the lowest log loss on the choosing requests.
     pub best: f64,
@@ -27,20 +27,21 @@ pub struct PriorFit {
     pub log_loss_before: f64,
     /// On the judging requests: mean of -log(expected share) over activations, with `best`.
     pub log_loss_best: f64,
-    /// Whether T uses `best`: it has the lower log loss on both sets.
+    /// Whether T uses `best`, because it has the lower log loss on both sets.
     pub kept: bool,
 }
 
 impl PriorFit {
-    /// The options with the prior that T uses.
+    /// Returns the options with the prior that T uses.
     pub(crate) fn applied(&self, options: &SolveOptions) -> SolveOptions {
         let prior_occurrences = if self.kept { self.best } else { self.before };
         SolveOptions { prior_occurrences, ..options.clone() }
     }
 }
 
-/// Fits the prior's pseudo-occurrences: the lowest log loss of T's shares on the first counts `held`, kept if it is
-/// also lower on the second. `None` if either has no counts of tokens known to T.
+/// Fits the prior's pseudo-occurrences: chooses those with the lowest log loss of T's shares on the first counts in
+/// `held`, and keeps them if the loss on the second is lower too. Returns `None` if either has no counts of tokens
+/// known to T.
 pub(crate) fn fit_prior(
     profile: &Profile,
     placement: &Placement,
@@ -117,8 +118,8 @@ fn log_losses(
     losses
 }
 
-/// One row of T for every candidate m of pseudo-occurrences, and the counts observed. Summed over layers with attention
-/// dp.
+/// One row of T for every candidate number m of pseudo-occurrences, and the observed counts; summed over layers with
+/// attention dp.
 #[derive(Clone, Debug)]
 struct Row {
     /// [2, G]

@@ -7,11 +7,12 @@ use crate::input::Margins;
 use crate::prior::evidence::{LayerEvidence, MeanEvidence, Shrinkage};
 use crate::step::{Held, Requests, group_loads};
 
-/// T f16 [V, G] from the evidence of each layer: for each token the share of its activations on each group, mean over
-/// layers. A token with neither counts nor a similar token has equal values.
+/// Builds T, f16 [V, G], from the evidence of each layer: each token's share of activations on each group, averaged
+/// over layers. A token with neither counts nor a similar token gets equal values.
 ///
-/// With the counts c of n occurrences in a layer, m pseudo-occurrences and the prior q, it is the mean of `(c + m q) /
-/// (n + m)`. The regression behind q is linear, so one on the means over layers replaces one per layer.
+/// A row is the mean over layers of `(c + m q) / (n + m)`, with the counts c of n occurrences in a layer, m
+/// pseudo-occurrences and the prior q. The regression behind q is linear, so a single regression on the means over
+/// layers replaces one per layer.
 pub(crate) fn shares_by(
     profile: &Profile,
     groups: usize,
@@ -45,7 +46,7 @@ pub(crate) fn shares_by(
     table
 }
 
-/// T if an activation can be local on several ranks.
+/// Builds T for activations that can be local on several ranks.
 pub(crate) fn replica_shares(profile: &Profile, held: &Held, shrinkage: &Shrinkage<'_>) -> Vec<f16> {
     let mut shares = shares_by(profile, held.groups, shrinkage, |layer| replica_evidence(profile, layer, held));
     // Sums of rounded shares may exceed one slightly if every group holds every expert.
@@ -53,7 +54,8 @@ pub(crate) fn replica_shares(profile: &Profile, held: &Held, shrinkage: &Shrinka
     shares
 }
 
-/// Occurrences of every token in a layer by group: an occurrence is divided over the groups of its k experts.
+/// Returns the occurrences of every token in a layer by group: an occurrence is divided over the groups of its k
+/// experts.
 pub(crate) fn activation_evidence(profile: &Profile, layer: LayerIdx, placement: &Placement) -> LayerEvidence {
     let groups = usize::from(placement.groups());
     let group_of = placement.layer(layer);
@@ -67,8 +69,8 @@ pub(crate) fn activation_evidence(profile: &Profile, layer: LayerIdx, placement:
     LayerEvidence::new(on_group, groups, layer_prior(profile, layer, group_of, groups))
 }
 
-/// Occurrences of every token in a layer by group: an activation counts on every group that holds its expert, so a row
-/// adds up to more than the token's occurrences.
+/// Returns the occurrences of every token in a layer by group: an activation counts on every group that holds its
+/// expert, so a row adds up to more than the token's occurrences.
 fn replica_evidence(profile: &Profile, layer: LayerIdx, held: &Held) -> LayerEvidence {
     let (groups, holders) = (held.groups, held.layer(layer.index()));
     let top_k = f64::from(profile.model().top_k);
@@ -91,7 +93,7 @@ fn replica_evidence(profile: &Profile, layer: LayerIdx, held: &Held) -> LayerEvi
     LayerEvidence { groups, on_group, seen, layer_share: layer_share.collect() }
 }
 
-/// Activations of a token in a layer by group.
+/// Counts the activations of a token in a layer by group.
 pub(crate) fn count_groups(profile: &Profile, layer: LayerIdx, token: TokenId, group_of: &[u16], on_group: &mut [u64]) {
     on_group.fill(0);
     for (expert, count) in profile.row(layer, token).iter() {
@@ -99,7 +101,7 @@ pub(crate) fn count_groups(profile: &Profile, layer: LayerIdx, token: TokenId, g
     }
 }
 
-/// Share of a layer's activations on each group; equal shares for a layer without activations.
+/// Returns the share of a layer's activations on each group, or equal shares for a layer without activations.
 fn layer_prior(profile: &Profile, layer: LayerIdx, group_of: &[u16], groups: usize) -> Vec<f64> {
     let total = group_loads(group_of, &profile.expert_loads(layer), groups);
     let all: u64 = total.iter().sum();
@@ -107,7 +109,8 @@ fn layer_prior(profile: &Profile, layer: LayerIdx, group_of: &[u16], groups: usi
     total.iter().map(share).collect()
 }
 
-/// Prices of tokens, in units of share, and of sequences, in units of share of a mean-sized request: [G] each.
+/// Prices of tokens, as fractions of a token's activations, and of sequences, as fractions of a mean-sized request's
+/// activations, [G] each.
 #[derive(Debug)]
 pub(crate) struct Prices {
     pub(crate) token: Vec<f32>,
@@ -115,8 +118,8 @@ pub(crate) struct Prices {
     pub(crate) sequence: Option<Vec<f32>>,
 }
 
-/// The prices at which the trace's requests, each scored by its prompt with T, fill the ranks within the margins: the
-/// starting point of online prices.
+/// Returns the prices at which the trace's requests, each scored with T by its prompt, fill the ranks within the
+/// margins. Online prices start from these.
 pub(crate) fn dp_prices(trace: &Trace, shares: &[f16], groups: usize, margins: Margins) -> Prices {
     let row = |&token: &u32| shares.get(token as usize * groups..(token as usize + 1) * groups);
     let (mut tokens, mut value) = (Vec::new(), Vec::new());

@@ -1,7 +1,7 @@
-//! A for attention tp: which groups follow the groups of the two previous layers, kept where that helps.
+//! A for attention tp: the groups that follow the groups of the two previous layers, kept in layers where that helps.
 //!
-//! T already knows much of what a token's earlier groups reveal, since the token chose them. Taken at face value, A
-//! would count that twice, so it is tempered with a weight, and left out of layers where no weight helps.
+//! T already has much of the information in a token's earlier groups, since the token determines them. At face value, A
+//! would count it twice, so A is tempered with a weight, and left out of layers where no weight helps.
 
 use std::collections::HashMap;
 
@@ -10,29 +10,29 @@ use serde::Serialize;
 
 use crate::tables::labels::{Labels, MainGroups, labels_of, push_labels};
 
-/// Weights to try; the last takes A at face value.
+/// Candidate weights; the last one takes A at face value.
 const WEIGHTS: [f64; 4] = [0.125, 0.25, 0.5, 1.0];
 
-/// The value of A in one layer.
+/// The effect of A in one layer.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct LayerTransitions {
     /// The model's layer number.
     pub layer: u16,
-    /// Local activation rate on the judging requests, every token on its likeliest group by T alone; `None` for a layer
-    /// without known routes.
+    /// Local activation rate on the judging requests with every token on its likeliest group by T alone; `None` for a
+    /// layer without known routes.
     pub lar_t: Option<f64>,
     /// Local activation rate on the judging requests by T and A.
     pub lar_t_and_a: Option<f64>,
-    /// Local activation rate on the judging requests with A at face value, a weight of 1.
+    /// Local activation rate on the judging requests with A at face value, i.e. a weight of 1.
     pub lar_t_and_a_untempered: Option<f64>,
     /// The weight of A, chosen on other requests; `None` in the first two layers, which have no A.
     pub weight: Option<f64>,
-    /// Whether A is in the tables: better than T alone on both the choosing and the judging requests.
+    /// Whether A is in the tables, because it is better than T alone on both the choosing and the judging requests.
     pub kept: bool,
 }
 
-/// Counts A in `trace`, and adds it to `parts`, which has T, for the layers where it beats T alone on both the choosing
-/// and the judging requests, none of which were solved on.
+/// Counts A on `trace` and adds it to `parts`, which has T, in the layers where A beats T alone on both the choosing
+/// and the judging requests, neither of which the solve used.
 pub(crate) fn keep_transitions(
     parts: &mut TpParts,
     trace: &Trace,
@@ -73,7 +73,8 @@ pub(crate) fn keep_transitions(
 pub(crate) struct Counts {
     groups: usize,
     top_k: f64,
-    /// Indices into [L, G, G, G] that were seen (two previous groups, older first), with counts: ascending.
+    /// Ascending indices into [L, G, G, G] that were seen (the two previous groups come first, the older before the
+    /// newer), with counts.
     after: Vec<(usize, u64)>,
     /// [L, G] all activations.
     all: Vec<u64>,
@@ -105,8 +106,8 @@ impl Counts {
         Counts { groups, top_k: top_k.into(), after, all }
     }
 
-    /// The labels of every row, by the shares that `fill` computes from a layer's number and a row's counts. No label
-    /// if the two groups were never seen.
+    /// Returns the labels of every row, by the shares that `fill` computes from a layer's number and a row's counts. A
+    /// row has no label if its two groups were never seen.
     pub(crate) fn labels(&self, labels: usize, fill: impl Fn(usize, &[u64], &mut [f64])) -> Labels {
         let mut table = Labels::default();
         let (mut counts, mut shares) = (vec![0; self.groups], vec![0.0; self.groups]);
@@ -125,7 +126,8 @@ impl Counts {
         table
     }
 
-    /// Our own A: a row's shares, shrunk to the layer's, divided by the layer's, to the power of the weight.
+    /// Computes our own A: a row's shares, shrunk towards the layer's shares, divided by them, and raised to the power
+    /// of the weight.
     fn tempered(&self, labels: usize, prior_occurrences: f64, weight: f64) -> Labels {
         self.labels(labels, |layer, counts, shares| {
             let all = &self.all[layer * self.groups..(layer + 1) * self.groups];
@@ -146,13 +148,13 @@ fn row_of(layer: usize, older: u16, newer: u16, groups: usize) -> usize {
     (layer * groups + usize::from(older)) * groups + usize::from(newer)
 }
 
-/// Activations of a layer, and how many of them are local.
+/// Activations of a layer, and the number of local ones.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Local {
     activations: u64,
-    /// By T alone. A token without evidence is local nowhere, here and below.
+    /// Local activations by T alone. Here and below, a token without evidence has no local activations.
     alone: u64,
-    /// With each table of A.
+    /// Local activations with each table of A.
     by: [u64; WEIGHTS.len()],
 }
 

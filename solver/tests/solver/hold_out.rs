@@ -40,7 +40,7 @@ fn the_report_has_the_figures_of_the_tables_on_requests_that_they_did_not_see() 
         assert!((60..=120).contains(&(choosing + judged)) && choosing > 20 && judged > 20, "{held_out:?}");
         assert_eq!((held_out.share, held_out.profile), (0.3, Some(ProfilePart::TakenOut)));
         assert!(
-            held_out.note.contains(&format!("of 300 requests {} were held out", choosing + judged)),
+            held_out.note.contains(&format!("{} of 300 requests were held out", choosing + judged)),
             "{held_out:?}"
         );
         let figures = held_out.figures.as_ref().unwrap();

@@ -53,7 +53,7 @@ fn groups_that_work_together_share_a_node() {
         assert!((figures.cost_per_token - 2.0 * (near + 4.0 * far)).abs() < 1e-12, "{figures:?}");
         assert!(solved.report.lar <= solved.report.lar_bound + 1e-9, "{:?}", solved.report);
         let note = solved.report.bound_note.unwrap();
-        assert!(note.contains("the bounds are those of the local rate"), "{note}");
+        assert!(note.contains("the bounds apply to the local rate"), "{note}");
         // `evaluate` counts the same, whether it is given the nodes or reads them from the tables.
         let input = EvalInput::Profile(&profile_of(&trace));
         let judged = evaluate(&solved.tables, input, &EvalOptions::default()).unwrap();
@@ -172,7 +172,7 @@ fn what_does_not_fit_is_reported() {
     let two = with_nodes(2, 4.0, 4, Attention::Dp);
     refused(
         with_nodes(3, 4.0, 4, Attention::Dp),
-        "3 nodes cannot be dealt evenly over 4 groups, expected one of [1, 2, 4]",
+        "3 nodes cannot be divided evenly over 4 groups, expected one of [1, 2, 4]",
     );
     refused(with_nodes(0, 4.0, 4, Attention::Dp), "0 nodes");
     refused(with_nodes(2, 0.5, 4, Attention::Dp), "`inter_cost` is 0.5, expected a number from 1");
@@ -182,11 +182,11 @@ fn what_does_not_fit_is_reported() {
     let gated = |gating_groups| SolveOptions { gating_groups, ..options(4, Attention::Dp) };
     refused(
         gated(3),
-        "3 gating groups cannot be dealt evenly over 16 experts and 4 groups, expected one of [1, 2, 4, 8]",
+        "3 gating groups cannot be divided evenly over 16 experts and 4 groups, expected one of [1, 2, 4, 8]",
     );
     refused(gated(16), "16 gating groups");
     let four = SolveOptions { nodes: Some(Nodes { nodes: 4, inter_cost: 4.0 }), ..gated(2) };
-    refused(four, "2 gating groups cannot be dealt evenly over 16 experts and 4 nodes, expected one of [4, 8]");
+    refused(four, "2 gating groups cannot be divided evenly over 16 experts and 4 nodes, expected one of [4, 8]");
     refused(SolveOptions { redundant: 4, ..gated(4) }, "gating groups cannot be combined with redundant slots");
     refused(
         SolveOptions { placement: Some(GivenPlacement::Linear), ..gated(4) },

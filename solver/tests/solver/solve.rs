@@ -165,7 +165,7 @@ fn empty_input_is_reported() {
     let mut unknown = TraceBuilder::new(model(2, 4, 1, 8), provenance()).unwrap();
     unknown.push(&[1, 2], 2, &[UNKNOWN_EXPERT; 4], None).unwrap();
     let error = solve_trace(&unknown.finish().unwrap(), &options(2, Attention::Dp)).unwrap_err();
-    assert!(error.to_string().starts_with("the trace holds no token"), "{error}");
+    assert!(error.to_string().starts_with("the trace contains no token"), "{error}");
 }
 
 #[test]
@@ -223,6 +223,6 @@ fn more_experts_than_pairs_can_be_compared_of_are_refused() {
     let exact = solve(&profile, None, &options, &mut quiet);
     let paper = solve_paper(&profile, None, &options, &PaperOptions::default(), &mut quiet);
     for error in [exact.unwrap_err(), paper.unwrap_err()] {
-        assert_eq!(error.to_string(), "the input has 65534 experts of a layer, expected at most 4096");
+        assert_eq!(error.to_string(), "the input has 65534 experts per layer, expected at most 4096");
     }
 }

@@ -9,7 +9,8 @@ use crate::FormatError;
 const PREFIX: &str = ".semmoe-";
 const SUFFIX: &str = ".tmp";
 
-/// Whether a name is one of our temporary files. Any that is left over belonged to a process that was killed.
+/// Whether a name is that of one of our temporary files. A leftover temporary file belonged to a process that was
+/// killed.
 pub(crate) fn is_temporary(name: &str) -> bool {
     name.starts_with(PREFIX) && name.ends_with(SUFFIX)
 }
@@ -47,7 +48,7 @@ pub fn write(path: &Path, fill: impl FnOnce(&mut dyn Write) -> std::io::Result<(
     fill(&mut buffered).and_then(|()| buffered.flush()).map_err(io("write"))?;
     drop(buffered);
     temporary.as_file().sync_all().map_err(io("write"))?;
-    temporary.persist(path).map_err(|e| FormatError::io("rename a finished file to", path, e.error))?;
+    temporary.persist(path).map_err(|e| FormatError::io("rename the temporary file to", path, e.error))?;
     // The rename survives a crash only once the directory is flushed. Some file systems refuse to flush one; the file
     // is complete either way.
     if let Ok(directory) = File::open(directory) {

@@ -4,8 +4,8 @@ use sha2::{Digest, Sha256};
 
 use super::Element;
 
-/// Digests tensors fed piece by piece, in ascending order of their names. For each tensor: name, dtype name, shape and
-/// bytes, each preceded by its length as a little-endian u64; dimensions are u64 as well.
+/// Digests tensors fed piece by piece, in ascending order of their names. For each tensor, hashes name, dtype name,
+/// shape and bytes, each preceded by its length as a little-endian u64; dimensions are u64 as well.
 #[derive(Default)]
 pub(crate) struct Digester(Sha256);
 
@@ -25,7 +25,7 @@ impl Digester {
         self.0.update(bytes);
     }
 
-    /// Feeds a tensor held in memory.
+    /// Feeds an in-memory tensor.
     pub(crate) fn tensor<T: Element>(&mut self, name: &str, shape: &[usize], elements: &[T]) {
         let shape: Vec<u64> = shape.iter().map(|&dim| dim as u64).collect();
         let bytes: &[u8] = bytemuck::cast_slice(elements);
@@ -33,7 +33,7 @@ impl Digester {
         self.bytes(bytes);
     }
 
-    /// The digest as lower-case hex.
+    /// Returns the digest as lower-case hex.
     pub(crate) fn finish(self) -> String {
         format!("{:x}", self.0.finalize())
     }

@@ -1,5 +1,4 @@
-//! Safetensors files written by other programs, mainly checkpoints: any element type, any metadata. Names, shapes and
-//! bytes matter.
+//! Safetensors files written by other programs, mainly checkpoints, with any element types and metadata.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -17,12 +16,12 @@ use crate::model::Metadata;
 pub(crate) const SINGLE: &str = "model.safetensors";
 /// The index of a sharded checkpoint.
 pub(crate) const INDEX: &str = "model.safetensors.index.json";
-/// For scale: 62 layers of 256 experts need an index of 6 MB.
+/// Maximum size of an index. For scale, 62 layers of 256 experts need an index of 6 MB.
 pub(crate) const MAX_INDEX_BYTES: usize = 256 << 20;
-/// The limit of the safetensors library itself.
+/// Maximum size of a header, the same as in the safetensors library.
 const MAX_HEADER_BYTES: u64 = 100_000_000;
 
-/// A mapped file with a checked header: tensors lie inside the file without holes or overlaps.
+/// A mapped file with a checked header: the tensors cover the data section without holes or overlaps.
 #[derive(Debug)]
 pub(crate) struct Foreign {
     storage: Storage,
@@ -52,12 +51,12 @@ impl ForeignTensor {
 }
 
 impl Foreign {
-    /// Maps a file and checks its header. Tensor sizes are checked for known element types only.
+    /// Maps a file and checks its header. Tensor sizes are checked only for known element types.
     pub(crate) fn open(path: &Path) -> Result<Self, FormatError> {
         Self::from_storage(Storage::map(path)?).map_err(|error| error.in_file(path))
     }
 
-    /// Parses a file held in memory.
+    /// Parses an in-memory file.
     pub(crate) fn from_bytes(bytes: Vec<u8>) -> Result<Self, FormatError> {
         Self::from_storage(Storage::Owned(bytes))
     }
@@ -80,17 +79,18 @@ impl Foreign {
         &self.storage[tensor.bytes.clone()]
     }
 
-    /// Size of all tensors together, in bytes.
+    /// Returns the size of all tensors together, in bytes.
     pub(crate) fn data_len(&self) -> u64 {
         (self.storage.len() - self.data_start) as u64
     }
 
-    /// The bytes of the header, including its length field.
+    /// Returns the bytes of the header, including its length field.
     pub(crate) fn header(&self) -> &[u8] {
         &self.storage[..self.data_start]
     }
 
-    /// A header for the same data with tensors renamed: element types, shapes, offsets and metadata are kept.
+    /// Builds a header for the same data with renamed tensors. Element types, shapes, offsets and metadata stay the
+    /// same.
     pub(crate) fn renamed_header(&self, name: impl Fn(&str) -> String) -> Result<Vec<u8>, FormatError> {
         let mut entries = BTreeMap::new();
         if !self.metadata.is_empty() {
@@ -102,7 +102,7 @@ impl Foreign {
         encode(&entries, MAX_HEADER_BYTES)
     }
 
-    /// The tensors in file order.
+    /// Returns the tensors in file order.
     pub(crate) fn in_file_order(&self) -> Vec<(&str, &ForeignTensor)> {
         let mut order: Vec<_> = self.tensors.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();
         order.sort_by_key(|(_, tensor)| tensor.offsets);
@@ -150,7 +150,7 @@ pub(crate) fn is_plain_name(name: &str) -> bool {
     matches!((parts.next(), parts.next()), (Some(Component::Normal(part)), None) if part == name)
 }
 
-/// Bytes per element of a type; `None` if unknown or smaller than a byte.
+/// Returns the bytes per element of a type, or `None` if the type is unknown or smaller than a byte.
 pub(crate) fn element_bytes(dtype: &str) -> Option<u64> {
     match dtype {
         "BOOL" | "U8" | "I8" | "F8_E5M2" | "F8_E4M3" | "F8_E8M0" => Some(1),

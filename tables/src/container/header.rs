@@ -1,4 +1,4 @@
-//! The header: eight bytes of length, then JSON. Parsed with a size cap and checked arithmetic.
+//! The safetensors header: its length in eight bytes, then JSON. Parsed with a size cap and checked arithmetic.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -11,7 +11,7 @@ use super::VERSION;
 use crate::FormatError;
 use crate::model::{Metadata, short, text};
 
-/// Far above any header of these formats (a few kB), and cheap to parse.
+/// Maximum size of a header, which is far above any header of these formats (a few kB) and still cheap to parse.
 pub(super) const MAX_HEADER_BYTES: u64 = 1 << 20;
 /// The key of the string metadata.
 pub(super) const METADATA_KEY: &str = "__metadata__";
@@ -74,7 +74,7 @@ pub(super) struct Header<T> {
 /// Parses and checks the header of a file of this format.
 pub(super) fn parse(file: &[u8], format: &'static str) -> Result<Header<Tensor>, FormatError> {
     let (raw, data_start) = read(file, MAX_HEADER_BYTES)?;
-    // The format is checked before the tensors, so a file of another format gets that error.
+    // Checks the format before the tensors, so that a file in another format is reported as such.
     check_format(&raw.metadata, format)?;
     check_coverage(&raw.tensors, file.len() - data_start)?;
     let tensors = checked(raw.tensors, |name, tensor| check_tensor(name, tensor, data_start))?;
@@ -90,8 +90,8 @@ pub(super) fn checked<T>(
     tensors.into_iter().map(check).collect()
 }
 
-/// Parses the header of any safetensors file, whatever its metadata and element types; also returns the offset of its
-/// data. The tensors cover the data without holes or overlaps.
+/// Parses the header of any safetensors file, regardless of its metadata and element types; also returns the offset of
+/// its data. Checks that the tensors cover the data without holes or overlaps.
 pub(super) fn parse_any(file: &[u8], max_header_bytes: u64) -> Result<(Header<RawTensor>, usize), FormatError> {
     let (raw, data_start) = read(file, max_header_bytes)?;
     check_coverage(&raw.tensors, file.len() - data_start)?;
@@ -184,7 +184,8 @@ pub(super) struct RawTensor {
 }
 
 impl RawTensor {
-    /// Byte range within the file. Cannot overflow: it was checked to lie inside the file, which is in memory.
+    /// Returns the byte range within the file. Cannot overflow, because the range was checked to be inside the file,
+    /// which is in memory.
     pub(super) fn bytes(&self, data_start: usize) -> Range<usize> {
         let [start, end] = self.data_offsets;
         data_start + start as usize..data_start + end as usize

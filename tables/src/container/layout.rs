@@ -1,4 +1,4 @@
-//! Writing containers: sorted header keys, tensors ordered so that each is aligned to its element type.
+//! Writes containers: sorted header keys, and tensors ordered so that each is aligned to its element type.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -23,12 +23,12 @@ pub(crate) struct LayoutTensor<'a> {
 }
 
 impl<'a> LayoutTensor<'a> {
-    /// The caller guarantees that the elements fill the shape; the reader checks it again.
+    /// Creates a tensor. The caller guarantees that the elements fill the shape; the reader checks this again.
     pub(crate) fn new<T: Element>(name: &'a str, shape: &[usize], elements: &'a [T]) -> Self {
         Self::of(name, T::DTYPE, shape, elements.into())
     }
 
-    /// The caller guarantees that the data are elements of this type that fill the shape.
+    /// Creates a tensor. The caller guarantees that the data are elements of this type that fill the shape.
     pub(crate) fn of(name: &'a str, dtype: Dtype, shape: &[usize], bytes: Data<'a>) -> Self {
         LayoutTensor { name, dtype, shape: shape.iter().map(|&dim| dim as u64).collect(), bytes }
     }
@@ -50,7 +50,7 @@ pub(super) enum Entry<'a> {
     Tensor { dtype: &'a str, shape: &'a [u64], data_offsets: [u64; 2] },
 }
 
-/// Encodes the length and the JSON, keys sorted, padded with spaces to a multiple of eight bytes.
+/// Encodes the header length and the JSON with sorted keys, padded with spaces to a multiple of eight bytes.
 pub(super) fn encode<K: Serialize + Ord>(
     entries: &BTreeMap<K, Entry<'_>>,
     max_bytes: u64,
@@ -70,12 +70,12 @@ pub(super) fn encode<K: Serialize + Ord>(
 }
 
 impl Layout<'_> {
-    /// The metadata that every file starts with.
+    /// Returns the metadata that every file contains.
     pub(crate) fn format(format: &str) -> Metadata {
         Metadata::from([("format".into(), format.into()), ("version".into(), VERSION.into())])
     }
 
-    /// The metadata that a file about a model starts with.
+    /// Returns the metadata that every file about a model contains.
     pub(crate) fn metadata(format: &str, model: &ModelInfo, provenance: &Provenance) -> Metadata {
         let mut metadata = Self::format(format);
         model.to_metadata(&mut metadata);
@@ -83,7 +83,7 @@ impl Layout<'_> {
         metadata
     }
 
-    /// SHA-256 over the tensors, lower-case hex.
+    /// Returns the SHA-256 over the tensors as lower-case hex.
     fn digest(&self) -> std::io::Result<String> {
         let mut sorted: Vec<_> = self.tensors.iter().collect();
         sorted.sort_by_key(|tensor| tensor.name);
@@ -110,7 +110,7 @@ impl Layout<'_> {
 
     /// Writes the file atomically (temporary file, flush, rename). Returns the digest.
     pub(crate) fn write(&self, path: &Path) -> Result<String, FormatError> {
-        let digest = self.digest().map_err(|e| FormatError::io("read what was written for", path, e))?;
+        let digest = self.digest().map_err(|e| FormatError::io("read the spooled tensors of", path, e))?;
         let header = self.header(&digest).map_err(|e| e.in_file(path))?;
         atomic::write(path, |out| self.write_to(&header, out))?;
         Ok(digest)
@@ -121,7 +121,8 @@ impl Layout<'_> {
         self.in_file_order().iter().try_for_each(|tensor| tensor.bytes.each(|bytes| out.write_all(bytes)))
     }
 
-    /// Widest elements first, so no padding is needed (safetensors allows none); then by name.
+    /// Orders tensors by element size, largest first, so that no padding is needed (safetensors allows none), then by
+    /// name.
     fn in_file_order(&self) -> Vec<&LayoutTensor<'_>> {
         let mut order: Vec<_> = self.tensors.iter().collect();
         order.sort_by_key(|tensor| (std::cmp::Reverse(tensor.dtype.size()), tensor.name));

@@ -1,8 +1,8 @@
 //! The safetensors container: header, aligned storage, digest and atomic write.
 //!
-//! We parse and write the header ourselves rather than with the safetensors crate, for three reasons: its hash map of
-//! metadata makes equal content produce different bytes; it silently keeps the last of two equal keys; and its check of
-//! the last offset against the file length can overflow on hostile input. Its reader serves as the oracle in tests.
+//! We parse and write the header ourselves rather than with the safetensors crate, for three reasons: its metadata hash
+//! map makes equal content produce different bytes; it silently keeps the last of two equal keys; and its check of the
+//! last offset against the file length can overflow on hostile input. Its reader serves as the oracle in tests.
 
 mod atomic;
 mod digest;
@@ -41,10 +41,10 @@ pub(crate) const VERSION: &str = "1";
 /// The metadata key under which the digest of the tensors is stored.
 pub(crate) const DIGEST_KEY: &str = "digest";
 
-/// Bytes digested before their pages are released.
+/// Number of bytes digested before their pages are released.
 const DIGEST_PIECE_BYTES: usize = 16 << 20;
 
-/// A container with a checked header: tensors lie inside the file, aligned, without holes or overlaps.
+/// A container with a checked header: tensors are inside the file, aligned, without holes or overlaps.
 #[derive(Debug)]
 pub(crate) struct Container {
     storage: Storage,
@@ -53,7 +53,7 @@ pub(crate) struct Container {
     digest: OnceLock<String>,
 }
 
-/// The location of a checked tensor's elements. Cheap to keep beside the container.
+/// The location of a checked tensor's elements, which is cheap to store next to the container.
 #[derive(Debug, Clone)]
 pub(crate) struct View<T> {
     bytes: Range<usize>,
@@ -73,7 +73,7 @@ impl Container {
         Self::from_storage(storage, format)
     }
 
-    /// Parses a file held in memory.
+    /// Parses an in-memory file.
     pub(crate) fn from_bytes(bytes: Vec<u8>, format: &'static str) -> Result<Self, FormatError> {
         Self::from_storage(Storage::Owned(bytes), format)
     }
@@ -105,7 +105,7 @@ impl Container {
         self.storage = Storage::Words(words);
     }
 
-    /// The model and origin stated by a file of this format; rejects tensors not in `known`.
+    /// Returns the model and the provenance stored in a file of this format; rejects tensors that are not in `known`.
     pub(crate) fn about(&self, format: &'static str, known: &[&str]) -> Result<(ModelInfo, Provenance), FormatError> {
         let model = ModelInfo::from_metadata(&self.metadata)?;
         let provenance = Provenance::from_metadata(&self.metadata)?;
@@ -133,7 +133,7 @@ impl Container {
         Ok(&self.tensor(tensor)?.shape)
     }
 
-    /// The length of a one-dimensional tensor.
+    /// Returns the length of a one-dimensional tensor.
     pub(crate) fn len(&self, tensor: &'static str) -> Result<u64, FormatError> {
         match self.shape(tensor)? {
             [n] => Ok(*n),
@@ -158,7 +158,7 @@ impl Container {
         Ok(View { bytes: tensor.bytes.clone(), element: std::marker::PhantomData })
     }
 
-    /// The elements of a view.
+    /// Returns the elements of a view.
     pub(crate) fn slice<T: Element>(&self, view: &View<T>) -> &[T] {
         bytemuck::cast_slice(&self.storage[view.bytes.clone()])
     }
@@ -176,7 +176,7 @@ impl Container {
         self.storage.release(0..self.storage.len());
     }
 
-    /// SHA-256 over the tensors, lower-case hex; computed once.
+    /// Returns the SHA-256 over the tensors as lower-case hex; computed once.
     pub(crate) fn digest(&self) -> &str {
         self.digest.get_or_init(|| {
             let mut digester = Digester::default();
@@ -193,7 +193,7 @@ impl Container {
         })
     }
 
-    /// Compares the digest stated in the file, if any, with that of its tensors.
+    /// Compares the digest stored in the file, if any, with the digest of its tensors.
     pub(crate) fn check_digest(&self) -> Result<(), FormatError> {
         match self.metadata.get(DIGEST_KEY) {
             Some(stored) if stored != self.digest() => {
@@ -204,7 +204,8 @@ impl Container {
         }
     }
 
-    /// The container ready for writing: equal content gives equal bytes, however it was laid out before.
+    /// Returns the container in a form ready for writing. Equal content gives equal bytes, regardless of the previous
+    /// layout.
     pub(crate) fn layout(&self) -> Layout<'_> {
         let tensors = self.tensors.iter().map(|(name, tensor)| LayoutTensor {
             name,

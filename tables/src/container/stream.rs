@@ -32,7 +32,7 @@ impl Spool {
         self.file.write_all(bytes).map_err(|e| FormatError::io("write", &self.out, e))
     }
 
-    /// Ends writing and makes the elements readable.
+    /// Finishes writing and makes the elements readable.
     pub(crate) fn finish(self) -> Result<Spooled, FormatError> {
         let file = self.file.into_inner().map_err(|e| FormatError::io("write", &self.out, e.into_error()))?;
         Ok(Spooled { file, len_bytes: self.len_bytes })
@@ -63,7 +63,7 @@ impl Spooled {
     }
 }
 
-/// Where the bytes of a tensor are held.
+/// The location of a tensor's bytes.
 #[derive(Debug)]
 pub(crate) enum Data<'a> {
     Memory(&'a [u8]),

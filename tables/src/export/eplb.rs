@@ -1,4 +1,4 @@
-//! The arrays of DeepSeek's EPLB: physical to logical, logical to physical, replicas per expert.
+//! The arrays of DeepSeek's EPLB: physical-to-logical map, logical-to-physical map, and replicas per expert.
 
 use std::path::Path;
 
@@ -40,7 +40,7 @@ impl Eplb {
         let mut slots_of = vec![Vec::new(); layers * experts];
         for (layer, row) in rows.iter().enumerate() {
             for (slot, &expert) in row.iter().enumerate() {
-                // No padding is left. S fits, since files store slots as an i32 tensor.
+                // Padding has been rejected. The slot index fits, since files store slots as an i32 tensor.
                 slots_of[layer * experts + expert as usize].push(slot as i32);
             }
         }
@@ -62,7 +62,7 @@ impl Eplb {
         })
     }
 
-    /// One JSON object of nested lists: `phy2log`, `log2phy`, `logcnt`.
+    /// Returns one JSON object of nested lists: `phy2log`, `log2phy`, `logcnt`.
     pub fn to_json(&self) -> String {
         let rows = |flat: &[i32], width| flat.chunks_exact(width).map(<[_]>::to_vec).collect::<Vec<_>>();
         let per_expert = rows(&self.log2phy, self.most_replicas);

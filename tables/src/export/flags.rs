@@ -2,7 +2,7 @@
 
 use crate::{Attention, Tables};
 
-/// More steps than any run has, so vLLM's balancer never moves experts.
+/// More steps than any run takes, so that vLLM's balancer never moves experts.
 const VLLM_NEVER_STEPS: u32 = 1_000_000_000;
 
 /// How SGLang spells attention data parallelism.
@@ -15,12 +15,12 @@ pub enum SglangSpelling {
     EnableDpAttention,
 }
 
-/// Arguments of `sglang.launch_server` for the file written by [`super::sglang`]: one rank per group, with the
-/// attention that the tables were solved for. `--enable-eplb` must stay off, or SGLang moves experts away from this
+/// Returns the arguments of `sglang.launch_server` for the file written by [`super::sglang`]: one rank per group, with
+/// the attention that the tables were solved for. `--enable-eplb` must stay off, or SGLang moves experts away from this
 /// placement.
 ///
-/// `--ep-dispatch-algorithm` is omitted: given a placement, SGLang chooses `static` by itself where an all-to-all
-/// backend runs (preferring a replica on the token's own rank), and refuses it elsewhere since 0.5.17.
+/// `--ep-dispatch-algorithm` is omitted: with a placement, SGLang selects `static` by default if an all-to-all backend
+/// is used (preferring a replica on the token's own rank), and since 0.5.17 rejects the option otherwise.
 pub fn sglang_flags(tables: &Tables, file: &str, spelling: SglangSpelling) -> String {
     let (ranks, redundant, file) = (tables.groups(), redundant(tables), quoted(file));
     let dp = tables.dp_ranks();
@@ -35,7 +35,8 @@ pub fn sglang_flags(tables: &Tables, file: &str, spelling: SglangSpelling) -> St
     )
 }
 
-/// Arguments of `vllm serve` for the file written by [`super::vllm`], as defined in the pull request.
+/// Returns the arguments of `vllm serve` for the file written by [`super::vllm`], as defined in vLLM's pull request
+/// 49572.
 pub fn vllm_flags(tables: &Tables, file: &str) -> String {
     let config = serde_json::json!({
         "initial_expert_map_path": file,
@@ -45,16 +46,17 @@ pub fn vllm_flags(tables: &Tables, file: &str) -> String {
     format!("--enable-expert-parallel --enable-eplb --eplb-config {}", quoted(&config.to_string()))
 }
 
-/// Arguments of `vllm serve` with vLLM-Ascend for the file written by [`super::ascend`].
+/// Returns the arguments of `vllm serve` with vLLM-Ascend for the file written by [`super::ascend`].
 pub fn ascend_flags(file: &str) -> String {
     let config = serde_json::json!({ "eplb_config": { "expert_map_path": file } });
     format!("--enable-expert-parallel --additional-config {}", quoted(&config.to_string()))
 }
 
-/// TensorRT-LLM's `--extra_llm_api_options`, as one line of YAML, for the file written by [`super::tensorrt_llm`].
+/// Returns TensorRT-LLM's `--extra_llm_api_options`, as one line of YAML, for the file written by
+/// [`super::tensorrt_llm`].
 pub fn tensorrt_llm_options(tables: &Tables, file: &str) -> String {
     let dp = tables.attention() == Attention::Dp;
-    // JSON is YAML.
+    // JSON is also valid YAML.
     serde_json::json!({
         "enable_attention_dp": dp,
         "moe_config": { "backend": "WIDEEP", "load_balancer": file },
@@ -62,7 +64,7 @@ pub fn tensorrt_llm_options(tables: &Tables, file: &str) -> String {
     .to_string()
 }
 
-/// Number of slots beyond one per expert.
+/// Returns the number of slots in addition to one per expert.
 fn redundant(tables: &Tables) -> usize {
     // Every expert has at least one slot.
     tables.slots_per_layer() - usize::from(tables.model().num_experts)

@@ -1,4 +1,4 @@
-//! Exports placements in the formats that engines read. Pure: tables in, text and arrays out.
+//! Exports placements from tables as text and arrays, in the formats that engines read.
 //!
 //! | form | reader |
 //! |---|---|
@@ -8,7 +8,7 @@
 //! | [`ascend`] | `eplb_config.expert_map_path` of vLLM-Ascend |
 //! | [`vllm`] | `eplb_config.initial_expert_map_path` of vLLM, which no release has yet (pull request 49572) |
 //!
-//! [`read_sglang`] reads one back.
+//! [`read_sglang`] reads the first of these formats.
 //!
 //! There are P physical slots per layer; slot p is on rank p / (P / G) in all formats, which is the slot order of
 //! tables. No reader supports empty slots, so padding is an error. Equal tables give equal text.
@@ -37,11 +37,11 @@ struct ExpertLocation {
     physical_to_logical_map: Vec<Vec<i32>>,
 }
 
-/// `{"physical_to_logical_map": [[...]]}`: one row of P columns for each of the model's layers, including dense ones. A
-/// dense layer gets SGLang's default row: slot p holds expert p modulo N.
+/// Exports `{"physical_to_logical_map": [[...]]}`: one row of P columns for each of the model's layers, including dense
+/// ones. A dense layer gets SGLang's default row: slot p holds expert p modulo N.
 ///
 /// # Errors
-/// If the tables do not state the model's number of layers, or a slot is padding.
+/// If the tables do not specify the model's number of layers, or a slot is padding.
 pub fn sglang(tables: &Tables) -> Result<String, FormatError> {
     let model = tables.model();
     if model.num_hidden_layers == 0 {
@@ -49,7 +49,7 @@ pub fn sglang(tables: &Tables) -> Result<String, FormatError> {
         return Err(FormatError::field("num_hidden_layers", "unknown", expected));
     }
     let experts = usize::from(model.num_experts);
-    // Cannot wrap: below N, which is below 65535.
+    // Cannot wrap, because the value is below N, which is below 65535.
     let trivial: Vec<i32> = (0..tables.slots_per_layer()).map(|slot| (slot % experts) as i32).collect();
     let mut rows = vec![trivial; usize::from(model.num_hidden_layers)];
     for (layer, row) in model.layer_ids.iter().zip(filled_rows(tables, "SGLang")?) {
@@ -59,7 +59,7 @@ pub fn sglang(tables: &Tables) -> Result<String, FormatError> {
     Ok(line(&ExpertLocation { physical_to_logical_map: rows }))
 }
 
-/// A JSON list of P experts for each MoE layer.
+/// Exports a JSON list of P experts for each MoE layer.
 ///
 /// # Errors
 /// If a slot is padding.
@@ -67,8 +67,8 @@ pub fn vllm(tables: &Tables) -> Result<String, FormatError> {
     Ok(line(&filled_rows(tables, "vLLM")?))
 }
 
-/// YAML with `num_slots` P, `initial_global_assignments` (a list of P experts for each MoE layer, keyed by its number
-/// among all layers of the model), and `layer_updates_per_iter: 0`, so TensorRT-LLM moves nothing.
+/// Exports YAML with `num_slots` P, `initial_global_assignments` (a list of P experts for each MoE layer, keyed by its
+/// number among all layers of the model), and `layer_updates_per_iter: 0`, so that TensorRT-LLM does not move experts.
 ///
 /// # Errors
 /// If a slot is padding.
@@ -81,8 +81,8 @@ pub fn tensorrt_llm(tables: &Tables) -> Result<String, FormatError> {
     Ok(text + "layer_updates_per_iter: 0\n")
 }
 
-/// `{"moe_layer_count", "layer_list": [{"layer_id", "device_count", "device_list": [{"device_id",
-/// "device_expert"}]}]}`: MoE layers numbered from 0; devices are groups.
+/// Exports `{"moe_layer_count", "layer_list": [{"layer_id", "device_count", "device_list": [{"device_id",
+/// "device_expert"}]}]}`, with MoE layers numbered from 0 and groups as devices.
 ///
 /// # Errors
 /// If a slot is padding.
@@ -106,12 +106,12 @@ pub fn write(text: &str, path: &Path) -> Result<(), FormatError> {
     write_atomically(path, |out| out.write_all(text.as_bytes()))
 }
 
-/// The slots of every MoE layer; padding is an error.
+/// Returns the slots of every MoE layer; padding is an error.
 fn filled_rows(tables: &Tables, reader: &str) -> Result<Vec<Vec<i32>>, FormatError> {
     let rows: Vec<Vec<i32>> = LayerIdx::all(tables.model().layers()).map(|layer| tables.slots(layer)).collect();
     for (layer, row) in rows.iter().enumerate() {
         if let Some(slot) = row.iter().position(|&expert| expert == PADDING) {
-            let expected = format!("an expert: {reader} has no slots without one");
+            let expected = format!("an expert: {reader} does not support empty slots");
             let at = format!("layer {layer}, slot {slot}");
             return Err(FormatError::value("physical_to_logical", at, PADDING, expected));
         }

@@ -7,12 +7,12 @@ use crate::{FormatError, ModelInfo, Replicas};
 const MAP: &str = "physical_to_logical_map";
 
 /// Parses a placement written by [`super::sglang`] or SGLang itself: one row of P columns for each of the model's
-/// layers, slot p on rank p / (P / G). Rows of dense layers are dropped. The order of slots within a rank carries no
+/// layers, slot p on rank p / (P / G). Rows of dense layers are dropped. The order of slots within a rank has no
 /// meaning, so they are sorted. Use [`Replicas::to_placement`] for a form without replicas.
 ///
 /// # Errors
-/// Malformed text; a row count other than the model's number of layers (or too few, if that is unknown); rows of
-/// different lengths; slots not divisible by the ranks; experts out of range, missing, or duplicated on a rank.
+/// Malformed text; a row count that differs from the model's number of layers (or is too small, if that is unknown);
+/// rows of different lengths; slots not divisible by the ranks; experts out of range, missing, or duplicated on a rank.
 pub fn read_sglang(text: &str, model: &ModelInfo, groups: u16) -> Result<Replicas, FormatError> {
     let location: ExpertLocation = serde_json::from_str(text).map_err(|error| {
         let expected = format!("one JSON object whose only key is {MAP}, a list of lists of expert numbers");
@@ -20,7 +20,7 @@ pub fn read_sglang(text: &str, model: &ModelInfo, groups: u16) -> Result<Replica
     })?;
     let rows = location.physical_to_logical_map;
     let layers = usize::from(model.num_hidden_layers);
-    // At least one layer, checked with the model.
+    // The model has been checked to have at least one layer.
     let least = model.layer_ids.last().map_or(0, |&last| usize::from(last) + 1);
     if rows.len() < least || (layers > 0 && rows.len() != layers) {
         let wanted = if layers > 0 { format!("[{layers}]") } else { format!("at least [{least}]") };
@@ -45,7 +45,7 @@ pub fn read_sglang(text: &str, model: &ModelInfo, groups: u16) -> Result<Replica
     Replicas::new(model, groups, slots, logical)
 }
 
-/// The experts of one rank, ascending.
+/// Returns the experts of one rank, ascending.
 fn sorted(held: &[i32], layer: u16, rank: usize) -> Result<Vec<i32>, FormatError> {
     let mut held = held.to_vec();
     held.sort_unstable();

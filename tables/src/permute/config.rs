@@ -15,7 +15,7 @@ pub(super) struct Config {
     pub(super) family: &'static Family,
     /// The permutation derived from the tables.
     pub(super) permutation: Permutation,
-    /// Layers of the model proper; a checkpoint may hold more for speculative decoding.
+    /// Number of layers in the main model; a checkpoint may contain more for speculative decoding.
     pub(super) hidden_layers: u16,
 }
 
@@ -38,14 +38,14 @@ impl Config {
         }
         let last = model.layer_ids.last().copied().unwrap_or(0);
         fields.require(last < hidden_layers, "num_hidden_layers", || {
-            format!("more than {last}, the last MoE layer of the tables")
+            format!("more than {last}, the tables' last MoE layer")
         })?;
         check_gating_groups(&fields, &permutation)?;
         match expert_named_in(fields.document()) {
             None => Ok(Self { family, permutation, hidden_layers }),
             Some(name) => {
                 let name: String = name.chars().take(100).collect();
-                let expected = "no names of single experts, which this file would still have under their old numbers";
+                let expected = "no names of single experts, because these would keep their old numbers";
                 Err(fields.bad("a string", format!("{name:?}"), expected).into())
             }
         }
@@ -56,8 +56,8 @@ fn number(fields: &CheckpointConfig, key: &str) -> Result<u16, ConfigError> {
     fields.whole(key, 0..=u16::MAX.into())?.ok_or_else(|| fields.unexpected(key, "0 to 65535"))
 }
 
-/// Group-limited gating: the router picks some of `n_group` groups of neighbouring experts, so the permutation must
-/// keep each group together.
+/// Checks group-limited gating: the router picks some of `n_group` groups of consecutive experts, so the permutation
+/// must keep each group together.
 fn check_gating_groups(fields: &CheckpointConfig, permutation: &Permutation) -> Result<(), PermuteError> {
     let (n_group, experts) = (fields.whole("n_group", 0..=u16::MAX.into())?.unwrap_or(1), permutation.experts);
     if n_group <= 1 {
@@ -78,7 +78,7 @@ fn family(fields: &CheckpointConfig) -> Result<&'static Family, PermuteError> {
     })
 }
 
-/// Any string in a document that names a single expert, as lists of unquantised layers do.
+/// Returns any string in a document that names a single expert, as lists of unquantised layers do.
 fn expert_named_in(object: &Map<String, Value>) -> Option<&str> {
     fn in_value(value: &Value) -> Option<&str> {
         match value {

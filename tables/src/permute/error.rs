@@ -1,10 +1,10 @@
-//! Why a checkpoint cannot be permuted.
+//! Errors from permuting a checkpoint.
 
 use std::path::{Path, PathBuf};
 
 use crate::{ConfigError, FormatError};
 
-/// Why a checkpoint was not permuted, or does not pass the self-check.
+/// Reasons why a checkpoint was not permuted, or fails the self-check.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PermuteError {
@@ -14,7 +14,7 @@ pub enum PermuteError {
     /// `config.json` cannot be read or has an unsupported value.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// A JSON file is not JSON.
+    /// A JSON file is not valid JSON.
     #[error("{} is not valid JSON: {source}", path.display())]
     Json {
         /// The file.
@@ -23,11 +23,11 @@ pub enum PermuteError {
         source: serde_json::Error,
     },
     /// The tensor names of this architecture are unknown.
-    #[error("{} names the architecture {found}; known are {known}", path.display())]
+    #[error("{}: unsupported architecture {found}, expected one of {known}", path.display())]
     Architecture {
         /// `config.json`.
         path: PathBuf,
-        /// The architectures it names.
+        /// The architectures named in the file.
         found: String,
         /// The architectures that can be permuted.
         known: String,
@@ -47,12 +47,12 @@ pub enum PermuteError {
     /// A tensor that the architecture requires is missing.
     #[error("{}: the tensor `{tensor}` is missing", path.display())]
     MissingTensor {
-        /// The file or directory where it should be.
+        /// The file or directory that should contain the tensor.
         path: PathBuf,
         /// The tensor.
         tensor: String,
     },
-    /// No rule says how to move this tensor.
+    /// There is no rule for moving this tensor.
     #[error("{}: unexpected tensor `{tensor}`, expected {expected}", path.display())]
     UnexpectedTensor {
         /// The file.
@@ -74,21 +74,19 @@ pub enum PermuteError {
         /// The element type and shape required.
         expected: String,
     },
-    /// The tables have replicas, but a checkpoint holds each expert once.
-    #[error(
-        "the tables place {experts} experts in {slots} slots, expected as many slots: a checkpoint holds each expert once"
-    )]
+    /// The tables have replicas, but a checkpoint contains each expert once.
+    #[error("the tables have {slots} slots for {experts} experts, but a checkpoint contains each expert exactly once")]
     Replicas {
         /// Number of experts, N.
         experts: u16,
         /// Number of slots per layer, S.
         slots: usize,
     },
-    /// With group-limited gating the router chooses among groups of neighbouring experts, which this placement would
+    /// With group-limited gating, the router chooses among groups of consecutive experts, which this placement would
     /// split.
     #[error(
-        "layer {layer} would put the experts {first} and {second} of different gating groups into one: the model chooses \
-         experts among n_group = {n_group} groups of neighbours, expected a placement that keeps these groups whole"
+        "layer {layer} would put experts {first} and {second} of different gating groups into the same one: the model chooses \
+         among n_group = {n_group} groups of consecutive experts, so the placement must not split these groups"
     )]
     SplitsGatingGroup {
         /// The model's layer number.
@@ -101,20 +99,20 @@ pub enum PermuteError {
         n_group: u16,
     },
     /// The output directory is the checkpoint itself, or inside it.
-    #[error("{} is in the checkpoint's own directory, expected another one", .0.display())]
+    #[error("{} is inside the checkpoint's own directory, expected a directory outside it", .0.display())]
     InsideSource(PathBuf),
-    /// The output directory contains something else.
+    /// The output directory contains unrelated files.
     #[error(
-        "{} is not a part of this permutation, expected an empty directory or one in which this permutation was begun",
+        "{} is not part of this permutation, expected an empty directory or the output of an interrupted run of this permutation",
         .0.display()
     )]
     Occupied(PathBuf),
     /// The self-check failed.
-    #[error("{}: the tensor `{tensor}` is not what the permutation makes of {original}; delete the file and run again", path.display())]
+    #[error("{}: the tensor `{tensor}` does not match the permuted {original}; delete the file and run again", path.display())]
     Differs {
-        /// The file written.
+        /// The output file.
         path: PathBuf,
-        /// The tensor in it.
+        /// The tensor in the output file.
         tensor: String,
         /// The original tensor that its bytes should match.
         original: String,

@@ -9,7 +9,7 @@ pub(super) struct Family {
     pub(super) experts_key: &'static str,
     /// Prefix of an expert's tensor names.
     experts_prefix: &'static str,
-    /// Prefix of the router's tensor names; dimension 0 counts experts.
+    /// Prefix of the router's tensor names; dimension 0 is the expert.
     router_prefix: &'static str,
     /// Required router tensors.
     pub(super) router: &'static [&'static str],
@@ -19,19 +19,19 @@ pub(super) struct Family {
 /// How a family stores experts.
 #[derive(Debug)]
 pub(super) enum Experts {
-    /// One tensor per expert: `{prefix}{e}.{projection}.{leaf}`, whatever the leaf (`weight`, `weight_scale_inv`, ...).
-    /// The projections are gate, up, down.
+    /// One tensor per expert, `{prefix}{e}.{projection}.{leaf}`, with any leaf (`weight`, `weight_scale_inv`, ...). The
+    /// projections are gate, up and down.
     Each(&'static [&'static str]),
     /// All experts stacked along dimension 0: `{prefix}{projection}{ending}`, with one of the sets of endings.
     Stacked { projections: &'static [&'static str], endings: &'static [&'static [&'static str]] },
 }
 
-/// The role of a tensor of a layer.
+/// The role of a tensor in a layer.
 #[derive(PartialEq, Eq, Debug)]
 pub(super) enum Part<'n> {
     /// Belongs to one expert; `leaf` is the name after the expert's number.
     Expert { expert: u16, leaf: &'n str },
-    /// Dimension 0 counts experts.
+    /// Dimension 0 is the expert.
     Rows,
     /// Under the experts' prefix, but not a name of this family.
     Unknown,
@@ -41,7 +41,7 @@ pub(super) enum Part<'n> {
 
 const GATED: &[&str] = &["gate_proj", "up_proj", "down_proj"];
 
-/// The usual names; families override architectures and key.
+/// The usual names; families override the architectures and the key.
 const MLP_EXPERTS: Family = Family {
     architectures: &[],
     experts_key: "",
@@ -86,7 +86,7 @@ pub(super) const FAMILIES: &[Family] = &[
     },
 ];
 
-/// The known architectures, for messages.
+/// Lists the known architectures for a message.
 pub(super) fn known_architectures() -> String {
     let names: Vec<&str> = FAMILIES.iter().flat_map(|family| family.architectures).copied().collect();
     names.join(", ")
@@ -99,7 +99,7 @@ pub(super) fn split_layer(name: &str) -> Option<(u16, &str)> {
 }
 
 impl Family {
-    /// The role of the tensor `model.layers.{l}.{rest}`.
+    /// Returns the role of the tensor `model.layers.{l}.{rest}`.
     pub(super) fn part<'n>(&self, rest: &'n str) -> Part<'n> {
         if rest.strip_prefix(self.router_prefix).is_some() {
             return Part::Rows;
@@ -124,12 +124,12 @@ impl Family {
         }
     }
 
-    /// The full name of a router's tensor.
+    /// Returns the full name of a router's tensor.
     pub(super) fn router_name(&self, layer: u16, leaf: &str) -> String {
         format!("model.layers.{layer}.{}{leaf}", self.router_prefix)
     }
 
-    /// The full name of an expert's tensor; a stacked one has no expert number.
+    /// Returns the full name of an expert's tensor; a stacked one has no expert number.
     pub(super) fn expert_name(&self, layer: u16, expert: u16, leaf: &str) -> String {
         match self.experts {
             Experts::Each(_) => format!("model.layers.{layer}.{}{expert}.{leaf}", self.experts_prefix),

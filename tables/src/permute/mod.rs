@@ -1,22 +1,22 @@
 //! Permutes checkpoints so that a contiguous placement equals E, for engines that accept no placement.
 //!
-//! In every MoE layer the new expert p is the old expert pi(p), where p / (N / G) is the group of pi(p): its tensors,
-//! its row of the router and its entry of the router's bias move along. Tokens reach the same experts under new
-//! numbers, and a contiguous placement puts those where E wants them. Shared experts, attention and layers beyond the
-//! model proper are unchanged.
+//! In every MoE layer, the new expert p is the old expert pi(p), where p / (N / G) is the group of pi(p): its tensors,
+//! its router row and its entry in the router's bias move along. Tokens reach the same experts under new numbers, and a
+//! contiguous placement puts these experts on the groups that E specifies. Shared experts, attention and layers beyond
+//! the main model are unchanged.
 //!
-//! Bytes are moved, never computed with, so any element type works, quantised or not. Where experts are separate
-//! tensors only names change: every shard keeps its data and its size, and shards are copied one by one from a memory
+//! Bytes are moved but never interpreted, so any element type works, quantised or not. Where experts are separate
+//! tensors, only names change: every shard keeps its data and its size, and shards are copied one by one from a memory
 //! map. The output is read back and compared byte by byte ([`PermuteReport::digest`]). `config.json` is written last,
-//! so a directory that has one is a complete, checked checkpoint.
+//! so a directory that contains it is a complete, checked checkpoint.
 //!
-//! | module | what |
+//! | module | contents |
 //! |---|---|
 //! | `family` | names of experts and routers in each architecture |
-//! | `config` | `config.json` against the tables; group-limited gating |
-//! | `permutation` | pi from the placement |
+//! | `config` | checks of `config.json` against the tables; group-limited gating |
+//! | `permutation` | pi, derived from the placement |
 //! | `source` | shards and index of the checkpoint |
-//! | `plan` | how each tensor moves, and whether all are present |
+//! | `plan` | the move of each tensor, and a check that all are present |
 //! | `target` | the output files |
 //! | `verify` | the self-check |
 
@@ -47,27 +47,27 @@ use target::Target;
 /// Summary of a permutation.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct PermuteReport {
-    /// MoE layers permuted.
+    /// Number of MoE layers permuted.
     pub moe_layers: usize,
-    /// Tensors in the checkpoint, moved or not.
+    /// Number of tensors in the checkpoint, including those that do not move.
     pub tensors: usize,
     /// Total size of the tensors, in bytes.
     pub data_bytes: u64,
-    /// Shards written by this run.
+    /// Number of shards written by this run.
     pub shards_written: usize,
-    /// Shards reused from an interrupted run.
+    /// Number of shards reused from an interrupted run.
     pub shards_kept: usize,
-    /// Layers beyond the model proper (for speculative decoding), whose experts stay in place: tables do not place
-    /// them.
+    /// Layers beyond the main model (for speculative decoding). Their experts stay in place, because tables do not
+    /// place them.
     pub layers_kept: Vec<u16>,
     /// Entries of the checkpoint's directory that were not copied: directories, and weights in other formats.
     pub left_out: Vec<String>,
     /// SHA-256 over all written tensors as read through the permutation, computed like the tables' `digest`; checked to
-    /// equal that of the original checkpoint.
+    /// equal the digest of the original checkpoint.
     pub digest: String,
 }
 
-/// Reports bytes done and bytes to do; each byte is written once and checked once.
+/// Reports the bytes done and the total; each byte is written once and checked once.
 pub(crate) struct Meter<'a> {
     done: u64,
     total: u64,
@@ -82,7 +82,7 @@ impl Meter<'_> {
 }
 
 /// Writes the checkpoint in `source`, permuted for the tables, to `out`: a new or empty directory, or one from an
-/// interrupted run of this permutation. `progress` receives bytes done and bytes to do.
+/// interrupted run of this permutation. `progress` receives the bytes done and the total.
 ///
 /// # Errors
 /// Before writing: an unknown architecture, a number of experts or layers that differs from the tables, replicas, split
@@ -127,12 +127,12 @@ pub fn permute(
     })
 }
 
-/// Writes tables for the permuted checkpoint, whose engine runs the contiguous placement. Only expert numbers change:
+/// Writes tables for the permuted checkpoint, whose engine uses the contiguous placement. Only expert numbers change:
 /// expert p is now the one in slot p, so E is contiguous. T, prices and labels refer to tokens and groups, not experts,
-/// and stay.
+/// so they stay the same.
 ///
 /// # Errors
-/// If the tables have replicas, or [`FormatError::Io`] with the path.
+/// If the tables have replicas, or the file cannot be written.
 pub fn write_relabelled(tables: &Tables, path: &Path) -> Result<String, FormatError> {
     if tables.physical_to_logical().is_some() {
         return Err(FormatError::field("physical_to_logical", "present", "E: a permuted checkpoint has no replicas"));

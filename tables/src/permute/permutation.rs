@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::PermuteError;
 use crate::{LayerIdx, Tables};
 
-/// For every MoE layer: new slot p takes old expert pi(p), such that p / (N / G) is the group of pi(p).
+/// For every MoE layer, the old expert pi(p) that moves to new slot p, such that p / (N / G) is the group of pi(p).
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Permutation {
     /// Keyed by the model's layer number.
@@ -19,12 +19,12 @@ pub struct Permutation {
 pub(super) struct LayerPermutation {
     /// pi: \[slot\]
     pub(super) old: Vec<u16>,
-    /// Its inverse: \[old expert\]
+    /// The inverse of `old`: \[old expert\]
     pub(super) slot: Vec<u16>,
 }
 
 impl Permutation {
-    /// The permutation that turns the contiguous placement into that of the tables.
+    /// Returns the permutation that turns the contiguous placement into that of the tables.
     ///
     /// # Errors
     /// [`PermuteError::Replicas`] if there are more slots than experts.
@@ -46,13 +46,13 @@ impl Permutation {
         Ok(Self { layers, experts })
     }
 
-    /// The old expert of each new slot of a layer; `None` for layers without experts.
+    /// Returns the old expert of each new slot of a layer, or `None` for layers without experts.
     pub fn old_experts(&self, layer: u16) -> Option<&[u16]> {
         self.layers.get(&layer).map(|layer| &layer.old[..])
     }
 
-    /// Whether a model that first chooses among `n_group` groups of N / `n_group` neighbours still makes the same
-    /// choices: every group of new slots must be a group of old experts. `n_group` divides N.
+    /// Checks that a model that first chooses among `n_group` groups of N / `n_group` consecutive experts still makes
+    /// the same choices: every group of new slots must be a group of old experts. `n_group` divides N.
     pub(super) fn keeps_gating_groups(&self, n_group: u16) -> Result<(), PermuteError> {
         let each = self.experts / n_group.max(1);
         for (&layer, permutation) in &self.layers {

@@ -1,4 +1,4 @@
-//! Decides how each tensor moves, and checks that the checkpoint has all of them. Pure: names and shapes only.
+//! Decides how each tensor moves and checks that the checkpoint contains all of them, using only names and shapes.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -9,7 +9,7 @@ use super::source::Source;
 use super::{Permutation, PermuteError};
 use crate::container::{ForeignTensor, INDEX};
 
-/// How the names and rows of a checkpoint move.
+/// Determines how the names and rows of a checkpoint move.
 #[derive(Debug)]
 pub(super) struct Plan<'a> {
     pub(super) family: &'static Family,
@@ -20,18 +20,18 @@ pub(super) struct Plan<'a> {
 /// How a tensor moves.
 #[derive(Debug)]
 pub(super) enum Move<'p> {
-    /// Name and bytes stay.
+    /// Name and bytes stay the same.
     Stay,
-    /// The bytes stay; the name becomes this one.
+    /// The bytes stay the same; the name changes to this one.
     Rename(String),
-    /// The name stays; row p becomes the old row pi(p).
+    /// The name stays the same; row p becomes the old row pi(p).
     Rows(&'p LayerPermutation),
 }
 
 /// A layer's tensors, keyed by the part of the name after the layer's (and expert's) number.
 #[derive(Default)]
 struct Layer<'s> {
-    /// Tensors with dimension 0 over experts.
+    /// Tensors whose dimension 0 is the expert.
     rows: BTreeMap<&'s str, Found<'s>>,
     /// Keyed by leaf, then expert.
     experts: BTreeMap<&'s str, BTreeMap<u16, Found<'s>>>,
@@ -51,7 +51,7 @@ impl Found<'_> {
 }
 
 impl<'p> Plan<'p> {
-    /// How a tensor of a checked checkpoint moves.
+    /// Returns the move of a tensor in a checked checkpoint.
     pub(super) fn movement(&self, name: &str) -> Move<'p> {
         let Some((layer, rest)) = split_layer(name) else { return Move::Stay };
         let Some(permutation) = self.permutation.layers.get(&layer) else { return Move::Stay };
@@ -66,7 +66,7 @@ impl<'p> Plan<'p> {
         }
     }
 
-    /// The name of a tensor in the permuted checkpoint.
+    /// Returns the name of a tensor in the permuted checkpoint.
     pub(super) fn new_name(&self, name: &str) -> String {
         match self.movement(name) {
             Move::Rename(new) => new,
@@ -75,8 +75,8 @@ impl<'p> Plan<'p> {
     }
 
     /// Checks that every layer of the permutation has a router and all experts, with equal tensors, types and shapes,
-    /// and that no other layer of the model proper has experts. Returns the layers beyond it (for speculative
-    /// decoding), whose experts stay.
+    /// and that no other layer of the main model has experts. Returns the layers beyond the main model (for speculative
+    /// decoding), whose experts stay in place.
     pub(super) fn check(&self, source: &Source) -> Result<Vec<u16>, PermuteError> {
         let mut layers: BTreeMap<u16, Layer<'_>> = BTreeMap::new();
         let mut beyond = Vec::new();
@@ -129,7 +129,7 @@ impl<'p> Plan<'p> {
         for row in found.rows.values() {
             let whole_bytes = (row.tensor.len() as u64).is_multiple_of(experts);
             if row.tensor.shape.first() != Some(&experts) || !whole_bytes {
-                return Err(wrong_shape(source, *row, format!("a tensor of {experts} rows, one for each expert")));
+                return Err(wrong_shape(source, *row, format!("a tensor with {experts} rows, one for each expert")));
             }
         }
         match self.family.experts {
@@ -146,7 +146,7 @@ impl<'p> Plan<'p> {
                 projections.iter().try_for_each(|projection| {
                     let name = |ending: &str| self.family.expert_name(layer, 0, &format!("{projection}{ending}"));
                     let has = |ending: &str| found.rows.values().any(|row| row.name == name(ending));
-                    // The set of endings whose first tensor is present, or else the first set, must be complete.
+                    // The set of endings whose first tensor is present (otherwise the first set) must be complete.
                     let set = endings.iter().find(|set| has(set[0])).or(endings.first());
                     let lacks = set.and_then(|set| set.iter().find(|ending| !has(ending)));
                     lacks.map_or(Ok(()), |ending| Err(missing(name(ending))))
@@ -155,7 +155,7 @@ impl<'p> Plan<'p> {
         }
     }
 
-    /// Checks that every expert has this tensor, with one type and shape.
+    /// Checks that every expert has this tensor, with the same type and shape.
     fn check_experts(
         &self,
         source: &Source,
@@ -178,7 +178,7 @@ impl<'p> Plan<'p> {
     }
 }
 
-/// The path to name for a tensor that no file contains.
+/// Returns the path to report for a tensor that no file contains.
 fn whole(source: &Source) -> PathBuf {
     match &source.index {
         Some(_) => source.dir.join(INDEX),

@@ -10,7 +10,7 @@ use crate::FormatError;
 use crate::container::{Foreign, INDEX, MAX_INDEX_BYTES, SINGLE, Storage, is_plain_name};
 
 pub(super) const CONFIG: &str = "config.json";
-/// Other weight formats, which are not rewritten: next to the new weights they would have the old expert order.
+/// Extensions of weight files that are not copied: next to the new weights, they would have the old expert order.
 const OTHER_WEIGHTS: &[&str] =
     &["safetensors", "bin", "pt", "pth", "ckpt", "gguf", "ggml", "h5", "msgpack", "onnx", "npz", "index.json"];
 
@@ -34,7 +34,7 @@ pub(super) struct Shard {
 }
 
 impl Source {
-    /// The file of a shard.
+    /// Returns the path of a shard.
     pub(super) fn shard_path(&self, shard: usize) -> PathBuf {
         self.dir.join(&self.shards[shard].name)
     }
@@ -51,7 +51,7 @@ impl Source {
         names.sort_unstable();
         names.dedup();
         if !names.contains(&SINGLE) && dir.join(SINGLE).exists() {
-            let expected = "one of them: engines disagree on which of the two to load";
+            let expected = "only one of them: engines disagree on which of the two to load";
             return Err(PermuteError::field(&index_path, "the index", format!("beside {SINGLE}"), expected));
         }
         let open = |name: &str| Ok(Shard { name: name.to_owned(), file: Foreign::open(&dir.join(name))? });
@@ -63,12 +63,12 @@ impl Source {
         Ok(Self { dir: dir.to_path_buf(), shards, index, shard_of })
     }
 
-    /// Bytes of all tensors.
+    /// Returns the size of all tensors in bytes.
     pub(super) fn data_len(&self) -> u64 {
         self.shards.iter().map(|shard| shard.file.data_len()).sum()
     }
 
-    /// The names of the other files: those to copy, and those left out (directories, weights in other formats).
+    /// Returns the names of the other files: those to copy, and those left out (directories, weights in other formats).
     pub(super) fn others(&self) -> Result<(Vec<String>, Vec<String>), PermuteError> {
         let io = |source| FormatError::io("list", &self.dir, source);
         let (mut copied, mut left_out) = (Vec::new(), Vec::new());
@@ -82,7 +82,7 @@ impl Source {
                 continue;
             }
             let weights = OTHER_WEIGHTS.iter().any(|ending| name.ends_with(&format!(".{ending}")));
-            // Follows links, which hub snapshots consist of.
+            // Follows links, because the files of hub snapshots are links.
             let file = self.dir.join(name).is_file();
             if file && !weights { &mut copied } else { &mut left_out }.push(name.to_owned());
         }
@@ -92,10 +92,10 @@ impl Source {
     }
 }
 
-/// The file of each tensor, according to the index.
+/// Returns the file of each tensor, according to the index.
 fn weight_map<'a>(index: &'a Value, path: &Path) -> Result<BTreeMap<&'a str, &'a str>, PermuteError> {
     let Some(map) = index.get("weight_map").and_then(Value::as_object).filter(|map| !map.is_empty()) else {
-        let expected = "an object of tensors and their files";
+        let expected = "an object that maps tensors to files";
         return Err(PermuteError::field(path, "weight_map", "missing or empty", expected));
     };
     let entry = |(tensor, file): (&'a String, &'a Value)| match file.as_str().filter(|file| is_plain(file)) {
@@ -109,7 +109,7 @@ fn weight_map<'a>(index: &'a Value, path: &Path) -> Result<BTreeMap<&'a str, &'a
     map.iter().map(entry).collect()
 }
 
-/// Checks that the index names every tensor, and the file it is in.
+/// Checks that the index lists every tensor with the file that contains it.
 fn check_index(
     dir: &Path,
     weight_map: &BTreeMap<&str, &str>,
@@ -125,13 +125,13 @@ fn check_index(
         None => Ok(()),
         Some((tensor, &shard)) => {
             let (path, tensor) = (dir.join(&shards[shard].name), tensor.clone());
-            let expected = format!("only tensors that {INDEX} names");
+            let expected = format!("only tensors that {INDEX} lists");
             Err(PermuteError::UnexpectedTensor { path, tensor, expected })
         }
     }
 }
 
-/// Whether this is a file name without directories.
+/// Whether this is the name of a safetensors file, without directories.
 fn is_plain(name: &str) -> bool {
     is_plain_name(name) && name.ends_with(".safetensors")
 }
@@ -142,7 +142,7 @@ fn shard_of(dir: &Path, shards: &[Shard]) -> Result<BTreeMap<String, usize>, Per
     for (at, shard) in shards.iter().enumerate() {
         for tensor in shard.file.tensors.keys() {
             if let Some(other) = shard_of.insert(tensor.clone(), at) {
-                let expected = format!("the tensor in one file, but {} has it as well", shards[other].name);
+                let expected = format!("the tensor in only one file, but {} contains it as well", shards[other].name);
                 let (path, tensor) = (dir.join(&shard.name), tensor.clone());
                 return Err(PermuteError::UnexpectedTensor { path, tensor, expected });
             }

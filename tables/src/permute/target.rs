@@ -1,4 +1,4 @@
-//! Writes the permuted checkpoint: every file atomically, reusing those of an interrupted run.
+//! Writes the permuted checkpoint: every file atomically, reusing the files of an interrupted run.
 
 use std::collections::BTreeSet;
 use std::io::Write;
@@ -12,7 +12,7 @@ use super::{Meter, PermuteError};
 use crate::FormatError;
 use crate::container::{Foreign, INDEX, Storage, is_temporary, write_atomically};
 
-/// Bytes copied at a time: bounds the memory used in addition to the maps, and paces progress reports.
+/// Bytes copied at a time. Limits the memory used in addition to the maps, and paces progress reports.
 pub(super) const PIECE_BYTES: usize = 4 << 20;
 
 /// The output directory.
@@ -27,7 +27,7 @@ impl Target {
             let resolve = |path: &Path| path.canonicalize().map_err(|error| FormatError::io("resolve", path, error));
             Ok(resolve(dir)?.starts_with(resolve(source)?))
         };
-        // Checked before creating anything: the nearest existing ancestor shows where the new directory would be.
+        // Checks this before creating anything: the nearest existing ancestor shows where the new directory would be.
         let absolute = std::path::absolute(dir).map_err(|error| FormatError::io("resolve", dir, error))?;
         if let Some(existing) = absolute.ancestors().find(|path| path.exists())
             && inside(existing)?
@@ -50,8 +50,8 @@ impl Target {
         Ok(Self { dir: dir.to_path_buf() })
     }
 
-    /// Writes a shard, or keeps that of an interrupted run: files appear complete, so an equal length and header
-    /// suffice, and the self-check reads the bytes. Returns whether it was written.
+    /// Writes a shard, or keeps the one from an interrupted run. Files appear only when complete, so an equal length
+    /// and header suffice, and the self-check reads the bytes. Returns whether the shard was written.
     pub(super) fn shard(&self, plan: &Plan<'_>, shard: &Shard, meter: &mut Meter<'_>) -> Result<bool, PermuteError> {
         let path = self.dir.join(&shard.name);
         let header = shard.file.renamed_header(|name| plan.new_name(name)).map_err(|error| error.in_file(&path))?;
@@ -70,7 +70,7 @@ impl Target {
                 match plan.movement(name) {
                     Move::Stay | Move::Rename(_) => pass_on(out, bytes, meter)?,
                     Move::Rows(permutation) => {
-                        // There are N rows, as checked, and N is not 0.
+                        // The plan has checked that there are N rows, and N is not 0.
                         let row = bytes.len() / permutation.old.len();
                         for &old in &permutation.old {
                             pass_on(out, &bytes[usize::from(old) * row..][..row], meter)?;
@@ -83,7 +83,7 @@ impl Target {
         Ok(true)
     }
 
-    /// Writes the index with the files of the new names, in the old order of names.
+    /// Writes the index with the files of the new names, in the order of the old names.
     pub(super) fn index(&self, plan: &Plan<'_>, source: &Source) -> Result<(), PermuteError> {
         let Some(index) = &source.index else { return Ok(()) };
         let mut index = index.clone();
@@ -91,7 +91,7 @@ impl Target {
             let files: Map<String, Value> =
                 map.iter().map(|(tensor, file)| (plan.new_name(tensor), file.clone())).collect();
             for (tensor, file) in map.iter_mut() {
-                // Expert names trade places among themselves; the others stay.
+                // Expert names are permuted among themselves; other names stay the same.
                 if let Some(new) = files.get(tensor) {
                     file.clone_from(new);
                 }

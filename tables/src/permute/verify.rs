@@ -15,7 +15,7 @@ pub(super) fn verify(
     meter: &mut Meter<'_>,
 ) -> Result<String, PermuteError> {
     let dir = &written.dir;
-    // Every original tensor is matched below, so equal counts mean there is nothing else.
+    // Every original tensor is matched below, so equal counts mean that there are no other tensors.
     if written.shard_of.len() != source.shard_of.len() {
         let (found, expected) = (written.shard_of.len(), source.shard_of.len());
         let expected = format!("{expected}, as in the original");

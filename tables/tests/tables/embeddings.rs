@@ -97,8 +97,8 @@ fn an_index_says_which_file() {
     for (content, said) in [
         (index("../model-2.safetensors"), "expected a file in the same directory"),
         (index("none.safetensors"), "none.safetensors"),
-        ("{}".to_owned(), "not the index of a checkpoint"),
-        ("[".to_owned(), "not the index of a checkpoint"),
+        ("{}".to_owned(), "not a checkpoint index"),
+        ("[".to_owned(), "not a checkpoint index"),
         (r#"{"weight_map": {}}"#.to_owned(), "no such tensor"),
     ] {
         write("model.safetensors.index.json", content.as_bytes());

@@ -105,7 +105,7 @@ fn only_profiles_of_one_model_and_phase_add_up() {
     assert_eq!(error, "the profile's phase is all, expected decode");
     let mut builder = profile_builder(&tiny, Phase::All);
     let error = builder.add_profile(&profile(&model(4, 2, 6, &[0]), 1)).unwrap_err().to_string();
-    assert!(error.contains("`vocab_size` is 6 here and 5 there"), "{error}");
+    assert!(error.contains("`vocab_size` is 6 in one and 5 in the other"), "{error}");
 }
 
 #[test]

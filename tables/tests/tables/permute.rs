@@ -143,14 +143,14 @@ fn files_of_another_permutation_are_not_taken_over() {
     let folder = Folder::of(&Checkpoint::qwen3().sharded(2));
     folder.permute(&tables(2)).unwrap();
     let error = folder.permute(&tables(1)).unwrap_err().to_string();
-    assert!(error.contains("model-00001-of-00002.safetensors is not a part of this permutation"), "{error}");
+    assert!(error.contains("model-00001-of-00002.safetensors is not part of this permutation"), "{error}");
 
     // Where no names change, the self-check detects it.
     let folder = Folder::of(&Checkpoint::gpt_oss(true));
     folder.permute(&tables(2)).unwrap();
     std::fs::remove_file(folder.out().join("config.json")).unwrap();
     let error = folder.permute(&tables(1)).unwrap_err().to_string();
-    assert!(error.contains("is not what the permutation makes of `model.layers.1.mlp."), "{error}");
+    assert!(error.contains("does not match the permuted `model.layers.1.mlp."), "{error}");
     assert!(!folder.out().join("config.json").exists(), "no configuration without a passed check");
 }
 

@@ -19,13 +19,13 @@ fn output_directories_that_would_do_harm_are_refused() {
     std::os::unix::fs::symlink(&source, &link).unwrap();
     for out in [source.clone(), source.join("."), source.join("new/deep"), link] {
         let error = permute(&tables, &source, &out, &mut |_, _| {}).unwrap_err().to_string();
-        assert!(error.contains("is in the checkpoint's own directory"), "{error}");
+        assert!(error.contains("is inside the checkpoint's own directory"), "{error}");
     }
     assert!(!source.join("new").exists());
     std::fs::create_dir_all(folder.out()).unwrap();
     std::fs::write(folder.out().join("thesis.txt"), "").unwrap();
     let error = folder.permute(&tables).unwrap_err().to_string();
-    assert!(error.contains("thesis.txt is not a part of this permutation"), "{error}");
+    assert!(error.contains("thesis.txt is not part of this permutation"), "{error}");
 }
 
 /// The error for a changed checkpoint; nothing may have been written.
@@ -41,8 +41,12 @@ fn refusal(checkpoint: &Checkpoint, tables: &Tables, damage: impl FnOnce(&Path))
 #[test]
 fn configurations_are_checked() {
     for (key, value, expected) in [
-        ("architectures", json!(["GPT2LMHeadModel"]), "names the architecture GPT2LMHeadModel; known are DeepseekV2"),
-        ("architectures", json!(null), "names the architecture (none)"),
+        (
+            "architectures",
+            json!(["GPT2LMHeadModel"]),
+            "unsupported architecture GPT2LMHeadModel, expected one of DeepseekV2",
+        ),
+        ("architectures", json!(null), "unsupported architecture (none)"),
         ("n_routed_experts", json!(16), "n_routed_experts is 16, expected 12, the tables' number of experts"),
         ("n_routed_experts", json!("x"), "n_routed_experts is \"x\", expected 0 to 65535"),
         ("num_experts_per_tok", json!(3), "num_experts_per_tok is 3, expected 2, the tables' top-k"),
@@ -85,7 +89,7 @@ fn gating_groups_are_not_torn_apart() {
     let whole: Vec<u16> = (0..EXPERTS).map(|e| (e / 3) % 2).collect();
     let split: Vec<u16> = (0..EXPERTS).map(|e| e % 2).collect();
     let error = refusal(&checkpoint, &placed(vec![whole, split]), |_| {});
-    assert!(error.contains("layer 2 would put the experts 0 and "), "{error}");
+    assert!(error.contains("layer 2 would put experts 0 and "), "{error}");
 }
 
 type Change = fn(&mut Checkpoint);
@@ -219,11 +223,11 @@ fn damaged_files_are_named() {
         (Box::new(|dir| edit(dir, &|v| v["weight_map"]["other"] = json!(second))), "the tensor `other` is missing"),
         (
             Box::new(|dir| edit(dir, &|v| drop(v["weight_map"].as_object_mut().unwrap().remove(entry)))),
-            "expected only tensors that model.safetensors.index.json names",
+            "expected only tensors that model.safetensors.index.json lists",
         ),
         (
             Box::new(|dir| std::fs::rename(dir.join("empty.txt"), dir.join("model.safetensors")).unwrap()),
-            "the index is beside model.safetensors, expected one of them",
+            "the index is beside model.safetensors, expected only one of them",
         ),
         (Box::new(|dir| std::fs::write(dir.join(index), "[").unwrap()), "index.json is not valid JSON"),
         (Box::new(|dir| std::fs::remove_file(dir.join(index)).unwrap()), "model.safetensors: No such file"),
@@ -239,7 +243,8 @@ fn damaged_files_are_named() {
     };
     let error = refusal(&checkpoint, &tables(2), twice);
     assert!(
-        error.contains("expected the tensor in one file, but model-00001-of-00002.safetensors has it as well"),
+        error
+            .contains("expected the tensor in only one file, but model-00001-of-00002.safetensors contains it as well"),
         "{error}"
     );
 }
@@ -252,7 +257,7 @@ fn replicas_are_refused() {
     let replicas = Replicas::new(&model, 2, 14, row.repeat(2)).unwrap();
     let tables = common::dp_tables(&model, 2).replicas(replicas).finish().unwrap();
     let error = refusal(&Checkpoint::qwen3(), &tables, |_| {});
-    assert!(error.contains("12 experts in 14 slots"), "{error}");
+    assert!(error.contains("14 slots for 12 experts"), "{error}");
     let folder = TempDir::new().unwrap();
     assert!(write_relabelled(&tables, &folder.path().join("t")).unwrap_err().to_string().contains("no replicas"));
 }

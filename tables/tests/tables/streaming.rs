@@ -105,7 +105,7 @@ fn a_bad_request_is_reported_from_a_bad_file() {
             2,
             experts_at + 16 + 1,
             0,
-            "the tensor `experts` holds 0 at token 4, layer 0, slot 1, expected experts distinct",
+            "the tensor `experts` holds 0 at token 4, layer 0, slot 1, expected distinct experts",
         ),
         (3, experts_at - 8, 7, "the tensor `token_ids` holds 7 at token 6, expected ids below 7"),
     ] {

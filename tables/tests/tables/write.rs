@@ -91,8 +91,8 @@ fn a_builder_refuses_what_a_reader_would() {
         (vec![1], 1, vec![u, 0], None, "as in slot 0"),
         (vec![1], 1, vec![3, 3], None, "distinct"),
         (vec![1], 1, vec![0, 1], Some(vec![w]), "expected [1, 1, 2]"),
-        (vec![1], 1, vec![0, 1], Some(vec![w, -w]), "not below zero"),
-        (vec![1], 1, vec![0, 1], Some(vec![w, half::f16::NAN]), "a finite number"),
+        (vec![1], 1, vec![0, 1], Some(vec![w, -w]), "non-negative"),
+        (vec![1], 1, vec![0, 1], Some(vec![w, half::f16::NAN]), "a finite, non-negative number"),
     ] {
         let error = builder.push(&tokens, prompt, &experts, weights.as_deref()).unwrap_err().to_string();
         assert!(error.contains(part), "{error}");
@@ -100,7 +100,7 @@ fn a_builder_refuses_what_a_reader_would() {
     assert_eq!((builder.requests(), builder.tokens()), (0, 0));
     builder.push(&[1], 0, &[0, 1], None).unwrap();
     let error = builder.push(&[1], 0, &[0, 1], Some(&[w, w])).unwrap_err().to_string();
-    assert!(error.contains("expected none, as in the requests before"), "{error}");
+    assert!(error.contains("expected none, as in the previous requests"), "{error}");
 
     let t = vec![half::f16::ONE; 9];
     let placement = Placement::contiguous(1, 4, 2).unwrap();

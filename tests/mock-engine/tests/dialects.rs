@@ -158,10 +158,7 @@ async fn nodes_of_several_ranks_are_pinned_by_url_and_header() {
         let [first, second] = urls;
         let found = probed(&[second, first], Kind::Vllm, None).await;
         let doubt = found.doubt.unwrap().to_string();
-        assert_eq!(
-            doubt,
-            "URL 0 serves 4 ranks from rank 4, expected 4 from rank 0: list `urls` in the order of their ranks"
-        );
+        assert_eq!(doubt, "URL 0 serves 4 ranks from rank 4, expected 4 from rank 0: list `urls` in rank order");
         assert_eq!(found.dp_size, None);
     }
 }
@@ -170,6 +167,6 @@ async fn nodes_of_several_ranks_are_pinned_by_url_and_header() {
 async fn routes_that_disagree_about_ranks_are_doubted() {
     let mock = serve(SGLANG_0_5_23, |settings| settings.ranks_in_loads = Some(1));
     let found = probed(&[base(&mock)], Kind::Sglang, None).await;
-    let doubt = "/server_info reports 4 attention-DP ranks, but /v1/loads?include=core 1";
+    let doubt = "/server_info reports 4 attention-DP ranks, but /v1/loads?include=core reports 1";
     assert_eq!((found.dp_size, found.doubt.unwrap().to_string()), (None, doubt.to_owned()));
 }

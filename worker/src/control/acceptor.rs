@@ -1,6 +1,6 @@
-//! Incoming connections: each authenticates and sends its first message on its own thread, so that a silent or slow
-//! client does not delay the others. If too many are pending, the oldest is dropped, because a real rank answers at
-//! once.
+//! Incoming connections: each one authenticates and sends its first message on its own thread, so that a silent or slow
+//! client does not delay the others. If too many connections are pending, the oldest is dropped, because a real rank
+//! responds immediately.
 
 use std::collections::BTreeMap;
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -19,7 +19,7 @@ use super::secret::Secret;
 
 /// Time limit for authentication and the first message.
 const HELLO_LIMIT: Duration = Duration::from_secs(10);
-/// Maximum number of pending connections, which bounds the resources that unauthenticated clients can take.
+/// Maximum number of pending connections, which bounds the resources that unauthenticated clients can use.
 const MAX_PENDING: usize = 256;
 /// Maximum duration of one poll.
 const POLL: Duration = Duration::from_millis(20);
@@ -37,7 +37,7 @@ struct Pending {
     proven: Arc<AtomicBool>,
 }
 
-/// The acceptor of incoming connections. `T` is a connection's first message.
+/// Accepts incoming connections. `T` is the type of a connection's first message.
 pub(super) struct Acceptor<'a, T> {
     listener: &'a TcpListener,
     purpose: Purpose,
@@ -46,7 +46,7 @@ pub(super) struct Acceptor<'a, T> {
     limit: usize,
     sender: mpsc::Sender<Arrival<T>>,
     arrivals: mpsc::Receiver<Arrival<T>>,
-    /// By number, in order of arrival.
+    /// Pending connections by number, in order of arrival.
     pending: BTreeMap<u64, Pending>,
     next: u64,
     other_secrets: usize,
@@ -58,7 +58,7 @@ impl<'a, T: DeserializeOwned + Send + 'static> Acceptor<'a, T> {
         Self { listener, purpose, secret, limit, sender, arrivals, pending: BTreeMap::new(), next: 0, other_secrets: 0 }
     }
 
-    /// Accepts connections, which `take` assigns to `slots`, until all slots are filled. The first slot belongs to rank
+    /// Accepts connections, which `take` assigns to `slots`, until all slots are filled. The first slot is for rank
     /// `first`.
     pub(super) fn gather<S>(
         &mut self,
@@ -87,8 +87,8 @@ impl<'a, T: DeserializeOwned + Send + 'static> Acceptor<'a, T> {
         Ok(())
     }
 
-    /// Waits briefly for a connection, then returns those whose first message has arrived. A failing listener or a
-    /// stopping process is an error.
+    /// Waits briefly for a connection, then returns the connections whose first message has arrived. Fails if the
+    /// listener fails or the process is stopping.
     pub(super) fn poll(&mut self, patience: &Patience) -> Result<Vec<(T, TcpStream)>, RendezvousError> {
         match patience.at_most(POLL).accept(self.listener) {
             Ok(stream) => self.listen_to(stream, patience.at_most(HELLO_LIMIT)),
@@ -143,8 +143,8 @@ impl<'a, T: DeserializeOwned + Send + 'static> Acceptor<'a, T> {
         }
     }
 
-    /// Drops the oldest unauthenticated connection, or else the oldest one; false if there is none. Its thread notices
-    /// at once.
+    /// Drops the oldest unauthenticated connection, or else the oldest connection; returns false if there is none. The
+    /// connection's thread detects this immediately.
     fn make_room(&mut self) -> bool {
         let stranger = self.pending.iter().find(|(_, pending)| !pending.proven.load(Ordering::Relaxed));
         let number = stranger.or_else(|| self.pending.iter().next()).map(|(number, _)| *number);

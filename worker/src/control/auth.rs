@@ -1,14 +1,14 @@
 //! The handshake on every connection between ranks: both sides prove that they know the unit's secret without sending
-//! it. The accepting side goes first.
+//! it. The acceptor sends the first message.
 //!
-//! | step | from | what |
+//! | step | from | content |
 //! |---|---|---|
 //! | greeting | acceptor | a nonce, if it has a secret |
 //! | answer | connector | its own nonce, and its proof: HMAC-SHA-256 of the secret over role, purpose and both nonces |
-//! | verdict | acceptor | its proof, over the other role; or a refusal |
+//! | verdict | acceptor | its proof over the other role, or a refusal |
 //!
-//! This authenticates both ends once. Later traffic is neither encrypted nor signed: between hosts it belongs on a
-//! trusted network.
+//! The handshake authenticates both ends once. Later traffic is neither encrypted nor signed, so links between hosts
+//! must use a trusted network.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -22,8 +22,8 @@ use super::hello::{MAGIC, PROTOCOL};
 use super::patience::{Impatience, Patience};
 use super::secret::{PROOF_BYTES, Secret};
 
-/// Maximum number of connection attempts, and the pause between them: a listener flooded by unauthenticated clients may
-/// drop a rank's connection.
+/// Maximum number of connection attempts, and the pause between them. Retries are needed because a listener flooded by
+/// unauthenticated clients may drop a rank's connection.
 const ATTEMPTS: u32 = 40;
 const PAUSE: Duration = Duration::from_millis(50);
 /// Connect timeout for a listener that was reachable a moment ago.
@@ -31,7 +31,7 @@ const STILL_THERE: Duration = Duration::from_secs(1);
 /// Size limit of handshake frames.
 const MAX_BYTES: usize = 1024;
 
-/// The purpose of a connection: a proof for one purpose is invalid for the other.
+/// The purpose of a connection; a proof for one purpose is invalid for the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Purpose {
     Control,
@@ -71,18 +71,18 @@ enum Verdict {
 /// Reasons for a failed handshake.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum AuthError {
-    /// The connection broke, or the bytes are not a handshake.
+    /// The connection broke, or the received bytes are not a handshake.
     #[error(transparent)]
     Frame(#[from] FrameError),
     #[error("it is not a rank")]
     Stranger,
-    #[error("it speaks protocol {found}, this rank speaks {PROTOCOL}")]
+    #[error("it speaks protocol {found}, but this rank speaks {PROTOCOL}")]
     Protocol { found: u32 },
     #[error("it requires a secret, but this rank was started without one")]
     SecretMissing,
     #[error("it was started without a secret, but this rank requires one")]
     SecretUnasked,
-    #[error("it has another secret than this rank")]
+    #[error("its secret differs from this rank's")]
     OtherSecret,
 }
 
@@ -123,7 +123,7 @@ pub(super) fn accept(
         }
         (None, None, None) => None,
         _ => {
-            // Best effort: the connector may have left.
+            // Best effort: the connector may have disconnected.
             let _ = frame::write(stream, &Verdict::Refused);
             return Err(AuthError::OtherSecret);
         }
@@ -131,16 +131,16 @@ pub(super) fn accept(
     Ok(frame::write(stream, &Verdict::Known { proof })?)
 }
 
-/// Why there is no authenticated connection.
+/// The reason that there is no authenticated connection.
 #[derive(Debug)]
 pub(super) enum Unproven {
     /// No connection was made.
     Unreachable(Impatience),
-    /// The connection broke, or one side refused the other.
+    /// The connection broke, or one side rejected the other.
     Refused(AuthError),
 }
 
-/// Connects and authenticates. Retries a connection that ends before the verdict while the listener is reachable.
+/// Connects and authenticates. If a connection ends before the verdict, retries as long as the listener is reachable.
 pub(super) fn reach(
     address: SocketAddr,
     purpose: Purpose,
@@ -204,7 +204,8 @@ fn parts<'a>(role: &'a [u8], purpose: Purpose, acceptor: &'a Nonce, connector: &
     [MAGIC.as_bytes(), role, purpose.label(), acceptor, connector]
 }
 
-/// From the operating system: a predictable nonce would allow an answer without the secret.
+/// Returns a random nonce from the operating system; a predictable nonce would make it possible to answer without the
+/// secret.
 fn nonce() -> io::Result<Nonce> {
     let mut nonce = Nonce::default();
     File::open("/dev/urandom")?.read_exact(&mut nonce)?;

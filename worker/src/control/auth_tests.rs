@@ -41,7 +41,7 @@ fn only_those_with_the_same_secret_meet() {
     assert_eq!(shake(None, None), [Ok(()), Ok(())]);
     assert_eq!(shake(secret(one), secret(one)), [Ok(()), Ok(())]);
     let [accepted, connected] = shake(secret(one), secret(other));
-    assert!(accepted.is_err() && connected.unwrap_err().contains("another secret"));
+    assert!(accepted.is_err() && connected.unwrap_err().contains("secret differs"));
     let [accepted, connected] = shake(secret(one), None);
     assert!(accepted.is_err() && connected.unwrap_err().contains("requires a secret"));
     let [accepted, connected] = shake(None, secret(one));

@@ -1,4 +1,4 @@
-//! The carrier of a unit's data: the configured choice, and whether ranks can share memory.
+//! The transport of a unit's data: the configured choice, and whether ranks can share memory.
 
 use std::fmt;
 use std::fs;
@@ -16,13 +16,13 @@ use super::frame;
 use super::patience::{Patience, unlimited};
 use crate::ep::{ShmError, ShmMemory, UnknownName};
 
-/// How ranks exchange data. All ranks of a unit must have the same setting.
+/// How ranks exchange data. All ranks of a unit must use the same setting.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum TransportChoice {
-    /// Shared memory between ranks of a host, TCP between hosts.
+    /// Shared memory between ranks on the same host, TCP between hosts.
     #[default]
     Auto,
-    /// Shared memory; ranks that cannot share it are refused.
+    /// Shared memory; ranks that cannot share it are rejected.
     Shm,
     /// TCP, even within one host.
     Tcp,
@@ -46,14 +46,15 @@ impl fmt::Display for TransportChoice {
     }
 }
 
-/// Identifies where a process runs. Processes with equal values can share memory: one boot of one machine, one PID
-/// namespace (memory is passed as a path under `/proc`), one network namespace (a rank in its own is meant to use it),
-/// and one user.
+/// Identifies where a process runs. Processes with equal values can share memory: they run under the same boot of the
+/// same machine, in the same PID namespace (memory is passed as a path under `/proc`) and network namespace (a rank
+/// with its own is meant to use its network), and as the same user.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Host(String);
 
 impl Host {
-    /// `None` if the system does not report it. Processes with different `place`s do not share memory.
+    /// Returns this process's location; `None` if the system does not report it. Processes with different `place`s do
+    /// not share memory.
     pub(super) fn here(place: Option<&str>) -> Option<Self> {
         let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
         let namespace = |kind: &str| fs::read_link(format!("/proc/self/ns/{kind}")).ok();
@@ -64,13 +65,13 @@ impl Host {
     }
 }
 
-/// Why a rank cannot share memory with rank 0; `None` if it can.
+/// Returns the reason that a rank cannot share memory with rank 0; `None` if it can.
 pub(super) fn apart(rank: RankId, own: Option<&Host>, other: Option<&Host>) -> Option<String> {
     let same = own.is_some() && own == other;
-    (!same).then(|| format!("rank {rank} does not share host, namespaces and user with rank 0"))
+    (!same).then(|| format!("rank {rank} differs from rank 0 in host, namespaces or user"))
 }
 
-/// For each rank, the lowest rank that it may share memory with; itself if none is known.
+/// Returns, for each rank, the lowest rank that it can share memory with; the rank itself if there is no other.
 pub(super) fn host_leaders(choice: TransportChoice, hosts: &[Option<Host>]) -> Vec<u16> {
     let leader = |rank: usize| match (choice, &hosts[rank]) {
         (TransportChoice::Auto | TransportChoice::Shm, Some(host)) => {
@@ -98,7 +99,7 @@ pub(super) struct MemoryTerms {
     pub(super) elements: usize,
 }
 
-/// How other processes find a leader's memory.
+/// The address at which other processes find a leader's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct MemoryAddress {
     pid: u32,
@@ -114,10 +115,10 @@ impl MemoryAddress {
     }
 }
 
-/// Size limit of a message about memory.
+/// Size limit of a message with a memory address.
 const MAX_ADDRESS_BYTES: usize = 256;
 
-/// A rank about to share memory with other ranks of its host, with which it has data links.
+/// A rank that is about to share memory with other ranks on its host, to which it has data links.
 pub(super) struct Sharing<'a> {
     pub(super) rank: RankId,
     pub(super) links: &'a [Option<TcpStream>],
@@ -126,11 +127,11 @@ pub(super) struct Sharing<'a> {
 }
 
 impl Sharing<'_> {
-    /// Creates the memory of a host's ranks, if there are several, and announces it over the data links. `leaders` is
-    /// [`host_leaders`], as sent by rank 0.
+    /// Sets up the memory shared by the ranks of this host, if there are several; the leader creates it and announces
+    /// it over the data links. `leaders` is the result of [`host_leaders`], as sent by rank 0.
     ///
     /// # Errors
-    /// Memory that must be shared but cannot be; a rank that disconnects.
+    /// Memory that must be shared cannot be, or a rank disconnects.
     pub(super) fn share(&self, leaders: &[u16]) -> Result<Option<SharedMemory>, RendezvousError> {
         let leader = leaders[self.rank.index()];
         let ranks: Vec<usize> = (0..leaders.len()).filter(|&other| leaders[other] == leader).collect();
@@ -144,7 +145,7 @@ impl Sharing<'_> {
         Ok(memory.map(|memory| SharedMemory { memory, ranks }))
     }
 
-    /// The leader's part: keeps the file open until all have attached.
+    /// Creates the memory as the leader, and keeps the file open until all ranks have attached.
     fn lead(&self, ranks: &[usize]) -> Result<Option<ShmMemory>, RendezvousError> {
         let MemoryTerms { choice, session, elements } = self.terms;
         let made = match ShmMemory::create(ranks.len(), elements, session) {
@@ -225,9 +226,9 @@ mod tests {
         let auto = terms(TransportChoice::Auto);
         assert!(address.open(2, auto).is_ok());
         let other = MemoryTerms { session: 8, ..auto };
-        assert!(address.open(2, other).unwrap_err().to_string().contains("not this unit's"));
+        assert!(address.open(2, other).unwrap_err().to_string().contains("belongs to another unit"));
         let gone = MemoryAddress { fd: 1 << 20, ..address };
-        assert!(gone.open(2, auto).unwrap_err().to_string().contains("cannot be opened"));
+        assert!(gone.open(2, auto).unwrap_err().to_string().contains("cannot open"));
     }
 
     /// Both ends of a link between ranks 0 and 1, each in its rank's list of links.

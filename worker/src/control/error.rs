@@ -1,4 +1,4 @@
-//! Reasons why a unit could not form, one sentence each.
+//! Reasons why a unit cannot form, one sentence each.
 
 use std::error::Error;
 use std::io;
@@ -12,7 +12,7 @@ use crate::ep::ShmError;
 /// An error of any kind.
 pub(super) type BoxedError = Box<dyn Error + Send + Sync>;
 
-/// Reasons why the ranks of a unit did not find each other.
+/// Reasons why the ranks of a unit cannot connect to each other.
 #[derive(Debug, thiserror::Error)]
 pub enum RendezvousError {
     /// An address is in use, or does not belong to this machine.
@@ -30,7 +30,7 @@ pub enum RendezvousError {
         missing: Vec<RankId>,
         /// How long rank 0 waited.
         limit: Duration,
-        /// Connections with another secret, or none.
+        /// Number of connections with a different secret or none.
         other_secrets: usize,
     },
     /// Rank 0 is unreachable.
@@ -55,25 +55,25 @@ pub enum RendezvousError {
         /// The cause.
         source: BoxedError,
     },
-    /// No memory for the ranks to exchange data through.
+    /// The ranks cannot use shared memory.
     #[error("{0}; ranks without shared memory need --transport tcp")]
     Memory(#[from] ShmError),
     /// The process was asked to stop.
     #[error("stopped before the unit had formed")]
     Stopped,
-    /// A local failure of the operating system.
+    /// A local operating system error.
     #[error("the rendezvous failed: {0}")]
     Io(#[from] io::Error),
 }
 
 impl RendezvousError {
-    /// A rank that disconnected, or whose handshake failed.
+    /// Creates the error for a rank that disconnected or whose handshake failed.
     pub(super) fn broken_off(rank: RankId, cause: impl Into<BoxedError>) -> Self {
         Self::BrokenOff { rank, source: cause.into() }
     }
 }
 
-/// The likely reason.
+/// Describes the likely reason for missing ranks.
 fn strangers(other_secrets: usize) -> String {
     match other_secrets {
         0 => String::new(),
@@ -81,7 +81,7 @@ fn strangers(other_secrets: usize) -> String {
     }
 }
 
-/// "rank 2", "ranks 1 and 3", "ranks 1, 2 and 3".
+/// Formats ranks as "rank 2", "ranks 1 and 3" or "ranks 1, 2 and 3".
 fn ranks(list: &[RankId]) -> String {
     let names: Vec<String> = list.iter().map(RankId::to_string).collect();
     match names.split_last() {

@@ -1,11 +1,11 @@
-//! Length-prefixed JSON: four bytes of length, little-endian, then that many bytes of JSON.
+//! Length-prefixed JSON: a four-byte little-endian length, followed by that many bytes of JSON.
 
 use std::io::{self, Read, Write};
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// Size limit of a control frame: the routes of a long sequence are the largest content.
+/// Size limit of a control frame. The largest content is the routes of a long sequence.
 pub(crate) const MAX_FRAME_BYTES: usize = 64 << 20;
 /// Size limit of an unauthenticated frame: a registration with its model information.
 pub(crate) const MAX_HELLO_BYTES: usize = 1 << 20;
@@ -13,14 +13,14 @@ pub(crate) const MAX_HELLO_BYTES: usize = 1 << 20;
 /// Reasons why no frame was received.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum FrameError {
-    /// The other side closed its end between frames.
+    /// The peer closed the connection between two frames.
     #[error("the connection was closed")]
     Closed,
     /// The connection broke.
     #[error("the connection broke: {0}")]
     Io(#[from] io::Error),
     /// The frame exceeds the reader's limit.
-    #[error("a frame has {found} bytes, at most {limit} are accepted")]
+    #[error("a frame has {found} bytes, but at most {limit} are accepted")]
     TooLong { found: usize, limit: usize },
     /// Unexpected content.
     #[error("a frame has unexpected content: {0}")]

@@ -9,9 +9,9 @@ use super::carrier::{Host, TransportChoice};
 use crate::engine::{KvPages, UnitLimits};
 use crate::ep::{ExpertLayout, WireType};
 
-/// The first field of every handshake identifies ranks.
+/// The first field of every handshake, by which ranks recognize each other.
 pub(super) const MAGIC: &str = "semmoe-rank";
-/// Version of the frames below and of the control link.
+/// Version of the handshake frames and of the control link.
 pub(super) const PROTOCOL: u32 = 8;
 
 /// Settings that all ranks of a unit must share.
@@ -35,9 +35,9 @@ pub(crate) struct Identity {
     pub(crate) transport: TransportChoice,
     /// The element type of rows on the wire.
     pub(crate) wire: WireType,
-    /// `dp` or `tp`; both, the initial one first, if attention may switch.
+    /// `dp` or `tp`; if attention can switch, both of them, initial layout first.
     pub(crate) attention: String,
-    /// Digest of the tables that shuffle rows (attention tp); empty without.
+    /// Digest of the tables that shuffle rows (attention tp); empty without tables.
     pub(crate) shuffle: String,
 }
 
@@ -45,16 +45,16 @@ pub(crate) struct Identity {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Hello {
     pub(super) rank: u16,
-    /// The address of its data links.
+    /// The address for the rank's data links.
     pub(super) data: SocketAddr,
-    /// Its capacity in KV cache pages.
+    /// The rank's capacity in KV cache pages.
     pub(super) kv_pages: KvPages,
-    /// The host that it runs on.
+    /// The host that the rank runs on.
     pub(super) host: Option<Host>,
     pub(super) identity: Identity,
 }
 
-/// Rank 0's answer: the registered unit, or why it cannot form.
+/// Rank 0's reply: the registered unit, or the reason that it cannot form.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) enum Reply {
     #[serde(rename = "Ok")]
@@ -66,13 +66,13 @@ pub(super) enum Reply {
 /// Parameters of a unit that has formed.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Welcome {
-    /// Repeated by every data link and by the shared memory.
+    /// The session id, which every data link and the shared memory repeat.
     pub(super) session: u64,
     /// Data addresses by rank.
     pub(super) data: Vec<SocketAddr>,
     /// The limits of the unit.
     pub(super) limits: UnitLimits,
-    /// For each rank the lowest one that it may share memory with.
+    /// For each rank, the lowest rank that it can share memory with.
     pub(super) leaders: Vec<u16>,
 }
 
@@ -84,11 +84,11 @@ pub(super) struct Link {
     pub(super) to: u16,
 }
 
-/// A setting, and the words before its value in a message.
+/// The words before a setting's value in a message, and the value.
 type Setting = (&'static str, String);
 
 impl Identity {
-    /// A sentence about the first difference between rank 0 (self) and another rank; `None` if they belong together.
+    /// Describes the first difference between rank 0 (self) and another rank; `None` if they match.
     pub(super) fn difference(&self, rank: RankId, other: &Self) -> Option<String> {
         let settings: Vec<_> = self.settings().into_iter().zip(other.settings()).collect();
         let differ = |settings: &[(Setting, Setting)]| {
@@ -98,11 +98,11 @@ impl Identity {
         // A different model implies a different checkpoint, so the model is compared first.
         let (before, after) = settings.split_at(2);
         let model = self.model.check_compatible(&other.model).err();
-        let model = model.map(|error| format!("rank {rank} runs another model than rank 0: {error}"));
+        let model = model.map(|error| format!("rank {rank} runs a different model than rank 0: {error}"));
         differ(before).or(model).or_else(|| differ(after))
     }
 
-    /// Everything except the model, in the order of comparison.
+    /// Returns everything except the model, in the order of comparison.
     fn settings(&self) -> [Setting; 10] {
         let shuffle = match &self.shuffle[..] {
             "" => "nothing".to_owned(),

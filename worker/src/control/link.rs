@@ -10,12 +10,12 @@ use serde::de::DeserializeOwned;
 
 use super::frame::{self, FrameError, MAX_FRAME_BYTES};
 
-/// A peer that does not accept frames for this long is lost.
+/// A peer that accepts no frames for this long is considered lost.
 const WRITE_LIMIT: Duration = Duration::from_secs(30);
 
-/// The sending end of a control link. The link's thread writes frames in order. Messages sent after the peer has gone
-/// are dropped, because the reader has already reported the end. When all clones are dropped, the link sends what is
-/// queued and closes.
+/// The sending end of a control link. The link's thread writes frames in order. Messages sent after the peer has
+/// disconnected are dropped, because the reader has already reported that. When all clones are dropped, the link sends
+/// the queued messages and closes.
 #[derive(Clone, Debug)]
 pub(crate) struct LinkSender<T> {
     frames: mpsc::Sender<T>,
@@ -27,7 +27,7 @@ impl<T> LinkSender<T> {
     }
 }
 
-/// Why a link has ended.
+/// The reason that a link ended.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum LinkEnd {
     #[error("its process is gone")]
@@ -36,7 +36,7 @@ pub(crate) enum LinkEnd {
     Frame(FrameError),
 }
 
-/// Starts both threads. `receive` gets every frame and finally, once, why there will be no more.
+/// Starts both threads. `receive` is called with every frame, and finally once with the reason that the link ended.
 pub(crate) fn start<Out, In>(
     name: &str,
     stream: TcpStream,
@@ -53,11 +53,11 @@ where
     std::thread::Builder::new().name(format!("{name}-write")).spawn(move || {
         while let Ok(message) = queue.recv() {
             if let Err(error) = frame::write(&mut writing, &message) {
-                tracing::warn!(%error, "a control link cannot be written");
+                tracing::warn!(%error, "cannot write to a control link");
                 break;
             }
         }
-        // Everything has been written: the peer's reader sees the end, and so does ours.
+        // All messages have been written: the shutdown ends both the peer's reader and this one.
         let _ = writing.shutdown(Half::Both);
     })?;
     std::thread::Builder::new().name(format!("{name}-read")).spawn(move || {

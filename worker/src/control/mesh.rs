@@ -1,4 +1,4 @@
-//! The data links: each rank connects to every lower one and accepts every higher one.
+//! Data links: each rank connects to all lower ranks and accepts connections from all higher ranks.
 
 use std::net::{SocketAddr, TcpListener, TcpStream};
 
@@ -16,8 +16,9 @@ use super::secret::Secret;
 /// Size limit of a data link's first frame.
 const MAX_LINK_BYTES: usize = 256;
 
-/// Connects to the ranks in `lower` (by rank; `None` for this and higher ones) and accepts the higher ones. All
-/// listeners are bound before any address is known, so the order of connecting cannot deadlock.
+/// Connects to the ranks in `lower` (indexed by rank; `None` for this rank and higher ones) and accepts connections
+/// from the higher ranks. All listeners are bound before any address is announced, so no order of connecting can
+/// deadlock.
 pub(super) fn connect(
     listener: &TcpListener,
     own: Link,
@@ -46,7 +47,7 @@ pub(super) fn connect(
     Ok(streams)
 }
 
-/// Accepts a data link if it belongs to this unit; `higher` are the streams of the ranks after this one.
+/// Accepts a data link if it belongs to this unit; `higher` contains the streams of the ranks above this one.
 fn take(link: Link, stream: TcpStream, own: Link, higher: &mut [Option<TcpStream>]) -> Result<(), RendezvousError> {
     if link.session != own.session || link.to != own.to || link.from <= own.to {
         tracing::warn!("rejected a connection that is not a data link of this unit");

@@ -6,10 +6,10 @@
 //! | `patience` | blocking reads and accepts that end at a deadline or when the process stops |
 //! | `secret`, `auth` | the unit's secret, and how both ends of a connection prove that they know it |
 //! | `acceptor` | incoming connections, handled concurrently |
-//! | `hello` | a rank's introduction, and whether two ranks belong together |
+//! | `hello` | a rank's registration, and the check that two ranks match |
 //! | `rendezvous` | registration with rank 0 |
-//! | `carrier` | the carrier of data: shared memory where possible, else TCP |
-//! | `mesh` | the data links, one between every two ranks |
+//! | `carrier` | the data transport: shared memory where possible, otherwise TCP |
+//! | `mesh` | data links between all pairs of ranks |
 //! | `message` | messages of a control link while the unit is running |
 //! | `link` | a control link: a reader and a writer thread |
 

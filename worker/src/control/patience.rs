@@ -11,17 +11,17 @@ use super::error::{BoxedError, RendezvousError};
 use crate::ep::poll_until;
 use crate::unit::Shutdown;
 
-/// How often a waiting call checks whether to give up.
+/// Interval at which a waiting call checks whether to give up.
 const SLICE: Duration = Duration::from_millis(100);
 /// Pause between two attempts to reach a rank that is not listening yet.
 const RETRY: Duration = Duration::from_millis(50);
 
-/// A silent connection is probed after `KEEPALIVE_IDLE`, and lost after this many unanswered probes.
+/// An idle connection is probed after `KEEPALIVE_IDLE`, and considered lost after `KEEPALIVE_PROBES` unanswered probes.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(10);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
 const KEEPALIVE_PROBES: u32 = 3;
 
-/// A deadline, and an earlier reason to give up.
+/// A deadline, and a shutdown request as an earlier reason to give up.
 #[derive(Clone)]
 pub(crate) struct Patience {
     /// The original limit.
@@ -30,14 +30,14 @@ pub(crate) struct Patience {
     shutdown: Shutdown,
 }
 
-/// Why a blocking call gave up.
+/// The reason that a blocking call gave up.
 #[derive(Debug)]
 pub(crate) enum Impatience {
     /// The deadline has passed.
     Deadline,
     /// The process is stopping.
     Stopped,
-    /// The operating system refused.
+    /// A call to the operating system failed.
     Io(io::Error),
 }
 
@@ -48,7 +48,8 @@ impl From<io::Error> for Impatience {
 }
 
 impl Impatience {
-    /// Converts this to the error of a rendezvous: `failed` of the cause, which is `late` if the deadline has passed.
+    /// Converts this into a rendezvous error: `failed` builds it from the cause, which is `late` if the deadline has
+    /// passed.
     pub(super) fn or(self, late: &str, failed: impl FnOnce(BoxedError) -> RendezvousError) -> RendezvousError {
         match self {
             Self::Stopped => RendezvousError::Stopped,
@@ -63,12 +64,12 @@ impl Patience {
         Self { limit, deadline: Instant::now() + limit, shutdown: shutdown.clone() }
     }
 
-    /// A copy with an earlier deadline.
+    /// Returns a copy with an earlier deadline.
     pub(crate) fn at_most(&self, limit: Duration) -> Self {
         Self { deadline: self.deadline.min(Instant::now() + limit), ..self.clone() }
     }
 
-    /// The length of the next slice; an error if none is left.
+    /// Returns the length of the next wait; an error if no time is left.
     pub(crate) fn slice(&self) -> Result<Duration, Impatience> {
         if self.shutdown.is_requested() {
             return Err(Impatience::Stopped);
@@ -94,7 +95,7 @@ impl Patience {
         }
     }
 
-    /// Connects, retrying while nothing listens there or the network is not up yet.
+    /// Connects, retrying while nothing listens on the address or the network is not up yet.
     pub(crate) fn connect(&self, address: SocketAddr) -> Result<TcpStream, Impatience> {
         loop {
             let slice = self.slice()?;
@@ -111,7 +112,7 @@ impl Patience {
         }
     }
 
-    /// A reader over `stream` that fails with `TimedOut` at the deadline, and when the process stops.
+    /// Returns a reader over `stream` that fails at the deadline (with `TimedOut`) or when the process stops.
     pub(crate) fn reader<'a>(&'a self, stream: &'a TcpStream) -> PatientReader<'a> {
         PatientReader { patience: self, stream }
     }
@@ -127,7 +128,7 @@ pub(crate) fn listen(address: SocketAddr) -> io::Result<TcpListener> {
 fn prepared(stream: TcpStream) -> io::Result<TcpStream> {
     stream.set_nonblocking(false)?;
     stream.set_nodelay(true)?;
-    // Detects a host that vanished silently, even when idle.
+    // Keepalive detects a host that vanished silently, even on an idle connection.
     sockopt::set_socket_keepalive(&stream, true)?;
     sockopt::set_tcp_keepidle(&stream, KEEPALIVE_IDLE)?;
     sockopt::set_tcp_keepintvl(&stream, KEEPALIVE_INTERVAL)?;
@@ -139,7 +140,8 @@ fn is_wait(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted)
 }
 
-/// A reader with a deadline; see [`Patience::reader`]. Leaves the stream with a read timeout; [`unlimited`] removes it.
+/// A reader with a deadline; see [`Patience::reader`]. It leaves a read timeout set on the stream; [`unlimited`]
+/// removes it.
 pub(crate) struct PatientReader<'a> {
     patience: &'a Patience,
     stream: &'a TcpStream,

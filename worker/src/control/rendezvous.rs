@@ -1,5 +1,5 @@
-//! Registration: every rank connects to rank 0, introduces itself, and receives the others' addresses. The connection
-//! becomes the control link.
+//! Registration: every rank connects to rank 0, registers itself, and receives the other ranks' addresses. The
+//! connection becomes the control link.
 
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
@@ -17,7 +17,7 @@ use super::patience::{Impatience, Patience, listen, unlimited};
 use super::secret::Secret;
 use crate::engine::{KvPages, UnitLimits};
 
-/// How long rank 0 stays after it has refused a rank, to answer later ones.
+/// How long rank 0 keeps listening after it has rejected a rank, to notify ranks that connect later.
 const LINGER: Duration = Duration::from_secs(3);
 
 /// A rank that has joined the unit.
@@ -33,18 +33,18 @@ pub(crate) struct Joined<C> {
 pub(crate) struct Ends {
     /// `[world]`: the data links; `None` for this rank.
     pub(crate) data: Vec<Option<TcpStream>>,
-    /// Memory shared with other ranks of this host, if any; otherwise the data links carry everything.
+    /// Memory shared with other ranks of this host, if any; otherwise the data links carry all data.
     pub(crate) memory: Option<SharedMemory>,
 }
 
 /// Addresses for the rendezvous.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Location<'a> {
-    /// Rank 0's address (port 0: any).
+    /// Rank 0's address; port 0 means any free port.
     pub(crate) rendezvous: SocketAddr,
-    /// The address for this rank's data links, if it is not the one that reaches rank 0.
+    /// The address for this rank's data links, if it differs from the one used to reach rank 0.
     pub(crate) data: Option<IpAddr>,
-    /// Ranks with different places share no memory.
+    /// Ranks with different places do not share memory.
     pub(crate) place: Option<&'a str>,
 }
 
@@ -65,13 +65,13 @@ impl Host {
         Ok(Self { listener, data, place: Place::here(place) })
     }
 
-    /// The address that other ranks must connect to.
+    /// Returns the address that other ranks must connect to.
     pub(crate) fn address(&self) -> Result<SocketAddr, RendezvousError> {
         Ok(self.listener.local_addr()?)
     }
 
-    /// Waits for all other ranks and connects the data links. A rank that does not match ends the rendezvous for all of
-    /// them, with the reason; unauthenticated clients are rejected.
+    /// Waits for all other ranks and connects the data links. A mismatched rank ends the rendezvous, and all ranks
+    /// receive the reason; unauthenticated clients are rejected.
     pub(crate) fn gather(
         self,
         identity: &Identity,
@@ -102,7 +102,7 @@ impl Host {
         Ok(Joined { control, ends: Ends { data, memory }, limits })
     }
 
-    /// The registrations of ranks 1.. in rank order.
+    /// Collects the registrations of ranks 1 and higher, in rank order.
     fn register(
         &self,
         identity: &Identity,
@@ -115,7 +115,7 @@ impl Host {
             let mut come = come.into_iter();
             while let Some((hello, stream)) = come.next() {
                 if let Err(error) = self.admit(identity, hello, stream, members) {
-                    // Connections that arrived at the same moment get the same answer.
+                    // Connections that arrived at the same time receive the same reply.
                     for (hello, stream) in come {
                         if let Some(slot @ None) = members.get_mut(usize::from(hello.rank).wrapping_sub(1)) {
                             *slot = Some((hello, stream));
@@ -133,8 +133,8 @@ impl Host {
         Ok(members.into_iter().flatten().collect())
     }
 
-    /// Accepts a registration, or answers why not. A second process for a rank is rejected without ending the
-    /// rendezvous.
+    /// Accepts a registration, or replies with the reason for rejecting it. A second process for a rank is rejected
+    /// without ending the rendezvous.
     fn admit(
         &self,
         identity: &Identity,
@@ -175,7 +175,8 @@ impl Host {
 /// A rank's registration, once received.
 type Slot = Option<(Hello, TcpStream)>;
 
-/// Sends every rank why the unit cannot form: those that have registered, and for a moment those that still arrive.
+/// Notifies every rank of the reason that the unit cannot form: the registered ranks, and for a while also ranks that
+/// connect later.
 fn refuse_all(acceptor: &mut Acceptor<'_, Hello>, error: &RendezvousError, patience: &Patience, members: Vec<Slot>) {
     let refuse = |mut stream: TcpStream| {
         // Best effort: rank 0 reports the error itself.
@@ -183,7 +184,7 @@ fn refuse_all(acceptor: &mut Acceptor<'_, Hello>, error: &RendezvousError, patie
     };
     let mut absent = members.iter().filter(|slot| slot.is_none()).count();
     members.into_iter().flatten().for_each(|(_, stream)| refuse(stream));
-    // The refused rank is not registered, but already has its answer.
+    // The rejected rank is not registered, but has already received its reply.
     if let RendezvousError::Mismatch(_) = error {
         absent = absent.saturating_sub(1);
         let lingering = patience.at_most(LINGER);
@@ -228,7 +229,8 @@ pub(crate) fn join(
     };
     let world = usize::from(identity.world);
     if addresses.len() != world || leaders.len() != world {
-        let cause = format!("it named {} ranks on {} hosts, expected {world}", addresses.len(), leaders.len());
+        let cause =
+            format!("it sent {} addresses and {} leaders, expected {world} each", addresses.len(), leaders.len());
         return Err(RendezvousError::broken_off(rank_0, cause));
     }
     let lower: Vec<Option<SocketAddr>> = (0..identity.world)
@@ -243,7 +245,7 @@ pub(crate) fn join(
     Ok(Joined { control, ends: Ends { data, memory }, limits })
 }
 
-/// The error of a failed handshake with a rank.
+/// Creates the error for a failed handshake with a rank.
 pub(super) fn distrust(rank: RankId, error: &AuthError) -> RendezvousError {
     let mismatch = |what: &str| RendezvousError::Mismatch(format!("rank {rank} {what}: {error}"));
     match error {
@@ -253,7 +255,7 @@ pub(super) fn distrust(rank: RankId, error: &AuthError) -> RendezvousError {
     }
 }
 
-/// A rank that listens on every address is reached at rank 0's view of it.
+/// Replaces the unspecified address of a rank that listens on all interfaces with the address used to reach rank 0.
 fn reachable(address: SocketAddr, rank_0: IpAddr) -> SocketAddr {
     if address.ip().is_unspecified() { SocketAddr::new(rank_0, address.port()) } else { address }
 }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use hmac::{Hmac, Mac as _};
 use sha2::Sha256;
 
-/// Shorter secrets can be guessed.
+/// Minimum length, because shorter secrets can be guessed.
 const MIN_BYTES: usize = 16;
 /// Size limit of a secret's file.
 const MAX_BYTES: u64 = 4096;
@@ -20,11 +20,11 @@ pub(super) const PROOF_BYTES: usize = 32;
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(Arc<[u8]>);
 
-/// Reasons why a secret is unusable. The secret itself is not shown.
+/// Reasons why a secret is unusable. The messages never contain the secret.
 #[derive(Debug, thiserror::Error)]
 pub enum SecretError {
     /// The file cannot be read.
-    #[error("the secret in {path} cannot be read: {source}")]
+    #[error("cannot read the secret in {path}: {source}")]
     Io {
         /// The file.
         path: String,
@@ -34,13 +34,13 @@ pub enum SecretError {
     /// Too short or too long.
     #[error("a secret has {found} bytes, expected {MIN_BYTES} to {MAX_BYTES}")]
     Length {
-        /// Its length without surrounding white space.
+        /// The secret's length without surrounding white space.
         found: usize,
     },
 }
 
 impl Secret {
-    /// Takes the secret from `text`, without surrounding white space.
+    /// Creates a secret from `text`, ignoring surrounding white space.
     ///
     /// # Errors
     /// Fewer than 16 or more than 4096 bytes.
@@ -55,7 +55,7 @@ impl Secret {
     /// Reads the secret from a file.
     ///
     /// # Errors
-    /// An unreadable file; a secret of fewer than 16 or more than 4096 bytes.
+    /// The file cannot be read, or the secret has fewer than 16 or more than 4096 bytes.
     pub fn read(path: &Path) -> Result<Self, SecretError> {
         let mut bytes = Vec::new();
         fs::File::open(path)
@@ -64,7 +64,7 @@ impl Secret {
         Self::new(&bytes)
     }
 
-    /// Proves knowledge of the secret: HMAC-SHA-256 over the parts, each with its length.
+    /// Proves knowledge of the secret: HMAC-SHA-256 over the parts, each preceded by its length.
     pub(super) fn proof(&self, parts: &[&[u8]]) -> [u8; PROOF_BYTES] {
         self.mac(parts).finalize().into_bytes().into()
     }
@@ -81,7 +81,7 @@ impl Secret {
     }
 
     fn mac(&self, parts: &[&[u8]]) -> Hmac<Sha256> {
-        let mut mac = Hmac::<Sha256>::new_from_slice(&self.0).expect("HMAC takes keys of any length");
+        let mut mac = Hmac::<Sha256>::new_from_slice(&self.0).expect("HMAC accepts keys of any length");
         for part in parts {
             mac.update(&(part.len() as u64).to_le_bytes());
             mac.update(part);
@@ -120,7 +120,7 @@ mod tests {
         }
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("secret");
-        assert!(Secret::read(&path).unwrap_err().to_string().contains("cannot be read"));
+        assert!(Secret::read(&path).unwrap_err().to_string().contains("cannot read"));
         fs::write(&path, "0123456789abcdef\n").unwrap();
         assert!(Secret::read(&path).unwrap().is(b"0123456789abcdef"));
     }

@@ -1,29 +1,29 @@
-//! The batch of one step.
+//! Plans the batch of one step.
 
 use semmoe_tables::Attention;
 
 use super::queue::Due;
 use crate::ep::StepBatch;
 
-/// The next work of a running sequence.
+/// A running sequence's next piece of work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ready {
-    /// A prompt with tokens left.
+    /// A prompt with unprocessed tokens.
     Prompt { tokens: usize, due: Due },
     /// One token to decode.
     Decode,
 }
 
-/// A prompt with tokens left, and those of the next step.
+/// A prompt with unprocessed tokens, and how many of them the next step processes.
 struct Prompt<'a> {
     due: Due,
     tokens: usize,
     count: &'a mut usize,
 }
 
-/// The tokens of each sequence in the next step: one for every decoding sequence, then prompts, in order of due times,
-/// with the rest of `budget`; long prompts are chunked. Decoding never waits for prompts, and because the budget
-/// exceeds the number of running sequences, prompts never wait for decoding.
+/// Returns each sequence's number of tokens in the next step: one for every decoding sequence, then the rest of
+/// `budget` for prompts in due order; long prompts are chunked. Decoding never waits for prompts. Prompts never wait
+/// for decoding, because the budget exceeds the number of running sequences.
 pub(super) fn plan(ready: &[Ready], budget: usize) -> Vec<usize> {
     let mut left = budget;
     let mut counts = vec![0; ready.len()];
@@ -45,7 +45,7 @@ pub(super) fn plan(ready: &[Ready], budget: usize) -> Vec<usize> {
     counts
 }
 
-/// Summarises a planned step by its size.
+/// Returns the size of a planned step.
 pub(super) fn summary(ready: &[Ready], counts: &[usize], attention: Attention) -> StepBatch {
     let of = |decodes: bool| {
         let mine = ready.iter().zip(counts).filter(move |(ready, _)| (**ready == Ready::Decode) == decodes);

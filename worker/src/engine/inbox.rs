@@ -1,4 +1,4 @@
-//! Orders to the engine from other threads.
+//! Commands to the engine from other threads.
 
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
@@ -6,14 +6,14 @@ use crate::control::message::ToRank;
 use crate::ep::Waker;
 use crate::threads::lock;
 
-/// A queue of orders to which other threads add without blocking on the engine. Clones share it.
+/// A command queue to which other threads can add without waiting for the engine. Clones share the queue.
 #[derive(Clone, Debug)]
 pub(crate) struct Inbox {
     orders: Arc<Orders>,
     waker: Waker,
 }
 
-/// Orders that the engine has not taken, oldest first.
+/// Pending commands, oldest first.
 #[derive(Debug, Default)]
 struct Orders {
     waiting: Mutex<Vec<ToRank>>,
@@ -25,24 +25,24 @@ impl Inbox {
         Self { orders: Arc::default(), waker }
     }
 
-    /// Takes all queued orders, oldest first.
+    /// Removes and returns all queued commands, oldest first.
     pub(crate) fn take(&self) -> Vec<ToRank> {
         std::mem::take(&mut *lock(&self.orders.waiting))
     }
 
-    /// Takes all queued orders, oldest first; waits until there is one.
+    /// Waits for a command, then removes and returns all queued commands, oldest first.
     pub(super) fn wait(&self) -> Vec<ToRank> {
         let empty = |orders: &mut Vec<ToRank>| orders.is_empty();
         let waited = self.orders.came.wait_while(lock(&self.orders.waiting), empty);
         std::mem::take(&mut *waited.unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Whether this order is queued.
+    /// Whether this command is queued.
     pub(super) fn holds(&self, order: &ToRank) -> bool {
         lock(&self.orders.waiting).contains(order)
     }
 
-    /// Queues an order and wakes the engine if it sleeps.
+    /// Queues a command and wakes the engine if it is asleep.
     pub(crate) fn send(&self, order: ToRank) {
         lock(&self.orders.waiting).push(order);
         self.orders.came.notify_one();

@@ -1,4 +1,4 @@
-//! Limits of an engine: as requested, and as fitted to a model and a machine.
+//! Engine limits: as requested, and as adapted to a model and a machine.
 
 use semmoe_tables::Attention;
 use serde::{Deserialize, Serialize};
@@ -8,34 +8,34 @@ use crate::model::{HeadSlice, ModelConfig, PAGE_TOKENS};
 /// Default cache size in tokens, unless the model's context is longer or memory is short.
 const DEFAULT_KV_TOKENS: usize = 32_768;
 
-/// Upper limits of an engine, and the order in which requests wait for them.
+/// An engine's upper limits, and the order in which waiting requests are scheduled.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct EngineLimits {
-    /// Sequences in the running batch of one rank.
+    /// Maximum number of sequences in a rank's running batch.
     pub running: usize,
-    /// Sequences that may wait on one rank; more are refused.
+    /// Maximum number of sequences that wait on a rank; further ones are rejected.
     pub waiting: usize,
-    /// Tokens of one step on one rank, prompt chunks and decoded tokens together.
+    /// Maximum number of tokens per step on a rank, counting prompt chunks and decoded tokens.
     pub step_tokens: usize,
-    /// Key-value cache of one rank: running sequences reserve all that they may need.
+    /// Size of a rank's KV cache, in which a running sequence reserves the maximum it may need.
     pub kv: KvBudget,
-    /// Whether prompts with a common prefix share its keys and values.
+    /// Whether prompts with a common prefix share its KV cache pages.
     pub prefix_reuse: bool,
-    /// Seconds of waiting that each step of a request's priority is worth; negative if lower numbers are more urgent.
-    /// 0: in order of arrival.
+    /// Seconds of waiting time that one level of priority is worth; negative if lower numbers are more urgent. 0
+    /// schedules requests in arrival order.
     pub priority_seconds: f64,
 }
 
-/// The size of a rank's key-value cache.
+/// The size of a rank's KV cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KvBudget {
-    /// 32,768 tokens or one full context, whichever is larger; but at most half of the available memory divided by the
-    /// number of ranks, because all of them may be on this machine. Applies to each layout of attention if it may
-    /// switch.
+    /// 32,768 tokens or one full context, whichever is larger, but at most half of the available memory divided by the
+    /// number of ranks, because all ranks may be on this machine. If attention can switch, this applies to each
+    /// attention layout.
     Auto,
-    /// This many tokens, rounded up to pages; the other layout of attention, if any, gets as many bytes.
+    /// This many tokens, rounded up to whole pages; a second attention layout, if any, gets the same number of bytes.
     Tokens(usize),
-    /// This many bytes, rounded down to pages.
+    /// This many bytes, rounded down to whole pages.
     Bytes(u64),
 }
 
@@ -52,28 +52,28 @@ impl Default for EngineLimits {
     }
 }
 
-/// The limits in force, sent by rank 0 so that all ranks use the same ones.
+/// The effective limits, sent by rank 0 so that all ranks use the same ones.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct UnitLimits {
-    /// Sequences in the running batch of one rank.
+    /// Maximum number of sequences in a rank's running batch.
     pub(crate) running: usize,
-    /// Sequences that may wait on one rank; more are refused.
+    /// Maximum number of sequences that wait on a rank; further ones are rejected.
     pub(crate) waiting: usize,
-    /// Tokens of one step on one rank, prompt chunks and decoded tokens together.
+    /// Maximum number of tokens per step on a rank, counting prompt chunks and decoded tokens.
     pub(crate) step_tokens: usize,
     /// KV cache pages per rank: the minimum over all ranks.
     pub(crate) kv_pages: KvPages,
-    /// Whether prompts with a common prefix share its keys and values.
+    /// Whether prompts with a common prefix share its KV cache pages.
     pub(crate) prefix_reuse: bool,
-    /// Maximum elements of the rows that a rank sends or returns in one collective: those of all ranks' tokens in a
+    /// Maximum number of row elements that a rank sends or returns in one collective, enough for all ranks' tokens in a
     /// step.
     pub(crate) row_elements: usize,
-    /// Seconds of waiting that each step of a request's priority is worth.
+    /// Seconds of waiting time that one level of priority is worth.
     pub(crate) priority_seconds: f64,
 }
 
-/// KV cache pages by layout of attention: the same number of bytes in each layout that the unit may use, 0 pages in the
-/// others.
+/// KV cache pages by attention layout: the same number of bytes in each layout that the unit can use, and 0 pages in
+/// all others.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct KvPages {
     dp: usize,
@@ -88,7 +88,7 @@ impl KvPages {
         }
     }
 
-    /// The minimum of two ranks, by layout.
+    /// Returns the smaller page count of two ranks for each layout.
     #[must_use]
     pub(crate) fn min(self, other: Self) -> Self {
         Self { dp: self.dp.min(other.dp), tp: self.tp.min(other.tp) }
@@ -100,26 +100,26 @@ impl KvPages {
     }
 }
 
-/// A layout of attention that a unit may use, and the rank's slice of the heads in it.
+/// An attention layout that a unit can use, with the rank's head slice in it.
 pub(crate) type AttentionSlice = (Attention, HeadSlice);
 
-/// The memory of keys and values.
+/// The memory available for keys and values.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct KvMemory {
-    /// Bytes for all ranks together, if known.
+    /// Available bytes for all ranks together, if known.
     pub(crate) available: Option<u64>,
-    /// Bytes of an element of keys or values.
+    /// Bytes per key or value element.
     pub(crate) element_bytes: usize,
 }
 
 impl KvMemory {
-    /// Host memory, which stores them in f32.
+    /// Host memory, which stores keys and values as f32.
     pub(crate) fn host(available: Option<u64>) -> Self {
         Self { available, element_bytes: size_of::<f32>() }
     }
 }
 
-/// A budget smaller than one page.
+/// The KV cache budget is smaller than one page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a key-value cache of {bytes} bytes is smaller than one page of {page} bytes")]
 pub(crate) struct NoPage {
@@ -128,7 +128,7 @@ pub(crate) struct NoPage {
 }
 
 impl EngineLimits {
-    /// Makes the limits consistent with a model and the layouts that its unit may have, the initial one first, so that
+    /// Adapts the limits to a model and to the layouts that its unit can have (`slices`, initial layout first), so that
     /// progress is always possible.
     pub(crate) fn fitted(
         self,
@@ -138,8 +138,8 @@ impl EngineLimits {
         memory: KvMemory,
     ) -> Result<UnitLimits, NoPage> {
         let running = self.running.max(1);
-        // Every running sequence decodes in every step and some budget is left for prompts; if attention may become tp,
-        // a rank then runs the sequences of all.
+        // The budget covers one token for every running sequence and leaves some for prompts. If attention can switch
+        // to tp, a rank then runs the sequences of all ranks.
         let ranks = if slices.len() > 1 { usize::from(world) } else { 1 };
         let step_tokens = self.step_tokens.max(running.saturating_mul(2 * ranks));
         Ok(UnitLimits {
@@ -193,7 +193,7 @@ impl KvBudget {
 }
 
 impl UnitLimits {
-    /// Tokens that fit a rank's cache, in the layout with the least room.
+    /// Returns how many tokens fit into a rank's cache in the layout with the smallest capacity.
     pub(crate) fn kv_tokens(&self) -> usize {
         let KvPages { dp, tp } = self.kv_pages;
         [dp, tp].into_iter().filter(|&pages| pages > 0).min().unwrap_or(0).saturating_mul(PAGE_TOKENS)

@@ -5,8 +5,8 @@ use super::request::TokenLogprobs;
 /// Replaces minus infinity, which JSON cannot represent.
 const LEAST: f32 = -9999.0;
 
-/// Natural log-probabilities of the chosen token and of the `top` likeliest, sorted by probability and then by id;
-/// `logits` is `[V]`.
+/// Returns the natural log-probabilities of the chosen token and of the `top` most likely tokens, sorted by
+/// probability, then by id; `logits` is `[V]`.
 pub(super) fn logprobs(logits: &[f32], chosen: u32, top: usize) -> TokenLogprobs {
     let max = logits.iter().copied().filter(|logit| !logit.is_nan()).fold(f32::NEG_INFINITY, f32::max);
     let sum: f64 = logits.iter().map(|logit| f64::from(logit - max).exp()).filter(|part| !part.is_nan()).sum();

@@ -1,18 +1,18 @@
-//! One rank's engine: takes sequences, runs them in steps with the other ranks, and reports their events.
+//! One rank's engine: accepts sequences, runs them in steps with the other ranks, and reports their events.
 //!
 //! | module | what |
 //! |---|---|
-//! | `limits` | the limits of an engine |
-//! | `request` | the request and the events of a sequence |
-//! | `inbox` | orders to the engine from other threads |
-//! | `run` | the step loop, and the parts that all loops share |
-//! | `together`, `step_sync` | the loop with attention tp, and the messages between its ranks |
-//! | `switch` | a rank's part in a switch of the unit's layout, and running sequences when attention switches |
+//! | `limits` | engine limits |
+//! | `request` | a sequence's request and events |
+//! | `inbox` | commands to the engine from other threads |
+//! | `run` | the step loop, and the parts shared by all loops |
+//! | `together`, `step_sync` | the loop under attention tp, and the messages between its ranks |
+//! | `switch` | a rank's part in a layout switch, and how sequences continue when attention switches |
 //! | `queue` | the order of waiting sequences (pure) |
 //! | `batch` | the batch of one step (pure) |
-//! | `sequence` | one sequence from prompt to end |
-//! | `sampler`, `logprobs` | logits to a token, and its probability (pure) |
-//! | `stop`, `text` | decoding and stop texts, also for the streams of rank 0 (pure) |
+//! | `sequence` | one sequence from prompt to finish |
+//! | `sampler`, `logprobs` | sampling a token from logits, and its log-probability (pure) |
+//! | `stop`, `text` | decoding and stop texts, also for rank 0's streams (pure) |
 
 mod batch;
 mod inbox;

@@ -1,14 +1,14 @@
-//! Sequences that wait for the batch, in order of their due times: arrival less a head start by priority.
+//! Sequences waiting to join the batch, ordered by due time: arrival time minus a head start given by priority.
 //!
-//! Rank 0 sets the due times, so every rank that has a sequence orders it alike. A head start is a fixed time, so no
-//! sequence waits behind those that arrive more than the head start later.
+//! Rank 0 sets the due times, so all ranks order sequences identically. Head starts are bounded: a sequence never waits
+//! behind one that arrives later by more than that one's head start.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::request::SequenceRequest;
 
-/// A place in the order of sequences; the smallest is the next.
+/// A sequence's position in the waiting order; the smallest runs next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Due {
     us: i64,
@@ -21,12 +21,12 @@ impl Due {
     }
 }
 
-/// Microseconds from the unit's start to the arrival of a sequence, less its head start.
+/// Returns the microseconds from the unit's start to a sequence's arrival, minus its head start.
 pub(crate) fn due_us(arrived: Duration, priority: i16, priority_seconds: f64) -> i64 {
     (1e6 * (arrived.as_secs_f64() - f64::from(priority) * priority_seconds)) as i64
 }
 
-/// The waiting sequences of a rank.
+/// The waiting sequences on a rank.
 #[derive(Debug, Default)]
 pub(super) struct WaitingQueue(BTreeMap<Due, SequenceRequest>);
 

@@ -1,4 +1,4 @@
-//! The request and the events of a sequence: plain data, validated by rank 0 before it is sent to a rank.
+//! A sequence's request and events: plain data, validated by rank 0 before it is sent to a rank.
 
 use serde::{Deserialize, Serialize};
 
@@ -10,56 +10,58 @@ use crate::model::{DeviceWork, ExpertFetches, KvUsage};
 pub(crate) struct SequenceRequest {
     /// Unique within the unit.
     pub(crate) id: u64,
-    /// The prompt: at least one id, each below the vocabulary size, and room for `max_new_tokens` in the context.
+    /// The prompt: at least one token id, each below the vocabulary size, with room left for `max_new_tokens` in the
+    /// context.
     pub(crate) tokens: Vec<u32>,
     /// At least one.
     pub(crate) max_new_tokens: u32,
-    /// No stop of any kind before this many tokens.
+    /// No stop rule applies before this many new tokens.
     pub(crate) min_new_tokens: u32,
     /// How to choose tokens.
     pub(crate) sampling: Sampling,
     /// When to stop early.
     pub(crate) stop: StopRules,
-    /// Reports the experts of all positions, starting at this one.
+    /// If set, the routed experts are reported for all positions from this one on.
     pub(crate) routes_from: Option<u32>,
-    /// Report the probability of every new token, and of this many alternatives.
+    /// If set, the log-probability of every new token is reported, with this many alternatives.
     pub(crate) logprobs: Option<u8>,
-    /// The rank that it was pinned to, or on before attention became tp: where it goes if attention becomes dp.
+    /// The rank that the sequence was pinned to, or that ran it before attention switched to tp. The sequence returns
+    /// there if attention switches to dp.
     pub(crate) home: Option<u16>,
-    /// The client's; 0 without one.
+    /// The client's priority; 0 if it set none.
     pub(crate) priority: i16,
-    /// Its due time ([`super::due_us`]), set by rank 0.
+    /// The due time ([`super::due_us`]), set by rank 0.
     pub(crate) due_us: i64,
 }
 
-/// How to choose a token among the logits.
+/// How to sample a token from the logits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Sampling {
     /// 0 is greedy.
     pub(crate) temperature: f32,
     /// Above 0, at most 1.
     pub(crate) top_p: f32,
-    /// Candidates kept; 0 is all.
+    /// Maximum number of candidates; 0 means all.
     pub(crate) top_k: u32,
-    /// Equal seeds give equal tokens.
+    /// Equal seeds produce equal tokens.
     pub(crate) seed: u64,
 }
 
-/// When to stop before `max_new_tokens`.
+/// Conditions that end a sequence before `max_new_tokens`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct StopRules {
-    /// Tokens that end the sequence, the model's own included unless the request ignores them.
+    /// Tokens that end the sequence, including the model's own end tokens unless the request ignores them.
     pub(crate) token_ids: Vec<u32>,
     /// Texts that end the sequence.
     pub(crate) texts: Vec<String>,
-    /// Whether special tokens are removed from the text that is searched for stop texts.
+    /// Whether special tokens are removed before the text is searched for stop texts.
     pub(crate) skip_special: bool,
 }
 
 /// Why a sequence ended.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) enum Finish {
-    /// A stop token, which is the last one.
+    /// A stop token, the last token of the sequence.
     Token(u32),
     /// A stop text.
     Text(String),
@@ -69,7 +71,7 @@ pub(crate) enum Finish {
     Abort,
 }
 
-/// An event in the life of a sequence.
+/// An event of one sequence.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) enum SequenceEvent {
     /// It joined the batch.
@@ -88,10 +90,10 @@ pub(crate) enum SequenceEvent {
     Finished {
         /// Why.
         finish: Finish,
-        /// The experts of every position but the last, if requested, in SGLang's encoding.
+        /// The routed experts of every position but the last, if requested, in SGLang's encoding.
         routes: Option<String>,
     },
-    /// An error that concerns only this sequence.
+    /// An error that affects only this sequence.
     Failed {
         /// One sentence.
         message: String,
@@ -103,7 +105,7 @@ pub(crate) enum SequenceEvent {
 pub(crate) struct TokenLogprobs {
     /// The token's own.
     pub(crate) logprob: f32,
-    /// The likeliest tokens, in descending order.
+    /// The most likely tokens, in descending order.
     pub(crate) top: Vec<(u32, f32)>,
 }
 
@@ -114,28 +116,28 @@ impl SequenceEvent {
     }
 }
 
-/// Counts and loads of one rank between two steps.
+/// One rank's counters and load between two steps.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct RankStats {
-    /// Activations, bytes and tokens since the start.
+    /// Activations, bytes and tokens since startup.
     pub(crate) counters: Counters,
     /// Times since the start.
     pub(crate) timings: Timings,
-    /// Sequences in the running batch.
+    /// Number of sequences in the running batch.
     pub(crate) running: u64,
     /// Sequences waiting.
     pub(crate) waiting: u64,
-    /// Prompt tokens of the waiting ones.
+    /// Prompt tokens of the waiting sequences.
     pub(crate) waiting_tokens: u64,
-    /// Pages of the key-value cache.
+    /// KV cache page usage.
     pub(crate) kv: KvUsage,
-    /// Prompt tokens since the start whose pages were cached.
+    /// Prompt tokens found in the cache since startup.
     pub(crate) cached_tokens: u64,
     /// Statistics of streamed experts.
     pub(crate) fetches: Option<ExpertFetches>,
-    /// Statistics of its GPU, if it has one.
+    /// Statistics of the rank's GPU, if it has one.
     #[serde(default)]
     pub(crate) device: Option<DeviceWork>,
-    /// Prompt and generated tokens of all sequences here, running and waiting.
+    /// Prompt and generated tokens of all running and waiting sequences on this rank.
     pub(crate) total_tokens: u64,
 }

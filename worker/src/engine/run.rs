@@ -1,4 +1,4 @@
-//! The step loop of one rank.
+//! One rank's step loop.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -22,7 +22,7 @@ use crate::model::{KvPool, Model, ModelConfig, StepError, StepItem, Wants};
 /// Receives an engine's messages.
 pub(crate) type Emit = Box<dyn FnMut(FromRank) + Send>;
 
-/// How an engine's loop ended, if it did not fail.
+/// How an engine's loop ended without failing.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum EngineEnd {
     /// Ended by [`ToRank::Stop`].
@@ -42,20 +42,20 @@ pub(crate) struct Engine {
     pub(super) inbox: Inbox,
     pub(super) emit: Emit,
     pub(super) running: Vec<Sequence>,
-    /// Set after a switch of attention whose pages move later.
+    /// Set after an attention switch whose KV pages move lazily.
     pub(super) arriving: Option<Arriving>,
     pub(super) waiting: WaitingQueue,
-    /// Sequences that have joined the batch.
+    /// Number of sequences that have joined the batch.
     pub(super) admitted: usize,
-    /// Prompt tokens found in the cache.
+    /// Number of prompt tokens found in the prefix cache.
     cached_tokens: u64,
-    /// Events of the current step, sent in one message.
+    /// Events of the current step, which are sent in one message.
     pub(super) events: Vec<(u64, SequenceEvent)>,
-    /// State for attention tp.
+    /// State of the attention tp loop.
     pub(super) together: Together,
     /// The prepared layout switch.
     pub(super) switch: Option<Prepared>,
-    /// Assigns ranks to sequences without a preferred rank when attention becomes dp.
+    /// Tables that assign ranks to sequences without a preferred rank when attention switches to dp.
     pub(crate) affinity: Option<Arc<Tables>>,
 }
 
@@ -91,8 +91,8 @@ impl Engine {
         }
     }
 
-    /// Runs until it is stopped or a rank fails. The transport stays open until the engine is dropped, because peers
-    /// may still be finishing the last step.
+    /// Runs until the engine is stopped or a rank fails. The transport stays open until the engine is dropped, because
+    /// peers may still be finishing the last step.
     pub(crate) fn run(&mut self) -> Result<EngineEnd, UnitError> {
         loop {
             let end = match self.model.attention() {
@@ -105,13 +105,13 @@ impl Engine {
         }
     }
 
-    /// The loop with attention dp, in which each rank has its own sequences. Returns `None` once attention has
+    /// Runs the attention dp loop, in which each rank has its own sequences. Returns `None` once attention has
     /// switched.
     fn run_apart(&mut self) -> Result<Option<EngineEnd>, UnitError> {
         let mut end = None;
         loop {
             end = self.take_orders()?.or(end);
-            // Others may have begun to move all remaining pages of cancelled sequences.
+            // Other ranks may already have begun to move the remaining pages, even if the sequences were cancelled.
             let waits = end == Some(EngineEnd::Stopped) && self.arriving.is_some();
             if self.model.attention() == Attention::Tp || end.is_some() && !waits {
                 return Ok(end);
@@ -122,7 +122,7 @@ impl Engine {
             self.admit();
             self.flush();
             if self.is_idle() || self.holds() {
-                // Woken by a local order: process it. Woken by a peer: take part in its step.
+                // Woken by a local command: process it. Woken by a peer: take part in its step.
                 if self.ep.wait()? == Wake::Local {
                     continue;
                 }
@@ -133,18 +133,18 @@ impl Engine {
         }
     }
 
-    /// Whether no sequence runs here, and none will arrive on any rank.
+    /// Whether no sequence runs on this rank and no pages are still to arrive on any rank.
     pub(super) fn is_idle(&self) -> bool {
         self.running.is_empty() && self.arriving.is_none()
     }
 
-    /// Sequences in the batch, including those whose pages are still to arrive.
+    /// Returns the number of sequences in the batch, including those whose pages have not arrived yet.
     fn batched(&self) -> usize {
         self.running.len() + self.arriving.as_ref().map_or(0, |arriving| arriving.carried.len())
     }
 
-    /// Whether this rank reports and counts events of sequences: with attention tp all ranks of a group see the same
-    /// ones.
+    /// Whether this rank reports and counts sequence events. Under attention tp, all ranks of a group see the same
+    /// events.
     pub(super) fn is_leader(&self) -> bool {
         self.model.attention() == Attention::Dp || self.ep.attention_place() == 0
     }
@@ -166,7 +166,7 @@ impl Engine {
         Ok(None)
     }
 
-    /// Executes an order about sequences or their pages; ignores others.
+    /// Executes a command about sequences or their pages; ignores all others.
     pub(super) fn take_order(&mut self, order: ToRank) {
         match order {
             ToRank::Submit(request) => self.waiting.push(*request),
@@ -178,7 +178,7 @@ impl Engine {
         }
     }
 
-    /// Frees a sequence at once; if it has already ended, its last event has been sent.
+    /// Frees a sequence immediately; if it has already ended, its last event has been sent.
     pub(super) fn cancel(&mut self, id: u64) {
         let held = self.batched() + self.waiting.len();
         self.running.retain(|sequence| sequence.carried.request.id != id);
@@ -189,8 +189,8 @@ impl Engine {
         }
     }
 
-    /// Moves waiting sequences into the batch, in order of due times, while there are pages for everything that they
-    /// may need. So a running sequence never waits for a page: it ends, and makes room for a waiting one.
+    /// Moves waiting sequences into the batch in due order, as long as the cache can reserve all pages that they may
+    /// need. So a running sequence never waits for a page: it always finishes and makes room for a waiting one.
     pub(super) fn admit(&mut self) {
         while self.batched() < self.limits.running {
             let Some(request) = self.waiting.first() else { return };
@@ -198,7 +198,8 @@ impl Engine {
                 if !self.is_idle() {
                     return;
                 }
-                // Rank 0 refuses requests that do not fit an empty cache; otherwise this one would wait forever.
+                // Rank 0 rejects requests that do not fit into an empty cache, but such a request must never wait here
+                // forever.
                 let message = "the request does not fit the key-value cache".to_owned();
                 self.events.push((request.id, SequenceEvent::Failed { message }));
                 self.waiting.pop_first();
@@ -264,8 +265,8 @@ impl Engine {
                     return Ok(());
                 }
                 Err(StepError::Transport(error)) => return Err(error),
-                // Nothing was sent: the step restarts without the sequence, because peers may be waiting. With
-                // attention tp every rank decides the same.
+                // Nothing was sent, so restart the step without the sequence, because peers may be waiting. Under
+                // attention tp, every rank makes the same decision.
                 Err(StepError::Item { item, source }) => {
                     drop(items);
                     let sequence = self.running.remove(members[item].index);
@@ -276,7 +277,7 @@ impl Engine {
         }
     }
 
-    /// Reports the events.
+    /// Reports the queued events.
     pub(super) fn flush(&mut self) {
         if !self.is_leader() {
             self.events.clear();
@@ -285,7 +286,7 @@ impl Engine {
         }
     }
 
-    /// Reports the counts.
+    /// Reports the rank's statistics.
     pub(super) fn report_stats(&mut self, ticket: u64) {
         let total = |sum: usize| sum as u64;
         let waiting_tokens = self.waiting.iter().map(|request| request.tokens.len()).sum();
@@ -307,18 +308,18 @@ impl Engine {
     }
 }
 
-/// A sequence's part of a step.
+/// One sequence's part of a step.
 struct StepSequence {
-    /// Its index among the running sequences.
+    /// Index among the running sequences.
     index: usize,
     id: u64,
     count: usize,
-    /// Whether it yields the next token.
+    /// Whether the step yields the sequence's next token.
     ends: bool,
 }
 
-/// Gives a sequence its next token, `None` if the logits were unusable; returns true if it was the last.
-/// `reports_routes`: whether this rank reports requested routes.
+/// Appends the sampled token to a sequence (`None` if the logits were unusable) and returns true if the sequence has
+/// ended. `reports_routes` is set if this rank reports requested routes.
 pub(super) fn settle(
     sequence: &mut Sequence,
     sampled: Option<Sampled>,

@@ -1,4 +1,4 @@
-//! Logits to a token.
+//! Samples tokens from logits.
 
 use fastrand::Rng;
 use serde::{Deserialize, Serialize};
@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use super::request::Sampling;
 use crate::model::{Candidate, Draw, likeliest};
 
-/// Chooses the tokens of one sequence. Deterministic in logits and seed, also after a move to another rank.
+/// Samples one sequence's tokens. The tokens depend only on logits and seed, even after a move to another rank.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Sampler {
     sampling: Sampling,
@@ -22,10 +22,10 @@ impl Sampler {
         Self { sampling, state: Rng::with_seed(sampling.seed).get_seed(), candidates: Vec::new() }
     }
 
-    /// Samples a token from `logits` `[V]`; `None` if they have no finite maximum, or `allowed` accepts no id.
+    /// Samples a token from `logits` `[V]`; returns `None` if they have no finite maximum or `allowed` accepts no id.
     pub(super) fn sample(&mut self, logits: &[f32], allowed: impl Fn(u32) -> bool) -> Option<u32> {
         let ids = || (0_u32..).zip(logits).filter(|(id, _)| allowed(*id));
-        // The likeliest token is nearly always allowed.
+        // The most likely token is nearly always allowed, so try it first.
         let first = likeliest(logits).filter(|id| allowed(*id));
         let (best, &max) = match first {
             Some(id) => (id, &logits[id as usize]),
@@ -43,14 +43,14 @@ impl Sampler {
         Some(drawn.unwrap_or(best))
     }
 
-    /// How the next token is drawn; `None` if it is the likeliest.
+    /// Returns how to draw the next token; `None` for greedy sampling.
     pub(super) fn draw(&self) -> Option<Draw> {
         let Sampling { temperature, top_p, top_k, .. } = self.sampling;
         let number = Rng::with_seed(self.state).f64();
         (temperature > 0.0).then_some(Draw { temperature, top_p, top_k, number })
     }
 
-    /// Advances the random state past one draw; greedy sampling has none.
+    /// Advances the random state past one draw; does nothing for greedy sampling.
     pub(super) fn advance(&mut self) {
         if self.sampling.temperature > 0.0 {
             let mut rng = Rng::with_seed(self.state);

@@ -1,4 +1,4 @@
-//! One sequence from its prompt to its end.
+//! One sequence from its prompt to its finish.
 
 use semmoe_engines::sglang::encode_routed_experts;
 use semmoe_text::{TextError, Tokenizer};
@@ -13,36 +13,36 @@ use super::text::SequenceText;
 use crate::ep::StepPhase;
 use crate::model::{KvCache, ModelConfig, Next, StepItem, Wants};
 
-/// Replaces experts in the rows of a dense layer.
+/// Fills the expert ids of dense layers.
 const NO_EXPERT: i32 = -1;
 
 /// A running sequence.
 pub(super) struct Sequence {
     pub(super) carried: Carried,
-    /// With attention tp: the rank that chooses its tokens.
+    /// Under attention tp, the rank that samples the sequence's tokens.
     pub(super) owner: usize,
     pub(super) kv: KvCache,
-    /// Only if there are stop texts.
+    /// Present only if there are stop texts.
     text: Option<SequenceText>,
 }
 
-/// The state of a sequence between two steps, without its keys and values, as sent to another rank.
+/// A sequence's state between two steps, without its KV cache, as sent to other ranks.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Carried {
     pub(super) request: SequenceRequest,
-    /// Prompt tokens that went through the model.
+    /// Number of prompt tokens processed by the model.
     fed: usize,
     generated: Vec<u32>,
     sampler: Sampler,
 }
 
 impl Carried {
-    /// Tokens of prompt and answer so far.
+    /// Returns the number of prompt and generated tokens so far.
     pub(super) fn tokens(&self) -> usize {
         self.request.tokens.len() + self.generated.len()
     }
 
-    /// Restores the sequence with its keys and values.
+    /// Restores the sequence with its KV cache.
     pub(super) fn resume(self, kv: KvCache, owner: usize, tokenizer: &Tokenizer) -> Result<Sequence, TextError> {
         let mut sequence = Sequence::of(self, kv, owner);
         if let Some(text) = &mut sequence.text {
@@ -55,7 +55,7 @@ impl Carried {
 }
 
 impl Sequence {
-    /// Starts a sequence; `kv` may already hold a prefix of the prompt.
+    /// Starts a sequence; `kv` may already contain a prefix of the prompt.
     pub(super) fn new(request: SequenceRequest, kv: KvCache, owner: usize) -> Self {
         let sampler = Sampler::new(request.sampling);
         Self::of(Carried { request, fed: kv.len(), generated: Vec::new(), sampler }, kv, owner)
@@ -73,7 +73,7 @@ impl Sequence {
         }
     }
 
-    /// The model's input for the next `count` tokens, with logits if they complete the known tokens.
+    /// Builds the model's input for the next `count` tokens, with an output if they include the last known token.
     pub(super) fn step_item(&mut self, count: usize) -> StepItem<'_> {
         let wants = self.wants();
         let prompt = &self.carried.request.tokens[self.carried.fed..];
@@ -84,7 +84,7 @@ impl Sequence {
         StepItem { kv: &mut self.kv, tokens, wants: if ends { wants } else { Wants::Nothing }, phase }
     }
 
-    /// Records a step of `count` tokens.
+    /// Records that a step processed `count` tokens.
     pub(super) fn advance(&mut self, count: usize) {
         self.carried.fed = (self.carried.fed + count).min(self.carried.request.tokens.len());
     }
@@ -94,7 +94,7 @@ impl Sequence {
         self.carried.generated.len() < self.carried.request.min_new_tokens as usize
     }
 
-    /// The cheapest output that suffices to choose its next token.
+    /// Returns the cheapest model output that suffices to sample the next token.
     fn wants(&self) -> Wants {
         let SequenceRequest { logprobs, stop, .. } = &self.carried.request;
         let filtered = self.is_early() && !stop.token_ids.is_empty();
@@ -105,7 +105,7 @@ impl Sequence {
         }
     }
 
-    /// Chooses the next token; `None` if the logits are unusable.
+    /// Samples the next token; returns `None` if the logits are unusable.
     pub(super) fn sample(&mut self, next: Next<'_>) -> Option<Sampled> {
         let logits = match next {
             Next::Token(token) => {
@@ -120,7 +120,7 @@ impl Sequence {
         Some(Sampled { token, logprobs })
     }
 
-    /// Appends the next token; returns why the sequence ends with it, if it does.
+    /// Appends the next token; returns the finish reason if the sequence ends with it.
     pub(super) fn push(&mut self, token: u32, tokenizer: &Tokenizer) -> Result<Option<Finish>, TextError> {
         self.carried.generated.push(token);
         let stopped = match &mut self.text {
@@ -137,21 +137,21 @@ impl Sequence {
         })
     }
 
-    /// The experts in SGLang's encoding, if requested: base64 of i32 `[positions, all layers, k]`.
+    /// Returns the routed experts in SGLang's encoding, if requested: base64 of i32 `[positions, all layers, k]`.
     pub(super) fn encoded_routes(&self, model: &ModelConfig) -> Option<String> {
         let routes = self.kv.routes(self.carried.request.routes_from? as usize);
         Some(encode_routed_experts(&with_dense_layers(&routes, model)))
     }
 }
 
-/// The next token of a sequence.
+/// A token sampled for a sequence.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Sampled {
     pub(super) token: u32,
     pub(super) logprobs: Option<TokenLogprobs>,
 }
 
-/// Cache tokens that a sequence may need: the last token never enters the cache.
+/// Returns the most cache tokens that a sequence can need; its last token never enters the cache.
 pub(super) fn reservation(request: &SequenceRequest) -> usize {
     request.tokens.len().saturating_add(request.max_new_tokens as usize).saturating_sub(1)
 }

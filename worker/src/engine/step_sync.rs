@@ -1,20 +1,20 @@
-//! Messages that ranks exchange before a step with attention tp: their last step, the tokens they chose in it, and rank
-//! 0's orders. Every length is checked; anything else is a protocol error.
+//! Messages that ranks exchange before each step under attention tp: their last step, the tokens that they sampled in
+//! it, and rank 0's commands. Every length is validated; a malformed message is a protocol error.
 //!
 //! | field | type | what |
 //! |---|---|---|
-//! | steps | u64 | completed so far |
-//! | digest | u64 | of the last batch: its sequences, and the tokens of each |
-//! | chosen c | u32 | tokens that this rank chose |
+//! | steps | u64 | number of completed steps |
+//! | digest | u64 | digest of the last batch: its sequences and their token counts |
+//! | chosen c | u32 | number of tokens that this rank sampled |
 //! | entries | `[c]` | sequence u64, flags u8 (1 a token, 2 logprobs), token u32, then logprob f32, u16 t, t of (token
 //! u32, logprob f32) |
-//! | orders | JSON | rank 0's, in order; empty from other ranks |
+//! | orders | JSON | rank 0's commands, in order; empty from other ranks |
 
 use super::request::TokenLogprobs;
 use super::sequence::Sampled;
 use crate::control::message::ToRank;
 
-/// Limit on the bytes of orders in one message; further orders wait for the next.
+/// Maximum bytes of commands in one message; further commands wait for the next message.
 pub(super) const MAX_ORDER_BYTES: usize = 16 << 20;
 const HAS_TOKEN: u8 = 1;
 const HAS_LOGPROBS: u8 = 2;
@@ -32,15 +32,15 @@ pub(super) struct StepSync {
 /// An invalid message.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum SyncError {
-    #[error("a message that ends inside a field")]
+    #[error("the message ends inside a field")]
     Cut,
     #[error("flags {0}, expected at most {max}", max = HAS_TOKEN | HAS_LOGPROBS)]
     Flags(u8),
-    #[error("unreadable orders: {0}")]
+    #[error("unreadable commands: {0}")]
     Orders(#[from] serde_json::Error),
 }
 
-/// The token that a rank chose for one of its sequences.
+/// The token that a rank sampled for one of its sequences.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Chosen {
     pub(super) sequence: u64,
@@ -53,7 +53,7 @@ impl StepSync {
         out.clear();
         out.extend_from_slice(&self.steps.to_le_bytes());
         out.extend_from_slice(&self.digest.to_le_bytes());
-        // A batch has at most a few thousand sequences.
+        // The cast is lossless, because a batch has at most a few thousand sequences.
         out.extend_from_slice(&(self.chosen.len() as u32).to_le_bytes());
         for Chosen { sequence, sampled } in &self.chosen {
             let logprobs = sampled.as_ref().and_then(|sampled| sampled.logprobs.as_ref());
@@ -92,7 +92,7 @@ impl StepSync {
     }
 }
 
-/// The unread rest of a message.
+/// The unread remainder of a message.
 struct Reader<'a>(&'a [u8]);
 
 impl Reader<'_> {

@@ -1,10 +1,10 @@
-//! Stop texts: found across token boundaries, cut off, and never partially emitted.
+//! Stop texts: matched across token boundaries, cut off, and never partially emitted.
 
-/// Searches a text for stop texts as its pieces arrive, and releases the part that certainly precedes any of them.
+/// Searches streamed text for stop texts and releases only text that cannot be part of one.
 #[derive(Clone, Debug)]
 pub(crate) struct StopText {
     stops: Vec<String>,
-    /// Text that may be the start of a stop text.
+    /// Withheld text that may be the start of a stop text.
     held: String,
 }
 
@@ -13,8 +13,8 @@ impl StopText {
         Self { stops: stops.iter().filter(|stop| !stop.is_empty()).cloned().collect(), held: String::new() }
     }
 
-    /// Takes a piece: returns the released text, and the stop text found, if any. The earliest match wins; among
-    /// matches at the same place, the first in the list.
+    /// Appends a piece; returns the released text and the stop text found, if any. The earliest match wins; among
+    /// matches at the same position, the first in the list.
     pub(crate) fn push(&mut self, piece: &str) -> (String, Option<&str>) {
         self.held.push_str(piece);
         let stops = self.stops.iter().enumerate();
@@ -28,13 +28,13 @@ impl StopText {
         (std::mem::replace(&mut self.held, rest), None)
     }
 
-    /// Releases the remaining text at the end.
+    /// Releases the remaining text at the end of the sequence.
     pub(crate) fn finish(&mut self) -> String {
         std::mem::take(&mut self.held)
     }
 }
 
-/// The length of the longest suffix of `text` that is a prefix of `stop`.
+/// Returns the length of the longest suffix of `text` that is a prefix of `stop`.
 fn open_length(text: &str, stop: &str) -> usize {
     let longest = text.len().min(stop.len() - 1);
     let fits = |length: &usize| stop.is_char_boundary(*length) && text.ends_with(&stop[..*length]);

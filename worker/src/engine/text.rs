@@ -1,5 +1,5 @@
-//! The text of a sequence as its tokens arrive: decoded, and cut at stop texts. A rank and rank 0 run this on the same
-//! tokens, so they agree on where a text ends.
+//! A sequence's text, decoded as tokens arrive and cut at stop texts. A sequence's rank and rank 0 run this on the same
+//! tokens, so they agree on where the text ends.
 
 use semmoe_text::{IncrementalDecoder, TextError, Tokenizer};
 
@@ -28,7 +28,7 @@ impl SequenceText {
         }
     }
 
-    /// Takes the next token: returns the text that it completes, and the stop text found, if any. A stop token has no
+    /// Appends the next token; returns the text that it completes and the stop text found, if any. A stop token has no
     /// text.
     pub(crate) fn push(&mut self, tokenizer: &Tokenizer, token: u32) -> Result<(String, Option<String>), TextError> {
         if self.stop_ids.contains(&token) {
@@ -43,7 +43,7 @@ impl SequenceText {
         Ok((text, stop.map(str::to_owned)))
     }
 
-    /// The remaining text at the end of the sequence.
+    /// Returns the remaining text at the end of the sequence.
     pub(crate) fn finish(&mut self, tokenizer: &Tokenizer) -> Result<String, TextError> {
         let rest = self.decoder.finish(tokenizer)?;
         let (text, stop) = self.stops.push(&rest);

@@ -1,9 +1,9 @@
-//! A rank's counts for its own tokens: activations and bytes, by layer, phase and place.
+//! Per-rank counters for the rank's own tokens: activations and bytes by layer, phase and locality.
 
 use semmoe_tables::LayerIdx;
 use serde::{Deserialize, Serialize};
 
-/// The kind of work that a token was.
+/// The phase in which a token was processed.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum StepPhase {
@@ -26,14 +26,14 @@ impl StepPhase {
     }
 }
 
-/// A collective of attention tp.
+/// A collective operation of attention tp.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Collective {
-    /// Reduces the attention's partial sums to the ranks that continue with the rows, shuffled (SRS) or not.
+    /// Reduce-scatter of attention's partial sums to the ranks that process the rows next, shuffled (SRS) or not.
     ReduceScatter,
-    /// Gathers rows on all ranks (SAG), with the experts that they went to.
+    /// Allgather of rows on all ranks (SAG), together with the experts that each row was routed to.
     Allgather,
-    /// Before each step: rank 0's orders and the chosen tokens.
+    /// Exchange before each step: rank 0's commands and the sampled tokens.
     Sync,
 }
 
@@ -51,40 +51,41 @@ impl Collective {
     }
 }
 
-/// How rows (a token in an MoE layer) were split with attention tp, from one rank's view.
+/// How rows (one per token and MoE layer) were split among ranks under attention tp, as counted by one rank.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct RowCounts {
     /// Rows that the tables assign to this rank.
     pub by_tables: u64,
-    /// Rows moved to this rank from a full one.
+    /// Rows moved to this rank from one that was full.
     pub moved: u64,
-    /// Rows of this rank that the tables do not assign; all of its rows if there are no tables.
+    /// Rows on this rank that the tables do not assign; without tables, all of its rows.
     pub evenly: u64,
-    /// Rows of the fullest rank; equal on all ranks.
+    /// Rows on the fullest rank; the value is the same on every rank.
     pub fullest: u64,
     /// Rows that the fullest rank would have had without moves.
     pub fullest_wanted: u64,
 }
 
-/// Bytes of dispatch and combine by distance.
+/// Dispatch and combine bytes by distance.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct LevelBytes {
-    /// Bytes that stay on this rank: the size of its own slot.
+    /// Bytes that never leave this rank: the size of its slot for its own experts.
     pub rank: u64,
-    /// Between ranks of a node. With hybrid experts only rows: headers of messages inside a node are not counted.
+    /// Bytes between ranks of a node. With hybrid experts, only rows are counted, not the message headers inside a
+    /// node.
     pub node: u64,
     /// Between nodes.
     pub other: u64,
 }
 
 impl LevelBytes {
-    /// Each with its name in metrics.
+    /// Returns the bytes at each level with its name in metrics.
     pub fn named(self) -> [(&'static str, u64); 3] {
         [("rank", self.rank), ("node", self.node), ("other", self.other)]
     }
 }
 
-/// A count by place: on the token's own rank, or on another.
+/// A count split into the token's own rank and all other ranks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct ByPlace {
     /// On this rank.
@@ -96,10 +97,11 @@ pub struct ByPlace {
 /// Activations and bytes of one phase in one layer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Traffic {
-    /// (token, expert) pairs of this rank's tokens, by the expert's rank; they sum to tokens x top-k.
+    /// (token, expert) pairs of this rank's tokens, by whether the expert is on this rank; the sum is tokens x top-k.
     pub activations: ByPlace,
-    /// Payload of dispatch and combine for this rank's tokens: `remote` was sent between ranks, `local` is what this
-    /// rank's own slot would have held. Summed over ranks and phases, `remote` is what the transport carried.
+    /// Dispatch and combine payload for this rank's tokens: `remote` was sent to other ranks, `local` is the size of
+    /// this rank's own slot, which is not sent. Summed over ranks and phases, `remote` equals the bytes on the
+    /// transport.
     pub bytes: ByPlace,
 }
 
@@ -109,30 +111,30 @@ pub struct LayerTraffic {
     phases: [Traffic; 2],
 }
 
-/// All counters of one rank, which are monotonic; between steps they are mutually consistent.
+/// All counters of one rank. They are monotonic, and consistent with each other between steps.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Counters {
     /// `[L]`
     pub layers: Vec<LayerTraffic>,
-    /// Prompt tokens that went through the model.
+    /// Prompt tokens processed by the model.
     pub prefill_tokens: u64,
-    /// Generated tokens that went through the model.
+    /// Generated tokens processed by the model.
     pub decode_tokens: u64,
-    /// Bytes that this rank sent to others in collectives of attention tp, in the order of [`Collective::ALL`].
+    /// Bytes sent by this rank in attention tp collectives, in [`Collective::ALL`] order.
     pub collective_bytes: [u64; 3],
-    /// Attention tp: summed over steps and MoE layers.
+    /// The row split under attention tp, summed over steps and MoE layers.
     pub rows: RowCounts,
-    /// Over all layers and both phases. Summed over ranks, `node` and `other` are the bytes sent.
+    /// Totals over all layers and both phases. Summed over ranks, `node` plus `other` equals the bytes sent.
     pub levels: LevelBytes,
 }
 
 impl Counters {
-    /// Zeroed counters for a model of `layers` MoE layers.
+    /// Creates zeroed counters for a model with `layers` MoE layers.
     pub fn new(layers: usize) -> Self {
         Self { layers: vec![LayerTraffic::default(); layers], ..Self::default() }
     }
 
-    /// Counts one layer of one step; ignores unknown layers.
+    /// Adds one layer's counts for one step. An unknown layer adds only to the totals by distance.
     pub(crate) fn add(&mut self, layer: LayerIdx, traffic: &LayerTraffic, levels: LevelBytes) {
         self.levels.rank += levels.rank;
         self.levels.node += levels.node;
@@ -146,7 +148,7 @@ impl Counters {
         self.collective_bytes[collective as usize] += bytes as u64;
     }
 
-    /// Counts the split of an MoE layer.
+    /// Adds the row split of one MoE layer.
     pub(crate) fn add_rows(&mut self, split: RowCounts) {
         self.rows.by_tables += split.by_tables;
         self.rows.moved += split.moved;
@@ -155,7 +157,7 @@ impl Counters {
         self.rows.fullest_wanted += split.fullest_wanted;
     }
 
-    /// Counts tokens that a step has taken through the model.
+    /// Counts tokens that the model processed in a step.
     pub(crate) fn add_tokens(&mut self, phase: StepPhase, tokens: usize) {
         match phase {
             StepPhase::Prefill => self.prefill_tokens += tokens as u64,
@@ -163,7 +165,7 @@ impl Counters {
         }
     }
 
-    /// Over all layers and both phases.
+    /// Returns the totals over all layers and both phases.
     pub fn total(&self) -> Traffic {
         let mut total = Traffic::default();
         self.layers.iter().for_each(|layer| total.add(layer.total()));
@@ -186,7 +188,7 @@ impl Traffic {
 }
 
 impl ByPlace {
-    /// Counts on this rank or on another.
+    /// Adds to the local or the remote count.
     pub(super) fn add(&mut self, is_local: bool, count: u64) {
         *(if is_local { &mut self.local } else { &mut self.remote }) += count;
     }

@@ -1,4 +1,4 @@
-//! One rank's part of the unit: its MoE layers and attention tp's collectives, counted and timed.
+//! One rank's side of the unit: its MoE layers and its attention tp collectives, counted and timed.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -20,31 +20,31 @@ use super::stages::StageLog;
 use super::timings::{StepBatch, TimedCollective, Timings};
 use super::wire::WireRows;
 
-/// The experts of one layer on this rank, as the model computes them.
+/// One layer's experts on this rank; the model implements their computation.
 pub trait LocalExperts: Sync {
-    /// The number of threads that share the rows of a layer with this many (row, expert) pairs; at least 1.
+    /// Returns how many threads split the rows of a layer with this many (row, expert) pairs; at least 1.
     fn threads(&self, pairs: usize) -> usize;
 
-    /// Waits until the experts are in memory; called once, after the rows have arrived.
+    /// Waits until the experts are in memory; called once per layer, after the rows have arrived.
     ///
     /// # Errors
-    /// The experts will never be in memory: the rank cannot continue.
+    /// The experts can never be loaded, so the rank cannot continue.
     fn ready(&self) -> Result<(), ExpertsLost> {
         Ok(())
     }
 
-    /// Applies one expert, where `slot` numbers this rank's experts in ascending id: `x` `[m, H]` to `out` `[m, H]`
-    /// (overwritten, not weighted). Each row's result must not depend on the other rows. `work` is the thread's scratch
-    /// buffer, of any length and content.
+    /// Applies one expert to `x` `[m, H]` and overwrites `out` `[m, H]` with the unweighted result. `slot` indexes this
+    /// rank's experts in ascending id order. Each row's result must not depend on the other rows. `work` is the
+    /// thread's scratch buffer, with arbitrary length and contents.
     fn apply(&self, slot: usize, x: &[f32], out: &mut [f32], work: &mut Vec<f32>);
 }
 
-/// Why a rank's experts will never be in its memory.
+/// The reason that a rank's experts can never be loaded.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct ExpertsLost(#[source] pub Arc<dyn std::error::Error + Send + Sync>);
 
-/// Some of this rank's tokens (n), with their routes.
+/// A batch of n of this rank's tokens, with their routes.
 #[derive(Clone, Copy, Debug)]
 pub struct RoutedBatch<'a> {
     /// `[n, H]`
@@ -53,7 +53,7 @@ pub struct RoutedBatch<'a> {
     pub experts: &'a [u16],
     /// `[n, k]`
     pub weights: &'a [f32],
-    /// `[n]`: the phase that each token is counted in.
+    /// `[n]`: the phase under which each token is counted.
     pub phases: &'a [StepPhase],
     /// k
     pub top_k: usize,
@@ -61,10 +61,10 @@ pub struct RoutedBatch<'a> {
     pub hidden: usize,
 }
 
-/// The placement's number of groups differs from the unit's ranks, or nodes in a hybrid layout: group g is rank or node
-/// g.
+/// The placement's number of groups differs from the unit's number of ranks, or of nodes in a hybrid layout. Group g is
+/// rank g or node g.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("the placement has {groups} groups, the unit has {world} ranks and experts {layout}")]
+#[error("the placement has {groups} groups, but the unit has {world} ranks and expert layout {layout}")]
 pub struct WorldMismatch {
     /// Groups of the placement.
     pub groups: usize,
@@ -74,28 +74,29 @@ pub struct WorldMismatch {
     pub layout: ExpertLayout,
 }
 
-/// Name of the stage between dispatch and combine.
+/// The name of the stage between dispatch and combine.
 const EXPERTS: &str = "experts";
 
-/// This rank's part of the unit: its collectives, the location of every expert, and its counters.
+/// One rank's side of the unit: its collectives, the location of every expert, and its counters.
 pub struct ExpertParallel {
     pub(super) unit: WireRows,
-    /// This rank's group, in each grouping that the unit may be switched to.
+    /// The collectives of this rank's group, for each grouping that the unit can switch to.
     groups: Vec<(RankGroups, WireRows)>,
-    /// The group that steps independently now, if any.
+    /// Index of the active grouping, if groups currently step independently.
     pub(super) group: Option<usize>,
     pub(super) placement: ExpertPlacement,
     layers: Vec<LayerHosts>,
-    /// `[W]`: whether each rank is on this rank's node, itself included; hybrid experts use the layout's nodes instead.
+    /// `[W]`: whether each rank, including this one, is on this rank's node. Hybrid experts use the layout's nodes
+    /// instead.
     pub(super) near: Vec<bool>,
-    /// The ranks that share attention's rows.
+    /// The ranks of this rank's attention tp group.
     attention_group: Range<usize>,
-    /// Times of the parts of each MoE layer; for hybrid experts only those between dispatch and combine, because the
-    /// exchange logs its own stages ([`ExpertLayout::join`]).
+    /// Stage times of each MoE layer. With hybrid experts, only the stage between dispatch and combine is logged here,
+    /// because the exchange logs its own stages ([`ExpertLayout::join`]).
     pub(crate) stages: Option<StageLog>,
     /// Overrides the router's choice, for measurements.
     pub(crate) forced: Option<ForcedRate>,
-    /// This rank's counts since the start.
+    /// This rank's counts since startup.
     pub(crate) counters: Counters,
     pub(super) plan: DispatchPlan,
     timings: Timings,
@@ -104,7 +105,7 @@ pub struct ExpertParallel {
     incoming: Vec<Vec<u8>>,
 }
 
-/// The collectives of the ranks that step together.
+/// Returns the collectives among the ranks that step together.
 fn stepping<'a>(
     unit: &'a mut WireRows,
     groups: &'a mut [(RankGroups, WireRows)],
@@ -117,21 +118,21 @@ fn stepping<'a>(
 }
 
 impl ExpertParallel {
-    /// Joins a placement to a link that carries rows in messages; group g of the placement is rank g. If an expert has
-    /// several replicas, this rank's tokens use the one that [`ExpertCopies`] names.
+    /// Combines a placement with a link that sends rows as messages; placement group g is rank g. If an expert has
+    /// several replicas, this rank's tokens use the one that [`ExpertCopies`] selects.
     ///
     /// # Errors
-    /// A placement whose number of groups is not the number of ranks, or of nodes in a hybrid layout.
+    /// The placement's number of groups differs from the number of ranks.
     pub fn new(link: Box<dyn Lockstep>, placement: impl Into<ExpertCopies>) -> Result<Self, WorldMismatch> {
         let memory = PrivateMemory::new(link.rank());
         Self::over(WireRows::f32(Box::new(RowCollectives::new(link, memory))), placement, ExpertLayout::Ep)
     }
 
-    /// Joins a placement to the collectives of a unit, which must be those of its layout ([`ExpertLayout::join`]).
+    /// Combines a placement with a unit's collectives, which must match the expert layout ([`ExpertLayout::join`]).
     /// Tensor-parallel experts use only the placement's shape.
     ///
     /// # Errors
-    /// A placement whose number of groups is not the number of ranks, or of nodes in a hybrid layout.
+    /// The placement's number of groups differs from the number of ranks, or of nodes in a hybrid layout.
     pub fn over(
         unit: impl Into<SwitchableRows>,
         placement: impl Into<ExpertCopies>,
@@ -164,15 +165,16 @@ impl ExpertParallel {
         Ok(joined)
     }
 
-    /// Counts bytes sent to these ranks as traffic within its node; by default each rank is a node. Hybrid experts use
-    /// the layout's nodes.
+    /// Counts bytes sent to these ranks as traffic within this rank's node; by default, every rank is its own node.
+    /// Hybrid experts use the layout's nodes.
     #[must_use]
     pub fn with_neighbours(mut self, ranks: impl IntoIterator<Item = usize>) -> Self {
         ranks.into_iter().for_each(|rank| self.near[rank] = true);
         self
     }
 
-    /// Divides attention tp into `groups` groups ([`ExpertLayout::join_grouped`]), which must divide the ranks.
+    /// Splits attention tp into `groups` groups ([`ExpertLayout::join_grouped`]); `groups` must divide the number of
+    /// ranks.
     #[must_use]
     pub fn with_attention_groups(mut self, groups: usize) -> Self {
         let (rank, ranks) = (self.unit.rank(), self.world() / groups);
@@ -191,27 +193,27 @@ impl ExpertParallel {
         self.unit.world()
     }
 
-    /// The ranks that have the same rows with attention tp: all, or one of several groups.
+    /// The ranks that share rows under attention tp: all ranks, or one of several groups.
     pub(crate) fn attention_group(&self) -> Range<usize> {
         self.attention_group.clone()
     }
 
-    /// The ranks that step together: all, or an independent group.
+    /// The ranks that step together: all ranks, or this rank's independent group.
     pub(crate) fn step_ranks(&self) -> Range<usize> {
         if self.group.is_some() { self.attention_group() } else { 0..self.world() }
     }
 
-    /// The groupings that the unit may be switched to.
+    /// The groupings that the unit can switch to.
     pub(crate) fn groupings(&self) -> impl Iterator<Item = RankGroups> {
         self.groups.iter().map(|(grouping, _)| *grouping)
     }
 
-    /// The collectives of the ranks that step together.
+    /// Returns the collectives among the ranks that step together.
     fn rows(&mut self) -> &mut WireRows {
         stepping(&mut self.unit, &mut self.groups, self.group)
     }
 
-    /// Makes the ranks of the layout's groups step by themselves, or all ranks step together.
+    /// Makes each of the layout's groups step independently, or all ranks step together if it has none.
     fn regroup(&mut self) {
         let before = self.group;
         self.group = self.placement.layout.groups().and_then(|of| self.groupings().position(|grouping| grouping == of));
@@ -237,7 +239,7 @@ impl ExpertParallel {
         &self.placement
     }
 
-    /// Replaces the experts' layout and placement, for the same model and ranks.
+    /// Replaces the experts' layout and placement; the model and the ranks must stay the same.
     pub(crate) fn set_placement(&mut self, placement: ExpertPlacement) {
         debug_assert_eq!(placement.replicas.layers(), self.layers.len());
         self.layers = LayerHosts::of_placement(&placement, self.rank());
@@ -245,8 +247,8 @@ impl ExpertParallel {
         self.regroup();
     }
 
-    /// Sends each other rank its message and returns theirs, by rank; this rank's slot is meaningless. For use outside
-    /// of steps; not counted.
+    /// Sends each other rank its message and returns the received messages by rank; this rank's slot is meaningless.
+    /// Use this only outside of steps; its bytes are not counted.
     ///
     /// # Errors
     /// A rank failed.
@@ -256,7 +258,8 @@ impl ExpertParallel {
         Ok(incoming)
     }
 
-    /// An [`ExpertParallel::exchange`] among some ranks, including this one; messages are by index in `ranks`.
+    /// Performs an [`ExpertParallel::exchange`] among some of the ranks, including this one; messages are indexed by
+    /// position in `ranks`.
     ///
     /// # Errors
     /// A rank failed.
@@ -272,7 +275,7 @@ impl ExpertParallel {
         Ok(incoming)
     }
 
-    /// This rank's link to the unit, for use outside of steps; nothing is counted.
+    /// This rank's link to the unit, for messages outside of steps, which are not counted.
     pub(crate) fn link(&mut self) -> &mut dyn Lockstep {
         &mut *self.unit
     }
@@ -282,17 +285,17 @@ impl ExpertParallel {
         &self.counters
     }
 
-    /// Times of this rank's parts.
+    /// This rank's timings.
     pub fn timings(&self) -> &Timings {
         &self.timings
     }
 
-    /// Records the batch and the time of a step.
+    /// Records a step's batch and duration.
     pub(crate) fn count_step(&mut self, batch: &StepBatch, began: Instant) {
         self.timings.add_step(self.placement.layout, batch, began.elapsed());
     }
 
-    /// Sleeps until this rank or another has something to do; see [`Lockstep::wait`].
+    /// Sleeps until this rank or another one has work; see [`Lockstep::wait`].
     ///
     /// # Errors
     /// A rank failed, see [`Lockstep::wait`].
@@ -300,12 +303,12 @@ impl ExpertParallel {
         self.unit.wait()
     }
 
-    /// Ends this rank's [`ExpertParallel::wait`] from another thread.
+    /// Returns a handle that ends this rank's [`ExpertParallel::wait`] from another thread.
     pub fn waker(&self) -> Waker {
         self.unit.waker()
     }
 
-    /// Sends the other ranks that step with this one the same message and returns theirs, by index in
+    /// Sends one message to every other rank that steps with this one and returns their messages, indexed as in
     /// [`ExpertParallel::step_ranks`]; this rank's slot is meaningless.
     ///
     /// # Errors
@@ -320,7 +323,8 @@ impl ExpertParallel {
         Ok(&self.incoming)
     }
 
-    /// The buffer for this rank's `[n, H]` partial sums before [`ExpertParallel::reduce_scatter`].
+    /// Returns the buffer for this rank's `[n, H]` partial sums, to be filled before
+    /// [`ExpertParallel::reduce_scatter`].
     ///
     /// # Errors
     /// See [`Collectives::part`](semmoe_kernels::collectives::Collectives::part).
@@ -341,8 +345,8 @@ impl ExpertParallel {
         self.counters.add_collective(Collective::Allgather, self.peers().count() * bytes);
     }
 
-    /// [`Collectives::reduce_scatter`](semmoe_kernels::collectives::Collectives::reduce_scatter); its time counts for
-    /// `layer` if that has experts.
+    /// Runs [`Collectives::reduce_scatter`](semmoe_kernels::collectives::Collectives::reduce_scatter) and adds its time
+    /// to `layer`, which is `None` outside of MoE layers.
     pub(crate) fn reduce_scatter(
         &mut self,
         layer: Option<LayerIdx>,
@@ -358,8 +362,8 @@ impl ExpertParallel {
         Ok(())
     }
 
-    /// [`Collectives::allgather`](semmoe_kernels::collectives::Collectives::allgather); its time counts for `layer` if
-    /// that has experts.
+    /// Runs [`Collectives::allgather`](semmoe_kernels::collectives::Collectives::allgather) and adds its time to
+    /// `layer`, which is `None` outside of MoE layers.
     pub(crate) fn allgather(
         &mut self,
         layer: Option<LayerIdx>,
@@ -374,11 +378,12 @@ impl ExpertParallel {
         Ok(())
     }
 
-    /// The MoE output of this rank's tokens: `out[t] = sum of weight x expert(x[t])` over the token's experts, wherever
-    /// they are; `out` is `[n, H]`, overwritten. Every rank must make the same calls, layer by layer, even with n = 0.
+    /// Computes the MoE output of this rank's tokens, `out[t] = sum of weight x expert(x[t])` over the token's experts
+    /// on all ranks, and overwrites `out` `[n, H]` with it. Every rank must make the same calls, layer by layer, even
+    /// with n = 0.
     ///
-    /// The sum is taken per rank over its experts (or slices of them) in ascending id, then over ranks in order. It
-    /// depends on the placement but never on the rest of the batch.
+    /// Each rank sums over its experts (or expert slices) in ascending id order; these sums are then added in rank
+    /// order. The result depends on the placement but never on the rest of the batch.
     ///
     /// # Errors
     /// A rank failed; `out` is then unspecified and the unit cannot continue.
@@ -418,7 +423,7 @@ impl ExpertParallel {
         Ok(())
     }
 
-    /// Replaces the experts that the router chose if a local rate is forced; `keys` holds a [`ForcedRate::key`] per
+    /// Replaces the experts chosen by the router if a local rate is forced; `keys` contains a [`ForcedRate::key`] per
     /// token.
     pub(crate) fn force(&self, layer: LayerIdx, keys: &[u64], experts: &mut [u16]) {
         if let Some(forced) = self.forced {
@@ -426,7 +431,7 @@ impl ExpertParallel {
         }
     }
 
-    /// Plans and counts the dispatch of a layer; does not read the batch's rows.
+    /// Plans and counts a layer's dispatch; does not read the batch's rows.
     ///
     /// # Panics
     /// If the batch does not match the placement.
@@ -452,7 +457,7 @@ impl ExpertParallel {
         &self.plan
     }
 
-    /// Where the experts of a layer are.
+    /// The locations of a layer's experts.
     #[cfg(feature = "gpu")]
     pub(crate) fn hosts(&self, layer: LayerIdx) -> &LayerHosts {
         &self.layers[layer.index()]
@@ -478,7 +483,8 @@ impl ExpertParallel {
         }
     }
 
-    /// Adds to the layer's time. A collective outside of MoE layers counts only as part of the step.
+    /// Adds the time since `began` to the layer's timings. Outside of MoE layers, a collective counts only towards the
+    /// step.
     fn time(&mut self, layer: Option<LayerIdx>, of: TimedCollective, began: Instant) {
         if let Some(layer) = layer {
             self.timings.add(layer, of, began.elapsed());

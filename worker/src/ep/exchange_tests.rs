@@ -87,6 +87,6 @@ fn a_row_for_an_expert_of_another_rank_is_refused_by_the_one_that_gets_it() {
         };
         ep.moe(LayerIdx::new(0), batch, &NoExperts, &mut vec![0.0; 2 * rank]).err().map(|error| error.to_string())
     });
-    let expected = "rank 1 broke the protocol: a token for expert 1, which is not on this rank";
+    let expected = "rank 1 broke the protocol: received a token for expert 1, which is not on this rank";
     assert_eq!(errors[0].as_deref(), Some(expected));
 }

@@ -1,18 +1,18 @@
-//! Instrumentation to measure gamma: sends activations to the token's own rank at a given rate, regardless of the
-//! router's choice. Rows are really sent and computed, so step times are those of that rate; answers are wrong by
-//! design.
+//! Instrumentation for measuring gamma: routes activations to the token's own rank at a given rate, regardless of the
+//! router's choice. Rows are really sent and computed, so step times are representative of that rate; the generated
+//! text is wrong by design.
 
 use semmoe_kernels::mix;
 use semmoe_tables::{LayerIdx, mix64};
 
 use super::hosts::{LayerHosts, NOT_HERE};
 
-/// The fraction of activations sent to the token's own rank.
+/// The fraction of activations routed to the token's own rank.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct ForcedRate(f64);
 
 impl ForcedRate {
-    /// `None` outside of 0 to 1.
+    /// Returns `None` unless the rate is in [0, 1].
     pub fn new(rate: f64) -> Option<Self> {
         (0.0..=1.0).contains(&rate).then_some(Self(rate))
     }
@@ -22,13 +22,15 @@ impl ForcedRate {
         self.0
     }
 
-    /// Identifies a token at its position. Its experts are drawn by this key, independently of the rest of the batch.
+    /// Returns a key for a token at a position. The key determines which experts are drawn, independently of the rest
+    /// of the batch.
     pub(crate) fn key(token: u32, position: usize) -> u64 {
         mix(mix(0, token.into()), position as u64)
     }
 
-    /// Replaces the experts of a layer, `[n, k]`, for the tokens with these keys, `[n]`: each expert is drawn from this
-    /// rank's with the rate's probability, otherwise from the others', without repetition within a token.
+    /// Redraws a layer's `experts`, `[n, k]`, for the tokens with these `keys`, `[n]`. With the rate as probability, an
+    /// expert is drawn from this rank's experts, otherwise from the other ranks' experts, without repetition within a
+    /// token.
     pub(super) fn redraw(self, layer: LayerIdx, hosts: &LayerHosts, keys: &[u64], experts: &mut [u16]) {
         let top_k = experts.len().checked_div(keys.len()).unwrap_or(0).max(1);
         let count = hosts.slot_of.len();
@@ -42,7 +44,7 @@ impl ForcedRate {
                 let first = mix64(draw) as usize % candidates.max(1);
                 let is_new = |expert: &usize| !chosen[..slot].contains(&(*expert as u16));
                 let found = wanted().skip(first).chain(wanted()).find(is_new);
-                // Checked at startup: this rank has at least k experts, and so have the others together.
+                // Startup checks that this rank has at least k experts, and that the other ranks together also do.
                 chosen[slot] = found.unwrap_or(first) as u16;
             }
         }

@@ -1,38 +1,38 @@
-//! The locations of one layer's experts, in the form in which a rank looks them up.
+//! Lookup tables for the locations of one layer's experts, from one rank's point of view.
 
 use semmoe_tables::{ExpertId, LayerIdx, RankId};
 
 use super::layout::ExpertLayout;
 use super::placement::ExpertPlacement;
 
-/// The places of one layer's experts.
+/// The locations of one layer's experts, as seen by one rank.
 pub(crate) struct LayerHosts {
-    /// `[N]`: the rank, or node, whose replica of each expert this rank's tokens use; empty if every rank has a slice
-    /// of each.
+    /// `[N]`: the rank or node whose replica of each expert serves this rank's tokens; empty if every rank has a slice
+    /// of every expert.
     pub(super) rank_of: Vec<u16>,
-    /// `[N]`: this rank's slot of each expert; [`NOT_HERE`] for others.
+    /// `[N]`: the local slot of each expert, or [`NOT_HERE`] if it is not on this rank.
     pub(super) slot_of: Vec<u16>,
-    /// How many experts this rank has.
+    /// The number of experts on this rank.
     pub(crate) slots: usize,
 }
 
-/// Marks an expert of another rank.
+/// Marks an expert that is not on this rank.
 pub(super) const NOT_HERE: u16 = u16::MAX;
 
-/// A row for an expert that this rank does not have.
+/// A row was sent for an expert that this rank does not have.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("a token for expert {expert}, which is not on this rank")]
+#[error("received a token for expert {expert}, which is not on this rank")]
 pub(crate) struct NotHere {
-    /// The rank that sent it.
+    /// The rank that sent the row.
     pub(crate) from: usize,
     pub(super) expert: u16,
 }
 
 impl LayerHosts {
-    /// Fills `slots` with this rank's slot of each expert; `source` maps a pair to its sending rank.
+    /// Fills `slots` with the local slot of each pair's expert; `source` maps a pair to the rank that sent it.
     ///
     /// # Errors
-    /// An expert that is not on this rank.
+    /// An expert is not on this rank.
     pub(crate) fn slots_of(
         &self,
         experts: &[u16],
@@ -49,7 +49,7 @@ impl LayerHosts {
         Ok(())
     }
 
-    /// The places for every layer.
+    /// Builds the expert locations for every layer.
     pub(super) fn of_placement(placement: &ExpertPlacement, rank: RankId) -> Vec<Self> {
         (0..placement.replicas.layers()).map(|layer| Self::new(placement, rank, LayerIdx::new(layer as u16))).collect()
     }

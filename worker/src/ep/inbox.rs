@@ -1,4 +1,4 @@
-//! The rows that a rank received in one layer; its experts process them one expert at a time.
+//! The rows that a rank received in one layer, processed one expert at a time.
 
 use std::ops::Range;
 
@@ -9,17 +9,17 @@ use super::exchange::LocalExperts;
 use super::hosts::{LayerHosts, NotHere};
 use crate::threads::both;
 
-/// Buffers of a layer, reused by the next one.
+/// One layer's buffers, reused for the next layer.
 #[derive(Default)]
 pub(super) struct Inbox {
-    /// `[pairs]`: this rank's slot of each pair's expert.
+    /// `[pairs]`: the local slot of each pair's expert.
     slots: Vec<u16>,
     order: RankOrder,
     /// One per thread.
     batches: Vec<ExpertBatch>,
 }
 
-/// One expert's rows, or a thread's part of them.
+/// Scratch buffers for one expert's rows, or for one thread's part of them.
 #[derive(Default)]
 struct ExpertBatch {
     rows: Vec<u32>,
@@ -30,10 +30,10 @@ struct ExpertBatch {
 }
 
 impl Inbox {
-    /// Runs every expert that has rows, in slot order, and sums by row.
+    /// Runs every expert that received rows, in slot order, and sums the results by row.
     ///
     /// # Errors
-    /// A row for an expert that is not on this rank.
+    /// A row was sent for an expert that is not on this rank.
     pub(super) fn apply(
         &mut self,
         received: Received<'_, f32>,
@@ -56,13 +56,13 @@ impl Inbox {
     }
 }
 
-/// The input of a layer's experts.
+/// The input to a layer's experts.
 struct RoutedPairs<'a, 'r> {
     slots: usize,
     experts: &'a dyn LocalExperts,
     hidden: usize,
     x: &'a ReceivedRows<'r, f32>,
-    /// `[pairs]`: ascending rows.
+    /// `[pairs]`: row indices, ascending.
     rows: &'a [u32],
     weights: &'a [f32],
     /// Pairs by slot.
@@ -70,7 +70,7 @@ struct RoutedPairs<'a, 'r> {
 }
 
 impl RoutedPairs<'_, '_> {
-    /// Computes `[rows, H]` sums for a range of rows, shared among one thread per batch.
+    /// Computes the `[rows, H]` sums for a range of rows, split over one thread per batch.
     fn apply(&self, rows: Range<usize>, sums: &mut [f32], batches: &mut [ExpertBatch]) {
         if let [batch] = batches {
             return (0..self.slots).for_each(|slot| self.apply_expert(slot, &rows, sums, batch));
@@ -102,6 +102,6 @@ impl RoutedPairs<'_, '_> {
             to.copy_from_slice(self.x.row(rows.start + *row as usize));
         }
         self.experts.apply(slot, &batch.x, &mut batch.y, &mut batch.work);
-        add_weighted_rows(&batch.y, &batch.rows, &batch.weights, hidden, sums).expect("pairs name rows of the inbox");
+        add_weighted_rows(&batch.y, &batch.rows, &batch.weights, hidden, sums).expect("pairs index the inbox rows");
     }
 }

@@ -1,4 +1,4 @@
-//! Expert layouts, and their collectives.
+//! Expert layouts and their collectives.
 
 use std::fmt;
 use std::str::FromStr;
@@ -12,33 +12,34 @@ use serde::{Deserialize, Serialize};
 
 use super::wire::{UnknownName, WireRows};
 
-/// How the experts of a model are divided among ranks. All ranks of a unit must have the same setting.
+/// How a model's experts are divided among ranks. All ranks of a unit must use the same layout.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub enum ExpertLayout {
-    /// Expert parallel: each expert is whole, on the rank that the placement names.
+    /// Expert parallel: each expert resides whole on the rank given by the placement.
     #[default]
     Ep,
-    /// Tensor parallel: every rank has a slice of every expert, an equal part of its intermediate width. All ranks
-    /// gather the tokens, and their partial sums are scattered back, summed in rank order.
+    /// Tensor parallel: every rank has a slice of every expert, an equal part of its intermediate width. Tokens are
+    /// gathered on all ranks, and the partial sums are reduce-scattered back, added in rank order.
     Tp,
-    /// Both: each expert is on the node that the placement names, and every rank of the node has a slice of it.
+    /// Hybrid: each expert resides on the node given by the placement, and every rank of that node has a slice of it.
     Hybrid(NodeLayout),
-    /// Tensor parallel in independent groups of neighbouring ranks: each group has all experts. Reached only by a
-    /// switch.
+    /// Tensor parallel within independent groups of consecutive ranks; each group has all experts. Only a switch can
+    /// select this layout.
     Groups(RankGroups),
 }
 
-/// Independent groups of neighbouring ranks, each with sequences of its own: rank r is in group r / P.
+/// Independent groups of consecutive ranks, each serving its own sequences: rank r is in group r / P.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 pub struct RankGroups {
     /// N: at least 2.
     pub groups: u16,
-    /// P: ranks of a group, at least 2.
+    /// P: ranks per group, at least 2.
     pub ranks: u16,
 }
 
 impl RankGroups {
-    /// Groups that a unit of `world` ranks can be in.
+    /// Divides `world` ranks evenly into `groups` groups; `None` if that is impossible or either number would be below
+    /// 2.
     pub fn new(groups: u16, world: u16) -> Option<Self> {
         let ranks = world.checked_div(groups)?;
         (groups > 1 && ranks > 1 && groups.checked_mul(ranks) == Some(world)).then_some(Self { groups, ranks })
@@ -54,16 +55,16 @@ impl fmt::Display for RankGroups {
 /// The nodes of a hybrid layout, each with at least one rank: rank r is on node r / P.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct NodeLayout {
-    /// Equal to the placement's number of groups.
+    /// The number of nodes, equal to the placement's number of groups.
     pub nodes: u16,
-    /// P: ranks of a node.
+    /// P: ranks per node.
     pub width: u16,
-    /// Number of chunks in which the two levels overlap; `None` runs one level after the other.
+    /// The number of chunks used to overlap the two levels; `None` runs one level after the other.
     chunks: Option<u16>,
 }
 
 impl NodeLayout {
-    /// `NODESxRANKS` or `NODESxRANKS:CHUNKS`.
+    /// Parses `NODESxRANKS` or `NODESxRANKS:CHUNKS`.
     fn parse(text: &str) -> Option<Self> {
         let (shape, chunks) = text.split_once(':').map_or((text, None), |(shape, chunks)| (shape, Some(chunks)));
         let (nodes, width) = shape.split_once('x')?;
@@ -85,9 +86,9 @@ impl FromStr for ExpertLayout {
         let nodes = || text.strip_prefix("hybrid:").and_then(NodeLayout::parse);
         let unknown = || {
             let expected = format!(
-                "ep, tp, hybrid:NODESxRANKS or, fused, hybrid:NODESxRANKS:CHUNKS with 1 to {MAX_CHUNKS} chunks"
+                "ep, tp, hybrid:NODESxRANKS, or (fused) hybrid:NODESxRANKS:CHUNKS with 1 to {MAX_CHUNKS} chunks"
             );
-            UnknownName::new(text, "a layout of experts", expected)
+            UnknownName::new(text, "an expert layout", expected)
         };
         match text {
             "ep" => Ok(Self::Ep),
@@ -106,7 +107,7 @@ impl ExpertLayout {
         }
     }
 
-    /// The independent groups, if ranks are in such groups.
+    /// The independent groups, if the layout has them.
     pub(crate) fn groups(self) -> Option<RankGroups> {
         match self {
             Self::Groups(groups) => Some(groups),
@@ -129,17 +130,17 @@ impl ExpertLayout {
         self.nodes().map_or(1, |layout| layout.width.into())
     }
 
-    /// The number of ranks for a placement of `groups` groups.
+    /// The number of ranks that a placement with `groups` groups requires.
     pub(crate) fn world(self, groups: usize) -> usize {
         groups * self.width()
     }
 
-    /// The placement's group that a rank belongs to.
+    /// The placement group that a rank belongs to.
     pub(crate) fn host(self, rank: usize) -> usize {
         rank / self.width()
     }
 
-    /// The rank that sent rows, from its index in the collectives of `rank`.
+    /// Converts a sender's index in the collectives of `rank` to its rank in the unit.
     pub(super) fn source(self, rank: usize, named: usize) -> usize {
         match self {
             Self::Ep | Self::Tp => named,
@@ -148,17 +149,17 @@ impl ExpertLayout {
         }
     }
 
-    /// Maximum number of messages into which the rows for one host are cut.
+    /// Maximum number of messages into which the rows for one host are split.
     pub(super) fn messages(self) -> usize {
         self.nodes().and_then(|layout| layout.chunks).map_or(1, usize::from)
     }
 
-    /// The collectives of a rank over its link; `log` observes the stages of a hybrid dispatch and combine. Between
-    /// ranks of a node, a hybrid dispatch sends rows in messages, even if they share `memory`. All ranks must call this
-    /// at the same time.
+    /// Creates a rank's collectives over its link; `observer` is notified of the stages of a hybrid dispatch and
+    /// combine. A hybrid dispatch sends rows between the ranks of a node as messages, even if they share `memory`. All
+    /// ranks must call this at the same time.
     ///
     /// # Errors
-    /// Ranks with a different division into nodes; a lost rank.
+    /// The ranks disagree on the division into nodes, or a rank is lost.
     pub fn join<T: Element>(
         self,
         link: impl Lockstep + 'static,
@@ -177,11 +178,11 @@ impl ExpertLayout {
         })
     }
 
-    /// The collectives of a rank over its link, with rows in the type of `wire`, and with attention in `groups` groups
-    /// of neighbouring ranks: a group's rows are summed and gathered in messages.
+    /// Creates a rank's collectives over its link, with rows sent in the type of `wire` and attention tp in `groups`
+    /// groups of consecutive ranks. Within a group, rows are reduced and gathered in messages.
     ///
     /// # Errors
-    /// Ranks with a different division into nodes; a lost rank; groups that do not divide the ranks.
+    /// The ranks disagree on the division into nodes, a rank is lost, or `groups` does not divide the number of ranks.
     pub fn join_grouped<T: Element>(
         self,
         groups: usize,
@@ -200,11 +201,11 @@ impl ExpertLayout {
         Ok(unit.with_groups(link, group))
     }
 
-    /// The collectives of all ranks, and those of this rank's group in each grouping that the unit may be switched to,
-    /// over one link: rows travel inside a group in messages.
+    /// Creates the collectives among all ranks, and among this rank's group in each grouping that the unit can switch
+    /// to, over one link. Within a group, rows are sent as messages.
     ///
     /// # Errors
-    /// See [`ExpertLayout::join`]; groups that do not divide the ranks.
+    /// See [`ExpertLayout::join`]; also fails if a grouping does not divide the ranks.
     pub fn join_switchable<T: Element>(
         self,
         groupings: &[RankGroups],
@@ -224,11 +225,11 @@ impl ExpertLayout {
     }
 }
 
-/// The collectives of a rank among all ranks, and in groups that the unit may be switched to.
+/// A rank's collectives: among all ranks, and within its group in each grouping that the unit can switch to.
 pub struct SwitchableRows {
     /// Among all ranks.
     pub unit: WireRows,
-    /// In this rank's group of each grouping.
+    /// Collectives within this rank's group, for each grouping.
     pub groups: Vec<(RankGroups, WireRows)>,
 }
 
@@ -275,7 +276,7 @@ mod tests {
             "hybrid:-1x2",
         ] {
             let error = name.parse::<ExpertLayout>().unwrap_err().to_string();
-            assert!(error.starts_with(&format!("'{name}' is not a layout of experts: expected ep, tp, ")), "{error}");
+            assert!(error.starts_with(&format!("'{name}' is not an expert layout: expected ep, tp, ")), "{error}");
         }
     }
 

@@ -2,23 +2,24 @@
 //!
 //! | module | what |
 //! |---|---|
-//! | `exchange` | one MoE layer: dispatch, local experts, combine; attention tp's collectives; each counted and timed |
-//! | `placement` | where the experts of a model are |
-//! | `hosts` | the places of one layer's experts, as a rank looks them up |
-//! | `inbox` | the rows that a rank received, expert by expert |
+//! | `exchange` | one MoE layer: dispatch, local experts, combine; the attention tp collectives; each counted and timed
+//! |
+//! | `placement` | the layout and placement of a model's experts |
+//! | `hosts` | lookup tables for one layer's expert locations |
+//! | `inbox` | the rows that a rank received, processed expert by expert |
 //! | `wire` | the element type of rows on the wire |
-//! | `links` | one link to each other rank |
-//! | `stream` | W ranks as processes: messages and failures over a byte stream between every two of them |
-//! | `tcp` | those streams over TCP |
-//! | `shm` | those streams over memory that the processes of one host share |
-//! | `poll` | waiting for sockets |
+//! | `links` | validation of the links to the other ranks |
+//! | `stream` | messages and failure reports over a byte stream between each pair of rank processes |
+//! | `tcp` | streams over TCP |
+//! | `shm` | streams over shared memory, for processes on one host |
+//! | `poll` | polling sockets |
 //! | `forced` | overrides the router's choice, to measure the cost of sending |
 //! | `counters` | exact counts of activations, bytes and tokens |
 //! | `traffic` | the counts of one layer |
-//! | `stages` | when the stages of each layer began and ended |
-//! | `timings` | where the time of a step goes |
+//! | `stages` | start and end times of each layer's stages |
+//! | `timings` | breakdown of step time |
 //!
-//! The collectives themselves are in `semmoe_kernels::collectives`; this module has their carriers and their callers.
+//! The collectives themselves are in `semmoe_kernels::collectives`; this module contains their transports and callers.
 
 mod counters;
 mod exchange;

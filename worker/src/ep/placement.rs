@@ -1,4 +1,4 @@
-//! Where the experts of a model are, as far as dispatch needs to know.
+//! The layout and placement of a model's experts, as dispatch uses them.
 
 use semmoe_tables::{ExpertCopies, ExpertId, GroupId, LayerIdx, RankId};
 use serde::{Deserialize, Serialize};
@@ -8,9 +8,9 @@ use super::layout::ExpertLayout;
 /// The layout and placement of every layer's experts in a unit.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ExpertPlacement {
-    /// Whole experts, or a slice of each on every rank.
+    /// How experts are divided among ranks.
     pub layout: ExpertLayout,
-    /// The ranks that host each expert, if experts are whole; for slices only its shape is used.
+    /// The ranks that host each expert if experts are whole; for sliced experts, only the shape is used.
     #[serde(rename = "copies")]
     pub replicas: ExpertCopies,
 }
@@ -22,7 +22,7 @@ impl ExpertPlacement {
         self.layout.is_sliced() || self.replicas.holds(host, layer, expert)
     }
 
-    /// The experts of a layer of which a rank has the whole or a slice, in ascending id.
+    /// Returns the experts of a layer that a rank hosts, whole or sliced, in ascending id order.
     pub fn experts_of(&self, rank: RankId, layer: LayerIdx) -> impl Iterator<Item = ExpertId> {
         (0..self.replicas.experts()).map(ExpertId::new).filter(move |&expert| self.has(rank, layer, expert))
     }

@@ -1,10 +1,10 @@
-//! Waits for sockets until a deadline.
+//! Polls sockets until a deadline.
 
 use std::time::Instant;
 
 use rustix::event::{PollFd, Timespec, poll};
 
-/// False if the deadline has passed and nothing is ready.
+/// Waits until a socket is ready; returns false if the deadline passes first.
 pub(crate) fn poll_until(fds: &mut [PollFd<'_>], deadline: Option<Instant>) -> bool {
     loop {
         let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
@@ -17,7 +17,7 @@ pub(crate) fn poll_until(fds: &mut [PollFd<'_>], deadline: Option<Instant>) -> b
             // A timeout can end slightly early, so check the clock. Retry EINTR and EAGAIN.
             Ok(0) | Err(rustix::io::Errno::INTR | rustix::io::Errno::AGAIN) => {}
             Ok(_) => return true,
-            // Nothing was polled: report ready until the deadline, because reading and writing will show any error.
+            // The poll itself failed: report ready until the deadline, because reads and writes will surface any error.
             Err(_) => return left.is_none_or(|left| !left.is_zero()),
         }
     }

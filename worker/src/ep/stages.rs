@@ -1,4 +1,4 @@
-//! Times of the stages of a rank's MoE layers: for charts, and to measure exchanges without the wait for slow ranks.
+//! Stage times of a rank's MoE layers, for charts and for measuring exchanges without the wait for slow ranks.
 
 use std::collections::VecDeque;
 use std::io::{self, Write};
@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use crate::threads::lock;
 
-/// Only this many of the latest layers are kept.
+/// Maximum number of layers in the log; the oldest are dropped first.
 const MAX_LAYERS: usize = 4096;
 
 /// One MoE layer of one step on one rank.
@@ -24,7 +24,7 @@ struct LayerStages {
     spans: Vec<StageSpan>,
 }
 
-/// A stage, in nanoseconds of the monotonic clock, which all ranks of a host share.
+/// One stage's start and end, in nanoseconds of the monotonic clock, which all ranks of a host share.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 struct StageSpan {
     stage: &'static str,
@@ -34,7 +34,7 @@ struct StageSpan {
     ended: u64,
 }
 
-/// The stages of one rank; clones share them.
+/// One rank's stage log; clones share its contents.
 #[derive(Clone, Default, Debug)]
 pub struct StageLog {
     layers: Arc<Mutex<VecDeque<LayerStages>>>,
@@ -46,7 +46,7 @@ fn now() -> u64 {
 }
 
 impl StageLog {
-    /// Starts the record of a layer.
+    /// Starts a new layer record.
     pub(super) fn begin_layer(&self, layer: LayerIdx, tokens: usize) {
         let mut layers = lock(&self.layers);
         if layers.len() == MAX_LAYERS {
@@ -70,8 +70,7 @@ impl StageLog {
         }
     }
 
-    /// Writes one JSON object per line and layer: `{"layer", "tokens", "spans": [{"stage", "piece", "began",
-    /// "ended"}]}`.
+    /// Writes one JSON line per layer: `{"layer", "tokens", "spans": [{"stage", "piece", "began", "ended"}]}`.
     ///
     /// # Errors
     /// Errors of the writer.

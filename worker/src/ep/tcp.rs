@@ -14,15 +14,15 @@ use semmoe_kernels::collectives::Waker;
 
 use super::links::check_links;
 
-/// One rank's end over connected TCP streams.
+/// One rank's transport over connected TCP streams.
 pub type TcpTransport = StreamTransport<Sockets>;
 
 impl TcpTransport {
-    /// Takes over connected streams, `peers[p]` to rank p. `limit` bounds one collective, including the wait for slower
-    /// ranks.
+    /// Takes ownership of connected streams, where `peers[p]` connects to rank p. `limit` bounds one collective,
+    /// including the wait for slower ranks.
     ///
     /// # Errors
-    /// A peer without a stream, a stream in this rank's slot, or a stream whose options cannot be set.
+    /// A peer has no stream, this rank's own slot has one, or a socket option cannot be set.
     pub fn new(rank: usize, peers: Vec<Option<TcpStream>>, limit: Duration) -> io::Result<Self> {
         check_links(rank, &peers)?;
         for stream in peers.iter().flatten() {
@@ -37,7 +37,7 @@ impl TcpTransport {
 }
 
 impl ByteStream for TcpStream {
-    /// Several small messages cost one system call.
+    /// Reading ahead lets several small messages share one system call.
     const READ_AHEAD: bool = true;
 
     fn finish(&mut self) {
@@ -48,7 +48,7 @@ impl ByteStream for TcpStream {
 /// Polls the sockets of one rank.
 #[derive(Debug)]
 pub struct Sockets {
-    /// Readable once `ringer` was written to, so that wakers are polled together with the peers.
+    /// Becomes readable when `ringer` is written to, so that wakers can be polled together with the peers.
     bell: UnixStream,
     ringer: Arc<UnixStream>,
 }
@@ -98,7 +98,7 @@ impl Medium for Sockets {
 
     fn waker(&self) -> Waker {
         let ringer = Arc::clone(&self.ringer);
-        // A full socket has already rung; a closed one has no reader to wake.
+        // Errors do not matter: a full socket has already rung, and a closed one has no reader to wake.
         Waker::new(move || drop((&*ringer).write(&[1])))
     }
 }

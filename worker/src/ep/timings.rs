@@ -1,8 +1,7 @@
-//! Where the time of a rank's steps goes: wall-clock time of whole steps, of MoE layers, and of the collectives in
-//! them.
+//! Breakdown of a rank's step time: wall-clock time of whole steps, of MoE layers, and of the collectives in them.
 //!
-//! A collective takes as long as its slowest rank, so its time includes the wait for ranks that are still computing.
-//! The cost of the links is the difference to equal work over faster links.
+//! A collective takes as long as its slowest rank, so its time includes the wait for ranks that are still computing. To
+//! measure the cost of the links, compare with the same work over faster links.
 
 use std::time::Duration;
 
@@ -19,7 +18,7 @@ pub enum TimedCollective {
     Dispatch,
     /// Returns the experts' sums.
     Combine,
-    /// Sums attention's partial results, each token on its rank.
+    /// Sums attention's partial results and scatters each token to its rank.
     Scatter,
     /// Gathers tokens on all ranks.
     Gather,
@@ -40,10 +39,10 @@ impl TimedCollective {
     }
 }
 
-/// Times of one MoE layer since the start.
+/// Times of one MoE layer since startup.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct LayerTimings {
-    /// From the chosen experts to the sum of their results: dispatch, experts, combine.
+    /// Time from the router's choice to the combined output: dispatch, experts and combine.
     pub moe: Duration,
     collectives: [Duration; TimedCollective::ALL.len()],
 }
@@ -67,8 +66,8 @@ pub struct StepBatch {
 }
 
 impl StepBatch {
-    /// The upper end of this batch's half octave: 0, 1, 2, 4, 5, 8, 11, 16, ... The batch of a step with prompt tokens,
-    /// a prefill step, is their number; that of any other is its sequences.
+    /// Returns the upper end of this batch's half-octave bucket: 0, 1, 2, 4, 5, 8, 11, 16, ... The batch size is the
+    /// number of prompt tokens in a prefill step, and the number of sequences in any other step.
     fn bucket(&self) -> u32 {
         match if self.prompt_tokens > 0 { self.prompt_tokens } else { self.sequences } {
             0 => 0,
@@ -77,16 +76,16 @@ impl StepBatch {
     }
 }
 
-/// Steps of one layout, phase and half octave of the batch.
+/// Steps with the same layout, phase and half-octave batch bucket.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct StepCount {
     /// Layout of attention.
     pub attention: Attention,
     /// Layout of experts.
     pub experts: ExpertLayout,
-    /// Prefill if there were prompt tokens.
+    /// The phase: prefill if the steps had prompt tokens.
     pub phase: StepPhase,
-    /// The largest batch counted here: prompt tokens of a prefill step, otherwise sequences, on this rank.
+    /// The largest batch in this bucket on this rank: prompt tokens in a prefill step, otherwise sequences.
     pub batch: u32,
     /// Number of steps.
     pub steps: u64,
@@ -94,16 +93,16 @@ pub struct StepCount {
     pub time: Duration,
 }
 
-/// Times of one rank since the start. Steps in which the rank has no tokens count, too.
+/// One rank's times since startup, including steps in which the rank has no tokens.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Timings {
     /// `[L]`
     pub layers: Vec<LayerTimings>,
-    /// Steps through the whole model.
+    /// Number of steps through the whole model.
     pub steps: u64,
-    /// Their time, all layers and collectives included.
+    /// Total time of the steps, including all layers and collectives.
     pub step: Duration,
-    /// Steps by layout, phase and batch: only kinds that occurred, at most 70 per layout.
+    /// Steps by layout, phase and batch: only combinations that occurred, at most 70 per layout.
     pub by_batch: Vec<StepCount>,
 }
 
@@ -133,7 +132,7 @@ impl Timings {
         }
     }
 
-    /// Adds to a collective's time; ignores unknown layers.
+    /// Adds `time` to a layer's collective; ignores unknown layers.
     pub(super) fn add(&mut self, layer: LayerIdx, collective: TimedCollective, time: Duration) {
         if let Some(timings) = self.layers.get_mut(layer.index()) {
             timings.collectives[collective as usize] += time;

@@ -1,4 +1,4 @@
-//! Activations and bytes of a dispatch and combine for a rank's tokens, by place and by level.
+//! Counts the activations and bytes of dispatch and combine for a rank's tokens, by locality and by distance.
 
 use semmoe_kernels::collectives::{DISPATCH_HEADER_BYTES, dispatch_row_bytes};
 
@@ -7,9 +7,9 @@ use super::exchange::{ExpertParallel, RoutedBatch};
 use super::layout::ExpertLayout;
 
 impl ExpertParallel {
-    /// Counts the planned layer, in bytes of messages that carry rows. If every rank has a slice of every expert, each
-    /// pair is local, and the bytes are those of gathering rows and scattering sums. In a hybrid layout, remote means
-    /// across nodes.
+    /// Counts the planned layer, with bytes as for rows sent in messages. If every rank has a slice of every expert,
+    /// every pair is local, and the bytes are those of gathering rows and scattering sums. In a hybrid layout, remote
+    /// means on another node.
     pub(super) fn traffic(&self, batch: &RoutedBatch<'_>) -> (LayerTraffic, LevelBytes) {
         let (mut traffic, mut levels) = (LayerTraffic::default(), LevelBytes::default());
         let layout = self.placement.layout;
@@ -26,7 +26,7 @@ impl ExpertParallel {
                 of.bytes.add(is_local, bytes);
                 row_bytes += bytes;
             }
-            // The first row accounts for the headers of its message.
+            // Message headers are attributed to the phase of the first row.
             let mut header_bytes = 0;
             if let Some(first) = rows.tokens.first() {
                 header_bytes = (rows.tokens.len().min(layout.messages()) * DISPATCH_HEADER_BYTES) as u64;
@@ -37,13 +37,13 @@ impl ExpertParallel {
         (traffic, levels)
     }
 
-    /// The first rank of an independent group, whose collectives count from there.
+    /// Returns the rank at index 0 of the collectives: the first rank of an independent group, otherwise rank 0.
     fn first_host(&self) -> usize {
         if self.group.is_some() { self.attention_group().start } else { 0 }
     }
 
-    /// All ranks of a node gather a row for it, in messages with rows of several ranks, so their headers belong to no
-    /// rank.
+    /// Counts the bytes for one host by distance. In a hybrid layout, all ranks of a node gather the rows sent to it,
+    /// in messages that mix rows of several ranks, so those headers are attributed to no rank.
     fn count_levels(&self, host: usize, row_bytes: u64, header_bytes: u64, levels: &mut LevelBytes) {
         let (bytes, rank) = (row_bytes + header_bytes, self.unit.rank());
         match self.placement.layout {

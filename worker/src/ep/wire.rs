@@ -9,8 +9,8 @@ use semmoe_kernels::Dtype;
 use semmoe_kernels::collectives::{CastCollectives, Collectives, HybridCollectives, Lockstep, UnitLink};
 use serde::{Deserialize, Serialize};
 
-/// The element type of rows on the wire; sums over ranks are rounded to it, too. All ranks of a unit must have the same
-/// setting.
+/// The element type of rows on the wire; sums over ranks are also rounded to it. All ranks of a unit must use the same
+/// type.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum WireType {
     /// Unchanged.
@@ -29,7 +29,7 @@ impl WireType {
     }
 }
 
-/// A name in the arguments that means nothing here.
+/// A command-line argument has an unknown value.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("'{found:.100}' is not {what}: expected {expected}")]
 pub struct UnknownName {
@@ -49,7 +49,7 @@ impl FromStr for WireType {
 
     fn from_str(text: &str) -> Result<Self, UnknownName> {
         let known = [Self::F32, Self::Bf16].into_iter().find(|wire| wire.dtype().name() == text);
-        known.ok_or_else(|| UnknownName::new(text, "an element type for the wire", "f32 or bf16"))
+        known.ok_or_else(|| UnknownName::new(text, "a wire element type", "f32 or bf16"))
     }
 }
 
@@ -59,7 +59,7 @@ impl fmt::Display for WireType {
     }
 }
 
-/// The collectives of one rank for rows of f32, which are sent unchanged or rounded.
+/// One rank's collectives for f32 rows, which are sent unchanged or rounded.
 pub struct WireRows {
     unit: Box<dyn Collectives<f32>>,
     /// The element type on the wire.
@@ -67,17 +67,17 @@ pub struct WireRows {
 }
 
 impl WireRows {
-    /// As they are.
+    /// Sends rows unchanged.
     pub fn f32(unit: Box<dyn Collectives<f32>>) -> Self {
         Self { unit, dtype: Dtype::F32 }
     }
 
-    /// Rounded.
+    /// Sends rows rounded to bf16.
     pub fn bf16(unit: Box<dyn Collectives<bf16>>) -> Self {
         Self { unit: Box::new(CastCollectives::new(unit)), dtype: Dtype::Bf16 }
     }
 
-    /// Runs reduce-scatter and allgather in `group`, with the same type on the wire.
+    /// Runs reduce-scatter and allgather within `group`, with the same type on the wire.
     pub(super) fn with_groups(self, link: UnitLink<impl Lockstep + 'static>, group: Self) -> Self {
         Self { unit: Box::new(HybridCollectives::grouped(link, self.unit, group.unit)), ..self }
     }
@@ -107,6 +107,6 @@ mod tests {
             assert_eq!(wire.to_string().parse(), Ok(wire));
         }
         let error = "f16".parse::<WireType>().unwrap_err().to_string();
-        assert_eq!(error, "'f16' is not an element type for the wire: expected f32 or bf16");
+        assert_eq!(error, "'f16' is not a wire element type: expected f32 or bf16");
     }
 }

@@ -1,7 +1,7 @@
-//! Causal attention of one item over its cache, independent of how queries, keys and values were computed.
+//! Causal attention over an item's cache, independent of how queries, keys and values were computed.
 //!
-//! Scores and weighted values are products with the cache as the right operand; each query row has its own length, so a
-//! token's result does not depend on how its prompt was chunked.
+//! Scores and weighted values are matrix products with the cache as the right operand. Each query row attends to its
+//! own number of keys, so a token's result does not depend on how its prompt was chunked.
 
 use std::ops::Range;
 
@@ -22,33 +22,33 @@ pub(super) enum Attention<L = Linear> {
     Latent(Latent<L>),
 }
 
-/// The input of one layer's attention: the normed rows of all items, one item after the other.
+/// Input to one layer's attention: the normalised rows of all items, concatenated.
 pub(super) struct AttentionStep<'a, 'i> {
-    /// Index of the layer in the cache.
+    /// Layer index in the cache.
     pub(super) layer: usize,
     pub(super) angles: &'a RotaryTable,
     /// `[rows, H]`
     pub(super) normed: &'a [f32],
     pub(super) rows: usize,
     pub(super) items: &'a mut [StepItem<'i>],
-    /// First row of each item, and one past the last.
+    /// First row of each item, followed by the total number of rows.
     pub(super) offsets: &'a [usize],
 }
 
-/// Buffers that are reused between calls; each kind of attention uses some.
+/// Scratch buffers reused between calls. Each attention kind uses only some of them.
 #[derive(Default)]
 pub(super) struct AttentionScratch {
     /// `[rows, any]`: the output of the first projection.
     pub(super) projected: Vec<f32>,
-    /// `[rows, any]`: values between projections.
+    /// `[rows, any]`: intermediate values between two projections.
     pub(super) between: Vec<f32>,
     /// Queries in the layout of [`Attended`].
     pub(super) queries: Vec<f32>,
-    /// One token's key, or rows of the queries' bottleneck.
+    /// One token's key, or the normalised low-rank query vectors.
     pub(super) row: Vec<f32>,
-    /// `[rows, any]`: sums that are not yet the heads' values.
+    /// `[rows, any]`: attention outputs in latent space, before their projection to head values.
     pub(super) sums: Vec<f32>,
-    /// One per thread; at least one.
+    /// One set of buffers per thread.
     pub(super) threads: Vec<ThreadScratch>,
 }
 
@@ -65,18 +65,18 @@ pub(super) struct ThreadScratch {
     totals: Vec<f32>,
 }
 
-/// The queries of a step's rows and the caches they attend over, which already include the rows' own keys and values.
+/// A step's queries and the caches they attend over. The caches already contain the keys and values of the step's rows.
 #[derive(Clone, Copy)]
 pub(super) struct Attended<'a, 'i> {
     pub(super) layer: usize,
     pub(super) items: &'a [StepItem<'i>],
-    /// First row of each item, and one past the last.
+    /// First row of each item, followed by the total number of rows.
     pub(super) offsets: &'a [usize],
-    /// For each item `[kv_heads, n, group, key_width]`.
+    /// Per item: `[kv_heads, n, group, key_width]`.
     pub(super) queries: &'a [f32],
 }
 
-/// The queries of one item in one layer, and the cache that they attend over.
+/// One item's queries in one layer, and the cache they attend over.
 #[derive(Clone, Copy)]
 struct CachedItem<'a> {
     layer: usize,
@@ -85,7 +85,7 @@ struct CachedItem<'a> {
     queries: &'a [f32],
 }
 
-/// The widths of one layer's attention.
+/// Attention dimensions of one layer.
 #[derive(Clone, Copy)]
 pub(super) struct Heads {
     pub(super) kv_heads: usize,
@@ -98,8 +98,8 @@ pub(super) struct Heads {
 }
 
 impl Attention {
-    /// Writes keys and values into the caches, which must have room, and the heads' outputs `[rows, heads x value
-    /// width]` to `out`.
+    /// Writes keys and values into the caches, which must have space reserved, and the heads' outputs, `[rows, heads x
+    /// value width]`, to `out`.
     pub(super) fn run(&self, step: &mut AttentionStep<'_, '_>, out: &mut Vec<f32>, scratch: &mut AttentionScratch) {
         match self {
             Self::Grouped(grouped) => grouped.run(step, out, scratch),
@@ -107,7 +107,7 @@ impl Attention {
         }
     }
 
-    /// All packed weights, in the order in which they are used.
+    /// Returns all packed weights in order of use.
     pub(super) fn linears(&mut self) -> Vec<&mut Linear> {
         match self {
             Self::Grouped(grouped) => vec![&mut grouped.qkv],
@@ -121,7 +121,7 @@ impl Attention {
 }
 
 impl AttentionStep<'_, '_> {
-    /// Total number of keys that the rows attend over.
+    /// Number of keys attended to, summed over all rows.
     fn keys(&self) -> usize {
         let of = |(item, rows): (&StepItem<'_>, &[usize])| {
             let tokens = rows[1] - rows[0];
@@ -132,7 +132,7 @@ impl AttentionStep<'_, '_> {
 }
 
 impl Attended<'_, '_> {
-    /// The row that splits the work such that `share` of `all` parts precede it.
+    /// Returns the row at which to split the work so that about `share / all` of it comes before the split.
     fn cut(&self, rows: &Range<usize>, share: usize, all: usize) -> usize {
         let items = self.items.iter().zip(self.offsets.windows(2));
         let keys = items.flat_map(|(item, of)| (of[0]..of[1]).zip(item.kv.len() + 1..));
@@ -148,7 +148,7 @@ impl Attended<'_, '_> {
 }
 
 impl Heads {
-    /// One buffer per thread that shares a step's attention.
+    /// Returns one set of buffers for each thread that shares a step's attention.
     pub(super) fn threads<'t>(
         &self,
         step: &AttentionStep<'_, '_>,
@@ -162,7 +162,7 @@ impl Heads {
         &mut threads[..count]
     }
 
-    /// Attention of some rows of a step, shared among one thread per buffer; `out` is `[rows, kv_heads, group,
+    /// Computes attention for a range of a step's rows, with one thread per buffer. `out` is `[rows, kv_heads, group,
     /// value_width]` for these rows.
     pub(super) fn attend(
         &self,
@@ -184,7 +184,7 @@ impl Heads {
         );
     }
 
-    /// Elements of one row of the sums.
+    /// Elements in one output row.
     fn out_width(&self) -> usize {
         self.kv_heads * self.group * self.value_width
     }
@@ -215,7 +215,8 @@ impl Heads {
         }
     }
 
-    /// Attention of some positions of all query heads of one key-value head; `out` begins with the first of them.
+    /// Computes attention for a block of positions and all query heads that share one key-value head. `out` starts at
+    /// the block's first position.
     fn attend_block<'c>(
         &self,
         item: CachedItem<'c>,
@@ -228,7 +229,7 @@ impl Heads {
         let Self { kv_heads, group, key_width, value_width, scale } = *self;
         let ThreadScratch { scores, sums, totals, .. } = scratch;
         let rows = block.len() * group;
-        // The last position of the block attends over all of these keys.
+        // The block's last position attends to all of these keys.
         let keys = cache.len() + block.end;
         let width = keys.next_multiple_of(NR);
         let shape = cache.shape();
@@ -238,8 +239,8 @@ impl Heads {
 
         let queries = &queries[head * (queries.len() / kv_heads) + block.start * group * key_width..];
         let queries = Matrix { data: &queries[..rows * key_width], stride: key_width };
-        // Each product prefetches the data read next, because pages are scattered: keys, then values, then the next
-        // head's keys.
+        // Pages are scattered in memory, so each product prefetches the data read next: keys, then values, then the
+        // next head's keys.
         let keys_of = |page: &'c Page, head| Matrix { data: page.keys(shape, layer, head), stride: PAGE_TOKENS };
         let values_of = |page: &'c Page| page.values(shape, layer, head);
         let first_page = cache.pages(keys).next().map(|(_, _, page)| page);

@@ -1,4 +1,4 @@
-//! The memory-mapped tensors of a Hugging Face checkpoint: one `model.safetensors`, or the shards of an index.
+//! Memory-mapped tensors of a Hugging Face checkpoint: a single `model.safetensors`, or the shards listed in an index.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -15,17 +15,17 @@ use super::ModelError;
 
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
-/// 62 layers of 256 experts have an index of 6 MB.
+/// Size limit for the index. For reference, the index of a model with 62 layers of 256 experts takes about 6 MB.
 const MAX_INDEX_BYTES: u64 = 256 << 20;
-/// A safetensors file begins with the size of its header.
+/// Bytes of the header length field at the start of a safetensors file.
 const SIZE_BYTES: usize = 8;
 
-/// All tensors of a model directory.
+/// All tensors in a model directory.
 pub(super) struct Checkpoint {
-    /// The file that lists the tensors.
+    /// The file that lists the tensors: the index, or the single checkpoint file.
     path: PathBuf,
     shards: Vec<Shard>,
-    /// Only with an index: the shard of each tensor.
+    /// Maps each tensor to its shard; `None` without an index.
     shard_of: Option<HashMap<String, usize>>,
 }
 
@@ -33,7 +33,7 @@ struct Shard {
     path: PathBuf,
     map: Mmap,
     metadata: Metadata,
-    /// Offset of the data in the file.
+    /// Offset of the tensor data in the file.
     data_start: usize,
 }
 
@@ -42,7 +42,7 @@ struct Index {
     weight_map: HashMap<String, String>,
 }
 
-/// A tensor whose type and shape were checked.
+/// A tensor whose type and shape have been checked.
 #[derive(Clone, Copy)]
 pub(super) struct TensorData<'a> {
     pub(super) kind: TensorKind,
@@ -50,7 +50,7 @@ pub(super) struct TensorData<'a> {
     pub(super) bytes: &'a [u8],
 }
 
-/// The type of a tensor's elements.
+/// A tensor's element type.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum TensorKind {
     Bf16,
@@ -72,12 +72,12 @@ impl TensorKind {
     }
 }
 
-/// A tensor in the files of a checkpoint.
+/// A tensor's location in the checkpoint files.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct TensorPlace {
     /// Index into [`Checkpoint::files`].
     pub(super) file: usize,
-    /// Offset of its first byte.
+    /// Offset of the tensor's first byte in the file.
     pub(super) at: u64,
     pub(super) bytes: usize,
     pub(super) kind: TensorKind,
@@ -89,13 +89,13 @@ impl<'a> TensorData<'a> {
         self.bytes.len() / self.kind.bytes()
     }
 
-    /// A range of the elements.
+    /// Returns a range of the tensor's elements.
     pub(super) fn part(&self, range: Range<usize>) -> TensorData<'a> {
         let size = self.kind.bytes();
         self.kind.of(&self.bytes[range.start * size..range.end * size])
     }
 
-    /// Element i; both half types to f32 are exact.
+    /// Returns element i as f32; the conversion is exact for both half-precision types.
     pub(super) fn get(&self, i: usize) -> f32 {
         match self.kind {
             TensorKind::Bf16 => bf16_to_f32(u16::from_le_bytes(self.bytes.as_chunks().0[i])),
@@ -110,13 +110,13 @@ impl<'a> TensorData<'a> {
     }
 }
 
-/// A bf16 number is the upper half of an f32.
+/// Converts bf16 to f32: a bf16 value is the upper half of an f32.
 pub(super) fn bf16_to_f32(bits: u16) -> f32 {
     f32::from_bits(u32::from(bits) << 16)
 }
 
 impl Checkpoint {
-    /// Maps the checkpoint files of a directory and reads their headers.
+    /// Memory-maps a directory's checkpoint files and reads their headers.
     pub(super) fn open(model_dir: &Path) -> Result<Self, ModelError> {
         let single = model_dir.join(SINGLE);
         let index = model_dir.join(INDEX);
@@ -124,14 +124,14 @@ impl Checkpoint {
             return Ok(Self { shards: vec![Shard::open(&single)?], path: single, shard_of: None });
         }
         if !index.exists() {
-            let expected = "the weights, or model.safetensors.index.json and its shards";
+            let expected = "the weights, or model.safetensors.index.json with its shards";
             return Err(ModelError::Missing { path: single, expected });
         }
         Self::open_index(model_dir, index)
     }
 
     fn open_index(model_dir: &Path, path: PathBuf) -> Result<Self, ModelError> {
-        let json = read_small_file(&path, MAX_INDEX_BYTES, "the index of the weights")?;
+        let json = read_small_file(&path, MAX_INDEX_BYTES, "the checkpoint's weight index")?;
         let invalid = |detail: String| ModelError::Json { path: path.clone(), detail };
         let index: Index = serde_json::from_slice(&json).map_err(|error| invalid(error.to_string()))?;
         let mut names: Vec<&String> = index.weight_map.values().collect();
@@ -140,7 +140,7 @@ impl Checkpoint {
         let mut shards = Vec::with_capacity(names.len());
         for name in &names {
             if !is_plain_name(name) {
-                return Err(invalid(format!("it names the file {name:?}, expected a file of the same directory")));
+                return Err(invalid(format!("it refers to the file {name:?}, expected a file in the same directory")));
             }
             shards.push(Shard::open(&model_dir.join(name))?);
         }
@@ -149,18 +149,18 @@ impl Checkpoint {
         Ok(Self { path, shards, shard_of: Some(shard_of) })
     }
 
-    /// A tensor of exactly this shape.
+    /// Returns a tensor, after checking that it has exactly this shape.
     pub(super) fn tensor(&self, name: &str, shape: &[usize]) -> Result<TensorData<'_>, ModelError> {
         Ok(self.data(self.place(name, shape)?))
     }
 
-    /// The elements of a tensor.
+    /// Returns a tensor's elements.
     pub(super) fn data(&self, place: TensorPlace) -> TensorData<'_> {
         let from = place.at as usize;
         place.kind.of(&self.shards[place.file].map[from..from + place.bytes])
     }
 
-    /// The place of a tensor of exactly this shape.
+    /// Locates a tensor, after checking that it has exactly this shape.
     pub(super) fn place(&self, name: &str, shape: &[usize]) -> Result<TensorPlace, ModelError> {
         let file = match &self.shard_of {
             None => Some(0),
@@ -172,7 +172,7 @@ impl Checkpoint {
         let info = shard.metadata.info(name).ok_or_else(|| missing(&shard.path))?;
         let unfit = |problem| ModelError::Tensor { path: shard.path.clone(), tensor: name.to_owned(), problem };
         if info.shape != shape {
-            return Err(unfit(format!("shape {:?}, config.json requires {shape:?}", info.shape)));
+            return Err(unfit(format!("shape {:?}, but config.json requires {shape:?}", info.shape)));
         }
         let (from, to) = info.data_offsets;
         let kind = match info.dtype {
@@ -184,7 +184,7 @@ impl Checkpoint {
         Ok(TensorPlace { file, at: (shard.data_start + from) as u64, bytes: to - from, kind })
     }
 
-    /// Its files, in the order of [`TensorPlace::file`].
+    /// Returns the checkpoint files, indexed by [`TensorPlace::file`].
     pub(super) fn files(&self) -> impl Iterator<Item = &Path> {
         self.shards.iter().map(|shard| &*shard.path)
     }
@@ -193,8 +193,8 @@ impl Checkpoint {
 impl Shard {
     fn open(path: &Path) -> Result<Self, ModelError> {
         let file = open(path, "a checkpoint file")?;
-        // SAFETY: the map is only read, and only while the model is loaded: packed weights are copies. A process that
-        // truncates the file meanwhile can only crash this one.
+        // SAFETY: the map is only read, and only while the model is being loaded, since packed weights are copies. If
+        // another process truncates the file in the meantime, this process may crash, but nothing worse.
         let map = unsafe { Mmap::map(&file) }.map_err(ModelError::io(path))?;
         let (header, metadata) = SafeTensors::read_metadata(&map)
             .map_err(|error| ModelError::Checkpoint { path: path.to_path_buf(), detail: error.to_string() })?;
@@ -215,12 +215,12 @@ fn open(path: &Path, expected: &'static str) -> Result<File, ModelError> {
     })
 }
 
-/// Reads a file of at most `most` bytes.
+/// Reads a file, which must not exceed `most` bytes.
 pub(crate) fn read_small_file(path: &Path, most: u64, expected: &'static str) -> Result<Vec<u8>, ModelError> {
     let mut bytes = Vec::new();
     open(path, expected)?.take(most + 1).read_to_end(&mut bytes).map_err(ModelError::io(path))?;
     if bytes.len() as u64 > most {
-        let detail = format!("it has more than {most} bytes");
+        let detail = format!("it exceeds the limit of {most} bytes");
         return Err(ModelError::Json { path: path.to_path_buf(), detail });
     }
     Ok(bytes)

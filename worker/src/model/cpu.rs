@@ -1,4 +1,4 @@
-//! A step on the CPU: all in f32, over packed weights.
+//! Runs a step on the CPU, entirely in f32, with packed weights.
 
 use std::mem::swap;
 use std::sync::Arc;
@@ -20,11 +20,11 @@ use super::weights::{FeedForward, HeadWeights, Panels, Weights, settle};
 use super::{ModelConfig, ModelError};
 use crate::ep::{AllRows, ExpertPlacement, Norm, OwnRows, RoutedBatch, UnitError};
 
-/// A rank's weights and rows in host memory.
+/// A rank's weights and activations in host memory.
 pub(super) struct CpuBackend {
     config: Arc<ModelConfig>,
     weights: Weights,
-    /// Heads in the other layouts of attention that the rank may switch to, each `[layers]`.
+    /// Head weights for the other attention layouts that the rank can switch to, each `[layers]`.
     others: Vec<Vec<HeadWeights>>,
     pub(super) experts: RankExperts,
     pub(super) peers: Peers,
@@ -32,25 +32,25 @@ pub(super) struct CpuBackend {
     scratch: Scratch,
 }
 
-/// The ranks whose memory is used to exchange experts.
+/// Ranks whose memory this rank can map to exchange experts.
 #[derive(Debug)]
 pub(super) enum Peers {
-    /// Ranks on this host, whose buffers are mapped at the first switch.
+    /// Ranks on this host; their buffers will be mapped at the first switch.
     OnHost(Vec<usize>),
-    /// The buffers are mapped, and the checksums of all experts known.
+    /// The buffers are mapped, and the checksums of all experts are known.
     Mapped,
 }
 
-/// Buffers of a step, reused by the next one.
+/// A step's buffers, reused by the next step.
 #[derive(Default)]
 struct Scratch {
     /// `[rows, H]`: the residual stream; between SRS and SAG, only this rank's rows.
     residual: Vec<f32>,
-    /// `[rows, H]`, or `[own rows, H]`: double buffer of the residual stream.
+    /// `[rows, H]` or `[own rows, H]`: the second of the residual stream's two buffers.
     other_residual: Vec<f32>,
     /// `[rows, H]`
     normed: Vec<f32>,
-    /// `[rows, H]`: the output of a part of a layer, to be added to the residual stream.
+    /// `[rows, H]`: a sublayer's output before it is added to the residual stream.
     added: Vec<f32>,
     /// `[rows, heads x value width]`
     attended: Vec<f32>,
@@ -90,14 +90,15 @@ impl CpuBackend {
         Ok(Self { config: Arc::clone(config), weights, others, experts, peers, angles, scratch })
     }
 
-    /// Switches to the heads of another layout of attention, and keeps the current ones in its place.
+    /// Swaps the current head weights with those of another attention layout.
     pub(super) fn exchange_heads(&mut self, other: usize) {
         for (block, weights) in self.weights.blocks.iter_mut().zip(&mut self.others[other]) {
             swap(&mut block.heads, weights);
         }
     }
 
-    /// Adds the sums over all ranks to this rank's rows of the residual stream, and norms them.
+    /// Reduces the attention output over all ranks, adds it to this rank's rows of the residual stream and normalises
+    /// them.
     fn scatter(&mut self, step: &mut LayerStep<'_, '_>) -> Result<(), UnitError> {
         let elements = step.own_positions().len() * self.config.hidden;
         let Scratch { residual, other_residual: own, normed, .. } = &mut self.scratch;

@@ -1,5 +1,5 @@
-//! Reasons why a checkpoint cannot be served, one sentence each and before anything is served; and why a step was
-//! refused.
+//! Errors that prevent a checkpoint from being served, each one sentence and reported before serving starts, and errors
+//! that reject a step.
 
 use std::path::{Path, PathBuf};
 
@@ -8,69 +8,69 @@ use semmoe_tables::ConfigError;
 
 use crate::ep::{ExpertLayout, RankGroups, UnitError};
 
-/// The kind of attention that GPUs do not support.
+/// The attention kind that is not supported on GPUs.
 pub(crate) const LATENT: &str = "latent attention (MLA)";
-/// GPUs do not support reading experts ahead of their layer.
+/// Expert streaming, which is not supported on GPUs.
 #[cfg(feature = "gpu")]
 pub(super) const STREAMED: &str = "experts streamed from the checkpoint";
 
-/// A model directory that cannot be loaded.
+/// An error while loading a model or switching it to another layout.
 #[derive(Debug, thiserror::Error)]
 pub enum ModelError {
     /// A file cannot be read or mapped.
-    #[error("{} cannot be read: {source}", path.display())]
+    #[error("cannot read {}: {source}", path.display())]
     Io {
         /// The file.
         path: PathBuf,
         /// The cause.
         source: std::io::Error,
     },
-    /// A file of the directory is missing.
+    /// A file is missing from the directory.
     #[error("{} is missing: expected {expected}", path.display())]
     Missing {
         /// The file.
         path: PathBuf,
-        /// The file that should be there.
+        /// A description of the expected file.
         expected: &'static str,
     },
-    /// A GPU error, such as a lack of memory, in the driver's words.
+    /// A GPU error as reported by the driver, such as out of memory.
     #[error("the GPU failed: {0}")]
     #[cfg(feature = "gpu")]
     Gpu(#[source] semmoe_kernels_cuda::GpuError),
-    /// Something that is implemented only on the CPU.
+    /// A feature that is implemented only on the CPU.
     #[error("{0} is not supported on a GPU (--device cuda)")]
     NotOnGpu(&'static str),
-    /// Experts that cannot be moved after the start.
-    #[error("experts {0} cannot be switched while the unit runs")]
+    /// The expert layout does not allow experts to move after startup.
+    #[error("experts {0} cannot be switched while the unit is running")]
     FixedLayout(ExpertLayout),
-    /// Groups that the unit was not started with.
-    #[error("the ranks were not started with groups of {groups}: expected --switch-groups {}", groups.groups)]
+    /// The unit was started without support for these groups.
+    #[error("the ranks were started without {groups} rank groups: expected --switch-groups {}", groups.groups)]
     Groups {
         /// The groups.
         groups: RankGroups,
     },
-    /// A JSON file is not valid.
+    /// A JSON file is invalid.
     #[error("{} is not valid: {detail}", path.display())]
     Json {
         /// The file.
         path: PathBuf,
-        /// The problem: found and expected.
+        /// The problem, with the values found and expected.
         detail: String,
     },
     /// An unsupported architecture.
-    #[error("{} names the architecture {found}; this worker runs {known}", path.display())]
+    #[error("{} specifies the architecture {found}; this worker supports {known}", path.display())]
     Architecture {
         /// The configuration file.
         path: PathBuf,
-        /// The architecture of the file.
+        /// The architecture that the file specifies.
         found: String,
         /// The supported ones.
         known: String,
     },
-    /// A configuration value that is invalid, or that this worker does not support.
+    /// A configuration value is invalid or unsupported by this worker.
     #[error(transparent)]
     Config(ConfigError),
-    /// A safetensors file that is truncated or damaged.
+    /// A safetensors file is truncated or corrupt.
     #[error("{} is not a complete safetensors file: {detail}", path.display())]
     Checkpoint {
         /// The file.
@@ -86,39 +86,39 @@ pub enum ModelError {
         /// The tensor.
         tensor: String,
     },
-    /// A tensor whose shape differs from the configuration's, or whose type is unsupported.
+    /// A tensor's shape does not match the configuration, or its type is unsupported.
     #[error("{}: tensor {tensor} has {problem}", path.display())]
     Tensor {
         /// The checkpoint file.
         path: PathBuf,
         /// The tensor.
         tensor: String,
-        /// The shape or type: found and expected.
+        /// The mismatch in shape or type, with the values found and expected.
         problem: String,
     },
-    /// Experts that cannot be cut into this many slices.
-    #[error("the intermediate width {width} of an expert cannot be cut into {ranks} even slices, one for each rank")]
+    /// Experts cannot be divided into this many slices.
+    #[error("the expert intermediate width {width} cannot be divided into {ranks} equal slices, one per rank")]
     ExpertWidth {
         /// `moe_intermediate_size`, or the family's name for it.
         width: usize,
         /// Ranks of the unit.
         ranks: usize,
     },
-    /// Experts that cannot be placed.
+    /// The experts cannot be placed.
     #[error("the experts cannot be placed: {0}")]
     Experts(ReshardError),
-    /// Experts that cannot be written to their slots.
+    /// An expert could not be written to its slot.
     #[error(transparent)]
     ExpertFault(MemoryFault),
-    /// No memory for experts.
-    #[error("no memory for the experts: {0}")]
+    /// Memory for the experts could not be allocated.
+    #[error("cannot set up memory for the experts: {0}")]
     ExpertMemory(#[source] Box<dyn std::error::Error + Send + Sync>),
     /// The thread that reads streamed experts has panicked.
-    #[error("the thread that reads its experts has exited")]
+    #[error("the thread that reads streamed experts has exited")]
     ReaderGone,
-    /// A memory limit for experts that is too low for streaming.
+    /// The memory limit for experts is too low, even with streaming.
     #[error(
-        "this rank's experts need at least {least} bytes of memory, two layers of streamed ones included, but \
+        "this rank's experts need at least {least} bytes of memory, including two layers of streamed experts, but \
          --expert-memory is {limit}"
     )]
     ExpertBudget {
@@ -127,8 +127,8 @@ pub enum ModelError {
         /// The minimum required.
         least: u64,
     },
-    /// A file that experts are streamed from has changed since the start.
-    #[error("{} has changed while experts are streamed from it: {detail}", path.display())]
+    /// A file that experts are streamed from has changed since startup.
+    #[error("{} changed while experts were being streamed from it: {detail}", path.display())]
     FileChanged {
         /// The file.
         path: PathBuf,
@@ -136,19 +136,19 @@ pub enum ModelError {
         detail: String,
     },
     /// Streamed experts cannot be moved.
-    #[error("streamed experts (--expert-memory) cannot be switched while the unit runs")]
+    #[error("streamed experts (--expert-memory) cannot be switched while the unit is running")]
     StreamedExperts,
-    /// A placement with more experts on a rank than it has slots.
+    /// The placement assigns more experts to a rank than it has slots.
     #[error(
-        "the placement has {found} experts on a rank, the ranks were started with {limit} expert slots: expected --expert-slots {found}"
+        "the placement assigns {found} experts to a rank, but the ranks were started with {limit} expert slots: expected --expert-slots {found}"
     )]
     ExpertSlots {
-        /// The maximum over the ranks.
+        /// The maximum number of experts on any rank.
         found: usize,
         /// Slots per rank.
         limit: usize,
     },
-    /// Heads that cannot be split over this many ranks.
+    /// The heads cannot be split over this many ranks.
     #[error(
         "attention tp cannot split {heads} query heads and {kv_heads} key-value heads over {ranks} ranks, expected one of \
          {possible}"
@@ -156,15 +156,15 @@ pub enum ModelError {
     Heads {
         /// Query heads.
         heads: usize,
-        /// Heads of keys and values.
+        /// Number of key-value heads.
         kv_heads: usize,
         /// Ranks of the unit.
         ranks: usize,
-        /// The possible numbers of ranks.
+        /// The rank counts that would work.
         possible: String,
     },
-    /// A placement for another model or another unit.
-    #[error("the placement has {field} {found}, the {of} has {expected}")]
+    /// The placement was made for another model or unit.
+    #[error("the placement has {found} {field}, but the {of} has {expected}")]
     Placement {
         /// The property that differs.
         field: &'static str,
@@ -178,20 +178,20 @@ pub enum ModelError {
 }
 
 impl ModelError {
-    /// A file that cannot be read or mapped.
+    /// Returns a function that wraps an I/O error on the file.
     pub(crate) fn io(path: &Path) -> impl Fn(std::io::Error) -> Self + '_ {
         move |source| Self::Io { path: path.to_owned(), source }
     }
 }
 
-/// Reasons why a step was not run.
+/// Errors that make a step fail.
 #[derive(Debug, thiserror::Error)]
 pub enum StepError {
-    /// A rank failed: the unit cannot continue.
+    /// A rank failed, so the unit cannot continue.
     #[error(transparent)]
     Transport(#[from] UnitError),
-    /// An invalid item. Nothing was sent and no cache has changed: the rank must restart its step without the item,
-    /// because its peers may be waiting.
+    /// An item is invalid. Nothing was sent and no cache has changed, but peers may be waiting, so the rank must retry
+    /// its step without the item.
     #[error("item {item} of the step is invalid: {source}")]
     Item {
         /// Index into the step's items.
@@ -204,26 +204,26 @@ pub enum StepError {
 /// An invalid item of a step.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum ItemError {
-    /// It has no tokens.
+    /// The item has no tokens.
     #[error("it has no tokens, expected at least one")]
     NoTokens,
-    /// A token that the model does not know.
-    #[error("token id {found}, expected below the vocabulary's {limit}")]
+    /// A token id is outside the vocabulary.
+    #[error("token id {found} is outside the vocabulary of {limit} tokens")]
     Token {
         /// The token.
         found: u32,
-        /// Tokens of the vocabulary.
+        /// Vocabulary size.
         limit: usize,
     },
-    /// More tokens than the sequence can take.
-    #[error("{found} tokens, expected at most the {limit} that its sequence can still take")]
+    /// The item exceeds the maximum sequence length.
+    #[error("it has {found} tokens, but its sequence has room for only {limit} more")]
     Length {
-        /// Tokens of the item.
+        /// Tokens in the item.
         found: usize,
-        /// Tokens that the sequence can take.
+        /// Tokens that the sequence still has room for.
         limit: usize,
     },
-    /// No page is left.
-    #[error("no page of the key-value cache is left for it")]
+    /// No free page is left.
+    #[error("no free KV cache page is left for it")]
     NoPage,
 }

@@ -1,15 +1,15 @@
-//! A rank's routed experts, packed in one buffer in which a switch moves them ([`semmoe_kernels::reshard`]).
+//! A rank's routed experts, packed into one buffer, within which a switch moves them ([`semmoe_kernels::reshard`]).
 //!
-//! An expert has one *slice* per rank of the unit if that divides its intermediate width, and a single one otherwise. A
-//! slice is packed like matrices with its columns:
+//! An expert consists of one *slice* per rank if the number of ranks divides its intermediate width, and of a single
+//! slice otherwise. Each slice packs its columns into two arrays:
 //!
-//! | array | what | cut by slices |
+//! | array | contents | division into slices |
 //! |---|---|---|
-//! | 0 | gate above up, `[2 x width, H]`, slice by slice | whole slices in sequence |
-//! | 1 | down, `[H, width]`, in groups of columns of the panels | each group has the rows of slice 0, then of slice 1 |
+//! | 0 | gate above up, `[2 x width, H]`, slice by slice | consecutive slices |
+//! | 1 | down, `[H, width]`, in the panels' column groups | in each group, the rows of slice 0, then of slice 1 |
 //!
-//! So an expert takes one product with array 0 and one with array 1 in either layout, and moving a slice takes one copy
-//! of array 0 and one for each group of array 1.
+//! In either layout an expert therefore needs one matrix product with array 0 and one with array 1. Moving a slice
+//! takes one copy for array 0 and one per column group for array 1.
 
 use std::ops::Range;
 
@@ -38,14 +38,14 @@ pub(super) struct Place {
     pub(super) world: usize,
 }
 
-/// The element types of all experts.
+/// Element types, the same for all experts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct ExpertTypes {
     pub(super) gate_up: PanelType,
     pub(super) down: PanelType,
 }
 
-/// How an expert is packed.
+/// An expert's packed format.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Packing {
     hidden: usize,
@@ -60,14 +60,14 @@ pub(super) struct Packing {
 impl Packing {
     fn new(config: &ModelConfig, layout: ExpertLayout, at: Place, types: ExpertTypes) -> Result<Self, ModelError> {
         let part = Self::in_place(config, layout, at, types)?;
-        // With experts ep or tp every slice exists somewhere in the unit.
+        // Except in hybrid layouts, every slice is stored somewhere in the unit.
         Ok(match layout.nodes().is_none() && config.expert_width.is_multiple_of(at.world) {
             true => Self { slices: at.world, width: config.expert_width / at.world, first: 0, ..part },
             false => part,
         })
     }
 
-    /// A rank's part of an expert as one slice that never moves.
+    /// Describes a rank's part of an expert as a single slice that never moves.
     pub(super) fn in_place(
         config: &ModelConfig,
         layout: ExpertLayout,
@@ -78,12 +78,12 @@ impl Packing {
         Ok(Self { hidden: config.hidden, slices: 1, width: kept.len(), first: kept.start, types })
     }
 
-    /// The range of a whole expert's columns that is packed.
+    /// Returns the range of a whole expert's columns that is packed.
     pub(super) fn columns(&self) -> Range<usize> {
         self.first..self.first + self.slices * self.width
     }
 
-    /// Bytes of the arrays of one slice.
+    /// Sizes of one slice's arrays in bytes.
     pub(super) fn array_bytes(&self) -> [usize; 2] {
         [
             Linear::packed_bytes(self.types.gate_up, 2 * self.width, self.hidden),
@@ -91,8 +91,8 @@ impl Packing {
         ]
     }
 
-    /// Packs gate and up, given only the rows in [`Packing::columns`], and down, given the whole `width`, into the
-    /// arrays of an expert with one slice. Leaves padding unchanged.
+    /// Packs a single-slice expert into its two arrays. The gate and up tensors contain only the rows in
+    /// [`Packing::columns`], the down tensor the full `width`. Padding is left unchanged.
     pub(super) fn pack_in_place(
         &self,
         [gate, up, down]: &[TensorData<'_>; 3],
@@ -103,14 +103,14 @@ impl Packing {
         Linear::pack_into(self.types.down, &[*down], width, &self.columns(), packed_down);
     }
 
-    /// The number of threads that share a layer's rows (see [`LocalExperts::threads`]), by the number of experts and
-    /// slices.
+    /// Returns how many threads should share a layer's rows (see [`LocalExperts::threads`]), given the number of
+    /// experts and slices.
     pub(super) fn threads(&self, pairs: usize, experts: usize, slices: usize) -> usize {
         let by_rows = pairs / (ROWS_OF_A_THREAD * experts).max(1);
         threads_for(pairs * 3 * self.hidden * self.width * slices).min(by_rows).max(1)
     }
 
-    /// Applies an expert of `slices` slices; see [`LocalExperts::apply`].
+    /// Applies an expert with `slices` slices; see [`LocalExperts::apply`].
     pub(super) fn apply(
         &self,
         slices: usize,
@@ -136,12 +136,12 @@ impl Packing {
         );
     }
 
-    /// Outputs of gate and up of a slice, padded to whole panels.
+    /// Gate and up outputs of one slice, padded to whole panels.
     fn outputs(&self) -> usize {
         (2 * self.width).next_multiple_of(group_of(2 * self.width))
     }
 
-    /// Columns of a slice, padded to whole words.
+    /// Columns of one slice, padded to whole words.
     fn inputs(&self) -> usize {
         match self.types.down {
             PanelType::Bf16 => self.width.next_multiple_of(2),
@@ -157,7 +157,7 @@ impl Packing {
         ExpertShape::new(self.slices, arrays.to_vec())
     }
 
-    /// The packed arrays of one slice.
+    /// Packs one slice into its two arrays.
     fn pack(&self, [gate, up, down]: &[TensorData<'_>; 3], width: usize, slice: usize) -> [Linear; 2] {
         let first = self.first + slice * self.width;
         let rows = first * self.hidden..(first + self.width) * self.hidden;
@@ -168,7 +168,7 @@ impl Packing {
         ]
     }
 
-    /// `silu(gate) * up` of all slices of all rows; padding is 0.
+    /// Computes `silu(gate) * up` for all slices of all rows and zeroes the padding.
     fn activate(&self, gate_up: &[f32], product: &mut [f32]) {
         let (outputs, inputs, width) = (self.outputs(), self.inputs(), self.width);
         if (outputs, inputs) == (2 * width, width) {
@@ -182,16 +182,16 @@ impl Packing {
     }
 }
 
-/// Room on a rank for placements other than the first one.
+/// Capacity that a rank reserves for placements other than its initial one.
 #[derive(Clone, Copy)]
 pub(super) struct SwitchRoom<'a> {
-    /// Whole experts of a layer on a rank; at least as many as in the first placement.
+    /// Whole experts per layer that a rank must be able to hold; raised to the initial placement's maximum if lower.
     pub(super) slots: Option<u16>,
-    /// Ranks of each kind of independent group.
+    /// Sizes, in ranks, of the independent groups to reserve capacity for.
     pub(super) groups: &'a [usize],
 }
 
-/// All routed experts, or slices of them, on a rank.
+/// A rank's routed experts, whole or sliced.
 pub(super) struct Experts {
     packing: Packing,
     /// Width of a whole expert.
@@ -200,14 +200,14 @@ pub(super) struct Experts {
     pub(super) layout: Layout,
     pub(super) side: Side,
     pub(super) memory: SharedExperts,
-    /// Bytes at the low and the high end of the buffer that were ever written.
+    /// Bytes written so far at the low end and at the high end of the buffer.
     touched: [usize; 2],
-    /// Checksums of what was loaded: of this rank's pieces, and after the first exchange of all ranks'.
+    /// Checksums recorded at load time: those of this rank's pieces, and after the first exchange those of all ranks.
     pub(super) checksums: Checksums,
 }
 
 impl Experts {
-    /// Allocates memory for a rank's experts in a placement and in those that `room` names.
+    /// Allocates memory for a rank's experts, sized for `placement` and for every placement that `room` allows.
     pub(super) fn new(
         config: &ModelConfig,
         at: Place,
@@ -235,7 +235,7 @@ impl Experts {
         Ok(experts)
     }
 
-    /// Bytes of the buffer that a switch to a placement writes for the first time.
+    /// Returns how many bytes of the buffer a switch to this placement would write for the first time.
     pub(super) fn untouched(&self, to: &ExpertPlacement) -> usize {
         let slot = self.arrange(to).map_or(0, |layout| self.pool.slot_bytes(&layout));
         let [near, far] = match self.side {
@@ -245,15 +245,15 @@ impl Experts {
         (slot * self.pool.layers()).saturating_sub(near).min(self.pool.bytes().saturating_sub(near + far))
     }
 
-    /// Notes what the layout in force has written.
+    /// Records how much of the buffer the current layout has written.
     pub(super) fn touch(&mut self) {
         let (bytes, end) =
             (self.pool.slot_bytes(&self.layout) * self.pool.layers(), usize::from(self.side == Side::High));
         self.touched[end] = self.touched[end].max(bytes);
     }
 
-    /// Packs this rank's part of a layer. `tensors` returns gate, up and down of an expert, and is called for all
-    /// experts.
+    /// Packs this rank's part of a layer. `tensors` returns an expert's gate, up and down tensors; it is called for
+    /// every expert, even those on other ranks, so that all are checked.
     pub(super) fn load<'a>(
         &mut self,
         layer: LayerIdx,
@@ -288,7 +288,7 @@ impl Experts {
         self.memory.settle(first..self.pool.slot(&self.layout, self.side, layers - 1).end);
     }
 
-    /// Slices that this rank has of each of its experts.
+    /// Number of slices that this rank stores per expert.
     fn slices(&self) -> usize {
         match self.layout {
             Layout::Ep(_) => self.packing.slices,
@@ -297,7 +297,7 @@ impl Experts {
         }
     }
 
-    /// Number of experts on this rank in a layer.
+    /// Number of this rank's experts in a layer.
     fn count(&self, layer: LayerIdx) -> usize {
         hosted(&self.pool, &self.layout, layer, self.memory.rank())
     }
@@ -307,7 +307,7 @@ impl Experts {
         bytemuck::cast_slice(&self.memory.own()[self.pool.entry(slot, self.memory.rank(), position, array)])
     }
 
-    /// Simulates a layer that was corrupted in memory.
+    /// Simulates memory corruption in a layer.
     #[cfg(test)]
     pub(super) fn corrupt(&mut self, layer: usize) {
         let at = self.pool.slot(&self.layout, self.side, layer).start;
@@ -315,13 +315,13 @@ impl Experts {
         self.memory.write(at, &[byte ^ 1]).unwrap();
     }
 
-    /// The places of the experts in a placement.
+    /// Converts a placement to an assignment of experts to slots.
     pub(super) fn arrange(&self, placement: &ExpertPlacement) -> Result<Layout, ReshardError> {
         arrange(&self.pool, placement)
     }
 }
 
-/// A rank's capacity for experts.
+/// A rank's expert capacity.
 pub(super) struct Capacity {
     pub(super) layout: Layout,
     world: usize,
@@ -331,8 +331,8 @@ pub(super) struct Capacity {
 }
 
 impl Capacity {
-    /// The capacity for a placement and any other with at most `slots` whole experts on a rank; at least as many as in
-    /// this placement.
+    /// Computes the capacity for this placement and for any other with at most `slots` whole experts per rank; `slots`
+    /// is raised to this placement's maximum if lower.
     pub(super) fn new(placement: &ExpertPlacement, world: usize, slots: Option<u16>) -> Result<Self, ReshardError> {
         let whole = match placement.layout.is_sliced() {
             true => ExpertPlacement { layout: ExpertLayout::Ep, ..placement.clone() },
@@ -344,14 +344,14 @@ impl Capacity {
         Ok(Self { layout, world, layers, slots })
     }
 
-    /// Slots for experts of this shape; `sliced`: in every layout as slices, one per rank.
+    /// Creates a pool for experts of this shape. If `sliced`, experts consist of one slice per rank in every layout.
     pub(super) fn pool(&self, shape: ExpertShape, experts: usize, sliced: bool) -> Result<Pool, ReshardError> {
         let pool = Pool::new(shape, NodeGrid::of_nodes(1, self.world)?, experts, self.layers, self.slots)?;
         Ok(if sliced { pool } else { pool.ep_only() })
     }
 }
 
-/// The places of a pool's experts in a placement.
+/// Converts a placement to an assignment of experts to a pool's slots, and checks that it fits the pool.
 pub(super) fn arrange(pool: &Pool, placement: &ExpertPlacement) -> Result<Layout, ReshardError> {
     let layout = match sliced(placement.layout) {
         Some(layout) => layout,
@@ -360,7 +360,7 @@ pub(super) fn arrange(pool: &Pool, placement: &ExpertPlacement) -> Result<Layout
     pool.check(&layout).map(|()| layout)
 }
 
-/// The layout of a pool whose ranks have slices of all experts.
+/// Returns the pool layout for ranks that store slices of all experts, or `None` for ep and hybrid.
 fn sliced(layout: ExpertLayout) -> Option<Layout> {
     match layout {
         ExpertLayout::Tp => Some(Layout::Tp),
@@ -377,7 +377,7 @@ pub(super) fn hosted(pool: &Pool, layout: &Layout, layer: LayerIdx, rank: usize)
     }
 }
 
-/// Each rank's experts in ascending id, the order of their slots.
+/// Assigns each rank's experts to its slots, in ascending order of their ids.
 fn hosts(placement: &ExpertPlacement, world: usize) -> Result<Hosts, ReshardError> {
     let experts: usize = placement.replicas.experts().into();
     let of = |rank: usize, layer: usize| placement.experts_of(RankId::new(rank as u16), LayerIdx::new(layer as u16));
@@ -391,7 +391,8 @@ fn hosts(placement: &ExpertPlacement, world: usize) -> Result<Hosts, ReshardErro
     Hosts::new(experts, world, layers.map(layer).collect())
 }
 
-/// Rows of an expert that justify another thread's reading of its weights.
+/// Minimum rows of an expert per thread. With fewer rows, it does not pay off for another thread to read the expert's
+/// weights.
 const ROWS_OF_A_THREAD: usize = 4;
 
 /// One layer's experts on this rank.

@@ -1,4 +1,4 @@
-//! One step through all layers.
+//! Runs one step through all layers.
 
 use semmoe_tables::LayerIdx;
 
@@ -9,27 +9,27 @@ use super::step::{ItemResult, StepItem, StepOutput, Wants};
 use super::{ModelConfig, StepError};
 use crate::ep::{ExpertParallel, ForcedRate, RoutedBatch, StepPhase};
 
-/// Buffers of a step, reused by the next one.
+/// A step's buffers, reused by the next step.
 #[derive(Default)]
 pub(super) struct Scratch {
-    /// `[rows]`: the tokens of all items, one item after the other.
+    /// `[rows]`: the tokens of all items, concatenated.
     tokens: Vec<u32>,
     /// `[rows]`: their phases.
     phases: Vec<StepPhase>,
-    /// `[rows]` if a local rate is forced.
+    /// `[rows]`: the keys for forced routing if a local rate is forced, otherwise empty.
     keys: Vec<u64>,
     lists: RowLists,
     wanted: WantedRows,
 }
 
-/// Everything that one step uses.
+/// The borrowed state of one step.
 pub(super) struct Forward<'a> {
     pub(super) config: &'a ModelConfig,
     pub(super) backend: &'a mut dyn ComputeBackend,
     pub(super) scratch: &'a mut Scratch,
     pub(super) out: &'a mut StepOutput,
     pub(super) ep: &'a mut ExpertParallel,
-    /// With attention tp, the split that determines this rank's rows after attention, where all ranks have all rows.
+    /// With attention tp, plans which rows this rank continues with after attention, which itself runs on all rows.
     pub(super) rows: Option<&'a mut RowPlan>,
     pub(super) probe: &'a mut dyn Probe,
 }
@@ -50,7 +50,8 @@ impl Forward<'_> {
         Ok(())
     }
 
-    /// Counts the pairs of experts that the host received only with the result.
+    /// Counts the token-expert pairs of all layers after a step in which the backend kept the expert selections, which
+    /// reach the host only with the results.
     fn count_kept(&mut self) {
         let (top_k, width) = (self.config.top_k, self.out.route_width);
         let Scratch { phases, lists: RowLists { experts, weights, .. }, .. } = &mut *self.scratch;
@@ -64,7 +65,7 @@ impl Forward<'_> {
         }
     }
 
-    /// Concatenates the rows of the items.
+    /// Concatenates the items' rows.
     fn lay_out(&mut self, items: &[StepItem<'_>]) {
         let (Scratch { tokens, phases, keys, .. }, out) = (&mut *self.scratch, &mut *self.out);
         tokens.clear();
@@ -84,8 +85,8 @@ impl Forward<'_> {
         out.routes.resize(tokens.len() * out.route_width, 0);
     }
 
-    /// Runs one layer. With attention tp the rank has only its rows of the split from attention to the next layer, and
-    /// works as with attention dp.
+    /// Runs one layer. With attention tp, the rank holds only its own rows from the end of attention to the next layer,
+    /// and processes them as with attention dp.
     fn layer(&mut self, layer: usize, items: &mut [StepItem<'_>]) -> Result<(), StepError> {
         let Scratch { tokens, phases, keys, lists, .. } = &mut *self.scratch;
         let moe = self.config.moe_layer(layer);
@@ -122,7 +123,7 @@ impl Forward<'_> {
         Ok(())
     }
 
-    /// Collects the last row of each item that needs logits.
+    /// Collects the last row of each item that requests output.
     fn want_rows(&mut self, items: &[StepItem<'_>]) {
         let wanted = &mut self.scratch.wanted;
         wanted.rows.clear();

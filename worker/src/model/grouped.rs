@@ -1,4 +1,5 @@
-//! Grouped-query attention: one projection computes queries, keys and values; norms and clipping depend on the family.
+//! Grouped-query attention: one projection computes queries, keys and values; norms and clipping depend on the model
+//! family.
 
 use super::attention::{Attended, AttentionScratch, AttentionStep, Heads, ThreadScratch};
 use super::compute::{Linear, clamp, rms_norm};
@@ -11,38 +12,39 @@ use crate::threads::both;
 pub(super) struct Grouped<L = Linear> {
     pub(super) heads: Heads,
     pub(super) projected: Projected,
-    /// Projects a token's queries, keys and values, in this order.
+    /// Projects a token to its queries, keys and values, in this order.
     pub(super) qkv: L,
     pub(super) norms: Option<HeadNorms>,
-    /// The largest magnitude of queries, keys and values.
+    /// Queries, keys and values are clipped to this magnitude.
     pub(super) clip: Option<f32>,
 }
 
-/// The output of the projection for one token. If attention is split over ranks and a norm spans all heads, it is wider
-/// than this rank's heads.
+/// Layout of one token's projection output. If attention is split over ranks and a norm spans all heads, the output
+/// covers more than this rank's heads.
 #[derive(Clone, Copy)]
 pub(super) struct Projected {
-    /// Elements of queries, then of keys; values only for this rank's heads.
+    /// Number of query elements. The keys follow, then the values of this rank's heads only.
     pub(super) queries: usize,
     pub(super) keys: usize,
-    /// Offsets of this rank's heads among them.
+    /// Offset of this rank's first head within the queries; `first_key` is the offset within the keys.
     pub(super) first_query: usize,
     pub(super) first_key: usize,
 }
 
-/// The norms of queries and keys: as wide as one head, then applied to each head separately, or as wide as all of them.
+/// Query and key norm weights. A weight as wide as one head applies to each head separately; otherwise it spans all
+/// heads.
 pub(super) struct HeadNorms {
     pub(super) query: Vec<f32>,
     pub(super) key: Vec<f32>,
     pub(super) eps: f32,
 }
 
-/// The projections of some items, and room for their queries.
+/// The projections of some items, and a buffer for their queries.
 struct Projection<'a, 'i> {
     layer: usize,
     angles: &'a RotaryTable,
     items: &'a mut [StepItem<'i>],
-    /// First row of each item, and one past the last.
+    /// First row of each item, followed by the end of the last one.
     offsets: &'a [usize],
     /// `[rows, qkv_width]`
     qkv: &'a [f32],
@@ -51,8 +53,7 @@ struct Projection<'a, 'i> {
 }
 
 impl Projection<'_, '_> {
-    /// Splits into two sets of whole items, at least one in each, the first with about `share` of `all` parts of the
-    /// rows.
+    /// Splits the items into two non-empty sets, the first with about `share / all` of the rows.
     fn split(self, share: usize, all: usize) -> (Self, Self) {
         let first = self.offsets[0];
         let rows = self.offsets[self.items.len()] - first;
@@ -70,12 +71,12 @@ impl Projection<'_, '_> {
 }
 
 impl Grouped {
-    /// Elements of all queries of one token.
+    /// Elements in one token's queries.
     fn query_width(&self) -> usize {
         self.heads.kv_heads * self.heads.group * self.heads.key_width
     }
 
-    /// Elements that the projection computes for one token.
+    /// Elements in the projection output for one token.
     fn qkv_width(&self) -> usize {
         self.projected.queries + self.projected.keys + self.heads.kv_heads * self.heads.key_width
     }
@@ -90,9 +91,10 @@ impl Grouped {
         scratch.projected = qkv;
     }
 
-    /// Attention of all items' tokens: norms and rotates queries and keys, writes keys and values into the caches.
+    /// Normalises and rotates queries and keys, writes keys and values into the caches and computes attention for all
+    /// items.
     ///
-    /// - `qkv` `[rows, qkv_width]`, as the projections gave them
+    /// - `qkv` `[rows, qkv_width]`: the output of the projection
     /// - `out` `[rows, query_width]`
     fn attend(&self, step: &mut AttentionStep<'_, '_>, qkv: &[f32], out: &mut [f32], scratch: &mut AttentionScratch) {
         let AttentionScratch { queries, threads, .. } = scratch;
@@ -104,7 +106,7 @@ impl Grouped {
         self.heads.attend(over, 0..rows, out, threads);
     }
 
-    /// Writes queries in the layout of [`Attended`], and keys and values into the caches; items are shared among one
+    /// Writes queries in the layout of [`Attended`], and keys and values into the caches. Items are divided among one
     /// thread per buffer.
     fn prepare(&self, of: Projection<'_, '_>, threads: &mut [ThreadScratch]) {
         if threads.len() > 1 && of.items.len() > 1 {
@@ -122,10 +124,10 @@ impl Grouped {
         }
     }
 
-    /// One item of n tokens.
+    /// Prepares one item of n tokens.
     ///
     /// - `qkv` `[n, qkv_width]`
-    /// - `rotated` `[kv_heads, n, group, key_width]`: the queries, normed and rotated
+    /// - `rotated` `[kv_heads, n, group, key_width]`: receives the normalised and rotated queries
     fn prepare_item(
         &self,
         layer: usize,
@@ -155,7 +157,7 @@ impl Grouped {
         }
     }
 
-    /// One token's queries, keys and values, normed and clipped.
+    /// Normalises and clips one token's queries, keys and values.
     fn normed(&self, projected: &[f32], out: &mut [f32]) {
         match &self.norms {
             None => out.copy_from_slice(projected),

@@ -1,18 +1,19 @@
-//! Keys and values of sequences: pages of a bounded pool, in the layout that the attention kernel reads.
+//! The KV cache of sequences: pages from a bounded pool, in the layout that the attention kernel reads.
 //!
 //! | module | what |
 //! |---|---|
-//! | `pages` | the number of pages, which of them hold a known prefix, and the order of eviction: ids only |
+//! | `pages` | page ids only: which are free, which hold a known prefix, and in which order they are evicted |
 //! | `page` | keys, values and routes of up to [`PAGE_TOKENS`] tokens in every layer |
-//! | `store` | the memory of pages |
-//! | `pool` | both together, behind a lock |
+//! | `store` | page memory |
+//! | `pool` | `pages` and `store` together, behind a lock |
 //! | `cache` | one sequence's pages |
-//! | `switch` | replaces a pool when attention switches |
-//! | `describe` | a pool as the planner of moves sees it |
-//! | `arrival`, `transfer` | the new pool while its pages arrive, and pages in transit |
+//! | `switch` | replaces a pool when attention switches to another layout |
+//! | `describe` | describes a pool's pages to the move planner |
+//! | `arrival`, `transfer` | the new pool while its pages are arriving, and pages in transit |
 //!
-//! A full page never changes, so sequences with equal tokens up to its end share it. A page's content depends only on
-//! its tokens, never on the batch in which it was computed: results are bitwise equal with and without sharing.
+//! A full page never changes, so sequences whose tokens match up to its end share it. A page's content depends only on
+//! the tokens up to its end, never on the batch in which it was computed, so results are bitwise equal with and without
+//! sharing.
 
 mod arrival;
 mod cache;
@@ -38,18 +39,18 @@ pub use transfer::{KvObjection, KvPhase};
 
 use super::compute::NR;
 
-/// The dimensions of a cache. Keys and values differ in width if attention is latent.
+/// Cache dimensions. Keys and values differ in width with latent attention.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CacheShape {
     /// Number of layers.
     pub layers: usize,
-    /// Heads of keys and values.
+    /// Number of key-value heads.
     pub kv_heads: usize,
-    /// Elements of one head's key.
+    /// Elements in one head's key.
     pub key_width: usize,
-    /// Elements of one head's value.
+    /// Elements in one head's value.
     pub value_width: usize,
-    /// The longest sequence, in tokens.
+    /// Maximum sequence length in tokens.
     pub max_positions: usize,
 }
 
@@ -59,18 +60,18 @@ impl CacheShape {
         page::elements(self) * size_of::<f32>()
     }
 
-    /// For pages whose keys and values are stored elsewhere, under the same ids.
+    /// Returns the host-side shape of pages whose keys and values are stored on a GPU, under the same ids.
     #[cfg(feature = "gpu")]
     pub(super) fn elsewhere(self) -> Self {
         Self { layers: 0, ..self }
     }
 
-    /// Elements from one value to the next.
+    /// Stride in elements from one value to the next.
     pub(super) fn value_stride(&self) -> usize {
         self.value_width.next_multiple_of(NR)
     }
 
-    /// Bytes of one head of a page, in one layer.
+    /// Bytes per head and layer in one page.
     pub(super) fn head_bytes(&self) -> usize {
         page::head_elements(self) * size_of::<f32>()
     }

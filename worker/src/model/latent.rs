@@ -1,29 +1,29 @@
-//! Multi-head latent attention (DeepSeek-V2, section 2.1), absorbed: queries are projected into the latent space, where
-//! all heads share one key (the latent vector and a rotated part) and one value (the latent vector), and the outputs
-//! are projected back. So the cache keeps `kv_rank + rope_dim` and `kv_rank` elements per token, independent of the
-//! number of heads.
+//! Multi-head latent attention (DeepSeek-V2, section 2.1) with absorbed projections: queries are projected into the
+//! latent space, where all heads share one key (the latent vector and a rotated part) and one value (the latent
+//! vector), and the outputs are projected back. The cache therefore stores `kv_rank + rope_dim` and `kv_rank` elements
+//! per token, independent of the number of heads.
 
 use super::attention::{Attended, AttentionScratch, AttentionStep, Heads};
 use super::compute::{Linear, Matrix, rms_norm};
 use super::config::LatentAttention;
 
-/// Epsilon of the inner norms, which no configuration specifies.
+/// Epsilon of the inner norms; no `config.json` specifies it.
 const EPS: f32 = 1e-6;
 
 /// One layer's latent attention.
 pub(super) struct Latent<L = Linear> {
-    /// One key-value head, with all heads in its group.
+    /// A single key-value head whose group contains all query heads.
     pub(super) heads: Heads,
     pub(super) shape: LatentAttention,
-    /// Projects to queries or their bottleneck, then the latent vector, then the key's rotated part.
+    /// Projects to the queries (or their low-rank vector), then the latent vector, then the key's rotated part.
     pub(super) down: L,
-    /// With a bottleneck of queries: its norm, and the projection to queries.
+    /// For low-rank queries: the norm of the low-rank vector, and its projection to queries.
     pub(super) query_up: Option<(Vec<f32>, L)>,
     /// `[kv_rank]`
     pub(super) kv_norm: Vec<f32>,
-    /// For each head: projects `nope_dim` elements of a query to `kv_rank`.
+    /// Per head: projects the `nope_dim` unrotated elements of a query to `kv_rank`.
     pub(super) absorb: Vec<L>,
-    /// For each head: projects `kv_rank` elements of an output to `value_dim`.
+    /// Per head: projects the `kv_rank` elements of an output to `value_dim`.
     pub(super) expand: Vec<L>,
 }
 
@@ -59,7 +59,7 @@ impl Latent {
         self.expand_sums(rows, sums, out);
     }
 
-    /// Queries `[rows, heads, kv_rank + rope_dim]`, not yet rotated.
+    /// Computes the queries `[rows, heads, kv_rank + rope_dim]`, without rotating them.
     fn absorb_queries(&self, rows: usize, scratch: &mut AttentionScratch) {
         let AttentionScratch { projected, between, queries, row, .. } = scratch;
         let (head_width, key_width) = (self.shape.query_width(), self.heads.key_width);
@@ -94,7 +94,7 @@ impl Latent {
         }
     }
 
-    /// Projects outputs `[rows, heads, kv_rank]` to the heads' values `[rows, heads, value_dim]`.
+    /// Projects latent outputs `[rows, heads, kv_rank]` to head outputs `[rows, heads, value_dim]`.
     fn expand_sums(&self, rows: usize, sums: &[f32], out: &mut Vec<f32>) {
         let (rank, value) = (self.shape.kv_rank, self.shape.value_dim);
         out.resize(rows * self.heads.group * value, 0.0);

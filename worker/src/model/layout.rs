@@ -1,4 +1,4 @@
-//! The layout of attention and experts over the ranks of a unit, from one rank's view.
+//! The layout of attention and experts across a unit's ranks, from one rank's view.
 
 use std::sync::Arc;
 
@@ -12,26 +12,26 @@ use super::rows::RowPlan;
 use super::slices::HeadSlice;
 use crate::ep::ExpertLayout;
 
-/// The experts' layout, and a rank's capacity for them.
+/// The expert layout, and a rank's capacity for experts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ExpertRoom {
     /// The initial layout.
     pub layout: ExpertLayout,
-    /// Maximum whole experts of a layer that any rank may have after a switch; at least as many as in the initial
-    /// placement, which is also the default.
+    /// Maximum number of whole experts per layer that any rank may have after a switch. The default, which is also the
+    /// minimum, is the maximum in the initial placement.
     pub slots: Option<u16>,
-    /// Limit on experts in memory: the rank reads the others from the checkpoint, ahead of their layer. Without it all
-    /// are in memory, and can be moved.
+    /// Limit on resident experts; the rank streams the others from the checkpoint, ahead of their layer. Without a
+    /// limit all experts are resident and can be moved.
     pub memory: Option<ExpertMemory>,
 }
 
-/// A limit on the experts in a rank's memory.
+/// A limit on the experts resident in a rank's memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ExpertMemory {
-    /// As many as fit into this many bytes, together with two layers of streamed experts and a buffer to read one
-    /// expert.
+    /// As many as fit into this many bytes, which must also hold two layers of streamed experts and a buffer for
+    /// reading one expert.
     Bytes(u64),
-    /// This many of each layer.
+    /// A fixed number of experts per layer.
     Resident(usize),
 }
 
@@ -41,38 +41,40 @@ impl From<ExpertLayout> for ExpertRoom {
     }
 }
 
-/// Attention, and how many ranks share it.
+/// Attention, and the number of ranks that share it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct AttentionShape {
-    /// dp: a rank has all heads of its own sequences; tp: it has its slice of the heads of its group's sequences.
+    /// With dp, a rank computes all heads of its own sequences; with tp, its slice of the heads of its group's
+    /// sequences.
     pub attention: Attention,
-    /// Ranks of a group with sequences of its own; 1 with dp.
+    /// Number of ranks in a group that shares sequences; 1 with dp.
     pub ranks: usize,
 }
 
-/// Layout of attention over the ranks.
+/// The attention layout across the ranks.
 pub(super) struct AttentionLayout {
     pub(super) heads: HeadSlice,
-    /// Ranks that have the same sequences.
+    /// Number of ranks that run the same sequences.
     pub(super) ranks: usize,
-    /// With attention tp: which rows go to which rank.
+    /// With attention tp, plans which rows go to which rank.
     pub(super) rows: Option<RowPlan>,
 }
 
-/// A rank's layout of attention; converted from [`Attention`] it has no tables, and cannot switch.
+/// A rank's attention layouts. Converted from [`Attention`], a plan has no tables and does not allow switching.
 pub struct AttentionPlan {
-    /// The initial layout. With dp every rank has all heads. With tp it has its slice of every layer's heads, all ranks
-    /// of a group run the same steps, and from attention to the next layer each continues with some of the rows.
+    /// The initial layout. With dp, every rank has all heads. With tp, each rank has its slice of every layer's heads,
+    /// all ranks of a group run the same steps, and between attention and the next layer each rank continues with only
+    /// some of the rows.
     pub start: Attention,
-    /// Whether the rank can switch to the other one: it then has the weights of both, which takes the memory of
-    /// attention once more, divided by the ranks.
+    /// Whether the rank can switch between dp and tp. It then stores the weights for both, which increases its
+    /// attention memory by `1 / ranks` over that of dp.
     pub both: bool,
-    /// With tp: size of the groups of neighbouring ranks that have their own sequences; `None` if all ranks form one
-    /// group.
+    /// With tp, the size of groups of neighbouring ranks that each have their own sequences; `None` if all ranks form
+    /// one group.
     pub group: Option<usize>,
-    /// Ranks of each kind of independent group that the rank can switch to, with weights for each.
+    /// Sizes of the independent groups that the rank can switch to; it stores head weights for each size.
     pub groups: Vec<usize>,
-    /// With tp: the tables that place rows on ranks, which must match the model and the placement; without them rows
+    /// With tp, the tables that assign rows to ranks; they must match the model and the placement. Without tables, rows
     /// are split evenly.
     pub tables: Option<Arc<Tables>>,
 }
@@ -84,7 +86,7 @@ impl From<Attention> for AttentionPlan {
 }
 
 impl AttentionLayout {
-    /// This rank's layout for one kind of attention of a plan.
+    /// Creates this rank's layout for dp or tp as specified by a plan.
     fn new(config: &ModelConfig, at: Place, plan: &AttentionPlan, attention: Attention) -> Result<Self, ModelError> {
         match attention {
             Attention::Dp => Ok(Self { heads: HeadSlice::ALL, ranks: 1, rows: None }),
@@ -92,7 +94,7 @@ impl AttentionLayout {
         }
     }
 
-    /// Tensor parallelism in groups of `ranks` ranks.
+    /// Creates this rank's layout for tensor parallelism in groups of `ranks` ranks.
     fn of_group(
         config: &ModelConfig,
         at: Place,
@@ -103,7 +105,7 @@ impl AttentionLayout {
         Ok(Self { heads, ranks, rows: Some(RowPlan::new(ranks, tables)) })
     }
 
-    /// The initial layout, those that attention may switch to, and the heads of all.
+    /// Returns the initial layout, the layouts that attention can switch to, and the head slices of all of them.
     pub(super) fn all(
         config: &ModelConfig,
         at: Place,
@@ -131,10 +133,10 @@ impl AttentionLayout {
     }
 }
 
-/// The heads that a rank computes initially, and those after a switch of attention.
+/// A rank's head slices: the initial one, and those it needs after attention switches.
 pub(super) struct HeadSlices {
     pub(super) start: HeadSlice,
     pub(super) other: Option<HeadSlice>,
-    /// In groups of ranks, after `other`.
+    /// One slice per independent group size.
     pub(super) in_groups: Vec<HeadSlice>,
 }

@@ -1,4 +1,4 @@
-//! A checkpoint's tensors by name, checked against the configuration and packed.
+//! Loads a checkpoint's tensors by name, checks them against the configuration and packs them.
 
 use std::ops::Range;
 
@@ -21,7 +21,7 @@ use crate::ep::ExpertPlacement;
 pub(super) struct Loader<'a, P = Panels> {
     pub(super) checkpoint: &'a Checkpoint,
     pub(super) config: &'a ModelConfig,
-    /// The heads that the rank keeps; all of them are checked.
+    /// The heads that the rank loads; the tensors of all heads are checked.
     pub(super) heads: HeadSlice,
     pub(super) packer: &'a P,
 }
@@ -78,7 +78,7 @@ impl<'a, P: Packer> Loader<'a, P> {
         let (query, key) = (heads * head_dim, kv_heads * head_dim);
         let elements = |heads: Range<usize>| heads.start * head_dim..heads.end * head_dim;
         let (own, own_kv) = (elements(self.heads.heads(heads)), elements(self.heads.kv_heads(kv_heads)));
-        // A norm over all heads needs all of them, whichever the rank keeps.
+        // A norm that spans all heads needs all of them, even if the rank stores only some.
         let (queries, keys) = match shape.norms {
             HeadNormKind::Whole => (0..query, 0..key),
             HeadNormKind::None | HeadNormKind::PerHead => (own.clone(), own_kv.clone()),
@@ -158,13 +158,14 @@ impl<'a, P: Packer> Loader<'a, P> {
         }
     }
 
-    /// The element types of all experts; checks every one.
+    /// Returns the element types shared by all experts, and checks every expert's tensors.
     pub(super) fn expert_types(&self) -> Result<ExpertTypes, ModelError> {
         let mut types = ExpertTypes { gate_up: PanelType::Bf16, down: PanelType::Bf16 };
         for layer in self.moe_layers() {
             for expert in (0..self.config.num_experts as u16).map(ExpertId::new) {
                 let [gate, up, down] = self.expert_tensors(layer, expert)?;
-                // A single expert that is not bf16 makes all of them f32: experts of equal size can replace each other.
+                // A single expert that is not bf16 makes all of them f32, because experts can replace each other only
+                // if their sizes are equal.
                 if PanelType::of(&[gate, up]) == PanelType::F32 {
                     types.gate_up = PanelType::F32;
                 }
@@ -176,7 +177,7 @@ impl<'a, P: Packer> Loader<'a, P> {
         Ok(types)
     }
 
-    /// The experts of all layers: keeps those, or the slices of those, that the placement assigns to this rank.
+    /// Loads the experts that the placement assigns to this rank in all layers, whole or as slices.
     pub(super) fn experts(
         &self,
         at: Place,
@@ -200,14 +201,14 @@ impl<'a, P: Packer> Loader<'a, P> {
         Ok(self.expert_places(layer, expert)?.map(|place| self.checkpoint.data(place)))
     }
 
-    /// The places of these tensors.
+    /// Locates an expert's gate, up and down tensors.
     pub(super) fn expert_places(&self, layer: LayerIdx, expert: ExpertId) -> Result<[TensorPlace; 3], ModelError> {
         let names = self.config.architecture.moe_names();
         let prefix = format!("model.layers.{}.{}.experts.{expert}", self.config.moe_layers[layer.index()], names.block);
         self.mlp_places(&prefix, names.projections, self.config.expert_width)
     }
 
-    /// The parts of an MoE layer that every rank has.
+    /// Loads the parts of an MoE layer that every rank stores: all but the routed experts.
     fn moe(&self, below: &str, layer: LayerIdx) -> Result<Moe<P::Matrix>, ModelError> {
         let ModelConfig { hidden, num_experts, .. } = *self.config;
         let names = self.config.architecture.moe_names();

@@ -1,10 +1,10 @@
-//! A gated feed-forward network: a dense layer, or the shared expert.
+//! A gated feed-forward network, used by dense layers and shared experts.
 
 use super::compute::{Linear, add, add_scaled, silu_product};
 
 /// `down(silu(gate(x)) * up(x))`
 pub(super) struct Mlp<L = Linear> {
-    /// Gate above up: `[2 x width, H]`.
+    /// The gate rows, then the up rows: `[2 x width, H]`.
     pub(super) gate_up: L,
     /// `[H, width]`
     pub(super) down: L,
@@ -16,7 +16,7 @@ pub(super) struct Shared<L = Linear> {
     pub(super) gate: Option<L>,
 }
 
-/// Buffers that are reused between calls.
+/// Scratch buffers reused between calls.
 #[derive(Default)]
 pub(super) struct MlpScratch {
     /// See [`Mlp::apply`].
@@ -28,12 +28,13 @@ pub(super) struct MlpScratch {
 }
 
 impl Mlp {
-    /// Its packed weights, in the order in which they are used.
+    /// Returns the packed weights in order of use.
     pub(super) fn linears(&mut self) -> [&mut Linear; 2] {
         [&mut self.gate_up, &mut self.down]
     }
 
-    /// `x [m, H]` to `out [m, H]`, overwritten; `work` is scratch of any length and content.
+    /// Applies the network to `x [m, H]` and overwrites `out [m, H]`. `work` is a scratch buffer of any length and
+    /// content.
     pub(super) fn apply(&self, x: &[f32], out: &mut [f32], work: &mut Vec<f32>) {
         let rows = x.len() / self.down.outputs;
         let width = self.gate_up.outputs / 2;
@@ -46,7 +47,7 @@ impl Mlp {
 }
 
 impl Shared {
-    /// Adds the results for `x [m, H]` to `out [m, H]`.
+    /// Applies the expert to `x [m, H]` and adds the results to `out [m, H]`.
     pub(super) fn add_to(&self, x: &[f32], out: &mut [f32], scratch: &mut MlpScratch) {
         let mut results = std::mem::take(&mut scratch.shared);
         results.resize(x.len(), 0.0);

@@ -1,26 +1,27 @@
-//! A Hugging Face MoE checkpoint on one rank: all of attention (or this rank's heads of it), and this rank's experts.
+//! One rank's part of a Hugging Face MoE checkpoint: the attention weights (all heads or a slice) and the rank's
+//! experts.
 //!
 //! | module | what |
 //! |---|---|
-//! | `config` | `config.json`, checked |
-//! | `checkpoint` | safetensors files by memory map |
-//! | `load` | tensors by name, checked against the configuration, packed |
-//! | `weights` | the weights that a rank keeps: one block for all families |
-//! | `step` | the input and the output of a step |
-//! | `sampling` | draws a token at random |
-//! | `forward` | a step through all layers |
-//! | `backend` | the interface of compute backends: `cpu` on the host, `gpu` on a GPU |
-//! | `slices` | a rank's heads with attention tp, and its part of every expert with experts tp |
-//! | `rows` | attention tp: which rows go to which rank |
-//! | `attention`, `kv`, `rope` | causal attention over one sequence's cache |
-//! | `grouped`, `latent` | the two kinds of attention: how queries, keys and values are computed |
-//! | `router`, `mlp` | the choice of experts; a dense layer, a shared expert |
-//! | `expert` | the routed experts of a rank, in one buffer |
-//! | `streamed` | experts that are read from the checkpoint ahead of their layer |
+//! | `config` | parses and checks `config.json` |
+//! | `checkpoint` | memory-maps safetensors files |
+//! | `load` | looks up tensors by name, checks them against the configuration and packs them |
+//! | `weights` | the weights that a rank stores: one block type for all model families |
+//! | `step` | the input and output of a step |
+//! | `sampling` | random sampling of tokens |
+//! | `forward` | runs a step through all layers |
+//! | `backend` | the compute backend interface: `cpu` on the host, `gpu` on a GPU |
+//! | `slices` | a rank's heads with attention tp, and its slice of every expert with experts tp |
+//! | `rows` | attention tp: assigns rows to ranks |
+//! | `attention`, `kv`, `rope` | causal attention over one sequence's KV cache |
+//! | `grouped`, `latent` | the two attention kinds: how queries, keys and values are computed |
+//! | `router`, `mlp` | expert selection; dense layers and shared experts |
+//! | `expert` | a rank's routed experts, in one buffer |
+//! | `streamed` | experts streamed from the checkpoint, ahead of their layer |
 //! | `layout` | how attention and experts are divided over the ranks |
-//! | `switch` | switches attention and experts to another layout while sequences run |
+//! | `switch` | switches attention and experts to another layout while sequences are running |
 //! | `compute` | matrix products and element-wise functions |
-//! | `probe` | intermediate results, for tests |
+//! | `probe` | exposes intermediate results to tests and recordings |
 
 mod attention;
 mod backend;
@@ -95,16 +96,16 @@ use forward::{Forward, Scratch};
 use layout::AttentionLayout;
 use streamed::RankExperts;
 
-/// One rank's model: loaded once, stepped by one thread.
+/// One rank's model, loaded once and stepped by a single thread.
 pub struct Model {
     config: Arc<ModelConfig>,
     layout: AttentionLayout,
-    /// The layouts of attention that the rank may switch to: the other attention first.
+    /// Attention layouts that the rank can switch to: the other of dp and tp first, if loaded, then tp in groups.
     others: Vec<AttentionLayout>,
-    /// Index of the layout that a switch is prepared for.
+    /// Index in `others` of the layout for which a switch is being prepared.
     next: usize,
     backend: Backend,
-    /// Pool of sequences that share nothing.
+    /// KV pool for sequences without prefix sharing.
     pool: KvPool,
     scratch: Scratch,
     out: StepOutput,
@@ -126,7 +127,7 @@ impl Backend {
         }
     }
 
-    /// The CPU backend, if it is one.
+    /// Returns the CPU backend, or `None` on a GPU.
     fn cpu(&self) -> Option<&CpuBackend> {
         match self {
             Self::Cpu(cpu) => Some(cpu),
@@ -145,24 +146,24 @@ impl Backend {
 }
 
 impl Model {
-    /// Loads `config.json` and the safetensors files of a model directory, and keeps the experts that `placement`
-    /// assigns to this rank (group g is rank g), including its copies of replicated ones. Every tensor is checked, also
-    /// those that other ranks keep.
+    /// Loads `config.json` and the safetensors files of a model directory, and packs the experts that `placement`
+    /// assigns to this rank (group g is rank g), including replicas. Every tensor is checked, even those that only
+    /// other ranks use.
     ///
     /// # Errors
-    /// One sentence: a file that is missing, truncated or invalid; an unsupported architecture or setting; a tensor
-    /// that is missing or has another shape or type; a placement for another model.
+    /// Fails if a file is missing, truncated or invalid, the architecture or a setting is unsupported, a tensor is
+    /// missing or has the wrong shape or type, or the placement belongs to another model. Each error is one sentence.
     pub fn load(model_dir: &Path, rank: RankId, placement: impl Into<ExpertCopies>) -> Result<Self, ModelError> {
         Self::load_divided(model_dir, rank, placement, ExpertLayout::Ep, Attention::Dp)
     }
 
-    /// Loads a model directory with experts in any layout and attention under any plan. With [`ExpertLayout::Tp`] the
-    /// rank keeps its slice of every expert, and only the placement's shape is used; with [`ExpertLayout::Hybrid`] it
-    /// keeps its slice of its node's experts, and group g is node g.
+    /// Loads a model directory with any expert layout and attention plan. With [`ExpertLayout::Tp`] the rank loads its
+    /// slice of every expert, and only the placement's dimensions are used. With [`ExpertLayout::Hybrid`] it loads its
+    /// slice of its node's experts, and group g is node g.
     ///
     /// # Errors
-    /// See [`Model::load`]; experts that cannot be cut into this many slices; heads that cannot be split over this
-    /// many ranks.
+    /// See [`Model::load`]. Also fails if the experts cannot be divided into this many slices, or the heads cannot be
+    /// split over this many ranks.
     pub fn load_divided(
         model_dir: &Path,
         rank: RankId,
@@ -194,12 +195,12 @@ impl Model {
         Self { config, layout, others, next: 0, backend, pool, scratch, out }
     }
 
-    /// Loads a model directory on a GPU, for a unit of such ranks: whole experts or slices of them, attention dp or tp.
-    /// It has `settings.pages` pages, used by one pool at a time: its own ([`Model::new_sequence`]), or another of
-    /// equal size.
+    /// Loads a model directory onto a GPU, for a unit whose ranks all run on GPUs. Experts are whole or sliced,
+    /// attention is dp or tp. The cache has `settings.pages` pages, which only one pool may use at a time: the model's
+    /// own ([`Model::new_sequence`]) or another one of the same size.
     ///
     /// # Errors
-    /// See [`Model::load_divided`]; features that only the CPU supports; too little GPU memory.
+    /// See [`Model::load_divided`]. Also fails if a feature is CPU-only or GPU memory is insufficient.
     #[cfg(feature = "gpu")]
     pub fn load_on(
         model_dir: &Path,
@@ -220,8 +221,8 @@ impl Model {
             (matches!(config.attention, AttentionKind::Latent(_)), LATENT),
             (layout.nodes().is_some(), "hybrid experts"),
             (memory.is_some(), error::STREAMED),
-            (plan.group.is_some_and(|ranks| ranks != at.world), "attention in groups of ranks"),
-            (!plan.groups.is_empty(), "groups of ranks that a unit can be switched to"),
+            (plan.group.is_some_and(|ranks| ranks != at.world), "attention tp in rank groups"),
+            (!plan.groups.is_empty(), "switching to rank groups (--switch-groups)"),
         ];
         if let Some((_, what)) = refused.into_iter().find(|(refused, _)| *refused) {
             return Err(ModelError::NotOnGpu(what));
@@ -243,7 +244,7 @@ impl Model {
         &self.config
     }
 
-    /// Cost of streaming experts since the start; `None` if all stay in memory.
+    /// Returns expert streaming statistics since startup, or `None` if all experts are resident.
     pub fn expert_fetches(&self) -> Option<ExpertFetches> {
         match &self.backend.cpu()?.experts {
             RankExperts::Resident(_) => None,
@@ -251,34 +252,35 @@ impl Model {
         }
     }
 
-    /// Whether it computes on the host.
+    /// Whether the model runs on the CPU.
     pub(crate) fn is_on_host(&self) -> bool {
         self.backend.cpu().is_some()
     }
 
-    /// The GPU's work since the start; `None` on the CPU.
+    /// Returns the GPU's work counters since startup, or `None` on the CPU.
     pub fn device_work(&self) -> Option<DeviceWork> {
         self.out.device
     }
 
-    /// The shape of a sequence's cache on this rank, as far as it is in host memory.
+    /// Returns the shape of the part of a sequence's cache that this rank stores in host memory.
     pub fn cache_shape(&self) -> CacheShape {
         *self.pool.shape()
     }
 
-    /// An empty cache for a sequence that shares nothing, without a limit; see [`KvPool`] for others.
+    /// Creates an empty cache for a sequence without prefix sharing, from the model's own pool. On the CPU that pool is
+    /// unbounded; for bounded or shared caches use a [`KvPool`].
     pub fn new_sequence(&self) -> KvCache {
         self.pool.alone()
     }
 
-    /// Runs some tokens of any number of sequences through all layers, in lockstep with the other ranks: two
-    /// collectives per MoE layer, also for an empty step. With attention tp every rank has the same tokens of the same
-    /// sequences, and each layer has two more collectives; which items want logits may differ. A token's logits and
-    /// routes do not depend on the rest of the step, nor on how its sequence was chunked (bitwise).
+    /// Runs tokens of any number of sequences through all layers, in lockstep with the other ranks: every MoE layer
+    /// takes two collectives, even in an empty step. With attention tp, all ranks of a group must pass the same tokens
+    /// of the same sequences (they may request output for different items), and each layer takes two more collectives.
+    /// A token's logits and routes are bitwise independent of the rest of the step and of how its sequence was chunked.
     ///
     /// # Errors
-    /// [`StepError::Item`] before anything happened; [`StepError::Transport`] when a rank failed, after which the
-    /// caches of these items are unchanged.
+    /// [`StepError::Item`] if an item is invalid, before any computation; [`StepError::Transport`] if a rank failed, in
+    /// which case the caches of these items are unchanged.
     pub fn step(&mut self, items: &mut [StepItem<'_>], ep: &mut ExpertParallel) -> Result<&StepOutput, StepError> {
         self.step_probed(items, ep, &mut ())
     }
@@ -311,7 +313,7 @@ impl Model {
             probe,
         };
         forward.run(items)?;
-        // With attention tp the ranks of a group have the same tokens, which count once.
+        // With attention tp, all ranks of a group process the same tokens, so only the first one counts them.
         let counts = self.layout.rows.is_none() || ep.attention_place() == 0;
         for (item, rows) in items.iter_mut().zip(self.out.offsets.windows(2)) {
             let width = self.out.route_width;

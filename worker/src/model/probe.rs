@@ -1,19 +1,19 @@
-//! Access to a step's intermediate results, for golden tests and recordings.
+//! Exposes a step's intermediate results to golden tests and recordings.
 
 use semmoe_tables::LayerIdx;
 
-/// Called with intermediate results of a step, all rows of all items; ignores them by default.
+/// Receives a step's intermediate results, with all rows of all items. The default methods ignore them.
 pub trait Probe {
     /// The residual stream `[rows, H]` after the embedding (`layers` = 0) or after `layers` layers.
     fn residual(&mut self, _layers: usize, _rows: &[f32]) {}
 
-    /// The router's logits `[rows, N]` of one MoE layer.
+    /// The router logits `[rows, N]` of one MoE layer.
     fn router_logits(&mut self, _layer: LayerIdx, _logits: &[f32]) {}
 
-    /// The choice of one MoE layer: experts and their weights, each `[rows, k]`.
+    /// The experts selected in one MoE layer and their weights, each `[rows, k]`.
     fn routes(&mut self, _layer: LayerIdx, _experts: &[u16], _weights: &[f32]) {}
 
-    /// The residual stream after the final norm, `[rows that want logits, H]`.
+    /// The residual stream after the final norm, `[rows with requested output, H]`.
     fn final_norm(&mut self, _rows: &[f32]) {}
 }
 

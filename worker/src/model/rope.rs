@@ -1,11 +1,11 @@
-//! The angles of the rotary embedding, for the positions reached so far.
+//! Rotary embedding angles for all positions reached so far.
 
 use std::f64::consts::TAU;
 
 use super::compute::{rotate, rotate_pairs};
 use super::config::{Rope, RopeLayout, Yarn};
 
-/// Positions by which the table grows.
+/// The table grows in steps of this many positions.
 const CHUNK_POSITIONS: usize = 256;
 
 /// Cosines and sines, `[positions, dim / 2]`.
@@ -13,14 +13,14 @@ pub(super) struct RotaryTable {
     layout: RopeLayout,
     /// `[dim / 2]`
     frequencies: Vec<f32>,
-    /// Factor of cosines and sines.
+    /// Scale factor for cosines and sines.
     magnitude: f64,
     cos: Vec<f32>,
     sin: Vec<f32>,
 }
 
 impl RotaryTable {
-    /// A table for heads in which `dim` elements are rotated.
+    /// Creates an empty table for heads in which `dim` elements are rotated.
     pub(super) fn new(dim: usize, rope: &Rope) -> Self {
         let plain = (0..dim / 2).map(|i| rope.theta.powf(-(2.0 * i as f64) / dim as f64));
         let (frequencies, magnitude) = match &rope.yarn {
@@ -34,7 +34,7 @@ impl RotaryTable {
         Self { layout: rope.layout, frequencies, magnitude, cos: Vec::new(), sin: Vec::new() }
     }
 
-    /// Extends the table to all positions below `positions`.
+    /// Extends the table to cover all positions below `positions`.
     pub(super) fn grow(&mut self, positions: usize) {
         let half = self.frequencies.len();
         let have = self.cos.len() / half;
@@ -43,7 +43,7 @@ impl RotaryTable {
         }
         for position in have..positions.next_multiple_of(CHUNK_POSITIONS) {
             for frequency in &self.frequencies {
-                // The product is rounded to f32, as in the checkpoints' training.
+                // The product is rounded to f32 because the checkpoints were trained that way.
                 let angle = f64::from(position as f32 * frequency);
                 self.cos.push((angle.cos() * self.magnitude) as f32);
                 self.sin.push((angle.sin() * self.magnitude) as f32);
@@ -51,13 +51,13 @@ impl RotaryTable {
         }
     }
 
-    /// Cosines and sines of all positions so far, each `[positions, dim / 2]`.
+    /// Returns the cosines and sines of all positions so far, each `[positions, dim / 2]`.
     #[cfg(feature = "gpu")]
     pub(super) fn all(&self) -> [&[f32]; 2] {
         [&self.cos, &self.sin]
     }
 
-    /// Rotates one whole head to a position within the table.
+    /// Rotates one whole head for a position that the table covers.
     pub(super) fn rotate(&self, position: usize, head: &mut [f32]) {
         let half = self.frequencies.len();
         let (cos, sin) = (&self.cos[position * half..][..half], &self.sin[position * half..][..half]);
@@ -68,9 +68,10 @@ impl RotaryTable {
     }
 }
 
-/// By frequency, the weight of YaRN's division: none (0) up to `low`, full (1) at `high` and above.
+/// Returns YaRN's ramp over frequency indices: 0 (left unscaled) up to `low`, 1 (fully divided) from `high` on, linear
+/// in between.
 fn ramp(dim: usize, theta: f64, yarn: &Yarn) -> impl Fn(usize) -> f64 + use<> {
-    // The index of the frequency that completes this many rotations over the original positions.
+    // Index of the frequency that completes this many rotations over the original context.
     let index = |rotations: f64| dim as f64 * (yarn.original_positions / (rotations * TAU)).ln() / (2.0 * theta.ln());
     let (mut low, mut high) = (index(yarn.beta_fast), index(yarn.beta_slow));
     if yarn.truncate {

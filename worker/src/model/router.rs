@@ -1,35 +1,38 @@
-//! The choice of experts: scores from the router's logits, the best k of them (or of the best groups), their weights.
+//! Expert selection: computes scores from the router logits, selects the top k (optionally only from the best groups)
+//! and computes their weights.
 
 use super::config::{GroupLimit, GroupScore, Router, Scoring};
 
-/// Prevents division by zero if all weights are 0, as DeepSeek-V3 does.
+/// Prevents division by zero if all weights are 0, as in DeepSeek-V3.
 const LEAST_TOTAL: f32 = 1e-20;
 
-/// Buffers that are reused between calls.
+/// Scratch buffers reused between calls.
 #[derive(Default)]
 pub(super) struct RouterScratch {
-    /// `[N]`: the scores used for the choice.
+    /// `[N]`: the scores used to select experts.
     scores: Vec<f32>,
     /// `[groups]`
     worth: Vec<f32>,
-    /// The groups to choose from.
+    /// Groups to select experts from.
     kept: Vec<u16>,
 }
 
-/// Chooses the experts of each token.
+/// Selects the experts for each token.
 pub(super) struct Choice<'a> {
     pub(super) router: &'a Router,
     /// N
     pub(super) num_experts: usize,
     /// k
     pub(super) top_k: usize,
-    /// `[N]`: added to the scores only for the choice.
+    /// `[N]`: a bias on the scores that affects selection but not weights.
     pub(super) correction: Option<&'a [f32]>,
 }
 
 impl Choice<'_> {
+    /// Selects experts for n tokens and computes their weights.
+    ///
     /// - `logits` `[n, N]`
-    /// - `experts`, `weights` `[n, k]`: filled, strongest choice first, ties by ascending id
+    /// - `experts`, `weights` `[n, k]`: the output, in descending order of score, ties by ascending id
     pub(super) fn route(&self, logits: &[f32], experts: &mut [u16], weights: &mut [f32], scratch: &mut RouterScratch) {
         let tokens = logits.chunks_exact(self.num_experts);
         let chosen = experts.chunks_exact_mut(self.top_k).zip(weights.chunks_exact_mut(self.top_k));
@@ -40,7 +43,7 @@ impl Choice<'_> {
     }
 
     fn choose(&self, logits: &[f32], experts: &mut [u16], scratch: &mut RouterScratch) {
-        // Softmax preserves order, so the logits suffice.
+        // Softmax preserves the order of the logits, so there is no need to compute it for selection.
         if self.router.scoring == Scoring::Softmax && self.router.groups.is_none() {
             return strongest(logits, experts);
         }
@@ -86,7 +89,7 @@ fn sigmoid(x: f32) -> f32 {
     1.0 / (1.0 + (-x).exp())
 }
 
-/// Excludes the groups that are not among the best.
+/// Excludes all experts outside the best groups.
 fn keep_groups(limit: &GroupLimit, scratch: &mut RouterScratch) {
     let RouterScratch { scores, worth, kept } = scratch;
     let size = scores.len() / limit.groups;
@@ -117,7 +120,8 @@ fn worth_of(group: &[f32], by: GroupScore) -> f32 {
     }
 }
 
-/// The `chosen.len()` largest, by insertion, because k is small. Ids are distinct for any scores.
+/// Selects the ids of the `chosen.len()` largest scores, using insertion because k is small. The ids are distinct for
+/// any scores, even NaN.
 fn strongest(scores: &[f32], chosen: &mut [u16]) {
     let mut count = 0;
     for (expert, &score) in scores.iter().enumerate() {

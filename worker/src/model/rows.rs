@@ -1,9 +1,9 @@
-//! Which rows of a step go to which rank in a layer, with attention tp: Algorithm 3 of the paper, lines 2 to 6.
+//! Assigns a step's rows to ranks in each layer, with attention tp: Algorithm 3 of the paper, lines 2 to 6.
 //!
-//! Every rank has the same tokens and the same routes of the previous layers, so all of them compute the same split
-//! without communication. Line 2 is the tables' own rule ([`Tables::group_shares`]: T of the token, A of the groups of
-//! its previous two layers), and so is line 5, `align` ([`EvenGroups`]: no rank gets more rows than its part, because
-//! collectives wait for the fullest).
+//! Every rank has the same tokens and the same routes from previous layers, so all ranks compute the same split without
+//! communication. The tables implement line 2 ([`Tables::group_shares`]: T by token, A by the groups of the token's
+//! previous two layers) and line 5, `align` ([`EvenGroups`]: no rank gets more than an even part of the rows, because
+//! collectives wait for the fullest rank).
 
 use std::sync::Arc;
 
@@ -15,23 +15,23 @@ use crate::ep::RowCounts;
 /// The split of the current layer; reused between layers.
 pub(super) struct RowPlan {
     ranks: usize,
-    /// The tables that shuffle rows; without them rows keep their order and are split evenly.
+    /// Tables that determine the shuffle. Without tables, rows keep their order and are split evenly.
     tables: Option<Arc<Tables>>,
     shuffled: bool,
-    /// Offsets of even parts: `[ranks + 1]`.
+    /// `[ranks + 1]`: offsets of an even split.
     offsets: Vec<u32>,
     order: RankOrder,
     even: EvenGroups,
-    /// Activations of one token on each group.
+    /// Number of one token's activations on each group.
     activations: Vec<u32>,
 }
 
-/// The tokens of a step, as the split needs them.
+/// The inputs from a step that determine its split.
 #[derive(Clone, Copy)]
 pub(super) struct PlanInput<'a> {
     /// `[rows]`
     pub(super) tokens: &'a [u32],
-    /// `[rows, L, k]`: routes of the previous layers.
+    /// `[rows, L, k]`: routes from the previous layers.
     pub(super) routes: &'a [u16],
     pub(super) top_k: usize,
 }
@@ -49,14 +49,14 @@ impl RowPlan {
         }
     }
 
-    /// Splits the rows of a layer; `layer` is `None` if it has no experts.
+    /// Splits a layer's rows; `layer` is `None` for a dense layer.
     pub(super) fn split(&mut self, layer: Option<LayerIdx>, input: PlanInput<'_>) {
         self.shuffled = false;
         match (self.tables.clone(), layer) {
             (Some(tables), Some(layer)) => self.shuffle(&tables, layer, input),
             _ => {
                 self.offsets =
-                    even_offsets(input.tokens.len(), self.ranks).expect("a step's rows are counted in 32 bits");
+                    even_offsets(input.tokens.len(), self.ranks).expect("a step's row count fits in 32 bits");
             }
         }
     }
@@ -69,7 +69,7 @@ impl RowPlan {
         }
     }
 
-    /// The counts of the split for a rank.
+    /// Returns a rank's row counts in the current split.
     pub(super) fn counts(&self, rank: usize) -> RowCounts {
         let split = self.current();
         let positions = split.positions(rank);
@@ -99,11 +99,12 @@ impl RowPlan {
             self.even.push(|shares| tables.group_shares(layer, TokenId::new(token), before, shares));
         }
         self.even.settle();
-        argsort_by_rank(self.even.groups(), self.ranks, &mut self.order).expect("groups of the tables are ranks");
+        argsort_by_rank(self.even.groups(), self.ranks, &mut self.order).expect("the tables have one group per rank");
         self.shuffled = true;
     }
 
-    /// A token's groups in the previous two MoE layers, older first; `routes` is `[L, k]`.
+    /// Returns a token's main groups in the previous two MoE layers, older first, or `None` if there are fewer than
+    /// two. `routes` is `[L, k]`.
     fn groups_before(
         &mut self,
         tables: &Tables,

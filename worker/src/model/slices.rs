@@ -1,9 +1,9 @@
-//! A rank's heads in every layer, and its columns of every expert.
+//! A rank's heads in every layer and its columns of every expert.
 //!
-//! With attention tp heads are split evenly over the ranks; if there are fewer heads of keys and values than ranks,
-//! neighbouring ranks share one. With experts tp and hybrid an expert's intermediate width is split: a rank has these
-//! columns of gate and up (rows of the checkpoint's tensors) and these rows of down (their columns), so that the ranks'
-//! results sum to the expert's.
+//! With attention tp, heads are split evenly over the ranks; if there are fewer key-value heads than ranks,
+//! neighbouring ranks share one. With experts tp or hybrid, an expert's intermediate width is split: a rank stores a
+//! range of gate and up columns (rows in the checkpoint's tensors) and the matching rows of down (columns in the
+//! checkpoint), so the ranks' results sum to the expert's output.
 
 use std::ops::Range;
 
@@ -11,7 +11,7 @@ use super::config::AttentionKind;
 use super::{CacheShape, ModelConfig, ModelError};
 use crate::ep::ExpertLayout;
 
-/// An even part of the heads of every layer.
+/// One of several equal parts of every layer's heads.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct HeadSlice {
     part: usize,
@@ -22,10 +22,10 @@ impl HeadSlice {
     /// All heads: attention dp.
     pub const ALL: Self = Self { part: 0, parts: 1 };
 
-    /// Part `part` of `parts`.
+    /// Creates part `part` of `parts`.
     ///
     /// # Errors
-    /// Heads that cannot be split into this many parts, with the possible numbers.
+    /// Fails if the heads cannot be split into this many parts; the error lists the numbers that would work.
     ///
     /// # Panics
     /// If `part` is not below `parts`.
@@ -44,33 +44,33 @@ impl HeadSlice {
         })
     }
 
-    /// Query heads of this part.
+    /// Returns this part's query heads.
     pub(super) fn heads(&self, heads: usize) -> Range<usize> {
         let each = heads / self.parts;
         self.part * each..(self.part + 1) * each
     }
 
-    /// Heads of keys and values that the query heads of this part read.
+    /// Returns the key-value heads that this part's query heads read.
     pub(super) fn kv_heads(&self, kv_heads: usize) -> Range<usize> {
         let first = self.part * kv_heads / self.parts;
         first..first + (kv_heads / self.parts).max(1)
     }
 
-    /// The shape of a sequence's cache for this part.
+    /// Returns the shape of a sequence's cache for this part of the heads.
     pub fn cache_shape(&self, config: &ModelConfig) -> CacheShape {
         let shape = config.cache_shape();
         match config.attention {
             AttentionKind::Grouped(_) => CacheShape { kv_heads: self.kv_heads(shape.kv_heads).len(), ..shape },
-            // All heads read the only latent vector.
+            // All heads share a single latent vector.
             AttentionKind::Latent(_) => shape,
         }
     }
 }
 
-/// The columns that a rank of `world` keeps of each of its experts: equal parts for the ranks that share experts.
+/// Returns the columns of each expert that a rank stores: the ranks that share an expert store equal parts of it.
 ///
 /// # Errors
-/// A width that this many ranks do not divide.
+/// Fails if the expert width is not divisible by the number of ranks that share an expert.
 pub(crate) fn expert_columns(
     config: &ModelConfig,
     layout: ExpertLayout,
@@ -91,7 +91,7 @@ pub(crate) fn expert_columns(
 }
 
 fn splits(config: &ModelConfig, parts: usize) -> bool {
-    // Latent attention has a single one for all heads.
+    // Latent attention has a single key-value head for all query heads.
     let kv_heads = config.cache_shape().kv_heads;
     config.heads.is_multiple_of(parts) && (kv_heads.is_multiple_of(parts) || parts.is_multiple_of(kv_heads))
 }

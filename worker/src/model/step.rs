@@ -1,4 +1,4 @@
-//! The input and the output of one step of a rank.
+//! The input and output of one step on a rank.
 
 use std::time::Duration;
 
@@ -7,69 +7,69 @@ use super::compute::first_largest;
 use super::sampling::Draw;
 use crate::ep::StepPhase;
 
-/// Some tokens of one sequence: a whole prompt, a chunk of one, or the token generated last.
+/// Tokens of one sequence to process: a whole prompt, a chunk of one, or the last generated token.
 pub struct StepItem<'a> {
-    /// The sequence so far; the tokens are appended to it when the step succeeds.
+    /// The sequence so far. The tokens are appended to it once the step succeeds.
     pub kv: &'a mut KvCache,
     /// At least one token id.
     pub tokens: &'a [u32],
-    /// Output required after the last of these tokens.
+    /// The output requested after the last token.
     pub wants: Wants,
-    /// The phase that the tokens count for.
+    /// The phase under which the tokens are counted.
     pub phase: StepPhase,
 }
 
-/// The output required after an item's last token.
+/// The output requested after an item's last token.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Wants {
     /// None: more tokens follow.
     Nothing,
-    /// The id of the largest logit: the logits may stay where they were computed.
+    /// The id of the largest logit; the logits need not leave the device.
     Likeliest,
-    /// A token drawn at random: the logits may stay there too.
+    /// A randomly drawn token; the logits need not leave the device.
     Drawn(Draw),
     /// The logits.
     Logits,
 }
 
-/// The logits, `[V]`.
+/// The result after an item's last token.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Next<'a> {
     /// `[V]`
     Logits(&'a [f32]),
-    /// The id of the largest logit, the lowest id on ties, or the token that was drawn; `None` if the largest is not
+    /// The id of the largest logit (the lowest id on ties) or the drawn token; `None` if the largest logit is not
     /// finite.
     Token(Option<u32>),
 }
 
-/// The id of the largest of the logits `[V]`, the lowest id on ties; `None` if all are NaN.
+/// Returns the id of the largest of the logits `[V]`, the lowest id on ties, or `None` if all are NaN.
 pub fn likeliest(logits: &[f32]) -> Option<u32> {
     first_largest(logits).and_then(|id| u32::try_from(id).ok())
 }
 
-/// Work of a GPU since the start.
+/// GPU work counters since startup.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, serde::Serialize, serde::Deserialize)]
 pub struct DeviceWork {
-    /// Kernels, except those of collectives.
+    /// Kernel launches, excluding collectives.
     pub launches: u64,
     /// Reads that waited for the GPU.
     pub synchronisations: u64,
-    /// Total time of these waits.
+    /// Total time spent in reads that waited for the GPU.
     pub waited: Duration,
-    /// Bytes from the host, except those of collectives.
+    /// Bytes copied from the host, excluding collectives.
     pub written: u64,
-    /// Bytes to the host.
+    /// Bytes copied to the host.
     pub read: u64,
-    /// Rows of logits that the host read.
+    /// Logit rows that the host read.
     pub logit_rows: u64,
 }
 
 /// The results of one step, in buffers that the next step reuses.
 #[derive(Default)]
 pub struct StepOutput {
-    /// First row of each item in the step's batch, and one past the last.
+    /// First row of each item in the step's batch, followed by the total number of rows.
     pub(super) offsets: Vec<usize>,
-    /// The place of each item's result.
+    /// The location of each item's result.
     pub(super) results: Vec<ItemResult>,
     /// `[items with logits, V]`
     pub(super) logits: Vec<f32>,
@@ -78,23 +78,23 @@ pub struct StepOutput {
     pub(super) routes: Vec<u16>,
     /// L x k
     pub(super) route_width: usize,
-    /// Work of the GPU.
+    /// The GPU's work counters.
     pub(super) device: Option<DeviceWork>,
 }
 
-/// The place of an item's result.
+/// The location of an item's result.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum ItemResult {
     None,
-    /// A row of the logits.
+    /// A row index into the logits.
     Logits(usize),
     /// The token itself.
-    #[cfg_attr(not(feature = "gpu"), expect(dead_code, reason = "the CPU has all logits at hand"))]
+    #[cfg_attr(not(feature = "gpu"), expect(dead_code, reason = "the CPU backend always returns full logits"))]
     Token(Option<u32>),
 }
 
 impl StepOutput {
-    /// `[V]`: the logits after the item's last token, if they were required. Panics if there is no such item.
+    /// Returns the logits `[V]` after the item's last token, if they were requested. Panics if there is no such item.
     pub fn logits(&self, item: usize) -> Option<&[f32]> {
         match self.next(item)? {
             Next::Logits(logits) => Some(logits),
@@ -102,8 +102,8 @@ impl StepOutput {
         }
     }
 
-    /// The result after the item's last token, if one was required; a backend that has the logits at hand may return
-    /// them also if a token suffices. Panics if there is no such item.
+    /// Returns the result after the item's last token, if one was requested. A backend may return logits even if only a
+    /// token was requested. Panics if there is no such item.
     pub fn next(&self, item: usize) -> Option<Next<'_>> {
         match self.results[item] {
             ItemResult::None => None,
@@ -112,8 +112,8 @@ impl StepOutput {
         }
     }
 
-    /// `[tokens of the item, L, k]`: the logical experts of each token, strongest first. Panics if there is no such
-    /// item.
+    /// Returns the logical experts of each of the item's tokens, strongest first, `[tokens, L, k]`. Panics if there is
+    /// no such item.
     pub fn routes(&self, item: usize) -> &[u16] {
         &self.routes[self.offsets[item] * self.route_width..self.offsets[item + 1] * self.route_width]
     }

@@ -1,5 +1,5 @@
-//! The weights that one rank keeps of a checkpoint. One block serves all architectures: differences are variants of a
-//! field. L is a weight matrix: packed into panels for the CPU, row-major on a GPU.
+//! A checkpoint's weights as stored by one rank. A single block type covers all architectures, which differ in the
+//! variants of its fields. L is a weight matrix: packed into panels on the CPU, row-major on a GPU.
 
 use std::ops::Range;
 
@@ -11,7 +11,7 @@ use super::checkpoint::{TensorData, TensorKind, bf16_to_f32};
 use super::compute::{Arena, Linear, PanelType};
 use super::mlp::{Mlp, Shared};
 
-/// All weights of a rank except its routed experts; E is the embedding table.
+/// All of a rank's weights except its routed experts; E is the type of the embedding table.
 pub(super) struct Weights<L = Linear, E = Embedding> {
     pub(super) embedding: E,
     pub(super) blocks: Vec<Block<L>>,
@@ -20,7 +20,7 @@ pub(super) struct Weights<L = Linear, E = Embedding> {
 }
 
 impl<L, E> Weights<L, E> {
-    /// A layer's experts, if it has any.
+    /// Returns a layer's MoE weights, or `None` for a dense layer.
     pub(super) fn moe(&self, layer: usize) -> Option<&Moe<L>> {
         match &self.blocks[layer].feed_forward {
             FeedForward::Moe(moe) => Some(moe),
@@ -38,29 +38,29 @@ impl Weights {
     }
 }
 
-/// Moves packed weights into one arena, in this order.
+/// Moves packed weights into one arena, in the given order.
 pub(super) fn settle(linears: Vec<&mut Linear>) {
     let mut arena = Arena::new(linears.iter().map(|linear| linear.arena_bytes()).sum());
     linears.into_iter().for_each(|linear| linear.settle(&mut arena));
 }
 
-/// Brings a checkpoint's weight matrices into a backend's memory and format.
+/// Converts a checkpoint's weight matrices to a backend's format and stores them in its memory.
 pub(super) trait Packer {
     type Matrix;
     /// The embedding table.
     type Table;
 
-    /// The embedding table, `[V, H]`.
+    /// Converts the embedding table, `[V, H]`.
     ///
     /// # Errors
-    /// Too little memory.
+    /// Fails if there is not enough memory.
     fn table(&self, data: TensorData<'_>, hidden: usize) -> Result<Self::Table, ModelError>;
 
-    /// A range of the inputs of weights that share them, stacked vertically; each is row-major `[any, inputs]`.
-    /// Optionally with a bias `[outputs]`.
+    /// Packs the `kept` input columns of one or more weights with a common input, stacked vertically. Each weight is
+    /// row-major `[any, inputs]`; the optional bias is `[outputs]`.
     ///
     /// # Errors
-    /// Too little memory.
+    /// Fails if there is not enough memory.
     fn pack(
         &self,
         parts: &[TensorData<'_>],
@@ -69,22 +69,22 @@ pub(super) trait Packer {
         bias: Option<Vec<f32>>,
     ) -> Result<Self::Matrix, ModelError>;
 
-    /// The transpose of one weight, which is row-major `[inputs, any]`.
+    /// Packs the transpose of one weight, which is row-major `[inputs, any]`.
     ///
     /// # Errors
-    /// Too little memory.
+    /// Fails if there is not enough memory.
     fn pack_transposed(&self, part: TensorData<'_>, inputs: usize) -> Result<Self::Matrix, ModelError>;
 
-    /// All of the inputs.
+    /// Packs weights with all of their inputs and without a bias.
     ///
     /// # Errors
-    /// Too little memory.
+    /// Fails if there is not enough memory.
     fn pack_whole(&self, parts: &[TensorData<'_>], inputs: usize) -> Result<Self::Matrix, ModelError> {
         self.pack(parts, inputs, 0..inputs, None)
     }
 }
 
-/// Packs into panels for the CPU.
+/// Packs weights into panels for the CPU.
 pub(super) struct Panels;
 
 impl Packer for Panels {
@@ -140,15 +140,15 @@ impl Block {
     }
 }
 
-/// The attention of a layer, with all heads or some.
+/// A layer's attention weights, for all heads or some.
 pub(super) struct HeadWeights<L = Linear> {
     pub(super) attention: Attention<L>,
-    /// The projection of the heads' output.
+    /// The output projection.
     pub(super) out: L,
 }
 
 impl HeadWeights {
-    /// All packed weights, in the order in which they are used.
+    /// Returns all packed weights in order of use.
     pub(super) fn linears(&mut self) -> Vec<&mut Linear> {
         let mut linears = self.attention.linears();
         linears.push(&mut self.out);
@@ -156,7 +156,7 @@ impl HeadWeights {
     }
 }
 
-/// The part of a layer after its attention.
+/// The part of a layer that follows attention.
 pub(super) enum FeedForward<L = Linear> {
     Dense(Mlp<L>),
     Moe(Box<Moe<L>>),
@@ -167,9 +167,9 @@ pub(super) struct Moe<L = Linear> {
     pub(super) layer: LayerIdx,
     /// `[N, H]`
     pub(super) router: L,
-    /// `[N]`: added to the router's scores only for the choice.
+    /// `[N]`: a bias on the router's scores that affects selection but not weights.
     pub(super) correction: Option<Vec<f32>>,
-    /// Every rank has it, for its own tokens.
+    /// The shared expert, which every rank applies to its own tokens.
     pub(super) shared: Option<Shared<L>>,
 }
 
@@ -187,7 +187,7 @@ impl Embedding {
         }
     }
 
-    /// Copies one token's row; its width is `out`'s.
+    /// Copies one token's row into `out`, which must be as wide as the row.
     pub(super) fn read(&self, token: u32, out: &mut [f32]) {
         let start = token as usize * out.len();
         match self {

@@ -1,4 +1,4 @@
-//! The configuration of a rank, and the events that it announces.
+//! A rank's configuration, and the events that it announces.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -19,7 +19,7 @@ use crate::engine::EngineLimits;
 use crate::ep::{ExpertLayout, ForcedRate, RankGroups, WireType};
 use crate::unit::Shutdown;
 
-/// Receives the events of a starting rank; each is meant to be printed as one line of JSON.
+/// Receives the events of a starting rank; each should be printed as one line of JSON.
 pub type Announce = Arc<dyn Fn(&WorkerEvent) + Send + Sync>;
 
 /// Events that a rank announces, in this order.
@@ -28,7 +28,7 @@ pub type Announce = Arc<dyn Fn(&WorkerEvent) + Send + Sync>;
 pub enum WorkerEvent {
     /// Rank 0 accepts registrations.
     Bound {
-        /// The address for the other ranks to connect to.
+        /// The address that the other ranks connect to.
         rendezvous: SocketAddr,
     },
     /// The rank has joined; for rank 0, the whole unit is ready and requests are served.
@@ -43,104 +43,106 @@ pub enum WorkerEvent {
     },
 }
 
-/// The configuration of one rank of a unit, or of several on one GPU. All ranks must be given the same model, world,
+/// The configuration of one rank, or of several ranks on one GPU. All ranks of a unit must use the same model, world,
 /// tables and attention.
 #[derive(Clone)]
 pub struct WorkerConfig {
-    /// A Hugging Face checkpoint; the directory's name is the model's name.
+    /// The directory of a Hugging Face checkpoint; its name is the model's name.
     pub model_dir: PathBuf,
     /// This rank, below `world`.
     pub rank: u16,
     /// Number of ranks in the unit.
     pub world: u16,
-    /// Rank 0 listens on this address (port 0: any), the others connect to it.
+    /// The address that rank 0 listens on (port 0: any free port) and the other ranks connect to.
     pub rendezvous: SocketAddr,
     /// The compute device, and how many ranks this process runs.
     pub device: DeviceChoice,
-    /// The GPU for [`DeviceChoice::Cuda`]; by default the driver's first.
+    /// The GPU for [`DeviceChoice::Cuda`]; by default, the driver's first GPU.
     #[cfg(feature = "gpu")]
     pub gpu: Option<Arc<dyn GpuProvider>>,
-    /// Folder that caches kernels compiled for the machine's GPU if this build has none for it; without it none are
-    /// compiled.
+    /// Cache folder for kernels that are compiled for the machine's GPU if this build includes none for it. Without a
+    /// folder, no kernels are compiled.
     pub kernels: Option<PathBuf>,
     /// Layout of experts.
     pub experts: ExpertLayout,
-    /// Expert domains: with whole experts and without tables, each rank holds the experts of all ranks of its domain.
+    /// Expert domains: each rank has the experts of all ranks in its domain. Domains require whole experts and no
+    /// tables.
     pub domains: Domains,
-    /// Nodes of the unit, of neighbouring ranks, for counts by level; by default a node is the ranks that share memory.
-    /// Hybrid experts define their own.
+    /// Number of nodes, each of consecutive ranks, for traffic counts by distance. By default, the ranks that share
+    /// memory form a node. Hybrid experts define their own nodes.
     pub nodes: Option<u16>,
-    /// On exit, this rank writes the times of the stages of its last MoE layers to this file.
+    /// The file to which this rank writes the stage times of its last MoE layers on exit.
     pub stages: Option<PathBuf>,
-    /// Capacity of every rank in whole experts per layer, so that it can switch to placements with more of them than
-    /// the initial one.
+    /// Capacity of every rank in whole experts per layer, to allow switches to placements with more experts on a rank
+    /// than the initial placement.
     pub expert_slots: Option<u16>,
-    /// Limit on the bytes of experts in this rank's memory; the others are streamed from the checkpoint.
+    /// Limit on the bytes of experts in this rank's memory; all other experts are streamed from the checkpoint.
     pub expert_memory: Option<u64>,
-    /// The fraction of activations that is sent to the token's own rank, regardless of the router's choice: answers are
-    /// wrong, and only step times are meaningful.
+    /// The fraction of activations routed to the token's own rank, regardless of the router's choice. The generated
+    /// text is then wrong, and only step times are meaningful.
     pub force_local_rate: Option<ForcedRate>,
     /// How ranks exchange data.
     pub transport: TransportChoice,
     /// The element type of rows between ranks.
     pub wire: WireType,
-    /// This rank's address for data links, if they use a separate network; by default rank 0 uses the rendezvous
-    /// address, and the others the address from which they reach it.
+    /// This rank's address for data links, if they use a separate network. By default, rank 0 uses the rendezvous
+    /// address, and the other ranks use the address from which they reach it.
     pub data_address: Option<IpAddr>,
-    /// Ranks with different places share no memory, as if they were on several hosts.
+    /// Ranks with different places do not share memory, as if they were on different hosts.
     pub place: Option<String>,
-    /// The secret by which ranks authenticate; required if the rendezvous or the data is not on a loopback address.
+    /// The secret with which ranks authenticate; required if the rendezvous or data address is not a loopback address.
     pub secret: Option<Secret>,
-    /// The token for admin routes; without one they are open if HTTP is served on a loopback address, and closed
-    /// otherwise.
+    /// The token for admin routes. Without a token, admin routes are open if HTTP is served on a loopback address, and
+    /// closed otherwise.
     pub admin_token: Option<Secret>,
-    /// Rank 0's HTTP address (port 0: any); the others ignore it.
+    /// Rank 0's HTTP address (port 0: any free port); other ranks ignore it.
     pub listen: Option<SocketAddr>,
-    /// Tables whose placement is used; contiguous placement without.
+    /// The tables whose placement is used; without tables, the placement is contiguous.
     pub tables: Option<PathBuf>,
-    /// The folder that contains the tables for `/switch`; by default that of `tables`. Without either, no tables are
-    /// accepted.
+    /// The folder that contains the tables for `/switch`; by default, the folder of `tables`. Without either, `/switch`
+    /// accepts no tables.
     pub tables_root: Option<PathBuf>,
-    /// Layout of attention: each rank runs its own sequences, or every rank computes some heads of all sequences.
+    /// Attention layout: each rank runs its own sequences, or every rank computes some heads for all sequences.
     pub attention: Attention,
-    /// With attention tp: groups of neighbouring ranks, each with its own sequences.
+    /// Under attention tp, the number of groups of consecutive ranks, each with its own sequences.
     pub attention_groups: u16,
-    /// Groups that the unit may be switched to, where attention may switch: each of neighbouring ranks that step by
-    /// themselves, with all experts.
+    /// Group counts that the unit can switch to if attention can switch. Each group consists of consecutive ranks that
+    /// step independently and have all experts.
     pub switch_groups: Vec<u16>,
-    /// Whether attention may switch while the unit serves: ranks then keep the weights of both layouts.
+    /// Whether attention can switch while the unit is serving; ranks then store the weights for both layouts.
     pub both_attentions: bool,
-    /// With attention tp: whether tables, if there are any, shuffle rows to ranks.
+    /// Under attention tp, whether the tables, if any, shuffle rows among ranks.
     pub shuffle: bool,
-    /// Whether to stop at the end of standard input, when the parent process has exited or wants this one to stop.
+    /// Whether to stop at the end of standard input, which means that the parent process has exited or wants this one
+    /// to stop.
     pub exit_on_stdin_eof: bool,
     /// Whether to stop at SIGTERM and SIGINT.
     pub handle_signals: bool,
-    /// Another way to stop it, for programs that embed a rank.
+    /// Another way to stop the rank, for programs that embed it.
     pub shutdown: Shutdown,
     /// Called when the rank is bound and ready.
     pub announce: Announce,
-    /// Threads that share large computations; ranks may differ, results do not depend on it.
+    /// Number of threads that share large computations. Ranks may use different numbers; results do not depend on it.
     pub threads: usize,
-    /// CPUs to pin the threads to.
+    /// The CPUs that the threads are pinned to.
     pub cpus: Option<CpuList>,
     /// Limits of the engine.
     pub limits: EngineLimits,
     /// How long the ranks wait for each other at startup.
     pub rendezvous_timeout: Duration,
-    /// How long one collective may take before a late rank counts as lost.
+    /// Time limit for one collective, after which a late rank is considered lost.
     pub collective_timeout: Duration,
     /// How long a prepared switch waits for its commit.
     pub prepared_timeout: Duration,
-    /// How long running requests may continue after a request to stop.
+    /// How long running requests may continue after a stop request.
     pub grace: Duration,
-    /// How long rank 0 answers with the cause after a rank was lost, before it exits; `None`: until it is asked to
+    /// How long rank 0 keeps returning the cause after a rank was lost, before it exits; `None`: until it is asked to
     /// stop.
     pub exit_after_loss: Option<Duration>,
 }
 
 impl WorkerConfig {
-    /// A rank with defaults for everything that has one. Rank 0 also needs `listen`.
+    /// Creates a rank's configuration with defaults for everything else. Rank 0 also requires `listen`.
     pub fn new(model_dir: PathBuf, rank: u16, world: u16, rendezvous: SocketAddr) -> Self {
         Self {
             model_dir,
@@ -191,12 +193,12 @@ impl WorkerConfig {
         Location { rendezvous: self.rendezvous, data: self.data_address, place: self.place.as_deref() }
     }
 
-    /// The groups that the unit may be switched to, without impossible ones, which `prepare` refuses.
+    /// Returns the groupings that the unit can switch to, skipping invalid ones, which `prepare` rejects.
     pub(super) fn groups(&self) -> Vec<RankGroups> {
         self.switch_groups.iter().filter_map(|&groups| RankGroups::new(groups, self.world)).collect()
     }
 
-    /// The possible layouts of attention, the initial one first.
+    /// Returns the possible attention layouts, initial layout first.
     pub(super) fn attentions(&self) -> Vec<Attention> {
         let all = match self.attention {
             Attention::Dp => [Attention::Dp, Attention::Tp],
@@ -221,14 +223,14 @@ impl WorkerConfig {
         let open = named.into_iter().find_map(|(name, ip)| Some((name, ip.filter(|ip| !ip.is_loopback())?)));
         match open {
             Some((name, ip)) if self.world > 1 && self.secret.is_none() => Err(WorkerError::arguments(format!(
-                "the {name} {ip} is not a loopback address, and without a secret any host could join: give one with --secret-file"
+                "the {name} {ip} is not a loopback address, so any host could join without a secret: set one with --secret-file"
             ))),
             _ => Ok(()),
         }
     }
 }
 
-/// Omits the secret, and callbacks.
+/// Omits secrets and callbacks from the output.
 impl fmt::Debug for WorkerConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("WorkerConfig")

@@ -11,20 +11,20 @@ pub struct CpuList(Vec<usize>);
 /// Reasons why CPUs are unusable.
 #[derive(Debug, thiserror::Error)]
 pub enum CpuError {
-    /// Not a list of CPUs.
+    /// The text is not a list of CPUs.
     #[error("'{found}' is not a list of CPUs below {}: expected numbers and ranges such as 0-3,8", CpuSet::MAX_CPU)]
     Syntax {
         /// The text.
         found: String,
     },
-    /// A CPU that this process may not use.
+    /// This process may not use the CPU.
     #[error("CPU {cpu} does not exist, or is not available to this process")]
     NotAllowed {
         /// The processor.
         cpu: usize,
     },
     /// The operating system refused.
-    #[error("threads cannot be pinned to CPUs: {source}")]
+    #[error("cannot pin threads to CPUs: {source}")]
     System {
         /// The cause.
         source: std::io::Error,
@@ -53,7 +53,7 @@ impl FromStr for CpuList {
 }
 
 impl CpuList {
-    /// Checks that this process may use all of them.
+    /// Checks that this process may use all of the CPUs.
     pub(super) fn check(&self) -> Result<(), CpuError> {
         let allowed = sched_getaffinity(None).map_err(|error| CpuError::System { source: error.into() })?;
         match self.0.iter().find(|cpu| !allowed.is_set(**cpu)) {

@@ -1,4 +1,4 @@
-//! Where a rank computes: on CPUs, or on a GPU shared with other ranks of its process.
+//! A rank's compute device: CPUs, or a GPU shared with other ranks of its process.
 
 use semmoe_kernels::Dtype;
 use semmoe_tables::Domains;
@@ -8,7 +8,7 @@ use super::error::WorkerError;
 use crate::ep::{ExpertLayout, WireType};
 use crate::model::{AttentionKind, LATENT, ModelConfig, ModelError};
 
-pub(super) const NO_GPU: &str = "this build has no GPU support: --device cuda needs one with the feature cuda";
+pub(super) const NO_GPU: &str = "this build has no GPU support: --device cuda requires a build with the feature cuda";
 
 /// Maximum number of ranks that the kernels support on one GPU.
 const MAX_RANKS_HERE: u16 = 8;
@@ -23,7 +23,7 @@ pub enum DeviceChoice {
     Cuda {
         /// Element type of weights, rows, keys and values: f32 or bf16. Sums are in f32.
         dtype: Dtype,
-        /// Consecutive ranks of this process, each on a thread. They share the GPU.
+        /// Number of consecutive ranks in this process, each on its own thread. They share the GPU.
         ranks_here: u16,
     },
 }
@@ -38,7 +38,8 @@ impl DeviceChoice {
     }
 }
 
-/// The GPU architectures that this build has kernels for, as NVRTC names them; empty without the feature `cuda`.
+/// Returns the GPU architectures that this build has kernels for, as NVRTC names them; empty without the feature
+/// `cuda`.
 pub fn gpu_kernels() -> Vec<&'static str> {
     #[cfg(feature = "cuda")]
     {
@@ -49,7 +50,7 @@ pub fn gpu_kernels() -> Vec<&'static str> {
     Vec::new()
 }
 
-/// Refuses layouts that are not implemented on GPUs, before anything is read.
+/// Rejects layouts that are not implemented on GPUs, before any file is read.
 pub(super) fn check(config: &WorkerConfig) -> Result<(), WorkerError> {
     let DeviceChoice::Cuda { dtype, ranks_here } = config.device else { return Ok(()) };
     let refused = |detail: String| Err(WorkerError::Arguments(detail));
@@ -60,10 +61,10 @@ pub(super) fn check(config: &WorkerConfig) -> Result<(), WorkerError> {
     if !(1..=MAX_RANKS_HERE).contains(&ranks_here) {
         return refused(format!("{ranks_here} ranks on a GPU, expected 1 to {MAX_RANKS_HERE}"));
     }
-    // Mapping memory of other processes is not implemented.
+    // Mapping the memory of other processes is not implemented.
     if ranks_here != world {
         return refused(format!(
-            "{ranks_here} of {world} ranks are in this process, and ranks of a GPU only reach ranks of the same \
+            "{ranks_here} of {world} ranks are in this process, but ranks on a GPU can only reach ranks in the same \
              process: expected --ranks-here {world}"
         ));
     }
@@ -83,7 +84,7 @@ pub(super) fn check(config: &WorkerConfig) -> Result<(), WorkerError> {
     }
 }
 
-/// Refuses models that are not implemented on GPUs.
+/// Rejects models that are not implemented on GPUs.
 pub(super) fn check_model(config: &WorkerConfig, model: &ModelConfig) -> Result<(), WorkerError> {
     match (config.device, &model.attention) {
         (DeviceChoice::Cuda { .. }, AttentionKind::Latent(_)) => Err(ModelError::NotOnGpu(LATENT).into()),

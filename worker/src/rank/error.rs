@@ -9,7 +9,7 @@ use semmoe_tables::FormatError;
 use crate::control::RendezvousError;
 use crate::model::ModelError;
 
-/// Reasons why a rank did not start, or ended.
+/// Reasons why a rank failed to start, or ended.
 #[derive(Debug, thiserror::Error)]
 pub enum WorkerError {
     /// Invalid arguments.
@@ -18,26 +18,26 @@ pub enum WorkerError {
     /// A checkpoint that cannot be served.
     #[error(transparent)]
     Model(#[from] ModelError),
-    /// A file of the model directory that is unusable, or contradicts another.
+    /// A file in the model directory is unusable, or contradicts another one.
     #[error("{}: {detail}", path.display())]
     Inconsistent {
         /// The file.
         path: PathBuf,
-        /// The problem: found and expected.
+        /// The problem, with the found and expected values.
         detail: String,
     },
-    /// Tables that cannot be read or belong to another model.
+    /// The tables cannot be read or belong to a different model.
     #[error("the tables cannot be used: {0}")]
     Tables(#[source] FormatError),
-    /// Tables for another unit, or that this one cannot use.
+    /// The tables are for a different unit, or this unit cannot use them.
     #[error("the tables in {} {reason}", path.display())]
     TablesMismatch {
         /// The file.
         path: PathBuf,
-        /// The difference: found and expected.
+        /// The difference between the found and expected values.
         reason: String,
     },
-    /// The experts cannot be divided evenly among the ranks, without tables.
+    /// Without tables, the experts cannot be divided evenly among the ranks.
     #[error("the experts cannot be divided among the ranks: {0}")]
     Placement(#[source] FormatError),
     /// The HTTP address is in use, or does not belong to this machine.
@@ -54,10 +54,10 @@ pub enum WorkerError {
     /// The HTTP server stopped on its own.
     #[error("the HTTP server failed: {0}")]
     Http(#[source] io::Error),
-    /// The operating system refused threads, sockets or a runtime.
-    #[error("the process cannot be set up: {0}")]
+    /// The operating system could not provide threads, sockets or a runtime.
+    #[error("cannot set up the process: {0}")]
     Runtime(#[source] io::Error),
-    /// A rank of the unit was lost; the sentence names it.
+    /// A rank of the unit was lost; the message names it.
     #[error("{0}")]
     Lost(String),
 }
@@ -67,7 +67,7 @@ impl WorkerError {
         Self::Arguments(detail.to_string())
     }
 
-    /// The process's exit code: 2 for wrong arguments or input, 3 when a rank was lost, 1 otherwise.
+    /// Returns the process's exit code: 2 for invalid arguments or input, 3 if a rank was lost, 1 otherwise.
     pub fn exit_code(&self) -> u8 {
         match self {
             Self::Rendezvous(RendezvousError::Mismatch(_)) => 2,

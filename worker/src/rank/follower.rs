@@ -1,4 +1,4 @@
-//! Ranks other than rank 0: execute its orders.
+//! Ranks other than rank 0, which execute rank 0's commands.
 
 use std::time::Duration;
 
@@ -17,9 +17,9 @@ use crate::control::{Patience, join};
 use crate::engine::EngineEnd;
 use crate::unit::{Lost, Shutdown};
 
-/// How long rank 0 may take to report which rank was lost first, after this one has reported its loss.
+/// Time limit for rank 0 to report which rank was lost first, after this rank has reported a loss.
 const VERDICT_LIMIT: Duration = Duration::from_secs(2);
-/// How long rank 0 may take to release this rank after it has left its loop, on top of the grace period.
+/// Time limit for rank 0 to release this rank after it has left its loop, on top of the grace period.
 const RELEASE_LIMIT: Duration = Duration::from_secs(5);
 
 /// An event that a follower reacts to.
@@ -44,7 +44,7 @@ pub(super) fn run(config: WorkerConfig, runtime: &Handle) -> Result<(), WorkerEr
     let (inbox, notice) = (connected.inbox.clone(), notify.clone());
     let link = link::start::<FromRank, ToRank>("control", joined.control, move |order| match order {
         Ok(order) => {
-            // Not left to the engine: it may be waiting for a lost rank.
+            // The engine cannot handle an abort, because it may be waiting for a lost rank.
             if let ToRank::Abort { cause } = &order {
                 drop(notice.send(Notice::Aborted(cause.clone())));
             }
@@ -56,7 +56,7 @@ pub(super) fn run(config: WorkerConfig, runtime: &Handle) -> Result<(), WorkerEr
 
     let mut state =
         Follower { rank, link, notices, shutdown: config.shutdown.clone(), grace: config.grace, leaving: false };
-    // Kept alive until this function returns: peers may still be finishing a step.
+    // The engine is kept alive until this function returns, because peers may still be finishing a step.
     let (sink, ended) = (state.link.clone(), move |end| drop(notify.send(Notice::Engine(end))));
     let emit = Box::new(move |message| sink.send(message));
     let _engine = match connected.start(&config, &prepared, joined.limits, emit, ended) {
@@ -78,7 +78,7 @@ struct Follower {
     notices: mpsc::UnboundedReceiver<Notice>,
     shutdown: Shutdown,
     grace: Duration,
-    /// This process is stopping, so any end from now on is a success.
+    /// Whether this process is stopping, so that it succeeds however it ends from now on.
     leaving: bool,
 }
 
@@ -94,7 +94,7 @@ impl Follower {
                         self.link.send(FromRank::Stopped);
                     }
                     Some(_) if self.leaving => return Ok(()),
-                    // The cause of the abort has its own notice.
+                    // The cause of the abort arrives in its own notice.
                     Some(Notice::Engine(Ok(EngineEnd::Aborted))) => {}
                     Some(Notice::Aborted(cause)) => return Err(WorkerError::Lost(cause)),
                     Some(Notice::Engine(Err(lost))) => {
@@ -102,7 +102,7 @@ impl Follower {
                         return Err(WorkerError::Lost(cause));
                     }
                     Some(Notice::Closed(cause)) => return Err(WorkerError::Lost(front_lost(&cause))),
-                    // The engine's thread holds a sender as long as it runs.
+                    // The engine's thread keeps a sender as long as it runs.
                     None => return Err(WorkerError::Lost(format!("rank {} was lost: its engine has exited", self.rank))),
                 },
                 () = self.shutdown.requested(), if !self.leaving => {
@@ -115,8 +115,8 @@ impl Follower {
         }
     }
 
-    /// Reports a loss to rank 0 and waits for its verdict on which rank was lost first: after a loss all ranks leave,
-    /// and later ones must not be blamed.
+    /// Reports a loss to rank 0 and waits for its verdict on which rank was lost first. After a loss, all ranks exit,
+    /// and ranks that exit later must not be blamed.
     async fn verdict(&mut self, lost: Lost) -> String {
         self.link.send(FromRank::Fatal { lost: lost.rank.get(), cause: lost.cause.clone() });
         let heard = async {

@@ -22,15 +22,15 @@ use crate::ep::{ExpertPlacement, ForcedRate};
 use crate::serve::{self, App, Gate};
 use crate::unit::{Lost, Port, Shutdown, Timeouts, Unit, UnitLayout, UnitStatus};
 
-/// Separate limits for cancelled sequences, then open connections, then the ranks and their links, after the grace
-/// period.
+/// Time limits after the grace period: for cancelled sequences, then for open connections, then for the ranks and
+/// finally for their links.
 const CANCEL_LIMIT: Duration = Duration::from_millis(1500);
 const CONNECTIONS_LIMIT: Duration = Duration::from_millis(1000);
 const STOP_LIMIT: Duration = Duration::from_millis(1500);
 const CLOSE_LIMIT: Duration = Duration::from_millis(500);
 
 pub(super) fn run(config: WorkerConfig, runtime: &Handle) -> Result<(), WorkerError> {
-    // The port comes first, because a port in use is the most likely mistake.
+    // The HTTP port is bound first, because a port in use is the most likely mistake.
     let address = config.listen.unwrap_or(config.rendezvous);
     let bound = listen(address).and_then(|http| Ok((http.local_addr()?, http)));
     let (http_address, http) = bound.map_err(|source| WorkerError::Listen { address, source })?;
@@ -45,7 +45,7 @@ pub(super) fn run(config: WorkerConfig, runtime: &Handle) -> Result<(), WorkerEr
     if limits.kv_tokens() < prepared.served.config.max_positions {
         let (found, context) = (limits.kv_tokens(), prepared.served.config.max_positions);
         tracing::warn!(
-            "the key-value cache holds {found} tokens, the model's context {context}: longer requests are refused"
+            "the KV cache has room for {found} tokens, but the model's context is {context}: longer requests are rejected"
         );
     }
     let transport = connected.transport;
@@ -60,7 +60,7 @@ pub(super) fn run(config: WorkerConfig, runtime: &Handle) -> Result<(), WorkerEr
         Timeouts { step: config.collective_timeout, prepared: config.prepared_timeout },
     );
     unit.connect(ports(&unit, &connected, joined.control)?);
-    // Kept alive until this function returns: peers may still be finishing a step.
+    // The engine is kept alive until this function returns, because peers may still be finishing a step.
     let _engine = start_engine(&config, &unit, connected, &prepared, limits)?;
 
     let app = Arc::new(App {
@@ -91,7 +91,7 @@ pub(super) fn run(config: WorkerConfig, runtime: &Handle) -> Result<(), WorkerEr
     })
 }
 
-/// The connection to each rank, in rank order.
+/// Creates the connection to each rank, in rank order.
 fn ports(unit: &Unit, connected: &Connected, links: Vec<(RankId, TcpStream)>) -> Result<Vec<Port>, WorkerError> {
     let mut ports = vec![Port::Local(connected.inbox.clone())];
     for (rank, stream) in links {
@@ -133,7 +133,7 @@ struct Front {
     config: WorkerConfig,
 }
 
-/// Resolves `after` the unit's first failure; never without a limit.
+/// Resolves once `after` has passed since the unit's first failure; never if it is `None`.
 async fn given_up(mut status: watch::Receiver<UnitStatus>, after: Option<Duration>) {
     // The unit owns the sender, so this cannot fail.
     let _ = status.wait_for(|status| status.lost.is_some()).await;
@@ -146,7 +146,7 @@ async fn given_up(mut status: watch::Receiver<UnitStatus>, after: Option<Duratio
 }
 
 impl Front {
-    /// Waits until every rank has loaded its model; false if the process must stop first.
+    /// Waits until every rank has loaded its model; returns false if the process must stop first.
     async fn come_up(&mut self) -> Result<bool, WorkerError> {
         let world = usize::from(self.unit.world);
         let up = |status: &UnitStatus| status.ready == world || status.lost.is_some() || status.leaving;
@@ -161,8 +161,8 @@ impl Front {
         }
     }
 
-    /// Serves until the process or the unit stops; then lets running requests finish within the grace period. A unit
-    /// that lost a rank answers with the cause for a while, so that gateways and clients see it.
+    /// Serves until the process or the unit stops, then lets running requests finish within the grace period. A unit
+    /// that lost a rank keeps returning the cause for a while, so that gateways and clients see it.
     async fn serve(&mut self, http: TcpListener, app: Arc<App>) -> Result<(), WorkerError> {
         let listener = tokio::net::TcpListener::from_std(http).map_err(WorkerError::Http)?;
         let closing = Shutdown::default();
@@ -174,7 +174,7 @@ impl Front {
             () = given_up(self.unit.status(), self.config.exit_after_loss) => {}
             ended = &mut server => {
                 let source = ended.map_or_else(std::io::Error::other, |result| match result {
-                    Ok(()) => std::io::Error::other("it ended without being asked to"),
+                    Ok(()) => std::io::Error::other("it ended without a stop request"),
                     Err(error) => error,
                 });
                 return Err(WorkerError::Http(source));
@@ -196,7 +196,8 @@ impl Front {
         Ok(())
     }
 
-    /// Lets the ranks leave their loops together, then releases them. Ranks of a failed unit already have their order.
+    /// Makes all ranks leave their loops together, then releases them. The ranks of a failed unit have already received
+    /// an abort.
     async fn release(&mut self) -> Result<(), WorkerError> {
         let world = usize::from(self.unit.world);
         if self.unit.lost().is_none() {

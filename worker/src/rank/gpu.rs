@@ -1,4 +1,4 @@
-//! Ranks of this process on a GPU that they share.
+//! GPU support for the ranks of this process, which share one GPU.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -29,20 +29,20 @@ use crate::threads::lock;
 
 /// Assigns parts of a GPU to the ranks of a process.
 pub trait GpuProvider: Send + Sync {
-    /// Free bytes, before anything is loaded.
+    /// Returns the free bytes before anything is loaded.
     ///
     /// # Errors
     /// The driver's message.
     fn free_bytes(&self) -> Result<u64, GpuError>;
 
-    /// Returns a rank's part; every rank calls this once, with the same `room` for collectives.
+    /// Returns a rank's part of the GPU; every rank calls this once, with the same `room` for collectives.
     ///
     /// # Errors
-    /// The driver's message, for example for a lack of memory.
+    /// The driver's message, for example if memory is insufficient.
     fn rank(&self, rank: usize, room: Room) -> Result<UnitRank, GpuError>;
 }
 
-/// GPU memory for keys and values: half of what the weights leave, estimated from the checkpoint's files.
+/// Returns the GPU memory that the weights leave for keys and values, estimated from the checkpoint's file sizes.
 pub(super) fn kv_memory(config: &WorkerConfig, model_dir: &Path) -> Result<Option<KvMemory>, WorkerError> {
     let (DeviceChoice::Cuda { dtype, ranks_here }, Some(gpu)) = (config.device, &config.gpu) else { return Ok(None) };
     let free = gpu.free_bytes().map_err(|error| WorkerError::Model(ModelError::Gpu(error)))?;
@@ -52,13 +52,13 @@ pub(super) fn kv_memory(config: &WorkerConfig, model_dir: &Path) -> Result<Optio
             weights += entry.metadata().map_err(ModelError::io(&entry.path()))?.len();
         }
     }
-    // Checkpoints nearly always use two-byte types; larger ones are converted.
+    // Checkpoints nearly always use two-byte types, so scale their size to `dtype`.
     let weights = weights.saturating_mul(dtype.bytes() as u64) / 2;
     let available = Some(free.saturating_sub(weights) / u64::from(ranks_here) * u64::from(config.world));
     Ok(Some(KvMemory { available, element_bytes: dtype.bytes() }))
 }
 
-/// The link over which the ranks agree, and the host's counts of their rows.
+/// Creates the link over which the ranks synchronize, and the host collectives that count their rows.
 pub(super) fn join(config: &WorkerConfig, dtype: Dtype, ends: Ends) -> Result<(GpuLink, WireRows), WorkerError> {
     let link = ends.link(config).map_err(WorkerError::Runtime)?;
     let link = UnitLink::join(link, 1).map_err(|error| WorkerError::Lost(error.to_string()))?;
@@ -73,7 +73,7 @@ pub(super) fn join(config: &WorkerConfig, dtype: Dtype, ends: Ends) -> Result<(G
     Ok((link, rows))
 }
 
-/// A rank's model on the GPU.
+/// Loads a rank's model on the GPU.
 pub(super) fn load(
     config: &WorkerConfig,
     prepared: &Prepared,
@@ -85,7 +85,7 @@ pub(super) fn load(
         return Err(WorkerError::arguments("this rank has no GPU"));
     };
     let start = config.attention;
-    // After a switch of attention a rank has the sequences of all ranks.
+    // If attention switches, a rank may have to run the sequences of all ranks.
     let ranks = if config.both_attentions { link.world() } else { 1 };
     let settings = GpuSettings {
         dtype,
@@ -100,7 +100,7 @@ pub(super) fn load(
     Ok(Model::load_on(&prepared.served.dir, &prepared.placement, experts, attention, settings, rank, link)?)
 }
 
-/// Opens the GPU that the configuration requests, unless it has one.
+/// Opens the GPU that the configuration requests, unless it already has one.
 pub(super) fn with_gpu(mut config: WorkerConfig) -> Result<WorkerConfig, WorkerError> {
     if matches!(config.device, DeviceChoice::Cuda { .. }) && config.gpu.is_none() {
         config.gpu = Some(open(&config)?);
@@ -111,7 +111,7 @@ pub(super) fn with_gpu(mut config: WorkerConfig) -> Result<WorkerConfig, WorkerE
 /// Opens the GPU for [`DeviceChoice::Cuda`].
 ///
 /// # Errors
-/// One sentence: no driver or an outdated one, no kernels for the GPU, a build without CUDA.
+/// One sentence: a missing or outdated driver, no kernels for the GPU, or a build without CUDA.
 fn open(config: &WorkerConfig) -> Result<Arc<dyn GpuProvider>, WorkerError> {
     #[cfg(feature = "cuda")]
     {
@@ -132,7 +132,7 @@ struct CudaGpu {
     unit: DeviceUnit,
     /// How long a kernel waits for another rank's kernel.
     timeout: Duration,
-    /// By rank, once the first rank has requested its part.
+    /// Each rank's part, once the first rank has requested its own.
     parts: Mutex<Option<Vec<Option<UnitRank>>>>,
 }
 
@@ -149,6 +149,6 @@ impl GpuProvider for CudaGpu {
             *parts = Some(ranks.into_iter().map(Some).collect());
         }
         let part = parts.as_mut().and_then(|parts| parts.get_mut(rank)?.take());
-        part.ok_or_else(|| format!("rank {rank} has no part of it").into())
+        part.ok_or_else(|| format!("no part of it is left for rank {rank}").into())
     }
 }

@@ -1,15 +1,15 @@
-//! One rank's process from its arguments to its end.
+//! The life of one rank's process, from its arguments to its exit.
 //!
 //! | module | what |
 //! |---|---|
-//! | `config` | the configuration of a rank, and the events that it announces |
-//! | `cpus` | CPUs to which its computing threads are pinned |
-//! | `device` | the compute device, and the GPU that ranks of a process share |
-//! | `error` | why it ended, and the exit codes |
-//! | `prepare` | everything that can be refused before anything is bound or loaded |
+//! | `config` | a rank's configuration, and the events that it announces |
+//! | `cpus` | the CPUs that computing threads are pinned to |
+//! | `device` | the compute device, including a GPU shared by the ranks of a process |
+//! | `error` | reasons why a rank ended, and the exit codes |
+//! | `prepare` | all checks that can fail before anything is bound or loaded |
 //! | `start` | transport, model and engine once the unit has formed |
-//! | `front` | rank 0: rendezvous, HTTP, and the whole unit's end |
-//! | `follower` | every other rank |
+//! | `front` | rank 0: rendezvous, HTTP, and shutdown of the whole unit |
+//! | `follower` | all other ranks |
 //! | `several` | several ranks of one process, on one GPU |
 //! | `stop` | signals and standard input |
 
@@ -35,13 +35,14 @@ pub use gpu::GpuProvider;
 
 use crate::control::RendezvousError;
 
-/// Runs one rank, or those of one GPU, until it is asked to stop or the unit fails. Blocks, with its own runtime.
+/// Runs one rank, or all ranks of one GPU, until it is asked to stop or the unit fails. Blocks the caller and uses its
+/// own runtime.
 ///
-/// After another rank was lost, rank 0 keeps answering with the cause, until it is asked to stop.
+/// After another rank was lost, rank 0 keeps returning the cause until it exits ([`WorkerConfig::exit_after_loss`]).
 ///
 /// # Errors
-/// One sentence: invalid or inconsistent arguments, files or peers, before anything is served; or the rank that was
-/// lost.
+/// One sentence that describes invalid or inconsistent arguments, files or peers, before anything is served, or that
+/// names the rank that was lost.
 pub fn run(config: WorkerConfig) -> Result<(), WorkerError> {
     config.check()?;
     #[cfg(feature = "gpu")]
@@ -60,7 +61,7 @@ pub fn run(config: WorkerConfig) -> Result<(), WorkerError> {
     };
     runtime.shutdown_background();
     match outcome {
-        // Asked to stop during startup, which succeeded.
+        // A requested stop during startup is a success.
         Err(WorkerError::Rendezvous(RendezvousError::Stopped)) => Ok(()),
         outcome => outcome,
     }

@@ -1,4 +1,4 @@
-//! Everything that can be refused before anything is bound or loaded: model, tokenizer, template and tables must be
+//! All checks that can fail before anything is bound or loaded: model, tokenizer, template and tables must be
 //! consistent.
 
 use std::fs::{self, File};
@@ -30,7 +30,7 @@ use crate::serve::{Defaults, ServedModel};
 /// Size limit of `generation_config.json`.
 const MAX_GENERATION_BYTES: u64 = 1 << 20;
 
-/// Why a unit cannot use tables.
+/// Reasons why a unit cannot use tables.
 const TABLES_WITH_SLICES: &str = "would have no effect, because with experts tp every rank has a slice of every expert: \
      serve without them, or with experts ep";
 const TABLES_WITH_NODES: &str = "send rows of attention tp to ranks, and with experts hybrid a row belongs to a node: \
@@ -39,25 +39,25 @@ const REPLICAS_WITH_TP: &str = "replicate experts, which attention tp does not s
      the order in which its experts are summed, would depend on the batch; solve them without replicas, or for \
      attention dp";
 
-/// A rank's model directory and tables, checked.
+/// A rank's validated model directory and tables.
 pub(super) struct Prepared {
     pub(super) served: ServedModel,
     pub(super) placement: ExpertCopies,
-    /// The tables that shuffle rows, with attention tp.
+    /// The tables that shuffle rows under attention tp.
     pub(super) shuffle: Option<Arc<Tables>>,
-    /// The tables that place sequences when attention becomes dp.
+    /// The tables that place sequences when attention switches to dp.
     pub(super) affinity: Option<Arc<Tables>>,
     pub(super) identity: Identity,
-    /// The ranks of this rank's node, if configured.
+    /// The ranks on this rank's node, if nodes are configured.
     pub(super) node: Option<Range<usize>>,
     pub(super) stages: Option<StageFile>,
-    /// The folder of tables for `/switch`.
+    /// The folder that contains the tables for `/switch`.
     pub(super) tables_root: Option<PathBuf>,
-    /// The limits of this rank, before those of other ranks apply.
+    /// This rank's limits, before those of other ranks are applied.
     pub(super) limits: UnitLimits,
 }
 
-/// The log of stages, and the file to write it to at the end.
+/// The stage log, and the file that it is written to on exit.
 #[derive(Clone)]
 pub(super) struct StageFile {
     pub(super) path: PathBuf,
@@ -127,7 +127,7 @@ pub(super) fn prepare(config: &WorkerConfig) -> Result<Prepared, WorkerError> {
         top_p: generation.top_p.unwrap_or(neutral.top_p),
         top_k: generation.top_k.unwrap_or(neutral.top_k),
     };
-    // In a group a rank runs the sequences of all its ranks.
+    // In a group, a rank runs the sequences of all of the group's ranks.
     let ranks = config.groups().iter().map(|groups| groups.ranks).max().unwrap_or(1);
     let least = if ranks > 1 { config.limits.running.max(1).saturating_mul(2 * usize::from(ranks)) } else { 0 };
     let wanted = EngineLimits { step_tokens: config.limits.step_tokens.max(least), ..config.limits };
@@ -148,7 +148,7 @@ pub(super) fn prepare(config: &WorkerConfig) -> Result<Prepared, WorkerError> {
     })
 }
 
-/// Memory for keys and values: on a GPU, from what the weights leave.
+/// Returns the memory for keys and values; on a GPU, the memory that the weights leave.
 fn kv_memory(config: &WorkerConfig, model_dir: &Path) -> Result<KvMemory, WorkerError> {
     #[cfg(feature = "gpu")]
     if let Some(memory) = super::gpu::kv_memory(config, model_dir)? {
@@ -158,18 +158,18 @@ fn kv_memory(config: &WorkerConfig, model_dir: &Path) -> Result<KvMemory, Worker
     Ok(KvMemory::host(available_bytes()))
 }
 
-/// The folder of tables that the unit may switch to, with links resolved.
+/// Returns the folder of tables that the unit can switch to, with symbolic links resolved.
 fn tables_root(config: &WorkerConfig) -> Result<Option<PathBuf>, WorkerError> {
     let of_tables = config.tables.as_deref().map(semmoe_tables::directory_of);
     let Some(root) = config.tables_root.as_deref().or(of_tables) else { return Ok(None) };
     match fs::canonicalize(root) {
         Ok(found) if found.is_dir() => Ok(Some(found)),
-        Ok(_) => refused(format!("the folder of tables {} is a file", root.display())),
-        Err(error) => refused(format!("the folder of tables {} cannot be read: {error}", root.display())),
+        Ok(_) => refused(format!("the tables folder {} is a file", root.display())),
+        Err(error) => refused(format!("cannot read the tables folder {}: {error}", root.display())),
     }
 }
 
-/// Reads the tables, if there are any, and checks that they are for this model and unit.
+/// Reads the tables, if any, and checks that they match this model and unit.
 fn tables(config: &WorkerConfig, info: &ModelInfo) -> Result<Option<Tables>, WorkerError> {
     let Some(path) = &config.tables else { return Ok(None) };
     let tables = Tables::open(path).map_err(WorkerError::Tables)?;
@@ -177,12 +177,12 @@ fn tables(config: &WorkerConfig, info: &ModelInfo) -> Result<Option<Tables>, Wor
     let unfit = |reason: String| Err(WorkerError::TablesMismatch { path: path.clone(), reason });
     if !config.attentions().contains(&tables.attention()) {
         let (found, expected) = (tables.attention(), config.attention);
-        return unfit(format!("are for attention {found}, this unit runs attention {expected}"));
+        return unfit(format!("are for attention {found}, but this unit runs attention {expected}"));
     }
     let (found, expected) = (tables.groups(), config.experts.hosts(config.world.into()) as u16);
     if found != expected {
         let hosts = if config.experts.nodes().is_some() { "nodes" } else { "ranks" };
-        return unfit(format!("are for {found} groups, this unit has {expected} {hosts}"));
+        return unfit(format!("are for {found} groups, but this unit has {expected} {hosts}"));
     }
     match config.attentions().contains(&Attention::Tp) && tables.physical_to_logical().is_some() {
         true => unfit(REPLICAS_WITH_TP.to_owned()),
@@ -190,7 +190,7 @@ fn tables(config: &WorkerConfig, info: &ModelInfo) -> Result<Option<Tables>, Wor
     }
 }
 
-/// The experts' placement and its digest: as in the tables, or contiguous.
+/// Returns the expert placement and its digest: from the tables, or contiguous without them.
 fn placement(
     config: &WorkerConfig,
     tables: Option<&Tables>,
@@ -217,7 +217,7 @@ fn placement(
     }
 }
 
-/// The layout of attention as text, for the ranks to compare.
+/// Returns the attention layouts as text, so that ranks can compare them.
 fn attention_name(config: &WorkerConfig) -> String {
     let list = |names: Vec<String>| names.join(",");
     let names = list(config.attentions().iter().map(ToString::to_string).collect());
@@ -234,7 +234,7 @@ fn refused<T>(detail: String) -> Result<T, WorkerError> {
     Err(WorkerError::Arguments(detail))
 }
 
-/// The first of these settings that was given.
+/// Returns the name of the first setting that was given.
 fn first_given(settings: &[(bool, &'static str)]) -> Option<&'static str> {
     settings.iter().find(|(given, _)| *given).map(|(_, name)| *name)
 }
@@ -253,12 +253,12 @@ fn check_attention_groups(config: &WorkerConfig) -> Result<(), WorkerError> {
         return refused(&format!("of at least two ranks each do not divide the world of {world}"));
     }
     match &config.tables {
-        Some(path) => refused(&format!("take no tables, {} cannot be used", path.display())),
+        Some(path) => refused(&format!("do not support tables, but {} was given", path.display())),
         None => Ok(()),
     }
 }
 
-/// Checks that the unit can be switched to these groups.
+/// Checks that the unit can switch to these groups.
 fn check_switch_groups(config: &WorkerConfig, model: &ModelConfig) -> Result<(), WorkerError> {
     let (all, world) = (&config.switch_groups, config.world);
     let Some(first) = all.first() else { return Ok(()) };
@@ -275,19 +275,19 @@ fn check_switch_groups(config: &WorkerConfig, model: &ModelConfig) -> Result<(),
     }
     for (at, &groups) in all.iter().enumerate() {
         let Some(RankGroups { ranks, .. }) = RankGroups::new(groups, world) else {
-            return refused(groups, format!("a world of {world} does not split evenly, with two ranks or more each"));
+            return refused(groups, format!("a world of {world} does not divide into equal groups of two or more"));
         };
         if all[..at].contains(&groups) {
             return refused(groups, "given twice".to_owned());
         }
         HeadSlice::new(model, (config.rank % ranks).into(), ranks.into())?;
     }
-    // Slices move one by one, and every layout has whole ones.
+    // Slices move individually, so they must be whole in every layout.
     expert_columns(model, ExpertLayout::Tp, config.rank.into(), world.into()).map(|_| ()).map_err(WorkerError::from)
 }
 
-/// Checks that a local rate can be forced: nothing else may determine where experts are, and both this rank and the
-/// others need enough of them for a token.
+/// Checks that a local rate can be forced: no other setting may determine the expert locations, and both this rank and
+/// the other ranks must have enough experts for a token.
 fn check_forced_rate(config: &WorkerConfig, model: &ModelConfig) -> Result<(), WorkerError> {
     let Some(rate) = config.force_local_rate else { return Ok(()) };
     let here = model.num_experts / usize::from(config.world);
@@ -299,16 +299,16 @@ fn check_forced_rate(config: &WorkerConfig, model: &ModelConfig) -> Result<(), W
         (config.domains != Domains::NONE, "expert domains"),
         (config.expert_memory.is_some(), "streamed experts"),
         (config.world == 1, "a single rank"),
-        (here < model.top_k, "fewer experts on a rank than a token has"),
+        (here < model.top_k, "fewer experts on a rank than top-k"),
     ];
     if let Some(other) = first_given(&others) {
         return refused(format!("--force-local-rate {} cannot be combined with {other}", rate.get()));
     }
-    tracing::warn!(local_rate = rate.get(), "experts are drawn at random: every answer of this unit is wrong");
+    tracing::warn!(local_rate = rate.get(), "experts are drawn at random: all text generated by this unit is wrong");
     Ok(())
 }
 
-/// Checks that this rank has memory for the experts of its domain.
+/// Checks that this rank has enough memory for the experts of its domain.
 fn check_domain(config: &WorkerConfig, model: &ModelConfig, available: Option<u64>) -> Result<(), WorkerError> {
     let (domains, size) = (config.domains, config.domains.size());
     if domains == Domains::NONE {
@@ -317,11 +317,11 @@ fn check_domain(config: &WorkerConfig, model: &ModelConfig, available: Option<u6
     if let Some(path) = &config.tables {
         let path = path.display();
         return refused(format!(
-            "expert domains of {domains} ranks and the tables in {path} both say where experts are: give one of them"
+            "expert domains of {domains} ranks and the tables in {path} both define the placement: use only one of them"
         ));
     }
     if config.experts != ExpertLayout::Ep {
-        return refused(format!("expert domains are for experts ep, this unit has experts {}", config.experts));
+        return refused(format!("expert domains require experts ep, but this unit has experts {}", config.experts));
     }
     if !domains.divide(config.world) {
         return refused(format!("expert domains of {domains} ranks do not divide the world of {}", config.world));
@@ -332,13 +332,13 @@ fn check_domain(config: &WorkerConfig, model: &ModelConfig, available: Option<u6
     let bytes = experts.saturating_mul(expert_bytes);
     match available {
         Some(available) if bytes > available => refused(format!(
-            "the experts of a domain of {domains} ranks need at least {bytes} bytes on each, and {available} are available"
+            "the experts of a domain of {domains} ranks need at least {bytes} bytes on each rank, but only {available} are available"
         )),
         _ => Ok(()),
     }
 }
 
-/// Checks that experts fit their memory limit, if there is one, and will not be moved.
+/// Checks that experts fit their memory limit, if any, and that no setting requires moving them.
 fn check_expert_budget(
     config: &WorkerConfig,
     model_dir: &Path,
@@ -349,13 +349,13 @@ fn check_expert_budget(
     if config.both_attentions || config.expert_slots.is_some() {
         let other = if config.both_attentions { "two attentions" } else { "--expert-slots" };
         let streamed = ModelError::StreamedExperts;
-        return refused(format!("{other} are for switches, and {streamed}"));
+        return refused(format!("{other} are only useful for switches, but {streamed}"));
     }
     let placement = ExpertPlacement { layout: config.experts, replicas: placement.clone() };
     Ok(check_expert_memory(model_dir, model, RankId::new(config.rank), &placement, limit)?)
 }
 
-/// The ranks of this rank's node, if nodes are configured.
+/// Returns the ranks on this rank's node, if nodes are configured.
 fn node(config: &WorkerConfig) -> Result<Option<Range<usize>>, WorkerError> {
     let Some(nodes) = config.nodes else { return Ok(None) };
     let (rank, world) = (usize::from(config.rank), usize::from(config.world));
@@ -374,7 +374,7 @@ fn stage_file(path: &Path) -> Result<StageFile, WorkerError> {
     Ok(StageFile { path: path.to_owned(), file: Arc::new(file), log: StageLog::default() })
 }
 
-/// Checks that experts can be divided in the layout, and that it can use the tables, if any.
+/// Checks that the layout can divide the experts, and that it can use the tables, if any.
 fn check_experts(config: &WorkerConfig, model: &ModelConfig) -> Result<(), WorkerError> {
     let (layout, world) = (config.experts, usize::from(config.world));
     let unfit = match layout {
@@ -386,12 +386,12 @@ fn check_experts(config: &WorkerConfig, model: &ModelConfig) -> Result<(), Worke
         return Err(WorkerError::TablesMismatch { path: path.clone(), reason: reason.to_owned() });
     }
     if layout.world(layout.hosts(world)) != world {
-        return refused(format!("experts {layout} are laid out for another number of ranks than the world of {world}"));
+        return refused(format!("experts {layout} require a different number of ranks than the world of {world}"));
     }
     expert_columns(model, layout, config.rank.into(), world)?;
     if let Some(slots) = config.expert_slots.filter(|slots| usize::from(*slots) > model.num_experts) {
         let experts = model.num_experts;
-        return refused(format!("{slots} expert slots on each rank, the model has {experts} experts"));
+        return refused(format!("{slots} expert slots on each rank, but the model has only {experts} experts"));
     }
     // Streamed experts have their own limit.
     check_domain(config, model, available_bytes().filter(|_| config.expert_memory.is_none()))
@@ -402,13 +402,14 @@ fn tokenizer(model_dir: &Path, model: &ModelConfig) -> Result<Tokenizer, WorkerE
     let tokenizer = Tokenizer::from_file(&path).map_err(|source| text_error(&path, source))?;
     if tokenizer.vocab_size() as usize > model.vocab_size {
         let (found, expected) = (tokenizer.vocab_size(), model.vocab_size);
-        let detail = format!("it has {found} token ids, the model only {expected}: it is not this model's tokenizer");
+        let detail = format!("its {found} token ids exceed the model's {expected}: it is not this model's tokenizer");
         return Err(WorkerError::Inconsistent { path, detail });
     }
     Ok(tokenizer)
 }
 
-/// A model without a chat template accepts no chat requests; a template that does not parse is an error.
+/// Loads the chat template; `None` if the model has none, so that it accepts no chat requests. A template that does not
+/// parse is an error.
 fn template(model_dir: &Path) -> Result<Option<ChatTemplate>, WorkerError> {
     let path = model_dir.join("tokenizer_config.json");
     match ChatTemplate::beside(&path, semmoe_engines::unix_seconds) {
@@ -418,7 +419,7 @@ fn template(model_dir: &Path) -> Result<Option<ChatTemplate>, WorkerError> {
     }
 }
 
-/// I/O errors already name the file.
+/// Adds the file's path to an error; I/O errors already contain it.
 fn text_error(path: &Path, source: TextError) -> WorkerError {
     match source {
         TextError::Read { path, source } => ModelError::Io { path, source }.into(),
@@ -435,8 +436,8 @@ fn generation(model_dir: &Path) -> Result<Generation, WorkerError> {
     serde_json::from_slice(&bytes).map_err(|error| ModelError::Json { path, detail: error.to_string() }.into())
 }
 
-/// End-of-text tokens: those of `generation_config.json` and of `config.json`. Each must also be one of the
-/// tokenizer's.
+/// Returns the end-of-text tokens from `generation_config.json` and `config.json`. The tokenizer must know each of
+/// them.
 fn eos(
     model_dir: &Path,
     model: &ModelConfig,
@@ -453,14 +454,15 @@ fn eos(
     match eos.iter().find(|id| tokenizer.id_to_token(**id).is_none()) {
         None => Ok(eos),
         Some(id) => {
-            let detail = format!("it has no token {id}, the model's end of text: it is not this model's tokenizer");
+            let detail = format!("it has no token {id}, the model's end token: it is not this model's tokenizer");
             Err(WorkerError::Inconsistent { path: model_dir.join("tokenizer.json"), detail })
         }
     }
 }
 
-/// SHA-256 over the configuration and, for every weight file, its name, size, header and samples of its content: cheap,
-/// and different for checkpoints that are easily confused, such as a model before and after further training.
+/// Returns a SHA-256 over the configuration and the name, size, header and content samples of every weight file. The
+/// digest is cheap, but differs between checkpoints that are easily confused, such as a model before and after further
+/// training.
 fn checkpoint_digest(model_dir: &Path) -> Result<String, WorkerError> {
     let mut files = Vec::new();
     for entry in fs::read_dir(model_dir).map_err(ModelError::io(model_dir))? {
@@ -487,7 +489,7 @@ fn checkpoint_digest(model_dir: &Path) -> Result<String, WorkerError> {
     Ok(format!("{:x}", hash.finalize()))
 }
 
-/// Hashes evenly spaced pieces of a file, including its beginning and end; all of a small one.
+/// Hashes evenly spaced pieces of a file, including its beginning and end; a small file is hashed in full.
 fn sample(path: &Path, size: u64, hash: &mut Sha256) -> std::io::Result<()> {
     const PIECES: u64 = 64;
     const PIECE_BYTES: u64 = 4096;
@@ -521,7 +523,7 @@ mod tests {
         let error = check_domain(&config, &model, Some(bytes - 1)).unwrap_err().to_string();
         assert_eq!(
             error,
-            "the experts of a domain of 2 ranks need at least 11010048 bytes on each, and 11010047 are available"
+            "the experts of a domain of 2 ranks need at least 11010048 bytes on each rank, but only 11010047 are available"
         );
     }
 }

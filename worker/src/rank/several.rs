@@ -1,5 +1,4 @@
-//! Several ranks in one process, each on a thread as if alone; signals, standard input and runtime belong to the
-//! process.
+//! Several ranks in one process, each on its own thread; they share the process's signals, standard input and runtime.
 
 use std::sync::{Arc, mpsc};
 use std::thread::{Builder, JoinHandle};
@@ -12,14 +11,14 @@ use super::{follower, front};
 
 type Outcome = Result<(), WorkerError>;
 
-/// Runs the configuration's rank and the following ones, `count` in all, until all have ended.
+/// Runs `count` consecutive ranks, starting with the configured one, until all have ended.
 pub(super) fn run(config: &WorkerConfig, count: u16, runtime: &Handle) -> Outcome {
     let (mut running, mut rendezvous) = (Vec::new(), config.rendezvous);
     let mut ranks = config.rank..config.rank + count;
     if config.rank == 0 {
         let (front, bound) = with_address(config.clone());
         running.extend(ranks.next().map(|_| start(front, runtime)));
-        // If binding failed, rank 0 has ended and reports why.
+        // If binding failed, rank 0 has ended and reports the error.
         match bound.recv() {
             Ok(address) => rendezvous = address,
             Err(_) => ranks = 0..0,
@@ -30,14 +29,14 @@ pub(super) fn run(config: &WorkerConfig, count: u16, runtime: &Handle) -> Outcom
     outcome(outcomes)
 }
 
-/// Rank 0's configuration, and a receiver for the address that it binds.
+/// Returns rank 0's configuration, and a receiver for the address that it binds.
 fn with_address(mut config: WorkerConfig) -> (WorkerConfig, mpsc::Receiver<std::net::SocketAddr>) {
     let (sender, bound) = mpsc::channel();
     let announce = Arc::clone(&config.announce);
     config.announce = Arc::new(move |event| {
         announce(event);
         if let WorkerEvent::Bound { rendezvous } = event {
-            // If the process was asked to stop, nothing waits for the address.
+            // If the process was asked to stop, nothing is waiting for the address.
             let _ = sender.send(*rendezvous);
         }
     });
@@ -50,7 +49,7 @@ fn start(config: WorkerConfig, runtime: &Handle) -> Result<JoinHandle<Outcome>, 
     let work = move || {
         let front = config.rank == 0;
         let outcome = if front { front::run(config, &runtime) } else { follower::run(config, &runtime) };
-        // No rank continues without rank 0, or waits for one that cannot start.
+        // Stop all ranks: none can continue without rank 0 or with a rank that failed on its own.
         if front || outcome.as_ref().is_err_and(is_own) {
             shutdown.request();
         }
@@ -66,12 +65,12 @@ fn ended(rank: JoinHandle<Outcome>) -> Outcome {
     rank.join().unwrap_or_else(|_| Err(WorkerError::Lost("a rank of this process panicked".to_owned())))
 }
 
-/// Whether a rank ended for its own reason rather than because of another rank.
+/// Whether a rank failed on its own rather than because of another rank.
 fn is_own(error: &WorkerError) -> bool {
     !matches!(error, WorkerError::Lost(_) | WorkerError::Rendezvous(_))
 }
 
-/// The outcome of the rank that failed on its own, otherwise the first rank's.
+/// Returns the outcome of the first rank that failed on its own, otherwise that of the first rank.
 fn outcome(mut outcomes: Vec<Outcome>) -> Outcome {
     let own = outcomes.iter().position(|outcome| outcome.as_ref().is_err_and(is_own));
     outcomes.swap_remove(own.unwrap_or(0))

@@ -1,4 +1,4 @@
-//! Collectives, model and engine, once the unit has formed.
+//! Sets up collectives, model and engine once the unit has formed.
 
 use std::io::{self, BufWriter};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -28,21 +28,21 @@ use crate::model::gpu::GpuLink;
 use crate::model::{AttentionPlan, ExpertMemory, ExpertRoom, Model, instructions, with_threads};
 use crate::unit::Lost;
 
-/// A rank that is connected but has no model yet. Orders can already be sent.
+/// A rank that is connected but has no model yet. Commands can already be sent to it.
 pub(super) struct Connected {
     ep: ExpertParallel,
-    /// The ranks that share memory with it.
+    /// The ranks that share memory with this rank.
     near: Vec<usize>,
     pub(super) inbox: Inbox,
-    /// The carrier of data between the ranks.
+    /// The transport between the ranks.
     pub(super) transport: &'static str,
     stages: Option<StageFile>,
-    /// Only for ranks on GPUs.
+    /// Set only for ranks on GPUs.
     #[cfg(feature = "gpu")]
     link: Option<GpuLink>,
 }
 
-/// Takes over the data links and, if the ranks use it, the shared memory.
+/// Takes ownership of the data links and of the shared memory, if the ranks use it.
 pub(super) fn connect(config: &WorkerConfig, prepared: &Prepared, ends: Ends) -> Result<Connected, WorkerError> {
     let (transport, wire) = (ends.transport(), config.wire);
     let stages = prepared.stages.clone();
@@ -90,7 +90,7 @@ impl Ends {
         }
     }
 
-    /// Only the link, without rows.
+    /// Creates only the link, without row collectives.
     #[cfg(feature = "gpu")]
     pub(super) fn link(self, config: &WorkerConfig) -> io::Result<Box<dyn Lockstep>> {
         let (rank, limit) = (usize::from(config.rank), config.collective_timeout);
@@ -123,7 +123,7 @@ impl Ends {
                 let (link, rows) = ShmTransport::new(rank, shared.memory, self.data, limit)?;
                 join_over(config, wire, link, rows, observer)
             }
-            // A rank that also waits for ranks of other hosts has to poll sockets.
+            // A rank that also waits for ranks on other hosts must poll sockets, so only rows use the shared memory.
             Some(shared) => {
                 let rows = Arc::new(shared.memory).rows(rank, &shared.ranks, self.data.len());
                 join_over(config, wire, TcpTransport::new(rank, self.data, limit)?, rows, observer)
@@ -134,7 +134,7 @@ impl Ends {
     }
 }
 
-/// The collectives over a link, in groups if attention is or may be.
+/// Creates the collectives over a link, with groups if attention runs or can run in groups.
 fn join_over<T: Element>(
     config: &WorkerConfig,
     wire: fn(Box<dyn Collectives<T>>) -> WireRows,
@@ -157,7 +157,7 @@ fn load(config: &WorkerConfig, prepared: &Prepared) -> Result<Model, WorkerError
     Ok(Model::load_divided(&prepared.served.dir, rank, &prepared.placement, experts, attention)?)
 }
 
-/// The rank's layout of attention.
+/// Returns the rank's attention plan.
 fn attention_plan(config: &WorkerConfig, prepared: &Prepared) -> AttentionPlan {
     let (group, tables) = (Some((config.world / config.attention_groups).into()), prepared.shuffle.clone());
     let groups = config.groups().iter().map(|groups| groups.ranks.into()).collect();
@@ -165,9 +165,9 @@ fn attention_plan(config: &WorkerConfig, prepared: &Prepared) -> AttentionPlan {
 }
 
 impl Connected {
-    /// Loads the model and starts the engine on its own thread; `ended` gets its end, or the failed rank: another, or
-    /// this one by a panic. The returned handle keeps the transport open, because peers may still be finishing a step
-    /// when this rank has left its loop.
+    /// Loads the model and starts the engine on its own thread. `ended` is called with the way in which the engine
+    /// ended, or with the failed rank, which is this one if the engine panicked. The returned handle keeps the
+    /// transport open, because peers may still be finishing a step when this rank has left its loop.
     pub(super) fn start(
         self,
         config: &WorkerConfig,
@@ -192,7 +192,7 @@ impl Connected {
         engine.affinity = prepared.affinity.clone();
         let work = move || {
             if let Some(Err(error)) = cpus.as_ref().map(CpuList::pin) {
-                // They were available to this process at startup.
+                // The CPUs were available to this process at startup.
                 tracing::warn!(%error, "the rank's threads are not pinned");
             }
             // A panic is a bug, but the unit must still learn which rank failed.
@@ -203,11 +203,11 @@ impl Connected {
                 Ok(Ok(Err(error))) => Err(Lost { rank: RankId::new(error.rank() as u16), cause: error.to_string() }),
                 Err(_) => Err(lost("its engine panicked")),
             };
-            // Written before the end is reported, because the process may then exit.
+            // Write the stages before reporting the end, because the process may then exit.
             if let Some(StageFile { path, file, log }) = stages
                 && let Err(error) = log.write(BufWriter::new(&*file))
             {
-                tracing::warn!(%error, "the stages cannot be written to {}", path.display());
+                tracing::warn!(%error, "cannot write the stages to {}", path.display());
             }
             ended(end);
             engine

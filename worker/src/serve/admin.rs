@@ -1,4 +1,4 @@
-//! Routes that change how the unit works, and access to them.
+//! Admin routes and their access control.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -16,7 +16,8 @@ use super::error::ApiError;
 use crate::control::Secret;
 use crate::control::message::ToRank;
 
-/// Access to admin routes: clients with the token or, without a token, clients on a loopback address.
+/// Access control for admin routes: clients must send the token; without a configured token, the server must listen on
+/// a loopback address.
 #[derive(Debug)]
 pub(crate) struct Gate {
     token: Option<Secret>,
@@ -31,10 +32,10 @@ impl Gate {
 
     fn check(&self, headers: &HeaderMap, uri: &Uri) -> Result<(), ApiError> {
         let Some(token) = &self.token else {
-            // A web page in a browser on this machine must not act for its user, neither under its own name (Host, by
-            // DNS rebinding) nor across sites (Origin).
+            // A web page in a local browser must not act on its user's behalf, neither by DNS rebinding (Host) nor
+            // cross-site (Origin).
             let here = is_for_loopback(headers, uri) && comes_from_loopback(headers);
-            let refusal = "admin routes need a token here, but this worker was started without one";
+            let refusal = "admin routes require a token here, but this worker was started without one";
             return match self.loopback && here {
                 true => Ok(()),
                 false => Err(ApiError::new(StatusCode::FORBIDDEN, refusal)),
@@ -44,20 +45,20 @@ impl Gate {
         let unauthorized = |message| ApiError::new(StatusCode::UNAUTHORIZED, message);
         match given {
             Some(given) if token.is(given) => Ok(()),
-            Some(_) => Err(unauthorized("the admin token is another")),
-            None => Err(unauthorized("admin routes need the admin token: authorization: Bearer ...")),
+            Some(_) => Err(unauthorized("the admin token does not match")),
+            None => Err(unauthorized("admin routes require the admin token: authorization: Bearer ...")),
         }
     }
 }
 
-/// Whether every host name in the request is a loopback one.
+/// Whether the request names at least one host, and only loopback hosts.
 fn is_for_loopback(headers: &HeaderMap, uri: &Uri) -> bool {
     let hosts = headers.get_all(header::HOST).iter().map(|host| host.to_str().ok());
     let mut named = hosts.chain(uri.authority().map(|authority| Some(authority.as_str()))).peekable();
     named.peek().is_some() && named.all(|host| host.is_some_and(names_loopback))
 }
 
-/// Whether the page that sends the request, if any, comes from a loopback host.
+/// Whether the request's origin, if any, is a loopback host.
 fn comes_from_loopback(headers: &HeaderMap) -> bool {
     headers.get_all(header::ORIGIN).iter().all(|origin| {
         let host = origin.to_str().ok().and_then(|origin| origin.split_once("://"));
@@ -71,17 +72,17 @@ pub(super) async fn guard(State(app): State<Arc<App>>, request: Request, next: N
     Ok(next.run(request).await)
 }
 
-/// `POST /drain`: accepts no new sequences from now on, which `/health` reports; running ones finish.
+/// `POST /drain`: stops accepting new sequences, which `/health` reports; running sequences finish.
 pub(super) async fn drain(State(app): State<Arc<App>>) -> Json<Value> {
     app.unit.drain();
     Json(json!({"status": "draining", "in_flight": app.unit.in_flight().iter().sum::<usize>()}))
 }
 
-/// `POST /flush_cache`: drops the cached prefixes that no sequence uses, on every rank.
+/// `POST /flush_cache`: evicts cached prefixes that no sequence uses, on every rank.
 pub(super) async fn flush_cache(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
     app.check_alive()?;
     app.unit.broadcast(&ToRank::Flush);
-    // Orders are processed in sequence, so a rank that reports its counts has flushed.
+    // A rank processes messages in order, so by the time it reports its counts it has flushed.
     let left: u64 = app.unit.by_replica(app.unit.stats().await).map(|stats| stats.kv.cached).sum();
     Ok(Json(json!({"status": "ok", "cached_pages": left})))
 }

@@ -1,4 +1,4 @@
-//! The tokens of a request's sequences as they arrive.
+//! Collects the tokens of a request's sequences as they arrive.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -11,22 +11,22 @@ use super::validated::ValidatedRequest;
 use crate::engine::{Finish, SequenceEvent, SequenceText, TokenLogprobs};
 use crate::unit::Running;
 
-/// One sequence's answer so far.
+/// One sequence's output so far.
 #[derive(Debug)]
 pub(super) struct Answer {
     pub(super) running: Running,
     decoder: SequenceText,
     pub(super) prompt: Vec<u32>,
     pub(super) output: Vec<u32>,
-    /// One for each token in `output`, if requested.
+    /// One entry per token in `output`, if requested.
     pub(super) logprobs: Vec<TokenLogprobs>,
-    /// Prompt tokens found in the cache.
+    /// Prompt tokens found in the prefix cache.
     pub(super) cached: u32,
     pub(super) text: String,
     pub(super) finish: Option<Finish>,
-    /// In SGLang's encoding; arrives with the last event.
+    /// Routed experts in SGLang's encoding; set by the last event.
     pub(super) routes: Option<String>,
-    /// When the request was accepted.
+    /// The time at which the request was accepted.
     pub(super) begun: Instant,
 }
 
@@ -40,7 +40,7 @@ pub(super) struct Delta {
 }
 
 impl Answer {
-    /// Everything that has arrived since the last call.
+    /// Returns the progress since the last call.
     fn poll(&mut self, app: &App, context: &mut Context<'_>) -> Poll<Result<Delta, ApiError>> {
         let mut delta = Delta::default();
         let mut news = false;
@@ -72,7 +72,7 @@ impl Answer {
                 delta.text += &self.decoder.push(&app.served.tokenizer, token)?.0;
             }
             SequenceEvent::Finished { finish, routes } => {
-                // Text held back before a stop text has been sent; nothing follows it.
+                // If a stop text matched, the text before it has already been sent and nothing follows it.
                 if !matches!(finish, Finish::Text(_)) {
                     delta.text += &self.decoder.finish(&app.served.tokenizer)?;
                 }
@@ -85,7 +85,7 @@ impl Answer {
     }
 }
 
-/// The sequences of one request. Dropping it cancels those still running.
+/// The sequences of one request. Dropping it cancels all sequences that are still running.
 #[derive(Debug)]
 pub(super) struct Answers {
     app: Arc<App>,
@@ -93,7 +93,7 @@ pub(super) struct Answers {
 }
 
 impl Answers {
-    /// Submits all sequences of a request; if one is refused, none runs.
+    /// Submits all sequences of a request; if one is rejected, none runs.
     pub(super) fn begin(app: &Arc<App>, request: ValidatedRequest) -> Result<Self, ApiError> {
         let begun = Instant::now();
         let mut list = Vec::with_capacity(request.sequences.len());
@@ -116,7 +116,7 @@ impl Answers {
         Ok(Self { app: Arc::clone(app), list })
     }
 
-    /// The next progress of any sequence; `None` once all have ended.
+    /// Waits for progress on any sequence; returns `None` once all have ended.
     pub(super) async fn next(&mut self) -> Option<Result<Delta, ApiError>> {
         poll_fn(|context| {
             let mut open = false;
@@ -131,7 +131,7 @@ impl Answers {
         .await
     }
 
-    /// Waits for the end of all sequences.
+    /// Waits until all sequences have ended.
     pub(super) async fn complete(&mut self) -> Result<(), ApiError> {
         while let Some(news) = self.next().await {
             news?;

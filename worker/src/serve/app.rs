@@ -19,21 +19,21 @@ use crate::unit::{LayoutName, Unit};
 pub(crate) struct App {
     pub(crate) unit: Unit,
     pub(crate) served: ServedModel,
-    /// The carrier of data between the ranks: `shm`, `tcp`, `mixed`, or `local` if there is only one rank.
+    /// The transport between the ranks: `shm`, `tcp`, `mixed`, or `local` if there is only one rank.
     pub(crate) transport: &'static str,
-    /// Whether tables shuffle rows, with attention tp.
+    /// Whether the tables shuffle rows under attention tp.
     pub(crate) shuffles: bool,
-    /// The folder that contains the tables for `/switch`.
+    /// The folder that contains the tables files for `/switch`.
     pub(crate) tables_root: Option<PathBuf>,
-    /// Whether rank 0 has all experts in memory, so that a switch can move them.
+    /// Whether rank 0 has all of its experts in memory, so that a switch can move them.
     pub(crate) moves_experts: bool,
-    /// The forced share of local activations.
+    /// The forced fraction of local activations.
     pub(crate) force_local_rate: Option<f64>,
     /// Access to admin routes.
     pub(crate) gate: Gate,
 }
 
-/// A model and the files of its directory.
+/// A model and the files loaded from its directory.
 #[derive(Debug)]
 pub(crate) struct ServedModel {
     /// The name that clients use.
@@ -42,14 +42,14 @@ pub(crate) struct ServedModel {
     pub(crate) dir: PathBuf,
     pub(crate) config: ModelConfig,
     pub(crate) tokenizer: Arc<Tokenizer>,
-    /// Models without one accept no chat requests.
+    /// Without a template, the model accepts no chat requests.
     pub(crate) template: Option<ChatTemplate>,
-    /// Tokens that end an answer.
+    /// Tokens that end generation.
     pub(crate) eos: Vec<u32>,
     pub(crate) defaults: Defaults,
 }
 
-/// Default sampling on the OpenAI routes: `generation_config.json`, as in SGLang.
+/// Default sampling parameters on the OpenAI routes, from `generation_config.json`, as in SGLang.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Defaults {
     pub(crate) temperature: f64,
@@ -58,43 +58,43 @@ pub(crate) struct Defaults {
     pub(crate) top_k: u32,
 }
 
-/// The answer of `/server_info`: SGLang's fields, and those that only this worker has.
+/// The `/server_info` response: SGLang's fields plus this worker's own.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct WorkerInfo {
     #[serde(flatten)]
     engine: ServerInfo,
-    /// Layout switches since the start.
+    /// Number of layout switches since startup.
     epoch: u64,
     /// `dp` or `tp`.
     attention: String,
-    /// With attention tp: `tables`, or `off`.
+    /// Under attention tp: `tables` or `off`.
     #[serde(skip_serializing_if = "Option::is_none")]
     shuffle: Option<&'static str>,
-    /// Slots of a layer beyond one per expert, over all ranks; SGLang's name.
+    /// Expert slots per layer beyond one per expert, over all ranks. The name is SGLang's.
     ep_num_redundant_experts: usize,
-    /// Seconds of waiting that each step of a request's priority is worth.
+    /// Seconds of waiting time that one level of priority is worth.
     priority_seconds: f64,
     /// The instruction set used by matrix products.
     compute_instructions: &'static str,
 }
 
 impl Defaults {
-    /// The defaults of `/generate`, and without a configuration file.
+    /// The defaults on `/generate`, and those used without a configuration file.
     pub(crate) const NEUTRAL: Self = Self { temperature: 1.0, top_p: 1.0, top_k: 0 };
 }
 
 impl App {
-    /// An error that names the lost rank, once there is one.
+    /// Returns an error with the cause once a rank is lost.
     pub(super) fn check_alive(&self) -> Result<(), ApiError> {
         self.unit.lost().map_or(Ok(()), |lost| Err(ApiError::unavailable(lost.cause)))
     }
 
-    /// The longest sequence, prompt and answer in tokens, that both the model and a rank's cache support.
+    /// The maximum sequence length in tokens, prompt plus output, that both the model and a rank's cache support.
     pub(crate) fn context_tokens(&self) -> usize {
         self.served.config.max_positions.min(self.unit.limits.kv_tokens())
     }
 
-    /// The answer of `/server_info`.
+    /// Builds the `/server_info` response.
     pub(crate) fn server_info(&self) -> WorkerInfo {
         let layout = self.unit.layout();
         let (attention, held) = (layout.attention, &layout.placement.replicas);
@@ -142,8 +142,9 @@ impl App {
         }
     }
 
-    /// The layouts that the unit can switch to, including its own: attention switches if ranks have the weights of
-    /// both, and slices must be even. Streamed experts cannot move.
+    /// The layouts that the unit can switch to, including the current one. Attention can switch only if the ranks have
+    /// the weights for both layouts, and slicing requires an expert width divisible by the number of ranks. Streamed
+    /// experts cannot move.
     pub(crate) fn layouts(&self) -> Vec<LayoutName> {
         let (current, both) = (self.unit.layout().name(), self.unit.both_attentions);
         let in_groups = !self.unit.groups.is_empty();
@@ -151,7 +152,7 @@ impl App {
         let has = |layout: &LayoutName| {
             let attention = match layout {
                 LayoutName::Groups(_) => true,
-                // A unit that can be in groups has the weights of dp.
+                // A unit that can run in groups has the attention dp weights.
                 _ if layout.attention() == Attention::Dp => both || in_groups || current.attention() == Attention::Dp,
                 _ => both || current.attention() == Attention::Tp && !in_groups,
             };

@@ -1,4 +1,4 @@
-//! The only mapping of errors to status and JSON.
+//! The only module that maps errors to an HTTP status and JSON.
 
 use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
@@ -8,20 +8,20 @@ use serde_json::{Value, json};
 
 use crate::unit::{SubmitError, SwitchError};
 
-/// An error that a client sees.
+/// An error returned to the client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ApiError {
     status: StatusCode,
     message: String,
     /// The invalid parameter.
     param: Option<String>,
-    /// Replaces the status as `code` if the OpenAI API has a name for it.
+    /// The OpenAI API's name for the error, if any; sent as `code` in place of the status.
     named: Option<&'static str>,
-    /// Whether retrying shortly may succeed.
+    /// Whether a retry may soon succeed.
     passing: bool,
 }
 
-/// Seconds that a client should wait before it retries.
+/// Seconds that a client should wait before retrying.
 const RETRY_AFTER: HeaderValue = HeaderValue::from_static("1");
 
 impl ApiError {
@@ -31,40 +31,40 @@ impl ApiError {
 
     /// Names the invalid parameter.
     fn about(mut self, param: &str) -> Self {
-        // Supplied by the client, so bounded.
+        // The client supplies the name, so its length is limited.
         self.param = Some(param.chars().take(64).collect());
         self
     }
 
-    /// A parameter of the request is invalid.
+    /// Creates an error for an invalid request parameter.
     pub(super) fn param(param: &str, message: impl Into<String>) -> Self {
         Self::bad(message).about(param)
     }
 
-    /// The request is invalid.
+    /// Creates an error for an invalid request.
     pub(super) fn bad(message: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, message)
     }
 
-    /// The server failed.
+    /// Creates an error for a server failure.
     pub(super) fn internal(message: impl Into<String>) -> Self {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, message)
     }
 
-    /// Nothing can be served now.
+    /// Creates an error for a server that cannot serve requests now.
     pub(super) fn unavailable(message: impl Into<String>) -> Self {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, message)
     }
 
-    /// The model of this name is not served, but another is.
+    /// Creates an error for a model that is not served; `served` is the model that is.
     pub(super) fn no_model(name: &str, served: &str) -> Self {
-        // Supplied by the client, so bounded.
+        // The client supplies the name, so its length is limited.
         let name: String = name.chars().take(100).collect();
         let message = format!("there is no model '{name}' (there is: {served})");
         Self { named: Some("model_not_found"), ..Self::new(StatusCode::NOT_FOUND, message) }.about("model")
     }
 
-    /// `{"error": {"message", "type", "param", "code"}}`, as in the OpenAI API.
+    /// Formats the error as `{"error": {"message", "type", "param", "code"}}`, as in the OpenAI API.
     pub(super) fn json(&self) -> Value {
         let kind = match self.status {
             StatusCode::NOT_FOUND => "not_found_error",
@@ -119,12 +119,12 @@ impl From<SwitchError> for ApiError {
     }
 }
 
-/// An unknown path.
+/// Responds to an unknown path.
 pub(super) async fn not_found(uri: axum::http::Uri) -> ApiError {
     ApiError::new(StatusCode::NOT_FOUND, format!("there is no route {}", uri.path()))
 }
 
-/// A route that supports only other methods.
+/// Responds to a method that the route does not support.
 pub(super) async fn method_not_allowed(method: axum::http::Method, uri: axum::http::Uri) -> ApiError {
-    ApiError::new(StatusCode::METHOD_NOT_ALLOWED, format!("{} does not take {method}", uri.path()))
+    ApiError::new(StatusCode::METHOD_NOT_ALLOWED, format!("{} does not support {method}", uri.path()))
 }

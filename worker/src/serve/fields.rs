@@ -1,6 +1,6 @@
-//! Every request field of every route: honoured, inherently without effect, or refused by name unless it has the one
-//! value that is equivalent to its absence. Unknown fields are refused, too, so that nothing is ignored silently.
-//! worker/FIELDS.md shows the table.
+//! Every request field of every route: honoured, inherently without effect, or rejected by name unless its value is
+//! equivalent to omitting it. Unknown fields are also rejected, so that nothing is silently ignored. worker/FIELDS.md
+//! contains the table.
 
 mod table;
 
@@ -10,27 +10,27 @@ use serde_json::Value;
 
 use super::error::ApiError;
 
-/// The places where a field may occur; sums are several places.
+/// Bit flags for the places where a field may occur.
 pub(super) const CHAT: u8 = 1;
 pub(super) const COMPLETIONS: u8 = 2;
 pub(super) const GENERATE: u8 = 4;
 /// `sampling_params` of `/generate`.
 pub(super) const PARAMS: u8 = 8;
 pub(super) const TOKENIZE: u8 = 16;
-/// `stream_options` of the OpenAI routes.
+/// `stream_options` on the OpenAI routes.
 pub(super) const STREAM: u8 = 32;
 const OPENAI: u8 = CHAT | COMPLETIONS;
 
 #[derive(Clone, Copy)]
 enum Use {
     Honoured,
-    /// Changes nothing in this worker.
+    /// Has no effect in this worker.
     NoEffect,
-    /// Refused, unless its value has no effect.
+    /// Rejected unless its value has no effect.
     Unless(Harmless),
 }
 
-/// A value without effect. Null always is one.
+/// A value without effect. Null is always harmless.
 #[derive(Clone, Copy)]
 enum Harmless {
     NullOnly,
@@ -65,7 +65,7 @@ impl Harmless {
     }
 }
 
-/// As JSON, for messages and worker/FIELDS.md.
+/// Formats the value as JSON, for messages and worker/FIELDS.md.
 impl fmt::Display for Harmless {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -85,7 +85,7 @@ impl fmt::Display for Harmless {
     }
 }
 
-/// Refuses members of `body` that are unknown in a place, or that request unsupported features. Null counts as absent.
+/// Rejects members of `body` that are unknown in `place` or request unsupported features. Null counts as absent.
 pub(super) fn check(body: &Value, place: u8) -> Result<(), ApiError> {
     let members = body.as_object().into_iter().flatten().filter(|(_, value)| !value.is_null());
     for (name, value) in members {
@@ -107,8 +107,8 @@ pub(super) fn check(body: &Value, place: u8) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// Refuses messages with content other than text: this worker's models read nothing else, and a chat template would
-/// silently drop it.
+/// Rejects messages with content other than text: this worker's models accept only text, and a chat template would
+/// silently drop other content.
 pub(super) fn check_contents(body: &Value) -> Result<(), ApiError> {
     let messages = body["messages"].as_array().into_iter().flatten().enumerate();
     let parts = messages.flat_map(|(message, value)| {
@@ -130,7 +130,7 @@ pub(super) fn check_contents(body: &Value) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// Part of a request, short enough for a message.
+/// Shortens part of a request for use in a message.
 fn shortened(text: &str) -> String {
     match text.char_indices().nth(60) {
         Some((at, _)) => format!("{}...", &text[..at]),

@@ -23,7 +23,7 @@ use super::reply::{Dialect, serve};
 use super::validated::{self, ParsedRequest, ValidatedRequest};
 use crate::engine::Finish;
 
-/// SGLang's limit if a request sets none.
+/// SGLang's default limit on new tokens.
 const DEFAULT_NEW_TOKENS: u32 = 128;
 
 #[derive(Debug, Default, Deserialize)]
@@ -53,7 +53,7 @@ pub(super) async fn generate(
     serve(&app, headers, body, prepare).await
 }
 
-/// `GET /health_generate`: healthy enough to generate a token.
+/// `GET /health_generate`: checks health by generating a token.
 pub(super) async fn health(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
     let body = json!({"input_ids": [0], "sampling_params": {"max_new_tokens": 1, "temperature": 0}});
     let (request, _) = prepare(&app, &HeaderMap::new(), body.to_string().as_bytes())?;
@@ -87,13 +87,13 @@ fn prepare(app: &App, headers: &HeaderMap, bytes: &[u8]) -> Result<(ValidatedReq
 
 struct Generate {
     id: String,
-    /// A list of prompts was sent, so a list of answers is expected.
+    /// Whether the client sent a list of prompts and therefore expects a list of answers.
     batch: bool,
     prompt_ids: bool,
 }
 
 impl Generate {
-    /// SGLang repeats the whole answer so far in every event.
+    /// Formats the answer so far; as in SGLang, every event repeats all of it.
     fn so_far(&self, index: usize, answer: &Answer) -> Value {
         let response = GenerateResponse {
             text: answer.text.clone(),

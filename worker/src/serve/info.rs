@@ -53,7 +53,7 @@ pub(super) async fn models(State(app): State<Arc<App>>) -> Json<Value> {
     Json(json!({"object": "list", "data": [model_entry(&app)]}))
 }
 
-/// `GET /v1/models/{id}`; a name may have slashes.
+/// `GET /v1/models/{id}`; the model name may contain slashes.
 pub(super) async fn model(State(app): State<Arc<App>>, Path(id): Path<String>) -> Result<Json<Value>, ApiError> {
     match id == app.served.name {
         true => Ok(Json(model_entry(&app))),
@@ -72,7 +72,7 @@ fn model_entry(app: &App) -> Value {
     })
 }
 
-/// `GET /v1/loads`: loads of every rank between two of its steps; with attention tp all ranks of a group count as one.
+/// `GET /v1/loads`: each rank's load between two of its steps. Under attention tp, all ranks of a group count as one.
 pub(super) async fn loads(State(app): State<Arc<App>>) -> Result<Json<Loads>, ApiError> {
     app.check_alive()?;
     let limits = app.unit.limits;
@@ -97,7 +97,7 @@ pub(super) async fn loads(State(app): State<Arc<App>>) -> Result<Json<Loads>, Ap
     }))
 }
 
-/// `POST /tokenize`: `{"prompt": ...}` or `{"messages": [...]}` to ids.
+/// `POST /tokenize`: converts `{"prompt": ...}` or `{"messages": [...]}` to token ids.
 pub(super) async fn tokenize(State(app): State<Arc<App>>, WholeBody(body): WholeBody) -> Result<Json<Value>, ApiError> {
     validated::off_the_runtime(&app, HeaderMap::new(), body, |app, _, bytes| {
         let body = validated::parse(bytes)?;

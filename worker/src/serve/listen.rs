@@ -1,4 +1,5 @@
-//! The connections of rank 0's HTTP server: limited in number, each with a time limit for a request's head and body.
+//! Connection handling for rank 0's HTTP server: limits on the number of connections and on the time to receive a
+//! request's head and body.
 
 use std::future::Future;
 use std::io;
@@ -21,17 +22,18 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::error::ApiError;
 
-/// Maximum number of connections; further ones wait in the kernel. A gateway keeps one per running request.
+/// Maximum number of connections; further ones wait in the kernel's accept queue. A gateway keeps one per running
+/// request.
 const CONNECTIONS: usize = 4096;
-/// Time limit for the first request's head, and between two requests.
+/// Time limit for receiving the first request's head, and for each later head after the previous request.
 const HEAD_LIMIT: Duration = Duration::from_secs(30);
 const BODY_LIMIT: Duration = Duration::from_secs(60);
 /// Largest request body, in bytes.
 const BODY_BYTES: usize = 4 << 20;
-/// Pause after `accept` fails for lack of file descriptors or memory, so that open connections can close.
+/// Pause after `accept` fails for lack of file descriptors or memory, which gives open connections time to close.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// Serves until `stop` resolves and the open requests have ended.
+/// Serves until `stop` resolves and all open requests have finished.
 pub(super) async fn serve(listener: TcpListener, router: Router, stop: impl Future<Output = ()>) -> io::Result<()> {
     serve_with(listener, router, HEAD_LIMIT, stop).await
 }
@@ -50,13 +52,13 @@ async fn serve_with(
             accepted = accept(&listener, &places) => accepted,
             () = &mut stop => break,
         };
-        // Small events must be sent at once; a connection also works without the option.
+        // Small events must be sent immediately; if the option cannot be set, the connection still works.
         let _ = stream.set_nodelay(true);
         let service = TowerToHyperService::new(router.clone());
         let connection = graceful.watch(http.serve_connection(TokioIo::new(stream), service));
         tokio::spawn(async move {
             let _place = place;
-            // Errors are the client's: it disconnected, timed out, or did not speak HTTP.
+            // Any error is the client's fault: it disconnected, timed out, or sent invalid HTTP.
             let _ = connection.await;
         });
     }
@@ -78,7 +80,7 @@ async fn accept(listener: &TcpListener, places: &Arc<Semaphore>) -> (TcpStream, 
     }
 }
 
-/// A complete body, within the limits on time and size.
+/// A complete request body, within the time and size limits.
 pub(super) struct WholeBody(pub(super) Bytes);
 
 impl<S: Sync> FromRequest<S> for WholeBody {
@@ -96,7 +98,7 @@ impl<S: Sync> FromRequest<S> for WholeBody {
         body.map(Self).map_err(|error| {
             let limited =
                 std::error::Error::source(&error).is_some_and(<dyn std::error::Error>::is::<LengthLimitError>);
-            if limited { too_long() } else { ApiError::bad(format!("the body cannot be read: {error}")) }
+            if limited { too_long() } else { ApiError::bad(format!("cannot read the body: {error}")) }
         })
     }
 }

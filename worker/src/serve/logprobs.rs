@@ -1,4 +1,4 @@
-//! Log-probabilities of tokens in each dialect's format.
+//! Token log-probabilities in each dialect's format.
 
 use semmoe_text::Tokenizer;
 use serde_json::{Map, Value, json};
@@ -9,13 +9,14 @@ use super::error::ApiError;
 /// Maximum number of alternatives, as in the OpenAI API.
 const MAX_TOP: u64 = 20;
 
-/// The requested number of alternatives, `None` without logprobs: chats use two fields, completions a number.
+/// Returns the requested number of alternatives, or `None` without logprobs. Chat requests use two fields, completions
+/// a single number.
 pub(super) fn requested(chat: bool, logprobs: Option<&Value>, top: Option<u64>) -> Result<Option<u8>, ApiError> {
     let wrong = |expected: &str| Err(ApiError::param("logprobs", format!("logprobs must be {expected}")));
     match (logprobs, chat) {
         (None | Some(Value::Null | Value::Bool(false)), _) => match top {
             None | Some(0) => Ok(None),
-            Some(_) => Err(ApiError::param("top_logprobs", "top_logprobs is given only with logprobs true")),
+            Some(_) => Err(ApiError::param("top_logprobs", "top_logprobs requires logprobs to be true")),
         },
         (Some(Value::Bool(true)), true) => bounded("top_logprobs", top.unwrap_or(0)),
         (Some(_), true) => wrong("true or false"),
@@ -38,13 +39,13 @@ fn bounded(name: &str, top: u64) -> Result<Option<u8>, ApiError> {
     }
 }
 
-/// The answer's tokens, starting at `first`, if logprobs were requested.
+/// The answer's tokens from index `first` on with their logprobs, if logprobs were requested.
 fn pairs(answer: &Answer, first: usize) -> Option<impl Iterator<Item = (u32, &crate::engine::TokenLogprobs)>> {
     let reported = answer.logprobs.len() == answer.output.len() && !answer.logprobs.is_empty();
     reported.then(|| answer.output.iter().copied().zip(&answer.logprobs).skip(first))
 }
 
-/// A chat's `logprobs`; null if not requested.
+/// Formats a chat's `logprobs`; null if they were not requested.
 pub(super) fn chat(tokenizer: &Tokenizer, answer: &Answer, first: usize) -> Value {
     let entry = |id: u32, logprob: f32| {
         let bytes = tokenizer.token_bytes(id);
@@ -60,7 +61,7 @@ pub(super) fn chat(tokenizer: &Tokenizer, answer: &Answer, first: usize) -> Valu
     json!({"content": content, "refusal": null})
 }
 
-/// A completion's `logprobs`; null if not requested.
+/// Formats a completion's `logprobs`; null if they were not requested.
 pub(super) fn completion(tokenizer: &Tokenizer, answer: &Answer, first: usize) -> Value {
     let text = |id: u32| String::from_utf8_lossy(&tokenizer.token_bytes(id)).into_owned();
     let Some(pairs) = pairs(answer, first) else { return Value::Null };
@@ -77,7 +78,8 @@ pub(super) fn completion(tokenizer: &Tokenizer, answer: &Answer, first: usize) -
     json!({"tokens": tokens, "token_logprobs": logprobs, "top_logprobs": tops, "text_offset": offsets})
 }
 
-/// Adds SGLang's fields to `meta_info`. Those of the prompt are empty, as with its default `logprob_start_len`.
+/// Adds SGLang's logprob fields to `meta_info`. The prompt's fields are empty, as with SGLang's default
+/// `logprob_start_len`.
 pub(super) fn generate(answer: &Answer, meta_info: &mut Value) {
     let Some(pairs) = pairs(answer, 0) else { return };
     let (tokens, tops): (Vec<Value>, Vec<Value>) = pairs

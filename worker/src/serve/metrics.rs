@@ -1,4 +1,4 @@
-//! `/metrics`: the counters of all ranks in the Prometheus text format.
+//! `/metrics`: all ranks' counters in the Prometheus text format.
 
 use std::fmt::{Display, Write as _};
 use std::sync::Arc;
@@ -13,9 +13,9 @@ use crate::ep::{ByPlace, Collective, StepCount, StepPhase, TimedCollective, Traf
 use crate::model::{DeviceWork, ExpertFetches, KvUsage};
 use crate::unit::{LayoutName, SwitchHistory, SwitchKind};
 
-/// `GET /metrics`. Every rank reports its counts between two of its steps, so they are exact when nothing runs; for a
-/// failed unit the last known ones are shown. `?name[]=A&name[]=B` selects families: the page with all layers is too
-/// long for readers that poll every few milliseconds.
+/// `GET /metrics`. Every rank reports its counts between two of its steps, so they are exact when the unit is idle; a
+/// failed unit reports its last known counts. `?name[]=A&name[]=B` selects metric families, because the page with all
+/// layers is too long for clients that poll every few milliseconds.
 pub(super) async fn metrics(State(app): State<Arc<App>>, RawQuery(query): RawQuery) -> impl IntoResponse {
     let stats = app.unit.stats().await;
     let up = app.unit.lost().is_none();
@@ -28,7 +28,7 @@ pub(super) async fn metrics(State(app): State<Arc<App>>, RawQuery(query): RawQue
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text)
 }
 
-/// The families with these names.
+/// Keeps only the metric families with these names.
 fn only(page: &str, names: &[&str]) -> String {
     let is_wanted = |line: &&str| {
         let line = line.trim_start_matches("# HELP ").trim_start_matches("# TYPE ");
@@ -37,17 +37,17 @@ fn only(page: &str, names: &[&str]) -> String {
     page.split_inclusive('\n').filter(is_wanted).collect()
 }
 
-/// `layers` holds the layer number of each MoE layer.
+/// Renders the page; `layers` contains the layer number of each MoE layer.
 fn render(layers: &[u16], stats: &[RankStats], in_flight: &[usize], up: bool) -> String {
     let mut page = Page::default();
-    let help = "(token, expert) pairs of the rank's tokens by the expert's rank.";
+    let help = "(token, expert) pairs of the rank's tokens, by whether the expert is on this rank.";
     by_place(&mut page, "semmoe_activations_total", help, layers, stats, |traffic| traffic.activations);
-    let help = "Bytes of dispatch and combine for the rank's tokens by where they went.";
+    let help = "Dispatch and combine bytes for the rank's tokens, by whether they stayed on this rank.";
     by_place(&mut page, "semmoe_dispatch_bytes_total", help, layers, stats, |traffic| traffic.bytes);
-    let help = "Bytes of dispatch and combine for the rank's tokens by how far they went: rank = none, node, other = between nodes.";
+    let help = "Dispatch and combine bytes for the rank's tokens, by distance: rank = not sent, node = within a node, other = between nodes.";
     page.counter("semmoe_level_bytes_total", help, stats, |stats| labelled("level", stats.counters.levels.named()));
     attention_tp(&mut page, stats);
-    let help = "Tokens that went through the model; with attention tp rank 0 counts them.";
+    let help = "Tokens processed by the model; under attention tp, rank 0 counts them.";
     page.counter("semmoe_tokens_total", help, stats, |stats| {
         let counters = &stats.counters;
         labelled("phase", [("prefill", counters.prefill_tokens), ("decode", counters.decode_tokens)])
@@ -55,7 +55,7 @@ fn render(layers: &[u16], stats: &[RankStats], in_flight: &[usize], up: bool) ->
     times(&mut page, layers, stats);
     fetches(&mut page, stats);
     devices(&mut page, stats);
-    let help = "Prompt tokens found in the key-value cache.";
+    let help = "Prompt tokens found in the KV cache.";
     page.counter("semmoe_cached_prompt_tokens_total", help, stats, |stats| [("", stats.cached_tokens)]);
     page.family(
         "semmoe_kv_pages",
@@ -66,7 +66,7 @@ fn render(layers: &[u16], stats: &[RankStats], in_flight: &[usize], up: bool) ->
         let KvUsage { used, cached, capacity, .. } = stats.kv;
         labelled("state", [("used", used), ("cached", cached), ("free", capacity.saturating_sub(used + cached))])
     });
-    let help = "Pages kept for reuse that were evicted.";
+    let help = "Cached pages that were evicted.";
     page.counter("semmoe_kv_evicted_pages_total", help, stats, |stats| [("", stats.kv.evicted)]);
     page.family("semmoe_requests_in_flight", "gauge", "Sequences running or waiting.");
     for (rank, count) in in_flight.iter().enumerate() {
@@ -77,7 +77,7 @@ fn render(layers: &[u16], stats: &[RankStats], in_flight: &[usize], up: bool) ->
     page.text
 }
 
-/// A counter by layer, phase and place.
+/// Adds a counter by layer, phase and locality.
 fn by_place(
     page: &mut Page,
     name: &'static str,
@@ -97,10 +97,10 @@ fn by_place(
     });
 }
 
-/// Switches of layouts.
+/// Renders the metrics of layout switches.
 fn switches(epoch: u64, history: &SwitchHistory) -> String {
     let mut page = Page::default();
-    page.family("semmoe_layout_epoch", "gauge", "Switches of layouts or placements since the start.");
+    page.family("semmoe_layout_epoch", "gauge", "Layout and placement switches since startup.");
     page.sample("", epoch);
     page.family("semmoe_switch_total", "counter", "Switches by source, target and outcome.");
     for (SwitchKind { from, to, end }, count) in &history.counts {
@@ -113,29 +113,29 @@ fn switches(epoch: u64, history: &SwitchHistory) -> String {
     page.text
 }
 
-/// Metrics of attention tp; zeros with attention dp.
+/// Adds the attention tp metrics, which are zero under attention dp.
 fn attention_tp(page: &mut Page, stats: &[RankStats]) {
-    let help = "Bytes that the rank sent to others for attention tp: srs = partial sums of the attention's output, sag = rows \
-                and their experts back to all ranks, sync = orders and chosen tokens before each step.";
+    let help = "Bytes sent by the rank for attention tp: srs = partial sums of the attention output, sag = rows \
+                and their experts returned to all ranks, sync = commands and sampled tokens before each step.";
     page.counter("semmoe_attention_bytes_total", help, stats, |stats| {
         let names = Collective::ALL.into_iter().map(Collective::name);
         labelled("collective", names.zip(stats.counters.collective_bytes))
     });
-    let help = "Rows (a token in an MoE layer) that the rank continued with: placed by the tables, moved from a full rank, \
-                or split evenly without a label.";
+    let help = "Rows (one per token and MoE layer) processed by the rank: assigned by the tables, moved from a full rank, \
+                or split evenly without tables.";
     page.counter("semmoe_attention_rows_total", help, stats, |stats| {
         let rows = &stats.counters.rows;
         labelled("by", [("tables", rows.by_tables), ("moved", rows.moved), ("even", rows.evenly)])
     });
-    let help = "Rows of the fullest rank, summed over MoE layers and steps, equal on all ranks: taken = as rows were split, \
-                wanted = without moves. Over the sum of semmoe_attention_rows_total: the fullest rank over the mean.";
+    let help = "Rows on the fullest rank, summed over MoE layers and steps; the same on all ranks. taken = after moves, \
+                wanted = without moves. Summed over ranks and divided by the sum of semmoe_attention_rows_total: fullest over mean.";
     page.counter("semmoe_attention_fullest_rows_total", help, stats, |stats| {
         let rows = &stats.counters.rows;
         labelled("split", [("taken", rows.fullest), ("wanted", rows.fullest_wanted)])
     });
 }
 
-/// Cost of streaming experts, for ranks that do.
+/// Adds the cost of expert streaming, if any rank streams experts.
 fn fetches(page: &mut Page, stats: &[RankStats]) {
     if stats.iter().all(|stats| stats.fetches.is_none()) {
         return;
@@ -144,19 +144,19 @@ fn fetches(page: &mut Page, stats: &[RankStats]) {
         page.family(name, kind, help);
         page.by_rank(stats, |stats| stats.fetches.as_ref().map(|fetches| ("", of(fetches))));
     };
-    let help = "Memory for experts on a rank that streams them.";
+    let help = "Expert memory on a rank that streams its experts.";
     family("semmoe_expert_memory_bytes", "gauge", help, |of| of.memory_bytes as f64);
-    let help = "Bytes of experts read from the checkpoint for steps.";
+    let help = "Expert bytes read from the checkpoint during steps.";
     family("semmoe_expert_fetch_bytes_total", "counter", help, |of| of.bytes as f64);
-    let help = "Time of reading and packing them.";
+    let help = "Time spent reading and packing streamed experts.";
     family("semmoe_expert_fetch_seconds_total", "counter", help, |of| of.fetching.as_secs_f64());
-    let help = "Time that steps waited for them.";
+    let help = "Time that steps waited for streamed experts.";
     family("semmoe_expert_wait_seconds_total", "counter", help, |of| of.waited.as_secs_f64());
-    let help = "Share of the reading time that no step waited for, since the start.";
+    let help = "Fraction of the read time since startup that no step waited for.";
     family("semmoe_expert_fetch_hidden_ratio", "gauge", help, ExpertFetches::hidden);
 }
 
-/// GPU work, for ranks that have one.
+/// Adds GPU metrics, if any rank has a GPU.
 fn devices(page: &mut Page, stats: &[RankStats]) {
     if stats.iter().all(|stats| stats.device.is_none()) {
         return;
@@ -165,29 +165,29 @@ fn devices(page: &mut Page, stats: &[RankStats]) {
         page.family(name, "counter", help);
         page.by_rank(stats, |stats| stats.device.as_ref().map(|work| ("", of(work))));
     };
-    family("semmoe_gpu_launches_total", "Kernels launched, except those of collectives.", |of| of.launches as f64);
-    let help = "Reads for which the host waited for the GPU.";
+    family("semmoe_gpu_launches_total", "Kernel launches, excluding collectives.", |of| of.launches as f64);
+    let help = "Reads that blocked the host until the GPU was done.";
     family("semmoe_gpu_synchronisations_total", help, |of| of.synchronisations as f64);
-    family("semmoe_gpu_wait_seconds_total", "Time of these waits.", |of| of.waited.as_secs_f64());
-    let help = "Bytes from host to GPU, except those of collectives.";
+    family("semmoe_gpu_wait_seconds_total", "Time that the host waited for the GPU.", |of| of.waited.as_secs_f64());
+    let help = "Bytes copied from host to GPU, excluding collectives.";
     family("semmoe_gpu_written_bytes_total", help, |of| of.written as f64);
-    family("semmoe_gpu_read_bytes_total", "Bytes from GPU to host.", |of| of.read as f64);
-    let help = "Rows of logits read by the host: logprobs, and tokens that the GPU's candidates did not decide.";
+    family("semmoe_gpu_read_bytes_total", "Bytes copied from GPU to host.", |of| of.read as f64);
+    let help = "Logit rows read by the host: for logprobs, and for tokens that the GPU's candidates did not determine.";
     family("semmoe_gpu_logit_rows_total", help, |of| of.logit_rows as f64);
 }
 
-/// Where the ranks' time went.
+/// Adds the breakdown of step time.
 fn times(page: &mut Page, layers: &[u16], stats: &[RankStats]) {
-    let help = "Steps of the whole model, empty ones included.";
+    let help = "Steps of the whole model, including empty ones.";
     page.counter("semmoe_steps_total", help, stats, |stats| [("", stats.timings.steps)]);
     let seconds = |stats: &RankStats| [("", stats.timings.step.as_secs_f64())];
     page.counter("semmoe_step_seconds_total", "Time of the steps.", stats, seconds);
     steps_by_batch(page, stats);
-    let help = "Time from chosen experts to the sum of their results.";
+    let help = "Time from the router's choice to the combined output.";
     page.counter("semmoe_moe_seconds_total", help, stats, |stats| {
         labelled("layer", layers.iter().zip(stats.timings.layers.iter().map(|timings| timings.moe.as_secs_f64())))
     });
-    let help = "Time in collectives, waiting for slower ranks included.";
+    let help = "Time in collectives, including the wait for slower ranks.";
     page.counter("semmoe_collective_seconds_total", help, stats, |stats| {
         layers.iter().zip(&stats.timings.layers).flat_map(|(layer, timings)| {
             TimedCollective::ALL.into_iter().map(move |kind| {
@@ -198,15 +198,15 @@ fn times(page: &mut Page, layers: &[u16], stats: &[RankStats]) {
     });
 }
 
-/// Adds one more label to values.
+/// Adds a label to each value.
 fn labelled<W: Display, V>(name: &str, values: impl IntoIterator<Item = (W, V)>) -> impl Iterator<Item = (String, V)> {
     values.into_iter().map(move |(word, value)| (format!(",{name}=\"{word}\""), value))
 }
 
-/// Steps by layout, phase and batch.
+/// Adds step counts and times by layout, phase and batch.
 fn steps_by_batch(page: &mut Page, stats: &[RankStats]) {
-    let help = "Steps by the layout in force and by what this rank computed: prefill, by prompt tokens, or decode, \
-                by sequences; the label is the upper end of a half octave.";
+    let help = "Steps by layout, phase and batch size on this rank: prompt tokens for prefill steps, sequences for \
+                decode steps. The batch label is the upper end of a half-octave bucket.";
     let mut family = |name, help, value: fn(&StepCount) -> f64| {
         page.counter(name, help, stats, |stats| {
             let mut counts = stats.timings.by_batch.clone();
@@ -218,7 +218,9 @@ fn steps_by_batch(page: &mut Page, stats: &[RankStats]) {
         });
     };
     family("semmoe_layout_steps_total", help, |count| count.steps as f64);
-    family("semmoe_layout_step_seconds_total", "Time of these steps.", |count| count.time.as_secs_f64());
+    family("semmoe_layout_step_seconds_total", "Step time by layout, phase and batch.", |count| {
+        count.time.as_secs_f64()
+    });
 }
 
 fn layout_of(count: &StepCount) -> LayoutName {
@@ -238,7 +240,7 @@ impl Page {
         let _ = writeln!(self.text, "# HELP {name} {help}\n# TYPE {name} {kind}");
     }
 
-    /// A counter of every rank; see [`Page::by_rank`].
+    /// Adds a counter with samples for every rank; see [`Page::by_rank`].
     fn counter<'a, L: Display, V: Display, I: IntoIterator<Item = (L, V)>>(
         &mut self,
         name: &'static str,
@@ -250,7 +252,7 @@ impl Page {
         self.by_rank(stats, of);
     }
 
-    /// Samples of every rank; `of` returns the labels after the rank's, and the values.
+    /// Adds samples for every rank; `of` returns each value with the labels that follow the rank label.
     fn by_rank<'a, L: Display, V: Display, I: IntoIterator<Item = (L, V)>>(
         &mut self,
         stats: &'a [RankStats],
@@ -263,7 +265,7 @@ impl Page {
         }
     }
 
-    /// Labels are numbers and fixed words, so nothing needs escaping.
+    /// Adds a sample. Labels are numbers and fixed words, so nothing needs escaping.
     fn sample(&mut self, labels: &str, value: impl Display) {
         let _ = match labels {
             "" => writeln!(self.text, "{} {value}", self.family),

@@ -2,17 +2,17 @@
 //!
 //! | module | what |
 //! |---|---|
-//! | `admin` | routes that change how the unit works, and access to them |
-//! | `app` | the state that all routes share |
-//! | `listen` | connections and bodies, each with its limits |
-//! | `switch` | another layout, or another placement of experts |
-//! | `error` | errors to status and JSON |
+//! | `admin` | admin routes and their access control |
+//! | `app` | state shared by all routes |
+//! | `listen` | connections and bodies, with their limits |
+//! | `switch` | switches to another layout or expert placement |
+//! | `error` | mapping of errors to status and JSON |
 //! | `validated` | a validated request in any dialect |
-//! | `fields` | every known parameter: honoured, without effect, or refused |
-//! | `params` | sampling fields of both dialects |
-//! | `logprobs` | log-probabilities of tokens |
-//! | `answer` | the tokens of a request's sequences as they arrive |
-//! | `reply` | whole answers and event streams, for any dialect |
+//! | `fields` | every known parameter: honoured, without effect, or rejected |
+//! | `params` | sampling fields shared by both dialects |
+//! | `logprobs` | token log-probabilities |
+//! | `answer` | collects the tokens of a request's sequences |
+//! | `reply` | complete responses and event streams, for any dialect |
 //! | `generate`, `openai` | the dialects |
 //! | `info`, `metrics` | routes that describe the unit |
 
@@ -43,7 +43,7 @@ use tokio::net::TcpListener;
 pub(crate) use admin::Gate;
 pub(crate) use app::{App, Defaults, ServedModel};
 
-/// Serves until `stop` resolves and the open requests have ended.
+/// Serves until `stop` resolves and all open requests have finished.
 pub(crate) async fn serve(
     listener: TcpListener,
     app: Arc<App>,

@@ -22,7 +22,7 @@ use super::reply::{Dialect, serve};
 use super::validated::{self, ParsedRequest, ValidatedRequest};
 use crate::engine::Finish;
 
-/// OpenAI's limit on the completions route if a request sets none; chats may use the rest of the context.
+/// OpenAI's default limit on new tokens for completions; chats default to the rest of the context.
 const DEFAULT_COMPLETION_TOKENS: u32 = 16;
 
 #[derive(Debug, Default, Deserialize)]
@@ -44,7 +44,7 @@ struct Fields {
 #[serde(default)]
 struct StreamOptions {
     include_usage: Option<bool>,
-    /// With `include_usage`, as in SGLang and vLLM: every event carries its choice's usage so far.
+    /// Used with `include_usage`, as in SGLang and vLLM: every event also reports its choice's usage so far.
     continuous_usage_stats: Option<bool>,
 }
 
@@ -88,7 +88,7 @@ fn prepare(
         routes: routes_from.is_some(),
     };
     if extension != Extension::default() && sequences.len() > 1 {
-        return Err(ApiError::bad(format!("sglext is given for one prompt, found {}", sequences.len())));
+        return Err(ApiError::bad(format!("sglext requires a single prompt, found {}", sequences.len())));
     }
     let options = fields.stream_options.unwrap_or_default();
     let usage = options.include_usage.unwrap_or(false);
@@ -105,7 +105,7 @@ fn prepare(
     Ok((ValidatedRequest { rank, sequences, stream }, dialect))
 }
 
-/// How a route parses requests and formats answers.
+/// How a route parses requests and formats responses.
 struct RouteTraits {
     is_chat: bool,
     engine_route: EngineRoute,
@@ -115,7 +115,7 @@ struct RouteTraits {
     id_prefix: &'static str,
     object: &'static str,
     chunk: &'static str,
-    /// Formats the answer's tokens, starting at an index.
+    /// Formats the logprobs of the answer's tokens from an index on.
     logprobs: fn(&Tokenizer, &Answer, usize) -> Value,
 }
 
@@ -143,7 +143,7 @@ static COMPLETION: RouteTraits = RouteTraits {
     logprobs: logprobs::completion,
 };
 
-/// The parts requested in `sglext`.
+/// The fields of `sglext` that the client requested.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Extension {
     input_ids: bool,
@@ -158,7 +158,7 @@ struct OpenAi {
     model: String,
     /// Whether a stream ends with a usage event.
     usage: bool,
-    /// Whether its other events carry usage, too.
+    /// Whether all other events of a stream also carry usage.
     running_usage: bool,
     extension: Extension,
     tokenizer: Arc<Tokenizer>,
@@ -175,7 +175,7 @@ impl OpenAi {
         })
     }
 
-    /// An event about one choice.
+    /// Builds an event for one choice.
     fn chunk(&self, choice: Value, answer: &Answer) -> Value {
         let mut event = self.envelope(true, Value::Array(vec![choice]));
         if self.running_usage {
@@ -211,7 +211,7 @@ fn usage(answers: &[Answer]) -> Value {
     })
 }
 
-/// OpenAI's finish reason, and the matched stop (SGLang's `matched_stop`).
+/// Returns OpenAI's finish reason and the matched stop (SGLang's `matched_stop`).
 fn finish(finish: Option<&Finish>) -> (Value, Value) {
     match finish {
         None => (Value::Null, Value::Null),
@@ -258,7 +258,7 @@ impl Dialect for OpenAi {
 
     fn news(&self, answer: &Answer, delta: &Delta) -> Vec<Value> {
         let (reason, matched) = finish(answer.finish.as_ref());
-        // Tokens whose text is held back still send their logprobs.
+        // Logprobs are sent even for tokens whose text is still held back.
         let logprobs = match delta.tokens {
             0 => Value::Null,
             tokens => (self.route.logprobs)(&self.tokenizer, answer, answer.output.len() - tokens),

@@ -1,4 +1,4 @@
-//! Sampling fields of both dialects, validated.
+//! Validation of the sampling fields of both dialects.
 
 use semmoe_engines::sglang::StopStrings;
 use serde::Deserialize;
@@ -7,14 +7,14 @@ use super::app::{App, Defaults};
 use super::error::ApiError;
 use crate::engine::{Sampling, SequenceRequest, StopRules};
 
-/// Bounds on a request's stop texts and tokens, which are checked for every token.
+/// Limits on a request's stop texts and stop tokens, because every generated token is checked against them.
 const MAX_STOP_TEXTS: usize = 32;
 const MAX_STOP_TEXT_BYTES: usize = 1024;
 const MAX_STOP_TOKENS: usize = 1024;
-/// Below this a temperature is greedy, as in SGLang.
+/// Temperatures below this select greedy sampling, as in SGLang.
 const MIN_TEMPERATURE: f64 = 1e-6;
 
-/// The fields that both dialects share, under their various names.
+/// The fields shared by both dialects, under each dialect's names.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct SamplingFields {
@@ -27,13 +27,13 @@ pub(super) struct SamplingFields {
     skip_special_tokens: Option<bool>,
     #[serde(alias = "min_tokens")]
     min_new_tokens: Option<u32>,
-    /// OpenAI's name first, SGLang's second.
+    /// `seed` is OpenAI's name, `sampling_seed` SGLang's.
     #[serde(alias = "sampling_seed")]
     seed: Option<i64>,
 }
 
 impl SamplingFields {
-    /// The request without its prompt, whose limit on new tokens is set per prompt.
+    /// Validates the fields and returns a request without a prompt and token limit, which are set per prompt.
     pub(super) fn check(&self, app: &App, defaults: Defaults) -> Result<SequenceRequest, ApiError> {
         let temperature = self.temperature.unwrap_or(defaults.temperature);
         if !(0.0..=100.0).contains(&temperature) {
@@ -56,7 +56,7 @@ impl SamplingFields {
             min_new_tokens: self.min_new_tokens.unwrap_or(0),
             sampling: Sampling {
                 temperature: if greedy { 0.0 } else { temperature as f32 },
-                // Loses only digits beyond f32; never 0.
+                // The cast loses only precision; a tiny value must not become 0.
                 top_p: (top_p as f32).max(f32::MIN_POSITIVE),
                 top_k,
                 seed: self.seed.map_or_else(|| fastrand::u64(..), i64::cast_unsigned),
@@ -71,12 +71,12 @@ impl SamplingFields {
         let longest = texts.iter().map(String::len).max().unwrap_or(0);
         let mut token_ids = self.stop_token_ids.clone().unwrap_or_default();
         for (param, holds, found, limit, of) in [
-            ("stop", "stop holds", texts.len(), MAX_STOP_TEXTS, "texts"),
+            ("stop", "stop contains", texts.len(), MAX_STOP_TEXTS, "texts"),
             ("stop", "a stop text has", longest, MAX_STOP_TEXT_BYTES, "bytes"),
-            ("stop_token_ids", "stop_token_ids holds", token_ids.len(), MAX_STOP_TOKENS, "ids"),
+            ("stop_token_ids", "stop_token_ids contains", token_ids.len(), MAX_STOP_TOKENS, "ids"),
         ] {
             if found > limit {
-                return Err(ApiError::param(param, format!("{holds} {found} {of}, at most {limit} are taken")));
+                return Err(ApiError::param(param, format!("{holds} {found} {of}, at most {limit} are allowed")));
             }
         }
         if !self.ignore_eos.unwrap_or(false) {

@@ -1,4 +1,4 @@
-//! Whole answers and event streams, for any dialect.
+//! Complete responses and event streams, for any dialect.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -18,28 +18,28 @@ use super::app::App;
 use super::error::ApiError;
 use super::validated::{ValidatedRequest, off_the_runtime};
 
-/// How a route formats its answers.
+/// How a route formats its responses.
 pub(super) trait Dialect: Send + 'static {
-    /// The whole answer at once.
+    /// Formats the complete response.
     fn whole(&self, answers: &[Answer]) -> Value;
-    /// Events before the first token.
+    /// Returns the events to send before the first token.
     fn opening(&self, _answers: &[Answer]) -> Vec<Value> {
         Vec::new()
     }
-    /// Events for one answer's progress.
+    /// Formats events for one answer's progress.
     fn news(&self, answer: &Answer, delta: &Delta) -> Vec<Value>;
-    /// Events after the last token.
+    /// Returns the events to send after the last token.
     fn closing(&self, _answers: &[Answer]) -> Vec<Value> {
         Vec::new()
     }
 }
 
-/// Parses a request's headers and body into its sequences and the dialect of the answer.
+/// Parses a request's headers and body into its sequences and the dialect of the response.
 type Prepare<D> = fn(&App, &HeaderMap, &[u8]) -> Result<(ValidatedRequest, D), ApiError>;
 
-/// Prepares a request, off the network threads if it is large, runs it and answers it. Errors before the first token
-/// have a status, also for streams; later ones end a stream with one event. If the client leaves, the future or the
-/// stream is dropped, which cancels the sequences.
+/// Prepares a request (on a blocking thread if it is large), runs it and sends the response. Errors before the first
+/// token set the HTTP status, even for streams; later errors end a stream with one event. If the client disconnects,
+/// the future or the stream is dropped, which cancels the sequences.
 pub(super) async fn serve<D: Dialect>(
     app: &Arc<App>,
     headers: HeaderMap,
@@ -103,7 +103,7 @@ impl<D: Dialect> Stream<D> {
                 let events = self.dialect.news(&self.answers.list[delta.index], &delta);
                 self.push(events);
             }
-            // No [DONE]: a client that misses the error must not take the text for complete.
+            // No [DONE] is sent: a client that misses the error must not assume that the text is complete.
             Some(Err(error)) => {
                 self.push(vec![error.json()]);
                 self.ended = true;

@@ -1,4 +1,4 @@
-//! `/switch`: another layout of attention or experts, or another placement, while requests run.
+//! `/switch`: changes the attention layout, expert layout or placement while requests run.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -32,17 +32,17 @@ pub(super) async fn switch(
     }
     let prepares = matches!(action, None | Some(SwitchAction::Prepare));
     if kv_step_bytes.is_some() && !prepares {
-        return Err(ApiError::param("kv_step_bytes", "kv_step_bytes belongs in the prepare request: leave it out"));
+        return Err(ApiError::param("kv_step_bytes", "only prepare requests accept kv_step_bytes: leave it out"));
     }
     let target = match to {
         Some(to) if prepares => Some(target(&app, to).await?),
         None if prepares => {
-            return Err(ApiError::param("to", "to is missing: it names the layout or tables to switch to"));
+            return Err(ApiError::param("to", "to is missing: specify the layout or tables to switch to"));
         }
-        Some(_) => return Err(ApiError::param("to", "to belongs in the prepare request: leave it out")),
+        Some(_) => return Err(ApiError::param("to", "only prepare requests accept 'to': leave it out")),
         None => None,
     };
-    // On a separate task: a switch continues if the client leaves.
+    // The switch runs on a separate task, so it continues if the client disconnects.
     let unit = app.unit.clone();
     let work = tokio::spawn(async move {
         if let Some(target) = target {
@@ -58,11 +58,11 @@ pub(super) async fn switch(
             Some(SwitchAction::Prepare) => Ok(()),
         }
     });
-    work.await.map_err(|_| ApiError::internal("the switch ended by a panic"))??;
+    work.await.map_err(|_| ApiError::internal("the switch panicked"))??;
     Ok(Json(app.unit.switch_status()))
 }
 
-/// The requested layout; its epoch is set when it is prepared.
+/// Returns the requested layout; its epoch is set when it is prepared.
 async fn target(app: &Arc<App>, to: SwitchTarget) -> Result<UnitLayout, ApiError> {
     let current = app.unit.layout();
     match to {
@@ -80,37 +80,34 @@ async fn target(app: &Arc<App>, to: SwitchTarget) -> Result<UnitLayout, ApiError
         }
         SwitchTarget::Tables(SwitchTables { tables }) => {
             if current.placement.layout.groups().is_some() {
-                let message = format!(
-                    "the unit is in groups ({}), each of which has all experts: switch to ep first",
-                    current.name()
-                );
+                let message =
+                    format!("the unit runs in groups ({}), each with all experts: switch to ep first", current.name());
                 return Err(ApiError::param("to", message));
             }
             if app.shuffles {
-                let message =
-                    "rows are shuffled by the tables that the unit was started with, which cannot be replaced";
+                let message = "the unit shuffles rows by the tables loaded at startup, which cannot be replaced";
                 return Err(ApiError::param("to", message));
             }
             let app = Arc::clone(app);
             let read = tokio::task::spawn_blocking(move || of_tables(&app, &tables, &current));
-            read.await.map_err(|_| ApiError::internal("reading the tables ended by a panic"))?
+            read.await.map_err(|_| ApiError::internal("reading the tables panicked"))?
         }
     }
 }
 
-/// Opens a file in the folder of tables. An error reveals nothing about other files, not even whether they exist, nor
-/// the content of other files in the folder; the log has the reason.
+/// Opens a tables file below the tables root. An error reveals neither whether files outside the root exist nor the
+/// contents of other files inside it; the reason is only logged.
 fn open(root: Option<&Path>, path: &Path) -> Result<Tables, ApiError> {
     let bad = |what: &str| ApiError::param("to", format!("{} {what}", path.display()));
     let Some(root) = root else {
-        return Err(bad("is not read: the unit was started without --tables and without --tables-root"));
+        return Err(bad("cannot be loaded: the unit was started without --tables and --tables-root"));
     };
-    // A pipe or device may be endless or block its reader.
+    // Only regular files are accepted: a pipe or device could be endless or block its reader.
     let found = root.join(path).canonicalize().ok().filter(|found| found.starts_with(root) && found.is_file());
     let Some(found) = found else { return Err(bad(&format!("is not a file below {}", root.display()))) };
     Tables::open(&found).map_err(|error| {
-        tracing::warn!(%error, "a switch was requested with a file that has no usable tables");
-        bad("has no usable tables: this rank's log has the reason")
+        tracing::warn!(%error, "a switch request named a file without usable tables");
+        bad("has no usable tables: see this rank's log for the reason")
     })
 }
 
@@ -119,10 +116,10 @@ fn of_tables(app: &App, path: &Path, current: &UnitLayout) -> Result<UnitLayout,
     let tables = open(app.tables_root.as_deref(), path)?;
     let info = app.served.config.model_info(&app.served.name, Some(app.served.tokenizer.sha256().to_owned()));
     tables.model().check_compatible(&info).map_err(|error| bad(error.in_file(path).to_string()))?;
-    // Without shuffled rows, only the placement of tables for attention tp is used.
+    // Without shuffled rows, tables for attention tp are also accepted, because only their placement is used.
     if current.attention == Attention::Dp && tables.attention() != Attention::Dp {
         return Err(bad(format!(
-            "{} is for attention {}, the unit runs attention dp",
+            "{} is for attention {}, but the unit runs attention dp",
             path.display(),
             tables.attention()
         )));

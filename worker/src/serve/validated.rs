@@ -18,10 +18,10 @@ use crate::engine::SequenceRequest;
 
 /// Maximum number of prompts in one request.
 const MAX_PROMPTS: usize = 64;
-/// Largest priority either way: it bounds the head start.
+/// Largest absolute priority, which bounds a request's head start.
 const MAX_PRIORITY: u16 = 255;
 
-/// Sequences to run, and how to answer them.
+/// The sequences to run, and the form of the response.
 #[derive(Debug)]
 pub(super) struct ValidatedRequest {
     /// The rank that the request is pinned to.
@@ -34,7 +34,8 @@ pub(super) struct ValidatedRequest {
 /// Bodies of at least this many bytes are tokenized on another thread.
 const LARGE_BODY_BYTES: usize = 4 << 10;
 
-/// Prepares a request without delaying others: tokenizing a large body takes milliseconds.
+/// Prepares a request, on a blocking thread if its body is large: tokenizing a large body takes milliseconds, which
+/// would delay other requests.
 pub(super) async fn off_the_runtime<T: Send + 'static>(
     app: &Arc<App>,
     headers: HeaderMap,
@@ -49,7 +50,7 @@ pub(super) async fn off_the_runtime<T: Send + 'static>(
     work.await.map_err(|_| ApiError::internal("the request could not be prepared"))?
 }
 
-/// Parses a body as JSON: an object, nested no deeper than serde_json's limit.
+/// Parses a body as a JSON object; serde_json limits its nesting depth.
 pub(super) fn parse(body: &[u8]) -> Result<Value, ApiError> {
     match serde_json::from_slice(body) {
         Ok(value @ Value::Object(_)) => Ok(value),
@@ -58,18 +59,18 @@ pub(super) fn parse(body: &[u8]) -> Result<Value, ApiError> {
     }
 }
 
-/// A request's body, its pin and its typed fields.
+/// A request's body, pin and typed fields.
 pub(super) struct ParsedRequest<T> {
     pub(super) body: Value,
     pub(super) rank: Option<RankId>,
     pub(super) stream: bool,
-    /// The first token whose routed experts are requested, if any.
+    /// Index of the first token whose routed experts are requested, if any.
     pub(super) routes_from: Option<u32>,
     pub(super) priority: i16,
     pub(super) fields: T,
 }
 
-/// The fields shared by all generating routes.
+/// The fields shared by all routes that generate text.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct CommonFields {
@@ -80,7 +81,7 @@ struct CommonFields {
 }
 
 impl<T: DeserializeOwned> ParsedRequest<T> {
-    /// Parses body, pin and fields.
+    /// Parses the body, the pin and the fields.
     pub(super) fn read(app: &App, route: EngineRoute, headers: &HeaderMap, bytes: &[u8]) -> Result<Self, ApiError> {
         let body = parse(bytes)?;
         let rank = pinned_rank(app, route, headers, bytes)?;
@@ -94,7 +95,7 @@ impl<T: DeserializeOwned> ParsedRequest<T> {
     }
 }
 
-/// Refuses a priority that has no effect here, or whose head start has no bound.
+/// Rejects a priority that has no effect on this worker or exceeds [`MAX_PRIORITY`].
 fn priority(priority_seconds: f64, priority: i64) -> Result<i16, ApiError> {
     if priority_seconds == 0.0 && priority != 0 {
         let message = format!("priority {priority} has no effect without --priority-seconds, expected 0");
@@ -106,10 +107,10 @@ fn priority(priority_seconds: f64, priority: i64) -> Result<i16, ApiError> {
     })
 }
 
-/// The rank that a request is pinned to: on the OpenAI routes the header takes precedence over the body.
+/// Returns the rank that a request is pinned to. On the OpenAI routes, the header takes precedence over the body.
 fn pinned_rank(app: &App, route: EngineRoute, headers: &HeaderMap, body: &[u8]) -> Result<Option<RankId>, ApiError> {
     let pinned = pin::client_pin(Engine::Semmoe, route, headers, body)
-        .map_err(|error| ApiError::bad(format!("the data-parallel rank cannot be used: {error}")))?;
+        .map_err(|error| ApiError::bad(format!("invalid data-parallel rank: {error}")))?;
     let ranks = app.unit.pins();
     match pinned {
         Some(rank) if rank.get() >= ranks => {
@@ -119,7 +120,7 @@ fn pinned_rank(app: &App, route: EngineRoute, headers: &HeaderMap, body: &[u8]) 
     }
 }
 
-/// A body's prompts as ids in the model's vocabulary.
+/// Returns a body's prompts as token ids within the model's vocabulary.
 pub(super) fn prompts(app: &App, route: Route, body: &Value) -> Result<Vec<Vec<u32>>, ApiError> {
     if route == Route::Chat {
         fields::check_contents(body)?;
@@ -134,8 +135,8 @@ pub(super) fn prompts(app: &App, route: Route, body: &Value) -> Result<Vec<Vec<u
     }
 }
 
-/// Combines a request with its prompts. `requested` is the client's limit on new tokens, `default` the limit without
-/// one, as far as the context has room.
+/// Combines a request with its prompts. `requested` is the client's limit on new tokens; without one, `default`
+/// applies, capped at the remaining context.
 pub(super) fn sequences(
     app: &App,
     request: &SequenceRequest,
@@ -148,7 +149,7 @@ pub(super) fn sequences(
         if request.min_new_tokens > max_new_tokens {
             let min = request.min_new_tokens;
             return Err(ApiError::bad(format!(
-                "at least {min} and at most {max_new_tokens} new tokens contradict each other"
+                "a minimum of {min} and a maximum of {max_new_tokens} new tokens contradict each other"
             )));
         }
         Ok(SequenceRequest { tokens, max_new_tokens, ..request.clone() })
@@ -156,7 +157,7 @@ pub(super) fn sequences(
     prompts.into_iter().map(join).collect()
 }
 
-/// The maximum number of new tokens for a prompt.
+/// Returns the maximum number of new tokens for a prompt.
 fn new_tokens(prompt: usize, context: usize, requested: Option<u32>, default: Option<u32>) -> Result<u32, ApiError> {
     if prompt == 0 {
         return Err(ApiError::bad("the prompt is empty"));
@@ -170,7 +171,7 @@ fn new_tokens(prompt: usize, context: usize, requested: Option<u32>, default: Op
     match requested {
         Some(0) => Err(ApiError::bad("at least one new token must be requested, found 0")),
         Some(requested) if requested > room => Err(ApiError::bad(format!(
-            "the prompt's {prompt} tokens and {requested} new ones do not fit the model's context of {context} tokens"
+            "the prompt's {prompt} tokens and {requested} new tokens exceed the model's context of {context} tokens"
         ))),
         Some(requested) => Ok(requested),
         None => Ok(default.unwrap_or(u32::MAX).min(room)),

@@ -1,8 +1,9 @@
-//! Orders and events that wait at rank 0 while the ranks move: each rank is in the old layout or in the new one, and
-//! only the rank itself knows which.
+//! Commands and events that wait at rank 0 while the ranks move: each rank is in either the old layout or the new one,
+//! and only that rank knows which.
 //!
-//! Orders about sequences wait until all ranks have finished, and then go to the sequences' new ranks. Events of a rank
-//! that has finished wait, too: they may arrive before the last events of the sequence's previous rank.
+//! Commands about sequences wait until all ranks have finished, and are then sent to the sequences' new ranks. Events
+//! from a rank that has finished also wait, because they may arrive before the last events from the sequence's previous
+//! rank.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::MutexGuard;
@@ -17,20 +18,20 @@ use crate::engine::SequenceEvent;
 /// Events of sequences, in order.
 pub(super) type Events = Vec<(u64, SequenceEvent)>;
 
-/// Orders and events held back during a switch.
+/// Commands and events held back during a switch.
 #[derive(Debug, Default)]
 pub(super) struct Deferred {
-    /// Orders about sequences.
+    /// Commands about sequences.
     pub(super) orders: Vec<ToRank>,
     events: Vec<(RankId, Events)>,
-    /// Ranks that have finished their part: their later messages belong to the layout that they finished in.
+    /// Ranks that have finished moving; their later messages belong to the layout that they ended in.
     pub(super) ended: HashSet<RankId>,
-    /// The new replicas of sequences.
+    /// The new replica of each sequence.
     pub(super) replicas: HashMap<u64, RankId>,
 }
 
 impl Deferred {
-    /// Holds events back, or returns them if they belong to the old layout.
+    /// Defers events, or returns them if they belong to the old layout.
     pub(super) fn filter(&mut self, rank: RankId, events: Events) -> Option<Events> {
         if !self.ended.contains(&rank) {
             return Some(events);
@@ -41,8 +42,8 @@ impl Deferred {
 }
 
 impl Unit {
-    /// Ends the move once all ranks are in the layout in force: records the sequences' new ranks, and forwards waiting
-    /// orders and events.
+    /// Ends the move once all ranks are in the current layout: records the sequences' new ranks and forwards deferred
+    /// commands and events.
     pub(super) fn release(&self, mut state: MutexGuard<'_, State>, deferred: Deferred) {
         state.relocate(&deferred.replicas);
         let ended: usize = deferred.events.into_iter().map(|(rank, events)| state.take_events(rank, events)).sum();
@@ -64,12 +65,12 @@ impl Unit {
 }
 
 impl State {
-    /// The waiting orders and events, while ranks move.
+    /// Returns the deferred commands and events while ranks are moving.
     pub(super) fn deferred(&mut self) -> Option<&mut Deferred> {
         self.switch.as_mut().and_then(Switch::deferred)
     }
 
-    /// Sends an order about a sequence of the replica; it waits while ranks move.
+    /// Sends a command about one of the replica's sequences, or defers it while ranks are moving.
     pub(super) fn order(&mut self, rank: RankId, order: ToRank) {
         match self.deferred() {
             Some(deferred) => deferred.orders.push(order),
@@ -77,7 +78,7 @@ impl State {
         }
     }
 
-    /// Records the sequences' new ranks, as reported, if the layout has changed; sequences that are not on any rank yet
+    /// If the layout has changed, records the sequences' new ranks as reported. Sequences that are not on any rank yet
     /// are placed like new ones.
     fn relocate(&mut self, moved: &HashMap<u64, RankId>) {
         let replicas = usize::from(self.replicas());

@@ -1,4 +1,4 @@
-//! Orders to the ranks, events from them, and the state of the unit.
+//! Commands to the ranks, events from the ranks, and the unit's state.
 
 use std::collections::HashMap;
 use std::ops::Deref;
@@ -18,7 +18,7 @@ use crate::engine::{Inbox, RankStats, SequenceEvent, SequenceRequest, UnitLimits
 use crate::ep::RankGroups;
 use crate::threads::lock;
 
-/// How long a rank may take to report its counts between two steps.
+/// Time limit for a rank to report its statistics between two steps.
 const STATS_LIMIT: Duration = Duration::from_secs(5);
 
 /// Rank 0's connection to a rank.
@@ -44,24 +44,24 @@ impl Port {
 pub(crate) struct Lost {
     /// The rank that failed first.
     pub(crate) rank: RankId,
-    /// One sentence that names the rank.
+    /// The cause, in one sentence that names the rank.
     pub(crate) cause: String,
 }
 
 /// State that other tasks wait for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct UnitStatus {
-    /// Ranks whose model is loaded.
+    /// Number of ranks whose model is loaded.
     pub(crate) ready: usize,
-    /// Ranks that have left their step loop.
+    /// Number of ranks that have left their step loop.
     pub(crate) stopped: usize,
-    /// Links to other ranks that have ended.
+    /// Number of links to other ranks that have ended.
     pub(crate) closed: usize,
-    /// Sequences whose last event has not arrived.
+    /// Number of sequences whose last event has not arrived.
     pub(crate) in_flight: usize,
-    /// A rank's process was asked to stop.
+    /// Whether a rank's process was asked to stop.
     pub(crate) leaving: bool,
-    /// The first failure, set once.
+    /// The unit's first failure, which is set once.
     pub(crate) lost: Option<Lost>,
 }
 
@@ -80,9 +80,9 @@ impl Deref for Unit {
 /// Time limits of the unit.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Timeouts {
-    /// For a rank that is busy with a step.
+    /// How long a rank may be busy with a step.
     pub(crate) step: Duration,
-    /// For the commit of a prepared switch.
+    /// How long a prepared switch waits for its commit.
     pub(crate) prepared: Duration,
 }
 
@@ -92,12 +92,12 @@ pub(crate) struct Shared {
     /// Ranks in the unit.
     pub(crate) world: u16,
     pub(crate) limits: UnitLimits,
-    /// Due times count from it.
+    /// Due times are relative to this instant.
     began: Instant,
     pub(super) timeouts: Timeouts,
-    /// Whether attention may switch, so that requests can be pinned in either layout.
+    /// Whether attention can switch, so that requests can be pinned in either layout.
     pub(crate) both_attentions: bool,
-    /// Groups that the unit can be switched to.
+    /// Groupings that the unit can switch to.
     pub(crate) groups: Vec<RankGroups>,
     state: Mutex<State>,
     status: watch::Sender<UnitStatus>,
@@ -106,9 +106,9 @@ pub(crate) struct Shared {
 #[derive(Debug)]
 pub(super) struct State {
     world: u16,
-    /// By rank; empty before the ranks have registered and after the links were closed.
+    /// Connections by rank; empty before the ranks have registered and after the links have closed.
     pub(super) ports: Vec<Port>,
-    /// Groups of ranks with separate sequences, while attention is tp.
+    /// Number of groups with separate sequences under attention tp.
     attention_groups: u16,
     pub(super) layout: Arc<UnitLayout>,
     /// The switch in progress.
@@ -121,7 +121,7 @@ pub(super) struct State {
     next_rank: u16,
     pub(super) draining: bool,
     tickets: HashMap<u64, (RankId, oneshot::Sender<RankStats>)>,
-    /// By rank: the last report, for ranks that have stopped reporting.
+    /// Each rank's last report, used once a rank has stopped reporting.
     last_stats: Vec<RankStats>,
 }
 
@@ -130,7 +130,7 @@ pub(super) struct Entry {
     pub(super) rank: RankId,
     /// The requested rank.
     pub(super) pinned: Option<RankId>,
-    /// `None` once the receiver is gone.
+    /// `None` once the receiver is dropped.
     listener: Option<mpsc::UnboundedSender<SequenceEvent>>,
 }
 
@@ -179,35 +179,35 @@ impl Unit {
         self.state().ports = ports;
     }
 
-    /// Number of replicas that run sequences. With attention tp all ranks, or those of a group, are one replica,
-    /// represented by the first.
+    /// Number of replicas that run sequences. Under attention tp, all ranks (or the ranks of a group) form one replica,
+    /// represented by its first rank.
     pub(crate) fn replicas(&self) -> u16 {
         self.state().replicas()
     }
 
-    /// Selects from a list by rank the items of the ranks that represent a replica.
+    /// Selects the items of the ranks that represent a replica from a list indexed by rank.
     pub(crate) fn by_replica<T>(&self, by_rank: Vec<T>) -> impl Iterator<Item = T> {
         let state = self.state();
         by_rank.into_iter().step_by(state.stride().into()).take(state.replicas().into())
     }
 
-    /// Number of ranks that a sequence can be pinned to, in any layout that the unit may have.
+    /// Number of ranks that a sequence can be pinned to, in any of the layouts that the unit can have.
     pub(crate) fn pins(&self) -> u16 {
         if self.both_attentions || !self.groups.is_empty() { self.world } else { self.replicas() }
     }
 
-    /// Subscribes to the state of the unit.
+    /// Subscribes to changes of the unit's status.
     pub(crate) fn status(&self) -> watch::Receiver<UnitStatus> {
         self.status.subscribe()
     }
 
-    /// The first failure, if there was one.
+    /// Returns the unit's first failure, if any.
     pub(crate) fn lost(&self) -> Option<Lost> {
         self.status.borrow().lost.clone()
     }
 
-    /// Runs a sequence on `rank`, or on the next rank in round-robin order, and sets its id and due time. With
-    /// attention tp, the sequence moves to `rank` if attention becomes dp.
+    /// Submits a sequence to `rank`, or to the next rank in round-robin order, and sets its id and due time. Under
+    /// attention tp, the sequence moves to `rank` if attention switches to dp.
     pub(crate) fn submit(&self, rank: Option<RankId>, mut request: SequenceRequest) -> Result<Running, SubmitError> {
         let mut state = self.state();
         if let Some(lost) = self.lost() {
@@ -217,7 +217,7 @@ impl Unit {
             return Err(SubmitError::Stopping);
         }
         let pinned = rank;
-        // A pin to a group does not name a single rank.
+        // A sequence pinned to a group has no single home rank.
         request.home = pinned.filter(|_| state.stride() == 1).map(RankId::get);
         let rank = state.rank_for(rank);
         let limit = self.limits.running + self.limits.waiting;
@@ -235,7 +235,7 @@ impl Unit {
         Ok(Running { id, rank, events, unit: self.clone(), ended: false })
     }
 
-    /// Cancels a sequence whose client has left.
+    /// Cancels a sequence whose client has disconnected.
     pub(super) fn abandon(&self, id: u64) {
         let mut state = self.state();
         let Some(entry) = state.sequences.get_mut(&id) else { return };
@@ -244,40 +244,40 @@ impl Unit {
         state.order(rank, ToRank::Cancel { id });
     }
 
-    /// Accepts no further sequences.
+    /// Stops accepting new sequences.
     pub(crate) fn drain(&self) {
         self.state().draining = true;
     }
 
-    /// Whether the unit accepts no further sequences.
+    /// Whether the unit has stopped accepting sequences.
     pub(crate) fn is_draining(&self) -> bool {
         self.state().draining
     }
 
-    /// Cancels all sequences; their listeners see them end.
+    /// Cancels all sequences; their listeners still receive the last event.
     pub(crate) fn cancel_all(&self) {
         let mut state = self.state();
         let all: Vec<(u64, RankId)> = state.sequences.iter().map(|(&id, entry)| (id, entry.rank)).collect();
         all.into_iter().for_each(|(id, rank)| state.order(rank, ToRank::Cancel { id }));
     }
 
-    /// Sends every rank one order. With attention tp rank 0 forwards those that affect sequences and caches, so that
-    /// all ranks execute them between the same two steps.
+    /// Sends a command to every rank. Under attention tp, rank 0 forwards commands that affect sequences and caches, so
+    /// that all ranks execute them between the same two steps.
     pub(crate) fn broadcast(&self, order: &ToRank) {
         self.state().broadcast(order);
     }
 
-    /// Closes the links to the other ranks once everything queued is written.
+    /// Closes the links to the other ranks once all queued messages have been written.
     pub(crate) fn close(&self) {
         self.state().ports.clear();
     }
 
-    /// In-flight sequences by replica.
+    /// Number of in-flight sequences by replica.
     pub(crate) fn in_flight(&self) -> Vec<usize> {
         self.state().in_flight.clone()
     }
 
-    /// Counts and loads of every rank, or the last known ones of a rank that does not answer.
+    /// Returns every rank's statistics, or the last known ones for a rank that does not respond.
     pub(crate) async fn stats(&self) -> Vec<RankStats> {
         let answers: Vec<_> = (0..self.world).map(|rank| self.request_stats(RankId::new(rank))).collect();
         let all = futures_util::future::join_all(answers.into_iter().map(|(ticket, answer)| async move {
@@ -299,7 +299,7 @@ impl Unit {
         let (sender, answer) = oneshot::channel();
         let mut state = self.state();
         let ticket = state.take_id();
-        // A failed unit does not answer: the dropped sender reports this at once.
+        // A failed unit never answers, so dropping the sender ends the wait immediately.
         if self.lost().is_none() && !state.ports.is_empty() {
             state.tickets.insert(ticket, (rank, sender));
             state.send(rank, ToRank::Stats { ticket });
@@ -317,7 +317,7 @@ impl Unit {
             FromRank::Stats { ticket, stats } => {
                 let requested = self.state().tickets.remove(&ticket);
                 if let Some((_, sender)) = requested.filter(|(requested, _)| *requested == rank) {
-                    // The caller may have left.
+                    // The caller may have stopped waiting.
                     let _ = sender.send(*stats);
                 }
             }
@@ -348,7 +348,7 @@ impl Unit {
         }
     }
 
-    /// Fails the unit: every waiting request gets the cause, and the other ranks exit. The first cause wins.
+    /// Fails the unit: every waiting request receives the cause, and the other ranks exit. The first cause wins.
     pub(crate) fn fail(&self, lost: Lost) {
         let first = self.status.send_if_modified(|status| {
             let first = status.lost.is_none();
@@ -369,7 +369,7 @@ impl Unit {
         self.status.send_modify(|status| status.in_flight = 0);
     }
 
-    /// A thread that panicked while it held the lock leaves only complete entries behind.
+    /// Locks the state. A thread that panics while holding the lock leaves only complete entries behind.
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
         lock(&self.state)
     }
@@ -386,8 +386,8 @@ impl State {
         }
     }
 
-    /// Number of ranks from the first one of a replica to the first one of the next. 1 without groups, because the
-    /// single replica may become one per rank.
+    /// Distance between the first ranks of consecutive replicas. It is 1 without groups, because the single replica may
+    /// split into one per rank.
     fn stride(&self) -> u16 {
         match self.layout.placement.layout.groups() {
             Some(groups) => groups.ranks,
@@ -396,7 +396,7 @@ impl State {
         }
     }
 
-    /// The rank that represents a replica.
+    /// Returns the rank that represents a replica.
     pub(super) fn leader(&self, replica: RankId) -> RankId {
         RankId::new(replica.get() * self.stride())
     }
@@ -428,7 +428,7 @@ impl State {
         self.ports.iter().step_by(stride.into()).take(all.into()).for_each(|port| port.send(order.clone()));
     }
 
-    /// The replica for a sequence: the requested one, the group of a rank that was requested before the switch to
+    /// Chooses the replica for a sequence: the requested one, the group of a rank that was requested before a switch to
     /// groups, or the next one in round-robin order.
     pub(super) fn rank_for(&mut self, requested: Option<RankId>) -> RankId {
         let (replicas, stride) = (self.replicas(), self.stride());
@@ -441,7 +441,7 @@ impl State {
         requested.filter(|_| replicas > 1).map_or_else(next, replica)
     }
 
-    /// Forwards events; returns how many were the last of their sequence.
+    /// Forwards events; returns the number of sequences that ended.
     pub(super) fn take_events(&mut self, rank: RankId, events: Events) -> usize {
         let rank = RankId::new(rank.get() / self.stride());
         let before = self.sequences.len();
@@ -449,7 +449,7 @@ impl State {
             let Some(entry) = self.sequences.get(&id).filter(|entry| entry.rank == rank) else { continue };
             let last = event.is_last();
             if let Some(listener) = &entry.listener {
-                // A client that has just left abandons the sequence.
+                // If sending fails, the client has just disconnected and the sequence will be cancelled.
                 let _ = listener.send(event);
             }
             if last {

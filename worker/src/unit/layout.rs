@@ -7,19 +7,19 @@ use semmoe_tables::Attention;
 use crate::ep::{ExpertLayout, ExpertPlacement, RankGroups};
 use crate::model::AttentionShape;
 
-/// A layout in force; each switch creates a new one.
+/// The layout that the unit runs in; each switch creates a new one.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct UnitLayout {
-    /// Switches since the start.
+    /// Number of switches since startup.
     pub(crate) epoch: u64,
     pub(crate) attention: Attention,
     pub(crate) placement: ExpertPlacement,
-    /// Digest of the placement, which stays known while experts are sliced.
+    /// Digest of the placement, retained even while experts are sliced.
     pub(crate) placement_digest: String,
 }
 
-/// Names for combinations of both axes: `ep` = attention dp and experts ep, `tp` = attention tp and experts tp, and the
-/// mixed ones.
+/// Names for combinations of attention and expert layouts: `ep` is attention dp with experts ep, `tp` is attention tp
+/// with experts tp; the other names state both.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum LayoutName {
     /// Attention dp, experts ep.
@@ -34,7 +34,7 @@ pub(crate) enum LayoutName {
     DpHybrid,
     /// Attention tp, experts sliced within nodes.
     TpHybrid,
-    /// Both tp in groups of ranks that step by themselves.
+    /// Attention and experts tp, in groups of ranks that step independently.
     Groups(RankGroups),
 }
 
@@ -61,7 +61,7 @@ impl LayoutName {
         }
     }
 
-    /// `None` for hybrid layouts, which a unit cannot switch to.
+    /// Returns the expert layout; `None` for hybrid layouts, which a unit cannot switch to.
     pub(crate) fn experts(self) -> Option<ExpertLayout> {
         match self {
             Self::Ep | Self::TpEp => Some(ExpertLayout::Ep),
@@ -91,7 +91,8 @@ impl UnitLayout {
         LayoutName::of(self.attention, self.placement.layout)
     }
 
-    /// The shape of attention in a unit of `world` ranks. A unit whose attention alone is in groups never switches.
+    /// Returns the attention shape in a unit of `world` ranks. A unit in which only attention is grouped never
+    /// switches.
     pub(crate) fn attention_shape(&self, world: u16) -> AttentionShape {
         let ranks = match (self.attention, self.placement.layout.groups()) {
             (Attention::Dp, _) => 1,

@@ -1,4 +1,4 @@
-//! A sequence that runs in the unit, owned by the request that wants its tokens.
+//! A sequence running in the unit, owned by the request that consumes its tokens.
 
 use std::task::{Context, Poll};
 
@@ -8,11 +8,11 @@ use tokio::sync::mpsc;
 use super::hub::{Lost, Unit};
 use crate::engine::SequenceEvent;
 
-/// A running sequence. Dropping it before its last event cancels it on its rank.
+/// A running sequence. Dropping it before its last event cancels the sequence on its rank.
 #[derive(Debug)]
 pub(crate) struct Running {
     pub(super) id: u64,
-    /// The rank that runs it.
+    /// The rank that runs the sequence.
     pub(crate) rank: RankId,
     pub(super) events: mpsc::UnboundedReceiver<SequenceEvent>,
     pub(super) unit: Unit,
@@ -20,7 +20,7 @@ pub(crate) struct Running {
     pub(crate) ended: bool,
 }
 
-/// Why a sequence was refused, or ended without a last event.
+/// The reason that a sequence was rejected, or ended without a last event.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum SubmitError {
     /// A rank was lost.
@@ -29,8 +29,8 @@ pub(crate) enum SubmitError {
     /// The unit is shutting down.
     #[error("the server is shutting down")]
     Stopping,
-    /// The rank has reached its limit on sequences.
-    #[error("rank {rank} runs and queues {limit} requests already, which is its limit")]
+    /// The rank has reached its sequence limit.
+    #[error("rank {rank} already has {limit} running and queued requests, which is its limit")]
     Full {
         /// The rank.
         rank: RankId,
@@ -40,7 +40,7 @@ pub(crate) enum SubmitError {
 }
 
 impl Running {
-    /// The next event, or why there will be none.
+    /// Polls for the next event; returns the error if there will be none.
     pub(crate) fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Result<SequenceEvent, SubmitError>> {
         self.events.poll_recv(context).map(|event| match event {
             Some(event) => {

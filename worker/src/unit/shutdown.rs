@@ -1,10 +1,10 @@
-//! A request that this process stop, from a signal, standard input or an embedding program.
+//! A request to stop this process, from a signal, standard input or an embedding program.
 
 use std::sync::Arc;
 
 use tokio::sync::watch;
 
-/// A stop request, which is permanent. Clones share it.
+/// A permanent stop request. Clones share it.
 #[derive(Clone, Debug)]
 pub struct Shutdown(Arc<watch::Sender<bool>>);
 

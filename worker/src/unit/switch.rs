@@ -1,4 +1,4 @@
-//! A switch of the unit's layout, as driven by rank 0.
+//! A layout switch of the unit, driven by rank 0.
 //!
 //! ```text
 //! stable -> preparing -> prepared -> holding -> moving -> stable, one epoch later
@@ -6,9 +6,9 @@
 //! ```
 //!
 //! Every rank checks the switch before anything changes (`preparing`). A prepared switch waits for its commit for a
-//! limited time. `holding` lets running steps end; new requests wait on their ranks. In `moving` the ranks decide
-//! together, layer by layer, and end alike: with the new layout or the old one. Losing a rank during a switch ends the
-//! unit, as at any other time.
+//! limited time. `holding` lets running steps finish; new requests wait on their ranks. In `moving`, the ranks agree on
+//! every layer and all end in the same layout, new or old. Losing a rank during a switch fails the unit, as at any
+//! other time.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ use crate::control::message::ToRank;
 use crate::engine::{SwitchOrder, SwitchReport, SwitchTo};
 use crate::model::SwitchOutcome;
 
-/// How long the ranks may take to check a switch.
+/// Time limit for the ranks to check a switch.
 const PREPARE_LIMIT: Duration = Duration::from_secs(10);
 
 /// A switch in progress.
@@ -39,9 +39,9 @@ pub(super) struct Switch {
     /// The MoE layer being moved.
     layer: Option<u16>,
     reports: mpsc::UnboundedSender<RankReport>,
-    /// Orders and events that wait while ranks move.
+    /// Commands and events deferred while ranks move.
     deferred: Deferred,
-    /// Taken by the phase that waits for reports.
+    /// Used by the phase that waits for reports.
     receiver: Option<Reports>,
 }
 
@@ -49,22 +49,22 @@ pub(super) struct Switch {
 type RankReport = (RankId, SwitchReport);
 type Reports = mpsc::UnboundedReceiver<RankReport>;
 
-/// The meaning of a report for the phase that waits for it.
+/// How the phase waiting for a report interprets it.
 enum Answer {
     Accepts,
     Refuses {
         reason: String,
     },
-    /// Another report; the answer is still to come.
+    /// A progress report; the answer has not arrived yet.
     Pending,
 }
 
 /// Outcomes of past switches, and the duration of the last one.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct SwitchHistory {
-    /// Switches from one layout to another by outcome.
+    /// Number of switches by source, target and outcome.
     pub(crate) counts: BTreeMap<SwitchKind, u64>,
-    /// From holding to the end, for the last committed switch.
+    /// Duration of the last committed switch, from holding to the end.
     pub(crate) last: Option<Duration>,
 }
 
@@ -96,12 +96,12 @@ impl SwitchEnd {
     }
 }
 
-/// Why a switch did not take place; nothing has changed.
+/// The reason that a switch did not take place; nothing has changed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum SwitchError {
     #[error("a switch is in progress: it is {}", state_name(*.0))]
     Busy(SwitchState),
-    #[error("if_epoch is {expected}, the unit is at epoch {found}")]
+    #[error("if_epoch is {expected}, but the unit is at epoch {found}")]
     Epoch { expected: u64, found: u64 },
     #[error("no switch is prepared")]
     NotPrepared,
@@ -127,7 +127,7 @@ fn state_name(state: SwitchState) -> &'static str {
     }
 }
 
-/// Ends the switch when its driver is dropped, unless another phase follows.
+/// Ends the switch on drop, unless another phase follows.
 struct Driver<'a> {
     unit: &'a Unit,
     ticket: u64,
@@ -166,8 +166,8 @@ impl Unit {
         }
     }
 
-    /// Has every rank check a switch to `to`, which takes the next epoch; it then waits for [`Unit::commit_switch`].
-    /// See [`SwitchTo`] for `kv_step_bytes`.
+    /// Makes every rank check a switch to `to`, which gets the next epoch. The prepared switch then waits for
+    /// [`Unit::commit_switch`]. See [`SwitchTo`] for `kv_step_bytes`.
     ///
     /// # Errors
     /// See [`SwitchError`].
@@ -203,7 +203,7 @@ impl Unit {
         Ok(())
     }
 
-    /// Executes the prepared switch: when it returns, all ranks are in the new layout or all in the old one.
+    /// Executes the prepared switch; on return, all ranks are in the new layout, or all are in the old one.
     ///
     /// # Errors
     /// See [`SwitchError`].
@@ -232,14 +232,14 @@ impl Unit {
         {
             let mut state = self.state();
             state.switch_of(ticket)?.phase = SwitchState::Moving;
-            // With attention tp the first rank of a group forwards it to the others, so that all move between the same
-            // two steps.
+            // Under attention tp, the first rank of a group forwards the command to the others, so that all move
+            // between the same two steps.
             let order = || ToRank::Switch { ticket, order: SwitchOrder::Move };
             let leaders = (0..state.replicas()).map(|replica| state.leader(RankId::new(replica)));
             leaders.for_each(|rank| state.send(rank, order()));
         }
         let mut outcome = None;
-        // No limit: a lost or late rank ends the unit, and with it this wait.
+        // No time limit is needed: a lost or late rank fails the unit, which ends this wait.
         for _ in 0..self.world {
             outcome = Some(loop {
                 if let SwitchReport::Ended(ended) = receiver.recv().await.ok_or_else(|| self.gone())?.1 {
@@ -261,7 +261,7 @@ impl Unit {
         }
     }
 
-    /// Ends a switch that has not moved anything yet; rolls back one that is moving.
+    /// Ends a switch that has not moved anything yet; rolls back a switch that is moving.
     ///
     /// # Errors
     /// No switch is in progress.
@@ -308,7 +308,7 @@ impl Unit {
         Ok((ticket, receiver))
     }
 
-    /// Waits for one answer from each rank.
+    /// Waits for one reply from each rank.
     async fn collect(
         &self,
         receiver: &mut Reports,
@@ -331,7 +331,7 @@ impl Unit {
         Ok(())
     }
 
-    /// Why no more reports arrive.
+    /// Returns the reason that no more reports arrive.
     fn gone(&self) -> SwitchError {
         self.lost().map_or(SwitchError::Aborted, |lost| SwitchError::Unit(SubmitError::Dead(lost)))
     }
@@ -362,13 +362,13 @@ impl Unit {
             }
             _ => {}
         }
-        // The driver may have left.
+        // The driver may have been dropped.
         let _ = switch.reports.send((rank, report));
     }
 }
 
 impl Switch {
-    /// The waiting orders and events, once ranks may be in different layouts.
+    /// Returns the deferred commands and events, once ranks may be in different layouts.
     pub(super) fn deferred(&mut self) -> Option<&mut Deferred> {
         (self.phase == SwitchState::Moving).then_some(&mut self.deferred)
     }

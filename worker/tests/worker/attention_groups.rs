@@ -182,6 +182,6 @@ fn groups_that_cannot_be_are_refused_in_a_sentence() {
     }
     assert_eq!(
         refused(&|config| config.tables = Some("some.tables".into())),
-        "2 attention groups take no tables, some.tables cannot be used"
+        "2 attention groups do not support tables, but some.tables was given"
     );
 }

@@ -194,9 +194,9 @@ fn configurations_that_cannot_be_served_are_refused_by_key() {
         (
             "architectures",
             json!(["LlamaForCausalLM"]),
-            "names the architecture LlamaForCausalLM; this worker runs Qwen3Moe",
+            "specifies the architecture LlamaForCausalLM; this worker supports Qwen3Moe",
         ),
-        ("architectures", Value::Null, "names the architecture (none)"),
+        ("architectures", Value::Null, "specifies the architecture (none)"),
         ("hidden_size", json!(0), "hidden_size is 0, expected 1 to"),
         ("hidden_size", json!(-5), "hidden_size is -5, expected 1 to"),
         ("hidden_size", Value::Null, "hidden_size is null, expected 1 to"),
@@ -223,11 +223,7 @@ fn configurations_that_cannot_be_served_are_refused_by_key() {
         ("rope_scaling", json!({"rope_type": "dynamic"}), "rope_scaling is of type \"dynamic\""),
         ("rope_scaling", json!({"type": "yarn"}), "factor is missing, expected a number of at least 1"),
         ("rope_scaling", json!({"type": "yarn", "factor": 0.5}), "factor is 0.5"),
-        (
-            "rope_scaling",
-            json!({"type": "yarn", "factor": 4, "mscale": 1}),
-            "expected mscale and mscale_all_dim together",
-        ),
+        ("rope_scaling", json!({"type": "yarn", "factor": 4, "mscale": 1}), "expected both mscale and mscale_all_dim"),
         ("rope_scaling", json!({"type": "yarn", "factor": 4, "beta_fast": 0.5}), "beta_fast is 0.5, expected at least"),
         ("rope_scaling", json!("yarn"), "rope_scaling is \"yarn\", expected an object or null"),
         ("rope_parameters", json!({"rope_type": "llama3"}), "rope_parameters is of type \"llama3\""),
@@ -259,7 +255,7 @@ fn incomplete_and_mismatched_checkpoints_are_refused() {
 
     let message = refusal(&tiny.clone().set("hidden_size", json!(25)).write(Dtype::BF16));
     assert!(
-        message.contains("model.embed_tokens.weight has shape [50, 24], config.json requires [50, 25]"),
+        message.contains("model.embed_tokens.weight has shape [50, 24], but config.json requires [50, 25]"),
         "{message}"
     );
     let message = refusal(&tiny.write(Dtype::I16));
@@ -292,9 +288,9 @@ fn bad_indexes_are_refused() {
     let message = refusal(&dir);
     assert!(message.contains("model-2-of-2.safetensors has no tensor"), "a shard twice: {message}");
     for (index, expected) in [
-        (json!({"weight_map": {"a": "../model-1-of-2.safetensors"}}), "expected a file of the same directory"),
-        (json!({"weight_map": {"a": "/etc/passwd"}}), "expected a file of the same directory"),
-        (json!({"weight_map": {"a": ""}}), "expected a file of the same directory"),
+        (json!({"weight_map": {"a": "../model-1-of-2.safetensors"}}), "expected a file in the same directory"),
+        (json!({"weight_map": {"a": "/etc/passwd"}}), "expected a file in the same directory"),
+        (json!({"weight_map": {"a": ""}}), "expected a file in the same directory"),
         (json!({"weight_map": {}}), "has no tensor model.embed_tokens.weight"),
         (json!({"weight_map": {"model.embed_tokens.weight": "model-1-of-2.safetensors"}}), "has no tensor"),
         (json!([]), "index.json is not valid"),
@@ -309,9 +305,9 @@ fn bad_indexes_are_refused() {
 fn placements_for_another_model_or_unit_are_refused() {
     let dir = Tiny::new().write(Dtype::BF16);
     for (placement, rank, expected) in [
-        (Placement::contiguous(3, 6, 1), 0, "the placement has MoE layers 3, the model has 2"),
-        (Placement::contiguous(2, 12, 1), 0, "the placement has experts per layer 12, the model has 6"),
-        (Placement::contiguous(2, 6, 2), 2, "the placement has groups 2, the unit has 3"),
+        (Placement::contiguous(3, 6, 1), 0, "the placement has 3 MoE layers, but the model has 2"),
+        (Placement::contiguous(2, 12, 1), 0, "the placement has 12 experts per layer, but the model has 6"),
+        (Placement::contiguous(2, 6, 2), 2, "the placement has 2 groups, but the unit has 3"),
     ] {
         let error = Model::load(dir.path(), RankId::new(rank), &placement.unwrap()).err().unwrap();
         assert_eq!(error.to_string(), expected);
@@ -319,5 +315,5 @@ fn placements_for_another_model_or_unit_are_refused() {
     let transport = Box::new(LocalTransport::mesh(3).remove(0));
     let two = Placement::contiguous(2, 6, 2).unwrap();
     let error = ExpertParallel::new(transport, &two).err().unwrap();
-    assert_eq!(error.to_string(), "the placement has 2 groups, the unit has 3 ranks and experts ep");
+    assert_eq!(error.to_string(), "the placement has 2 groups, but the unit has 3 ranks and expert layout ep");
 }

@@ -81,10 +81,10 @@ fn domains_that_cannot_be_are_refused_in_a_sentence() {
     }
     assert_eq!(
         refused(WORLD, |config| (config.domains, config.experts) = (2.into(), ExpertLayout::Tp)),
-        "expert domains are for experts ep, this unit has experts tp"
+        "expert domains require experts ep, but this unit has experts tp"
     );
     assert_eq!(
         refused(WORLD, |config| (config.domains, config.tables) = (2.into(), Some("some.tables".into()))),
-        "expert domains of 2 ranks and the tables in some.tables both say where experts are: give one of them"
+        "expert domains of 2 ranks and the tables in some.tables both define the placement: use only one of them"
     );
 }

@@ -154,7 +154,7 @@ fn what_does_not_fit_the_nodes_is_refused_by_name() {
     let layout = hybrid(2, 2, None);
     assert_eq!(
         refused(6, |config| config.experts = layout),
-        "experts hybrid:2x2 are laid out for another number of ranks than the world of 6"
+        "experts hybrid:2x2 require a different number of ranks than the world of 6"
     );
     let with_tp = |config: &mut WorkerConfig| {
         (config.attention, config.experts) = (Attention::Tp, hybrid(2, 1, None));
@@ -170,13 +170,13 @@ fn what_does_not_fit_the_nodes_is_refused_by_name() {
     dp_tables(model_info(), shuffled(4, 1)).write(&path).unwrap();
     assert_eq!(
         refused(4, |config| (config.experts, config.tables) = (layout, Some(path.clone()))),
-        format!("the tables in {} are for 4 groups, this unit has 2 nodes", path.display())
+        format!("the tables in {} are for 4 groups, but this unit has 2 nodes", path.display())
     );
     assert_eq!(
         refused(4, |config| (config.experts, config.nodes) = (layout, Some(4))),
         "4 nodes and experts hybrid:2x2 contradict each other"
     );
-    assert_eq!(refused(4, |config| config.nodes = Some(3)), "--nodes: 3 nodes cannot share 4 ranks evenly");
+    assert_eq!(refused(4, |config| config.nodes = Some(3)), "--nodes: 4 ranks cannot be split evenly over 3 nodes");
     let dir = fixture("qwen3-moe");
     let config = ModelConfig::load(&dir).unwrap();
     let width = u16::try_from(config.expert_width).unwrap() * 2;
@@ -191,5 +191,5 @@ fn what_does_not_fit_the_nodes_is_refused_by_name() {
         ExpertParallel::over(unit, &contiguous(1), hybrid(2, 1, None))
     };
     let error = join(common::local_mesh(2).remove(0)).err().unwrap();
-    assert_eq!(error.to_string(), "the placement has 1 groups, the unit has 2 ranks and experts hybrid:2x1");
+    assert_eq!(error.to_string(), "the placement has 1 groups, but the unit has 2 ranks and expert layout hybrid:2x1");
 }

@@ -72,9 +72,8 @@ fn a_width_that_the_ranks_do_not_divide_is_refused_by_name() {
     let error = Model::load_divided(&dir, rank, &placement, slices, Attention::Dp).err().unwrap();
     assert!(matches!(error, ModelError::ExpertWidth { .. }), "{error}");
     let width = config.expert_width;
-    let expected = format!(
-        "the intermediate width {width} of an expert cannot be cut into {ranks} even slices, one for each rank"
-    );
+    let expected =
+        format!("the expert intermediate width {width} cannot be divided into {ranks} equal slices, one per rank");
     assert_eq!(error.to_string(), expected);
 }
 

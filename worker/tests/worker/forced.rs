@@ -56,7 +56,7 @@ fn what_else_says_where_experts_are_is_refused() {
         });
         assert_eq!(message, format!("--force-local-rate 0.4 cannot be combined with {says}"));
     }
-    for (world, says) in [(1, "a single rank"), (16, "fewer experts on a rank than a token has")] {
+    for (world, says) in [(1, "a single rank"), (16, "fewer experts on a rank than top-k")] {
         assert!(refused(world, forced(0.4)).ends_with(says), "{world}");
     }
     let errors = refused_unit(2, |config| forced(0.1 + 0.2 * f64::from(config.rank))(config));

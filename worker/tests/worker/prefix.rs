@@ -72,7 +72,7 @@ async fn more_than_fits_waits_its_turn_and_what_never_fits_is_refused() {
     let long = greedy(&json!(prompt(290, 1)), 20);
     let (status, _, answer) = tight.ask("/generate", &long).await;
     let message = answer["error"]["message"].as_str().unwrap();
-    assert!(status == 400 && message.contains("do not fit") && message.contains("320 tokens"), "{answer}");
+    assert!(status == 400 && message.contains("exceed") && message.contains("320 tokens"), "{answer}");
 
     // Each needs three or four of the five pages, so they run one after another; some share a prefix, and pages are
     // evicted.

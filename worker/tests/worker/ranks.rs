@@ -203,8 +203,8 @@ fn items_that_cannot_be_computed_are_refused_before_anything_happens() {
     let too_long = vec![1; 2046];
     for (tokens, reason) in [
         (&[][..], "it has no tokens"),
-        (&[5, 10_240], "token id 10240, expected below the vocabulary's 10240"),
-        (&too_long, "2046 tokens, expected at most the 2045"),
+        (&[5, 10_240], "token id 10240 is outside the vocabulary of 10240 tokens"),
+        (&too_long, "2046 tokens, but its sequence has room for only 2045"),
     ] {
         let mut other = rank.model.new_sequence();
         let mut items = [

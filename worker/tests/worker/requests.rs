@@ -32,7 +32,7 @@ fn wrong_generate_requests() -> Vec<Case> {
         (
             "/generate",
             json!({"input_ids": ids(2040), "sampling_params": {"max_new_tokens": 9}}),
-            "2040 tokens and 9 new ones",
+            "2040 tokens and 9 new tokens",
         ),
         ("/generate", generate(json!({"sampling_params": {"max_new_tokens": 0}})), "at least one new token"),
         ("/generate", generate(json!({"sampling_params": {"max_new_tokens": "x"}})), "wrong type"),
@@ -62,9 +62,9 @@ fn wrong_generate_requests() -> Vec<Case> {
         ("/generate", generate(json!({"temperature": 0})), "temperature is not a parameter of this route"),
         ("/generate", generate(json!({"sampling_params": {"made_up": 0}})), "made_up is not a parameter"),
         ("/generate", generate(json!({"routed_dp_rank": 2})), "must be below 2, found 2"),
-        ("/generate", generate(json!({"routed_dp_rank": -1})), "'-1' is not a rank"),
-        ("/generate", generate(json!({"routed_dp_rank": 1.5})), "'1.5' is not a rank"),
-        ("/generate", generate(json!({"routed_dp_rank": "1"})), "is not a rank"),
+        ("/generate", generate(json!({"routed_dp_rank": -1})), "'-1' is not a valid rank"),
+        ("/generate", generate(json!({"routed_dp_rank": 1.5})), "'1.5' is not a valid rank"),
+        ("/generate", generate(json!({"routed_dp_rank": "1"})), "is not a valid rank"),
         ("/generate", generate(json!({"data_parallel_rank": 7})), "found 7"),
     ]
 }
@@ -74,12 +74,12 @@ fn wrong_openai_requests() -> Vec<Case> {
     vec![
         ("/v1/completions", json!({"prompt": 3}), "prompt must be a string"),
         ("/v1/completions", json!({"prompt": vec!["a"; 65]}), "65 prompts, more than the 64"),
-        ("/v1/completions", json!({"prompt": ["a", "b"], "return_routed_experts": true}), "one prompt, found 2"),
+        ("/v1/completions", json!({"prompt": ["a", "b"], "return_routed_experts": true}), "single prompt, found 2"),
         ("/v1/completions", json!({"prompt": "a", "echo": true}), "echo true is not supported"),
         ("/v1/completions", json!({"prompt": "a", "logprobs": 21}), "logprobs must be from 0 to 20, found 21"),
         ("/v1/completions", json!({"prompt": "a", "logprobs": true}), "logprobs must be a number"),
         ("/v1/chat/completions", chat(json!({"logprobs": 3})), "logprobs must be true or false"),
-        ("/v1/chat/completions", chat(json!({"top_logprobs": 3})), "only with logprobs true"),
+        ("/v1/chat/completions", chat(json!({"top_logprobs": 3})), "requires logprobs to be true"),
         ("/v1/chat/completions", chat(json!({"guided_json": {}})), "guided_json is not a parameter"),
         ("/v1/completions", json!({"prompt": "a", "routed_dp_rank": 9}), "must be below 2, found 9"),
         ("/v1/chat/completions", json!({"messages": []}), "found an empty list"),
@@ -87,7 +87,7 @@ fn wrong_openai_requests() -> Vec<Case> {
         ("/v1/chat/completions", chat(json!({"n": 3})), "n 3 is not supported"),
         ("/v1/chat/completions", chat(json!({"prompt": "a"})), "prompt is not a parameter"),
         ("/v1/chat/completions", chat(json!({"response_format": {"type": "json_object"}})), "json_object"),
-        ("/v1/chat/completions", chat(json!({"max_tokens": 3000})), "do not fit the model's context of 2048"),
+        ("/v1/chat/completions", chat(json!({"max_tokens": 3000})), "exceed the model's context of 2048"),
         (
             "/v1/chat/completions",
             json!({"messages": [{"role": "user", "content": [
@@ -286,7 +286,7 @@ async fn a_full_rank_refuses_and_another_still_serves() {
     body["stream"] = json!(false);
     let (status, _, answer) = unit.ask("/generate", &body).await;
     assert_eq!(status, 503);
-    assert!(answer["error"]["message"].as_str().unwrap().contains("rank 1 runs and queues 3 requests"), "{answer}");
+    assert!(answer["error"]["message"].as_str().unwrap().contains("rank 1 already has 3 running"), "{answer}");
     body["routed_dp_rank"] = json!(0);
     body["sampling_params"]["max_new_tokens"] = json!(4);
     unit.ok("/generate", &body).await;

@@ -141,7 +141,7 @@ fn ranks_with_other_arguments_are_refused_on_both_sides() {
             "rank 1 was started with transport tcp, rank 0 auto",
         ),
         (Box::new(|config| config.wire = WireType::Bf16), "rank 1 sends rows as bf16, rank 0 f32"),
-        (Box::new(|config| config.model_dir = other.clone()), "rank 1 runs another model than rank 0"),
+        (Box::new(|config| config.model_dir = other.clone()), "rank 1 runs a different model than rank 0"),
         (Box::new(|config| config.model_dir = retrained.clone()), "rank 1 has a checkpoint with digest"),
     ];
     let unit = |adjust: &dyn Fn(&mut WorkerConfig), expected: &str| {
@@ -255,13 +255,13 @@ fn wrong_input_is_reported_before_anything_is_served() {
         (Box::new(copy("a", "config.json", "")), "config.json"),
         (Box::new(copy("b", "tokenizer.json", "")), "tokenizer.json"),
         (Box::new(copy("c", "tokenizer.json", "{}")), "not a usable tokenizer"),
-        (Box::new(copy("d", "config.json", &smaller)), "it has 10240 token ids, the model only 10000"),
+        (Box::new(copy("d", "config.json", &smaller)), "its 10240 token ids exceed the model's 10000"),
         (Box::new(copy("g", "generation_config.json", "{\"eos_token_id\": [20000]}")), "it has no token 20000"),
-        (Box::new(copy("e", "tokenizer_config.json", &template)), "the chat template does not parse"),
+        (Box::new(copy("e", "tokenizer_config.json", &template)), "cannot parse the chat template"),
         (Box::new(copy("f", "generation_config.json", "{\"eos_token_id\": \"x\"}")), "eos_token_id must be"),
         (Box::new(|config| config.tables = Some("/no/such/tables".into())), "/no/such/tables"),
         (Box::new(|config| config.tables = Some(foreign.clone())), "another-model"),
-        (Box::new(|config| config.tables = Some(small.clone())), "are for 4 groups, this unit has 2 ranks"),
+        (Box::new(|config| config.tables = Some(small.clone())), "are for 4 groups, but this unit has 2 ranks"),
         (
             Box::new(|config| (config.experts, config.tables) = (ExpertLayout::Tp, Some("/not/even/read".into()))),
             "the tables in /not/even/read would have no effect, because with experts tp",
@@ -269,10 +269,10 @@ fn wrong_input_is_reported_before_anything_is_served() {
         (Box::new(|config| (config.world, config.rank) = (2, 2)), "rank is 2, expected below the world size 2"),
         (Box::new(|config| config.listen = None), "rank 0 needs an address"),
         (Box::new(|config| config.world = 5), "1, 2, 4, 8, 16, 32"),
-        (Box::new(|config| config.tables = Some(tp.clone())), "are for attention tp, this unit runs attention dp"),
+        (Box::new(|config| config.tables = Some(tp.clone())), "are for attention tp, but this unit runs attention dp"),
         (
             Box::new(|config| (config.attention, config.tables) = (Attention::Tp, Some(dp.clone()))),
-            "are for attention dp, this unit runs attention tp",
+            "are for attention dp, but this unit runs attention tp",
         ),
         (
             Box::new(|config| (config.attention, config.world) = (Attention::Tp, 8)),
@@ -282,7 +282,7 @@ fn wrong_input_is_reported_before_anything_is_served() {
             Box::new(|config| {
                 (config.attention, config.world, config.tables) = (Attention::Tp, 4, Some(tp.clone()));
             }),
-            "are for 2 groups, this unit has 4 ranks",
+            "are for 2 groups, but this unit has 4 ranks",
         ),
     ];
     for (adjust, expected) in cases {
@@ -350,7 +350,7 @@ fn replicas_that_do_not_fit_are_refused_before_anything_is_served() {
     type Adjust = fn(&mut WorkerConfig);
     let plain: Adjust = |_| {};
     let cases: [(&Path, Adjust, &str); 7] = [
-        (&four, plain, "are for 4 groups, this unit has 2 ranks"),
+        (&four, plain, "are for 4 groups, but this unit has 2 ranks"),
         (&twice, plain, "holds 1 at layer 0, slot 2, expected more than 1, the previous expert in its group"),
         (&beyond, plain, "holds 32 at layer 0, slot 18, expected -1, or experts below 32"),
         (&nowhere, plain, "holds no slot for expert 4 at layer 0, expected at least one"),

@@ -174,11 +174,11 @@ async fn a_file_that_changes_under_the_worker_ends_the_unit_with_the_cause() {
         File::options().write(true).open(path).unwrap().set_times(later).unwrap();
     };
     type Change = fn(&Path);
-    for (detail, change) in [("it has 4096 bytes, and had", shrink as Change), ("it was written to", touch)] {
+    for (detail, change) in [("it has 4096 bytes instead of", shrink as Change), ("it was written to", touch)] {
         let (answer, outcomes) = ends_with(change).await;
         for said in [answer].into_iter().chain(outcomes.into_iter().map(|outcome| outcome.unwrap_err().to_string())) {
             assert!(said.contains("rank 1 was lost"), "{said}");
-            assert!(said.contains("has changed while experts are streamed from it") && said.contains(detail), "{said}");
+            assert!(said.contains("while experts were being streamed from it") && said.contains(detail), "{said}");
         }
     }
 }
@@ -207,17 +207,17 @@ fn what_cannot_be_streamed_is_refused_in_a_sentence() {
     assert_eq!(
         refused(2, |config| config.expert_memory = Some(limit)),
         format!(
-            "this rank's experts need at least {least} bytes of memory, two layers of streamed ones included, but \
+            "this rank's experts need at least {least} bytes of memory, including two layers of streamed experts, but \
              --expert-memory is {limit}"
         )
     );
-    let streamed = "streamed experts (--expert-memory) cannot be switched while the unit runs";
+    let streamed = "streamed experts (--expert-memory) cannot be switched while the unit is running";
     assert_eq!(
         refused(2, |config| (config.expert_memory, config.expert_slots) = (Some(MEMORY), Some(20))),
-        format!("--expert-slots are for switches, and {streamed}")
+        format!("--expert-slots are only useful for switches, but {streamed}")
     );
     assert_eq!(
         refused(2, |config| (config.expert_memory, config.both_attentions) = (Some(MEMORY), true)),
-        format!("two attentions are for switches, and {streamed}")
+        format!("two attentions are only useful for switches, but {streamed}")
     );
 }

@@ -173,7 +173,7 @@ fn an_objection_takes_every_layer_back() {
                         (objects && layer.index() == at).then(|| "it was asked to".to_owned())
                     };
                     let outcome = model.switch_experts(&pair[1], &mut ep, &mut objection).unwrap();
-                    let cause = format!("rank {objector} refused layer {at}: it was asked to stop");
+                    let cause = format!("rank {objector} refused layer {at}: a stop was requested");
                     assert_eq!(outcome, SwitchOutcome::RolledBack { cause });
                     assert_eq!(ep.placement(), &pair[0]);
                 }
@@ -194,13 +194,13 @@ fn a_spread_for_another_unit_or_of_uneven_slices_is_refused() {
     let other = ModelConfig { num_experts: config.num_experts + 1, ..config.clone() };
     assert!(refused(whole(&contiguous_of(&other, 1))).contains("experts per layer"));
     let groups = refused(whole(&contiguous_of(&config, 2)));
-    assert!(groups.contains("groups 2"), "{groups}");
+    assert!(groups.contains("2 groups"), "{groups}");
     // Copies for tokens of more ranks than there are.
     let mut json = serde_json::to_value(ExpertCopies::from(&contiguous_of(&config, 1))).unwrap();
     let used = json["used"].as_array().unwrap();
     json["used"] = [used.clone(), used.clone()].concat().into();
     let places = refused(whole(serde_json::from_value::<ExpertCopies>(json).unwrap()));
-    assert!(places.contains("places 2"), "{places}");
+    assert!(places.contains("2 places"), "{places}");
     on_threads(local_mesh(8), |_, link| {
         let placement = slices(&shuffled_of(&config, 8, 1));
         let rank = Rank::of(&dir, link, &shuffled_of(&config, 8, 1));

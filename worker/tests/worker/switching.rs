@@ -181,18 +181,18 @@ async fn what_cannot_be_is_refused_and_changes_nothing() {
     let unit = Unit::start_with(2, move |config| config.tables_root = Some(root.clone()));
     let before = unit.get("/switch").await;
     for (body, status, reason) in [
-        (json!({"to": "dp-tp", "if_epoch": 7}), 409, "if_epoch is 7, the unit is at epoch 0"),
+        (json!({"to": "dp-tp", "if_epoch": 7}), 409, "if_epoch is 7, but the unit is at epoch 0"),
         (json!({"to": "tp"}), 400, "cannot be switched to 'tp', only to one of ep, dp-tp"),
         (json!({"to": "sideways"}), 400, "'sideways'"),
         (json!({}), 400, "to is missing"),
         (json!({"to": "ep", "action": "commit"}), 400, "leave it out"),
         (json!({"to": "ep", "when": "now"}), 400, "unknown field `when`"),
         (json!({"action": "perhaps"}), 400, "perhaps"),
-        (json!({"to": {"tables": four}}), 422, "groups 4, the unit has 2"),
+        (json!({"to": {"tables": four}}), 422, "4 groups, but the unit has 2"),
         (
             json!({"to": {"tables": replicated}}),
             422,
-            "18 experts on a rank, the ranks were started with 16 expert slots",
+            "18 experts to a rank, but the ranks were started with 16 expert slots",
         ),
         (json!({"to": {"tables": text}}), 400, "has no usable tables"),
         (json!({"to": {"tables": "/dev/zero"}}), 400, "/dev/zero is not a file below"),
@@ -255,7 +255,7 @@ async fn an_abort_while_experts_move_takes_them_back() {
             200 => epoch += 1,
             422 => {
                 let message = answer["error"]["message"].as_str().unwrap();
-                assert!(message.contains("refused layer") && message.contains("asked to stop"), "{message}");
+                assert!(message.contains("refused layer") && message.contains("a stop was requested"), "{message}");
                 rolled_back += 1;
             }
             _ => panic!("attempt {attempt}: {code} {answer}"),

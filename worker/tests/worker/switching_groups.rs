@@ -96,7 +96,7 @@ async fn what_cannot_be_switched_says_so() {
     unit.ok("/switch", &json!({"to": GROUPS, "action": "prepare"})).await;
     refused(json!({"to": "tp"}), 409, "is in progress").await;
     unit.ok("/switch", &json!({"action": "commit"})).await;
-    refused(json!({"to": {"tables": "other.tables"}}), 400, "is in groups (tp:2x2)").await;
+    refused(json!({"to": {"tables": "other.tables"}}), 400, "runs in groups (tp:2x2)").await;
     refused(json!({"to": "ep", "kv_step_bytes": 1}), 422, "leave kv_step_bytes out").await;
     refused(json!({"to": "ep", "if_epoch": 0}), 409, "at epoch 1").await;
     let prompt = &golden()[0];
@@ -122,7 +122,7 @@ fn groups_that_cannot_be_are_refused_in_a_sentence() {
     for groups in [0, 1, 3, 4, 8] {
         assert_eq!(
             refused(&|config| config.switch_groups = vec![groups]),
-            format!("--switch-groups {groups}: a world of 4 does not split evenly, with two ranks or more each")
+            format!("--switch-groups {groups}: a world of 4 does not divide into equal groups of two or more")
         );
     }
     assert_eq!(refused(&|config| config.switch_groups = vec![2, 2]), "--switch-groups 2: given twice");

@@ -33,7 +33,7 @@ async fn ranks_with_one_secret_make_a_unit() {
 fn a_rank_with_another_secret_or_none_is_turned_away() {
     let (ours, theirs) = ("one secret of many", "another secret here");
     let cases = [
-        (secret(ours), secret(theirs), "rank 0 is not trusted: it has another secret than this rank", true),
+        (secret(ours), secret(theirs), "rank 0 is not trusted: its secret differs from this rank's", true),
         (
             secret(ours),
             None,

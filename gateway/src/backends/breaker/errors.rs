@@ -1,20 +1,20 @@
-//! Consecutive errors of one backend, weighed against the answers of other backends in the same period.
+//! Consecutive errors of one backend, weighed against the responses of other backends in the same period.
 //!
-//! A request may cause an error by itself, however often it is sent. A request that fails here therefore counts once,
-//! and again only if another backend has answered an equal one successfully. Together they are evidence only while
-//! others answer requests.
+//! Some requests fail wherever they are sent. A request that fails here therefore counts once, and again only if
+//! another backend has answered an identical request successfully. Together, the errors are evidence only while other
+//! backends answer requests.
 
-/// Number of distinct requests remembered, the newest.
+/// Maximum number of distinct requests remembered; older ones are dropped.
 const REMEMBERED: usize = 32;
 
-/// A run of errors; empty while requests succeed.
+/// The current sequence of consecutive errors; empty while requests succeed.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Errors {
     /// The newest distinct requests.
     requests: Vec<Failed>,
-    /// Errors that count.
+    /// Number of errors that count as evidence.
     pub(super) count: u32,
-    /// Requests that other backends of the model answered successfully since the first error.
+    /// Requests that the model's other backends have answered successfully since the first error.
     others: u32,
 }
 
@@ -22,7 +22,7 @@ pub(super) struct Errors {
 struct Failed {
     /// Digest of the request.
     request: Option<u64>,
-    /// Another backend has answered an equal request successfully.
+    /// Whether another backend has answered an identical request successfully.
     elsewhere: bool,
 }
 
@@ -31,8 +31,8 @@ impl Errors {
         self.count == 0
     }
 
-    /// Adds an error. Returns whether it counts and brings the total to `wanted`, while other backends answered at
-    /// least half as many requests successfully.
+    /// Adds an error. Returns whether it counts and raises the total to `wanted`, provided that other backends answered
+    /// at least half as many requests successfully.
     pub(super) fn add(&mut self, request: Option<u64>, wanted: u32) -> bool {
         match self.requests.iter().find(|failed| failed.request == request) {
             Some(failed) if !failed.elsewhere => return false,
@@ -52,7 +52,7 @@ impl Errors {
         wanted > 0 && self.count >= wanted && self.others >= self.count.div_ceil(2)
     }
 
-    /// Another backend of the model answered a request successfully.
+    /// Records that another backend of the model answered a request successfully.
     pub(super) fn answered_elsewhere(&mut self, request: Option<u64>) {
         if self.is_empty() {
             return;

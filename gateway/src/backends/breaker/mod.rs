@@ -1,7 +1,7 @@
 //! The circuit breaker of one backend, as a pure state machine: time and rules are arguments.
 //!
 //! ```text
-//!     too many failures or errors in a row                 its time is over
+//!   too many consecutive failures/errors                open period over
 //!   closed ------------------------------> open ----------------------------> half open
 //!      ^                                    ^  a trial fails: longer than before  |  |
 //!      |                                    +-------------------------------------+  |
@@ -9,12 +9,12 @@
 //!                                                    enough trials pass
 //! ```
 //!
-//! While it is closed, every request passes; while open, none. Half open, a few pass at a time, as trials. Outcomes of
+//! A closed breaker admits every request, an open one none, and a half-open one a few at a time, as trials. Outcomes of
 //! requests from an earlier phase are ignored.
 //!
-//! A *failure* means that the backend could not be reached. An *error* may also be the request's fault: an answer that
-//! reports a server error, breaks off or takes too long. Errors are compared with what other backends do ([`Errors`]),
-//! and are remembered while the breaker is open, so that one more opens it again.
+//! A *failure* means that the backend could not be reached. An *error* may also be the request's fault: a response that
+//! reports a server error, breaks off or takes too long. Errors are compared with the outcomes of other backends
+//! ([`Errors`]) and remembered while the breaker is open, so one more error reopens it.
 
 mod errors;
 
@@ -22,10 +22,10 @@ use std::time::Instant;
 
 use errors::Errors;
 
-/// When it opens, for how long, and when it closes.
+/// When the breaker opens, for how long, and when it closes.
 pub(crate) use crate::config::BreakerRules;
 
-/// The states as requests see them, with their values in metrics.
+/// The states as requests see them; the discriminants are the metric values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum State {
     Closed,
@@ -50,16 +50,16 @@ enum Phase {
     Open { until: Instant },
 }
 
-/// The outcome of a request, as far as its backend is responsible for it.
+/// A request's outcome, to the extent that the backend is responsible for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
     /// The model ran without errors.
     Well,
-    /// It answered without generating: the request was refused, or did not need a generation.
+    /// The backend answered without generating: it refused the request, or the request needed no generation.
     Answered,
-    /// It reported an error, broke off or took too long; `request` is a digest of the request, if known.
+    /// The backend reported an error, broke off or took too long; `request` is a digest of the request, if known.
     Erred { request: Option<u64> },
-    /// It could not be reached.
+    /// The backend could not be reached.
     Failed,
 }
 
@@ -72,11 +72,11 @@ pub(crate) struct TrialId(u64);
 pub(crate) struct Breaker {
     phase: Phase,
     errors: Errors,
-    /// When it last closed.
+    /// When the breaker last closed.
     closed_at: Option<Instant>,
-    /// Times it has opened since it last stayed closed for long.
+    /// Number of openings since the breaker last stayed closed for a long time.
     pub(crate) openings: u32,
-    /// Half-open phases so far.
+    /// Number of half-open phases so far.
     trial: u64,
 }
 
@@ -104,12 +104,12 @@ impl Breaker {
         }
     }
 
-    /// Consecutive errors that count.
+    /// Consecutive errors that count as evidence.
     pub(crate) fn errors(&self) -> u32 {
         self.errors.count
     }
 
-    /// When an open breaker is due to be half opened.
+    /// When an open breaker is due to half-open.
     pub(crate) fn open_until(&self) -> Option<Instant> {
         match self.phase {
             Phase::Open { until } => Some(until),
@@ -117,7 +117,7 @@ impl Breaker {
         }
     }
 
-    /// Records the outcome of a request that was not a trial. Returns whether it suffices to open; the caller then
+    /// Records the outcome of a request that was not a trial. Returns whether the breaker should open; the caller then
     /// opens or spares it.
     pub(crate) fn note(&mut self, outcome: Outcome, rules: &BreakerRules) -> bool {
         let Phase::Closed { failures } = &mut self.phase else { return false };
@@ -130,7 +130,7 @@ impl Breaker {
         self.note_error(outcome, rules) || (outcome == Outcome::Failed && too_many)
     }
 
-    /// Adds an outcome to the consecutive errors; returns whether they suffice to open.
+    /// Adds an outcome to the consecutive errors; returns whether the breaker should open.
     fn note_error(&mut self, outcome: Outcome, rules: &BreakerRules) -> bool {
         match outcome {
             Outcome::Well => self.errors = Errors::default(),
@@ -140,12 +140,12 @@ impl Breaker {
         false
     }
 
-    /// Another backend of the model answered a request successfully.
+    /// Records that another backend of the model answered a request successfully.
     pub(crate) fn answered_elsewhere(&mut self, request: Option<u64>) {
         self.errors.answered_elsewhere(request);
     }
 
-    /// Blocks all requests, for a time that grows with every opening.
+    /// Blocks all requests, for a period that grows with every opening.
     pub(crate) fn open(&mut self, now: Instant, rules: &BreakerRules) {
         let long_ago = |closed: Instant| now.saturating_duration_since(closed) >= rules.open_most;
         if self.state() == State::Closed && self.closed_at.is_some_and(long_ago) {
@@ -166,7 +166,7 @@ impl Breaker {
         self.errors = Errors::default();
     }
 
-    /// Half opens it if its time is over; returns whether it did.
+    /// Half-opens the breaker if its open period is over; returns whether it did.
     pub(crate) fn half_open_if_due(&mut self, now: Instant) -> bool {
         let over = self.open_until().is_some_and(|until| until <= now);
         if over {
@@ -181,7 +181,7 @@ impl Breaker {
         matches!(self.phase, Phase::HalfOpen { running, .. } if running < rules.trials)
     }
 
-    /// Begins a trial, if one may.
+    /// Begins a trial if a slot is free.
     pub(crate) fn begin_trial(&mut self, rules: &BreakerRules) -> Option<TrialId> {
         match &mut self.phase {
             Phase::HalfOpen { running, .. } if *running < rules.trials => {
@@ -192,7 +192,7 @@ impl Breaker {
         }
     }
 
-    /// Ends a trial; `None` if its outcome says nothing. Trials of an earlier phase change nothing.
+    /// Ends a trial; `None` if its outcome is inconclusive. Trials from an earlier phase have no effect.
     pub(crate) fn end_trial(&mut self, now: Instant, trial: TrialId, outcome: Option<Outcome>, rules: &BreakerRules) {
         if trial.0 != self.trial {
             return;
@@ -200,7 +200,7 @@ impl Breaker {
         let Phase::HalfOpen { running, passed } = &mut self.phase else { return };
         *running = running.saturating_sub(1);
         let Some(outcome) = outcome else { return };
-        // If errors opened it, only a successful generation shows that they are over.
+        // If errors opened the breaker, only a successful generation shows that they are over.
         if outcome == Outcome::Well || (outcome == Outcome::Answered && self.errors.is_empty()) {
             *passed += 1;
             if *passed >= rules.passes {

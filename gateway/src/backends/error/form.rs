@@ -1,4 +1,4 @@
-//! The document of an error, in the form that a route's clients expect.
+//! The JSON document that describes an error, in the form that a route's clients expect.
 
 use http::StatusCode;
 use semmoe_engines::Route;
@@ -6,17 +6,17 @@ use serde_json::{Value, json};
 
 use super::Cause;
 
-/// The API whose clients read an error.
+/// The API whose error format a client expects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Form {
-    /// OpenAI's API, and the engines' own routes.
+    /// OpenAI's API, and the engines' native routes.
     OpenAi,
     /// Anthropic's API.
     Anthropic,
 }
 
 impl Form {
-    /// The form for a route's clients.
+    /// Returns the error form for a route's clients.
     pub(crate) fn of(route: Option<Route>) -> Self {
         match route {
             Some(Route::Messages | Route::CountTokens) => Self::Anthropic,
@@ -24,12 +24,12 @@ impl Form {
         }
     }
 
-    /// The form for a path, whether or not requests to it reach an engine.
+    /// Returns the error form for a path, whether or not its requests reach an engine.
     pub(crate) fn of_path(path: &str) -> Self {
         Self::of(Route::ALL.into_iter().find(|route| route.path() == path))
     }
 
-    /// The document of an error with this cause.
+    /// Returns the document for an error with this cause.
     pub(super) fn document(self, Cause { fault, status, code, .. }: Cause, message: &str) -> Value {
         match self {
             Self::OpenAi => json!({ "error": { "message": message, "type": fault, "param": null, "code": code } }),
@@ -39,7 +39,7 @@ impl Form {
         }
     }
 
-    /// Puts the request's id where clients of this form expect it.
+    /// Inserts the request's id where clients of this form expect it.
     pub(super) fn name_request(self, document: &mut Value, id: &str) {
         match self {
             Self::OpenAi => document["error"]["request_id"] = id.into(),
@@ -47,7 +47,7 @@ impl Form {
         }
     }
 
-    /// The document as an event of a stream.
+    /// Formats the document as a stream event.
     pub(crate) fn event(self, document: &Value) -> String {
         match self {
             Self::OpenAi => format!("data: {document}\n\n"),
@@ -56,7 +56,7 @@ impl Form {
     }
 }
 
-/// Anthropic's error type for this status.
+/// Returns Anthropic's error type for this status.
 fn anthropic(status: StatusCode) -> &'static str {
     match status {
         StatusCode::UNAUTHORIZED => "authentication_error",

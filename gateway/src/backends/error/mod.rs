@@ -1,4 +1,5 @@
-//! Why the gateway cannot start, and why it answers a request itself; one table maps errors to statuses.
+//! Reasons that prevent the gateway from starting, and errors that it reports to clients; one table maps errors to
+//! statuses.
 
 mod form;
 
@@ -21,20 +22,20 @@ use crate::config::ConfigError;
 
 pub(crate) use form::Form;
 
-/// Lists the known values, for messages.
+/// Lists the known values, for use in messages.
 pub(crate) fn listed(known: impl Iterator<Item = String>) -> String {
     let known: Vec<String> = known.collect();
     if known.is_empty() { "none".to_owned() } else { known.join(", ") }
 }
 
-/// Why a gateway does not start.
+/// Why the gateway does not start.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StartError {
     /// The configuration is wrong.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// An address cannot be bound.
+    /// Binding an address failed.
     #[error("cannot listen on {address} for {what}: {source}")]
     Bind {
         /// Its purpose.
@@ -44,7 +45,7 @@ pub enum StartError {
         /// The operating system's reason.
         source: std::io::Error,
     },
-    /// The policy's name or settings.
+    /// The policy's name or settings are invalid.
     #[error("model '{model}': {source}")]
     Policy {
         /// The model.
@@ -60,15 +61,15 @@ pub enum StartError {
         /// As configured.
         path: std::path::PathBuf,
     },
-    /// Certificates or keys of a listener or a backend.
+    /// The certificates or keys of a listener or backend are unusable.
     #[error("{place}: {source}")]
     Tls {
-        /// A key of the configuration, or the backend.
+        /// The configuration key, or the backend.
         place: String,
         /// The problem.
         source: semmoe_engines::tls::TlsError,
     },
-    /// The file with an engine's key is unusable.
+    /// The file with an engine's API key is unusable.
     #[error("backend '{backend}': cannot use the key in {}: {source}", path.display())]
     KeyFile {
         /// The backend.
@@ -78,33 +79,33 @@ pub enum StartError {
         /// The problem.
         source: KeyError,
     },
-    /// The system allows too few open files.
-    #[error("the limit of open files (ulimit -n) is {files}, but at least {needed} are needed")]
+    /// The system's limit on open files is too low.
+    #[error("the limit on open files (ulimit -n) is {files}, but at least {needed} are needed")]
     Files {
         /// The limit.
         files: u64,
-        /// Files needed for one client.
+        /// Number of files needed to serve one client.
         needed: u64,
     },
-    /// A worker thread ended by a panic.
+    /// A loading thread panicked.
     #[error("loading stopped: {0}")]
     Load(#[from] JoinError),
 }
 
 impl StartError {
-    /// Whether the user must correct the configuration or a file that it names; other errors concern the machine.
+    /// Whether the user must correct the configuration or a file that it names. All other errors concern the machine.
     pub fn is_input(&self) -> bool {
         !matches!(self, Self::Bind { .. } | Self::Files { .. } | Self::Load(_))
     }
 }
 
-/// The side that caused an error, with OpenAI's name for its type.
+/// The party at fault, with OpenAI's name for the error type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 enum Fault {
-    /// The client, which must send another request.
+    /// The client, which must send a different request.
     #[serde(rename = "invalid_request_error")]
     Client,
-    /// All clients together, by too many requests at once. OpenAI's clients wait and retry.
+    /// All clients together, by sending too many concurrent requests. OpenAI's clients wait and retry.
     #[serde(rename = "rate_limit_error")]
     Load,
     /// The engine, or the connection to it.
@@ -115,18 +116,18 @@ enum Fault {
     Gateway,
 }
 
-/// A row of the table, without the message.
+/// One row of the error table, without the message.
 #[derive(Clone, Copy)]
 struct Cause {
     fault: Fault,
-    /// Whether the same request may succeed later.
+    /// Whether an identical request may succeed later.
     retryable: bool,
     status: StatusCode,
     code: &'static str,
 }
 
 impl Cause {
-    /// Evaluated at compile time: a row whose status blames another side does not compile.
+    /// Evaluated at compile time: a row whose status contradicts its party at fault does not compile.
     const fn new(fault: Fault, retryable: bool, status: StatusCode, code: &'static str) -> Self {
         let number = status.as_u16();
         let fits = match fault {
@@ -134,7 +135,7 @@ impl Cause {
             Fault::Load => (number == 429 || number == 503) && retryable,
             Fault::Engine | Fault::Gateway => number / 100 == 5,
         };
-        assert!(fits, "the status blames another side");
+        assert!(fits, "the status contradicts the party at fault");
         Self { fault, retryable, status, code }
     }
 }
@@ -142,12 +143,12 @@ impl Cause {
 const RETRY: bool = true;
 const FINAL: bool = false;
 
-/// Declares [`RequestError`], the one table from errors to HTTP. A row has the side at fault, whether the same request
-/// may succeed later, the status, a code for programs, and the message.
+/// Declares [`RequestError`], the one table that maps errors to HTTP. Each row has the party at fault, whether an
+/// identical request may succeed later, the status, a machine-readable code, and the message.
 macro_rules! request_errors {
     ($($name:ident $({ $($(#[$from:meta])? $field:ident: $kind:ty),* })? => $fault:ident $retry:ident $status:ident,
         $code:literal, $message:literal $(, $argument:expr)?;)*) => {
-        /// Why the gateway rather than an engine answers a request.
+        /// Why the gateway answers a request itself instead of an engine.
         #[derive(Debug, Clone, PartialEq, thiserror::Error)]
         pub(crate) enum RequestError {
             $(#[error($message $(, $argument)?)] $name $({ $($(#[$from])? $field: $kind),* })?,)*
@@ -170,18 +171,18 @@ request_errors! {
     NoRoute { method: String, path: String } => Client FINAL NOT_FOUND, "route_not_found",
         "there is no route {method} {path}";
     Method { method: String, path: String } => Client FINAL METHOD_NOT_ALLOWED, "method_not_allowed",
-        "{path} does not take {method}";
+        "{path} does not accept {method}";
     BodyTooLong { limit_bytes: usize } => Client FINAL PAYLOAD_TOO_LARGE, "body_too_long",
         "the body is longer than the limit of {limit_bytes} bytes";
     BodyMemory { limit_bytes: usize } => Load RETRY SERVICE_UNAVAILABLE, "body_memory",
-        "request bodies already hold {limit_bytes} bytes, the limit for all of them together";
+        "request bodies already use the combined limit of {limit_bytes} bytes";
     BodyRead { source: SharedError } => Client FINAL BAD_REQUEST, "body_unreadable", "the body could not be read: {source}";
     BodyTimeout { seconds: f64 } => Client FINAL REQUEST_TIMEOUT, "body_timeout",
-        "the body did not arrive within {seconds} s";
+        "the body was not received within {seconds} s";
     Coding { found: String } => Client FINAL UNSUPPORTED_MEDIA_TYPE, "unsupported_encoding",
-        "the content-encoding '{found}' is not supported: gzip, deflate, zstd and br are, one at a time";
+        "unsupported content-encoding '{found}', expected one of gzip, deflate, zstd and br";
     BodyCoding { coding: &'static str, source: SharedError } => Client FINAL BAD_REQUEST, "body_unreadable",
-        "the body is not {coding}, as its content-encoding says: {source}";
+        "the body is not {coding}, contrary to its content-encoding: {source}";
     BodyScan { #[from] source: ScanError } => Client FINAL BAD_REQUEST, "body_not_json", "{source}";
     BodyJson { source: SharedError } => Client FINAL BAD_REQUEST, "body_not_json", "the body is not JSON: {source}";
     Field { source: SharedError } => Client FINAL BAD_REQUEST, "invalid_field", "{source}";
@@ -189,11 +190,11 @@ request_errors! {
         "{source}: expected JSON {expected}";
     Query { source: UrlError } => Client FINAL BAD_REQUEST, "invalid_field", "the query cannot be sent to an engine";
     NoModel { known: String } => Client FINAL BAD_REQUEST, "model_missing",
-        "the request names no model, and there are several: {known}";
+        "the request does not specify a model, and there are several: {known}";
     UnknownModel { name: String, known: String } => Client FINAL NOT_FOUND, "model_not_found",
-        "there is no model '{name}' (there are: {known})";
+        "there is no model '{name}' (available: {known})";
     PinRange { pin: u16, model: String } => Client FINAL BAD_REQUEST, "invalid_pin",
-        "the pin {pin} is not a rank of model '{model}'";
+        "pin {pin} is not a rank of model '{model}'";
     NoBackend { model: String, causes: String } => Gateway RETRY SERVICE_UNAVAILABLE, "no_backend",
         "no backend of model '{model}' can serve: {causes}";
     Unreachable { backend: String, source: HttpError } => Engine RETRY SERVICE_UNAVAILABLE, "backend_unreachable",
@@ -217,9 +218,9 @@ request_errors! {
     Unhealthy { backend: String, cause: String } => Engine RETRY BAD_GATEWAY, "backend_given_up",
         "gave up on backend '{backend}' before it answered: {cause}";
     Suspect { engines: usize } => Engine FINAL BAD_GATEWAY, "request_suspect",
-        "{engines} engines in a row died while running this request, so it is not sent to another";
+        "{engines} consecutive engines died while running this request, so it is not retried on another";
     TooManyStreams { limit: u32 } => Gateway RETRY SERVICE_UNAVAILABLE, "too_many_streams",
-        "{limit} requests are already running over HTTP/2, the limit for all connections together";
+        "{limit} requests are already running over HTTP/2, the limit across all connections";
     Hosts { found: usize } => Client FINAL BAD_REQUEST, "invalid_host",
         "the request has {found} Host headers, expected one";
     Expectation => Client FINAL EXPECTATION_FAILED, "expectation_failed", "the only supported expectation is 100-continue";
@@ -231,7 +232,7 @@ request_errors! {
     ForeignHost { found: String } => Client FINAL FORBIDDEN, "foreign_host",
         "the Host header '{found}' does not name this machine; use 127.0.0.1 or localhost";
     ForeignOrigin { origin: String } => Client FINAL FORBIDDEN, "foreign_origin",
-        "requests from pages of '{origin}' are not allowed";
+        "requests from web pages at '{origin}' are not allowed";
     Token => Client FINAL UNAUTHORIZED, "token_needed",
         "the admin plane requires the header 'authorization: Bearer TOKEN'";
     UnknownBackend { name: String } => Client FINAL NOT_FOUND, "backend_not_found", "there is no backend '{name}'";
@@ -239,17 +240,17 @@ request_errors! {
     TablesInvalid { source: SharedError } => Client FINAL UNPROCESSABLE_ENTITY, "tables_invalid", "{source}";
     TablesStorage { source: SharedError } => Gateway RETRY INSUFFICIENT_STORAGE, "tables_not_stored", "{source}";
     TablesBusy { seconds: u64 } => Gateway RETRY SERVICE_UNAVAILABLE, "tables_busy",
-        "other loads of tables did not finish within {seconds} s";
+        "other table loads did not finish within {seconds} s";
     NoEarlierTables { backend: String, wanted: Option<u64>, known: String } => Client FINAL CONFLICT, "no_earlier_tables",
-        "backend '{backend}' has no earlier tables{}, there are generations: {known}", of(*wanted);
+        "backend '{backend}' has no earlier tables{} (available generations: {known})", of(*wanted);
     Internal { source: SharedError } => Gateway RETRY INTERNAL_SERVER_ERROR, "internal",
         "the response could not be generated: {source}";
     ConfigInvalid { source: SharedError } => Client FINAL UNPROCESSABLE_ENTITY, "config_invalid",
-        "the old configuration stays in force: {source}";
+        "the old configuration stays in effect: {source}";
     ConfigRefused { source: SharedError } => Client FINAL CONFLICT, "config_refused",
-        "the old configuration stays in force: {source}";
+        "the old configuration stays in effect: {source}";
     ConfigFailed { source: SharedError } => Gateway RETRY INTERNAL_SERVER_ERROR, "config_failed",
-        "the old configuration stays in force: {source}";
+        "the old configuration stays in effect: {source}";
     SwitchEngine { backend: String, engine: &'static str } => Client FINAL CONFLICT, "switch_engine",
         "backend '{backend}' runs {engine}, whose layout cannot be switched";
     SwitchRefused { backend: String, source: HttpError } => Client FINAL CONFLICT, "switch_refused",
@@ -263,7 +264,7 @@ request_errors! {
         "rejected for backend '{backend}', the old tables stay in use: {source}";
 }
 
-/// A pin that cannot be sent was the gateway's choice; any other is the client's.
+/// Blames an unsendable pin on the gateway, which chose it, and any other pin error on the client.
 impl From<PinError> for RequestError {
     fn from(error: PinError) -> Self {
         let is_own = matches!(error, PinError::NoCarrier { .. });
@@ -272,7 +273,7 @@ impl From<PinError> for RequestError {
     }
 }
 
-/// A task of the gateway panicked.
+/// A panic in one of the gateway's tasks.
 impl From<JoinError> for RequestError {
     fn from(error: JoinError) -> Self {
         Self::Internal { source: error.into() }
@@ -283,12 +284,12 @@ fn of(generation: Option<u64>) -> String {
     generation.map_or_else(String::new, |generation| format!(" of generation {generation}"))
 }
 
-/// Tells OpenAI's clients whether to retry a request.
+/// Header that instructs OpenAI's clients whether to retry a request.
 const SHOULD_RETRY: HeaderName = HeaderName::from_static("x-should-retry");
 
 impl RequestError {
     pub(crate) fn unknown_model(name: &str, known: String) -> Self {
-        // A name can be as long as a body.
+        // A name can be as long as a request body.
         Self::UnknownModel { name: name.chars().take(100).collect(), known }
     }
 
@@ -296,7 +297,7 @@ impl RequestError {
         self.cause().status
     }
 
-    /// The answer, with the request's id in header and body.
+    /// Returns the response, with the request's id in header and body.
     pub(crate) fn respond(&self, id: &RequestId, form: Form) -> Response {
         let mut response = self.response(self.body_with(id, form));
         response.headers_mut().insert(REQUEST_ID, id.header().clone());
@@ -311,7 +312,7 @@ impl RequestError {
             StatusCode::SERVICE_UNAVAILABLE | StatusCode::TOO_MANY_REQUESTS => {
                 headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"))
             }
-            // OpenAI's clients would retry it.
+            // OpenAI's clients would retry it otherwise.
             _ if status.is_server_error() && !retryable => {
                 headers.insert(SHOULD_RETRY, HeaderValue::from_static("false"))
             }
@@ -324,7 +325,7 @@ impl RequestError {
         response
     }
 
-    /// The document with the request's id.
+    /// Returns the error document with the request's id.
     pub(crate) fn body_with(&self, id: &RequestId, form: Form) -> Value {
         let mut body = self.body(form);
         form.name_request(&mut body, id.as_str());
@@ -337,8 +338,8 @@ impl RequestError {
     }
 }
 
-/// Escapes control characters, C1 included: a message may repeat what a client or an engine sent, and terminals display
-/// it.
+/// Escapes control characters, including C1: a message may repeat text from a client or an engine, and terminals
+/// display it.
 pub(crate) fn printable(text: &str) -> String {
     let mut printable = String::with_capacity(text.len());
     for character in text.chars() {
@@ -391,13 +392,13 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "blames another side")]
+    #[should_panic(expected = "contradicts the party at fault")]
     fn a_client_is_not_blamed_for_the_gateway() {
         Cause::new(Fault::Gateway, RETRY, StatusCode::BAD_REQUEST, "planted");
     }
 
     #[test]
-    #[should_panic(expected = "blames another side")]
+    #[should_panic(expected = "contradicts the party at fault")]
     fn the_gateway_is_not_blamed_for_a_client() {
         Cause::new(Fault::Client, FINAL, StatusCode::INTERNAL_SERVER_ERROR, "planted");
     }

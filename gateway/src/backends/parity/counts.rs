@@ -1,8 +1,8 @@
-//! Evidence in answers: the engine's token count of a prompt against the gateway's.
+//! Evidence from responses: the engine's token count of a prompt against the gateway's.
 //!
-//! A single difference may have other causes; several in a row on chats of the same shapes do not. The shapes that
-//! occur in no chat with equal counts are then not trusted until counts of such chats agree again; they are still
-//! scored.
+//! A single difference may have other causes, but several consecutive ones on chats of the same shapes prove a
+//! mismatch. Of these shapes, those that occur in no chat with equal counts then lose trust until counts of such chats
+//! agree again. They are still scored.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
@@ -10,12 +10,12 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use semmoe_text::Shapes;
 
-/// Consecutive differences that prove a mismatch.
+/// Number of consecutive differences that prove a mismatch.
 const IN_A_ROW: u8 = 3;
-/// Shape sets whose differences are remembered.
+/// Maximum number of shape sets whose differences are remembered.
 const MAX_SETS: usize = 64;
 
-/// Counts of one backend's prompts.
+/// Token count comparisons for one backend's prompts.
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
     /// Shapes of chats whose counts agreed; an atomic, because every request reads it.
@@ -24,22 +24,22 @@ pub(crate) struct Counts {
     differs: AtomicU16,
     /// Whether any differences are remembered.
     is_open: AtomicBool,
-    /// Differences since the counts of chats of these shapes last agreed.
+    /// Consecutive differences for chats of each shape set.
     missed: Mutex<BTreeMap<Shapes, u8>>,
 }
 
 impl Counts {
-    /// Shapes that the engine counts differently.
+    /// Shapes whose tokens the engine counts differently.
     pub(crate) fn differs(&self) -> Shapes {
         Shapes::from_bits(self.differs.load(Ordering::Relaxed))
     }
 
-    /// Shapes that it counts equally.
+    /// Shapes whose tokens the engine counts equally.
     pub(crate) fn agreed(&self) -> Shapes {
         Shapes::from_bits(self.agreed.load(Ordering::Relaxed))
     }
 
-    /// Another engine may be answering by now.
+    /// Discards all comparisons, because the engine may have been replaced.
     pub(crate) fn reset(&self) {
         let mut missed = self.missed();
         missed.clear();
@@ -48,9 +48,9 @@ impl Counts {
         self.differs.store(0, Ordering::Relaxed);
     }
 
-    /// A chat counted by both. Returns the shapes that lost or regained trust.
+    /// Records a chat that both sides counted. Returns the shapes that lost or regained trust.
     pub(crate) fn note(&self, shapes: Shapes, agree: bool) -> Option<Change> {
-        // Most counts agree, like those before.
+        // Fast path: most counts agree, as the previous ones did.
         if agree && !self.is_open.load(Ordering::Relaxed) && self.agreed().has(shapes) {
             return None;
         }

@@ -1,11 +1,11 @@
-//! Findings about how a backend tokenizes chats, in words: from the built-in chats, and from token counts in
-//! answers, which can only prove a difference.
+//! Summarizes for operators how a backend tokenizes chats, as seen in the built-in chats and in the token counts of
+//! responses. Token counts can only prove a difference.
 
 use semmoe_text::Shapes;
 
 use crate::backends::Member;
 
-/// Shapes by state; the others are unproven.
+/// Chat shapes by state; shapes in neither set are unproven.
 pub(crate) struct Known {
     pub(crate) equal: Shapes,
     pub(crate) differs: Shapes,
@@ -17,7 +17,7 @@ impl Known {
         Self { equal: member.fit.parity.equal.without(differs), differs }
     }
 
-    /// The label used in metrics: `equal`, `differs` or `unproven`.
+    /// Returns the metric label: `equal`, `differs` or `unproven`.
     pub(crate) fn state(&self) -> &'static str {
         match (self.differs.is_empty(), self.equal.is_empty()) {
             (false, _) => "differs",
@@ -30,10 +30,10 @@ impl Known {
         Shapes::ALL.without(self.equal | self.differs)
     }
 
-    /// The first difference, or why a shape is unproven.
+    /// Describes the first difference, or why a shape is unproven.
     pub(crate) fn detail(&self, member: &Member) -> Option<String> {
         let counted = member.backend.counts.differs().without(member.fit.parity.differs);
-        let by_count = format!("the engine's token counts differ in chats of shape {counted}");
+        let by_count = format!("the engine's token counts differ for chats of shape {counted}");
         let by_count = Some(by_count).filter(|_| !counted.is_empty() && member.fit.parity.differs.is_empty());
         let by_chats = || member.fit.parity.detail.as_deref().map(str::to_owned);
         by_count.or_else(by_chats).or_else(|| member.backend.last_probe()?.rendering.as_ref()?.cause.clone())

@@ -1,8 +1,9 @@
-//! Whether an engine tokenizes chats as the gateway does. Its ids for built-in chats, requested at start, when it
-//! returns and when it changes, are compared with the gateway's; so are its counts in answers ([`counts`]).
+//! Whether an engine tokenizes chats as the gateway does. The gateway requests the engine's ids for built-in chats at
+//! start, when the engine returns and when it changes, and compares them with its own. It also compares the token
+//! counts in responses ([`counts`]).
 //!
-//! A chat has [`Shapes`]. If the engine tokenizes a shape differently, scores would be for another prompt, so such
-//! chats are routed by load. An engine that reveals nothing is unproven, and keeps its affinity.
+//! A chat has [`Shapes`]. If the engine tokenizes a shape differently, scores would describe a different prompt, so
+//! chats with that shape are routed by load. An engine that reveals nothing is unproven, and keeps its affinity.
 
 pub(crate) mod counts;
 pub(crate) mod known;
@@ -20,7 +21,7 @@ use semmoe_text::{
 };
 use serde_json::Value;
 
-/// Seconds per day; prompts may contain the date.
+/// Seconds per day. Days matter because prompts may contain the date.
 const DAY: i64 = 86_400;
 
 /// Tokenizes a model's chats.
@@ -29,22 +30,22 @@ pub(crate) struct Reader<'a> {
     pub(crate) tokenizer: &'a PromptEncoder,
     pub(crate) template: Option<&'a ChatTemplate>,
     pub(crate) preparation: &'static Preparation,
-    /// Whether the template writes the date.
+    /// Whether the template writes the current date.
     pub(crate) writes_date: bool,
-    /// Offset of the engines' clocks from UTC.
+    /// UTC offset of the engines' clocks.
     pub(crate) zone_seconds: i32,
 }
 
-/// Shapes of chats, by what an engine has shown about them.
+/// Chat shapes, grouped by how the engine was seen to tokenize them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Parity {
     pub(crate) equal: Shapes,
     pub(crate) differs: Shapes,
-    /// The first difference, or else the first chat that could not be compared.
+    /// Describes the first difference, or else the first chat that could not be compared.
     pub(crate) detail: Option<Arc<str>>,
 }
 
-/// Whether to ask an engine again: it gave no answer, another day began, or something differs, which may be due to a
+/// Whether to query an engine again: it gave no answer, a new day began, or something differs, which may be due to a
 /// change behind a proxy or to midnight.
 pub(crate) fn is_open(probe: &Probe, parity: &Parity, reader: Option<&Reader<'_>>) -> bool {
     let Some(before) = &probe.rendering else { return true };
@@ -57,7 +58,7 @@ pub(crate) fn compare(rendering: Option<&Rendering>, reader: Option<&Reader<'_>>
     let (Some(rendering), Some(reader)) = (rendering, reader) else { return Parity::default() };
     let mut parity = Parity::default();
     if reader.is_of_another_day(rendering) {
-        parity.detail = Some("the chat template writes the date, and the engine was asked on another day".into());
+        parity.detail = Some("the chat template writes the date, and the engine was queried on another day".into());
         return parity;
     }
     let (mut difference, mut open) = (None, None);
@@ -72,7 +73,7 @@ pub(crate) fn compare(rendering: Option<&Rendering>, reader: Option<&Reader<'_>>
                 }
             },
             Shown::Refused { status } => {
-                open.get_or_insert_with(|| format!("the engine answered {status} to the {shows} chat"));
+                open.get_or_insert_with(|| format!("the engine returned {status} for the {shows} chat"));
             }
             Shown::NotAsked => {}
         }
@@ -83,21 +84,21 @@ pub(crate) fn compare(rendering: Option<&Rendering>, reader: Option<&Reader<'_>>
 }
 
 impl Reader<'_> {
-    /// How the gateway's ids differ from the engine's, if they do.
+    /// Describes how the gateway's ids differ from the engine's, if they do.
     ///
     /// # Errors
-    /// Why they cannot be compared now.
+    /// Why the ids cannot be compared now.
     fn differs(&self, chat: &Value, theirs: &[u32]) -> Result<Option<String>, SharedError> {
-        // Other state changes wait meanwhile.
+        // Be brief: other state changes are waiting.
         let limits = Limits { template: Budget::BRIEF, ..Limits::default() };
-        // The libraries underneath receive arbitrary templates.
+        // Catch panics: the template libraries receive arbitrary templates.
         let read = || chat_body_ids(self.preparation, chat, self.tokenizer, self.template, limits);
-        let ours = catch_unwind(AssertUnwindSafe(read)).map_err(|_| "reading a chat panicked")?;
+        let ours = catch_unwind(AssertUnwindSafe(read)).map_err(|_| "tokenizing a chat panicked")?;
         let ours = match ours {
             Ok(ours) => ours,
             Err(error @ (TextError::OracleAway | TextError::TemplateBudget { .. })) => return Err(error.into()),
             Err(error) => {
-                return Ok(Some(format!("the engine reads {} tokens, and the gateway none: {error}", theirs.len())));
+                return Ok(Some(format!("the engine produces {} tokens, the gateway none: {error}", theirs.len())));
             }
         };
         let first = ours.iter().zip(theirs).position(|(ours, theirs)| ours != theirs);
@@ -106,7 +107,7 @@ impl Reader<'_> {
             return Ok(None);
         }
         let at = first.unwrap_or(ours.min(theirs));
-        Ok(Some(format!("{ours} tokens here, {theirs} at the engine, which differ from token {at} on")))
+        Ok(Some(format!("{ours} tokens here, {theirs} in the engine, differing from token {at} on")))
     }
 
     /// Whether a chat rendered today would have a different date.

@@ -1,14 +1,14 @@
 //! Verifies that a backend honours pins, and keeps that evidence up to date.
 //!
-//! A new engine is probed before it receives requests ([`prove_at_start`]), for a few seconds at most; after that each
-//! route is probed as often as [`verify::Schedule`] says ([`watch`]). Answers that name their rank are evidence
-//! as well, at no cost. An engine whose number of ranks is unknown is asked again at every health interval.
+//! A new engine is probed before it receives requests ([`prove_at_start`]), for a few seconds at most; after that, each
+//! route is probed at the rate set by [`verify::Schedule`] ([`watch`]). Responses that name their rank are free
+//! evidence. An engine whose rank count is unknown is queried again at every health interval.
 //!
-//! An engine that refuses a pin, because it has no such rank, receives no pins until it has been asked again: it may be
-//! another engine by now, or one that reports more ranks than it has.
+//! An engine that refuses a pin because it has no such rank receives no pins until it has been queried again: it may
+//! have been replaced, or may report more ranks than it has.
 //!
-//! An engine that can switch its layout may have done so since a request was pinned. An answer that contradicts its pin
-//! counts only once the engine has been asked again and still has the same ranks.
+//! An engine that can switch its layout may have done so since a request was pinned. A response that contradicts its
+//! pin counts as evidence only once the engine has been queried again and still has the same ranks.
 
 pub(crate) mod record;
 mod verdict;
@@ -26,13 +26,14 @@ use record::Suspended;
 
 /// After this time a new backend receives requests, whether or not its pins are verified.
 const PROOF_LIMIT: Duration = Duration::from_secs(3);
-/// A busy engine answers a one-token probe only after the prompts ahead of it.
+/// Patient, because a busy engine answers a one-token probe only after the prompts ahead of it.
 const PROBE_LIMITS: AnswerLimits = AnswerLimits { timeout: Duration::from_secs(30), max_bytes: 4 << 20 };
-/// Time until an engine that refused a pin is tried again, doubled after each try.
+/// Initial delay before retrying an engine that refused a pin; doubled after each try.
 const FIRST_PAUSE: Duration = Duration::from_secs(10);
 const MAX_PAUSE: Duration = Duration::from_secs(300);
 
-/// Whether pins need probes. They do not with a single rank, with a URL per rank, or if every answer names its rank.
+/// Whether probes can verify this route's pins. Probes are unnecessary with a single rank, with one URL per rank, or if
+/// every response names its rank.
 fn can_verify(engine: Engine, ranks: u16, dialect: &Dialect, route: Route) -> bool {
     let by_pin = matches!(dialect.carrier(route), Some(Carrier::Header | Carrier::Field(_)));
     ranks > 1 && by_pin && matches!(engine, Engine::Sglang | Engine::Vllm)
@@ -53,11 +54,11 @@ pub(crate) async fn prove_at_start(backends: &Backends, backend: &Backend, probe
         }
     };
     if tokio::time::timeout(PROOF_LIMIT, rounds).await.is_err() {
-        tracing::info!(backend = backend.name, "not all pins are verified yet: the engine is slow to answer probes");
+        tracing::info!(backend = backend.name, "some pins are not yet verified: the engine is slow to answer probes");
     }
 }
 
-/// Watches a backend until `stop`.
+/// Watches a backend's pins until `stop` is cancelled.
 pub(crate) async fn watch(backends: Arc<Backends>, Watched { backend, stop }: Watched) {
     let rounds = PROBED.map(|route| probe_in_rounds(&backends, &backend, route));
     let work = async {
@@ -71,8 +72,8 @@ pub(crate) async fn watch(backends: Arc<Backends>, Watched { backend, stop }: Wa
     stop.run_until_cancelled(work).await;
 }
 
-/// Asks an engine that may have switched, and counts the suspended evidence if it has the same ranks as before. If its
-/// answer differs from the last one, all evidence is dropped, including the suspended contradictions.
+/// Queries an engine that may have switched, and counts the suspended evidence if it has the same ranks as before. If
+/// its report has changed, all evidence is dropped, including the suspended contradictions.
 async fn settle_suspended(backends: &Backends, backend: &Arc<Backend>) {
     loop {
         backend.pins.suspended.notified().await;
@@ -83,12 +84,12 @@ async fn settle_suspended(backends: &Backends, backend: &Arc<Backend>) {
             let seen = Observation { contradicted, ..Observation::answer(false) };
             backends.note_pins(backend, route, seen, || detail);
         }
-        // Limits how often the engine is asked, however many answers contradict their pins.
+        // Limit how often the engine is queried, however many responses contradict their pins.
         tokio::time::sleep(backends.config().health.interval).await;
     }
 }
 
-/// Asks an engine about its ranks again if too little is known about them.
+/// Queries an engine about its ranks again if too little is known about them.
 async fn ask_for_ranks(backends: &Backends, backend: &Arc<Backend>) {
     loop {
         tokio::time::sleep(backends.config().health.interval).await;
@@ -99,7 +100,7 @@ async fn ask_for_ranks(backends: &Backends, backend: &Arc<Backend>) {
     }
 }
 
-/// Asks an engine that refused a pin for its ranks. If its report is unchanged, its pins are probed periodically and
+/// Queries the ranks of an engine that refused a pin. If its report is unchanged, its pins are probed periodically, and
 /// used again once none is refused.
 async fn settle_refusals(backends: &Backends, backend: &Arc<Backend>) {
     loop {
@@ -121,7 +122,7 @@ async fn settle_refusals(backends: &Backends, backend: &Arc<Backend>) {
     }
 }
 
-/// Whether the engine accepts every pin of a round through all ranks.
+/// Whether the engine accepts every pin when probes cover all ranks.
 async fn takes_all_pins(backends: &Backends, backend: &Backend, fit: &Fit) -> bool {
     let Some(route) = PROBED.into_iter().find(|route| can_verify(backend.engine, fit.ranks, &fit.dialect, *route))
     else {
@@ -170,7 +171,7 @@ async fn probe_in_rounds(backends: &Backends, backend: &Arc<Backend>, route: Rou
     }
 }
 
-/// One round of probes.
+/// Sends one round of probes and records the outcome.
 async fn round(backends: &Backends, backend: &Backend, route: Route, ranks: u16, dialect: &Dialect) {
     let _one = backend.pins.round.lock().await;
     let mut ended = Ended { backend, route, ranks, conclusive: false };
@@ -201,7 +202,7 @@ async fn round(backends: &Backends, backend: &Backend, route: Route, ranks: u16,
     }
 }
 
-/// Marks the end of a round, even a cancelled one: the engine may count its probes late, and they must not be
+/// Marks the end of a round, even of a cancelled one: the engine may count its probes late, and they must not be
 /// attributed to the next round.
 struct Ended<'a> {
     backend: &'a Backend,

@@ -1,4 +1,4 @@
-//! Evidence about one backend's pins, by route, for requests and for the tasks that verify pins.
+//! Per-route evidence about one backend's pins, for requests and for the tasks that verify pins.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -13,24 +13,25 @@ const ROUTES: usize = Route::ALL.len();
 #[derive(Debug, Default)]
 pub(crate) struct PinRecord {
     state: Mutex<PinState>,
-    /// In the order of [`Route::ALL`]; atomics, because every request reads them.
+    /// The state of each route, in the order of [`Route::ALL`]; atomics, because every request reads them.
     routes: [OnRoute; ROUTES],
-    /// The engine refused a pin, because it has no such rank: none is sent until it has been asked again.
+    /// Whether the engine refused a pin because it has no such rank. If so, no pins are sent until it has been queried
+    /// again.
     refused: AtomicBool,
-    /// Held by a round of probes: the counts of two concurrent rounds could not be told apart.
+    /// Held during a round of probes, because the counts of two concurrent rounds would be indistinguishable.
     pub(super) round: tokio::sync::Mutex<()>,
-    /// Wakes the watcher when a contradiction was suspended.
+    /// Wakes the watcher when a contradiction is suspended.
     pub(super) suspended: Notify,
-    /// Wakes the watcher when a pin was refused.
+    /// Wakes the watcher when a pin is refused.
     pub(super) refusal: Notify,
 }
 
-/// Whether requests on one route run where they are pinned.
+/// Whether requests on a route run on the rank they are pinned to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Belief {
     /// Too little evidence.
     Unproven,
-    /// Requests run where they are pinned, on every rank.
+    /// Requests run on the rank they are pinned to, for every rank.
     Proven,
     /// Requests run elsewhere.
     Ignored,
@@ -40,10 +41,10 @@ pub(crate) enum Belief {
 struct OnRoute {
     /// A [`Belief`].
     belief: AtomicU8,
-    /// Index of the route whose evidence applies to this one: another route if this one has none, because the engine
-    /// does not show where its requests run.
+    /// Index of the route whose evidence applies to this one. It differs from this route if the engine does not show
+    /// where this route's requests run.
     witness: AtomicU8,
-    /// Requests whose answers do not name their rank.
+    /// Number of requests whose responses do not name their rank.
     requests: AtomicU64,
     /// Value of `requests` at which the next round is due.
     due_at: AtomicU64,
@@ -53,13 +54,13 @@ struct OnRoute {
 /// Evidence, verdicts and schedules of one backend.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct PinState {
-    /// In the order of [`Route::ALL`].
+    /// The state of each route, in the order of [`Route::ALL`].
     routes: [RouteState; ROUTES],
     /// The route with the latest evidence.
     last: Option<Route>,
-    /// How the engine refused a pin.
+    /// How the engine refused a pin, if it did.
     pub(crate) refusal: Option<String>,
-    /// Counts once the engine has been asked for its ranks again.
+    /// Counts as evidence once the engine has been queried for its ranks again.
     pub(super) suspended: Option<Suspended>,
 }
 
@@ -68,18 +69,18 @@ pub(crate) struct PinState {
 pub(crate) struct RouteState {
     pub(crate) watch: PinWatch,
     pub(super) schedule: Schedule,
-    /// The last contradiction or, if there was none, the outcome of the last round or why it was inconclusive.
+    /// The last contradiction, or else the last round's outcome or why that round was inconclusive.
     pub(crate) detail: Option<String>,
-    /// Observed to run where they are pinned, on every rank.
+    /// Whether requests were observed to run where they were pinned, on every rank.
     proven: bool,
 }
 
-/// Answers that named a rank other than the pinned one.
+/// Responses that named a rank other than the pinned one.
 #[derive(Clone, Debug)]
 pub(super) struct Suspended {
     pub(super) route: Route,
     pub(super) contradicted: u64,
-    /// Describes the last one.
+    /// Describes the last of these responses.
     pub(super) detail: String,
 }
 
@@ -92,7 +93,7 @@ impl OnRoute {
 }
 
 impl PinState {
-    /// The state of a route; extra routes are never pinned and have no evidence.
+    /// Returns a route's state; extra routes are never pinned and have no evidence.
     pub(crate) fn route(&self, route: Route) -> RouteState {
         self.routes.get(route as usize).cloned().unwrap_or_default()
     }
@@ -101,14 +102,14 @@ impl PinState {
         self.routes.get_mut(route as usize)
     }
 
-    /// The routes with evidence.
+    /// Iterates over the routes with evidence.
     pub(crate) fn seen(&self) -> impl Iterator<Item = (Route, &RouteState)> {
         let has_evidence = |(_, state): &(Route, &RouteState)| state.watch.total() > 0 || state.detail.is_some();
         Route::ALL.into_iter().zip(&self.routes).filter(has_evidence)
     }
 
-    /// The route that represents the backend: one on which pins are ignored although `reads` says that the engine reads
-    /// them there, or else the one with the latest evidence.
+    /// Returns the route that represents the backend: one on which pins are ignored although, according to `reads`, the
+    /// engine reads them there, or else the route with the latest evidence.
     pub(crate) fn summary(&self, reads: impl Fn(Route) -> bool) -> RouteState {
         let ignored = self.seen().find(|(route, state)| reads(*route) && state.watch.pins == Pins::Ignored);
         let honoured = || self.seen().find(|(_, state)| state.watch.pins == Pins::Honoured);
@@ -145,12 +146,12 @@ impl PinRecord {
         }
     }
 
-    /// Whether the engine refused a pin and has not been asked since.
+    /// Whether the engine has refused a pin and has not been queried since.
     pub(crate) fn are_refused(&self) -> bool {
         self.refused.load(Ordering::Relaxed)
     }
 
-    /// Records that the engine has no such rank; true the first time.
+    /// Records that the engine has no such rank; returns true the first time.
     pub(super) fn refuse(&self, detail: String) -> bool {
         self.locked(|state| state.refusal = Some(detail));
         self.refusal.notify_one();
@@ -163,7 +164,7 @@ impl PinRecord {
         self.refused.store(false, Ordering::Relaxed);
     }
 
-    /// Counts a request whose answer will not name its rank.
+    /// Counts a request whose response will not name its rank.
     pub(crate) fn count_request(&self, route: Route) {
         let Some(on) = self.routes.get(route as usize) else { return };
         on.count();
@@ -179,7 +180,7 @@ impl PinRecord {
             state.last = Some(route);
             let on = state.route_mut(route)?;
             let settled = on.watch.pins != Pins::Ignored && !on.watch.is_in_doubt();
-            // Every answer to a client passes through here: build the text only for one that disagrees.
+            // Every client response passes through here, so build the text only for one that disagrees.
             let tells_more = seen.evidence != Evidence::Answer || on.detail.is_none();
             if seen.contradicted > 0 || settled && tells_more {
                 on.detail = Some(detail());
@@ -194,13 +195,13 @@ impl PinRecord {
         });
         let (before, now) = changed?;
         if [before, now].contains(&Pins::Ignored) {
-            // A change on this route, for example in a proxy, may affect every route.
+            // A change seen on this route, for example in a proxy, may affect every route.
             self.want_rounds(route);
         }
         Some(now)
     }
 
-    /// Publishes the state for requests.
+    /// Publishes the state to requests.
     fn publish(&self, state: &PinState) {
         let has_evidence = |route: &Route| state.routes[*route as usize].watch.total() > 0;
         let witness = PROBED.into_iter().find(has_evidence);
@@ -222,7 +223,7 @@ impl PinRecord {
         }
     }
 
-    /// A round of probes over `ranks` ended; `conclusive`: it proved something.
+    /// Records the end of a probe round over `ranks`; `conclusive` if it proved something.
     pub(super) fn round_ended(&self, route: Route, conclusive: bool, ranks: u16) {
         self.locked(|state| {
             if let Some(on) = state.route_mut(route) {
@@ -233,7 +234,7 @@ impl PinRecord {
         });
     }
 
-    /// Keeps a contradiction until the engine has been asked for its ranks again.
+    /// Suspends a contradiction until the engine has been queried for its ranks again.
     pub(crate) fn suspend(&self, route: Route, detail: String) {
         self.locked(|state| {
             let contradicted = state.suspended.as_ref().map_or(0, |it| it.contradicted) + 1;
@@ -242,7 +243,7 @@ impl PinRecord {
         self.suspended.notify_one();
     }
 
-    /// Discards all evidence: another engine may answer by now.
+    /// Discards all evidence, because the engine may have been replaced.
     pub(super) fn reset(&self) {
         self.locked(|state| *state = PinState::default());
         self.refused.store(false, Ordering::Relaxed);
@@ -253,7 +254,7 @@ impl PinRecord {
         }
     }
 
-    /// Waits for this many more requests on a route, or for another reason to verify.
+    /// Waits for this many more requests on a route, or for another reason to verify its pins.
     pub(super) async fn after_requests(&self, route: Route, requests: u64) {
         let Some(on) = self.routes.get(route as usize) else { return std::future::pending().await };
         let due_at = on.requests.load(Ordering::Relaxed) + requests;

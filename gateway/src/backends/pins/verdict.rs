@@ -1,4 +1,4 @@
-//! Applies evidence as it arrives: to the backend's record, the metrics and the log.
+//! Applies new evidence to the backend's record, the metrics and the log.
 
 use semmoe_engines::refusal::RankRefusal;
 use semmoe_engines::verify::{Evidence, Observation, Pins};
@@ -8,13 +8,13 @@ use super::record::RouteState;
 use crate::backends::verdict::Unpinned;
 use crate::backends::{Backend, Backends, Fit};
 
-/// The metric label of a backend that refused a pin and is routed by load.
+/// The metric label for a backend that refused a pin and is routed by load.
 const REFUSED: &str = "ranks";
 
 impl Backends {
-    /// Adds what an answer reveals about a backend's pins on a route.
+    /// Adds a response's evidence about a backend's pins on a route.
     pub(crate) fn note_pin(&self, backend: &Backend, route: Route, pinned: u32, ran_on: u32) {
-        let detail = || format!("an answer to a request pinned to rank {pinned} named rank {ran_on}");
+        let detail = || format!("a response to a request pinned to rank {pinned} named rank {ran_on}");
         if pinned != ran_on && backend.can_switch() {
             backend.pins.suspend(route, detail());
         } else {
@@ -56,27 +56,28 @@ impl Backends {
                 agreed,
                 contradicted,
                 detail,
-                "pin ignored: requests run on other ranks than they are pinned to, so they are routed by load"
+                "pin ignored: requests run on ranks other than the pinned ones, so they are routed by load"
             ),
             Pins::Ignored => {
-                tracing::info!(backend = name, %route, evidence, detail, "the engine reads no pins on this route")
+                tracing::info!(backend = name, %route, evidence, detail, "the engine does not read pins on this route")
             }
             _ => tracing::info!(backend = name, %route, evidence, agreed, "pins are honoured"),
         }
     }
 
-    /// An engine refused a pin, because it has no such rank: it receives none until it has been asked again.
+    /// Records that an engine refused a pin because it has no such rank. The engine receives no pins until it has been
+    /// queried again.
     pub(crate) fn note_refusal(&self, backend: &Backend, RankRefusal { rank, ranks }: &RankRefusal) {
         self.metrics.pins.refused(&backend.name);
         let has = ranks.map_or_else(String::new, |ranks| format!(" and reports {ranks}"));
         let detail = format!("the engine refused a request pinned to rank {rank}{has}");
         if backend.pins.refuse(detail.clone()) {
             self.metrics.pins.unpinned(&backend.name, Some(REFUSED));
-            tracing::warn!(backend = backend.name, detail, "requests are not pinned, but routed by load");
+            tracing::warn!(backend = backend.name, detail, "requests are not pinned: routing them by load");
         }
     }
 
-    /// Sets the gauges of a backend's pins.
+    /// Updates the gauges for a backend's pins.
     pub(crate) fn show_pins(&self, backend: &Backend, fit: &Fit) {
         let state = backend.pins.state();
         let ignored =

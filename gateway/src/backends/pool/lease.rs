@@ -1,4 +1,4 @@
-//! The resources that a request holds while it runs.
+//! The resources that a running request holds.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -11,11 +11,11 @@ use semmoe_tables::RankId;
 use super::{Pool, Slot};
 use crate::backends::Room;
 
-/// Consecutive refusals after which refused requests remain in a rank's recent load: a rank that refuses everything
-/// would otherwise look idle and attract every request.
+/// Number of consecutive refusals after which refused requests stay in a rank's recent load. Otherwise a rank that
+/// refuses everything would look idle and attract every request.
 const REFUSALS_FORGIVEN: u32 = 8;
 
-/// A request in flight. Dropping it removes the request from the counts, exactly once, however the request ends.
+/// A request in flight. Dropping the lease removes the request from the counts exactly once, however the request ends.
 pub(crate) struct Lease {
     /// Index of the backend in its model.
     pub(crate) backend: usize,
@@ -26,14 +26,15 @@ pub(crate) struct Lease {
     inflight: Gauge,
     refusals: Arc<AtomicU32>,
     counted: Option<Counted>,
-    /// Offered to waiting requests once this is counted out: fields are dropped after [`Drop::drop`].
+    /// Offered to waiting requests once this request has been subtracted from the counts: fields are dropped after
+    /// [`Drop::drop`].
     pub(crate) room: Option<Room>,
 }
 
 pub(super) struct Counted {
     pub(super) pool: Arc<Pool>,
     pub(super) real: Charge,
-    /// Where a shadow policy would have placed it.
+    /// Where a shadow policy would have placed the request.
     pub(super) ghost: Option<Charge>,
 }
 
@@ -43,10 +44,10 @@ pub(super) enum Charge {
     Rank {
         slot: u16,
         work: Work,
-        /// Blocks of the prompt that the rank is assumed to cache only since this request.
+        /// Number of prompt blocks that the rank is assumed to cache only because of this request.
         new_blocks: usize,
     },
-    /// On several slots, with a part of its tokens on each.
+    /// On several slots, with part of the request's tokens on each.
     Among { slots: Range<u16>, part: u64 },
 }
 
@@ -57,7 +58,7 @@ impl Lease {
         Self { backend, chosen, rank, inflight, refusals, counted, room: None }
     }
 
-    /// Records that the rank answered, so that its counters are reliable from now on.
+    /// Records that the rank answered, so its counters are reliable from now on.
     pub(crate) fn answered(&self) {
         for (router, charge) in self.charges() {
             if let Charge::Rank { slot, .. } = charge {
@@ -70,7 +71,7 @@ impl Lease {
         }
     }
 
-    /// Records that the first chunk of an answer arrived, so that the prompt has been computed.
+    /// Records that the first response chunk arrived: the prompt has been computed.
     pub(crate) fn computed(&mut self) {
         self.update(|router, slot, work| router.accounts().computed(slot, work));
     }
@@ -85,12 +86,12 @@ impl Lease {
         }
     }
 
-    /// Records that the answer has this many tokens so far.
+    /// Records how many tokens the response contains so far.
     pub(crate) fn generates(&mut self, tokens: u64) {
         self.update(|router, slot, work| router.accounts().generates(slot, work, tokens));
     }
 
-    /// Records that the answer is complete, with this many tokens.
+    /// Records that the response is complete, with this many tokens.
     pub(crate) fn generated(&self, tokens: u64) {
         self.charges().for_each(|(router, _)| router.accounts().generated(tokens));
     }
@@ -108,7 +109,7 @@ impl Lease {
         }
     }
 
-    /// Where this request is charged: the router that placed it, and the shadow's.
+    /// Lists the routers that charge this request: the one that placed it, and the shadow's.
     fn charges(&self) -> impl Iterator<Item = (&Router, &Charge)> {
         self.counted.iter().flat_map(|Counted { pool, real, ghost }| {
             let shadow = pool.shadow.as_ref().zip(ghost.as_ref()).map(|(shadow, ghost)| (&shadow.router, ghost));

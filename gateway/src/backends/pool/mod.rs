@@ -1,8 +1,8 @@
-//! The ranks of all backends of one model, their accounts, and the leases that keep the accounts right.
+//! The ranks of all backends of one model, their accounts, and the leases that keep the accounts correct.
 //!
-//! A decision considers every rank of every backend, so one router covers them all. Reading and counting take no lock:
-//! a request may miss those being placed at the same moment, and no others, so a rank exceeds its cap by no more than
-//! these. Only the blocks of prompts are recorded under a lock, after the decision.
+//! A decision considers every rank of every backend, so one router covers them all. Reading and updating the counts
+//! takes no lock. A request may miss only requests being placed at the same moment, so a rank exceeds its cap by at
+//! most that many. Only prompt blocks are recorded under a lock, after the decision.
 
 mod lease;
 
@@ -23,7 +23,7 @@ pub(crate) use lease::Lease;
 use lease::{Charge, Counted};
 
 thread_local! {
-    /// Reused scratch memory for this thread's decisions.
+    /// Scratch memory reused by this thread's decisions.
     static SCRATCH: RefCell<Scratch> = RefCell::default();
 }
 
@@ -34,25 +34,25 @@ pub(crate) struct Slot {
     pub(crate) backend: usize,
     pub(crate) rank: RankId,
     inflight: Gauge,
-    /// Consecutive requests that it refused.
+    /// Number of consecutive requests that the rank refused.
     refusals: Arc<AtomicU32>,
 }
 
-/// Where requests of one route run on a backend.
+/// Where a backend runs requests of one route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Run {
     /// On the chosen rank.
     Chosen,
-    /// On the chosen slot, which stands for several ranks among which the engine chooses.
+    /// On the chosen slot, which represents several ranks; the engine chooses among them.
     Behind,
-    /// On any of its ranks: the engine chooses.
+    /// On any of the backend's ranks: the engine chooses.
     Anywhere,
-    /// On none: the model does not run.
+    /// On no rank: the request does not run the model.
     Nowhere,
 }
 
 impl Slot {
-    /// Requests in flight, over all pools that have contained the rank.
+    /// Requests in flight, across all pools that have contained the rank.
     pub(crate) fn in_flight(&self) -> i64 {
         self.inflight.get()
     }
@@ -66,22 +66,22 @@ pub(crate) struct Pool {
     unranked: Vec<Gauge>,
     router: Router,
     shadow: Option<Shadow>,
-    /// Counts decisions; policies break ties with it.
+    /// Decision counter; policies use it to break ties.
     sequence: AtomicU64,
     /// Counts decisions that only need a backend.
     unranked_sequence: AtomicU64,
 }
 
-/// The accounts of the ranks if the shadow policy placed the requests.
+/// The ranks' accounts as they would be if the shadow policy placed the requests.
 struct Shadow {
     router: Router,
     comparison: Comparison,
 }
 
-/// Which slots may be chosen; `None`: all available ones.
+/// Decides which slots may be chosen; `None` admits all available ones.
 pub(crate) type Admit<'a> = Option<&'a dyn Fn(&Slot) -> bool>;
 
-/// Name, ranks (0 while unknown) and table prices of a backend, for building a pool.
+/// A backend's name, rank count (0 while unknown) and table prices, for building a pool.
 pub(crate) struct PoolBackend<'a> {
     pub(crate) name: &'a str,
     pub(crate) ranks: u16,
@@ -89,11 +89,11 @@ pub(crate) struct PoolBackend<'a> {
     pub(crate) available: bool,
 }
 
-/// The parts of a pool.
+/// The settings for building a pool.
 pub(crate) struct PoolSettings<'a> {
     pub(crate) routing: &'a Settings,
     pub(crate) prefix: &'a PrefixSettings,
-    /// Whether the model's policy shadows another.
+    /// Whether the model's policy shadows another policy.
     pub(crate) shadow: bool,
 }
 
@@ -118,9 +118,9 @@ impl Pool {
         pool
     }
 
-    /// A pool of other slots that continues this one: slot `s` was `from[s]` here, or is new if that is `None`.
-    /// Requests in flight on remaining ranks count in both pools, whichever placed them. New slots receive no requests
-    /// until [`set_available`](Self::set_available) opens them.
+    /// Creates a pool that continues this one with different slots: slot `s` was `from[s]` here, or is new if that is
+    /// `None`. Requests in flight on surviving ranks count in both pools, whichever placed them. New slots receive no
+    /// requests until [`set_available`](Self::set_available) opens them.
     pub(crate) fn succeed(
         &self,
         from: &[Option<u16>],
@@ -136,7 +136,8 @@ impl Pool {
         let shadow = settings.shadow.then(|| Shadow {
             router: match &self.shadow {
                 Some(shadow) => router(&shadow.router),
-                // Requests in flight have no ghost that would ever be counted out of a new shadow.
+                // Fork the real accounts: no ghost will ever remove the requests already in flight from a new shadow's
+                // counts.
                 None => self.router.fork(from, &prices, settings.routing, settings.prefix).in_units(&units),
             },
             comparison: Comparison::new(slots.len() as u16),
@@ -160,8 +161,8 @@ impl Pool {
         &self.slots
     }
 
-    /// Lets a policy choose a rank, and counts the request in, either there or on the ranks among which its engine will
-    /// choose. `run`: where a backend runs such requests. `remember`: whether its ranks will cache the prompt.
+    /// Has a policy choose a rank, and charges the request either to that rank or to the ranks among which its engine
+    /// will choose. `run`: where a backend runs such requests. `remember`: whether its ranks will cache the prompt.
     pub(crate) fn choose(
         self: &Arc<Self>,
         policy: &dyn Policy,
@@ -203,7 +204,7 @@ impl Pool {
         Lease::new(slot, rank, inflight.clone(), counted)
     }
 
-    /// Counts a request in on all ranks of a backend, with an equal part on each.
+    /// Charges a request to all ranks of a backend, in equal parts.
     fn charge_among(&self, backend: usize, work: Work) -> (Charge, Option<Charge>) {
         let slots = self.slots_of(backend);
         let on = |router: &Router| {
@@ -213,14 +214,14 @@ impl Pool {
         (on(&self.router), self.shadow.as_ref().map(|shadow| on(&shadow.router)))
     }
 
-    /// The slots of one backend.
+    /// Returns one backend's slots.
     fn slots_of(&self, backend: usize) -> Range<u16> {
         let first = self.slots.partition_point(|slot| slot.backend < backend);
         let end = self.slots.partition_point(|slot| slot.backend <= backend);
         first as u16..end as u16
     }
 
-    /// Requests in flight on a backend whose rank the engine chose.
+    /// Requests in flight on a backend for which the engine chose the rank.
     pub(crate) fn unranked_of(&self, backend: usize) -> i64 {
         self.unranked.get(backend).map_or(0, Gauge::get)
     }
@@ -246,13 +247,13 @@ impl Pool {
         Some((decision, self.slots.get(usize::from(decision.choice.rank))?))
     }
 
-    /// The real router, and the shadow's.
+    /// Iterates over the real router and, if any, the shadow's.
     fn routers(&self) -> impl Iterator<Item = &Router> {
         std::iter::once(&self.router).chain(self.shadow.as_ref().map(|shadow| &shadow.router))
     }
 
-    /// Opens or closes all ranks of a backend. A closed backend may return as another process, so its caches are
-    /// forgotten.
+    /// Opens or closes all ranks of a backend. Closing forgets its caches, as the backend may return as another
+    /// process.
     pub(crate) fn set_available(&self, backend: usize, available: bool) {
         let slots = self.slots_of(backend);
         for router in self.routers() {
@@ -265,35 +266,35 @@ impl Pool {
         }
     }
 
-    /// Restarts from the prices of newly loaded tables; loads stay.
+    /// Resets prices to those of newly loaded tables; loads are unchanged.
     pub(crate) fn reset_prices(&self, members: &[PoolBackend<'_>]) {
         let prices = prices(members);
         self.routers().for_each(|router| router.accounts().reset_prices(&prices));
     }
 
-    /// Whether any backend that `admit` accepts has an available rank.
+    /// Whether any backend accepted by `admit` has an available rank.
     pub(crate) fn has_one(&self, admit: impl Fn(usize) -> bool) -> bool {
         let loads = self.router.accounts().loads();
         self.slots.iter().zip(loads).any(|(slot, load)| load.available && admit(slot.backend))
     }
 
-    /// The counts and the price of each slot.
+    /// Returns each slot's counts and price.
     pub(crate) fn counted(&self) -> Vec<RankLoad> {
         self.router.accounts().counted()
     }
 
-    /// The gain of the shadow policy, if there is one.
+    /// Reports the shadow policy's gain, if there is a shadow.
     pub(crate) fn report(&self) -> Option<Report> {
         self.shadow.as_ref().map(|shadow| shadow.comparison.report())
     }
 
-    /// The estimated content of the ranks' caches, if tracked.
+    /// The estimated contents of the ranks' caches, if tracked.
     pub(crate) fn prefixes(&self) -> Option<&PrefixTable> {
         self.router.prefixes()
     }
 }
 
-/// All ranks of these members.
+/// Creates the slots for all ranks of these members.
 fn slots(members: &[PoolBackend<'_>], metrics: &Metrics) -> Vec<Slot> {
     let of = |(backend, member): (usize, &PoolBackend<'_>)| {
         let slot = |rank| {
@@ -305,7 +306,7 @@ fn slots(members: &[PoolBackend<'_>], metrics: &Metrics) -> Vec<Slot> {
     members.iter().enumerate().flat_map(of).collect()
 }
 
-/// The gauges of requests whose rank the engine chooses.
+/// Returns the in-flight gauges for requests whose rank the engine chooses.
 fn unranked(members: &[PoolBackend<'_>], metrics: &Metrics) -> Vec<Gauge> {
     members.iter().map(|member| metrics.inflight(member.name, None)).collect()
 }

@@ -1,11 +1,11 @@
 //! Requests of one model waiting for a place: a bounded queue, first come, first served, with a head start for higher
 //! priorities.
 //!
-//! A request without a place joins the queue. When room appears (a request ended, a backend joined), it is offered
-//! along the queue from the front. A request that cannot use the offer, for example because it is pinned to another
-//! rank, passes it on and keeps its place. During an offer newcomers join without a try, so none overtakes. A request
-//! whose client leaves is removed at once, and passes on what it was offered. Requests that find a place immediately
-//! take a lock only if ranks have a limit.
+//! A request without a place joins the queue. When room appears (a request ends, a backend joins), it is offered along
+//! the queue from the front. A request that cannot use the offer, for example because it is pinned to another rank,
+//! passes it on and keeps its position. During an offer, newcomers join without trying for a place, so none overtakes.
+//! A request whose client disconnects is removed at once, and passes on any pending offer. Requests that find a place
+//! immediately take a lock only if ranks have a limit.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -20,7 +20,7 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::config::QueueRules;
 
-/// Why there is no place.
+/// Why no place is available.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Nowhere {
     /// All ranks are full.
@@ -34,14 +34,14 @@ pub(crate) enum Nowhere {
 pub(crate) enum Refused {
     /// The queue is full.
     TooMany,
-    /// It reached its maximum wait.
+    /// The request reached its maximum wait.
     TooLong,
     /// No backend appeared in time.
     Gone,
 }
 
 impl Refused {
-    /// Label in metrics.
+    /// Returns the metric label.
     pub(crate) fn reason(self) -> &'static str {
         match self {
             Self::TooMany => "queue_full",
@@ -56,16 +56,16 @@ impl Refused {
 enum Offer {
     /// Room for one request.
     One,
-    /// Room for all that can use it.
+    /// Room for every request that can use it.
     Many,
-    /// A first try, for a request that joined behind an offer.
+    /// A first try, for a request that joined during an offer.
     Look,
 }
 
 /// A position in the queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Place {
-    /// Microseconds from when the queue was made to its arrival, less its head start.
+    /// Arrival time minus the head start, in microseconds since the queue was created.
     arrived_us: i64,
     number: u64,
 }
@@ -80,7 +80,7 @@ impl Place {
 struct Line {
     next: u64,
     waiting: BTreeMap<Place, Waiting>,
-    /// Offers in progress along the queue.
+    /// Number of offers in progress along the queue.
     offers: usize,
 }
 
@@ -99,7 +99,7 @@ impl Waiting {
 }
 
 impl Line {
-    /// Makes an offer to the first request behind `after` that has none; false if there is no such request.
+    /// Makes an offer to the first request behind `after` without a pending offer; returns false if there is none.
     fn offer(&mut self, after: Option<Place>, offer: Offer) -> bool {
         let from = after.map_or(Bound::Unbounded, Bound::Excluded);
         let mut behind = self.waiting.range_mut((from, Bound::Unbounded)).map(|(_, waiting)| waiting);
@@ -109,20 +109,20 @@ impl Line {
         true
     }
 
-    /// Continues after an offer to `place` that was taken, or was not (`used`).
+    /// Continues an offer to `place` after it was used or declined (`used`).
     fn pass_on(&mut self, place: Place, offer: Offer, used: bool) {
         let continues = offer == Offer::Many || offer == Offer::One && !used;
         if continues && self.offer(Some(place), offer) {
             return;
         }
-        // Those with a head start joined before the place that had the offer.
+        // Search from the front: requests with a head start may have joined ahead of the place that had the offer.
         if let Some(waiting) = self.waiting.values_mut().find(|waiting| !waiting.looked) {
             waiting.call(Offer::Look);
             self.offers += 1;
         }
     }
 
-    /// Takes the offer made to a place, which ends it.
+    /// Removes and returns the offer pending at a place.
     fn take_offer(&mut self, place: Place) -> Option<Offer> {
         let offer = self.waiting.get_mut(&place)?.offer.take()?;
         self.offers -= 1;
@@ -134,7 +134,7 @@ impl Line {
 pub(crate) struct Queue {
     began: Instant,
     line: Mutex<Line>,
-    /// Requests that seek a place or wait for one.
+    /// Number of requests seeking or waiting for a place.
     looking: AtomicUsize,
     depth: Gauge,
     seconds: Histogram,
@@ -197,7 +197,7 @@ impl Queue {
         }
     }
 
-    /// A backend joined or left: all waiting requests try again.
+    /// Has all waiting requests try again, because a backend joined or left.
     pub(crate) fn wake_all(&self) {
         self.lock().offer(None, Offer::Many);
     }
@@ -207,13 +207,13 @@ impl Queue {
     }
 }
 
-/// Counts requests that seek room, so that a request that ends knows whether to offer its room.
+/// Counts a request as seeking room, so that ending requests offer their room only if any request seeks some.
 struct Looking<'a>(&'a AtomicUsize);
 
 impl<'a> Looking<'a> {
     fn new(count: &'a AtomicUsize) -> Self {
         count.fetch_add(1, Ordering::SeqCst);
-        // Either we see room that appears now, or the ending request sees us.
+        // Either this request sees newly freed room, or the request that frees it sees this one.
         fence(Ordering::SeqCst);
         Self(count)
     }
@@ -225,14 +225,14 @@ impl Drop for Looking<'_> {
     }
 }
 
-/// A place in the queue, left on drop.
+/// A position in the queue, released on drop.
 struct Spot<'a> {
     queue: &'a Queue,
     place: Place,
     called: Arc<Notify>,
     nowhere: Nowhere,
     since: Instant,
-    /// Since when no backend accepts requests, if so.
+    /// Since when no backend has accepted requests, if none does.
     gone_since: Instant,
     _looking: Looking<'a>,
 }
@@ -269,7 +269,7 @@ impl Drop for Spot<'_> {
     }
 }
 
-/// The room that a request occupies; dropping it, after the request was counted out, offers it to the queue.
+/// The room that a request occupies. Dropping it, once the request is no longer counted, offers it to the queue.
 pub(crate) struct Room(Arc<Queue>);
 
 impl Room {

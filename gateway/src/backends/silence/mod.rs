@@ -1,34 +1,34 @@
-//! Distinguishes a dead scheduler from a long prefill, by the running streams of a backend.
+//! Distinguishes a dead scheduler from a long prefill, by observing the running streams of a backend.
 //!
 //! A dead scheduler stops all of its streams at once, and probes that need it hang. A long prefill looks similar, but
 //! its prompt is nearly always one of ours that was waiting for its first token when the streams fell silent; a prompt
-//! that arrives later is computed in a later step, before which the streams would move. A backend is therefore
+//! that arrives later is computed in a later step, before which the streams would make progress. A backend is therefore
 //! suspected when its streams have been silent for longer than those prompts should take at its measured prefill rate,
-//! and a probe hangs too. Another client's prompt can still be the reason, so a suspected backend loses no request: new
-//! ones go to other backends if there are any. The first chunk or answered probe clears it, and each false alarm
-//! doubles the patience.
+//! and a probe hangs too. Another client's prompt can still be the reason, so a suspected backend loses no requests;
+//! new ones are sent to other backends if there are any. The first chunk or answered probe clears the suspicion, and
+//! each false alarm doubles the patience.
 
 use std::time::Duration;
 
 use crate::backends::flow::FlowReading;
 
-/// Allowed slowdown of the waiting prompts, compared with the average rate.
+/// Allowed slowdown for the waiting prompts, relative to the average rate.
 const SLOWER: f64 = 2.0;
-/// Maximum false alarms counted; each one doubles the patience.
+/// Maximum number of false alarms counted; each one doubles the patience.
 const MAX_ALARMS: u32 = 4;
-/// Time without a false alarm that cancels one.
+/// Time without a false alarm after which one is forgiven.
 const CALM: Duration = Duration::from_secs(600);
-/// Half-life of the prefill rate, in seconds of computing.
+/// Half-life of the prefill rate, in seconds of compute time.
 const RATE_SECONDS: f64 = 60.0;
-/// Computing time added to the measured time, so that the first few prompts do not make the engine look fast.
+/// Compute time added to the measured time, so that the first few prompts do not make the engine look fast.
 const RATE_PRIOR_SECONDS: f64 = 0.5;
 
-/// How patient to be.
+/// How long to wait before suspecting a scheduler.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SilenceRules {
-    /// How long a stream may stay silent without explanation.
+    /// How long streams may stay silent without an explanation.
     pub(crate) stall: Duration,
-    /// The longest patience after false alarms.
+    /// Maximum patience after false alarms.
     pub(crate) most: Duration,
 }
 
@@ -48,14 +48,14 @@ pub(crate) enum Change {
     Recovered,
 }
 
-/// Prompt tokens per second while prompts of streams wait.
+/// The prefill rate in prompt tokens per second, measured while streams wait for their first chunk.
 #[derive(Debug, Default)]
 struct Rate {
     tokens: f64,
     seconds: f64,
-    /// Seconds with waiting prompts since the last chunk: they count once a chunk shows that the engine was working.
+    /// Seconds with waiting prompts since the last chunk. They count once a chunk shows that the engine was working.
     open_seconds: f64,
-    /// At the last reading.
+    /// Total computed prompt tokens at the last reading.
     known_tokens: Option<u64>,
 }
 
@@ -75,7 +75,7 @@ impl Rate {
         }
     }
 
-    /// Longest time that `tokens` prompt tokens should take; unbounded until any are computed.
+    /// Longest time that computing `tokens` prompt tokens should take; unbounded until any have been computed.
     fn time_of(&self, tokens: u64) -> Duration {
         if tokens == 0 {
             return Duration::ZERO;
@@ -85,15 +85,15 @@ impl Rate {
     }
 }
 
-/// The streams of one backend over time.
+/// Tracks the streams of one backend over time.
 #[derive(Debug, Default)]
 pub(crate) struct Silence {
     rate: Rate,
-    /// How long streams have been running without a chunk of any answer.
+    /// How long streams have been running without any response chunk.
     pub(crate) silent: Duration,
     /// Tokens of the prompts that were waiting when the streams fell silent.
     explaining_tokens: u64,
-    /// How long the scheduler has owed a sign of life.
+    /// How long the scheduler has gone without answering a probe.
     asked: Option<Duration>,
     suspected: bool,
     false_alarms: u32,
@@ -101,7 +101,8 @@ pub(crate) struct Silence {
 }
 
 impl Silence {
-    /// One check, `elapsed` after the previous one. A gateway that was itself held up counts only part of that time.
+    /// Runs one check, `elapsed` after the previous one. If the gateway itself was delayed, only part of that time
+    /// counts.
     pub(crate) fn observe(&mut self, rules: &SilenceRules, elapsed: Duration, seen: &FlowReading) -> Option<Change> {
         let elapsed = elapsed.min(rules.stall / 4);
         self.rate.observe(elapsed, seen);
@@ -135,12 +136,12 @@ impl Silence {
         None
     }
 
-    /// Whether to ask the scheduler for a sign of life now.
+    /// Whether to probe the scheduler now.
     pub(crate) fn wants_answer(&self) -> bool {
         self.asked.is_some()
     }
 
-    /// The scheduler answered a probe, or a chunk arrived.
+    /// Records that the scheduler answered a probe, or that a chunk arrived.
     pub(crate) fn alive(&mut self) -> Option<Change> {
         self.forget();
         if !std::mem::take(&mut self.suspected) {
@@ -151,7 +152,7 @@ impl Silence {
         Some(Change::Recovered)
     }
 
-    /// The longest part of its silence that waiting prompts explain.
+    /// The longest part of the silence that waiting prompts can explain.
     pub(crate) fn explained(&self) -> Duration {
         self.rate.time_of(self.explaining_tokens)
     }

@@ -1,4 +1,4 @@
-//! API keys. The configuration holds only digests; a presented key is hashed and compared with all of them.
+//! API keys. The configuration contains only digests; a presented key is hashed and compared with all of them.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -10,7 +10,8 @@ use super::API_KEY;
 use crate::backends::RequestError;
 use crate::config::KeyConfig;
 
-/// Longer keys are rejected unhashed, so that strangers cannot make the gateway hash megabytes.
+/// Maximum key length. Longer keys are rejected without hashing, so that strangers cannot make the gateway hash
+/// megabytes.
 const MAX_KEY_BYTES: usize = 512;
 
 /// The sender of a request: a key, or any client if no keys are configured.
@@ -18,23 +19,23 @@ const MAX_KEY_BYTES: usize = 512;
 pub(crate) struct Caller(Option<Arc<KeyConfig>>);
 
 impl Caller {
-    /// The key's name, never the key.
+    /// Returns the key's name, never the key.
     pub(crate) fn name(&self) -> Option<&str> {
         self.0.as_ref().map(|key| key.name.as_str())
     }
 
-    /// The models that this caller may use; `None`: all.
+    /// The models that this caller may use; `None` allows all.
     pub(crate) fn models(&self) -> Option<&[String]> {
         self.0.as_ref()?.models.as_deref()
     }
 
-    /// `model` is the model's own name, not an alias.
+    /// Whether the caller may use a model, given by its own name rather than an alias.
     pub(crate) fn may_use(&self, model: &str) -> bool {
         self.models().is_none_or(|models| models.iter().any(|allowed| allowed == model))
     }
 }
 
-/// Finds the caller's key; without keys every client is admitted.
+/// Finds the caller's key; if no keys are configured, every client is admitted.
 pub(super) fn check(keys: &[Arc<KeyConfig>], headers: &HeaderMap) -> Result<Caller, RequestError> {
     if keys.is_empty() {
         return Ok(Caller::default());
@@ -59,7 +60,7 @@ fn find(keys: &[Arc<KeyConfig>], digest: &[u8; 32]) -> Option<Arc<KeyConfig>> {
     keys.get(found).cloned()
 }
 
-/// The key in the headers. Repeated headers are refused, because another server might read the other one.
+/// Returns the key in the headers. Repeated headers are rejected, because another server might read the other one.
 fn presented(headers: &HeaderMap) -> Result<&[u8], RequestError> {
     let only = |name: &http::HeaderName| -> Result<Option<&HeaderValue>, RequestError> {
         let mut values = headers.get_all(name).iter();

@@ -1,10 +1,10 @@
-//! Who may use the data plane.
+//! Access control for the data plane.
 //!
-//! | part | what |
+//! | part | purpose |
 //! |---|---|
 //! | `keys` | API keys: digests compared in constant time, models that a key may use |
 //!
-//! Keys are part of the configuration in the snapshot, so a reload replaces them with everything else.
+//! Keys are part of the configuration in the snapshot, so a reload replaces them along with the rest.
 
 mod keys;
 
@@ -16,7 +16,7 @@ use crate::observe::Metrics;
 
 pub(crate) use keys::Caller;
 
-/// The header in which some client libraries put their key.
+/// The header in which some client libraries send their key.
 const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 
 /// Authenticates a request, and removes its key from the headers if the engine must not see it.

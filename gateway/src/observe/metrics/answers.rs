@@ -1,6 +1,6 @@
-//! Latency and output as clients see them: time to first token, between tokens and to the end, and tokens.
+//! Latency and output from the clients' perspective: time to first token, between tokens and to the end, and tokens.
 //!
-//! A request is observed once, at its end: a histogram takes a lock, and a stream has thousands of tokens.
+//! Each request is observed once, when it ends: a histogram takes a lock, and a stream has thousands of tokens.
 
 use std::time::Duration;
 
@@ -10,14 +10,14 @@ use semmoe_engines::Route;
 use super::labels::{Counter, Family, Gauge, Histogram, Histograms};
 use super::requests::{Done, NONE, OTHER};
 
-/// From milliseconds to a few seconds.
+/// Buckets from milliseconds to a few seconds.
 pub(super) const TO_SECONDS: [f64; 9] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5];
-/// Continues [`TO_SECONDS`] for whole answers: from an embedding to a long generation.
+/// Continues [`TO_SECONDS`] for whole responses: from an embedding to a long generation.
 const TO_MINUTES: [f64; 8] = [5.0, 10.0, 20.0, 40.0, 60.0, 120.0, 300.0, 600.0];
-/// First tokens: objectives are between 0.1 and 10 s.
+/// Buckets for the time to first token; latency objectives are between 0.1 and 10 s.
 const FIRST_TOKEN_SECONDS: [f64; 16] =
     [0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 60.0];
-/// Between tokens: 20 ms mean 50 tokens per second for each user.
+/// Buckets for the inter-token latency; 20 ms correspond to 50 tokens per second and user.
 const INTER_TOKEN_SECONDS: [f64; 14] =
     [0.005, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0];
 
@@ -26,21 +26,22 @@ labels!(AnswerLabels { backend: String, model: String, route: &'static str });
 // `counted`: `usage` or `events`.
 labels!(OutputLabels { backend: String, model: String, route: &'static str, counted: &'static str });
 
-// Label of an exemplar: a traced request.
+// The label of an exemplar, which identifies a traced request.
 labels!(TraceLabels { trace_id: String });
 
-/// A histogram whose buckets carry the last traced request as an exemplar, in OpenMetrics.
+/// A histogram whose buckets carry the last traced request as an exemplar (in OpenMetrics).
 type Traced = HistogramWithExemplars<TraceLabels>;
 
 // `state`: `waiting` for the first chunk, or `running`.
 labels!(StreamLabels { backend: String, state: &'static str });
 
-/// Tokens of an answer, by their source.
+/// A response's token count, by its source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OutputTokens {
     /// Reported by the engine.
     Usage(u64),
-    /// Events of a stream whose engine reported no count; off by one or two for engines that send one token per event.
+    /// Number of stream events, if the engine reported no count; off by one or two for engines that send one token per
+    /// event.
     Events(u64),
 }
 
@@ -58,7 +59,7 @@ pub(crate) struct Generated {
     /// Length of the prompt, if it was computed.
     pub(crate) prompt_tokens: Option<u64>,
     pub(crate) output_tokens: Option<OutputTokens>,
-    /// Time from the arrival of the request to the first chunk of its stream.
+    /// Time from the request's arrival to the first chunk of its stream.
     pub(crate) first_token: Option<Duration>,
 }
 
@@ -69,25 +70,25 @@ fn request_seconds() -> Traced {
 metrics! {
     pub(crate) struct AnswerMetrics {
         seconds: Family<AnswerLabels, Traced, fn() -> Traced> = Family::new_with_constructor(request_seconds),
-            "request_seconds", "Time from the arrival of the request to the end of the response";
+            "request_seconds", "Time from request arrival to the end of the response";
         first_token: Family<AnswerLabels, Traced, fn() -> Traced> =
             Family::new_with_constructor(|| Traced::new(FIRST_TOKEN_SECONDS.into_iter())),
-            "time_to_first_token_seconds", "Time from the arrival of the request to the first chunk of its stream";
+            "time_to_first_token_seconds", "Time from request arrival to the first chunk of the stream";
         inter_token: Histograms<AnswerLabels> = Family::new_with_constructor(|| Histogram::new(INTER_TOKEN_SECONDS)),
             "inter_token_seconds",
-            "Mean inter-token latency of a stream after its first token, one observation per complete stream";
+            "Mean inter-token latency after a stream's first token, observed once per complete stream";
         prompt_tokens: Family<AnswerLabels, Counter>,
             "prompt_tokens",
-            "Prompt tokens computed; estimated from the prompt's length where it was not tokenized";
+            "Prompt tokens computed; estimated from the prompt's length if it was not tokenized";
         output_tokens: Family<OutputLabels, Counter>,
-            "output_tokens", "Tokens generated, from the engine's usage or else counted as events of the stream";
+            "output_tokens", "Tokens generated, as reported in the engine's usage or else counted as stream events";
         streams: Family<StreamLabels, Gauge>,
-            "streams", "Streams in flight, waiting for their first chunk or running";
+            "streams", "Streams in flight: waiting for their first chunk, or running";
     }
 }
 
 impl AnswerMetrics {
-    /// The streams of a backend now: those waiting for their first chunk, and those running.
+    /// Sets the number of a backend's streams: those waiting for their first chunk, and those running.
     pub(crate) fn streams(&self, backend: &str, waiting: u64, running: u64) {
         for (state, streams) in [("waiting", waiting), ("running", running)] {
             let gauge = self.streams.get_or_create_owned(&StreamLabels { backend: backend.to_owned(), state });
@@ -95,14 +96,14 @@ impl AnswerMetrics {
         }
     }
 
-    /// Removes the gauges of a backend that is gone; its counters stay.
+    /// Removes the gauges of a departed backend; its counters remain.
     pub(super) fn forget(&self, backend: &str) {
         for state in ["waiting", "running"] {
             self.streams.remove(&StreamLabels { backend: backend.to_owned(), state });
         }
     }
 
-    /// The counters for answers to such requests.
+    /// Returns the counters for responses to requests like this one.
     pub(super) fn learn(&self, done: &Done<'_>) -> KnownAnswers {
         let route = done.route.map_or(OTHER, Route::name);
         let (backend, model) = (done.backend.to_owned(), done.model.to_owned());
@@ -127,13 +128,13 @@ impl AnswerMetrics {
     }
 }
 
-/// Counters of one backend, model and route.
+/// Counters for one backend, model and route.
 #[derive(Clone)]
 pub(super) struct KnownAnswers {
     model: String,
     route: Option<Route>,
     seconds: Traced,
-    /// Present on routes that generate tokens.
+    /// Set on routes that generate tokens.
     generation: Option<KnownGeneration>,
 }
 

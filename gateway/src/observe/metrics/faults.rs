@@ -2,10 +2,10 @@
 
 use super::labels::{BackendLabels, Counter, Family, Gauge, Histogram, Histograms, ModelLabels, of_backend};
 
-/// Up to the longest wait that is commonly configured.
+/// Buckets up to the longest wait that is commonly configured.
 const QUEUE_SECONDS: [f64; 12] = [0.001, 0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0];
 
-// `to`: the new state, or `spared` if it stayed or became closed because no other backend could serve.
+// `to`: the new state, or `spared` if the breaker stayed or became closed because no other backend could serve.
 labels!(BreakerLabels { backend: String, to: &'static str });
 
 labels!(ShedLabels { model: String, reason: &'static str });
@@ -17,11 +17,11 @@ labels!(FailureLabels { backend: String, kind: &'static str });
 labels!(SilenceLabels { backend: String, to: &'static str });
 
 metrics! {
-    /// Counters of faults.
+    /// Metrics of faults.
     pub(crate) struct FaultMetrics {
         breaker_state: Family<BackendLabels, Gauge>,
-            "breaker_state", "State of the circuit breaker: 0 closed, 1 half open, 2 open";
-        breaker_changes: Family<BreakerLabels, Counter>, "breaker_changes", "State changes of circuit breakers";
+            "breaker_state", "Circuit breaker state: 0 closed, 1 half-open, 2 open";
+        breaker_changes: Family<BreakerLabels, Counter>, "breaker_changes", "Circuit breaker state changes";
         queue_depth: Family<ModelLabels, Gauge>, "queue_depth", "Requests waiting for a rank or a backend";
         queue_seconds: Histograms<ModelLabels> = Family::new_with_constructor(|| Histogram::new(QUEUE_SECONDS)),
             "queue_seconds", "Time that requests waited in the queue";
@@ -32,20 +32,20 @@ metrics! {
             "engine_failures", "Responses in which the engine reports a failure, by kind";
         silences: Family<SilenceLabels, Counter>,
             "backend_silences",
-            "Times that streams fell silent while the scheduler answered no probe, and times that it recovered";
+            "How often streams fell silent while the scheduler answered no probe, and how often it recovered";
         draining: Family<BackendLabels, Gauge>,
-            "backend_draining", "1 while the backend is draining and gets no new requests";
+            "backend_draining", "1 while the backend is draining and receives no new requests";
     }
 }
 
 impl FaultMetrics {
-    /// A model's queue depth and queue wait time.
+    /// Returns the metrics for a model's queue depth and queue wait time.
     pub(crate) fn queue(&self, model: &str) -> (Gauge, Histogram) {
         let labels = ModelLabels { model: model.to_owned() };
         (self.queue_depth.get_or_create_owned(&labels), self.queue_seconds.get_or_create_owned(&labels))
     }
 
-    /// Counts a request that was refused for lack of room.
+    /// Counts a request that was rejected for lack of room.
     pub(crate) fn shed(&self, model: &str, reason: &'static str) {
         self.shed.get_or_create(&ShedLabels { model: model.to_owned(), reason }).inc();
     }
@@ -55,7 +55,7 @@ impl FaultMetrics {
         self.strays.get_or_create(&of_backend(backend)).inc_by(connections);
     }
 
-    /// Counts an answer in which the engine reported a failure.
+    /// Counts a response in which the engine reported a failure.
     pub(crate) fn engine_failed(&self, backend: &str, kind: &'static str) {
         self.engine_failures.get_or_create(&FailureLabels { backend: backend.to_owned(), kind }).inc();
     }
@@ -65,7 +65,7 @@ impl FaultMetrics {
         self.silences.get_or_create(&SilenceLabels { backend: backend.to_owned(), to }).inc();
     }
 
-    /// Sets the state, numbered as in the metric's help; returns the previous one.
+    /// Sets a breaker's state, numbered as in the metric's help text; returns the previous one.
     pub(crate) fn breaker(&self, backend: &str, state: i64) -> i64 {
         self.breaker_state.get_or_create(&of_backend(backend)).set(state)
     }
@@ -74,7 +74,7 @@ impl FaultMetrics {
         self.breaker_changes.get_or_create(&BreakerLabels { backend: backend.to_owned(), to }).inc();
     }
 
-    /// Removes the gauges of a backend that is gone.
+    /// Removes the gauges of a departed backend.
     pub(super) fn forget(&self, labels: &BackendLabels) {
         self.breaker_state.remove(labels);
         self.draining.remove(labels);

@@ -14,13 +14,13 @@ labels!(ModelLabels { model: String });
 
 labels!(ReasonLabels { reason: &'static str });
 
-/// Counts expected values, which are not integers.
+/// Sums expected values, which are not integers.
 pub(super) type RealCounter = Counter<f64, AtomicU64>;
 
 /// Histograms with custom buckets.
 pub(super) type Histograms<L> = Family<L, Histogram, fn() -> Histogram>;
 
-/// For shares, in steps of 5%.
+/// Creates a histogram of fractions, in steps of 5%.
 pub(super) fn shares() -> Histogram {
     Histogram::new(linear_buckets(0.05, 0.05, 20))
 }
@@ -29,7 +29,7 @@ pub(super) fn of_backend(backend: &str) -> BackendLabels {
     BackendLabels { backend: backend.to_owned() }
 }
 
-/// A rank as a label.
+/// Formats a rank as a label.
 pub(crate) fn rank_label(rank: Option<u16>) -> String {
     rank.map_or_else(|| "any".to_owned(), |rank| rank.to_string())
 }

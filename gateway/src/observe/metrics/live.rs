@@ -11,36 +11,36 @@ labels!(SampleLabels { backend: String, outcome: &'static str });
 labels!(PlaceLabels { backend: String, phase: &'static str, place: &'static str });
 
 metrics! {
-    /// Live LAR and rolling profiles.
+    /// Metrics of the live LAR and the rolling profiles.
     #[derive(Clone)]
     pub(crate) struct LiveMetrics {
         sampled: Family<SampleLabels, Counter>,
-            "sampled_requests", "Requests whose engine was asked for routed experts, by outcome";
+            "sampled_requests", "Sampled requests, for which the engine should return routed experts, by outcome";
         observed: Histograms<BackendLabels> = Family::new_with_constructor(shares),
             "observed_lar",
-            "Local share of each sampled request's activations, each request counted once whatever its length";
+            "Local share of each sampled request's activations, observed once per request regardless of length";
         predicted: Histograms<BackendLabels> = Family::new_with_constructor(shares),
             "sampled_predicted_lar",
-            "Local share that T predicts for these requests' tokens, each request counted once";
+            "Local share that T predicts for each sampled request's tokens, observed once per request";
         predicted_local: Family<BackendLabels, RealCounter>,
             "sampled_predicted_local_activations",
-            "Activations of sampled requests that T predicts to be local; divided by all of those with a prediction, their rate";
+            "Activations of sampled requests that T predicts to be local; as a share of sampled_predicted_activations, the predicted rate";
         predicted_all: Family<BackendLabels, Counter>,
-            "sampled_predicted_activations", "All activations of the sampled requests with a prediction";
+            "sampled_predicted_activations", "All activations of sampled requests with a prediction";
         activations: Family<PlaceLabels, Counter>, "sampled_activations", "Activations of sampled requests";
         drift: Family<BackendLabels, Gauge>,
-            "lar_drift", "1 if the predicted local share has exceeded the observed one for long enough";
+            "lar_drift", "1 if the predicted local share has exceeded the observed one for too long";
         refused: Family<BackendLabels, Gauge>,
-            "sampling_refused", "1 if the engine rejects requests for routed experts, so that it is no longer asked";
+            "sampling_refused", "1 if the engine rejects requests for routed experts and is therefore not sampled";
         tokens: Family<ModelLabels, Gauge>, "rolling_profile_tokens", "Tokens in the rolling profile";
         entries: Family<ModelLabels, Gauge>, "rolling_profile_entries", "Entries of the rolling profile";
         dropped: Family<ModelLabels, Counter>,
             "rolling_profile_dropped_tokens",
-            "Tokens dropped from the rolling profile because it was full or they were too old";
+            "Tokens dropped from the rolling profile because it was full or because of their age";
         traces: Family<OutcomeLabels, Counter>,
-            "sampled_trace_writes", "Writes of traces of sampled requests, by outcome";
+            "sampled_trace_writes", "Trace writes for sampled requests, by outcome";
         writes: Family<OutcomeLabels, Counter>,
-            "rolling_profile_writes", "Writes of rolling profiles, by outcome";
+            "rolling_profile_writes", "Rolling profile writes, by outcome";
     }
 }
 
@@ -49,7 +49,7 @@ impl LiveMetrics {
         self.sampled.get_or_create(&SampleLabels { backend: backend.to_owned(), outcome }).inc();
     }
 
-    /// Records the rates of one request.
+    /// Records one request's rates.
     pub(crate) fn rates(&self, backend: &str, activations: u64, observed: f64, predicted: Option<f64>) {
         let labels = of_backend(backend);
         self.observed.get_or_create(&labels).observe(observed);
@@ -60,7 +60,7 @@ impl LiveMetrics {
         }
     }
 
-    /// Counts the activations of one request in a phase.
+    /// Counts one request's activations in a phase.
     pub(crate) fn activations(&self, backend: &str, phase: &'static str, local: u64, remote: u64) {
         for (place, count) in [("local", local), ("remote", remote)] {
             self.activations.get_or_create(&PlaceLabels { backend: backend.to_owned(), phase, place }).inc_by(count);
@@ -75,7 +75,7 @@ impl LiveMetrics {
         self.refused.get_or_create(&of_backend(backend)).set(i64::from(refused));
     }
 
-    /// Sets the size of a model's rolling profile, and counts the tokens it dropped since the last call.
+    /// Sets the size of a model's rolling profile, and counts the tokens that it dropped since the last call.
     pub(crate) fn profile(&self, model: &str, tokens: u64, entries: usize, dropped: u64) {
         let labels = ModelLabels { model: model.to_owned() };
         self.tokens.get_or_create(&labels).set(i64::try_from(tokens).unwrap_or(i64::MAX));

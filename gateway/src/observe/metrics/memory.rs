@@ -1,4 +1,4 @@
-//! Memory that requests hold, and clients closed because of it.
+//! Memory held by requests, and clients disconnected because of it.
 
 use super::labels::{Counter, Family, Gauge, ReasonLabels};
 
@@ -12,17 +12,17 @@ metrics! {
     pub(crate) struct MemoryMetrics {
         held: Family<KindLabels, Gauge>,
             "memory_bytes",
-            "Bytes that request bodies hold, and answers that clients do not read (128 KiB each), at most \
+            "Memory held by request bodies, and by responses that clients do not read (128 KiB each), in bytes, at most \
              limits.body_memory_bytes and limits.answer_memory_bytes";
         slow_clients: Family<ReasonLabels, Counter>,
             "slow_clients_closed",
-            "Connections and HTTP/2 streams closed because their clients read nothing: for timeouts.client_seconds \
+            "Connections and HTTP/2 streams closed because their clients read no data: for timeouts.client_seconds \
              (time), or while others held limits.answer_memory_bytes (memory)";
     }
 }
 
 impl MemoryMetrics {
-    /// Adds bytes held by answers, if that stays within the limit.
+    /// Adds bytes held by responses, if the total stays within the limit.
     pub(crate) fn hold(&self, bytes: usize, limit_bytes: usize) -> bool {
         let held = self.held.get_or_create(&ANSWERS);
         let fits = held.inc_by(signed(bytes)) <= signed(limit_bytes.saturating_sub(bytes));
@@ -38,18 +38,18 @@ impl MemoryMetrics {
         self.held.get_or_create(&ANSWERS).dec_by(signed(bytes));
     }
 
-    /// Bytes held by answers.
+    /// Number of bytes held by responses.
     pub(crate) fn held_bytes(&self) -> usize {
         usize::try_from(self.held.get_or_create(&ANSWERS).get()).unwrap_or(0)
     }
 
-    /// Bytes held by bodies, which are counted elsewhere.
+    /// Sets the number of bytes held by bodies, which are counted elsewhere.
     pub(crate) fn bodies(&self, bytes: usize) {
         self.held.get_or_create(&KindLabels { kind: "bodies" }).set(signed(bytes));
         drop(self.held.get_or_create(&ANSWERS));
     }
 
-    /// `reason`: `time` or `memory`.
+    /// Counts a slow client. `reason`: `time` or `memory`.
     pub(crate) fn closed(&self, reason: &'static str) {
         self.slow_clients.get_or_create(&ReasonLabels { reason }).inc();
     }

@@ -1,13 +1,13 @@
-//! The gateway's metrics. The design fixes their names; numeric labels in code become text here.
+//! The gateway's metrics. Their names are fixed by the design; numeric labels in code become text here.
 //!
-//! `code` of a request is the status sent, with two exceptions: 499, the client disconnected before the end; 502, the
+//! A request's `code` is the status sent, with two exceptions: 499, the client disconnected before the end; 502, the
 //! backend broke off after a 2xx head was relayed. `rank` is "any" if the engine chose. `semmoe_predicted_lar` is a
 //! histogram of the expected local share on the chosen rank, over all requests that were scored with evidence and
 //! pinned, by the policy that chose: each request counts once, whatever its length. The predicted local activation rate
-//! is over all their activations: `semmoe_predicted_local_activations_total` divided by
+//! covers all of their activations: `semmoe_predicted_local_activations_total` divided by
 //! `semmoe_predicted_activations_total`. The `semmoe_shadow_*` gauges are set on every scrape.
 
-/// Declares a group of metrics: each with its type, its initial value if not the default, its name and its help.
+/// Declares a group of metrics, each with its type, its initial value unless default, its name and its help text.
 macro_rules! metrics {
     ($(#[$meta:meta])* $vis:vis struct $group:ident {
         $($field:ident: $kind:ty $(= $new:expr)?, $name:literal, $help:literal;)*
@@ -33,7 +33,7 @@ macro_rules! metrics {
     (@new $new:expr) => { $new };
 }
 
-/// Declares the labels of a family.
+/// Declares a metric family's labels.
 macro_rules! labels {
     ($name:ident { $($field:ident: $kind:ty),* }) => {
         #[derive(Clone, Debug, Hash, PartialEq, Eq, prometheus_client::encoding::EncodeLabelSet)]
@@ -92,7 +92,8 @@ pub(crate) use tables::Waits;
 pub(crate) use text::TextFormat;
 use trust::TrustMetrics;
 
-/// Buckets for the gateway's own time per request: scoring takes up to milliseconds, and more than 0.1 s is a fault.
+/// Buckets for the gateway's own time per request: scoring takes up to a few milliseconds, and more than 0.1 s
+/// indicates a fault.
 const OVERHEAD_SECONDS: [f64; 13] = [5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0];
 
 labels!(PolicyLabels { policy: &'static str });
@@ -106,40 +107,40 @@ labels!(RankLabels { backend: String, rank: String });
 labels!(RetryLabels { cause: &'static str, outcome: &'static str });
 
 metrics! {
-    /// Metrics of routing, and those without a group of their own.
+    /// Routing metrics, and metrics without a group of their own.
     struct RoutingMetrics {
         overhead_seconds: Histogram = Histogram::new(OVERHEAD_SECONDS),
             "gateway_overhead_seconds",
-            "Time from the arrival of the body to its dispatch: scoring, choosing, pinning";
+            "Time from receiving the body to dispatching the request: scoring, choosing, pinning";
         inflight: Family<RankLabels, Gauge>, "rank_inflight", "Requests in flight";
         predicted_lar: Histograms<PolicyLabels> = Family::new_with_constructor(shares),
             "predicted_lar",
-            "Expected local share of each scored and pinned request on its rank, each counted once whatever its length";
+            "Expected local share of each scored and pinned request on its rank, observed once regardless of length";
         predicted_local: Family<PolicyLabels, RealCounter>,
             "predicted_local_activations",
-            "Activations of these requests' prompts that are expected to be local; divided by all of them, the predicted local activation rate";
+            "Prompt activations of scored and pinned requests that are expected to be local; as a share of predicted_activations, the predicted rate";
         predicted_all: Family<PolicyLabels, Counter>,
-            "predicted_activations", "All activations of these requests' prompts";
+            "predicted_activations", "All prompt activations of scored and pinned requests";
         canary: Family<CanaryLabels, Counter>, "canary_requests", "Requests of a model with a canary, by arm";
         tables_generation: Gauge<u64, AtomicU64>,
-            "tables_generation", "Generation of the reloadable state; grows with every swap";
+            "tables_generation", "Generation of the reloadable state; incremented by every swap";
         score_failures: Family<ReasonLabels, Counter>,
             "score_failures", "Requests routed by load because they could not be scored";
         cache_hits: Family<ModelLabels, Counter>,
-            "segment_cache_hits", "Texts between added tokens whose ids were reused, such as earlier turns of a chat";
+            "segment_cache_hits", "Texts between added tokens whose ids were reused, such as earlier chat turns";
         cache_misses: Family<ModelLabels, Counter>,
             "segment_cache_misses", "Texts between added tokens that were encoded";
         cache_bytes: Family<ModelLabels, Gauge>, "segment_cache_bytes", "Bytes held by the segment cache";
         template_unreadable: Family<ModelLabels, Gauge>,
-            "chat_template_unreadable", "1 if the model's chat template cannot be used; an earlier one is, or none";
-        backend_healthy: Family<BackendLabels, Gauge>, "backend_healthy", "1 if the backend gets requests";
+            "chat_template_unreadable", "1 if the model's chat template cannot be used; an earlier one, or none, is used instead";
+        backend_healthy: Family<BackendLabels, Gauge>, "backend_healthy", "1 if the backend receives requests";
         retries: Family<RetryLabels, Counter>,
             "retries",
-            "Failed attempts that may be retried, by cause and by the outcome of the retry or why there was none";
+            "Retryable failed attempts, by cause and by the retry's outcome or why there was none";
     }
 }
 
-/// Handles of one policy, which bypass the families' locks.
+/// One policy's metric handles, which bypass the families' locks.
 #[derive(Clone)]
 struct Predicted {
     policy: &'static str,
@@ -215,12 +216,12 @@ impl Metrics {
         self.routing.overhead_seconds.observe(took.as_secs_f64());
     }
 
-    /// The gauge of a rank's requests in flight; `None`: requests whose rank the engine chooses.
+    /// Returns the gauge of a rank's requests in flight; `None`: requests whose rank the engine chooses.
     pub(crate) fn inflight(&self, backend: &str, rank: Option<u16>) -> Gauge {
         self.routing.inflight.get_or_create_owned(&RankLabels { backend: backend.to_owned(), rank: rank_label(rank) })
     }
 
-    /// Counts a request whose prompt has `activations`, of which `share` should be local.
+    /// Records a request whose prompt has `activations`, of which the fraction `share` is predicted to be local.
     pub(crate) fn predicted_lar(&self, policy: &'static str, share: f64, activations: u64) {
         let known = self.predicted.load();
         match known.iter().find(|of| of.policy == policy) {
@@ -241,7 +242,7 @@ impl Metrics {
         predicted
     }
 
-    /// Counts the requests of one arm of a canary.
+    /// Returns the request counter for one arm of a canary.
     pub(crate) fn canary(&self, model: &str, arm: &'static str) -> Counter {
         self.routing.canary.get_or_create_owned(&CanaryLabels { model: model.to_owned(), arm })
     }
@@ -268,13 +269,13 @@ impl Metrics {
         self.routing.backend_healthy.get_or_create(&of_backend(backend)).set(i64::from(healthy));
     }
 
-    /// Counts a retry by its outcome, or one that was not made (`no_...`).
+    /// Counts a retry by its outcome, or by why it was not made (`no_...`).
     pub(crate) fn retry(&self, cause: &'static str, outcome: &'static str) {
         self.routing.retries.get_or_create(&RetryLabels { cause, outcome }).inc();
     }
 
-    /// Removes the gauges of a backend that is gone. Returns whether its requests have ended; until then they remain
-    /// counted. Its counters stay.
+    /// Removes the gauges of a departed backend. Returns whether its requests have ended; until then they are still
+    /// counted. Its counters remain.
     pub(crate) fn forget_backend(&self, backend: &str, ranks: u16) -> bool {
         let labels = of_backend(backend);
         self.routing.backend_healthy.remove(&labels);
@@ -285,8 +286,8 @@ impl Metrics {
         self.forget_inflight(backend, || (0..ranks).map(Some).chain([None]))
     }
 
-    /// Removes the gauges of ranks that a backend lost. Returns whether their requests have ended; until then they
-    /// remain counted.
+    /// Removes the gauges of ranks that a backend lost. Returns whether their requests have ended; until then they are
+    /// still counted.
     pub(crate) fn forget_ranks(&self, backend: &str, ranks: Range<u16>) -> bool {
         self.forget_inflight(backend, || ranks.clone().map(Some))
     }

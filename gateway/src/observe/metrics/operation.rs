@@ -7,11 +7,11 @@ labels!(AnswerLabels { source: String, outcome: &'static str });
 labels!(SourceLabels { source: String });
 
 metrics! {
-    /// Counters of changes by an operator.
+    /// Metrics of changes made by an operator.
     pub(crate) struct OperationMetrics {
         config_reloads: Family<OutcomeLabels, Counter>,
             "config_reloads",
-            "Reloads of the configuration, by outcome: ok, invalid (the file), refused (what it names), failed";
+            "Configuration reloads, by outcome: ok, invalid (the file), refused (something that it names), failed";
         config_stale: Gauge,
             "config_stale", "1 if the last reload failed, so that the file differs from the running configuration";
         config_needs_restart: Gauge,
@@ -19,11 +19,11 @@ metrics! {
             "Keys that the last successful reload changed and that only take effect after a restart";
         discovery_answers: Family<AnswerLabels, Counter>,
             "discovery_answers",
-            "Discovery answers, by outcome: ok, empty, failed (these two change nothing), too_many, incomplete";
+            "Discovery lookups, by outcome: ok, empty, failed (the latter two change nothing), too_many, incomplete";
         discovery_backends: Family<SourceLabels, Gauge>, "discovery_backends", "Discovered backends in use";
         discovery_stale: Family<SourceLabels, Gauge>,
             "discovery_stale",
-            "1 while the last answer of a source failed or was empty, so that its previous backends are kept";
+            "1 while a source's last lookup has failed or was empty, so that its previous backends stay in use";
     }
 }
 
@@ -42,7 +42,7 @@ impl OperationMetrics {
         self.discovery_backends.get_or_create(&SourceLabels { source: source.to_owned() }).set(backends as i64);
     }
 
-    /// Removes the gauges of a source that was removed.
+    /// Removes the gauges of a discovery source that was removed.
     pub(crate) fn forget_source(&self, source: &str) {
         let labels = SourceLabels { source: source.to_owned() };
         self.discovery_backends.remove(&labels);

@@ -1,8 +1,8 @@
-//! Metrics of pins: whether requests run where they are sent.
+//! Metrics of pins: whether requests run on the ranks they are pinned to.
 
 use super::labels::{BackendLabels, Counter, Family, Gauge, of_backend};
 
-/// Reasons not to pin a backend's requests, as labels.
+/// Labels for the reasons not to pin a backend's requests.
 const UNPINNED: [&str; 8] =
     ["ranks", "ranks unknown", "layout", "placement", "placement unproven", "tokenizer", "tables", "file"];
 
@@ -12,22 +12,22 @@ labels!(ReasonLabels { backend: String, reason: &'static str });
 metrics! {
     pub(crate) struct PinMetrics {
         contradicted: Family<BackendLabels, Counter>,
-            "pin_ignored", "Requests seen on another rank than they were pinned to";
+            "pin_ignored", "Requests that ran on a rank other than the pinned one";
         ignored: Family<BackendLabels, Gauge>,
             "backend_pins_ignored", "1 if the backend ignores pins, so that requests are routed by load";
         unpinned: Family<ReasonLabels, Gauge>,
             "backend_unpinned",
-            "1 while requests to the backend are routed by load, by what is unknown or does not fit: its ranks, layout, placement, tokenizer, tables or a file";
+            "1 while requests to the backend are routed by load, by what is unknown or does not match: its ranks, layout, placement, tokenizer, tables or a file";
         refused: Family<BackendLabels, Counter>,
             "pins_refused",
-            "Requests and probes that the backend refused as it has no such rank; requests are sent again unpinned";
+            "Requests and probes that the backend refused because it has no such rank; requests are resent unpinned";
         rounds: Family<RoundLabels, Counter>,
             "pin_rounds", "Rounds of pin probes, by outcome: agreed, contradicted, refused, inconclusive";
     }
 }
 
 impl PinMetrics {
-    /// Counts requests that ran on another rank.
+    /// Counts requests that ran on a rank other than the pinned one.
     pub(crate) fn contradicted(&self, backend: &str, requests: u64) {
         if requests > 0 {
             self.contradicted.get_or_create(&of_backend(backend)).inc_by(requests);
@@ -59,7 +59,7 @@ impl PinMetrics {
         self.rounds.get_or_create(&RoundLabels { backend: backend.to_owned(), outcome }).inc();
     }
 
-    /// Removes the gauges of a backend that is gone; its counters stay.
+    /// Removes the gauges of a departed backend; its counters remain.
     pub(super) fn forget(&self, labels: &BackendLabels) {
         self.ignored.remove(labels);
         self.unpinned(&labels.backend, None);

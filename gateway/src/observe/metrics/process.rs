@@ -1,7 +1,7 @@
-//! The process: its build, and its use of the machine.
+//! Metrics of the process: its build, and its resource usage.
 //!
-//! The metrics have the names used by Prometheus' own libraries and are read on every scrape. Those that the system
-//! does not provide are omitted.
+//! They have the names that Prometheus' own libraries use, and are read on every scrape. Metrics that the system does
+//! not provide are omitted.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -25,17 +25,17 @@ metrics! {
         open_files: Bytes, "process_open_fds", "Open file descriptors";
         most_files: Bytes, "process_max_fds", "Maximum number of open file descriptors";
         started: Gauge<f64, AtomicU64>,
-            "process_start_time_seconds", "Start time of the gateway, in seconds since 1970";
+            "process_start_time_seconds", "Start time of the gateway, as Unix time in seconds";
     }
 }
 
-/// Metrics of this process, without a prefix.
+/// The process's metrics, without a prefix.
 pub(super) struct ProcessMetrics {
     registry: Registry,
     figures: Figures,
 }
 
-/// `semmoe_build_info`.
+/// Registers `semmoe_build_info`.
 pub(super) fn register_build(registry: &mut Registry) {
     let features = if cfg!(feature = "kube") { "kube" } else { "" };
     let target = format!("{}-{}", std::env::consts::ARCH, std::env::consts::OS);
@@ -55,7 +55,7 @@ impl Default for ProcessMetrics {
 }
 
 impl ProcessMetrics {
-    /// Reads the metrics of the process, and returns the registry to encode.
+    /// Updates the process's metrics, and returns the registry to encode.
     pub(super) fn refreshed(&self) -> Option<&Registry> {
         let status = std::fs::read_to_string("/proc/self/status").ok()?;
         let field = |name: &str| {
@@ -66,7 +66,7 @@ impl ProcessMetrics {
         figures.resident.set(field("VmRSS")? << 10);
         figures.virtual_memory.set(field("VmSize")? << 10);
         figures.threads.set(field("Threads")?);
-        // One of them is the handle that reads the folder.
+        // Exclude the descriptor that is reading the folder.
         let files = std::fs::read_dir("/proc/self/fd").ok()?.count().saturating_sub(1);
         figures.open_files.set(files as u64);
         let time = clock_gettime(ClockId::ProcessCPUTime);

@@ -15,18 +15,18 @@ metrics! {
     pub(crate) struct PromptMetrics {
         counts: Family<AgreementLabels, Counter>,
             "prompt_token_counts",
-            "Prompts whose tokens the engine reported as well, by whether the counts agree";
+            "Prompts whose token count the engine also reported, by whether the counts agree";
         shapes: Family<StateLabels, Gauge>,
             "chat_shapes",
-            "Shapes of chats, by whether the engine tokenizes them as the gateway does: equal, differs or unproven";
+            "Chat shapes, by whether the engine tokenizes them as the gateway does: equal, differs or unproven";
         misread: Family<ShapeLabels, Counter>,
             "chats_misread",
-            "Chats routed by load because the engine tokenizes them differently, by the first such shape";
+            "Chats routed by load because the engine tokenizes them differently, by the first differing shape";
     }
 }
 
 impl PromptMetrics {
-    /// Counts a prompt whose tokens both counted; returns how many of the backend's prompts had the same result.
+    /// Counts a prompt whose tokens both sides counted; returns how many of the backend's prompts had the same result.
     pub(crate) fn counted(&self, backend: &str, agree: bool) -> u64 {
         let labels = AgreementLabels { backend: backend.to_owned(), agrees: if agree { "yes" } else { "no" } };
         self.counts.get_or_create(&labels).inc() + 1
@@ -37,7 +37,7 @@ impl PromptMetrics {
         self.misread.get_or_create(&ShapeLabels { backend: backend.to_owned(), shape }).inc();
     }
 
-    /// Shapes proven to be tokenized equally, and differently.
+    /// Sets which shapes are proven to be tokenized equally, and which differently.
     pub(crate) fn shapes(&self, backend: &str, equal: Shapes, differs: Shapes) {
         let unproven = Shapes::ALL.without(equal | differs);
         for (state, shapes) in STATES.into_iter().zip([equal, differs, unproven]) {
@@ -46,7 +46,7 @@ impl PromptMetrics {
         }
     }
 
-    /// Removes the gauges of a backend that is gone; its counters stay.
+    /// Removes the gauges of a departed backend; its counters remain.
     pub(super) fn forget(&self, backend: &str) {
         for state in STATES {
             self.shapes.remove(&StateLabels { backend: backend.to_owned(), state });

@@ -1,7 +1,7 @@
-//! Requests by backend, rank, policy and status, and their answers.
+//! Counts requests by backend, rank, policy and status, and observes their responses.
 //!
 //! A metric family allocates its labels and takes a lock on every lookup. Here the counters used so far are indexed by
-//! values that a request has at hand.
+//! values that a request already has.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use semmoe_tables::RankId;
 use super::answers::{AnswerMetrics, Generated, KnownAnswers};
 use super::labels::{Counter, Family, rank_label};
 
-/// The client disconnected before the end; nginx's code for it.
+/// Status of a request whose client disconnected before the end, as in nginx.
 pub(crate) const CLIENT_CLOSED: u16 = 499;
 /// The label of a request without a backend, rank or policy.
 pub(crate) const NONE: &str = "none";
@@ -26,31 +26,31 @@ pub(super) const OTHER: &str = "other";
 // Labels of `semmoe_requests_total`.
 labels!(RequestLabels { backend: String, model: String, rank: String, policy: &'static str, code: String });
 
-/// The status label. An engine may answer with any of 900 statuses, each of which would add a series per rank, so only
-/// registered ones are counted individually and others by their first digit.
+/// Returns the status to count. An engine may return any of 900 statuses, each of which would add a series per rank, so
+/// only registered ones are counted individually, and others by their first digit.
 fn counted(code: u16) -> u16 {
     let named = StatusCode::from_u16(code).is_ok_and(|status| status.canonical_reason().is_some());
     if named || code == CLIENT_CLOSED { code } else { code / 100 }
 }
 
-/// A counted status as a label.
+/// Formats a counted status as a label.
 fn code_label(counted: u16) -> String {
     if counted < 100 { format!("{counted}xx") } else { counted.to_string() }
 }
 
-/// Where a request ran, as far as known.
+/// Where a request ran, as far as it is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
-    /// It was not sent.
+    /// The request was not sent.
     Nowhere,
-    /// The engine chose.
+    /// The engine chose the rank.
     Any,
-    /// A rank that it was pinned to.
+    /// The rank that the request was pinned to.
     Rank(RankId),
 }
 
 impl Place {
-    /// The label, also used in the access log.
+    /// Returns the label, which the access log also uses.
     pub(crate) fn label(self) -> String {
         match self {
             Self::Nowhere => NONE.to_owned(),
@@ -63,11 +63,11 @@ impl Place {
 /// A finished request.
 #[derive(Clone, Copy)]
 pub(crate) struct Done<'a> {
-    /// Or [`NONE`]; likewise the model and the policy. The model has its configured name, whatever the request called
-    /// it.
+    /// The backend's name, or [`NONE`]; likewise for the model and the policy. The model has its configured name,
+    /// whichever name the request used.
     pub(crate) backend: &'a str,
     pub(crate) model: &'a str,
-    /// `None` for paths that the gateway does not serve.
+    /// The route; `None` for paths that the gateway does not serve.
     pub(crate) route: Option<Route>,
     pub(crate) place: Place,
     pub(crate) policy: &'static str,
@@ -85,7 +85,7 @@ pub(crate) struct RequestMetrics {
     known: ArcSwap<HashMap<String, OfBackend>>,
 }
 
-/// The counts of one backend.
+/// One backend's counters.
 #[derive(Clone, Default)]
 struct OfBackend {
     answers: Vec<KnownAnswers>,
@@ -141,7 +141,7 @@ impl RequestMetrics {
         self.remember(backend, |of| of.counters.push(counter.clone()));
     }
 
-    /// Another thread may have done this already; the counter is the same.
+    /// Caches a counter. Another thread may have cached it already; the counter is the same.
     fn remember(&self, backend: &str, add: impl Fn(&mut OfBackend)) {
         self.known.rcu(|known| {
             let mut known = HashMap::clone(known);

@@ -1,4 +1,4 @@
-//! Gauges of what a shadow policy would have gained so far.
+//! Gauges of a shadow policy's gain so far.
 
 use std::sync::atomic::AtomicU64;
 
@@ -17,8 +17,8 @@ metrics! {
             "shadow_requests", "Requests placed by both the acting and the shadow policy";
         local_share: Shares, "shadow_local_share", "Expected local share of the scored tokens, by policy";
         cached_share: Shares,
-            "shadow_cached_share", "Prompt tokens assumed to be cached on the chosen rank, by policy";
-        imbalance: Shares, "shadow_tokens_max_over_mean", "Tokens of the busiest rank over the mean, by policy";
+            "shadow_cached_share", "Fraction of prompt tokens assumed to be cached on the chosen rank, by policy";
+        imbalance: Shares, "shadow_tokens_max_over_mean", "Busiest rank's tokens relative to the mean, by policy";
     }
 }
 

@@ -1,4 +1,4 @@
-//! Spans of traced requests, and their outcomes.
+//! Metrics of the spans of traced requests.
 
 use super::labels::{Counter, Family, OutcomeLabels};
 
@@ -11,7 +11,8 @@ metrics! {
 }
 
 impl SpanMetrics {
-    /// `exported`, `queue_full`, `failed` (the collector could not take them) or `rejected` (it refused them).
+    /// Counts spans by outcome: `exported`, `queue_full`, `failed` (the collector was unable to accept them) or
+    /// `rejected` (it refused them).
     pub(crate) fn count(&self, outcome: &'static str, spans: usize) {
         if spans > 0 {
             self.spans.get_or_create(&OutcomeLabels { outcome }).inc_by(spans as u64);

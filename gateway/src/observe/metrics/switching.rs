@@ -1,4 +1,4 @@
-//! Layouts of backends and their switches.
+//! Metrics of backends' layouts and layout switches.
 
 use std::sync::atomic::AtomicU64;
 
@@ -13,20 +13,20 @@ labels!(UnitLabels { unit: String });
 labels!(DecisionLabels { unit: String, to: &'static str, outcome: &'static str });
 
 metrics! {
-    /// The counters of switches. Clones share them.
+    /// Metrics of layout switches. Clones share the counters.
     #[derive(Clone)]
     pub(crate) struct SwitchMetrics {
         layout: Family<UnitLabels, Gauge>, "switch_layout", "Current layout: 0 TP, 1 EP, -1 unknown";
         gain: Family<UnitLabels, Gauge<f64, AtomicU64>>,
             "switch_gain",
-            "Share of a step's time that the other layout would save, when the policy last compared them";
+            "Fraction of the step time that the other layout would save, as of the policy's last comparison";
         decisions: Family<DecisionLabels, Counter>, "switch_decisions", "Decisions of the switch policy, by outcome";
         seconds: Histograms<UnitLabels> = Family::new_with_constructor(switch_seconds),
-            "switch_seconds", "Time that committed switches held requests";
+            "switch_seconds", "How long committed switches held requests";
     }
 }
 
-/// From the milliseconds of a small model to those of a large one over a slow link.
+/// Buckets from the milliseconds that a small model takes to the minute of a large one over a slow link.
 fn switch_seconds() -> Histogram {
     Histogram::new(TO_SECONDS.into_iter().chain([10.0, 60.0]))
 }
@@ -53,7 +53,7 @@ impl SwitchMetrics {
         }
     }
 
-    /// Removes the gauges of a unit that is no longer watched; its counters stay.
+    /// Removes the gauges of a unit that is no longer watched; its counters remain.
     pub(crate) fn forget(&self, unit: &str) {
         self.layout.remove(&labels(unit));
         self.gain.remove(&labels(unit));

@@ -1,9 +1,9 @@
-//! The two text formats: OpenMetrics, which Prometheus requests by `Accept`, and the older one, which every scraper
-//! reads.
+//! The two text formats: OpenMetrics, which Prometheus requests by `Accept`, and the older format, which every scraper
+//! understands.
 
 use std::fmt::Write;
 
-/// How metrics are written.
+/// The text format for metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TextFormat {
     /// OpenMetrics 1.0.0.
@@ -13,7 +13,7 @@ pub(crate) enum TextFormat {
 }
 
 impl TextFormat {
-    /// The format that an `Accept` prefers; the older one if it is absent or has no preference.
+    /// Returns the format that an `Accept` header prefers; the older one if the header is absent or has no preference.
     pub(crate) fn accepted(accept: &str) -> Self {
         let weight = |wanted: &str| {
             let kinds = accept.split(',').filter_map(|range| {
@@ -37,8 +37,8 @@ impl TextFormat {
     }
 }
 
-/// Converts OpenMetrics to the older format, which names counters and infos after their samples, and has no exemplars
-/// and no end marker.
+/// Converts OpenMetrics to the older format, which names counters and infos after their samples, and has neither
+/// exemplars nor an end marker.
 pub(super) fn older(open: &str) -> String {
     let mut text = String::with_capacity(open.len());
     let mut help = None;
@@ -61,7 +61,7 @@ pub(super) fn older(open: &str) -> String {
             }
             (Some("#"), ..) => {}
             _ => {
-                // Drop the exemplar. A label cannot look like one: its quotes are escaped.
+                // Drop the exemplar. A label cannot look like one, because its quotes are escaped.
                 text.push_str(line.split_once(" # {trace_id=\"").map_or(line, |(sample, _)| sample));
                 text.push('\n');
             }

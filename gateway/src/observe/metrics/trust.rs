@@ -1,4 +1,4 @@
-//! Counters of keys and certificates.
+//! Metrics of API keys, TLS handshakes, certificates and connections.
 
 use super::labels::{Counter, Family, Gauge, OutcomeLabels};
 
@@ -9,21 +9,21 @@ metrics! {
     pub(crate) struct TrustMetrics {
         auth_failures: Family<FailureLabels, Counter>,
             "auth_failures",
-            "Data plane requests rejected because of a missing or wrong key, or a model that the key may not use";
-        handshakes: Family<OutcomeLabels, Counter>, "tls_handshakes", "TLS handshakes of clients, by outcome";
+            "Data plane requests rejected for a missing or wrong key, or for a model that the key may not use";
+        handshakes: Family<OutcomeLabels, Counter>, "tls_handshakes", "TLS handshakes with clients, by outcome";
         credential_reloads: Family<OutcomeLabels, Counter>,
             "credential_reloads", "Reloads of changed certificate or key files, by outcome";
         connections_refused: Counter,
-            "connections_refused", "Connections closed because their address had too many";
+            "connections_refused", "Connections closed because their client address had too many";
         connections_displaced: Counter,
             "connections_displaced",
-            "Connections closed while no request ran on them, because a new one found no place";
+            "Connections closed while idle, to make room for new ones";
         open_connections: Gauge,
             "open_connections",
             "Open client connections to all listeners, at most limits.connections of them to the data plane";
         open_streams: Gauge, "open_streams", "Requests running over HTTP/2, at most limits.open_streams";
         streams_refused: Counter,
-            "streams_refused", "HTTP/2 requests rejected because limits.open_streams were running already";
+            "streams_refused", "HTTP/2 requests rejected because limits.open_streams were already running";
     }
 }
 
@@ -51,12 +51,12 @@ impl TrustMetrics {
         OpenConnection(self.open_connections.clone())
     }
 
-    /// Connections and streams open now.
+    /// Number of connections and streams currently open.
     pub(crate) fn open_exchanges(&self) -> usize {
         usize::try_from(self.open_connections.get() + self.open_streams.get()).unwrap_or(0)
     }
 
-    /// Counts a request over HTTP/2, unless `limit` are running already. Every one counted must be passed to
+    /// Counts a request over HTTP/2, unless `limit` are already running. Each counted request must be passed to
     /// [`TrustMetrics::stream_ended`].
     pub(crate) fn stream_begins(&self, limit: u32) -> bool {
         let fits = self.open_streams.inc() < i64::from(limit);
@@ -76,7 +76,7 @@ impl TrustMetrics {
     }
 }
 
-/// A client connection, counted as open.
+/// A client connection, counted as open until it is dropped.
 pub(crate) struct OpenConnection(Gauge);
 
 impl Drop for OpenConnection {

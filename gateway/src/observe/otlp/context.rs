@@ -1,11 +1,11 @@
-//! W3C Trace Context: `traceparent` version 00, and the part of it that later versions keep.
+//! W3C Trace Context: `traceparent` version 00, and the part that later versions retain.
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 const TRACESTATE: HeaderName = HeaderName::from_static("tracestate");
 
-/// `00-`, 32 digits, `-`, 16 digits, `-`, 2 digits.
+/// Length of `00-`, 32 digits, `-`, 16 digits, `-`, 2 digits.
 const LENGTH: usize = 55;
 const SAMPLED: u8 = 1;
 
@@ -18,7 +18,7 @@ pub(crate) struct Context {
 }
 
 impl Context {
-    /// The client's context; `None` if there is none, more than one, or an invalid one.
+    /// Returns the client's context; `None` if there is none, more than one, or an invalid one.
     pub(crate) fn of(headers: &HeaderMap) -> Option<Self> {
         let mut values = headers.get_all(&TRACEPARENT).iter();
         let value = values.next()?;
@@ -41,7 +41,7 @@ impl Context {
         (trace != 0).then_some(Self { trace, span, sampled: flags & u128::from(SAMPLED) != 0 })
     }
 
-    /// Forwards it to the next hop.
+    /// Writes the context for the next hop.
     pub(crate) fn pass_on(self, headers: &mut HeaderMap) {
         // Drop an invalid traceparent together with its tracestate.
         if Self::of(headers).is_none() {
@@ -50,14 +50,14 @@ impl Context {
         headers.insert(TRACEPARENT, self.header());
     }
 
-    /// The header for the next hop.
+    /// Returns the header for the next hop.
     fn header(&self) -> HeaderValue {
         let text = format!("00-{:032x}-{:016x}-{:02x}", self.trace, self.span, u8::from(self.sampled) * SAMPLED);
         HeaderValue::from_str(&text).expect("hexadecimal digits and hyphens form a valid header value")
     }
 }
 
-/// Lower-case digits, at most 32.
+/// Parses at most 32 lower-case hexadecimal digits.
 fn hex(digits: &[u8]) -> Option<u128> {
     digits.iter().try_fold(0, |number, digit| {
         let digit = match digit {

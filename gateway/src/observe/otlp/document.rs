@@ -1,4 +1,4 @@
-//! Spans in OTLP's JSON (opentelemetry-proto 1.x: ids in hexadecimal, 64-bit numbers as text, enums as numbers).
+//! Encodes spans as OTLP JSON (opentelemetry-proto 1.x: ids in hexadecimal, 64-bit numbers as text, enums as numbers).
 
 use std::borrow::Cow;
 
@@ -77,7 +77,7 @@ impl Span {
     }
 }
 
-/// The request body: OTLP nests spans by resource and by scope.
+/// Encodes the request body: OTLP nests spans by resource and by scope.
 pub(super) fn encode(service: &str, spans: &[Span]) -> Vec<u8> {
     let resource = [
         ("service.name", Value::Text(service.to_owned().into())),

@@ -1,7 +1,7 @@
 //! The queue of finished traces, and the task that sends them.
 //!
-//! Requests never wait: if the queue is full, their spans are dropped and counted. An unavailable collector is retried
-//! a few times, while the queue fills.
+//! Requests never wait: if the queue is full, their spans are dropped and counted. Sending to an unavailable collector
+//! is retried a few times, while the queue fills up.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,29 +16,29 @@ use crate::observe::metrics::SpanMetrics;
 
 use super::document::{Span, encode};
 
-/// Traces waiting to be sent, a few hundred bytes per span.
+/// Maximum number of traces waiting to be sent, at a few hundred bytes per span.
 const WAITING: usize = 2048;
-/// Maximum traces in one document.
+/// Maximum number of traces per document.
 const BATCH: usize = 256;
-/// A partial document is sent after this time.
+/// Time after which a partial document is sent.
 const MAX_WAIT: Duration = Duration::from_secs(1);
-/// Delays before a collector is retried.
+/// Delays before sending to a collector is retried.
 const AGAIN_AFTER: [Duration; 2] = [Duration::from_millis(200), Duration::from_secs(1)];
 const LIMITS: AnswerLimits = AnswerLimits { timeout: Duration::from_secs(5), max_bytes: 64 << 10 };
 /// Time limit for the remaining work at shutdown.
 const GRACE: Duration = Duration::from_secs(3);
 const PATH: &str = "/v1/traces";
 
-/// Decides which requests are traced, and takes their spans.
+/// Decides which requests are traced, and queues their spans.
 pub(crate) struct Tracer {
     queue: mpsc::Sender<Vec<Span>>,
     metrics: SpanMetrics,
-    /// The sampled share of 2^63.
+    /// The sampled fraction, scaled to 2^63.
     threshold: u64,
 }
 
 impl Tracer {
-    /// Whether a trace that begins here is sampled: by its id alone, so that all services decide alike.
+    /// Whether a trace that begins here is sampled: decided by its id alone, so that all services agree.
     pub(super) fn takes(&self, trace: u128) -> bool {
         (trace as u64) >> 1 < self.threshold
     }
@@ -53,13 +53,13 @@ impl Tracer {
     }
 }
 
-/// The share of 2^63.
+/// Scales a sampling ratio to 2^63.
 fn threshold(ratio: f64) -> u64 {
     // The cast saturates; a ratio of 1 covers all 63 bits compared.
     (ratio * (1u64 << 63) as f64) as u64
 }
 
-/// The exporting task, until it is stopped.
+/// The exporting task, which runs until it is stopped.
 pub(crate) struct Exporter {
     task: JoinHandle<()>,
     stop: tokio_util::sync::CancellationToken,
@@ -83,7 +83,7 @@ impl Exporter {
         Some((Arc::new(tracer), Self { task, stop }))
     }
 
-    /// Sends the remaining spans, within a few seconds.
+    /// Stops the task after it has sent the remaining spans, within a few seconds.
     pub(crate) async fn stop(self) {
         self.stop.cancel();
         let abort = self.task.abort_handle();
@@ -108,7 +108,7 @@ impl Work {
         while !ending {
             let mut batch = Vec::new();
             tokio::select! {
-                // Also accepts traces that began before the end.
+                // 0 means that no request can submit spans any more; earlier traces are still received.
                 received = waiting.recv_many(&mut batch, BATCH) => ending = received == 0,
                 () = stop.cancelled() => ending = true,
             }
@@ -147,12 +147,12 @@ impl Work {
             }
         }
         if self.failing && sent.is_ok() {
-            tracing::info!("traces are exported again");
+            tracing::info!("exporting traces again");
         }
         self.failing = sent.is_err();
     }
 
-    /// Returns how many spans the collector rejected.
+    /// Sends a document; returns how many spans the collector rejected.
     async fn send(&self, body: bytes::Bytes) -> Result<u64, HttpError> {
         let mut waits = AGAIN_AFTER.into_iter();
         loop {
@@ -169,7 +169,7 @@ impl Work {
     }
 }
 
-/// Waits until a document is full.
+/// Collects traces until a document is full; the caller limits the wait.
 async fn fill(waiting: &mut mpsc::Receiver<Vec<Span>>, batch: &mut Vec<Vec<Span>>) {
     while batch.len() < BATCH {
         let room = BATCH - batch.len();
@@ -179,12 +179,12 @@ async fn fill(waiting: &mut mpsc::Receiver<Vec<Span>>, batch: &mut Vec<Vec<Span>
     }
 }
 
-/// Whether a retry of the document may succeed (OTLP, "retryable response codes").
+/// Whether retrying the document may succeed (OTLP, "retryable response codes").
 fn may_help(error: &HttpError) -> bool {
     error.status().is_none_or(|status| matches!(status, 429 | 502 | 503 | 504))
 }
 
-/// `partialSuccess.rejectedSpans`, a number as text.
+/// Parses `partialSuccess.rejectedSpans`, a number in text form.
 fn rejected(answer: &[u8]) -> u64 {
     let answer: serde_json::Value = serde_json::from_slice(answer).unwrap_or_default();
     let rejected = &answer["partialSuccess"]["rejectedSpans"];

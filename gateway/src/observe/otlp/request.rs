@@ -16,7 +16,7 @@ pub(crate) enum Stage {
     Score,
     /// A rank is chosen.
     Route,
-    /// The engine computes, up to the last byte of its answer; one stage per attempt.
+    /// The engine processes the request, up to the last byte of its response; one stage per attempt.
     Upstream,
 }
 
@@ -37,7 +37,7 @@ impl Stage {
 /// A traced request.
 pub(crate) struct RequestTrace {
     tracer: Arc<Tracer>,
-    /// Nanoseconds since 1970 at `began`.
+    /// Unix time in nanoseconds at `began`.
     epoch_nanos: u64,
     began: Instant,
     context: Context,
@@ -47,7 +47,7 @@ pub(crate) struct RequestTrace {
 }
 
 impl RequestTrace {
-    /// Begins a trace if the client asks for one, or else for the configured share of the requests.
+    /// Begins a trace if the client requests one, or else for the configured fraction of the requests.
     pub(crate) fn begin(tracer: &Arc<Tracer>, headers: &HeaderMap, path: &'static str) -> Option<Box<Self>> {
         let parent = Context::of(headers);
         let trace = parent.map_or_else(|| fastrand::u128(1..), |parent| parent.trace);
@@ -112,12 +112,12 @@ impl RequestTrace {
         }
     }
 
-    /// The trace id of all its spans.
+    /// Returns the trace id shared by all of the request's spans.
     pub(crate) fn id(&self) -> u128 {
         self.context.trace
     }
 
-    /// The context of the current stage.
+    /// Returns the context of the current stage.
     pub(crate) fn here(&self) -> Context {
         self.stage.as_ref().map_or(self.context, |stage| stage.context)
     }
@@ -125,12 +125,12 @@ impl RequestTrace {
     /// Ends the request with this status.
     pub(crate) fn finish(mut self: Box<Self>, code: u16) {
         let failed = match code {
-            499 => Some("the client went away"),
+            499 => Some("the client disconnected"),
             500.. => Some("server error"),
             _ => None,
         };
         if let Some(cause) = failed {
-            // An answer that broke off had a successful head.
+            // A response that broke off had a successful head.
             self.fail(cause);
             self.request.failed = Some(cause);
         }

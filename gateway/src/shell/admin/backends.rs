@@ -21,14 +21,14 @@ use crate::shell::control::Control;
 pub(super) struct Backends {
     generation: u64,
     backends: Vec<Backend>,
-    /// Drained backends that are absent now and will be drained when they come back.
+    /// Drained backends that are currently absent; they stay drained if they return.
     drained_absent: Vec<Absent>,
 }
 
 #[derive(Serialize, JsonSchema)]
 struct Absent {
     name: String,
-    /// Seconds since it left; its drain is forgotten after a day.
+    /// Seconds since the backend left; its drain is forgotten after a day.
     seconds: f64,
 }
 
@@ -40,20 +40,20 @@ struct Backend {
     engine: &'static str,
     /// The first URL.
     url: String,
-    /// All URLs, where each rank has its own.
+    /// All URLs, if each rank has its own.
     urls: Vec<String>,
-    /// As the engine reports it.
+    /// The version that the engine reports.
     version: Option<String>,
-    /// The source of the placement digest: `engine`, `configuration`, `tables` (taken on trust) or `unknown`.
+    /// Source of the placement digest: `engine`, `configuration`, `tables` (assumed, not verified) or `unknown`.
     placement_by: &'static str,
     pins: Pins,
     chats: Chats,
     healthy: bool,
-    /// Why its requests are routed by load rather than pinned, although it serves.
+    /// Why requests are routed by load rather than pinned, although the backend serves.
     by_load: Option<ByLoad>,
-    /// Why it receives no requests, or only when no other backend is available.
+    /// Why the backend receives no requests, or only if no other backend is available.
     cause: Option<String>,
-    /// It finishes its requests and receives no new ones.
+    /// The backend finishes its requests and receives no new ones.
     draining: bool,
     /// Requests in flight.
     in_flight_requests: u64,
@@ -76,15 +76,15 @@ struct Breaker {
     state: &'static str,
     /// Consecutive failures.
     failures: u32,
-    /// Consecutive errors. Equal requests count once unless another backend has answered one of them successfully.
+    /// Consecutive errors. Identical requests count once, unless another backend has answered one of them successfully.
     errors: u32,
     /// Recent openings.
     openings: u32,
-    /// Seconds until it is tried again.
+    /// Seconds until the backend is tried again.
     open_seconds: Option<f64>,
 }
 
-/// The answer of `drain` and `undrain`.
+/// The response to `drain` and `undrain`.
 #[derive(Serialize, JsonSchema)]
 pub(super) struct Drained {
     name: String,
@@ -92,53 +92,53 @@ pub(super) struct Drained {
     in_flight_requests: u64,
 }
 
-/// The verdict over all routes: a route on which pins are ignored decides it, otherwise the route with the latest
-/// evidence.
+/// The verdict over all routes: decided by a route on which pins are ignored, if any, otherwise by the route with the
+/// latest evidence.
 #[derive(Serialize, JsonSchema)]
 struct Pins {
     /// `unverified`, `honoured`, `pin ignored` or `not pinned` (requests are routed by load), `by url`, or `one rank`.
     state: &'static str,
-    /// Requests and probes that ran on the rank they were pinned to.
+    /// Number of requests and probes that ran on the rank they were pinned to.
     agreed: u64,
-    /// Requests and probes that ran on another rank.
+    /// Number of requests and probes that ran on a rank other than the pinned one.
     contradicted: u64,
-    /// The evidence: `answers`, `probes` or `counters`.
+    /// The kind of evidence: `answers`, `probes` or `counters`.
     evidence: Option<&'static str>,
-    /// The outcome of the last contradiction, or else of the last round of probes; or why nothing is known.
+    /// Describes the last contradiction, or else the outcome of the last probe round; or why nothing is known.
     detail: Option<String>,
-    /// Routes that take pins, where the engine has several ranks.
+    /// Routes on which the engine accepts pins, if it has several ranks.
     routes: Vec<PinnedRoute>,
 }
 
-/// Whether the engine tokenizes chats as the gateway does; chats of shapes that differ are routed by load.
+/// Whether the engine tokenizes chats as the gateway does; chats with differing shapes are routed by load.
 #[derive(Serialize, JsonSchema)]
 struct Chats {
-    /// `equal`, `differs`, or `unproven`: the engine does not expose its token ids for chats, and chats keep their
+    /// `equal`, `differs`, or `unproven`: the engine does not expose its token ids for chats, so chats keep their
     /// affinity.
     state: &'static str,
-    /// The engine's route that provided the evidence.
+    /// The engine route that provided the evidence.
     route: Option<&'static str>,
-    /// Shapes that both tokenize alike.
+    /// Shapes that both sides tokenize identically.
     equal: Vec<&'static str>,
     /// Shapes that the engine tokenizes or counts differently.
     differs: Vec<&'static str>,
     unproven: Vec<&'static str>,
-    /// Shapes whose token counts in answers agreed.
+    /// Shapes for which the token counts in responses agreed.
     counted_alike: Vec<&'static str>,
-    /// The first difference, or why a shape is unproven.
+    /// Describes the first difference, or why a shape is unproven.
     detail: Option<String>,
 }
 
 #[derive(Serialize, JsonSchema)]
 struct PinnedRoute {
     route: &'static str,
-    /// Requests carry the chosen rank and are assumed to run there; otherwise the engine chooses.
+    /// Whether requests carry the chosen rank and are assumed to run there; otherwise the engine chooses.
     pinned: bool,
     /// `unverified`, `honoured` or `pin ignored`, by the evidence so far.
     state: &'static str,
     agreed: u64,
     contradicted: u64,
-    /// As `detail` of the backend.
+    /// Describes the last contradiction, or else the outcome of the last probe round.
     detail: Option<String>,
 }
 
@@ -147,15 +147,14 @@ struct Rank {
     rank: u16,
     available: bool,
     in_flight_requests: u32,
-    /// Prompt tokens, and answer tokens received or expected.
+    /// Prompt tokens, plus response tokens received or expected.
     in_flight_tokens: u64,
-    /// Prompt tokens of streaming requests that have sent nothing yet, less the tokens assumed to be cached.
+    /// Prompt tokens of streams that have sent nothing yet, minus the tokens assumed to be cached.
     pending_tokens: u64,
-    /// Whether the rank has answered since it opened; until then its load is taken to be the mean of the others. @40~
-    /// The engine may have restarted meanwhile with another placement.
+    /// Whether the rank has answered since it opened; until then its load is assumed to be the mean of the others.
     known: bool,
     recent_tokens: f64,
-    /// In units of share.
+    /// Price, in the unit of expected local shares.
     price: f64,
 }
 
@@ -179,7 +178,7 @@ pub(super) async fn undrain(
     State(control): State<Arc<Control>>,
     Path(name): Path<String>,
 ) -> Result<Json<Drained>, RequestError> {
-    // It may have been restarted in the meantime, with another placement.
+    // Probe first: the engine may have restarted in the meantime, with another placement.
     if let Some(backend) = control.backends.backend(&name) {
         crate::backends::health::probe_again(&control.backends, &backend, &control.backends.patient_limits()).await;
     }
@@ -196,7 +195,7 @@ fn set_draining(control: &Control, name: String, draining: bool) -> Result<Json<
     Ok(Json(Drained { in_flight_requests: in_flight.unwrap_or(0), name, draining }))
 }
 
-/// Requests in flight on a backend, whether the gateway or the engine chose the rank.
+/// Number of requests in flight on a backend, whether the gateway or the engine chose the rank.
 fn in_flight(model: &Model, member: usize) -> u64 {
     u64::try_from(model.pool.in_flight_of(member)).unwrap_or(0)
 }

@@ -1,4 +1,4 @@
-//! `GET /admin/config` and `POST /admin/reload`: show the running configuration and load the next.
+//! `GET /admin/config` and `POST /admin/reload`: show the running configuration and load the next one.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -15,12 +15,12 @@ use crate::shell::reload::{Last, ReloadError, Reloaded, reload};
 
 #[derive(Serialize, JsonSchema)]
 pub(super) struct Running {
-    /// Null for a configuration without a file.
+    /// The configuration file; null if there is none.
     file: Option<PathBuf>,
-    /// Generation of the snapshot; a swap of tables raises it too.
+    /// Generation of the snapshot, which table swaps also increment.
     generation: u64,
     started_unix_seconds: u64,
-    /// Null before the first reload.
+    /// The last reload; null before the first one.
     last_reload: Option<Last>,
     /// The file's content at the last successful read, without defaults; secrets appear as `(set)`.
     settings: Value,
@@ -39,7 +39,7 @@ pub(super) fn collect(control: &Control) -> Running {
 }
 
 pub(super) async fn load(State(control): State<Arc<Control>>) -> Result<Json<Reloaded>, RequestError> {
-    // A client that disconnects must not leave a reload half done.
+    // Spawned as a task, so that a client that disconnects does not leave a reload half done.
     let done = tokio::spawn(async move { reload(&control).await }).await;
     match done {
         Ok(Ok(reloaded)) => Ok(Json(reloaded)),

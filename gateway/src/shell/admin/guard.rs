@@ -1,9 +1,9 @@
-//! Who may use the admin plane.
+//! Access control for the admin plane.
 //!
-//! On loopback every local user may use it, and so could every web page that is open in a local browser. The `Host`
-//! must therefore be a loopback name (a page that rebinds its own name to 127.0.0.1 sends that name), and so must an
-//! `Origin`, which pages cannot omit from a cross-site POST. Off loopback, or where one is configured, a bearer token
-//! is required.
+//! On loopback every local user may use it, and so could every web page open in a local browser. The `Host` must
+//! therefore be a loopback name (a page that rebinds its own name to 127.0.0.1 sends that name), and so must any
+//! `Origin`, which pages cannot omit from a cross-site POST. Off loopback, or if a bearer token is configured, the
+//! token is required.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use super::page;
 use crate::backends::{Backends, RequestError};
 use crate::config::SecretDigest;
 
-/// The rules of one admin listener.
+/// The access rules of one admin listener.
 pub(crate) struct Guard {
     loopback: bool,
     backends: Arc<Backends>,
@@ -31,13 +31,13 @@ impl Guard {
         Self { loopback: bound.ip().is_loopback(), backends }
     }
 
-    /// The rules in force now.
+    /// Returns the rules currently in effect.
     fn rules(&self) -> Rules {
         Rules { loopback: self.loopback, token_sha256: self.backends.config().server.admin_token_sha256 }
     }
 }
 
-/// The rules for one request.
+/// The access rules for one request.
 struct Rules {
     loopback: bool,
     token_sha256: Option<SecretDigest>,
@@ -46,7 +46,7 @@ struct Rules {
 impl Rules {
     fn judge(&self, uri: &Uri, headers: &HeaderMap) -> Result<(), RequestError> {
         if self.loopback {
-            // HTTP/2 carries it in the URI. Where it appears several times, every occurrence must pass.
+            // HTTP/2 carries the host in the URI. If it appears several times, every occurrence must pass.
             let hosts = headers.get_all(header::HOST).iter().map(|host| host.to_str().unwrap_or(""));
             let mut named = hosts.chain(uri.authority().map(Authority::as_str)).peekable();
             let none = named.peek().is_none().then_some("");
@@ -59,8 +59,8 @@ impl Rules {
                 return Err(RequestError::ForeignOrigin { origin: origin.to_owned() });
             }
         }
-        // Probes by a load balancer or kubelet carry no token, and the first two paths reveal nothing. The page holds
-        // no data; it asks the user for the token that its requests need.
+        // Probes by a load balancer or kubelet carry no token, and the first two paths reveal nothing. The page
+        // contains no data; it prompts the user for the token that its requests need.
         let is_open = match uri.path() {
             "/healthz" | "/readyz" | "/ui" => true,
             "/" => page::is_wanted(headers),
@@ -68,7 +68,7 @@ impl Rules {
         };
         match &self.token_sha256 {
             Some(expected) if !is_open && !has_token(headers, expected) => Err(RequestError::Token),
-            // If a reload removed its token, the listener denies access.
+            // If a reload removed the token, the listener denies access.
             None if !self.loopback && !is_open => Err(RequestError::Token),
             _ => Ok(()),
         }
@@ -84,7 +84,7 @@ pub(super) async fn check(
     Ok(next.run(request).await)
 }
 
-/// The header as text; empty if absent.
+/// Returns a header as text; empty if absent.
 pub(super) fn text<'a>(headers: &'a HeaderMap, name: &HeaderName) -> &'a str {
     headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or("")
 }

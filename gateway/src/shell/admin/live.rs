@@ -1,4 +1,4 @@
-//! `GET /admin/live` and `POST /admin/live/profiles`: what the samples show, and the rolling profiles.
+//! `GET /admin/live` and `POST /admin/live/profiles`: statistics of the samples, and the rolling profiles.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::shell::control::Control;
 
 #[derive(Serialize, JsonSchema)]
 pub(super) struct Live {
-    /// Share of the eligible requests that is sampled.
+    /// Fraction of the eligible requests that is sampled.
     share: f64,
     backends: Vec<Backend>,
     profiles: Vec<Profile>,
@@ -24,16 +24,16 @@ pub(super) struct Live {
 #[derive(Serialize, JsonSchema)]
 struct Backend {
     name: String,
-    /// `off`, `no tables`, `cannot be asked` (engine, version or its flag), `refused`, `none fit` (see `unfit`) or
-    /// `on`.
+    /// `off`, `no tables`, `cannot be asked` (because of the engine, its version or its flag), `refused`, `none fit`
+    /// (see `unfit`) or `on`.
     sampling: &'static str,
-    /// Requests that were due but could not be sampled: vLLM does not stream routed experts, and some requests set the
-    /// field themselves.
+    /// Number of requests that were due but could not be sampled: vLLM does not stream routed experts, and some
+    /// requests set the field themselves.
     unfit: u64,
-    /// Local share of the activations of all samples since the tables were loaded.
+    /// Local fraction of the activations of all samples since the tables were loaded.
     observed_lar: Option<f64>,
     activations: u64,
-    /// Samples with a prediction; the rates below are over their activations.
+    /// Number of samples with a prediction; the rates below are over their activations.
     compared: u64,
     mean_observed: Option<f64>,
     mean_predicted: Option<f64>,
@@ -61,7 +61,7 @@ pub(super) async fn show(State(control): State<Arc<Control>>) -> Result<Json<Liv
     answer(control, collect).await
 }
 
-/// Writes the profiles now.
+/// Writes the profiles immediately.
 pub(super) async fn write(State(control): State<Arc<Control>>) -> Result<Json<Live>, RequestError> {
     answer(control, |control| {
         write_profiles(&control.live);

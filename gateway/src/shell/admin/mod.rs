@@ -29,12 +29,12 @@ use crate::shell::control::Control;
 pub(crate) use guard::Guard;
 use routes::{ADMIN, STATUS};
 
-/// The metrics listener.
+/// Creates the router of the metrics listener.
 pub(crate) fn metrics_router(control: Arc<Control>) -> Router {
     routes::router(STATUS).fallback(no_route).with_state(control)
 }
 
-/// The admin listener; every request passes the guard.
+/// Creates the router of the admin listener, on which every request passes the guard.
 pub(crate) fn router(control: Arc<Control>, guard: Guard) -> Router {
     routes::router(STATUS)
         .merge(routes::router(ADMIN))
@@ -48,11 +48,11 @@ pub(crate) fn router(control: Arc<Control>, guard: Guard) -> Router {
 struct Index {
     /// Version of the gateway.
     semmoe: &'static str,
-    /// The routes, described.
+    /// The routes with their descriptions.
     routes: Map<String, Value>,
 }
 
-/// Programs receive the list, browsers the page.
+/// Returns the list of routes to programs, and the page to browsers.
 async fn root(headers: HeaderMap) -> Response {
     if page::is_wanted(&headers) {
         return page::show().await;

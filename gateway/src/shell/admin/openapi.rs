@@ -9,11 +9,12 @@ use serde_json::{Map, Value, json};
 
 use super::routes::{ADMIN, Gives, Route, STATUS, Takes};
 
-/// A document defined by another specification.
+/// A document that another specification defines.
 #[derive(Serialize, JsonSchema)]
 pub(super) struct AnyObject(Map<String, Value>);
 
-/// The body of every error, in the form that OpenAI's clients expect. `crate::error` writes it; this is its schema.
+/// The body of every error, in the form that OpenAI's clients expect. `crate::error` writes it; this type provides its
+/// schema.
 #[derive(Serialize, JsonSchema)]
 struct Failure {
     error: FailureDetail,
@@ -27,7 +28,7 @@ struct FailureDetail {
     r#type: String,
     /// Always null.
     param: Option<String>,
-    /// A stable code for programs.
+    /// A stable, machine-readable code.
     code: String,
 }
 
@@ -55,7 +56,7 @@ pub(super) fn document() -> Value {
             "schemas": answers.take_definitions(true),
             "securitySchemes": { "token": { "type": "http", "scheme": "bearer" } },
             "responses": {
-                "Failure": { "description": "one sentence says why", "content": content("application/json", failure) },
+                "Failure": { "description": "one sentence with the reason", "content": content("application/json", failure) },
             },
         },
     })
@@ -67,7 +68,7 @@ fn operation(route: &Route, answers: &mut SchemaGenerator) -> Value {
         Gives::Text => content("text/plain", json!({ "type": "string" })),
         Gives::Page => content("text/html", json!({ "type": "string" })),
     };
-    // A text route also fails in text: its clients do not parse JSON.
+    // A text route also reports errors as text, because its clients do not parse JSON.
     let bad = match route.gives {
         Gives::Json(_) | Gives::Page => json!({ "$ref": "#/components/responses/Failure" }),
         Gives::Text => json!({ "description": "the causes", "content": good.clone() }),
@@ -77,7 +78,7 @@ fn operation(route: &Route, answers: &mut SchemaGenerator) -> Value {
         "responses": { "200": { "description": "done", "content": good }, "default": bad },
     });
     let mut parameters: Vec<Value> = in_path(route.path).map(|name| parameter(name, "path", true)).collect();
-    // Bodies are inlined, because the required fields of a type differ between reading and writing.
+    // Bodies are inlined, because a type's required fields differ between reading and writing.
     let mut bodies = settings().for_deserialize().with(|settings| settings.inline_subschemas = true).into_generator();
     let body = match route.takes {
         Takes::Nothing => None,
@@ -106,7 +107,7 @@ fn parameter(name: &str, place: &str, required: bool) -> Value {
     json!({ "name": name, "in": place, "required": required, "schema": { "type": "string" } })
 }
 
-/// Names in braces.
+/// Lists the parameter names in a path, which are in braces.
 fn in_path(path: &str) -> impl Iterator<Item = &str> {
     path.split('/').filter_map(|part| part.strip_prefix('{')?.strip_suffix('}'))
 }

@@ -1,4 +1,4 @@
-//! `GET /admin/overview`: everything the page shows, collected at one moment.
+//! `GET /admin/overview`: all data that the page shows, collected at one moment.
 
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -17,14 +17,14 @@ use crate::shell::reload::Last;
 pub(super) struct Overview {
     /// Version of the gateway.
     semmoe: &'static str,
-    /// The gateway's clock, for ages.
+    /// The gateway's clock, for computing ages.
     unix_seconds: f64,
     started_unix_seconds: u64,
     /// The configuration file; null if there is none.
     file: Option<std::path::PathBuf>,
-    /// Null before the first reload.
+    /// The last reload; null before the first one.
     last_reload: Option<Last>,
-    /// It finishes its requests and accepts no new ones.
+    /// The gateway finishes its requests and accepts no new ones.
     draining: bool,
     backends: backends::Backends,
     tables: tables::InUse,

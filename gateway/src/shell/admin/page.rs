@@ -1,7 +1,7 @@
 //! `GET /ui`, and `/` for browsers: the admin plane as a page.
 //!
-//! The page is a single static file. It loads nothing from other hosts and uses only the routes of the admin plane,
-//! where the guard treats it like any other client; the page itself therefore needs no token.
+//! The page is a single static file. It loads nothing from other hosts and uses only the admin plane's routes, where
+//! the guard treats it like any other client; loading the page itself therefore requires no token.
 
 use std::sync::LazyLock;
 
@@ -15,7 +15,8 @@ use super::guard::text;
 
 const PAGE: &str = include_str!("page.html");
 
-/// Only the page's own script and style may run, by digest, and only this listener may be contacted.
+/// Content security policy: only the page's own script and style may run, identified by digest, and only this listener
+/// may be contacted.
 static POLICY: LazyLock<HeaderValue> = LazyLock::new(|| {
     let digest = |open: &str, close: &str| {
         let body = PAGE.split_once(open).and_then(|(_, rest)| rest.split_once(close)).map_or("", |(body, _)| body);
@@ -30,7 +31,7 @@ static POLICY: LazyLock<HeaderValue> = LazyLock::new(|| {
     HeaderValue::try_from(policy).unwrap_or_else(|_| HeaderValue::from_static("default-src 'none'"))
 });
 
-/// Whether the client is a browser that wants a page.
+/// Whether the client is a browser that requests a page.
 pub(super) fn is_wanted(headers: &HeaderMap) -> bool {
     text(headers, &header::ACCEPT).split(',').any(|range| range.trim_start().starts_with("text/html"))
 }

@@ -1,4 +1,4 @@
-//! The routes of the admin plane: one table that generates the router, the index and the OpenAPI document.
+//! The admin plane's routes: one table that generates the router, the index and the OpenAPI document.
 
 use std::sync::Arc;
 
@@ -18,16 +18,16 @@ pub(super) struct Route {
     /// `GET` or `POST`.
     pub(super) method: &'static str,
     pub(super) path: &'static str,
-    /// Its answer or effect, in one line.
+    /// A one-line description of its response or effect.
     pub(super) what: &'static str,
-    /// The request body that it accepts.
+    /// The request body that the route accepts.
     pub(super) takes: Takes,
-    /// A successful answer.
+    /// The body of a successful response.
     pub(super) gives: Gives,
     handler: fn() -> MethodRouter<Arc<Control>>,
 }
 
-/// The body of a successful answer.
+/// The body of a successful response.
 #[derive(Clone, Copy)]
 pub(super) enum Gives {
     Text,
@@ -40,7 +40,7 @@ pub(super) enum Gives {
 pub(super) enum Takes {
     Nothing,
     Json(fn(&mut SchemaGenerator) -> Schema),
-    /// JSON, or the file itself as the body when the query names a `backend`.
+    /// JSON, or the file itself as the body if the query names a `backend`.
     JsonOrUpload(fn(&mut SchemaGenerator) -> Schema),
 }
 
@@ -48,13 +48,13 @@ fn schema<T: JsonSchema>(generator: &mut SchemaGenerator) -> Schema {
     generator.subschema_for::<T>()
 }
 
-/// `GET` of the collected state, as JSON.
+/// Handles `GET` by collecting state and returning it as JSON.
 fn shown<T: Serialize + 'static>(collect: fn(&Control) -> T) -> MethodRouter<Arc<Control>> {
     get(move |State(control): State<Arc<Control>>| async move { Json(collect(&control)) })
 }
 
 impl Route {
-    /// A route without a request body whose answer is text.
+    /// Creates a route without a request body, with a text response.
     const fn get(path: &'static str, what: &'static str, handler: fn() -> MethodRouter<Arc<Control>>) -> Self {
         Self { method: "GET", path, what, takes: Takes::Nothing, gives: Gives::Text, handler }
     }
@@ -63,22 +63,22 @@ impl Route {
         Self { method: "POST", ..Self::get(path, what, handler) }
     }
 
-    /// Answers with this type as JSON.
+    /// Makes the route return this type as JSON.
     const fn json<T: JsonSchema>(self) -> Self {
         Self { gives: Gives::Json(schema::<T>), ..self }
     }
 
-    /// Answers with a page.
+    /// Makes the route return a page.
     const fn page(self) -> Self {
         Self { gives: Gives::Page, ..self }
     }
 
-    /// Accepts this type as JSON.
+    /// Makes the route accept this type as JSON.
     const fn takes<T: JsonSchema>(self) -> Self {
         Self { takes: Takes::Json(schema::<T>), ..self }
     }
 
-    /// Accepts this type as JSON, or an upload.
+    /// Makes the route accept this type as JSON, or an upload.
     const fn takes_or_upload<T: JsonSchema>(self) -> Self {
         Self { takes: Takes::JsonOrUpload(schema::<T>), ..self }
     }
@@ -86,29 +86,29 @@ impl Route {
 
 /// Routes on both the admin and the metrics listener.
 pub(super) const STATUS: &[Route] = &[
-    Route::get("/healthz", "200 while the process serves", || get(status::alive)),
+    Route::get("/healthz", "200 while the process is serving", || get(status::alive)),
     Route::get("/readyz", "200 if every model has a healthy backend, else 503 with the causes", || get(status::ready)),
     Route::get("/metrics", "Prometheus text", || get(status::metrics)),
 ];
 
 /// Routes on the admin listener only.
 pub(super) const ADMIN: &[Route] = &[
-    Route::get("/", "this list; to browsers the page of /ui", || get(root)).json::<super::Index>(),
+    Route::get("/", "this list, or the page at /ui for browsers", || get(root)).json::<super::Index>(),
     Route::get(
         "/ui",
-        "the admin page; loading it needs no token, using it does",
+        "the admin page; using it requires a token, loading it does not",
         || get(page::show),
     )
     .page(),
-    Route::get("/admin/overview", "what the page shows: backends, tables, live figures, routing, last reload", || {
+    Route::get("/admin/overview", "the page's data: backends, tables, live figures, routing, last reload", || {
         get(overview::show)
     })
     .json::<overview::Overview>(),
-    Route::get("/admin/openapi.json", "this list as an OpenAPI document, with bodies and answers", || {
+    Route::get("/admin/openapi.json", "this list as an OpenAPI document, with request and response bodies", || {
         shown(|_| openapi::document())
     })
     .json::<openapi::AnyObject>(),
-    Route::get("/admin/tables", "the tables in use, per backend, earlier ones, and the last errors", || {
+    Route::get("/admin/tables", "per backend, the tables in use, earlier ones, and the last errors", || {
         shown(tables::collect)
     })
     .json::<tables::InUse>(),
@@ -121,7 +121,7 @@ pub(super) const ADMIN: &[Route] = &[
     .json::<crate::backends::tables::Swapped>(),
     Route::post(
         "/admin/tables/rollback",
-        "go back to earlier tables: JSON {backend}, or {backend, generation} as GET /admin/tables lists them",
+        "roll back to earlier tables: JSON {backend}, or {backend, generation} as listed by GET /admin/tables",
         || post(tables::rollback),
     )
     .takes::<tables::Rollback>()
@@ -132,21 +132,21 @@ pub(super) const ADMIN: &[Route] = &[
         || shown(backends::collect),
     )
     .json::<backends::Backends>(),
-    Route::post("/admin/backends/{name}/drain", "new requests go elsewhere, running ones finish", || {
+    Route::post("/admin/backends/{name}/drain", "send new requests to other backends and let running ones finish", || {
         post(backends::drain)
     })
     .json::<backends::Drained>(),
-    Route::post("/admin/backends/{name}/undrain", "new requests are accepted again", || post(backends::undrain))
+    Route::post("/admin/backends/{name}/undrain", "accept new requests again", || post(backends::undrain))
         .json::<backends::Drained>(),
     Route::get("/admin/routing", "each model's policy, canary counts and shadow report", || {
         shown(routing::collect)
     })
     .json::<routing::Routing>(),
-    Route::get("/admin/config", "which configuration runs, since when, and the result of the last reload", || {
+    Route::get("/admin/config", "the running configuration, its start time, and the result of the last reload", || {
         shown(config::collect)
     })
     .json::<config::Running>(),
-    Route::post("/admin/reload", "reload the configuration file; the old configuration stays if it is invalid", || {
+    Route::post("/admin/reload", "reload the configuration file; if it is invalid, the old configuration stays in effect", || {
         post(config::load)
     })
     .json::<crate::shell::reload::Reloaded>(),
@@ -156,7 +156,7 @@ pub(super) const ADMIN: &[Route] = &[
     .json::<switch::Switches>(),
     Route::post(
         "/admin/switch",
-        "switch a backend while it serves: JSON {backend, to} and perhaps {if_epoch}; to is a layout, or {tables}: its experts move, \
+        "switch a backend while it serves: JSON {backend, to} and optionally {if_epoch}; to is a layout, or {tables}: its experts move, \
          then the tables are swapped in",
         || post(switch::switch),
     )
@@ -169,7 +169,7 @@ pub(super) const ADMIN: &[Route] = &[
     Route::post("/admin/live/profiles", "write the rolling profiles now", || post(live::write)).json::<live::Live>(),
 ];
 
-/// A router of these routes.
+/// Creates a router for these routes.
 pub(super) fn router(routes: &[Route]) -> Router<Arc<Control>> {
     routes.iter().fold(Router::new(), |router, route| router.route(route.path, (route.handler)()))
 }

@@ -11,7 +11,7 @@ use crate::shell::control::Control;
 #[derive(Serialize, JsonSchema)]
 pub(super) struct Routing {
     models: Vec<ModelRouting>,
-    /// As configured; a model's own baseline is listed with the model.
+    /// Settings as configured; a model's own baseline is listed with the model.
     settings: Settings,
 }
 
@@ -36,9 +36,9 @@ struct Canary {
 struct Shadow {
     /// The policy that places the requests.
     acting: &'static str,
-    /// The policy that only computes its choice.
+    /// The policy whose choices are only computed.
     watched: &'static str,
-    /// Additional share of the tokens' activations that would be local; null before the first scored request.
+    /// Additional fraction of the tokens' activations that would be local; null before the first scored request.
     local_share_gain: Option<f64>,
     report: Report,
 }
@@ -47,7 +47,7 @@ struct Shadow {
 struct PrefixTable {
     block_tokens: u32,
     blocks_per_rank: u32,
-    /// Memory with every rank full.
+    /// Memory usage, in bytes, when every rank's table is full.
     memory_bytes: usize,
 }
 

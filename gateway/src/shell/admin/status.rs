@@ -28,7 +28,7 @@ pub(super) async fn ready(State(control): State<Arc<Control>>) -> (StatusCode, S
             continue;
         }
         if model.members.is_empty() {
-            causes.push_str(&format!("model '{}': no backend was discovered yet\n", model.name));
+            causes.push_str(&format!("model '{}': no backend has been discovered yet\n", model.name));
         }
         for member in &model.members {
             let cause = match member.backend.health() {
@@ -44,7 +44,7 @@ pub(super) async fn ready(State(control): State<Arc<Control>>) -> (StatusCode, S
     } else {
         (StatusCode::SERVICE_UNAVAILABLE, causes)
     };
-    // No reason to divert traffic, but worth showing.
+    // Misfits do not justify diverting traffic, but are worth showing.
     for misfit in misfits(&snapshot) {
         said.push_str(&misfit);
         said.push('\n');

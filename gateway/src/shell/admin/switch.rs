@@ -1,5 +1,5 @@
-//! `GET` and `POST /admin/switch`: the state of backends with a switch hook, and a switch of layout or placement while
-//! they serve.
+//! `GET` and `POST /admin/switch`: report the state of backends with a switch hook, and switch a backend's layout or
+//! placement while it serves.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ use super::tables::{command, to_its_end};
 pub(super) struct Switches {
     /// `switch.mode`: `off`, `advise` or `drive`.
     mode: SwitchMode,
-    /// The units that the switch policy watches: backends, and pools of them.
+    /// The units that the switch policy watches: backends, and pools of backends.
     units: Vec<Report>,
     /// Backends with a switch hook.
     backends: Vec<Entry>,
@@ -34,9 +34,9 @@ pub(super) struct Switches {
 #[derive(Serialize, JsonSchema)]
 struct Entry {
     backend: String,
-    /// The answer to `GET /switch`: state, epoch, layout, placement_digest.
+    /// The worker's response to `GET /switch`: state, epoch, layout, placement_digest.
     status: Option<serde_json::Value>,
-    /// Why it gave no answer.
+    /// Why the worker did not respond.
     error: Option<String>,
 }
 
@@ -45,20 +45,20 @@ struct Entry {
 pub(super) struct SwitchCommand {
     backend: String,
     to: To,
-    /// Refused unless the backend is at this epoch.
+    /// The request is refused unless the backend is at this epoch.
     #[serde(default)]
     if_epoch: Option<u64>,
 }
 
 #[derive(Deserialize, JsonSchema)]
-#[serde(untagged, expecting = "`to` is neither the name of a layout nor {\"tables\": PATH}")]
+#[serde(untagged, expecting = "`to` is neither a layout name nor {\"tables\": PATH}")]
 enum To {
     /// A layout by name.
     Layout(String),
     Tables(ToTables),
 }
 
-/// A file below `server.tables_root`, which the worker must find under that same path.
+/// A file below `server.tables_root`; the worker must find it under the same path.
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct ToTables {
@@ -82,7 +82,7 @@ pub(super) async fn list(State(control): State<Arc<Control>>) -> Json<Switches> 
 }
 
 pub(super) async fn switch(State(control): State<Arc<Control>>, body: Body) -> Result<Json<Switched>, RequestError> {
-    let expected = "{\"backend\", \"to\": LAYOUT or {\"tables\": PATH}} and perhaps {\"if_epoch\"}";
+    let expected = "{\"backend\", \"to\": LAYOUT or {\"tables\": PATH}} and optionally {\"if_epoch\"}";
     let SwitchCommand { backend, to, if_epoch } = command(&control, body, expected).await?;
     let to = match to {
         To::Layout(layout) => Target::Layout(layout),

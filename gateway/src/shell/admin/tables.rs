@@ -1,4 +1,4 @@
-//! `GET` and `POST /admin/tables`, `POST /admin/tables/rollback`: the tables in use, the hot reload and the rollback.
+//! `GET` and `POST /admin/tables`, `POST /admin/tables/rollback`: the tables in use, hot reloads and rollbacks.
 //!
 //! Tables loaded here stay in use until others are loaded. After a restart the configured file applies again; with
 //! `tables.watch`, so does any change to that file.
@@ -21,7 +21,7 @@ use crate::backends::tables::{Source, Swapped, change, read, receive};
 use crate::backends::{EarlierTables, Member, Model, Origin, RequestError};
 use crate::shell::control::Control;
 
-/// Maximum length of a JSON body, which has only a backend's name and a path.
+/// Maximum size of a JSON body, which contains only a backend's name and a path.
 const MAX_COMMAND_BYTES: usize = 64 << 10;
 
 #[derive(Serialize, JsonSchema)]
@@ -30,7 +30,7 @@ pub(super) struct InUse {
     /// Whether the configured files are polled for changes.
     watched: bool,
     tables: Vec<Entry>,
-    /// Backends whose last change of tables failed.
+    /// Backends whose last table change failed.
     errors: Vec<Failed>,
 }
 
@@ -51,9 +51,9 @@ struct Entry {
 
 #[derive(Serialize, JsonSchema)]
 struct TablesFile {
-    /// Generation of the swap that loaded them; a rollback refers to them by it.
+    /// Generation of the swap that loaded the tables; identifies them in a rollback.
     generation: u64,
-    /// Absent for an upload.
+    /// The file; absent for an upload.
     path: Option<PathBuf>,
     digest: String,
     placement_digest: String,
@@ -76,7 +76,7 @@ impl TablesFile {
 struct Failed {
     backend: String,
     unix_seconds: u64,
-    /// `file`, `upload`, `rollback`, `switch`, `watch` or `configuration`.
+    /// The trigger of the change: `file`, `upload`, `rollback`, `switch`, `watch` or `configuration`.
     by: &'static str,
     cause: String,
 }
@@ -93,7 +93,7 @@ pub(super) struct Command {
 #[serde(deny_unknown_fields)]
 pub(super) struct Rollback {
     backend: String,
-    /// Generation of the earlier tables; absent: the newest.
+    /// Generation of the earlier tables; the newest if absent.
     #[serde(default)]
     generation: Option<u64>,
 }
@@ -152,7 +152,7 @@ pub(super) async fn load(State(control): State<Arc<Control>>, request: Request) 
 
 pub(super) async fn rollback(State(control): State<Arc<Control>>, body: Body) -> Result<Json<Swapped>, RequestError> {
     let Rollback { backend, generation } =
-        command(&control, body, "{\"backend\"} and perhaps {\"generation\"}").await?;
+        command(&control, body, "{\"backend\"} and optionally {\"generation\"}").await?;
     loaded(&control, backend, Source::Earlier(generation)).await
 }
 
@@ -161,7 +161,7 @@ async fn loaded(control: &Arc<Control>, backend: String, source: Source) -> Resu
     to_its_end(async move { change(&control.backends, backend, source).await }).await
 }
 
-/// Runs a change in its own task, so that a client that disconnects does not stop it halfway.
+/// Runs a change in its own task, so that a client that disconnects does not interrupt it halfway.
 pub(super) async fn to_its_end<T: Send + 'static>(
     change: impl Future<Output = Result<T, RequestError>> + Send + 'static,
 ) -> Result<Json<T>, RequestError> {

@@ -1,4 +1,4 @@
-//! A source's answer: current addresses, and engines that are terminating.
+//! A discovery source's answer: current addresses, and engines that are terminating.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -12,27 +12,27 @@ use tokio::sync::Notify;
 use super::srv;
 use crate::config::Place;
 
-/// Longest wait for the resolver.
+/// Maximum wait for the resolver.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Maximum backends of one source: a resolver's answers come from outside.
+/// Maximum number of backends per source, because a resolver's answers come from outside.
 pub(super) const MAX_FOUND: usize = 1024;
 
 /// Resolves names to addresses.
 pub trait Resolve: Send + Sync {
-    /// All addresses of `host:port`.
+    /// Returns all addresses of `host:port`.
     fn resolve(&self, name: String) -> Resolved<'_>;
 
-    /// Nameservers for SRV records.
+    /// Returns the nameservers for SRV records.
     ///
     /// # Errors
-    /// The operating system's error if they are unknown.
+    /// The operating system's error if the nameservers cannot be determined.
     fn nameservers(&self) -> io::Result<Vec<SocketAddr>> {
         srv::configured_nameservers()
     }
 }
 
-/// Addresses, or the error.
+/// The addresses, or an error.
 pub type Resolved<'a> = Pin<Box<dyn Future<Output = io::Result<Vec<SocketAddr>>> + Send + 'a>>;
 
 /// The operating system's resolver: A and AAAA records, and `/etc/hosts`.
@@ -45,15 +45,15 @@ impl Resolve for SystemResolver {
     }
 }
 
-/// The addresses of engines.
+/// Engine addresses that a source reports.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Answer {
     pub(super) addresses: BTreeSet<SocketAddr>,
-    /// Engines that are known to terminate and must not be used.
+    /// Engines that are known to be terminating and must not be used.
     pub(super) leaving: BTreeSet<SocketAddr>,
-    /// Why addresses may be missing from this answer; no backend leaves because of it.
+    /// Why addresses may be missing from this answer; missing backends then stay.
     pub(super) gaps: Option<String>,
-    /// Entries omitted on purpose.
+    /// Describes entries that were omitted on purpose.
     pub(super) note: Option<String>,
 }
 
@@ -73,15 +73,15 @@ pub(super) enum LookupError {
 
 /// How a source obtains its answers.
 pub(super) enum Lookup {
-    /// It is queried at every poll.
+    /// The source is queried at every poll.
     EachTime,
-    /// A task follows it.
+    /// A task follows the source.
     #[cfg(feature = "kube")]
     Followed(super::kubernetes::Followed),
 }
 
 impl Lookup {
-    /// `wake` is notified when the answer changes on its own.
+    /// Starts following the source, if it supports that. `wake` is notified when a followed source's answer changes.
     #[cfg_attr(not(feature = "kube"), allow(unused_variables, reason = "nothing changes by itself then"))]
     pub(super) fn new(place: &Place, wake: &Arc<Notify>) -> Self {
         match place {
@@ -93,7 +93,7 @@ impl Lookup {
         }
     }
 
-    /// Whether the answer changed on its own since the last call.
+    /// Whether a followed source's answer has changed since the last call.
     pub(super) fn changed(&self) -> bool {
         match self {
             Self::EachTime => false,
@@ -102,7 +102,7 @@ impl Lookup {
         }
     }
 
-    /// `None` while the first answer is pending.
+    /// Returns the answer; `None` while the first one is pending.
     pub(super) async fn answer(&self, resolver: &dyn Resolve, place: &Place) -> Option<Result<Answer, LookupError>> {
         match (self, place) {
             (Self::EachTime, Place::Dns(dns)) => {

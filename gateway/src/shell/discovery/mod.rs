@@ -1,9 +1,10 @@
-//! Backends found by name while the gateway runs: `[[models.discovery]]`.
+//! Backends discovered by name while the gateway runs: `[[models.discovery]]`.
 //!
-//! Sources are polled. A new address becomes a backend once it has answered a probe that fits. An absent address leaves
-//! after several consecutive answers without it, so that answers that omit addresses in turn do no harm, or at once if
-//! the answer says that its engine is terminating. A failed or empty answer changes nothing and is counted. Joining and
-//! leaving work like a reload: everything else is unaffected, and running requests end where they are.
+//! Sources are polled. A new address becomes a backend once it has answered a probe and matches the configuration. An
+//! absent address is removed after several consecutive answers without it, so that answers that alternately omit
+//! addresses do no harm, or at once if the answer reports that its engine is terminating. A failed or empty answer
+//! changes nothing and is counted. Backends join and leave as in a reload: everything else is unaffected, and running
+//! requests finish where they are.
 
 mod answer;
 #[cfg(feature = "kube")]
@@ -27,19 +28,19 @@ use crate::shell::reload;
 use answer::{Answer, Lookup, LookupError, MAX_FOUND};
 pub use answer::{Resolve, Resolved, SystemResolver};
 
-/// How often the configuration is checked at least, as it may name other sources.
+/// Maximum interval between checks of the configuration, which may name new sources.
 const MAX_SLEEP: Duration = Duration::from_secs(1);
 
-/// The state kept for one source.
+/// The state of one source.
 struct Source {
     place: Place,
     lookup: Lookup,
     next: Instant,
-    /// Consecutive polls that lacked an address.
+    /// Number of consecutive polls that lacked an address.
     missing: HashMap<SocketAddr, u32>,
     /// Addresses left out, with the cause as logged.
     left_out: BTreeMap<String, String>,
-    /// The unused part of the last answer.
+    /// Describes the unused part of the last answer.
     note: Option<String>,
     failing: bool,
 }
@@ -60,15 +61,15 @@ impl Source {
 
 type Sources = HashMap<SourceKey, Source>;
 
-/// A source that is due.
+/// A source that is due for a poll.
 struct Due {
     key: SourceKey,
     config: DiscoveryConfig,
-    /// Due by its interval, rather than by a change on its own.
+    /// Whether the source is due by its polling interval, rather than because a followed answer changed.
     in_turn: bool,
 }
 
-/// Polls the sources until `stop`.
+/// Polls the sources until `stop` is cancelled.
 pub(crate) async fn watch(control: Arc<Control>, resolver: Arc<dyn Resolve>, stop: CancellationToken) {
     let mut sources: Sources = HashMap::new();
     let wake = Arc::new(Notify::new());
@@ -87,7 +88,7 @@ pub(crate) async fn watch(control: Arc<Control>, resolver: Arc<dyn Resolve>, sto
     }
 }
 
-/// Forgets sources that were removed or use another server now; their gauges would alarm forever.
+/// Forgets sources that were removed or now use another server; otherwise their gauges would trigger alarms forever.
 fn forget_gone(control: &Control, config: &Config, sources: &mut Sources) {
     let stays = |key: &SourceKey, source: &Source| {
         let model = config.models.iter().find(|it| it.name == key.model);
@@ -102,7 +103,7 @@ fn forget_gone(control: &Control, config: &Config, sources: &mut Sources) {
     });
 }
 
-/// The sources that are due.
+/// Returns the sources that are due for a poll.
 fn due(config: &Config, sources: &mut Sources, wake: &Arc<Notify>) -> Vec<Due> {
     let now = Instant::now();
     let mut due = Vec::new();
@@ -165,12 +166,12 @@ async fn apply(control: &Arc<Control>, changes: HashMap<SourceKey, Vec<SocketAdd
                 for (backend, cause) in
                     of_source.iter().filter(|(name, cause)| source.left_out.get(*name) != Some(cause))
                 {
-                    tracing::warn!(backend, cause, "discovered, but it gets no requests until it answers and fits");
+                    tracing::warn!(backend, cause, "discovered backend gets no requests until it answers and matches");
                 }
                 source.left_out = of_source;
             }
         }
-        Err(error) => tracing::warn!(%error, "the discovered backends could not be applied"),
+        Err(error) => tracing::warn!(%error, "could not apply the discovered backends"),
     }
 }
 
@@ -186,7 +187,7 @@ fn note(
         Ok(answer) if answer.addresses.is_empty() => ("empty", Some("no addresses".to_owned()), None),
         Ok(mut answer) => {
             let too_many = answer.addresses.len().saturating_sub(MAX_FOUND);
-            let cause = (too_many > 0).then(|| format!("{too_many} more addresses than {MAX_FOUND} are left out"));
+            let cause = (too_many > 0).then(|| format!("{too_many} addresses beyond {MAX_FOUND} are left out"));
             let outcome = match (&cause, &answer.gaps) {
                 (Some(_), _) => "too_many",
                 (None, Some(_)) => "incomplete",
@@ -198,9 +199,9 @@ fn note(
         }
     };
     control.backends.metrics.operation.discovery_answer(&config.name, outcome, answer.is_none());
-    // The first of a series.
+    // Log only the first failure of a series.
     if let Some(cause) = cause.filter(|_| !source.failing) {
-        let what = if answer.is_some() { "some backends may be missing" } else { "the backends stay as they are" };
+        let what = if answer.is_some() { "some backends may be missing" } else { "the backends are unchanged" };
         tracing::warn!(source = config.name, place = %config.place, cause, "discovery: {what}");
     }
     if source.failing && outcome == "ok" {
@@ -211,7 +212,7 @@ fn note(
 }
 
 impl Source {
-    /// The unused part of an answer, logged once.
+    /// Logs the unused part of an answer once.
     fn log_note(&mut self, config: &DiscoveryConfig, note: Option<&str>) {
         if let Some(note) = note.filter(|note| self.note.as_deref() != Some(note)) {
             tracing::info!(source = config.name, place = %config.place, note, "discovery");
@@ -219,7 +220,8 @@ impl Source {
         self.note = note.map(str::to_owned);
     }
 
-    /// The addresses of the answer, and those absent only lately. Only polls `in_turn` count towards `leave_after`.
+    /// Returns the addresses in the answer, plus those that have been absent only briefly. Only polls that are
+    /// `in_turn` count towards `leave_after`.
     fn wanted(
         &mut self,
         current: &BTreeSet<SocketAddr>,

@@ -1,4 +1,4 @@
-//! The swap, and its consequences.
+//! Swaps in a prepared state, and applies the consequences.
 
 use std::sync::Arc;
 
@@ -9,8 +9,8 @@ use crate::shell::watchers;
 use super::outcome::Reloaded;
 use super::prepare::{Prepared, same};
 
-/// Swaps in the prepared state. `None` if the state it was based on has changed in a relevant way. Blocking, but
-/// briefly.
+/// Swaps in the prepared state. Returns `None` if the state it was based on has changed in a relevant way. Blocking,
+/// but briefly.
 pub(super) fn commit(control: &Arc<Control>, mut prepared: Prepared) -> Option<Reloaded> {
     prepared.renew_pools(control);
     let Prepared { base, config, mut models, keys, probes, .. } = prepared;
@@ -22,7 +22,7 @@ pub(super) fn commit(control: &Arc<Control>, mut prepared: Prepared) -> Option<R
     let generation = current.generation + 1;
     let mut reloaded = compare(&current, &models);
     for member in models.iter_mut().flat_map(|model| &mut model.members) {
-        // Only the tables loaded for this swap are not shared with another state.
+        // Only tables loaded for this swap are not shared with another state.
         if let Some(tables) = member.tables.as_mut().and_then(Arc::get_mut) {
             tables.generation = generation;
         }
@@ -60,7 +60,7 @@ pub(super) fn commit(control: &Arc<Control>, mut prepared: Prepared) -> Option<R
     Some(reloaded)
 }
 
-/// Merges changes made meanwhile into a prepared model. `None` if they conflict.
+/// Merges changes made in the meantime into a prepared model. Returns `None` if they conflict.
 fn take_over(model: &mut Model, base: &Snapshot, current: &Snapshot) -> Option<()> {
     let named = |snapshot: &Snapshot, name: &str| snapshot.models.iter().find(|model| model.name == name).cloned();
     let (Some(old), Some(now)) = (named(base, &model.name), named(current, &model.name)) else { return Some(()) };
@@ -72,7 +72,7 @@ fn take_over(model: &mut Model, base: &Snapshot, current: &Snapshot) -> Option<(
     };
     let kept =
         |member: &Member| of(&old, member).is_some_and(|before| same(before.tables.as_ref(), member.tables.as_ref()));
-    // It was judged together with tables or ranks that no longer exist.
+    // The prepared model was judged with a pool, a tokenizer or tables that are no longer current.
     if !Arc::ptr_eq(&old.pool, &now.pool)
         || !same(model.text.as_ref(), old.text.as_ref())
         || !model.members.iter().all(|member| kept(member) || of(&old, member).is_none())
@@ -87,7 +87,7 @@ fn take_over(model: &mut Model, base: &Snapshot, current: &Snapshot) -> Option<(
     Some(())
 }
 
-/// The running model, if nothing about it changes.
+/// Returns the running model if nothing about it changes, otherwise the new one.
 fn keep_or_wrap(model: Model, current: &Snapshot) -> Arc<Model> {
     let Some(now) = current.models.iter().find(|now| now.name == model.name) else { return Arc::new(model) };
     let same_members = model.members.len() == now.members.len()
@@ -106,7 +106,7 @@ fn keep_or_wrap(model: Model, current: &Snapshot) -> Arc<Model> {
     if same_members && same_rest { Arc::clone(now) } else { Arc::new(model) }
 }
 
-/// Opens and closes ranks, as a pool may be new, and restarts what depends on the tables.
+/// Opens and closes ranks, because a pool may be new, and resets state that depends on the tables.
 fn settle(control: &Control, model: &Model, tables_loaded: &[String]) {
     let mut other_tables = false;
     for member in &model.members {
@@ -122,7 +122,7 @@ fn settle(control: &Control, model: &Model, tables_loaded: &[String]) {
     control.backends.refresh_model(model);
 }
 
-/// The difference between two states.
+/// Returns the difference between two states.
 fn compare(current: &Snapshot, models: &[Model]) -> Reloaded {
     let was = |name: &str| current.models.iter().find(|model| model.name == name);
     let mut reloaded = Reloaded::default();

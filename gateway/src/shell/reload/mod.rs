@@ -1,9 +1,10 @@
 //! Reloads the configuration while the gateway runs, on SIGHUP or `POST /admin/reload`.
 //!
-//! The file is read and checked, and what it names is loaded and probed, beside the running state (`prepare`). Then one
-//! swap applies all of it (`commit`), or the old state stays and the reason is reported. What did not change is reused:
-//! tokenizers, tables (including those loaded by the admin plane), policies with their counters, and backends with
-//! their health, pins, assumed caches and requests in flight. Running requests end where they began.
+//! The file is read and validated, and everything that it names is loaded and probed, alongside the running state
+//! (`prepare`). Then one swap applies all of it (`commit`), or the old state stays in effect and the reason is
+//! reported. Unchanged parts are reused: tokenizers, tables (including those loaded through the admin plane), policies
+//! with their counters, and backends with their health, pins, assumed caches and requests in flight. Running requests
+//! finish where they began.
 
 mod commit;
 pub(crate) mod outcome;
@@ -23,10 +24,10 @@ use crate::shell::load;
 pub(crate) use outcome::Last;
 pub use outcome::{ReloadError, Reloaded};
 
-/// A reload is abandoned after this many state changes during its preparation.
+/// Number of state changes during its preparation after which a reload is abandoned.
 const MAX_ATTEMPTS: usize = 10;
 
-/// Reloads the configuration file and applies it, or leaves everything as it is.
+/// Reloads the configuration file and applies it, or leaves everything unchanged.
 pub(crate) async fn reload(control: &Arc<Control>) -> Result<Reloaded, ReloadError> {
     let _one = control.reloads.one.lock().await;
     let done = read_and_apply(control).await;
@@ -38,10 +39,10 @@ pub(crate) async fn reload(control: &Arc<Control>) -> Result<Reloaded, ReloadErr
             let Reloaded { generation, backends_added, backends_removed, needs_restart, .. } = reloaded;
             tracing::info!(generation, ?backends_added, ?backends_removed, "configuration reloaded");
             if !needs_restart.is_empty() {
-                tracing::warn!(?needs_restart, "these keys changed and only take effect after a restart");
+                tracing::warn!(?needs_restart, "changes to these keys take effect only after a restart");
             }
         }
-        Err(error) => tracing::error!(%error, "configuration not reloaded, the old one stays in force"),
+        Err(error) => tracing::error!(%error, "configuration not reloaded, the old one stays in effect"),
     }
     done
 }
@@ -54,7 +55,7 @@ async fn read_and_apply(control: &Arc<Control>) -> Result<Reloaded, ReloadError>
     let file = running.source.file.clone().ok_or(ReloadError::NoFile)?;
     let (config, needs_restart) = blocking(move || {
         let mut config = Config::load_with(&file, running.source.overrides.clone())?;
-        // Includes folders that apply only after a restart, which must not fail then.
+        // Includes folders that take effect only after a restart, so that the restart does not fail.
         load::check_dirs(&config)?;
         let needs_restart = config.keep_fixed(&running);
         config.keep_found(&running);
@@ -67,7 +68,7 @@ async fn read_and_apply(control: &Arc<Control>) -> Result<Reloaded, ReloadError>
     Ok(Reloaded { needs_restart, ..reloaded })
 }
 
-/// Asks the backends that get other tables what they run now: they may have restarted with the matching placement.
+/// Probes the backends that receive other tables: they may have restarted with the matching placement.
 async fn ask_again(control: &Arc<Control>, config: &Arc<Config>) -> Result<(), ReloadError> {
     let (base, config) = (control.backends.snapshot(), Arc::clone(config));
     let backends = blocking(move || Ok(prepare::with_other_tables(&base, &config))).await?;
@@ -76,7 +77,7 @@ async fn ask_again(control: &Arc<Control>, config: &Arc<Config>) -> Result<(), R
     Ok(())
 }
 
-/// Replaces the backends of sources by those at these addresses, if they answer and fit. Also returns which were left
+/// Replaces the sources' backends with those at these addresses that answer and match. Also returns which were left
 /// out, and why.
 pub(crate) async fn rediscover(
     control: &Arc<Control>,
@@ -95,15 +96,15 @@ pub(crate) async fn rediscover(
     apply(control, Arc::new(config), Manner::Discovery).await
 }
 
-/// Names of backends left out, and why.
+/// Names of the backends that were left out, and why.
 pub(crate) type LeftOut = Vec<(String, String)>;
 
 /// Who requested the change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Manner {
-    /// An operator: files are checked again, and everything is applied or nothing.
+    /// An operator: files are rechecked, and everything or nothing is applied.
     Reload,
-    /// Backends were found, or are gone.
+    /// Discovery: backends appeared or disappeared.
     Discovery,
 }
 
@@ -133,7 +134,7 @@ async fn apply(
     Err(ReloadError::Moving(MAX_ATTEMPTS))
 }
 
-/// Runs off the network threads.
+/// Runs blocking work off the network threads.
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, ReloadError> + Send + 'static,
 ) -> Result<T, ReloadError> {

@@ -1,4 +1,4 @@
-//! The outcome of a reload: the changes, or why the old configuration stays.
+//! The outcome of a reload: the changes, or why the old configuration stays in effect.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -9,29 +9,29 @@ use crate::backends::StartError;
 use crate::config::ConfigError;
 use crate::observe::unix_seconds;
 
-/// Why the old configuration stays.
+/// Why the old configuration stays in effect.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReloadError {
-    /// It was made in memory.
+    /// The configuration was built in memory.
     #[error("the configuration did not come from a file, so it cannot be reloaded")]
     NoFile,
     /// The gateway is shutting down.
     #[error("the gateway is shutting down")]
     Stopping,
-    /// The file is wrong.
+    /// The file is invalid.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// The files it names cannot be used.
+    /// The files that the configuration names cannot be used.
     #[error(transparent)]
     Refused(#[from] StartError),
-    /// Tables or backends kept changing meanwhile.
-    #[error("the state changed {0} times while the reload was prepared; try again")]
+    /// Tables or backends kept changing in the meantime.
+    #[error("the state changed {0} times while the reload was being prepared; try again")]
     Moving(usize),
 }
 
 impl ReloadError {
-    /// Label in metrics.
+    /// Returns the metric label.
     pub(crate) fn outcome(&self) -> &'static str {
         match self {
             Self::Config(_) => "invalid",
@@ -45,25 +45,25 @@ impl ReloadError {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, JsonSchema)]
 #[non_exhaustive]
 pub struct Reloaded {
-    /// Generation of the state that serves now.
+    /// Generation of the state that now serves.
     pub generation: u64,
     /// New models.
     pub models_added: Vec<String>,
     /// Removed models.
     pub models_removed: Vec<String>,
-    /// Backends that are new, or are another engine now.
+    /// Backends that are new, or whose engine was replaced.
     pub backends_added: Vec<String>,
-    /// Backends that were removed, or are another engine now; their requests end there.
+    /// Backends that were removed, or whose engine was replaced; their running requests finish there.
     pub backends_removed: Vec<String>,
     /// Models whose tokenizer or template was reloaded.
     pub tokenizers_loaded: Vec<String>,
     /// Backends whose tables were loaded.
     pub tables_loaded: Vec<String>,
-    /// Keys whose new value takes effect only after a restart; everything else is in force.
+    /// Keys whose new values take effect only after a restart; all other changes are in effect.
     pub needs_restart: Vec<&'static str>,
 }
 
-/// Allows one reload at a time, and keeps the result of the last one.
+/// Allows only one reload at a time, and stores the result of the last one.
 #[derive(Default)]
 pub(crate) struct Reloads {
     pub(super) one: tokio::sync::Mutex<()>,
@@ -75,7 +75,7 @@ pub(crate) struct Reloads {
 pub(crate) struct Last {
     unix_seconds: u64,
     outcome: &'static str,
-    /// Why the old configuration stayed.
+    /// Why the old configuration stayed in effect.
     error: Option<String>,
     /// Keys that need a restart, as of the last successful reload.
     needs_restart: Vec<&'static str>,

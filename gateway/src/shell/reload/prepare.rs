@@ -1,4 +1,4 @@
-//! The next models, prepared beside the running ones.
+//! Prepares the next models alongside the running ones.
 
 use std::sync::Arc;
 
@@ -14,20 +14,20 @@ use crate::shell::load;
 
 use super::Manner;
 
-/// The report of a backend, or why it cannot serve.
+/// A backend's report, or why it cannot serve.
 type Probed = Result<Arc<Probe>, Health>;
 
-/// The state that a new configuration leads to.
+/// The state prepared from a new configuration.
 pub(super) struct Prepared {
-    /// The state it was prepared against.
+    /// The state that the preparation was based on.
     pub(super) base: Arc<Snapshot>,
     pub(super) config: Arc<Config>,
     pub(super) models: Vec<Model>,
-    /// The keys of the remaining backends.
+    /// API keys for the backends that carry over.
     pub(super) keys: Vec<(Arc<Backend>, Option<HeaderValue>)>,
-    /// The reports of the new backends, or why they do not serve.
+    /// The new backends' reports, or why they do not serve.
     pub(super) probes: Vec<(Arc<Backend>, Probed)>,
-    /// Found backends that were left out, with the reason.
+    /// Discovered backends that were left out, with the reason.
     pub(super) left_out: Vec<(String, String)>,
 }
 
@@ -35,7 +35,7 @@ pub(super) struct Prepared {
 type At = (usize, usize);
 
 impl Prepared {
-    /// Loads what is new and checks that everything is consistent. Blocking.
+    /// Loads new parts and checks that everything is consistent. Blocking.
     pub(super) fn new(
         control: &Control,
         base: Arc<Snapshot>,
@@ -58,8 +58,8 @@ impl Prepared {
         Ok(Self { base, config, models, keys, probes: Vec::new(), left_out: Vec::new() })
     }
 
-    /// Probes the new backends concurrently. A configured one that does not answer, or cannot serve, is awaited later;
-    /// one that was found is left out.
+    /// Probes the new backends concurrently. A configured backend that does not answer, or cannot serve, is awaited
+    /// later; a discovered one is left out.
     pub(super) async fn probe(mut self, control: &Control, manner: Manner) -> Self {
         let limits = control.backends.probe_limits();
         let fresh: Vec<At> = self.fresh().collect();
@@ -131,7 +131,7 @@ impl Prepared {
     }
 }
 
-/// Remaining backends that get other tables. Blocking: it checks the files.
+/// Returns the backends that carry over but receive other tables. Blocking, because it checks the files.
 pub(super) fn with_other_tables(base: &Snapshot, config: &Config) -> Vec<Arc<Backend>> {
     let wanted = |member: &Member| {
         let same = |wanted: &&BackendConfig| member.backend.config.is_same_engine(wanted);
@@ -143,7 +143,7 @@ pub(super) fn with_other_tables(base: &Snapshot, config: &Config) -> Vec<Arc<Bac
     base.members().filter(|(_, member)| changes(member)).map(|(_, member)| Arc::clone(&member.backend)).collect()
 }
 
-/// Whether both are the very same allocation, not merely equal.
+/// Whether both are the same allocation, rather than merely equal.
 pub(super) fn same<T>(a: Option<&Arc<T>>, b: Option<&Arc<T>>) -> bool {
     match (a, b) {
         (Some(a), Some(b)) => Arc::ptr_eq(a, b),

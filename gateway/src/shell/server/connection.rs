@@ -1,8 +1,8 @@
-//! One accepted connection: TLS if the listener has it, then HTTP/1.1 or HTTP/2, to its end.
+//! Serves one accepted connection until it ends: TLS if the listener uses it, then HTTP/1.1 or HTTP/2.
 //!
-//! Every wait is bounded: a handshake by `timeouts.handshake_seconds`; the first byte, the head of a request and the
-//! time between two requests by `timeouts.header_seconds`, which also bounds an HTTP/2 connection without a stream. A
-//! waiting connection makes way for a new one that finds no place ([`super::places`]).
+//! Every wait is bounded: a handshake by `timeouts.handshake_seconds`; the first byte, a request head and the time
+//! between two requests by `timeouts.header_seconds`, which also bounds an HTTP/2 connection without a stream. A
+//! waiting connection makes room for a new one that finds no place ([`super::places`]).
 
 use std::pin::{Pin, pin};
 use std::sync::Arc;
@@ -34,33 +34,34 @@ use crate::data::stall::{AnswerMemory, Holding, StalledStream, Stalling};
 
 /// Time to send an error on a connection that is closed during a request.
 const LAST_WORDS: Duration = Duration::from_millis(500);
-/// Bytes that the kernel buffers beyond what it has sent to a client.
+/// Number of bytes that the kernel buffers beyond those it has sent to a client.
 #[cfg(target_os = "linux")]
 const UNSENT_BYTES: u32 = 16 << 10;
 
-/// The state that all connections of a listener share.
+/// State shared by all of a listener's connections.
 pub(super) struct Shared<S> {
     pub(super) service: S,
     pub(super) plane: Arc<DataPlane>,
     pub(super) tls: Option<Arc<ServerTls>>,
-    /// Concurrent handshake computations: they cost much more than requests.
+    /// Limits concurrent handshake computations, which cost much more than requests.
     pub(super) handshakes: Semaphore,
-    /// Accepts no new connection, and no new request on an open one.
+    /// Cancelled to accept no new connections, and no new requests on open ones.
     pub(super) closing: CancellationToken,
-    /// Cuts connections off.
+    /// Cancelled to close all connections immediately.
     pub(super) aborting: CancellationToken,
 }
 
 impl<S: Serves> Shared<S> {
-    /// Serves the connection to its end. The watcher reports a requested stop, and delays it until then.
+    /// Serves the connection until it ends. The watcher delivers a shutdown request, and delays the shutdown until
+    /// then.
     pub(super) async fn serve(&self, stream: TcpStream, place: &Place, watcher: Watcher) {
-        // Events are small and urgent, and unsent data is better held back here. A socket that refuses the option is
+        // Events are small and urgent, and unsent data is better buffered here. A socket that rejects the option is
         // closing anyway.
         let _ = stream.set_nodelay(true);
         #[cfg(target_os = "linux")]
         let _ = socket2::SockRef::from(&stream).set_tcp_notsent_lowat(UNSENT_BYTES);
         let mut open = pin!(self.open(stream, place, watcher));
-        // Errors are the client's: it disconnected or did not send HTTP.
+        // Errors are caused by the client: it disconnected or did not send HTTP.
         tokio::select! {
             biased;
             () = open.as_mut() => {}
@@ -71,7 +72,7 @@ impl<S: Serves> Shared<S> {
     async fn open(&self, stream: TcpStream, place: &Place, watcher: Watcher) {
         let config = self.plane.backends.config();
         if let Some(tls) = &self.tls {
-            // Boxed, because the connection far outlives it.
+            // Boxed, because the connection far outlives the handshake.
             let handshake = Box::pin(self.handshake(tls, stream, config.timeouts.handshake));
             let secured = tokio::select! {
                 secured = handshake => secured,
@@ -91,10 +92,11 @@ impl<S: Serves> Shared<S> {
         }
     }
 
-    /// `None` if it failed or exceeded `limit`: the client's fault, and counted.
+    /// Performs the handshake; returns `None` if it failed or exceeded `limit`. Both are the client's fault, and
+    /// counted.
     async fn handshake(&self, tls: &ServerTls, stream: TcpStream, limit: Duration) -> Option<TlsStream<TcpStream>> {
         let accepted = async {
-            // A silent client takes no slot of the semaphore.
+            // A silent client must not occupy a slot of the semaphore.
             stream.readable().await?;
             while_it_works(&self.handshakes, pin!(tls.accept(stream))).await
         };
@@ -155,8 +157,8 @@ impl<S: Serves> Shared<S> {
     }
 }
 
-/// Runs work that repeatedly waits for its client, with a permit only while it computes: a client that is slow or falls
-/// silent holds nothing that others wait for.
+/// Runs work that repeatedly waits for its client, with a permit only while it computes, so that a slow or silent
+/// client does not block others.
 async fn while_it_works<F: Future>(permits: &Semaphore, mut work: Pin<&mut F>) -> F::Output {
     loop {
         // The semaphore is never closed.
@@ -165,30 +167,31 @@ async fn while_it_works<F: Future>(permits: &Semaphore, mut work: Pin<&mut F>) -
             return done;
         }
         drop(permit);
-        // Until the work is woken, which wakes this too.
+        // Wait until the work is woken, which also wakes this task.
         let mut woken = false;
         std::future::poll_fn(|_| if std::mem::replace(&mut woken, true) { Poll::Ready(()) } else { Poll::Pending })
             .await;
     }
 }
 
-/// When all connections end, their work continues for a moment so that clients can be sent an error; a connection that
-/// makes way has none to send. The caller pins: a future that takes another one by value stores it twice.
+/// Once all connections are ending, lets their work continue for a moment so that clients can be sent an error; a
+/// connection that makes room has no error to send. The caller pins the work: a future that takes another one by value
+/// stores it twice.
 async fn last_words<F: Future + ?Sized>(work: Pin<&mut F>, aborting: &CancellationToken) {
     if aborting.is_cancelled() {
         let _ = tokio::time::timeout(LAST_WORDS, work).await;
     }
 }
 
-/// Runs the streams of one HTTP/2 connection, and knows whether there are any.
+/// Runs one HTTP/2 connection's streams, and tracks whether there are any.
 #[derive(Clone)]
 pub(super) struct StreamTasks {
     aborting: CancellationToken,
     running: TaskTracker,
     begun: Arc<AtomicU64>,
-    /// Outflow of the connection.
+    /// The connection's outflow.
     outflow: Arc<Outflow>,
-    /// Time within which a client must read something of a stream.
+    /// Time within which a client must read some of a stream.
     client_limit: Duration,
     memory: Arc<AnswerMemory>,
 }
@@ -204,7 +207,7 @@ impl StreamTasks {
         Self { aborting, running, begun, outflow, client_limit, memory }
     }
 
-    /// Completes once there was no stream for `limit`, or for up to twice as long.
+    /// Completes once there has been no stream for `limit`, or for up to twice as long.
     async fn idle(&self, limit: Duration) {
         let mut seen = None;
         loop {
@@ -228,10 +231,10 @@ where
         let (aborting, running) = (self.aborting.clone(), self.outflow.run());
         let mut stalled = StalledStream::new(self.client_limit, Holding::new(Arc::clone(&self.memory)));
         let outflow = Arc::<Outflow>::default();
-        // One allocation here; otherwise the task stores the stream's state twice.
+        // Boxed once here; otherwise the task stores the stream's state twice.
         let mut stream = Box::pin(OF_STREAM.scope(Arc::clone(&outflow), stream));
         self.running.spawn(async move {
-            // A task that ends before its answer resets the stream.
+            // A task that ends before its response is complete resets the stream.
             let mut work = pin!(std::future::poll_fn(|cx| match stream.as_mut().poll(cx) {
                 Poll::Pending => stalled.poll(cx, &outflow),
                 Poll::Ready(_) => Poll::Ready(()),

@@ -1,29 +1,30 @@
-//! Open files: every connection to a client or an engine needs one, and the system limits them.
+//! Open file limits: every connection to a client or an engine needs a file descriptor, and the system limits them.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::backends::StartError;
 
-/// Concurrent connections to the admin plane, and to the metrics listener.
+/// Maximum concurrent connections to the admin plane, and to the metrics listener.
 pub(crate) const STATUS_CONNECTIONS: usize = 64;
-/// Files withheld from clients of the data plane: connections of the other two listeners, and as many for tables,
-/// certificates, probes and logs.
+/// File descriptors unavailable to data plane clients: for the connections of the other two listeners, and as many for
+/// tables, certificates, probes and logs.
 const RESERVED: u64 = 3 * STATUS_CONNECTIONS as u64;
 
-/// Raises the soft limit of open files to the hard limit, as far as the system allows.
+/// Raises the soft limit on open files to the hard limit, as far as the system allows.
 pub fn raise_file_limit() {
     let limit = getrlimit(Resource::Nofile);
     if limit.current != limit.maximum
         && let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum })
     {
-        tracing::warn!(%error, soft = limit.current, hard = limit.maximum, "cannot raise the limit of open files");
+        tracing::warn!(%error, soft = limit.current, hard = limit.maximum, "cannot raise the limit on open files");
     }
 }
 
-/// Concurrent connections that the data plane accepts: `wanted`, or as many as the limit of open files permits.
+/// Returns the number of concurrent connections that the data plane accepts: `wanted`, or as many as the limit on open
+/// files permits.
 ///
 /// # Errors
-/// [`StartError::Files`] if it permits none.
+/// [`StartError::Files`] if the limit permits none.
 pub(crate) fn connections(wanted: usize) -> Result<usize, StartError> {
     let Some(files) = getrlimit(Resource::Nofile).current else { return Ok(wanted) };
     let room = room(files);
@@ -36,13 +37,13 @@ pub(crate) fn connections(wanted: usize) -> Result<usize, StartError> {
             "limits.connections" = wanted,
             accepted = room,
             needed = RESERVED + 2 * wanted as u64,
-            "the limit of open files (ulimit -n) is too low for this many connections, so fewer are accepted at a time"
+            "the limit on open files (ulimit -n) is too low for this many connections, so fewer are accepted concurrently"
         );
     }
     Ok(wanted.min(room))
 }
 
-/// Each client connection may need another one to an engine.
+/// Number of client connections that fit the limit; each may need another connection to an engine.
 fn room(files: u64) -> usize {
     usize::try_from(files.saturating_sub(RESERVED) / 2).unwrap_or(usize::MAX)
 }

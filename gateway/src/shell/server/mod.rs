@@ -1,4 +1,4 @@
-//! Listeners: accepting, bounding and closing connections.
+//! Listeners: accepting, limiting and closing connections.
 
 mod connection;
 mod files;
@@ -34,7 +34,7 @@ pub use files::raise_file_limit;
 pub(crate) use files::{STATUS_CONNECTIONS, connections};
 pub(crate) use tls::{ListenerTls, ServerTls};
 
-/// Connections that the kernel queues until they are accepted.
+/// Maximum number of connections that the kernel queues until they are accepted.
 const BACKLOG: u32 = 1024;
 /// Pause after an accept failed for lack of file descriptors or memory, so that connections can end.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
@@ -47,11 +47,11 @@ pub(crate) struct Bound {
     what: &'static str,
 }
 
-/// Binds an address; port 0 picks a free one.
+/// Binds an address; for port 0 the system chooses a free one.
 pub(crate) fn bind(what: &'static str, address: SocketAddr) -> Result<Bound, StartError> {
     let bound = || {
         let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
-        // Connections of a previous process may linger.
+        // A previous process's connections may linger.
         socket.set_reuseaddr(true)?;
         socket.bind(address)?;
         Ok(Bound { address: socket.local_addr()?, socket, what })
@@ -60,7 +60,7 @@ pub(crate) fn bind(what: &'static str, address: SocketAddr) -> Result<Bound, Sta
 }
 
 impl Bound {
-    /// Accepts connections from now on.
+    /// Starts accepting connections.
     pub(crate) fn listen(self) -> Result<TcpListener, StartError> {
         let Self { socket, address, what } = self;
         socket.listen(BACKLOG).map_err(|source| StartError::Bind { what, address, source })
@@ -71,7 +71,7 @@ impl Bound {
 pub(crate) struct Server {
     /// Ends the accept loop.
     closing: CancellationToken,
-    /// Cuts connections off.
+    /// Cancelled to close all connections immediately.
     aborting: CancellationToken,
     connections: TaskTracker,
     accepting: tokio::task::JoinHandle<GracefulShutdown>,
@@ -108,12 +108,12 @@ impl Server {
         Self { closing, aborting, connections, accepting }
     }
 
-    /// Stops accepting, lets running requests end for at most `grace`, then calls `close` and ends the rest, which may
-    /// still send their clients an error.
+    /// Stops accepting connections, lets running requests finish for at most `grace`, then calls `close` and ends the
+    /// rest, which may still send their clients an error.
     pub(crate) async fn shutdown(self, grace: Duration, close: impl FnOnce()) {
         self.closing.cancel();
         if let Ok(graceful) = self.accepting.await {
-            // Idle connections close now, busy ones after their answer.
+            // Idle connections close now, busy ones after their response.
             let _ = tokio::time::timeout(grace, graceful.shutdown()).await;
         }
         close();
@@ -123,7 +123,7 @@ impl Server {
     }
 }
 
-/// The service of a listener.
+/// A listener's service.
 pub(crate) trait Serves:
     Service<
         Request<Incoming>,
@@ -135,7 +135,7 @@ pub(crate) trait Serves:
     + Sync
     + 'static
 {
-    /// The body of its answers.
+    /// The body of its responses.
     type Body: Body<Data = Bytes, Error: Into<BoxError>> + Send + Unpin + 'static;
 }
 
@@ -155,14 +155,14 @@ where
     type Body = B;
 }
 
-/// The routes of a plane without latency requirements.
+/// Serves the routes of a plane without latency requirements.
 pub(crate) fn routes(router: Router) -> impl Serves {
     TowerToHyperService::new(router)
 }
 
 struct Accept<S> {
     places: Arc<Places>,
-    /// Limit of connections per address; `None`: no limit.
+    /// Maximum number of connections per address; `None` for no limit.
     per_address: Option<usize>,
     peers: Arc<Peers>,
     connections: TaskTracker,
@@ -183,7 +183,7 @@ impl<S: Serves> Accept<S> {
                             trust.connection_refused();
                             continue;
                         }
-                        // Further ones wait in the kernel's queue meanwhile.
+                        // Further connections wait in the kernel's queue meanwhile.
                         let place = self.places.take(|| trust.connection_displaced()).await;
                         let (shared, watcher) = (Arc::clone(&self.shared), graceful.watcher());
                         self.connections.spawn(async move {
@@ -206,11 +206,11 @@ impl<S: Serves> Accept<S> {
     }
 }
 
-/// Accept errors can repeat without pause: one log line per second suffices.
+/// Limits logging of accept errors, which can repeat without pause, to one line per second.
 #[derive(Default)]
 struct Complaints {
     last: Option<Instant>,
-    /// Errors not logged since the last line.
+    /// Number of errors not logged since the last line.
     unsaid: u64,
 }
 

@@ -1,4 +1,4 @@
-//! Connections per client address, where their number is limited.
+//! Counts connections per client address, if their number is limited.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -9,16 +9,16 @@ pub(super) struct Peers {
     counts: Mutex<HashMap<IpAddr, usize>>,
 }
 
-/// One connection of an address, until dropped.
+/// An address's connection, counted until it is dropped.
 pub(super) struct Peer {
     peers: Arc<Peers>,
     address: IpAddr,
 }
 
 impl Peers {
-    /// `None` if the address has `limit` connections already.
+    /// Registers a connection; returns `None` if the address already has `limit` connections.
     pub(super) fn enter(self: &Arc<Self>, address: IpAddr, limit: usize) -> Option<Peer> {
-        // A client must not count as two addresses.
+        // An IPv4 client must not count as two addresses.
         let address = address.to_canonical();
         let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
         let count = counts.entry(address).or_default();

@@ -1,7 +1,7 @@
-//! The places of a listener: if all are taken, a connection without a running request makes way for a new one.
+//! A listener's places: if all are taken, a connection without a running request makes room for a new one.
 //!
-//! Connections that send nothing, or half a head, cost their clients nothing, and would otherwise hold every place for
-//! as long as they may be silent.
+//! Connections that send nothing, or half a request head, cost their clients nothing, and would otherwise occupy every
+//! place for as long as they may be silent.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -21,7 +21,7 @@ pub(super) struct Places {
     /// In order of arrival.
     taken: Mutex<BTreeMap<u64, Arc<Seat>>>,
     next: AtomicU64,
-    /// Ends all of them.
+    /// Cancelled to end all connections.
     ending: CancellationToken,
 }
 
@@ -30,7 +30,7 @@ struct Seat {
     leave: CancellationToken,
 }
 
-/// One connection's place, until dropped.
+/// One connection's place, occupied until it is dropped.
 pub(super) struct Place {
     places: Arc<Places>,
     number: u64,
@@ -39,12 +39,12 @@ pub(super) struct Place {
 }
 
 impl Places {
-    /// `ending`: cancelled when all connections end.
+    /// Creates `limit` places. `ending`: cancelled when all connections end.
     pub(super) fn new(limit: usize, ending: CancellationToken) -> Self {
         Self { free: Arc::new(Semaphore::new(limit)), taken: Mutex::default(), next: AtomicU64::new(0), ending }
     }
 
-    /// A place, as soon as one is available. `displaced` is called for each connection that must make way.
+    /// Takes a place as soon as one is available. `displaced` is called for each connection that must make room.
     pub(super) async fn take(self: &Arc<Self>, displaced: impl Fn()) -> Place {
         let permit = loop {
             if let Ok(permit) = Arc::clone(&self.free).try_acquire_owned() {
@@ -64,7 +64,8 @@ impl Places {
         Place { places: Arc::clone(self), number, seat, _permit: permit }
     }
 
-    /// Ends the oldest connection that never had a request, or else the oldest idle one. False if there is neither.
+    /// Ends the oldest connection that never had a request, or else the oldest idle one. Returns false if there is
+    /// neither.
     fn displace(&self) -> bool {
         let taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
         let idle = || taken.values().filter(|seat| seat.outflow.is_idle() && !seat.leave.is_cancelled());
@@ -77,12 +78,12 @@ impl Places {
 }
 
 impl Place {
-    /// Outflow of the connection.
+    /// The connection's outflow.
     pub(super) fn outflow(&self) -> &Arc<Outflow> {
         &self.seat.outflow
     }
 
-    /// Completes when the connection must end: it makes way, or all end.
+    /// Completes when the connection must end: to make room, or because all end.
     pub(super) async fn ended(&self) {
         self.seat.leave.cancelled().await;
     }

@@ -1,4 +1,4 @@
-//! The gateway's side of TLS: certificates from files, which may be reloaded while it serves.
+//! The server side of TLS: certificates from files, which can be reloaded while the gateway serves.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -16,13 +16,13 @@ use crate::backends::StartError;
 use crate::backends::stamp::Seen;
 use crate::config::{Config, RawServerTls, TlsVersion};
 
-/// Encrypted bytes waiting for a client's socket.
+/// Maximum number of encrypted bytes waiting for a client's socket.
 const BUFFER_BYTES: usize = 16 << 10;
 
-/// Secures accepted connections. Open connections are unaffected when the files are reloaded.
+/// Secures accepted connections. Reloading the files does not affect open connections.
 pub(crate) struct ServerTls {
     files: RawServerTls,
-    /// The files as they were when last read.
+    /// The files' states when last read.
     pub(crate) seen: Seen,
     config: ArcSwap<ServerConfig>,
 }
@@ -40,7 +40,7 @@ impl ServerTls {
         Ok(())
     }
 
-    /// The files that [`ServerTls::reload`] reads.
+    /// Lists the files that [`ServerTls::reload`] reads.
     pub(crate) fn files(&self) -> impl Iterator<Item = &Path> {
         paths(&self.files)
     }
@@ -82,7 +82,7 @@ fn config(files: &RawServerTls) -> Result<ServerConfig, TlsError> {
     Ok(config)
 }
 
-/// The certificates of the listeners that have any.
+/// The certificates of those listeners that use TLS.
 #[derive(Clone)]
 pub(crate) struct ListenerTls {
     pub(crate) data: Option<Arc<ServerTls>>,
@@ -103,7 +103,7 @@ impl ListenerTls {
         })
     }
 
-    /// Each listener's certificates, with their key in the configuration.
+    /// Lists each listener's certificates, with their configuration key.
     pub(crate) fn all(&self) -> impl Iterator<Item = (&'static str, &Arc<ServerTls>)> {
         let named = [("server.tls", &self.data), ("server.admin_tls", &self.admin)];
         named.into_iter().filter_map(|(place, tls)| Some((place, tls.as_ref()?)))

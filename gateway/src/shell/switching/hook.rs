@@ -1,6 +1,6 @@
-//! A switch through the worker's `/switch`: prepare, commit, and every way in which that can fail.
+//! A switch through the worker's `/switch`: prepare, commit, and every way in which they can fail.
 //!
-//! Before the commit everything can be undone by an abort, and is on a failure. From the commit on the worker completes
+//! Before the commit an abort can undo everything, and does so after a failure. From the commit on the worker completes
 //! the switch by itself, in the new layout or back in the old one; if its reply is lost, its status names the layout.
 
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use super::{Move, Outcome};
 use crate::backends::{Aside, Backend};
 use crate::config::{Meanwhile, SwitchConfig};
 
-/// A status is a few hundred bytes.
+/// Maximum size of a status, which usually has a few hundred bytes.
 const ANSWER_BYTES: usize = 64 << 10;
 /// Interval between status polls after a reply was lost.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
@@ -42,7 +42,7 @@ pub(super) struct Hook<'a> {
 }
 
 impl Hook<'_> {
-    /// State of the worker's switch.
+    /// Queries the state of the worker's switch.
     pub(super) async fn status(&self) -> Result<SwitchStatus, HttpError> {
         switch::status(&self.backend.client, self.backend.config.first_url(), &limits(self.rules.prepare)).await
     }
@@ -51,11 +51,11 @@ impl Hook<'_> {
         switch::switch(&self.backend.client, self.backend.config.first_url(), request, &limits(limit)).await
     }
 
-    /// Undoes a prepare. A worker that does not receive the abort forgets a prepared switch by itself.
+    /// Undoes a prepare. A worker that does not receive the abort discards a prepared switch by itself.
     async fn abort(&self) {
         let request = SwitchRequest { action: Some(SwitchAction::Abort), ..SwitchRequest::default() };
         if let Err(error) = self.post(&request, self.rules.prepare).await {
-            tracing::debug!(backend = self.backend.name, %error, "a prepared switch could not be aborted");
+            tracing::debug!(backend = self.backend.name, %error, "could not abort a prepared switch");
         }
     }
 
@@ -100,7 +100,7 @@ impl Hook<'_> {
             Ok(status) => {
                 self.abort().await;
                 let cause = format!(
-                    "it prepared nothing; its state is {:?} at epoch {}, expected {epoch}",
+                    "it did not prepare; its state is {:?} at epoch {}, expected {epoch}",
                     status.state, status.epoch
                 );
                 Err(Outcome::Refused { cause })
@@ -109,7 +109,7 @@ impl Hook<'_> {
             Err(error) => {
                 self.unreachable(&error);
                 self.abort().await;
-                Err(Outcome::Lost { cause: format!("the prepare was not answered: {}", error.reason()) })
+                Err(Outcome::Lost { cause: format!("no response to the prepare: {}", error.reason()) })
             }
         }
     }
@@ -120,7 +120,7 @@ impl Hook<'_> {
         let began = Instant::now();
         let answer = tokio::select! {
             answer = self.post(&request, self.rules.commit) => answer,
-            // The worker completes it by itself, whether or not a caller still waits.
+            // The worker completes the switch by itself, whether or not a caller still waits.
             () = stop.cancelled() => return Outcome::Stopped,
         };
         match answer {
@@ -138,7 +138,7 @@ impl Hook<'_> {
         }
     }
 
-    /// The outcome of a finished switch, by the status after it.
+    /// Determines the outcome of a finished switch from the status after it.
     fn judge(&self, status: &SwitchStatus, name: &str, epoch: u64, began: Instant) -> Outcome {
         if status.layout == name && status.epoch > epoch {
             let seconds = status.last_seconds.unwrap_or_else(|| began.elapsed().as_secs_f64());

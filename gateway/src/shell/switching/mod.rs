@@ -1,17 +1,17 @@
 //! Backends that switch between their TP and EP layouts automatically (`[switch]`).
 //!
-//! | part | what |
+//! | part | purpose |
 //! |---|---|
-//! | `reading` | a worker's step counters and loads, and what happened between two readings (pure) |
+//! | `reading` | a worker's step counters and loads, and the work between two readings (pure) |
 //! | `unit` | a policy of `semmoe-planner` with its clock: fed, consulted, notified of outcomes |
 //! | `task` | one task per backend: reads it, consults the policy, acts |
-//! | `hook` | a switch through the worker's `/switch`: prepare, commit, and every way in which that can fail |
-//! | `webhook` | a switch of an engine without a hook, by an operator's service |
-//! | `pools` | new traffic moved between the TP and the EP backends of a model |
+//! | `hook` | a switch through the worker's `/switch`: prepare, commit, and every way in which they can fail |
+//! | `webhook` | a switch, by an operator's service, of an engine without a hook |
+//! | `pools` | new traffic moved between a model's TP and EP backends |
 //! | `record` | the state of every unit, and its last decisions, for `GET /admin/switch` |
 //!
-//! The policy decides and never acts. The outcome of every action is reported back to it, so that a failed switch is
-//! retried after its wait, and no failure leaves a backend closed.
+//! The policy decides but never acts. The outcome of every action is reported back to it, so that a failed switch is
+//! retried after a wait, and no failure leaves a backend closed.
 
 mod hook;
 mod pools;
@@ -32,18 +32,18 @@ use semmoe_planner::policy::Layout;
 pub(crate) enum Outcome {
     /// The new layout runs; requests were held for this long.
     Committed { seconds: f64 },
-    /// Nothing was changed. The cause is a text for reports, from answers and errors alike.
+    /// Nothing was changed. The cause is a text for reports, from responses and errors alike.
     Refused { cause: String },
-    /// The switch began, but the old layout runs again or still.
+    /// The switch began, but the old layout is running (again).
     RolledBack { cause: String },
-    /// It is unknown which layout runs, or none does.
+    /// It is unknown which layout is running, or none is.
     Lost { cause: String },
     /// The gateway is shutting down, or no longer watches this backend.
     Stopped,
 }
 
 impl Outcome {
-    /// Label in metrics and reports.
+    /// Returns the label for metrics and reports.
     fn name(&self) -> &'static str {
         match self {
             Self::Committed { .. } => "committed",
@@ -62,7 +62,7 @@ impl Outcome {
     }
 }
 
-/// A request to the part that executes a switch.
+/// A request to the actuator that executes a switch.
 #[derive(Clone, Copy, Debug)]
 struct Move {
     from: Layout,

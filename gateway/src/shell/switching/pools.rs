@@ -1,5 +1,5 @@
-//! New traffic moved between the TP and the EP backends of a model, for engines that cannot switch. Running requests
-//! end where they are.
+//! Moves new traffic between a model's TP and EP backends, for engines that cannot switch. Running requests finish
+//! where they are.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,13 +22,13 @@ use crate::shell::control::Control;
 struct Pools {
     rules: SwitchConfig,
     unit: Unit,
-    /// The destination of new traffic.
+    /// The layout that new traffic is sent to.
     layout: Layout,
-    /// Requests and prompt tokens sent so far, by backend.
+    /// Number of requests and prompt tokens sent so far, by backend.
     arrived: BTreeMap<String, (u64, u64)>,
 }
 
-/// Watches all models until `stop`.
+/// Watches all models until `stop` is cancelled.
 pub(crate) async fn watch(control: Arc<Control>, stop: CancellationToken) {
     let mut pools = BTreeMap::new();
     while !stop.is_cancelled() {
@@ -62,7 +62,7 @@ fn tick(control: &Arc<Control>, rules: &SwitchConfig, pools: &mut BTreeMap<Strin
     }
 }
 
-/// A backend may share the model's name.
+/// Returns the unit name, which must differ from backend names: a backend may have the model's name.
 fn unit_name(model: &str) -> String {
     format!("pools of {model}")
 }
@@ -95,7 +95,7 @@ impl Pools {
             let flow = backend.flow.peek();
             let now = (flow.arrived, flow.arrived_tokens);
             let before = self.arrived.insert(backend.name.clone(), now).unwrap_or(now);
-            // A backend that was replaced under its name counts from 0 again.
+            // If a backend was replaced by one with the same name, its counters restart from 0.
             sent = (sent.0 + now.0.saturating_sub(before.0), sent.1 + now.1.saturating_sub(before.1));
         }
         let serving = |side: Layout| {
@@ -112,7 +112,7 @@ impl Pools {
             let outcome = match self.rules.mode {
                 SwitchMode::Drive if serving(to) > 0 => Some(Outcome::Committed { seconds: 0.0 }),
                 SwitchMode::Drive => {
-                    Some(Outcome::Refused { cause: format!("no backend of the {} pool takes requests", to.name()) })
+                    Some(Outcome::Refused { cause: format!("no backend of the {} pool accepts requests", to.name()) })
                 }
                 SwitchMode::Advise | SwitchMode::Off => None,
             };

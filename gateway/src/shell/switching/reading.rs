@@ -1,8 +1,9 @@
-//! A worker's step counters and loads at one moment, and what happened between two readings.
+//! A worker's step counters and loads at one moment, and the work between two readings.
 //!
 //! Ranks run steps in lockstep, so rank 0's step count and step time are those of the unit, and a step's batch is the
-//! sum over the ranks. Groups of ranks (`tp:NxP`) step by themselves: their steps are those of all first ranks, on
-//! average. Which ranks' batches coincided in a step is not recorded: the steps of an interval are assumed to be alike.
+//! sum over the ranks. Groups of ranks (`tp:NxP`) step independently: their steps are the average over the groups'
+//! first ranks. Which ranks' batches coincided in a step is not recorded: all steps of an interval are assumed to be
+//! alike.
 
 use std::collections::BTreeMap;
 
@@ -12,9 +13,9 @@ use semmoe_engines::sglang::Loads;
 /// One reading of the worker's counters.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Reading {
-    /// Steps of the unit, by the layout's name.
+    /// The unit's steps, by layout name.
     steps: BTreeMap<String, Steps>,
-    /// Tokens through the model, on all ranks.
+    /// Number of tokens through the model, across all ranks.
     decode_tokens: f64,
     prefill_tokens: f64,
     pub(super) load: Load,
@@ -40,16 +41,16 @@ pub(super) struct Load {
 /// The work done between two readings.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Interval {
-    /// Steps of one layout; `None` if no step ran, or several layouts did.
+    /// Steps of one layout; `None` if no step ran, or if several layouts were active.
     pub(super) steps: Option<MeanStep>,
-    /// Prompt tokens that arrived.
+    /// Prompt tokens of arriving requests.
     pub(super) arrived_tokens: u64,
 }
 
 /// The steps of an interval, assumed to be alike.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct MeanStep {
-    /// The worker's name for it.
+    /// The worker's name for the layout.
     pub(super) layout: String,
     pub(super) steps: u32,
     pub(super) sequences: u32,
@@ -57,15 +58,15 @@ pub(super) struct MeanStep {
     pub(super) seconds: f64,
 }
 
-/// The parts of a unit that step by themselves.
+/// The parts of a unit that step independently.
 struct Groups {
     count: f64,
-    /// `None`: all.
+    /// Ranks per group; `None`: all ranks form one group.
     ranks: Option<u32>,
 }
 
 impl Groups {
-    /// Those of the layout with the worker's name `tp:NxP`; other layouts have one.
+    /// Returns the groups of the layout that the worker names `tp:NxP`; other layouts have one group.
     fn of(layout: &str) -> Self {
         let groups = layout.strip_prefix("tp:").and_then(|groups| groups.split_once('x'));
         match groups.map(|(count, ranks)| (count.parse::<u32>(), ranks.parse())) {
@@ -83,9 +84,9 @@ impl Groups {
     }
 }
 
-/// A reply that lacks a required value.
+/// A required value is missing from the worker's reply.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("/metrics has no {name}: is the worker an older version?")]
+#[error("/metrics lacks {name}: is the worker an older version?")]
 pub(super) struct Missing {
     name: &'static str,
 }
@@ -121,7 +122,7 @@ impl Reading {
         Ok(reading)
     }
 
-    /// The work done since `before`; empty if counters went backwards, because another process answers.
+    /// Returns the work done since `before`; empty if counters decreased, because another process is answering.
     pub(super) fn since(&self, before: &Self) -> Interval {
         let nothing = Interval { steps: None, arrived_tokens: 0 };
         let (decode, prefill) =

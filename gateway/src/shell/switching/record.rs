@@ -1,4 +1,4 @@
-//! The state of every unit, and its last decisions.
+//! Records the state of every unit, and its last decisions.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -12,31 +12,31 @@ use super::Outcome;
 use super::unit::Verdict;
 use crate::observe::SwitchMetrics;
 
-/// Decisions kept per unit.
+/// Number of decisions retained per unit.
 const KEPT: usize = 16;
 
-/// All units by name.
+/// All units, by name.
 pub(crate) struct Records {
     reports: Mutex<BTreeMap<String, Report>>,
     metrics: SwitchMetrics,
 }
 
-/// A unit that switches as a whole: a backend, or the pools of a model.
+/// A unit that switches as a whole: a backend, or a model's pools.
 #[derive(Clone, Debug, Default, Serialize, JsonSchema)]
 pub(crate) struct Report {
-    /// Name of the backend, or of the model if traffic moves between pools.
+    /// Name of the backend, or of the model's pools if traffic moves between them.
     unit: String,
-    /// The actuator that executes its switches: `worker`, `webhook` or `pools`.
+    /// The actuator that executes the unit's switches: `worker`, `webhook` or `pools`.
     by: &'static str,
     /// `tp` or `ep`; null while unknown.
     layout: Option<&'static str>,
-    /// The layout of a switch in progress.
+    /// The target layout of a switch in progress.
     switching_to: Option<&'static str>,
     /// The policy's latest reason, or why it was not consulted.
     reason: String,
-    /// Share of a step's time that the other layout would save, if the policy compared them.
+    /// Fraction of the step time that the other layout would save, if the policy compared them.
     gain: Option<f64>,
-    /// Running and waiting requests.
+    /// Number of running and waiting requests.
     in_flight: u64,
     /// Decisions to switch, newest first.
     decisions: VecDeque<Past>,
@@ -47,11 +47,11 @@ pub(crate) struct Report {
 pub(crate) struct Past {
     unix_seconds: f64,
     to: &'static str,
-    /// The policy's reason.
+    /// The policy's reason for the decision.
     reason: String,
-    /// `committed`, `refused`, `rolled_back`, `lost`, `stopped`, or `advised` if nothing was to be executed.
+    /// `committed`, `refused`, `rolled_back`, `lost`, `stopped`, or `advised` if the decision was only advice.
     outcome: &'static str,
-    /// Why it failed.
+    /// Why the switch failed.
     cause: Option<String>,
     /// How long requests were held.
     seconds: Option<f64>,
@@ -65,12 +65,12 @@ pub(super) struct UnitName<'a> {
 }
 
 impl Records {
-    /// `metrics`: counts the decisions.
+    /// Creates empty records. `metrics`: counts the decisions.
     pub(crate) fn new(metrics: SwitchMetrics) -> Self {
         Self { reports: Mutex::default(), metrics }
     }
 
-    /// Reports of all units.
+    /// Returns the reports of all units.
     pub(crate) fn all(&self) -> Vec<Report> {
         self.lock().values().cloned().collect()
     }
@@ -99,8 +99,8 @@ impl Records {
         }
     }
 
-    /// Records the policy's verdict on a unit in this layout with this many requests in flight, or why it could not be
-    /// asked.
+    /// Records the policy's verdict on a unit in this layout with this many requests in flight, or why the policy could
+    /// not be consulted.
     pub(super) fn observed(&self, unit: UnitName<'_>, layout: Option<Layout>, in_flight: u64, verdict: &Verdict) {
         self.metrics.observed(unit.name, layout, verdict.gain);
         self.with(unit, |report| {
@@ -111,7 +111,7 @@ impl Records {
         });
     }
 
-    /// Records the end of a switch; without an outcome it was only advised.
+    /// Records the end of a switch; without an outcome the switch was only advised.
     pub(super) fn ended(&self, unit: UnitName<'_>, to: Layout, verdict: &Verdict, outcome: Option<&Outcome>) {
         let seconds = match outcome {
             Some(Outcome::Committed { seconds }) => Some(*seconds),

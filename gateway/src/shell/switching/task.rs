@@ -22,10 +22,10 @@ use crate::shell::control::Control;
 
 /// How often the configuration is checked while there is nothing to do.
 const IDLE: Duration = Duration::from_secs(1);
-/// A worker's metrics have a few lines per layer and rank.
+/// Maximum size of a worker's metrics, which have a few lines per layer and rank.
 const METRICS_BYTES: usize = 32 << 20;
 
-/// Watches a backend until `stop`: one with a hook, or one that a webhook switches.
+/// Watches a backend with a switch hook, or one that a webhook switches, until `stop` is cancelled.
 pub(crate) async fn watch(control: Arc<Control>, Watched { backend, stop }: Watched) {
     let mut task = Task { control: &control, backend: &backend, stop: &stop, steered: None };
     while !stop.is_cancelled() {
@@ -49,7 +49,7 @@ pub(crate) async fn watch(control: Arc<Control>, Watched { backend, stop }: Watc
                 if off {
                     backend.flow.line.keep(false);
                 }
-                // Another task manages pools of this name.
+                // Another task manages the pools of this name.
                 control.switches.forget(&backend.name);
                 IDLE
             }
@@ -60,7 +60,7 @@ pub(crate) async fn watch(control: Arc<Control>, Watched { backend, stop }: Watc
     control.switches.forget(&backend.name);
 }
 
-/// The actuator of switches.
+/// The actuator that executes switches.
 enum By<'a> {
     Worker,
     Webhook { hook: &'a Webhook, start: Layout },
@@ -75,18 +75,18 @@ impl By<'_> {
     }
 }
 
-/// A policy with the rules it was made under, and the last reading.
+/// A policy with the rules it was created under, and the last reading.
 struct Steered {
     rules: SwitchConfig,
     unit: Unit,
     before: Option<Reading>,
-    /// Requests and prompt tokens that this gateway has sent to the backend.
+    /// Number of requests and prompt tokens that this gateway has sent to the backend.
     arrived: (u64, u64),
-    /// The layout of a webhook's engine.
+    /// The layout of an engine that is switched by a webhook.
     layout: Option<Layout>,
 }
 
-/// The result of one poll of a unit.
+/// The result of polling a unit once.
 struct Seen {
     layout: Layout,
     load: Load,
@@ -148,7 +148,7 @@ impl Task<'_> {
         match by {
             By::Worker => {
                 let outcome = Hook { backend: self.backend, rules }.switch(requested, self.stop).await;
-                // Its number of ranks may have changed.
+                // The backend's rank count may have changed.
                 if !matches!(outcome, Outcome::Refused { .. } | Outcome::Stopped) {
                     let limits = self.control.backends.patient_limits();
                     tokio::select! {
@@ -193,7 +193,7 @@ impl Steered {
             Ok((status, metrics, loads)) => (status, Reading::parse(&metrics, &loads)?),
             Err(error) => {
                 self.before = None;
-                // Without the backend's address.
+                // Omit the backend's address.
                 return Err(error.reason().into());
             }
         };
@@ -230,7 +230,7 @@ async fn read(
     tokio::try_join!(hook.status(), metrics, loads)
 }
 
-/// Requests of this gateway in flight on a backend.
+/// Number of this gateway's requests in flight on a backend.
 pub(super) fn in_flight(control: &Control, backend: &Arc<Backend>) -> u32 {
     let snapshot = control.backends.snapshot();
     let Some(at) = snapshot.position(backend) else { return 0 };

@@ -1,4 +1,4 @@
-//! A policy with its clock: fed with a unit's work, consulted, and notified of the outcomes of its decisions.
+//! A policy with its clock: fed with a unit's work, consulted, and notified of its decisions' outcomes.
 
 use std::time::Instant;
 
@@ -8,16 +8,16 @@ use super::Outcome;
 use super::reading::{Load, MeanStep};
 use crate::config::SwitchConfig;
 
-/// Maximum steps of an interval passed to the policy; further ones of the same kind add no information.
+/// Maximum number of an interval's steps that are passed to the policy; more of the same kind add no information.
 const MAX_STEPS: u32 = 1000;
-/// Maximum requests of an interval passed to the policy.
+/// Maximum number of an interval's requests that are passed to the policy.
 const MAX_ARRIVALS: u64 = 1000;
 
 /// A set of ranks that switches as one.
 pub(super) struct Unit {
     policy: Adaptive,
     began: Instant,
-    /// Tokens moved by the last switch.
+    /// KV tokens at the last decision, which a switch decided then moves.
     kv_tokens: u64,
 }
 
@@ -25,14 +25,14 @@ pub(super) struct Unit {
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Verdict {
     pub(super) to: Option<Layout>,
-    /// Share of a step's time that the other layout would save, if both are known.
+    /// Fraction of the step time that the other layout would save, if both are known.
     pub(super) gain: Option<f64>,
     /// One sentence.
     pub(super) reason: String,
 }
 
 impl Unit {
-    /// `None` for unchecked settings.
+    /// Creates a unit; returns `None` if the settings are invalid.
     pub(super) fn new(rules: &SwitchConfig) -> Option<Self> {
         Some(Self { policy: rules.policy().ok()?, began: Instant::now(), kv_tokens: 0 })
     }
@@ -41,7 +41,7 @@ impl Unit {
         self.began.elapsed().as_secs_f64()
     }
 
-    /// Requests that arrived, with the total of their prompt tokens.
+    /// Feeds the policy with the requests that arrived and the total of their prompt tokens.
     pub(super) fn arrived(&mut self, requests: u64, tokens: u64) {
         if tokens == 0 {
             return;
@@ -51,7 +51,7 @@ impl Unit {
         (0..requests).for_each(|_| self.policy.observe(at, &Event::Arrived { prompt_tokens }));
     }
 
-    /// Steps that ran in `layout`.
+    /// Feeds the policy with the steps that ran in `layout`.
     pub(super) fn stepped(&mut self, layout: Layout, steps: &MeanStep) {
         let step =
             Step { layout, sequences: steps.sequences, prompt_tokens: steps.prompt_tokens, seconds: steps.seconds };
@@ -59,7 +59,7 @@ impl Unit {
         (0..steps.steps.min(MAX_STEPS)).for_each(|_| self.policy.observe(at, &Event::Stepped(step)));
     }
 
-    /// The action to take now. `heads`: the oldest waiting stream of each priority.
+    /// Returns the action to take now. `heads`: the oldest waiting stream of each priority.
     pub(super) fn decide(&mut self, layout: Layout, load: &Load, heads: &[Head]) -> Verdict {
         self.kv_tokens = load.live_kv_tokens;
         let view = UnitView {
@@ -93,8 +93,8 @@ impl Unit {
         }
     }
 
-    /// Records the outcome of a switch that it decided. A switch that is only advised counts as failed, so the policy
-    /// continues from the old layout.
+    /// Records the outcome of a switch that the policy decided. A switch that was only advised counts as failed, so
+    /// that the policy continues from the old layout.
     pub(super) fn ended(&mut self, to: Layout, outcome: Option<&Outcome>) {
         let event = match outcome {
             Some(Outcome::Committed { seconds }) => {
@@ -110,11 +110,11 @@ impl Unit {
 fn reason_of(cause: &Cause) -> String {
     match *cause {
         Cause::Gain { gain, regret, switch_seconds } => format!(
-            "steps take {:.1}% less there; {regret:.2} request-seconds were lost so far, and a switch takes {switch_seconds:.3} s",
+            "steps are {:.1}% shorter there; {regret:.2} request-seconds have been lost so far, and a switch takes {switch_seconds:.3} s",
             100.0 * gain
         ),
         Cause::Ttft { priority, here_seconds, there_seconds } => format!(
-            "a request of priority {priority} has its first token after {here_seconds:.2} s here and {there_seconds:.2} s there"
+            "a request of priority {priority} gets its first token after {here_seconds:.2} s here and {there_seconds:.2} s there"
         ),
         Cause::Rule(rule) => rule.to_owned(),
     }
@@ -123,20 +123,20 @@ fn reason_of(cause: &Cause) -> String {
 fn why(stay: &Stay) -> String {
     match stay {
         Stay::Fixed => "the layout is fixed".to_owned(),
-        Stay::Idle => "no requests run or wait".to_owned(),
+        Stay::Idle => "no requests are running or waiting".to_owned(),
         Stay::Best { gain } => {
-            format!("steps would take {:.1}% {} there", 100.0 * gain.abs(), if *gain > 0.0 { "less" } else { "more" })
+            format!("steps are {:.1}% {} there", 100.0 * gain.abs(), if *gain > 0.0 { "shorter" } else { "longer" })
         }
         Stay::Unpaid { saved, needed } => {
-            format!("a switch would save {saved:.2} request-seconds, and must save {needed:.2} to pay for itself")
+            format!("a switch would save {saved:.2} request-seconds, but must save {needed:.2} to pay off")
         }
         Stay::Dwell { left_seconds } => {
-            format!("the last switch or failure is too recent: {left_seconds:.2} s to wait")
+            format!("the last switch or failure is too recent: {left_seconds:.2} s left to wait")
         }
-        Stay::Switching { to } => format!("it switches to {}", to.name()),
+        Stay::Switching { to } => format!("it is switching to {}", to.name()),
         Stay::NoRoom(no_room) => no_room.to_string(),
         Stay::Unknown { layout, sequences } => {
-            format!("the step time of {sequences} sequences is unknown for {}", layout.name())
+            format!("the step time for {sequences} sequences is unknown for {}", layout.name())
         }
     }
 }

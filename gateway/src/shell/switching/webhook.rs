@@ -1,4 +1,4 @@
-//! A switch of an engine without a hook, by an operator's service: one POST, whose response must name the layout that
+//! A switch, by an operator's service, of an engine without a hook: one POST, whose response must name the layout that
 //! runs afterwards.
 
 use std::time::Instant;
@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 use super::{Move, Outcome};
 use crate::config::{SwitchConfig, Webhook};
 
-/// The response is one word.
+/// Maximum size of the response, which needs only one word.
 const ANSWER_BYTES: usize = 64 << 10;
 
 #[derive(Serialize)]
@@ -27,8 +27,7 @@ struct Answered {
     layout: Layout,
 }
 
-/// Requests a switch and waits for its end. It is not retried here: after a failure the policy waits, and decides
-/// again.
+/// Requests a switch and waits for it to end. A failed switch is not retried here: the policy waits, and decides again.
 pub(super) async fn switch(
     hook: &Webhook,
     rules: &SwitchConfig,
@@ -37,7 +36,7 @@ pub(super) async fn switch(
     stop: &CancellationToken,
 ) -> Outcome {
     let server = hook.server.clone();
-    // For https it loads the system's certificate authorities.
+    // For https this loads the system's CA certificates.
     let client = tokio::task::spawn_blocking(move || HttpClient::for_url(&server)).await;
     let client = match client {
         Ok(Ok(client)) => client,
@@ -55,7 +54,7 @@ pub(super) async fn switch(
             Outcome::Committed { seconds: began.elapsed().as_secs_f64() }
         }
         Ok(Answered { layout }) => {
-            Outcome::Refused { cause: format!("the webhook answers that {} runs", layout.name()) }
+            Outcome::Refused { cause: format!("the webhook reports that {} is running", layout.name()) }
         }
         Err(error) if error.status().is_some() => Outcome::Refused { cause: error.reason() },
         Err(error) => Outcome::Lost { cause: error.reason() },

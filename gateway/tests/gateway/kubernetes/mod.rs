@@ -222,7 +222,7 @@ fn wrong_sources_name_the_key() {
         ("http://127.0.0.1:1", "127.0.0.1:1", format!("{key}.api_server: ")),
         ("port = ", "token_file = \"t\"\nport = ", format!("{key}.token_file: set, but the API server's URL")),
         ("port = ", "pot = ", "unknown field `pot`".to_owned()),
-        (OFTEN, "dns = \"a:1\"", format!("{key}: set beside `dns`")),
+        (OFTEN, "dns = \"a:1\"", format!("{key}: `dns` is set too")),
         (OFTEN, "url = \"http://a\"", "models[0].discovery[0].url: set, but discovery finds the addresses".to_owned()),
         ("namespace = \"prod\"\n", "", "missing field `namespace`".to_owned()),
     ] {

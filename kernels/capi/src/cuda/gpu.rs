@@ -1,4 +1,4 @@
-//! Launches on a GPU, with this build's kernels.
+//! Launches this build's kernels on a GPU.
 
 use std::ffi::c_void;
 
@@ -10,28 +10,28 @@ use crate::abi::InitArgs;
 use crate::backend::{Backend, Facts};
 use crate::failure::{Code, Failure};
 
-/// A GPU and the word that its kernels report to.
+/// A GPU and the word to which its kernels report.
 struct Gpu {
     word: HostWords,
     device: Device,
-    /// Set only while this is dropped: the last field, so that the caller's context is restored after the others are
-    /// gone.
+    /// Set only while this value is dropped: as the last field, it restores the caller's context after the others are
+    /// dropped.
     caller: Option<CallerContext>,
 }
 
-// SAFETY: word and device may be used and freed by any thread that binds the GPU, as every method does; `caller` is set
-// only by the dropping thread.
+// SAFETY: any thread that binds the GPU, as every method does, may use and free word and device; `caller` is set only
+// by the dropping thread.
 unsafe impl Send for Gpu {}
 
-/// Whether this build has kernels.
+/// Checks that this build contains kernels.
 pub(crate) fn built() -> Result<(), Failure> {
     embedded(Target::Sm90).map(|_| ()).ok_or_else(|| DeviceError::NoKernels.into())
 }
 
-/// Opens the GPU, loads the kernels and allocates the report word, the only allocation.
+/// Opens the GPU, loads the kernels, and allocates the report word, which is the only allocation.
 ///
 /// # Safety
-/// Buffers and signals meet the header's requirements.
+/// Buffers and signals must meet the header's requirements.
 pub(crate) unsafe fn open(args: &InitArgs, facts: &Facts) -> Result<Box<dyn Backend>, Failure> {
     built()?;
     let ordinal = usize::try_from(args.ordinal)
@@ -49,7 +49,7 @@ impl Launcher for Gpu {
     fn launch(&mut self, launches: &[Launch], stream: *mut c_void) -> Result<(), GpuError> {
         let _caller = self.device.enter()?;
         launches.iter().try_for_each(|launch| self.device.check(launch))?;
-        // SAFETY: the caller of the C interface vouches for stream and memory.
+        // SAFETY: the caller of the C interface guarantees that stream and memory are valid.
         launches.iter().try_for_each(|launch| unsafe { self.device.launch(launch, stream.cast()) })?;
         Ok(())
     }

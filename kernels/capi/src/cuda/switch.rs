@@ -1,10 +1,10 @@
-//! The multicast address of the symmetric buffers, and which calls use it.
+//! The multicast address of the symmetric buffers, and the calls that use it.
 
 use semmoe_kernels_cuda::{Buffer, ELEMENT_ALIGNMENT};
 
 use crate::abi::Multicast;
 
-/// Disabled at first.
+/// Use of the NVLink switch, initially disabled.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Switch {
     whole: Buffer,
@@ -12,17 +12,17 @@ pub(super) struct Switch {
 }
 
 impl Switch {
-    /// Takes the fields from checked arguments.
+    /// Copies the fields from checked arguments.
     pub(super) fn of(args: &Multicast) -> Self {
         let whole = Buffer { address: args.address.addr() as u64, bytes: args.bytes };
         Self { whole, operations: args.operations }
     }
 
-    /// The address at which a call of this operation on rows of `row` bytes uses the switch; `None` if it uses the
-    /// peers.
+    /// Returns the multicast address for a call of this operation on rows of `row` bytes; `None` if the call uses the
+    /// peers' addresses.
     pub(super) fn at(self, operation: u32, offset: u64, row: u64) -> Option<Buffer> {
         let goes = self.operations & operation != 0 && row.is_multiple_of(ELEMENT_ALIGNMENT);
-        // An offset at the very end has no bytes, and no address.
+        // An offset at the very end has no bytes and therefore no address.
         goes.then(|| self.whole.from_offset(offset)).filter(|buffer| buffer.bytes > 0)
     }
 }

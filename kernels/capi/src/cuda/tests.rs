@@ -170,14 +170,14 @@ fn what_a_kernel_reports_is_reported_by_every_later_call() {
     // Kind, rank 1, peer 2, a number.
     let report = |kind: u64| kind << 56 | 1 << 48 | 2 << 40 | 3;
     let reports = [
-        (1, Code::TimedOut, "rank 1 waited for rank 2 to begin call 3"),
-        (2, Code::TimedOut, "rank 1 waited for rank 2 to end call 3"),
+        (1, Code::TimedOut, "rank 1 timed out waiting for rank 2 to start call 3"),
+        (2, Code::TimedOut, "rank 1 timed out waiting for rank 2 to finish call 3"),
         (3, Code::Disagree, "rank 1 and rank 2 made different calls"),
         (4, Code::OutOfRange, "destination or expert 3 "),
-        (5, Code::TooLarge, "rank 2 would get 3 rows"),
+        (5, Code::TooLarge, "rank 2 would receive 3 rows"),
         (6, Code::OutOfRange, "position 3 of the permutation of rank 1"),
         (7, Code::OutOfRange, "the offsets of rank 1 end at 3"),
-        (99, Code::Device, "a kernel stopped with the unknown code"),
+        (99, Code::Device, "a kernel stopped with unknown code"),
     ];
     let fixture = Fixture::new();
     // SAFETY: the communicator is alive.

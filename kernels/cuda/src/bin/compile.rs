@@ -1,8 +1,8 @@
-//! `semmoe-kernels-compile [--out DIR]`: compiles all kernels with NVRTC for all targets, prints their registers, and
-//! fails on spills. It first proves that it detects spills, with a kernel that spills.
+//! `semmoe-kernels-compile [--out DIR]`: compiles all kernels with NVRTC for all targets, prints their register counts,
+//! and fails on spills. It first proves that it detects spills, by compiling a kernel that spills.
 //!
-//! DIR gets one image per target, for a build with `SEMMOE_KERNEL_IMAGES=DIR`.
-#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command")]
+//! DIR receives one image per target, for a build with `SEMMOE_KERNEL_IMAGES=DIR`.
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "this is a command-line tool")]
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -35,21 +35,21 @@ fn all(out: Option<&Path>) -> Result<(), GpuError> {
     std::thread::scope(|scope| {
         let compiling = Target::ALL.map(|target| (target, scope.spawn(move || compile(target))));
         compiling.into_iter().try_for_each(|(target, compiled)| {
-            let compiled = compiled.join().map_err(|_| format!("the compiler of {} panicked", target.name()))??;
+            let compiled = compiled.join().map_err(|_| format!("the compiler for {} panicked", target.name()))??;
             keep(target, &compiled, out)
         })
     })
 }
 
-/// Proves that the check finds a planted spill.
+/// Proves that the check detects a planted spill.
 fn planted() -> Result<(), GpuError> {
     match spilling(&compile_with_spills(Target::Sm90)?) {
         Some(kernel) if kernel.kernel == "planted" => Ok(()),
-        other => Err(format!("a kernel that spills was not found: {other:?}").into()),
+        other => Err(format!("the planted spill was not detected: {other:?}").into()),
     }
 }
 
-/// The first kernel that spills registers.
+/// Returns the first kernel that spills registers.
 fn spilling(compiled: &Compiled) -> Option<&KernelUse> {
     compiled.kernels.iter().find(|kernel| kernel.spilled > 0)
 }
@@ -65,13 +65,13 @@ fn keep(target: Target, compiled: &Compiled, out: Option<&Path>) -> Result<(), G
     let expected = sources_for(target.capability()).flat_map(kernels_of).count();
     if target != Target::Ptx90 && compiled.kernels.len() != expected {
         let found = compiled.kernels.len();
-        return Err(format!("{found} kernels were compiled for {}, expected {expected}", target.name()).into());
+        return Err(format!("compiled {found} kernels for {}, expected {expected}", target.name()).into());
     }
     let Some(folder) = out else { return Ok(()) };
     let write = || {
         std::fs::create_dir_all(folder)?;
         std::fs::write(folder.join(target.file_name()), &compiled.image)
     };
-    let failed = |error: std::io::Error| format!("{} could not be written: {error}", target.file_name());
+    let failed = |error: std::io::Error| format!("cannot write {}: {error}", target.file_name());
     Ok(write().map_err(failed)?)
 }

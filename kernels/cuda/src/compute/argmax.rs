@@ -8,8 +8,8 @@ use crate::launch::Launch;
 use crate::params::SORT_THREADS;
 use crate::team::{Buffer, in_range};
 
-/// The id of each row's largest logit, the lowest of equal ones. NaN never wins. A row whose largest logit is not
-/// finite gets [`Argmax::NONE`].
+/// Finds the id of each row's largest logit, the lowest id among equal ones. NaN never wins. A row whose largest logit
+/// is not finite gets [`Argmax::NONE`].
 #[derive(Clone, Copy, Debug)]
 pub struct Argmax {
     /// `[rows, vocab]` f32
@@ -18,12 +18,12 @@ pub struct Argmax {
     pub best: Buffer,
     /// Rows.
     pub rows: u64,
-    /// Logits of a row.
+    /// Logits per row.
     pub vocab: u64,
 }
 
 impl Argmax {
-    /// Stands for a missing id.
+    /// Marks a row without a result.
     pub const NONE: u32 = u32::MAX;
 
     /// # Errors
@@ -33,7 +33,7 @@ impl Argmax {
         let vocab = in_range("vocabulary", self.vocab, 1, i32::MAX as u64)?;
         let logits = address("logits", self.logits, bytes_of(&[self.rows, self.vocab, 4]), ELEMENT_ALIGNMENT)?;
         let params = ArgmaxParams { logits, best: address("best", self.best, self.rows * 4, 4)?, rows, vocab };
-        // Small rows need no more threads than they have vectors.
+        // Small rows need only one thread per vector.
         let threads = (self.vocab.div_ceil(4)).next_multiple_of(32).min(u64::from(SORT_THREADS)) as u32;
         apart("semmoe_argmax", [self.rows, 1], threads, &params)
     }

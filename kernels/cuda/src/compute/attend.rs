@@ -1,4 +1,4 @@
-//! Causal attention over pages.
+//! Causal attention over KV cache pages.
 
 use semmoe_kernels::Dtype;
 
@@ -10,30 +10,31 @@ use crate::error::LaunchError;
 use crate::launch::Launch;
 use crate::team::{Buffer, in_range};
 
-/// Keys of a split (`SPLIT_KEYS`).
+/// Keys per split (`SPLIT_KEYS`).
 const SPLIT_KEYS: u64 = 4 * PAGE_TOKENS;
-/// Threads of a block that takes splits (`ATTEND_THREADS`), and of one that merges their parts (`MERGE_THREADS`).
+/// Threads per block that processes splits (`ATTEND_THREADS`), and per block that merges partial results
+/// (`MERGE_THREADS`).
 const ATTEND_THREADS: u32 = 128;
 const MERGE_THREADS: u32 = 128;
-/// Rows up to which a block takes only one split; with more rows there are enough blocks without that.
+/// Maximum number of rows for which each block processes only one split; more rows yield enough blocks without that.
 const ROWS_WITH_SPLITS: u64 = 128;
-/// Maximum queries that a block takes at once, on tensor cores and without them.
+/// Maximum number of queries that a block processes at once, with and without tensor cores.
 const TENSOR_QUERIES: u64 = 32;
 const PLAIN_QUERIES: u64 = 8;
 
 impl PagedHeads {
-    /// Partial results that are kept for a row.
+    /// Returns the number of partial results stored per row.
     fn slots(rows: u64, longest: u64) -> u64 {
         if rows <= ROWS_WITH_SPLITS { longest / SPLIT_KEYS + 1 } else { 1 }
     }
 
-    /// Bytes of the values of as many parts, and of their totals.
+    /// Returns the bytes of the values and of the totals of this many partial results.
     fn part_bytes(&self, parts: u64) -> [u64; 2] {
         [bytes_of(&[parts, self.query_width(), 4]), bytes_of(&[parts, self.kv_heads, self.group, 8])]
     }
 
-    /// Scratch memory sufficient for every [`Attend`] with at most this many rows whose positions are at most
-    /// `longest`.
+    /// Returns the scratch size that suffices for every [`Attend`] with at most this many rows whose positions are at
+    /// most `longest`.
     pub fn scratch_bytes(&self, rows: u64, longest: u64) -> u64 {
         let few = rows.min(ROWS_WITH_SPLITS);
         let parts = rows.max(few.saturating_mul(Self::slots(few, longest)));
@@ -41,32 +42,32 @@ impl PagedHeads {
         values.saturating_add(totals)
     }
 
-    /// Whether its products use the tensor cores.
+    /// Whether the products use tensor cores.
     fn has_tensor_products(&self) -> bool {
         self.dtype == Dtype::Bf16 && self.dim.is_multiple_of(8)
     }
 }
 
-/// Each row's query heads over its sequence's keys, up to its own position.
+/// Computes the attention of each row's query heads over its sequence's keys, up to the row's own position.
 #[derive(Clone, Copy, Debug)]
 pub struct Attend {
     /// Heads and pages.
     pub heads: PagedHeads,
-    /// Factor of the scores.
+    /// Factor applied to the scores.
     pub scale: f32,
     /// `[rows, kv_heads, group, dim]`
     pub queries: Buffer,
     /// `[rows]` u32: the last key visible to a row
     pub positions: Buffer,
-    /// `[rows]` u32: each row's place in the table. Neighbouring rows of a sequence read its keys together.
+    /// `[rows]` u32: each row's index in the page table. Adjacent rows of a sequence share the reads of its keys.
     pub sequence_of: Buffer,
-    /// `[sequences, table_width]` u32. A page outside the pool yields rows of NaN.
+    /// `[sequences, table_width]` u32. A page outside the pool results in rows of NaN.
     pub page_table: Buffer,
-    /// Rows of the table.
+    /// Number of rows in the table.
     pub sequences: u64,
     /// Pages of the longest sequence.
     pub table_width: u64,
-    /// Upper limit of positions; rows with larger ones become NaN.
+    /// Maximum position; rows with larger positions become NaN.
     pub longest: u64,
     /// [`PagedHeads::scratch_bytes`]
     pub scratch: Buffer,
@@ -77,7 +78,7 @@ pub struct Attend {
 }
 
 impl Attend {
-    /// Rows of a block, and the kernel. Prompts have neighbouring rows of one sequence, which share reads.
+    /// Returns the rows per block, and the kernel. In prompts, adjacent rows belong to one sequence and share reads.
     fn shape(&self) -> Result<(u64, &'static str), LaunchError> {
         let most = if self.heads.has_tensor_products() { TENSOR_QUERIES } else { PLAIN_QUERIES };
         let shares = self.rows > self.sequences.saturating_mul(2);
@@ -125,7 +126,7 @@ impl Attend {
         })
     }
 
-    /// Parts, then their sum.
+    /// Returns two launches: one computes partial results, the other merges them.
     ///
     /// # Errors
     /// See [`LaunchError`].

@@ -10,8 +10,9 @@ use crate::launch::Launch;
 use crate::params::SORT_THREADS;
 use crate::team::{Buffer, in_range};
 
-/// For each row that requests them: its largest logits, or those around the token that a random number selects, and
-/// the sum of all weights, `exp((logit - largest) * scale)`. NaN weighs 0. If the sum is 0 the largest are returned.
+/// Returns candidates for each row that requests them: its largest logits, or those around the token that a random
+/// number selects. Also returns the sum of all weights, `exp((logit - largest) * scale)`. NaN weighs 0. If the sum is
+/// 0, the largest logits are returned.
 #[derive(Clone, Copy, Debug)]
 pub struct Candidates {
     /// `[rows, vocab]` f32
@@ -22,7 +23,7 @@ pub struct Candidates {
     pub out: Buffer,
     /// Rows.
     pub rows: u64,
-    /// Logits of a row, [`Candidates::MAX_VOCAB`] at most.
+    /// Logits per row, at most [`Candidates::MAX_VOCAB`].
     pub vocab: u64,
 }
 
@@ -30,10 +31,10 @@ pub struct Candidates {
 #[derive(Clone, Copy, PartialEq, Debug, Default, Pod, Zeroable)]
 #[repr(C)]
 pub struct CandidateAsk {
-    /// 1 / temperature; 0: no request.
+    /// 1 / temperature; 0 if the row has no request.
     pub scale: f32,
-    /// Selects the token at which the weights, summed by ascending id, exceed this fraction of their total; below 0:
-    /// the largest logits.
+    /// Selects the token at which the weights, summed by ascending id, exceed this fraction of their total. If
+    /// negative, the largest logits are requested.
     pub drawn: f32,
 }
 
@@ -43,31 +44,31 @@ pub struct CandidateAsk {
 pub struct CandidateRow {
     /// The sum of all weights, in [`CandidateRow::UNITS`].
     pub total: u64,
-    /// The sum of the ids below the first candidate, if a number selects.
+    /// The sum of the weights of the ids below the first candidate, if a number selects.
     pub before: u64,
     /// The largest logit; NaN if there is none.
     pub largest: f32,
     /// Candidates.
     pub count: u32,
-    /// The first `count` are candidates: consecutive ids if a number selects, otherwise in no order.
+    /// The first `count` are candidates: consecutive ids if a number selects, otherwise in arbitrary order.
     pub ids: [u32; Candidates::MOST],
     /// Their logits.
     pub logits: [f32; Candidates::MOST],
 }
 
 impl CandidateRow {
-    /// A weight of 1 (`WEIGHT_UNITS`).
+    /// The fixed-point value of a weight of 1 (`WEIGHT_UNITS`).
     pub const UNITS: f64 = (1_u64 << 42) as f64;
 }
 
 impl Candidates {
-    /// Maximum candidates of a row (`CANDIDATES`).
+    /// Maximum number of candidates per row (`CANDIDATES`).
     pub const MOST: usize = 128;
-    /// The sum of more weights may overflow.
+    /// Maximum vocabulary size; the sum of more weights might overflow.
     pub const MAX_VOCAB: u64 = 1 << 20;
 
     /// # Errors
-    /// As listed in [`LaunchError`].
+    /// See [`LaunchError`].
     pub fn launch(&self) -> Result<Launch, LaunchError> {
         let bytes = |size: usize| bytes_of(&[self.rows, size as u64]);
         let params = CandidatesParams {

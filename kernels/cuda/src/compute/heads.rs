@@ -1,4 +1,4 @@
-//! Queries, keys and values from a projection's rows; the pages that hold keys and values.
+//! Computes queries, keys and values from a projection's rows; defines the KV cache pages.
 
 use semmoe_kernels::Dtype;
 
@@ -10,36 +10,36 @@ use crate::error::LaunchError;
 use crate::launch::Launch;
 use crate::team::{Buffer, in_range};
 
-/// Tokens of a page (`PAGE_TOKENS`).
+/// Tokens per page (`PAGE_TOKENS`).
 pub const PAGE_TOKENS: u64 = 64;
-/// Elements of the widest head (`HEAD_PAIRS`).
+/// Maximum number of elements per head (`HEAD_PAIRS`).
 pub const MAX_HEAD_ELEMENTS: u64 = 256;
-/// Threads of a block that computes heads, one warp per head (`HEAD_THREADS`).
+/// Threads per block, one warp per head (`HEAD_THREADS`).
 const HEAD_THREADS: u32 = 256;
 
-/// One layer's heads, and the pool of pages. For each layer and key-value head a page has the keys `[dim,
-/// PAGE_TOKENS]`, then the values `[PAGE_TOKENS, dim]`.
+/// One layer's heads, and the page pool. For each layer and KV head, a page has the keys, `[dim, PAGE_TOKENS]`, then
+/// the values, `[PAGE_TOKENS, dim]`.
 #[derive(Clone, Copy, Debug)]
 pub struct PagedHeads {
     /// `[pages, layers, kv_heads, 2, dim x PAGE_TOKENS]`
     pub pool: Buffer,
-    /// Pages of the pool.
+    /// Number of pages in the pool.
     pub pages: u64,
     /// The layer.
     pub layer: u64,
-    /// Layers of a page.
+    /// Number of layers per page.
     pub layers: u64,
-    /// Heads of keys and values.
+    /// Number of KV heads.
     pub kv_heads: u64,
-    /// Query heads of each of them.
+    /// Query heads per KV head.
     pub group: u64,
-    /// Elements of a head; even.
+    /// Elements per head; must be even.
     pub dim: u64,
     /// Element type of queries, keys and values.
     pub dtype: Dtype,
 }
 
-/// The projection of heads, checked, with addresses instead of buffers.
+/// Checked [`PagedHeads`], with addresses in place of buffers.
 #[derive(Clone, Copy)]
 pub(crate) struct CheckedHeads {
     pub(crate) pool: u64,
@@ -52,33 +52,33 @@ pub(crate) struct CheckedHeads {
 }
 
 impl PagedHeads {
-    /// Elements of all queries of a row.
+    /// Returns the number of elements of all queries of a row.
     pub fn query_width(&self) -> u64 {
         bytes_of(&[self.kv_heads, self.group, self.dim])
     }
 
-    /// Elements of all keys of a row, or of all values.
+    /// Returns the number of elements of all keys of a row, which is also that of all values.
     pub fn key_width(&self) -> u64 {
         bytes_of(&[self.kv_heads, self.dim])
     }
 
-    /// Elements of one layer in a page.
+    /// Returns the number of elements of one layer in a page.
     fn layer_elements(&self) -> u64 {
         bytes_of(&[self.kv_heads, self.dim, 2 * PAGE_TOKENS])
     }
 
-    /// Bytes of a page.
+    /// Returns the size of a page.
     pub fn page_bytes(&self) -> u64 {
         bytes_of(&[self.layers, self.layer_elements(), self.dtype.bytes() as u64])
     }
 
     pub(crate) fn check(&self) -> Result<CheckedHeads, LaunchError> {
-        let dim = in_range("elements of a head", self.dim, 2, MAX_HEAD_ELEMENTS)?;
-        in_range("odd elements of a head", self.dim % 2, 0, 0)?;
+        let dim = in_range("elements per head", self.dim, 2, MAX_HEAD_ELEMENTS)?;
+        in_range("elements per head modulo 2", self.dim % 2, 0, 0)?;
         let layers = in_range("layers", self.layers, 1, 1 << 16)?;
         let layer = in_range("layer", self.layer, 0, u64::from(layers) - 1)?;
         let kv_heads = in_range("key-value heads", self.kv_heads, 1, 1 << 12)?;
-        let group = in_range("query heads of a key-value head", self.group, 1, 1 << 12)?;
+        let group = in_range("query heads per key-value head", self.group, 1, 1 << 12)?;
         Ok(CheckedHeads {
             pool: address("pool of pages", self.pool, bytes_of(&[self.pages, self.page_bytes()]), ELEMENT_ALIGNMENT)?,
             page_elements: u64::from(layers) * self.layer_elements(),
@@ -97,24 +97,24 @@ impl PagedHeads {
     }
 }
 
-/// A projection's row: queries, keys and values in sequence. It has more queries and keys than this rank's heads if a
-/// norm spans the heads of all ranks.
+/// Layout of a projection's row: queries, then keys, then values. If a norm spans all ranks' heads, the row has more
+/// queries and keys than this rank's heads need.
 #[derive(Clone, Copy, Debug)]
 pub struct ProjectedHeads {
-    /// Elements of queries.
+    /// Number of query elements.
     pub queries: u64,
-    /// Elements of keys; values only have those of this rank's heads.
+    /// Number of key elements; values have only the elements of this rank's heads.
     pub keys: u64,
-    /// Where the queries of this rank's heads begin.
+    /// The first query element of this rank's heads.
     pub first_query: u64,
-    /// Where their keys begin.
+    /// The first key element of this rank's heads.
     pub first_key: u64,
 }
 
 /// RMSNorm of queries and keys.
 #[derive(Clone, Copy, Debug)]
 pub struct HeadNorms {
-    /// f32, `[dim]`; or `[queries]`, over all queries of the projection
+    /// f32, `[dim]`; or `[queries]`, for a norm over all queries of the projection
     pub query: Buffer,
     /// f32, `[dim]` or `[keys]`
     pub key: Buffer,
@@ -124,31 +124,31 @@ pub struct HeadNorms {
     pub epsilon: f32,
 }
 
-/// Which elements of a head rotate against each other.
+/// How the elements of a head are paired for rotation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RotaryLayout {
-    /// Each element of the first half against its counterpart in the second.
+    /// Each element of the first half with its counterpart in the second.
     Halves,
-    /// Each even element against the next one.
+    /// Each element at an even index with the next one.
     Pairs,
 }
 
-/// Angles by position.
+/// Rotation angles by position.
 #[derive(Clone, Copy, Debug)]
 pub struct RotaryAngles {
     /// f32 `[positions, elements / 2]`
     pub cos: Buffer,
     /// f32 `[positions, elements / 2]`
     pub sin: Buffer,
-    /// Number of positions; keys and queries beyond it become NaN.
+    /// Number of positions; keys and queries at larger positions become NaN.
     pub positions: u64,
-    /// Elements of a head that rotate, its first ones; even.
+    /// Number of leading elements of a head that are rotated; must be even.
     pub elements: u64,
-    /// Which elements rotate against which.
+    /// How elements are paired for rotation.
     pub layout: RotaryLayout,
 }
 
-/// Computes queries, and writes keys and values into their pages: normed, clipped, rotated.
+/// Computes queries, and writes keys and values into their pages, after norm, clipping and rotation.
 #[derive(Clone, Copy, Debug)]
 pub struct HeadRows {
     /// Heads and pages.
@@ -174,7 +174,7 @@ pub struct HeadRows {
 }
 
 impl HeadRows {
-    /// Addresses of the norms' weights.
+    /// Returns the addresses of the norms' weights.
     fn norms(&self) -> Result<[u64; 2], LaunchError> {
         let Some(norms) = self.norms else { return Ok([0; 2]) };
         let elements = match norms.whole {
@@ -197,7 +197,7 @@ impl HeadRows {
         let key_elements = in_range("projected keys", projected.keys, heads.key_width(), 1 << 24)?;
         let width = bytes_of(&[projected.queries + projected.keys + heads.key_width(), heads.dtype.bytes() as u64]);
         let angle_bytes = bytes_of(&[angles.positions, angles.elements / 2, 4]);
-        in_range("odd rotated elements", angles.elements % 2, 0, 0)?;
+        in_range("rotated elements modulo 2", angles.elements % 2, 0, 0)?;
         let [query_norm, key_norm] = self.norms()?;
         let params = HeadRowsParams {
             qkv: address("qkv", self.qkv, bytes_of(&[*rows, width]), heads.dtype.bytes() as u64)?,

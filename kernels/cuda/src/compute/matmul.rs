@@ -1,4 +1,4 @@
-//! Matrix products: projections, experts, the head.
+//! Matrix products for projections, experts and the head.
 
 use semmoe_kernels::Dtype;
 
@@ -9,25 +9,25 @@ use crate::error::LaunchError;
 use crate::launch::Launch;
 use crate::team::{Buffer, in_range};
 
-/// Maximum rows of a tile (`MATMUL_TILE_ROWS`).
+/// Maximum number of rows per tile (`MATMUL_TILE_ROWS`).
 pub const TILE_ROWS: u32 = 64;
-/// Threads of a block (`MATMUL_THREADS`).
+/// Threads per block (`MATMUL_THREADS`).
 const THREADS: u32 = 256;
-/// The variant for many rows needs a tile of more than this, and enough blocks for a GPU.
+/// The variant for many rows is used only for tiles with more rows than this, and with enough blocks to fill a GPU.
 const MANY_LEAST_ROWS: u64 = 32;
 const MANY_LEAST_BLOCKS: u64 = 128;
 
-/// Kernels with bitwise equal results.
+/// Kernel variants with bitwise equal results.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Variant {
-    /// Bound by the weights: decode.
+    /// For decode, which is bound by reading the weights.
     FewRows,
-    /// Weights and rows through shared memory: prefill.
+    /// For prefill: weights and rows go through shared memory.
     ManyRows,
 }
 
 impl Variant {
-    /// Rows of weights of a block (`MATMUL_FEATURES`, `MANY_WEIGHTS`).
+    /// Returns the weight rows per block (`MATMUL_FEATURES`, `MANY_WEIGHTS`).
     fn features(self) -> u64 {
         match self {
             Self::FewRows => 16,
@@ -35,7 +35,7 @@ impl Variant {
         }
     }
 
-    /// The kernel on tensor cores for tiles of up to `most` rows.
+    /// Returns the tensor core kernel for tiles of up to `most` rows.
     fn kernel(self, most: u64) -> &'static str {
         match (self, most) {
             (Self::ManyRows, _) => "semmoe_matmul_bf16_many",
@@ -46,7 +46,7 @@ impl Variant {
     }
 }
 
-/// Rows of one group, which share its weights (`MatMulTile`): twelve bytes on the GPU.
+/// Rows of one group, which share the group's weights (`MatMulTile`): twelve bytes on the GPU.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
 pub struct Tile {
@@ -54,14 +54,14 @@ pub struct Tile {
     pub group: u32,
     /// The first row of `out`.
     pub first: u32,
-    /// Number of rows, up to [`TILE_ROWS`]; may be 0.
+    /// Number of rows, at most [`TILE_ROWS`]; may be 0.
     pub rows: u32,
 }
 
-/// Bytes of a tile.
+/// Size of a tile.
 pub(crate) const TILE_BYTES: u64 = size_of::<Tile>() as u64;
 
-/// The tiles of groups whose rows are contiguous: `counts` by group.
+/// Returns the tiles of groups whose rows are contiguous, given the number of rows in each group.
 pub fn tiles(counts: impl IntoIterator<Item = u32>) -> Vec<Tile> {
     let mut tiles = Vec::new();
     let mut first = 0;
@@ -75,67 +75,67 @@ pub fn tiles(counts: impl IntoIterator<Item = u32>) -> Vec<Tile> {
     tiles
 }
 
-/// Which rows use which weights.
+/// The assignment of rows to weights.
 #[derive(Clone, Copy, Debug)]
 pub enum MatMulRows {
-    /// All rows use the same weights, of a single group.
+    /// All rows use the same weights, those of a single group.
     Dense {
         /// Rows of `out`.
         rows: u64,
     },
-    /// Rows by group, as for the experts of a layer.
+    /// Rows are assigned to groups, such as the experts of a layer.
     Grouped {
-        /// `[count]` [`Tile`], made by the host. A kernel that finds a tile outside the rows or groups traps.
+        /// `[count]` [`Tile`], built by the host. A kernel traps if a tile exceeds the rows or groups.
         tiles: Buffer,
         /// Tiles.
         count: u64,
-        /// Rows of the largest tile.
+        /// Number of rows of the largest tile.
         most: u64,
-        /// Groups of weights.
+        /// Number of weight groups.
         groups: u64,
-        /// Rows of `out`, including those in no tile.
+        /// Rows of `out`, including rows in no tile.
         rows: u64,
     },
 }
 
-/// Applied to the sums.
+/// The function applied to the sums.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Activation {
     /// Outputs the sums.
     None,
-    /// `silu(gate) * up`: a group has weights for twice as many features, gate before up.
+    /// `silu(gate) * up`: a group then has twice as many weight rows, gate before up.
     SiluProduct,
 }
 
-/// `out[i] = x[row_of[i]] W^T`, with sums in f32 for either element type.
+/// Computes `out[i] = x[row_of[i]] W^T`, with f32 sums for either element type.
 ///
-/// K = inputs, N = outputs, G = groups. If K and the stride of x are whole vectors of 16 bytes, rows must be aligned to
-/// them; other sizes are read element by element.
+/// K = inputs, N = outputs, G = groups. If K and the stride of x are multiples of 16 bytes, rows must be aligned to 16
+/// bytes; otherwise, they are read element by element.
 #[derive(Clone, Copy, Debug)]
 pub struct MatMul {
-    /// Rows of `x_stride` elements, of which the first K are used; as many rows as fit its bytes.
+    /// Rows of `x_stride` elements, of which the first K are used; the number of rows follows from the buffer's size.
     pub x: Buffer,
     /// `[G, N, K]`, as in checkpoints; for [`Activation::SiluProduct`] `[G, 2 N, K]`.
     pub weights: Buffer,
     /// `[rows, N]`
     pub out: Buffer,
-    /// `[N]` f32, added to the sums. Only for a dense product without activation.
+    /// `[N]` f32, added to the sums. Only allowed for a dense product without activation.
     pub bias: Option<Buffer>,
     /// K
     pub inputs: u64,
     /// N: the width of `out`.
     pub outputs: u64,
-    /// Elements from one row of x to the next, at least K.
+    /// Elements from the start of one row of x to the next, at least K.
     pub x_stride: u64,
     /// Element type of x, weights and out: f32 or bf16.
     pub dtype: Dtype,
-    /// Outputs are f32, whatever `dtype` is.
+    /// Whether outputs are f32 regardless of `dtype`.
     pub out_f32: bool,
-    /// Rows of `out`, and their weights.
+    /// The rows of `out` and their weights.
     pub rows: MatMulRows,
-    /// `[rows]` u32, the row of x for each row of `out`; `None`: its own index. A kernel that finds one past x traps.
+    /// `[rows]` u32, the row of x for each row of `out`; `None` for the same index. A kernel traps if a row exceeds x.
     pub row_of: Option<Buffer>,
-    /// Applied to the sums.
+    /// The function applied to the sums.
     pub activation: Activation,
 }
 
@@ -147,7 +147,7 @@ impl MatMul {
         }
     }
 
-    /// Rows of weights for each output.
+    /// Returns the number of weight rows per output.
     fn fold(&self) -> u64 {
         if self.activation == Activation::SiluProduct { 2 } else { 1 }
     }
@@ -156,7 +156,7 @@ impl MatMul {
         matches!(self.rows, MatMulRows::Grouped { .. })
     }
 
-    /// Whether rows are whole vectors.
+    /// Whether rows consist of whole vectors.
     fn vectors(&self) -> bool {
         let whole = |elements: u64| (elements * self.dtype.bytes() as u64).is_multiple_of(ELEMENT_ALIGNMENT);
         whole(self.inputs) && whole(self.x_stride)
@@ -168,13 +168,13 @@ impl MatMul {
         let out_bytes = if self.out_f32 { 4 } else { bytes };
         let alignment = if self.vectors() { ELEMENT_ALIGNMENT } else { bytes };
         let x_rows = x_rows(self.x.bytes / bytes, self.inputs, self.x_stride);
-        // No stride is needed after the last row.
+        // The last row does not need a full stride.
         let x_bytes = match self.row_of {
             None if rows > 0 => bytes_of(&[rows - 1, self.x_stride, bytes]).saturating_add(self.inputs * bytes),
             _ => 0,
         };
         let bias_most = u64::from(!self.grouped() && self.activation == Activation::None);
-        in_range("biases of grouped or activated outputs", u64::from(self.bias.is_some()), 0, bias_most)?;
+        in_range("number of biases with groups or an activation", u64::from(self.bias.is_some()), 0, bias_most)?;
         let (tiles, tile_count) = self.tiles()?;
         let weights = bytes_of(&[groups, self.outputs, self.fold(), self.inputs, bytes]);
         Ok(MatMulParams {
@@ -195,7 +195,7 @@ impl MatMul {
         })
     }
 
-    /// Address and number of the tiles; none for a dense product.
+    /// Returns the address and number of the tiles; 0 for a dense product.
     fn tiles(&self) -> Result<(u64, u32), LaunchError> {
         match self.rows {
             MatMulRows::Dense { .. } => Ok((0, 0)),
@@ -207,7 +207,7 @@ impl MatMul {
         }
     }
 
-    /// Tiles, and rows of the largest.
+    /// Returns the number of tiles, and the rows of the largest.
     fn tile_shape(&self) -> [u64; 2] {
         match self.rows {
             MatMulRows::Dense { rows } => [rows.div_ceil(u64::from(TILE_ROWS)), rows],
@@ -215,7 +215,7 @@ impl MatMul {
         }
     }
 
-    /// The variant that is likely faster.
+    /// Returns the variant that is likely faster.
     pub fn variant(&self) -> Variant {
         let [tiles, most] = self.tile_shape();
         let blocks = (self.outputs * self.fold()).div_ceil(Variant::ManyRows.features()) * tiles;
@@ -231,14 +231,14 @@ impl MatMul {
         self.launch_as(self.variant())
     }
 
-    /// Launches the given variant; the outputs are equal.
+    /// Launches the given variant; all variants produce equal outputs.
     ///
     /// # Errors
     /// See [`LaunchError`].
     pub fn launch_as(&self, variant: Variant) -> Result<Launch, LaunchError> {
         let params = self.params()?;
         let [tiles, most] = self.tile_shape();
-        // Only tensor cores have variants.
+        // Only tensor core kernels have variants.
         let tensor = self.vectors() && self.dtype == Dtype::Bf16;
         let variant = if tensor { variant } else { Variant::FewRows };
         let kernels = match self.vectors() {
@@ -250,7 +250,7 @@ impl MatMul {
     }
 }
 
-/// The number of rows within `elements`.
+/// Returns the number of rows that fit in `elements`.
 fn x_rows(elements: u64, inputs: u64, stride: u64) -> u64 {
     if elements < inputs { 0 } else { (elements - inputs) / stride.max(1) + 1 }
 }

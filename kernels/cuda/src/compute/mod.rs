@@ -1,9 +1,9 @@
-//! The compute kernels: what a rank does with its own rows between two collectives. Each call is checked before it is
+//! The compute kernels, which process a rank's own rows between two collectives. Each call is checked before it is
 //! launched.
 //!
-//! All memory is on the rank's own GPU. Elements are f32 or bf16, arithmetic is in f32, and results in bf16 are rounded
-//! once. A row's result depends on that row alone, not on the others of the call: a token has the same hidden state in
-//! any batch. Blocks do not wait for others, so any number may be launched, on any number of ranks.
+//! All memory is on the rank's own GPU. Elements are f32 or bf16, arithmetic is in f32, and bf16 results are rounded
+//! once. A row's result does not depend on the other rows of the call, so a token has the same hidden state in any
+//! batch. Blocks do not wait for others, so any number of them may be launched, on any number of ranks.
 
 mod argmax;
 mod attend;
@@ -33,10 +33,10 @@ use crate::launch::{Grid, Launch};
 use crate::params::{LaunchParams, Params};
 use crate::team::{Buffer, fill, in_range};
 
-/// Maximum blocks along x, and along y.
+/// Maximum number of blocks along x and along y.
 const MAX_GRID: [u64; 2] = [(1 << 31) - 1, 65_535];
 
-/// A launch of independent blocks. A count of 0 along an axis becomes 1, and that block finds nothing to do.
+/// Creates a launch of independent blocks. A count of 0 along an axis becomes 1, and that block has no work.
 pub(crate) fn apart<P: Params>(
     kernel: &'static str,
     blocks: [u64; 2],
@@ -49,7 +49,7 @@ pub(crate) fn apart<P: Params>(
     Ok(Launch { kernel, grid, ranks: y, is_collective: false, params: LaunchParams::of(params) })
 }
 
-/// The kernel for elements of this type.
+/// Returns the kernel for this element type.
 pub(crate) fn of_type(
     what: &'static str,
     dtype: Dtype,
@@ -62,14 +62,14 @@ pub(crate) fn of_type(
     }
 }
 
-/// The address of a buffer with enough bytes.
+/// Returns a buffer's address, after checking that it has enough bytes.
 pub(crate) fn address(what: &'static str, buffer: Buffer, bytes: u64, alignment: u64) -> Result<u64, LaunchError> {
     let mut address = [0];
     fill(what, &mut address, &[buffer], bytes, alignment)?;
     Ok(address[0])
 }
 
-/// The address of an optional buffer with enough bytes; null without one.
+/// Returns an optional buffer's address, after checking that it has enough bytes; null without a buffer.
 pub(crate) fn address_or_null(
     what: &'static str,
     buffer: Option<Buffer>,
@@ -79,7 +79,7 @@ pub(crate) fn address_or_null(
     buffer.map_or(Ok(0), |buffer| address(what, buffer, bytes, alignment))
 }
 
-/// Bytes of this many elements; saturates if they do not fit 64 bits.
+/// Returns the product of the counts, saturated if it does not fit in 64 bits.
 pub(crate) fn bytes_of(counts: &[u64]) -> u64 {
     counts.iter().fold(1, |product: u64, &count| product.saturating_mul(count))
 }

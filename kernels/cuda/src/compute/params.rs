@@ -1,4 +1,4 @@
-//! Parameters of the compute kernels, byte for byte as the CUDA sources declare them.
+//! The compute kernels' parameters, byte for byte as the CUDA sources declare them.
 
 use crate::params::{Params, Raw, params};
 

@@ -1,4 +1,4 @@
-//! The choice of experts.
+//! Routing: the choice of experts.
 
 use super::params::RouteParams;
 use super::{address, address_or_null, apart, bytes_of};
@@ -6,16 +6,16 @@ use crate::error::LaunchError;
 use crate::launch::Launch;
 use crate::team::{Buffer, in_range};
 
-/// Maximum experts that a router chooses from.
+/// Maximum number of experts from which a router chooses.
 pub const MAX_EXPERTS: u64 = 1024;
-/// Maximum experts of a row, one per lane of a warp.
+/// Maximum number of experts per row, one per lane of a warp.
 pub const MAX_CHOSEN: u64 = 32;
-/// Maximum groups of experts, one per lane of a warp.
+/// Maximum number of expert groups, one per lane of a warp.
 pub const MAX_GROUPS: u64 = 32;
-/// Threads of a block, one warp per row (`ROUTE_THREADS`).
+/// Threads per block, one warp per row (`ROUTE_THREADS`).
 const ROUTE_THREADS: u32 = 128;
 
-/// How a logit becomes a score.
+/// How logits are converted to scores.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Scoring {
     /// The softmax over all experts.
@@ -27,39 +27,40 @@ pub enum Scoring {
 /// How a group of experts is scored.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum GroupScore {
-    /// By its best expert.
+    /// By the best expert's score.
     Best,
-    /// By the sum of its two best.
+    /// By the sum of the two best experts' scores.
     TwoBest,
 }
 
-/// Restricts the choice to experts of the best groups; groups have equal numbers of experts, by id.
+/// Restricts the choice to the best groups of experts. Groups are ranges of ids of equal size.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct GroupLimit {
-    /// Number of groups; divides the number of experts.
+    /// Number of groups, which must divide the number of experts.
     pub groups: u64,
-    /// Groups to choose from; together they have at least as many experts as are chosen.
+    /// Number of groups to choose from; together they must have at least as many experts as are chosen.
     pub kept: u64,
     /// How groups are scored.
     pub by: GroupScore,
 }
 
-/// The strongest experts of each row, equal ones by ascending id, and their weights. NaN loses to every number.
+/// Chooses each row's experts with the highest scores, equal ones by ascending id, and computes their weights. NaN
+/// loses to every number.
 #[derive(Clone, Copy, Debug)]
 pub struct Route {
     /// `[rows, num_experts]` f32
     pub logits: Buffer,
-    /// `[num_experts]` f32, added to sigmoids only for the choice
+    /// `[num_experts]` f32, added to sigmoid scores, only for the choice
     pub correction: Option<Buffer>,
-    /// How a logit becomes a score.
+    /// How logits are converted to scores.
     pub scoring: Scoring,
-    /// Whether the weights of a row sum to 1 before they are scaled.
+    /// Whether a row's weights are normalised to sum to 1 before they are scaled.
     pub normalise: bool,
-    /// Factor of every weight.
+    /// Factor applied to every weight.
     pub scale: f32,
-    /// Restricts the choice to some groups of experts.
+    /// Restricts the choice to some expert groups.
     pub groups: Option<GroupLimit>,
-    /// `[rows, top_k]` u16, strongest first
+    /// `[rows, top_k]` u16, highest score first
     pub experts: Buffer,
     /// `[rows, top_k]` f32
     pub weights: Buffer,
@@ -67,7 +68,7 @@ pub struct Route {
     pub rows: u64,
     /// Number of experts.
     pub num_experts: u64,
-    /// Experts of a row.
+    /// Experts per row.
     pub top_k: u64,
 }
 
@@ -75,18 +76,18 @@ impl Route {
     fn check_groups(&self) -> Result<[u32; 2], LaunchError> {
         let Some(limit) = self.groups else { return Ok([0; 2]) };
         let groups = in_range("groups of experts", limit.groups, 1, self.num_experts.min(MAX_GROUPS))?;
-        in_range("experts outside groups of equal size", self.num_experts % limit.groups, 0, 0)?;
+        in_range("experts modulo the number of groups", self.num_experts % limit.groups, 0, 0)?;
         let least = self.top_k.div_ceil(self.num_experts / limit.groups);
         Ok([groups, in_range("groups kept", limit.kept, least, limit.groups)?])
     }
 
     /// # Errors
-    /// See [`LaunchError`]; a correction of a softmax.
+    /// See [`LaunchError`]; also if a softmax has a correction.
     pub fn launch(&self) -> Result<Launch, LaunchError> {
         let num_experts = in_range("experts", self.num_experts, 1, MAX_EXPERTS)?;
         let top_k = in_range("experts per token", self.top_k, 1, self.num_experts.min(MAX_CHOSEN))?;
         let corrected = u64::from(self.correction.is_some() && self.scoring == Scoring::Softmax);
-        in_range("corrections of a softmax", corrected, 0, 0)?;
+        in_range("number of softmax corrections", corrected, 0, 0)?;
         let [groups, kept] = self.check_groups()?;
         let chosen = bytes_of(&[self.rows, self.top_k]);
         let params = RouteParams {

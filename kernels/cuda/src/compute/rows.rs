@@ -1,4 +1,4 @@
-//! Whole rows: embedding, norm, addition, and the experts' rows back to their tokens.
+//! Operations on whole rows: embedding, norm, addition, and returning the experts' rows to their tokens.
 
 use semmoe_kernels::Dtype;
 
@@ -10,14 +10,14 @@ use crate::launch::Launch;
 use crate::params::Params;
 use crate::team::{Buffer, in_range};
 
-/// Maximum rows of a call that maps rows to blocks along y.
+/// Maximum number of rows in a call that maps rows to blocks along y.
 pub(crate) const MAX_ROWS: u64 = 65_535;
-/// Maximum threads of a block that takes part of a row (`ROW_THREADS`), and of one that norms a row
+/// Maximum number of threads per block that processes part of a row (`ROW_THREADS`), and per block that norms a row
 /// (`ROW_NORM_THREADS`).
 const ROW_THREADS: u64 = 256;
 const ROW_NORM_THREADS: u64 = 512;
 
-/// The width of rows, and the unit of access.
+/// The width of rows, which determines the unit of access.
 #[derive(Clone, Copy)]
 struct Width {
     hidden: u64,
@@ -33,12 +33,12 @@ impl Width {
         self.bytes(1).is_multiple_of(ELEMENT_ALIGNMENT)
     }
 
-    /// Alignment of rows; those that are not whole vectors are read element by element.
+    /// Returns the alignment of rows; rows that are not whole vectors are read element by element.
     fn alignment(self) -> u64 {
         if self.is_whole() { ELEMENT_ALIGNMENT } else { self.dtype.bytes() as u64 }
     }
 
-    /// Alignment of a row with as many f32 numbers.
+    /// Returns the alignment of an f32 row with as many elements.
     fn alignment_of_floats(self) -> u64 {
         if self.is_whole() { ELEMENT_ALIGNMENT } else { 4 }
     }
@@ -47,10 +47,10 @@ impl Width {
         in_range("hidden", self.hidden, 1, 1 << 20)
     }
 
-    /// Threads for one row, a multiple of 32.
+    /// Returns the number of threads for one row, a multiple of 32.
     fn threads(self, most: u64) -> u32 {
         let units = if self.is_whole() { self.bytes(1) / ELEMENT_ALIGNMENT } else { self.hidden };
-        // The rounding never exceeds `most`.
+        // Rounding never exceeds `most`.
         units.next_multiple_of(32).min(most) as u32
     }
 
@@ -58,7 +58,7 @@ impl Width {
         address(what, buffer, self.bytes(rows), self.alignment())
     }
 
-    /// One thread for each access of each row.
+    /// Launches one thread per access of each row.
     fn launch<P: Params>(self, kernel: &'static str, rows: u32, params: &P) -> Result<Launch, LaunchError> {
         let threads = self.threads(ROW_THREADS);
         let accesses = if self.is_whole() { self.bytes(1) / ELEMENT_ALIGNMENT } else { self.hidden };
@@ -70,7 +70,7 @@ fn rows_in_range(rows: u64) -> Result<u32, LaunchError> {
     in_range("rows", rows, 0, MAX_ROWS)
 }
 
-/// The rows of a table by token; a token outside the table gets a row of NaN.
+/// Looks up the rows of a table by token; a token outside the table gets a row of NaN.
 #[derive(Clone, Copy, Debug)]
 pub struct Embed {
     /// `[vocab, hidden]`
@@ -81,9 +81,9 @@ pub struct Embed {
     pub out: Buffer,
     /// Tokens.
     pub rows: u64,
-    /// Elements of a row.
+    /// Elements per row.
     pub hidden: u64,
-    /// Rows of the table.
+    /// Number of rows in the table.
     pub vocab: u64,
     /// Element type of table and rows.
     pub dtype: Dtype,
@@ -108,16 +108,16 @@ impl Embed {
     }
 }
 
-/// The residual's sum and RMSNorm: `residual += added` where there is something to add, then
-/// `out = x / sqrt(mean(x^2) + epsilon) * weight`, with x as the residual is stored.
+/// Computes the residual's sum and its RMSNorm: `residual += added` if there is an `added`, then `out = x /
+/// sqrt(mean(x^2) + epsilon) * weight`, where x is the residual as stored.
 #[derive(Clone, Copy, Debug)]
 pub struct Norm {
-    /// `[any, hidden]`, at least the rows read
+    /// `[any, hidden]`, with at least the rows read
     pub residual: Buffer,
     /// `[rows, hidden]`
     pub added: Option<Buffer>,
-    /// `[rows]` u32: the rows of the residual to norm, without `added`; `None`: the first ones. A row outside the
-    /// residual gives NaN.
+    /// `[rows]` u32: the residual's rows to norm, only allowed without `added`; `None` for the first ones. A row
+    /// outside the residual results in NaN.
     pub row_of: Option<Buffer>,
     /// `[hidden]` f32
     pub weight: Buffer,
@@ -125,7 +125,7 @@ pub struct Norm {
     pub out: Buffer,
     /// Rows of `out`.
     pub rows: u64,
-    /// Elements of a row.
+    /// Elements per row.
     pub hidden: u64,
     /// Added to the mean of squares.
     pub epsilon: f32,
@@ -135,14 +135,14 @@ pub struct Norm {
 
 impl Norm {
     /// # Errors
-    /// See [`LaunchError`]; `added` with `row_of`.
+    /// See [`LaunchError`]; also if both `added` and `row_of` are given.
     pub fn launch(&self) -> Result<Launch, LaunchError> {
         let kernel = of_type("a norm", self.dtype, ["semmoe_norm_f32", "semmoe_norm_bf16"])?;
         let width = Width { hidden: self.hidden, dtype: self.dtype };
         let hidden = width.check()?;
-        // Rows written twice would race.
+        // Rows that are written twice would race.
         let both = u64::from(self.added.is_some() && self.row_of.is_some());
-        in_range("lists of rows to norm after a sum", both, 0, 0)?;
+        in_range("row lists together with added rows", both, 0, 0)?;
         let sources = match self.row_of {
             None => self.rows,
             Some(_) => (self.residual.bytes / width.bytes(1)).min(u64::from(u32::MAX)),
@@ -162,18 +162,18 @@ impl Norm {
     }
 }
 
-/// `residual += added`, or `residual += sigmoid(gate) * added`.
+/// Computes `residual += added`, or `residual += sigmoid(gate) * added`.
 #[derive(Clone, Copy, Debug)]
 pub struct AddRows {
     /// `[rows, hidden]`
     pub residual: Buffer,
     /// `[rows, hidden]`
     pub added: Buffer,
-    /// `[rows]` f32, a logit for each row
+    /// `[rows]` f32, one logit per row
     pub gate: Option<Buffer>,
     /// Rows.
     pub rows: u64,
-    /// Elements of a row.
+    /// Elements per row.
     pub hidden: u64,
     /// Element type of the rows.
     pub dtype: Dtype,
@@ -197,7 +197,8 @@ impl AddRows {
 }
 
 /// Returns the experts' rows to their tokens: `out[r]` is the sum of `weights[q] * y[q]` over the pairs `q =
-/// pair_of[first_pair[r] .. first_pair[r + 1]]`, in order, and 0 without any. A pair out of range gives a row of NaN.
+/// pair_of[first_pair[r] .. first_pair[r + 1]]`, in order; 0 if there are none. A pair out of range results in a row of
+/// NaN.
 #[derive(Clone, Copy, Debug)]
 pub struct SumPairs {
     /// `[pairs, hidden]`
@@ -214,7 +215,7 @@ pub struct SumPairs {
     pub pairs: u64,
     /// Rows of `out`.
     pub rows: u64,
-    /// Elements of a row.
+    /// Elements per row.
     pub hidden: u64,
     /// Element type of the rows.
     pub dtype: Dtype,

@@ -1,4 +1,4 @@
-//! Sorts the pairs of row and expert by expert.
+//! Sorts (row, expert) pairs by expert.
 
 use super::matmul::{TILE_BYTES, TILE_ROWS};
 use super::params::SortPairsParams;
@@ -9,49 +9,50 @@ use crate::launch::Launch;
 use crate::params::SORT_THREADS;
 use crate::team::{Buffer, in_range};
 
-/// Sorts the router's choices on a rank with all experts by expert, then by row, into the lists that
-/// [`MatMul`](super::MatMul) and [`SumPairs`](super::SumPairs) read. The host reads none of them.
+/// Sorts the router's choices by expert, then by row, on a rank that has all experts. The results are the lists that
+/// [`MatMul`](super::MatMul) and [`SumPairs`](super::SumPairs) read; the host reads none of them.
 #[derive(Clone, Copy, Debug)]
 pub struct SortPairs {
     /// `[rows, top_k]` u16. The kernel traps on an id out of range.
     pub experts: Buffer,
     /// `[rows, top_k]` f32
     pub weights: Buffer,
-    /// `[pairs]` u32: the row of each sorted pair.
+    /// `[pairs]` u32: each sorted pair's row.
     pub row_of: Buffer,
-    /// `[pairs]` f32: the weights of the sorted pairs.
+    /// `[pairs]` f32: each sorted pair's weight.
     pub sorted: Buffer,
     /// `[rows + 1]` u32
     pub first_pair: Buffer,
     /// `[pairs]` u32: the sorted pairs of each row, by ascending expert.
     pub pair_of: Buffer,
-    /// [`Tiles::count`] of [`Tile`](super::Tile), the empty ones last.
+    /// [`Tiles::count`] [`Tile`](super::Tile)s, the empty ones last.
     pub tiles: Buffer,
     /// Rows.
     pub rows: u64,
-    /// Experts of a row.
+    /// Experts per row.
     pub top_k: u64,
     /// Experts.
     pub num_experts: u64,
 }
 
-/// Room for the tiles of some pairs, however they are distributed over experts.
+/// Upper bounds for the tiles of some pairs, however the pairs are distributed over experts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Tiles {
     /// Maximum number of tiles.
     pub count: u64,
-    /// Rows of the largest.
+    /// Maximum number of rows per tile.
     pub rows: u64,
 }
 
 impl Tiles {
-    /// Small tiles if experts have few rows on average: the product's kernel is chosen by the largest possible tile.
+    /// Chooses small tiles if experts have few rows on average: the matrix product's kernel is chosen by the largest
+    /// possible tile.
     pub fn of(pairs: u64, experts: u64) -> Self {
         let rows = [8, 16].into_iter().find(|rows| pairs * 2 <= experts * rows).unwrap_or(u64::from(TILE_ROWS));
         Self { count: pairs.min(experts + pairs / rows), rows }
     }
 
-    /// The largest count for up to this many pairs.
+    /// Returns the maximum number of tiles for up to this many pairs.
     pub fn most(pairs: u64, experts: u64) -> u64 {
         experts + (experts / 2).max(pairs.div_ceil(u64::from(TILE_ROWS)))
     }
@@ -59,7 +60,7 @@ impl Tiles {
 
 impl SortPairs {
     /// # Errors
-    /// As listed in [`LaunchError`].
+    /// See [`LaunchError`].
     pub fn launch(&self) -> Result<Launch, LaunchError> {
         let pairs = self.rows.saturating_mul(self.top_k);
         let tiles = Tiles::of(in_range("pairs", pairs, 0, i32::MAX as u64)?.into(), self.num_experts);
@@ -73,7 +74,7 @@ impl SortPairs {
             pair_of: words("pairs of rows", self.pair_of, pairs)?,
             tiles: address("tiles", self.tiles, bytes_of(&[tiles.count, TILE_BYTES]), 4)?,
             rows: in_range("rows", self.rows, 0, i32::MAX as u64)?,
-            top_k: in_range("experts of a row", self.top_k, 1, MAX_CHOSEN)?,
+            top_k: in_range("experts per row", self.top_k, 1, MAX_CHOSEN)?,
             num_experts: in_range("experts", self.num_experts, 1, MAX_EXPERTS)?,
             tile_count: in_range("tiles", tiles.count, 0, 65_535)?,
             tile_rows: tiles.rows as u32,

@@ -1,20 +1,20 @@
-//! The CUDA context of the calling thread, for a library inside another program.
+//! The calling thread's CUDA context, for a library inside another program.
 
 use cudarc::driver::result;
 use cudarc::driver::sys::{self, CUcontext};
 
 use super::{Device, DeviceError};
 
-/// The context that was current on the thread; restored when dropped.
+/// The context that was current on the thread, restored when this is dropped.
 pub struct CallerContext(CUcontext);
 
 impl CallerContext {
-    /// Saves it, before a device is opened.
+    /// Saves the thread's context, before a device is opened.
     ///
     /// # Errors
-    /// There is no driver, or it refuses the call.
+    /// If there is no driver, or it refuses the call.
     pub fn keep() -> Result<Self, DeviceError> {
-        // SAFETY: only looks for the library, without which cudarc panics.
+        // SAFETY: this only searches for the library, without which cudarc panics.
         if !unsafe { sys::is_culib_present() } {
             return Err(DeviceError::NoDriver);
         }
@@ -29,7 +29,7 @@ impl CallerContext {
 
 impl Drop for CallerContext {
     fn drop(&mut self) {
-        // SAFETY: the context was this thread's, or null for none; one that has gone since is refused.
+        // SAFETY: the context was this thread's, or null for none; a context that no longer exists is refused.
         let _ = unsafe { sys::cuCtxSetCurrent(self.0) };
     }
 }
@@ -38,7 +38,7 @@ impl Device {
     /// Binds the GPU to the calling thread until the result is dropped.
     ///
     /// # Errors
-    /// The driver refuses the call.
+    /// If the driver refuses the call.
     pub fn enter(&self) -> Result<CallerContext, DeviceError> {
         let caller = CallerContext::now()?;
         self.bind()?;

@@ -8,59 +8,59 @@ pub enum DeviceError {
     /// No `libcuda.so`.
     #[error("there is no CUDA driver on this machine")]
     NoDriver,
-    /// Older than the images.
-    #[error("the CUDA driver is for CUDA {}.{}, expected one for 13.0 or newer", version / 1000, version % 1000 / 10)]
+    /// The driver is older than the images.
+    #[error("the CUDA driver supports CUDA {}.{}, expected 13.0 or newer", version / 1000, version % 1000 / 10)]
     OldDriver {
         /// 1000 x major + 10 x minor
         version: i32,
     },
     /// The build has no kernels, because `SEMMOE_KERNEL_IMAGES` was not set.
-    #[error("this build holds no GPU kernels: it was built without SEMMOE_KERNEL_IMAGES")]
+    #[error("this build contains no GPU kernels: it was built without SEMMOE_KERNEL_IMAGES")]
     NoKernels,
-    /// Built without `SEMMOE_KERNEL_IMAGES`, and NVRTC could not compile them.
-    #[error("this build holds no GPU kernels, and they cannot be compiled: {0}")]
+    /// The build has no kernels, and NVRTC could not compile them.
+    #[error("this build contains no GPU kernels, and they cannot be compiled: {0}")]
     NotCompiled(crate::compile::CompileError),
-    /// Older than sm_80.
+    /// The GPU is older than sm_80.
     #[error("the GPU has compute capability {}.{}, expected 8.0 or newer", capability / 10, capability % 10)]
     TooOld {
         /// Compute capability x 10.
         capability: u32,
     },
-    /// The image for this GPU lacks a kernel, as sm_80 lacks NVLS.
-    #[error("the kernels for this GPU have no {kernel}")]
+    /// The image for this GPU lacks a kernel, for example NVLS on sm_80.
+    #[error("the kernels for this GPU do not include {kernel}")]
     NoKernel {
         /// Its name.
         kernel: &'static str,
     },
-    /// The sources and this library differ.
+    /// The image and this library have different versions.
     #[error(
-        "{kernel} takes {expected} bytes of parameters, found {found}: image and library are of different versions"
+        "{kernel} has {expected} bytes of parameters, found {found}: the image and the library have different versions"
     )]
     Params {
         /// Its name.
         kernel: &'static str,
-        /// Bytes by the library.
+        /// Bytes that the library passes.
         found: usize,
-        /// Bytes expected by the image.
+        /// Bytes that the image expects.
         expected: usize,
     },
-    /// Blocks that wait for one another would not all run at once.
-    #[error("{kernel} has {found} blocks, more than the {most} that the GPU runs at once")]
+    /// Blocks that wait for one another could not all run at once.
+    #[error("{kernel} has {found} blocks, but the GPU runs at most {most} at once")]
     TooManyBlocks {
         /// Its name.
         kernel: &'static str,
-        /// Blocks of all ranks of the launch.
+        /// Number of blocks of all ranks of the launch.
         found: u32,
-        /// Blocks that fit.
+        /// Maximum number of blocks that run at once.
         most: u32,
     },
     /// No `libnccl.so`.
     #[error("NCCL was not found: add the directory with libnccl.so to LD_LIBRARY_PATH")]
     NoNccl,
     /// NCCL's status.
-    #[error("NCCL refused with status {0}")]
+    #[error("NCCL failed with status {0}")]
     Nccl(u32),
-    /// A rank that the group cannot have.
+    /// The group has no such rank.
     #[error("rank {rank} is out of range for a group of {ranks}")]
     Group {
         /// The rank.
@@ -68,7 +68,7 @@ pub enum DeviceError {
         /// Ranks of the group.
         ranks: usize,
     },
-    /// A call that was refused before any launch.
+    /// The call was rejected before any launch.
     #[error(transparent)]
     Launch(#[from] crate::error::LaunchError),
     /// The driver's message.
@@ -76,16 +76,16 @@ pub enum DeviceError {
     Driver(#[from] cudarc::driver::DriverError),
 }
 
-/// Where the system's log has more about a failed GPU: the Xid that the driver logs.
+/// Returns where the system log has details about a failed GPU: the Xid that the driver logs.
 const fn hint(error: CUresult) -> &'static str {
     match error {
-        CUresult::CUDA_ERROR_ECC_UNCORRECTABLE => " (in the system's log as Xid 48, 94 or 95)",
-        CUresult::CUDA_ERROR_NVLINK_UNCORRECTABLE => " (in the system's log as Xid 74)",
-        CUresult::CUDA_ERROR_ILLEGAL_ADDRESS => " (in the system's log as Xid 13 or 31)",
-        CUresult::CUDA_ERROR_LAUNCH_TIMEOUT => " (in the system's log as Xid 8)",
+        CUresult::CUDA_ERROR_ECC_UNCORRECTABLE => " (see the system log for Xid 48, 94 or 95)",
+        CUresult::CUDA_ERROR_NVLINK_UNCORRECTABLE => " (see the system log for Xid 74)",
+        CUresult::CUDA_ERROR_ILLEGAL_ADDRESS => " (see the system log for Xid 13 or 31)",
+        CUresult::CUDA_ERROR_LAUNCH_TIMEOUT => " (see the system log for Xid 8)",
         CUresult::CUDA_ERROR_LAUNCH_FAILED
         | CUresult::CUDA_ERROR_ILLEGAL_INSTRUCTION
-        | CUresult::CUDA_ERROR_HARDWARE_STACK_ERROR => " (a kernel trapped: in the system's log as Xid 13)",
+        | CUresult::CUDA_ERROR_HARDWARE_STACK_ERROR => " (a kernel trapped: see the system log for Xid 13)",
         _ => "",
     }
 }

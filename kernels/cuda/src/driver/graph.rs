@@ -1,4 +1,4 @@
-//! Streams, and graphs of launches that are replayed: for tools without a framework.
+//! Streams, and graphs of launches for replay, for tools without a framework.
 
 use cudarc::driver::result::{self, stream::StreamKind};
 use cudarc::driver::sys::{CUgraph, CUgraphExec, CUgraphInstantiate_flags, CUstream, CUstreamCaptureMode};
@@ -10,24 +10,24 @@ use crate::launch::Launch;
 pub struct Stream(CUstream);
 
 impl Stream {
-    /// A new stream.
+    /// Creates a stream.
     ///
     /// # Errors
-    /// The driver refuses the call.
+    /// If the driver refuses the call.
     pub fn new() -> Result<Self, DeviceError> {
         Ok(Self(result::stream::create(StreamKind::NonBlocking)?))
     }
 
-    /// Waits for all its work.
+    /// Waits for all work on the stream.
     ///
     /// # Errors
-    /// A kernel that trapped.
+    /// If a kernel trapped.
     pub fn synchronize(&self) -> Result<(), DeviceError> {
         // SAFETY: the stream is alive.
         unsafe { result::stream::synchronize(self.0) }.map_err(Into::into)
     }
 
-    /// The handle for launches and events.
+    /// Returns the handle for launches and events.
     pub fn raw(&self) -> CUstream {
         self.0
     }
@@ -40,7 +40,7 @@ impl Drop for Stream {
     }
 }
 
-/// Launches, captured once.
+/// A captured list of launches.
 pub struct Graph(CUgraphExec);
 
 /// A captured graph, needed only until it is instantiated.
@@ -48,25 +48,25 @@ struct Captured(CUgraph);
 
 impl Drop for Captured {
     fn drop(&mut self) {
-        // SAFETY: from `end_capture`, destroyed once.
+        // SAFETY: returned by `end_capture`, destroyed once.
         let _ = unsafe { result::graph::destroy(self.0) };
     }
 }
 
 impl Graph {
-    /// Captures the launches, in order.
+    /// Captures the launches in order.
     ///
     /// # Errors
-    /// A launch that is refused, a driver that cannot capture.
+    /// If a launch is refused or the driver cannot capture.
     ///
     /// # Safety
-    /// As for [`Device::launch`], for as long as the graph lives.
+    /// See [`Device::launch`]; its requirements must hold for as long as the graph lives.
     pub unsafe fn of(device: &Device, launches: &[Launch], stream: &Stream) -> Result<Self, DeviceError> {
         // SAFETY: the stream is alive.
         unsafe { result::stream::begin_capture(stream.0, CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)? };
-        // SAFETY: the caller guarantees it.
+        // SAFETY: upheld by the caller.
         let launched = launches.iter().try_for_each(|launch| unsafe { device.launch(launch, stream.0) });
-        // A capture must be ended, whatever became of its launches. SAFETY: the stream is alive and captures.
+        // A capture must be ended even if a launch failed. SAFETY: the stream is alive and is capturing.
         let captured = unsafe { result::stream::end_capture(stream.0) };
         launched?;
         let captured = Captured(captured?);
@@ -74,13 +74,13 @@ impl Graph {
         Ok(Self(unsafe { result::graph::instantiate(captured.0, CUgraphInstantiate_flags(0))? }))
     }
 
-    /// Runs the graph on `stream`; returns before it ran.
+    /// Enqueues the graph on `stream` and returns without waiting for it.
     ///
     /// # Errors
-    /// The driver refuses the call.
+    /// If the driver refuses the call.
     ///
     /// # Safety
-    /// The requirements of [`Graph::of`] still hold.
+    /// The requirements of [`Graph::of`] must still hold.
     pub unsafe fn launch(&self, stream: &Stream) -> Result<(), DeviceError> {
         // SAFETY: both are alive.
         unsafe { result::graph::launch(self.0, stream.0).map_err(Into::into) }
@@ -89,7 +89,7 @@ impl Graph {
 
 impl Drop for Graph {
     fn drop(&mut self) {
-        // SAFETY: made in `of`, destroyed once.
+        // SAFETY: created in `of`, destroyed once.
         let _ = unsafe { result::graph::exec_destroy(self.0) };
     }
 }

@@ -1,4 +1,4 @@
-//! Device memory, host words that outlive a trap, memory of other processes, events: for tools without a framework.
+//! Device memory, host words that survive a trap, memory of other processes, and events, for tools without a framework.
 
 use std::ffi::c_void;
 
@@ -8,37 +8,37 @@ use cudarc::driver::sys::{self, CUdeviceptr, CUevent, CUevent_flags, CUipcMemHan
 use super::DeviceError;
 use crate::team::Buffer;
 
-/// Device memory of this process; the GPU must be bound whenever it is used or dropped.
+/// Device memory of this process; the GPU must be bound whenever the memory is used or dropped.
 pub struct DeviceBuffer {
     pointer: CUdeviceptr,
     bytes: usize,
 }
 
 impl DeviceBuffer {
-    /// Uninitialised memory.
+    /// Allocates uninitialised memory.
     ///
     /// # Errors
-    /// The driver refuses the call, for example because memory is short.
+    /// If the driver refuses the call, for example because memory is exhausted.
     pub fn new(bytes: usize) -> Result<Self, DeviceError> {
         // SAFETY: freed in `drop`.
         let pointer = unsafe { result::malloc_sync(bytes.max(1))? };
         Ok(Self { pointer, bytes })
     }
 
-    /// Memory with every byte set to `byte`.
+    /// Allocates memory with every byte set to `byte`.
     ///
     /// # Errors
-    /// The driver refuses the call.
+    /// If the driver refuses the call.
     pub fn filled(bytes: usize, byte: u8) -> Result<Self, DeviceError> {
         let buffer = Self::new(bytes)?;
         buffer.fill(byte)?;
         Ok(buffer)
     }
 
-    /// Memory with a copy of these bytes.
+    /// Allocates memory and copies these bytes to it.
     ///
     /// # Errors
-    /// The driver refuses the call.
+    /// If the driver refuses the call.
     pub fn holding(bytes: &[u8]) -> Result<Self, DeviceError> {
         let buffer = Self::new(bytes.len())?;
         buffer.write(bytes)?;
@@ -48,40 +48,40 @@ impl DeviceBuffer {
     /// Sets every byte.
     ///
     /// # Errors
-    /// The driver refuses the call.
+    /// If the driver refuses the call.
     pub fn fill(&self, byte: u8) -> Result<(), DeviceError> {
-        // SAFETY: the memory is this buffer's.
+        // SAFETY: the memory belongs to this buffer.
         unsafe { result::memset_d8_sync(self.pointer, byte, self.bytes.max(1)).map_err(Into::into) }
     }
 
-    /// Overwrites the first bytes. Panics if there are more than the buffer has.
+    /// Overwrites the first bytes. Panics if the buffer is too small.
     ///
     /// # Errors
-    /// The driver refuses the call.
+    /// If the driver refuses the call.
     pub fn write(&self, bytes: &[u8]) -> Result<(), DeviceError> {
-        assert!(bytes.len() <= self.bytes, "{} bytes are more than {}", bytes.len(), self.bytes);
-        // SAFETY: the memory is this buffer's, and long enough.
+        assert!(bytes.len() <= self.bytes, "{} bytes exceed the buffer's {}", bytes.len(), self.bytes);
+        // SAFETY: the memory belongs to this buffer and is large enough.
         unsafe { write(self.buffer(), bytes) }
     }
 
-    /// Its content, after all work of the default stream.
+    /// Returns the contents, after all work on the default stream.
     ///
     /// # Errors
-    /// A driver that refuses, or a kernel that trapped before.
+    /// If the driver refuses the call, or a kernel trapped before.
     pub fn read(&self) -> Result<Vec<u8>, DeviceError> {
-        // SAFETY: the memory is this buffer's.
+        // SAFETY: the memory belongs to this buffer.
         unsafe { read(self.buffer(), self.bytes) }
     }
 
-    /// The buffer for calls.
+    /// Returns the buffer for calls.
     pub fn buffer(&self) -> Buffer {
         Buffer { address: self.pointer, bytes: self.bytes as u64 }
     }
 
-    /// The handle by which another process on this machine maps it.
+    /// Returns a handle with which another process on this machine can map the memory.
     ///
     /// # Errors
-    /// The driver refuses the call.
+    /// If the driver refuses the call.
     pub fn export(&self) -> Result<[u8; 64], DeviceError> {
         let mut handle = CUipcMemHandle { reserved: [0; 64] };
         // SAFETY: the memory came from cuMemAlloc.
@@ -92,7 +92,8 @@ impl DeviceBuffer {
 
 impl Drop for DeviceBuffer {
     fn drop(&mut self) {
-        // SAFETY: allocated in `new`, freed once; after a trap the driver refuses, and the context is gone anyway.
+        // SAFETY: allocated in `new`, freed once; after a trap the driver refuses the call, and the context is gone
+        // anyway.
         let _ = unsafe { result::free_sync(self.pointer) };
     }
 }
@@ -104,10 +105,11 @@ pub struct PeerBuffer {
 }
 
 impl PeerBuffer {
-    /// Maps what [`DeviceBuffer::export`] returned in the other process; `bytes` is its size there.
+    /// Maps the memory for which [`DeviceBuffer::export`] returned `handle` in the other process; `bytes` is its size
+    /// there.
     ///
     /// # Errors
-    /// The driver refuses the call, for example for a handle of this same process.
+    /// If the driver refuses the call, for example for a handle created by this process.
     pub fn open(handle: &[u8; 64], bytes: u64) -> Result<Self, DeviceError> {
         let handle = CUipcMemHandle { reserved: handle.map(|byte| byte as std::ffi::c_char) };
         let mut pointer = 0;
@@ -117,7 +119,7 @@ impl PeerBuffer {
         Ok(Self { pointer, bytes })
     }
 
-    /// The buffer for calls.
+    /// Returns the buffer for calls.
     pub fn buffer(&self) -> Buffer {
         Buffer { address: self.pointer, bytes: self.bytes }
     }
@@ -130,37 +132,37 @@ impl Drop for PeerBuffer {
     }
 }
 
-/// Host words that kernels write and that survive a trap of the context.
+/// Host words that kernels write and that survive a trap.
 pub struct HostWords {
     start: *mut u64,
     words: usize,
 }
 
 impl HostWords {
-    /// Zeroed words.
+    /// Allocates zeroed words.
     ///
     /// # Errors
-    /// The driver refuses the call.
+    /// If the driver refuses the call.
     pub fn new(words: usize) -> Result<Self, DeviceError> {
         let mut start: *mut c_void = std::ptr::null_mut();
         let mapped = sys::CU_MEMHOSTALLOC_DEVICEMAP | sys::CU_MEMHOSTALLOC_PORTABLE;
         // SAFETY: the pointer outlives the call.
         unsafe { sys::cuMemHostAlloc(&raw mut start, words * 8, mapped).result()? };
         let start = start.cast::<u64>();
-        // SAFETY: just allocated with this length.
+        // SAFETY: the memory was just allocated with this length.
         unsafe { start.write_bytes(0, words) };
         Ok(Self { start, words })
     }
 
-    /// Each word as a buffer. Under unified addressing the GPU uses the same addresses.
+    /// Returns each word as a buffer. Under unified addressing the GPU uses the same addresses.
     pub fn buffers(&self) -> Vec<Buffer> {
         (0..self.words).map(|word| Buffer { address: self.start as u64 + 8 * word as u64, bytes: 8 }).collect()
     }
 
-    /// A word, as the kernel left it. Panics past the last one.
+    /// Returns a word as the kernel left it. Panics past the last word.
     pub fn read(&self, word: usize) -> u64 {
-        assert!(word < self.words, "there are {} words", self.words);
-        // SAFETY: within the allocation; volatile, because a kernel may write it.
+        assert!(word < self.words, "word {word} of {}", self.words);
+        // SAFETY: the word is within the allocation; the read is volatile because a kernel may write the word.
         unsafe { self.start.add(word).read_volatile() }
     }
 }
@@ -172,28 +174,28 @@ impl Drop for HostWords {
     }
 }
 
-/// A point in a stream, with its time.
+/// A point in a stream whose time can be measured.
 pub struct Event(CUevent);
 
 impl Event {
-    /// Marks what has been launched on `stream` so far.
+    /// Marks the work launched on `stream` so far.
     ///
     /// # Errors
-    /// The driver refuses the call.
+    /// If the driver refuses the call.
     ///
     /// # Safety
-    /// `stream` belongs to the bound GPU.
+    /// `stream` must belong to the bound GPU.
     pub unsafe fn record(stream: CUstream) -> Result<Self, DeviceError> {
         let event = Self(result::event::create(CUevent_flags::CU_EVENT_DEFAULT)?);
-        // SAFETY: the event is new; the stream is the caller's promise.
+        // SAFETY: the event is new, and the caller guarantees the stream.
         unsafe { result::event::record(event.0, stream)? };
         Ok(event)
     }
 
-    /// Microseconds from `earlier` to this event; waits until it is reached.
+    /// Waits until this event is reached and returns the microseconds since `earlier`.
     ///
     /// # Errors
-    /// A kernel trapped meanwhile.
+    /// If a kernel trapped.
     pub fn microseconds_since(&self, earlier: &Self) -> Result<f64, DeviceError> {
         // SAFETY: both events are alive.
         unsafe {
@@ -210,53 +212,53 @@ impl Drop for Event {
     }
 }
 
-/// Copies on the device, after earlier work of `stream`.
+/// Copies on the device, after earlier work on `stream`.
 ///
 /// # Errors
-/// The driver refuses the call.
+/// If the driver refuses the call.
 ///
 /// # Safety
-/// Both buffers have `bytes` bytes on the bound GPU until the copy ended, and `stream` belongs to it.
+/// Both buffers must have `bytes` bytes on the bound GPU until the copy ends, and `stream` must belong to it.
 pub unsafe fn copy(from: Buffer, to: Buffer, bytes: usize, stream: CUstream) -> Result<(), DeviceError> {
-    // SAFETY: the caller guarantees it.
+    // SAFETY: upheld by the caller.
     unsafe { result::memcpy_dtod_async(to.address, from.address, bytes, stream).map_err(Into::into) }
 }
 
 /// Overwrites memory of the bound GPU.
 ///
 /// # Errors
-/// The driver refuses the call.
+/// If the driver refuses the call.
 ///
 /// # Safety
-/// The buffer is mapped there and has as many bytes.
+/// The buffer must be mapped there and have at least as many bytes.
 pub unsafe fn write(to: Buffer, bytes: &[u8]) -> Result<(), DeviceError> {
     if bytes.is_empty() {
         return Ok(());
     }
-    // SAFETY: the caller guarantees it.
+    // SAFETY: upheld by the caller.
     unsafe { result::memcpy_htod_sync(to.address, bytes).map_err(Into::into) }
 }
 
-/// The first bytes of memory of the bound GPU, after all work of the default stream.
+/// Reads the first bytes of memory of the bound GPU, after all work on the default stream.
 ///
 /// # Errors
-/// The driver refuses the call.
+/// If the driver refuses the call.
 ///
 /// # Safety
-/// The buffer is mapped there and has at least that many bytes.
+/// The buffer must be mapped there and have at least that many bytes.
 pub unsafe fn read(from: Buffer, bytes: usize) -> Result<Vec<u8>, DeviceError> {
     let mut found = vec![0; bytes];
     if bytes > 0 {
-        // SAFETY: the caller guarantees it.
+        // SAFETY: upheld by the caller.
         unsafe { result::memcpy_dtoh_sync(&mut found, from.address)? };
     }
     Ok(found)
 }
 
-/// Waits for all work of the bound GPU.
+/// Waits for all work on the bound GPU.
 ///
 /// # Errors
-/// A kernel that trapped.
+/// If a kernel trapped.
 pub fn synchronize() -> Result<(), DeviceError> {
     Ok(result::ctx::synchronize()?)
 }

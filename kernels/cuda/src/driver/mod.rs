@@ -1,7 +1,7 @@
-//! The kernels on a GPU: loaded from the embedded image, launched on the caller's stream.
+//! Runs the kernels on a GPU: loads them from the embedded image and launches them on the caller's stream.
 //!
-//! A launch allocates nothing and waits for nothing, so it may be captured in a graph. Memory and streams are the
-//! caller's, or come from [`memory`](mod@memory) for tools that have no framework beside them.
+//! A launch neither allocates nor waits, so it may be captured in a graph. Memory and streams are the caller's, or come
+//! from [`memory`](mod@memory) for tools without a framework.
 
 mod context;
 mod error;
@@ -32,29 +32,29 @@ use crate::image::{Target, embedded};
 use crate::launch::Launch;
 use crate::source::{kernels_of, sources_for};
 
-/// The CUDA version that compiles images, in the driver's encoding: 13.0.
+/// The CUDA version that compiles the images, in the driver's encoding: 13.0.
 const LEAST_DRIVER: i32 = 13_000;
 
-/// A GPU with the kernels loaded.
+/// A GPU on which the kernels are loaded.
 pub struct Device {
     context: Arc<CudaContext>,
     module: CUmodule,
     functions: HashMap<&'static str, Function>,
-    /// Its multiprocessors.
+    /// Number of multiprocessors.
     pub processors: u32,
-    /// Whether the NVLS variants can be used on this GPU, given memory with a multicast address.
+    /// Whether the GPU can run the NVLS variants, given memory with a multicast address.
     pub multicast: bool,
 }
 
 struct Function {
     handle: CUfunction,
-    /// Bytes of its single parameter, as compiled.
+    /// Size of the kernel's single parameter, as compiled.
     params: usize,
-    /// Cached, because the driver's answer takes half as long as a launch.
+    /// Cached, because querying the driver takes half as long as a launch.
     resident: OnceLock<Resident>,
 }
 
-/// Blocks that run on a multiprocessor at once, for blocks of `threads`.
+/// Number of blocks that run on a multiprocessor at once, for blocks of `threads` threads.
 #[derive(Clone, Copy)]
 struct Resident {
     threads: u32,
@@ -62,13 +62,13 @@ struct Resident {
 }
 
 impl Function {
-    /// Blocks of `threads` threads that run on a multiprocessor at once.
+    /// Returns the number of blocks of `threads` threads that run on a multiprocessor at once.
     fn resident(&self, threads: u32) -> Result<u32, DeviceError> {
         if let Some(blocks) = self.resident.get().and_then(|known| known.of(threads)) {
             return Ok(blocks);
         }
         let mut resident = 0;
-        // SAFETY: the number outlives the call; the function belongs to a loaded module.
+        // SAFETY: the number outlives the call, and the function belongs to a loaded module.
         unsafe {
             sys::cuOccupancyMaxActiveBlocksPerMultiprocessor(&raw mut resident, self.handle, threads as i32, 0)
                 .result()?;
@@ -85,15 +85,15 @@ impl Resident {
     }
 }
 
-// SAFETY: a module and its functions belong to the context, which may be used from any thread that binds it; every
-// method does.
+// SAFETY: a module and its functions belong to the context, which any thread that binds it may use; every method binds
+// it.
 unsafe impl Send for Device {}
-// SAFETY: as above; nothing is changed after `open`.
+// SAFETY: as above; nothing changes after `open`.
 unsafe impl Sync for Device {}
 
 /// Whether this build contains kernels and this machine has a driver.
 pub fn available() -> bool {
-    // SAFETY: only looks for the library.
+    // SAFETY: this only searches for the library.
     embedded(Target::Sm90).is_some() && unsafe { sys::is_culib_present() }
 }
 
@@ -101,23 +101,23 @@ impl Device {
     /// Opens a GPU by its ordinal and loads the kernels for it.
     ///
     /// # Errors
-    /// A build without kernels, no driver, a GPU that is too old, a driver that refuses.
+    /// If the build has no kernels, there is no driver, the GPU is too old, or the driver refuses the call.
     pub fn open(ordinal: usize) -> Result<Self, DeviceError> {
         Self::open_with(ordinal, None)
     }
 
-    /// Opens a GPU like [`Device::open`]; if this build contains no kernels, NVRTC compiles them and the folder `kept`
+    /// Opens a GPU like [`Device::open`]. If this build contains no kernels, NVRTC compiles them and the folder `kept`
     /// caches them.
     ///
     /// # Errors
-    /// See [`Device::open`]; NVRTC is missing.
+    /// See [`Device::open`]; also if NVRTC is missing.
     pub fn open_with(ordinal: usize, kept: Option<&Path>) -> Result<Self, DeviceError> {
-        // Without the library cudarc panics, so check for it first. SAFETY: only looks for the library.
+        // Without the library cudarc panics, so check for it first. SAFETY: this only searches for the library.
         if !unsafe { sys::is_culib_present() } {
             return Err(DeviceError::NoDriver);
         }
         let mut version = 0;
-        // SAFETY: the number outlives the call, which needs nothing before it.
+        // SAFETY: the number outlives the call, which has no preconditions.
         unsafe { sys::cuDriverGetVersion(&raw mut version).result()? };
         if version < LEAST_DRIVER {
             return Err(DeviceError::OldDriver { version });
@@ -136,9 +136,9 @@ impl Device {
         let attribute = |which| context.attribute(which);
         let processors = attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
         let multicast = attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED)? != 0;
-        // PTX is text: the driver reads up to a 0.
+        // PTX is text, which the driver reads up to a 0.
         image.push(0);
-        // SAFETY: the image is one that NVRTC wrote, and outlives the call.
+        // SAFETY: NVRTC created the image, which outlives the call.
         let module = unsafe { result::module::load_data(image.as_ptr().cast())? };
         let mut device = Self {
             context,
@@ -157,29 +157,29 @@ impl Device {
             // SAFETY: the module was just loaded in this context.
             let handle = unsafe { result::module::get_function(self.module, name)? };
             let (mut offset, mut params) = (0, 0);
-            // A kernel that the driver loads only at its first launch might wait there for others, which wait for it.
-            // SAFETY: the function belongs to the loaded module.
+            // Loads each kernel now: one that the driver loads only at its first launch might wait there for others,
+            // which wait for it. SAFETY: the function belongs to the loaded module.
             unsafe { sys::cuFuncLoad(handle).result()? };
-            // SAFETY: both numbers outlive the call; every kernel has a parameter 0.
+            // SAFETY: both numbers outlive the call, and every kernel has a parameter 0.
             unsafe { sys::cuFuncGetParamInfo(handle, 0, &raw mut offset, &raw mut params).result()? };
             self.functions.insert(kernel, Function { handle, params, resident: OnceLock::new() });
         }
         Ok(())
     }
 
-    /// Bytes of the cache shared by all its multiprocessors.
+    /// Returns the size of the cache that all multiprocessors share.
     ///
     /// # Errors
-    /// The driver refuses the call.
+    /// If the driver refuses the call.
     pub fn cache_bytes(&self) -> Result<usize, DeviceError> {
         let bytes = self.context.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)?;
         Ok(usize::try_from(bytes).unwrap_or(0))
     }
 
-    /// Its name.
+    /// Returns the GPU's name.
     ///
     /// # Errors
-    /// The driver refuses the call.
+    /// If the driver refuses the call.
     pub fn name(&self) -> Result<String, DeviceError> {
         Ok(self.context.name()?)
     }
@@ -187,16 +187,16 @@ impl Device {
     /// Binds the GPU to the calling thread.
     ///
     /// # Errors
-    /// The driver refuses the call.
+    /// If the driver refuses the call.
     pub fn bind(&self) -> Result<(), DeviceError> {
         Ok(self.context.bind_to_thread()?)
     }
 
-    /// Finds errors before a launch.
+    /// Detects errors before a launch.
     ///
     /// # Errors
-    /// The image lacks the kernel, more blocks wait for each other than fit the GPU at once, or the driver refuses the
-    /// call.
+    /// If the image lacks the kernel, more blocks wait for one another than the GPU can run at once, or the driver
+    /// refuses the call.
     pub fn check(&self, launch: &Launch) -> Result<(), DeviceError> {
         self.fits(launch).map(|_| ())
     }
@@ -214,7 +214,7 @@ impl Device {
         Ok(function)
     }
 
-    /// Blocks that wait for one another must all run at once.
+    /// Checks that all blocks can run at once, as they must if they wait for one another.
     fn resident(&self, launch: &Launch, function: &Function) -> Result<(), DeviceError> {
         let (kernel, (blocks, ranks, threads)) = (launch.kernel(), launch.shape());
         let (found, most) = (blocks.saturating_mul(ranks), function.resident(threads)? * self.processors);
@@ -224,19 +224,19 @@ impl Device {
         }
     }
 
-    /// Launches on `stream`; returns before it ran.
+    /// Enqueues a launch on `stream` and returns without waiting for it.
     ///
     /// # Errors
-    /// The image lacks the kernel, more blocks wait for each other than fit the GPU at once, or the driver refuses the
-    /// call.
+    /// If the image lacks the kernel, more blocks wait for one another than the GPU can run at once, or the driver
+    /// refuses the call.
     ///
     /// # Safety
-    /// `stream` belongs to this GPU's context, and the memory of the call is valid there until the kernel ended.
+    /// `stream` must belong to this GPU's context, and the call's memory must be valid there until the kernel ends.
     pub unsafe fn launch(&self, launch: &Launch, stream: CUstream) -> Result<(), DeviceError> {
         let function = self.fits(launch)?;
         let ((blocks, ranks, threads), params) = (launch.shape(), launch.params());
         let mut arguments = [params.as_ptr().cast_mut().cast::<c_void>()];
-        // SAFETY: the one argument has the size that the kernel was compiled with and is copied before the call
+        // SAFETY: the only argument has the size with which the kernel was compiled and is copied before the call
         // returns; the caller guarantees the rest.
         unsafe {
             result::launch_kernel(function.handle, (blocks, ranks, 1), (threads, 1, 1), 0, stream, &mut arguments)?;
@@ -247,7 +247,7 @@ impl Device {
 
 impl Drop for Device {
     fn drop(&mut self) {
-        // After a trap the context is gone, and the module with it.
+        // After a trap, the context and the module are gone.
         if self.context.bind_to_thread().is_ok() {
             // SAFETY: loaded in `open`, unloaded once.
             let _ = unsafe { result::module::unload(self.module) };

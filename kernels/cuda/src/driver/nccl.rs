@@ -1,4 +1,4 @@
-//! [`Wire`] over NCCL, for ranks on several hosts. Not yet run on a GPU.
+//! [`Wire`] over NCCL, for ranks on several hosts. Not yet tested on a GPU.
 
 use std::ffi::{c_char, c_void};
 
@@ -9,10 +9,10 @@ use super::DeviceError;
 use crate::error::GpuError;
 use crate::hosts::{Transfer, Wire};
 
-/// The id that rank 0 creates and every other rank needs.
+/// The group's id, which rank 0 creates and every other rank needs.
 pub type GroupId = [u8; 128];
 
-/// One rank of a group over NCCL.
+/// One rank of an NCCL group.
 pub struct Group {
     comm: sys::ncclComm_t,
     stream: sys::cudaStream_t,
@@ -20,13 +20,13 @@ pub struct Group {
     ranks: usize,
 }
 
-// SAFETY: a communicator may be used from any thread, one at a time; methods take `&mut self`.
+// SAFETY: a communicator may be used by any thread, one at a time; methods take `&mut self`.
 unsafe impl Send for Group {}
 
-/// Makes the id of a new group.
+/// Creates the id of a new group.
 ///
 /// # Errors
-/// No NCCL on the loader's path, or one that refuses.
+/// If NCCL is not on the loader's path, or refuses the call.
 pub fn new_group_id() -> Result<GroupId, DeviceError> {
     find()?;
     let id = result::get_uniqueid().map_err(|error| DeviceError::Nccl(error.0 as u32))?;
@@ -34,18 +34,18 @@ pub fn new_group_id() -> Result<GroupId, DeviceError> {
 }
 
 fn find() -> Result<(), DeviceError> {
-    // SAFETY: only looks for the library; without it cudarc would panic.
+    // SAFETY: this only searches for the library; without it, cudarc would panic.
     if unsafe { sys::is_culib_present() } { Ok(()) } else { Err(DeviceError::NoNccl) }
 }
 
 impl Group {
-    /// Joins the group; waits until all ranks have joined. The GPU of this rank must be bound.
+    /// Joins the group and waits until all ranks have joined. This rank's GPU must be bound.
     ///
     /// # Errors
-    /// NCCL is missing or refuses the call, or the rank is out of range.
+    /// If NCCL is missing or refuses the call, or the rank is out of range.
     ///
     /// # Safety
-    /// `stream` belongs to that GPU as long as the value lives.
+    /// `stream` must belong to that GPU for as long as the value lives.
     pub unsafe fn join(id: &GroupId, rank: usize, ranks: usize, stream: *mut c_void) -> Result<Self, DeviceError> {
         find()?;
         let fit = |number: usize| i32::try_from(number).map_err(|_| DeviceError::Group { rank, ranks });
@@ -61,14 +61,14 @@ impl Group {
     }
 
     /// # Safety
-    /// As for [`Wire::group`].
+    /// See [`Wire::group`].
     unsafe fn call(&self, call: &Transfer) -> Result<(), GpuError> {
         let (Transfer::Send { from: span, peer }
         | Transfer::Receive { to: span, peer }
         | Transfer::Broadcast { to: span, root: peer, .. }) = *call;
         let count = usize::try_from(span.count).map_err(|_| format!("{} elements are too many", span.count))?;
         let (memory, kind, peer) = (span.address as *mut c_void, kind(span.dtype), peer as i32);
-        // SAFETY: the caller guarantees it.
+        // SAFETY: upheld by the caller.
         let answer = unsafe {
             match call {
                 Transfer::Send { .. } => result::send(memory, count, kind, peer, self.comm, self.stream),
@@ -105,16 +105,16 @@ impl Wire for Group {
 
     unsafe fn group(&mut self, calls: &[Transfer]) -> Result<(), GpuError> {
         said(result::group_start())?;
-        // SAFETY: the caller guarantees it.
+        // SAFETY: upheld by the caller.
         let made = calls.iter().try_for_each(|call| unsafe { self.call(call) });
-        // A group call must be ended, whatever became of its calls.
+        // A group call must be ended even if one of its calls failed.
         made.and(said(result::group_end()))
     }
 }
 
 impl Drop for Group {
     fn drop(&mut self) {
-        // SAFETY: made in `join`, ended once.
+        // SAFETY: created in `join`, aborted once.
         let _ = unsafe { result::comm_abort(self.comm) };
     }
 }

@@ -1,4 +1,4 @@
-//! Pinned host memory that a GPU copies from and to asynchronously: no copy of a rank waits for its kernels.
+//! Pinned host memory for asynchronous copies to and from a GPU: a rank's copies do not wait for its kernels.
 
 use std::ffi::c_void;
 
@@ -7,14 +7,14 @@ use cudarc::driver::sys::{self, CUevent, CUevent_flags, CUstream};
 
 use super::DeviceError;
 
-/// Bytes of pinned memory.
+/// A pinned allocation.
 pub(super) struct Pinned {
     start: *mut u8,
     bytes: usize,
 }
 
 impl Pinned {
-    /// Allocates on the bound GPU.
+    /// Allocates pinned memory for the bound GPU.
     pub(super) fn new(bytes: usize) -> Result<Self, DeviceError> {
         // SAFETY: freed in `drop`.
         let start = unsafe { result::malloc_host(bytes, sys::CU_MEMHOSTALLOC_PORTABLE)? };
@@ -22,12 +22,13 @@ impl Pinned {
     }
 
     fn part(&mut self, from: usize, bytes: usize) -> &mut [u8] {
-        assert!(from + bytes <= self.bytes, "{bytes} bytes from {from} on of {}", self.bytes);
-        // SAFETY: within the allocation, which `self` borrows. Nothing reads bytes that no copy has written.
+        assert!(from + bytes <= self.bytes, "{bytes} bytes at offset {from} exceed {}", self.bytes);
+        // SAFETY: the range is within the allocation, which `self` borrows. Nothing reads bytes that no copy has
+        // written.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(from), bytes) }
     }
 
-    /// The first bytes.
+    /// Returns the first bytes.
     pub(super) fn first(&mut self, bytes: usize) -> &mut [u8] {
         self.part(0, bytes)
     }
@@ -45,17 +46,17 @@ impl Drop for Pinned {
     }
 }
 
-/// Stages copies to a GPU, half by half. A half is reused once the stream has passed all copies from it, so that a call
-/// waits only if half a ring of copies precedes it in the stream.
+/// Stages copies to a GPU, using two halves alternately. A half is reused once the stream has passed all copies from
+/// it, so that a call waits only if half a ring of copies is still pending in the stream.
 pub(super) struct Ring {
     memory: Pinned,
-    /// For each half, an event that passes with its last copy.
+    /// For each half, an event that completes with its last copy.
     passed: [Passed; 2],
     half: usize,
     used: usize,
 }
 
-/// Copies start at multiples of it, because whole words move faster.
+/// Alignment of each copy's start, because whole words are copied faster.
 const COPY_ALIGNMENT: usize = 64;
 
 impl Ring {
@@ -64,10 +65,10 @@ impl Ring {
         Ok(Self { memory, passed: [Passed::new()?, Passed::new()?], half: 0, used: 0 })
     }
 
-    /// Copies `bytes` to an address of the bound GPU. They may change after it returns.
+    /// Copies `bytes` to an address of the bound GPU. The bytes may change after this returns.
     ///
     /// # Safety
-    /// There is room at the address until `stream` has passed the copy. All calls use one stream of this GPU.
+    /// There must be room at the address until `stream` has passed the copy. All calls must use one stream of this GPU.
     pub(super) unsafe fn copy(&mut self, bytes: &[u8], to: u64, stream: CUstream) -> Result<(), DeviceError> {
         let half_bytes = self.memory.len() / 2;
         let mut done = 0;
@@ -78,7 +79,8 @@ impl Ring {
             let count = (bytes.len() - done).min(half_bytes - self.used);
             let part = self.memory.part(self.half * half_bytes + self.used, count);
             part.copy_from_slice(&bytes[done..done + count]);
-            // SAFETY: the part is not written before the stream has passed the copy; the caller guarantees the rest.
+            // SAFETY: the part is not overwritten before the stream has passed the copy; the caller guarantees the
+            // rest.
             unsafe { result::memcpy_htod_async(to + done as u64, part, stream)? };
             self.used = (self.used + count).next_multiple_of(COPY_ALIGNMENT).min(half_bytes);
             done += count;
@@ -86,7 +88,7 @@ impl Ring {
         Ok(())
     }
 
-    /// Continues with the other half.
+    /// Switches to the other half.
     fn turn(&mut self, stream: CUstream) -> Result<(), DeviceError> {
         self.passed[self.half].mark(stream)?;
         self.half = 1 - self.half;
@@ -104,7 +106,7 @@ impl Passed {
     }
 
     fn mark(&self, stream: CUstream) -> Result<(), DeviceError> {
-        // SAFETY: the event is alive; the stream is the ring's.
+        // SAFETY: the event is alive, and the stream is the ring's.
         unsafe { result::event::record(self.0, stream).map_err(Into::into) }
     }
 

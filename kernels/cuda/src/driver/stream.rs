@@ -1,4 +1,4 @@
-//! The stream of a GPU as [`Runner`] and [`Accelerator`].
+//! A GPU stream that implements [`Runner`] and [`Accelerator`].
 
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -17,13 +17,14 @@ use crate::repeats::{Repeat, Repeats};
 use crate::runner::{Accelerator, Runner};
 use crate::team::Buffer;
 
-/// Size of the pinned staging memory: small writes of many layers, or large ones at bus speed.
+/// Size of the pinned staging memory, which holds the small writes of many layers, or lets large writes reach bus
+/// speed.
 const RING_BYTES: usize = 16 << 20;
 const READ_BYTES: usize = 4 << 20;
-/// A graph with fewer launches saves nothing.
+/// Minimum number of launches for which a graph saves time.
 const MIN_GRAPH_LAUNCHES: usize = 4;
 
-/// A stream, and the word that the rank's kernels report to.
+/// A stream, and the word to which the rank's kernels report.
 pub struct DeviceStream {
     stream: CUstream,
     blocks: u32,
@@ -32,29 +33,29 @@ pub struct DeviceStream {
     read: Mutex<Pinned>,
     /// Memory that the rank allocated.
     allocated: Mutex<Vec<DeviceBuffer>>,
-    /// Set for a rank that waits for no other: creating a graph may allocate, which must not wait for kernels that wait
-    /// for this rank.
+    /// Set for a rank that does not wait for others: creating a graph may allocate memory, which must not wait for
+    /// kernels that wait for this rank.
     graphs: Option<Mutex<Repeats<Graph>>>,
-    /// Set if the stream is owned.
+    /// The stream itself, if it is owned.
     own: Option<Stream>,
     /// Memory that the ranks of this GPU share.
     shared: Option<Arc<UnitMemory>>,
     device: Arc<Device>,
 }
 
-// SAFETY: stream and memory may be used by any thread that binds the GPU, as every method does.
+// SAFETY: any thread that binds the GPU, as every method does, may use stream and memory.
 unsafe impl Send for DeviceStream {}
-// SAFETY: as above; what changes is behind locks, and the driver's calls may come from several threads.
+// SAFETY: as above; mutable state is behind locks, and driver calls may come from several threads.
 unsafe impl Sync for DeviceStream {}
 
 impl DeviceStream {
-    /// The caller's stream on a GPU, with `blocks` blocks for each collective; all other ranks must use as many.
+    /// Wraps the caller's stream on a GPU, with `blocks` blocks for each collective; all other ranks must use as many.
     ///
     /// # Errors
-    /// The driver refuses the call.
+    /// If the driver refuses the call.
     ///
     /// # Safety
-    /// `stream` belongs to the GPU as long as the value lives.
+    /// `stream` must belong to the GPU for as long as the value lives.
     pub unsafe fn new(device: Arc<Device>, stream: *mut c_void, blocks: u32) -> Result<Self, DeviceError> {
         device.bind()?;
         Ok(Self {
@@ -71,32 +72,32 @@ impl DeviceStream {
         })
     }
 
-    /// A rank's work on a new, independent stream, with `blocks` blocks for each collective.
+    /// Creates a new, independent stream for a rank, with `blocks` blocks for each collective.
     ///
     /// # Errors
-    /// The driver refuses the call.
+    /// If the driver refuses the call.
     pub fn of(device: Arc<Device>, blocks: u32) -> Result<Self, DeviceError> {
         device.bind()?;
         let own = Stream::new()?;
-        // SAFETY: the value keeps the stream.
+        // SAFETY: the value owns the stream.
         let mut new = unsafe { Self::new(device, own.raw().cast(), blocks)? };
         new.own = Some(own);
         Ok(new)
     }
 
-    /// Keeps memory that other ranks reach alive as long as this value.
+    /// Keeps memory that other ranks access alive as long as this value.
     pub(super) fn sharing(mut self, memory: Arc<UnitMemory>) -> Self {
         self.shared = Some(memory);
         self
     }
 
-    /// Marks the stream of a rank that waits for no other: repeated launches become graphs.
+    /// Marks this as the stream of a rank that does not wait for others: repeated launches become graphs.
     pub(super) fn alone(mut self) -> Self {
         self.graphs = Some(Mutex::default());
         self
     }
 
-    /// The report word, for the rank's team.
+    /// Returns the report word, for the rank's team.
     pub fn word(&self) -> Buffer {
         self.word.buffers()[0]
     }
@@ -106,26 +107,27 @@ impl DeviceStream {
     }
 }
 
-/// A thread that panicked in a call left memory of this stream as it was before or after a copy.
+/// Locks, ignoring poisoning: a thread that panicked in a call left this stream's memory as it was before or after a
+/// copy.
 fn locked<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
     of.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Runner for DeviceStream {
     unsafe fn launch(&self, launch: &Launch) -> Result<(), GpuError> {
-        // SAFETY: the caller guarantees it.
+        // SAFETY: upheld by the caller.
         self.bound(|| unsafe { self.device.launch(launch, self.stream) })
     }
 
-    /// Copies through pinned memory: from other memory the driver may first wait for the stream, whose kernels may be
+    /// Copies through pinned memory. From other memory, the driver may first wait for the stream, whose kernels may be
     /// waiting for ranks that wait for this one.
     unsafe fn write(&self, bytes: &[u8], to: Buffer) -> Result<(), GpuError> {
-        // SAFETY: the caller guarantees it.
+        // SAFETY: upheld by the caller.
         self.bound(|| unsafe { locked(&self.ring).copy(bytes, to.address, self.stream) })
     }
 
     unsafe fn copy(&self, from: Buffer, to: Buffer) -> Result<(), GpuError> {
-        // SAFETY: the caller guarantees it.
+        // SAFETY: upheld by the caller.
         self.bound(|| unsafe { memory::copy(from, to, to.bytes as usize, self.stream) })
     }
 
@@ -151,10 +153,10 @@ impl Accelerator for DeviceStream {
     unsafe fn launch_all(&self, launches: &[Launch]) -> Result<(), GpuError> {
         let graphs = self.graphs.as_ref().filter(|_| launches.len() >= MIN_GRAPH_LAUNCHES);
         let (Some(graphs), Some(stream)) = (graphs, &self.own) else {
-            // SAFETY: the caller guarantees it.
+            // SAFETY: upheld by the caller.
             return launches.iter().try_for_each(|launch| unsafe { self.launch(launch) });
         };
-        // SAFETY: the caller guarantees it, which holds as long as the stream owns the memory of its calls.
+        // SAFETY: upheld by the caller, for as long as the stream owns the memory of its calls.
         self.bound(|| unsafe {
             match locked(graphs).of(launches) {
                 Repeat::First => launches.iter().try_for_each(|launch| self.device.launch(launch, self.stream)),
@@ -170,7 +172,7 @@ impl Accelerator for DeviceStream {
         for part in to.chunks_mut(most) {
             let arrived = pinned.first(part.len());
             self.bound(|| {
-                // SAFETY: guaranteed by the caller; the stream is alive, and passes the copy before the bytes are read.
+                // SAFETY: upheld by the caller; the stream is alive, and passes the copy before the bytes are read.
                 unsafe {
                     result::memcpy_dtoh_async(arrived, address, self.stream)?;
                     Ok(result::stream::synchronize(self.stream)?)
@@ -188,7 +190,8 @@ impl Accelerator for DeviceStream {
 }
 
 impl Drop for DeviceStream {
-    /// The GPU uses the memory until the stream has passed it. After a trap the context is gone, and all of it with it.
+    /// Waits for the stream, because the GPU uses the memory until then. After a trap, the context and all of its
+    /// memory are gone.
     fn drop(&mut self) {
         if self.device.bind().is_ok() {
             // SAFETY: the stream is alive, as `new` requires.

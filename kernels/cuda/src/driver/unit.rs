@@ -1,8 +1,8 @@
-//! Several ranks of one process on one GPU: a stream for each, and memory that all of them can access.
+//! Several ranks of one process on one GPU: one stream per rank, and memory that all of them can access.
 //!
-//! Kernels of a collective wait for those of the other ranks. In the meantime the GPU must not need anything that
-//! itself waits for these kernels: memory is allocated and kernels are loaded before the first collective, every rank
-//! has its own stream, and the waiting blocks leave room for a rank that still computes.
+//! Kernels of a collective wait for those of the other ranks. Meanwhile, the GPU must not need anything that itself
+//! waits for these kernels: memory is allocated and kernels are loaded before the first collective, every rank has its
+//! own stream, and waiting blocks leave room for a rank that is still computing.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -17,10 +17,10 @@ use crate::params::{COLLECTIVE_THREADS, MAX_BLOCKS, MAX_LOCAL, NORM_THREADS, SIG
 use crate::team::{Buffer, Team, in_range};
 use crate::unit::{Room, UnitRank};
 
-/// Waiting blocks take at most 1 / `WAITING_SHARE` of the slots of each multiprocessor.
+/// Waiting blocks occupy at most 1 / `WAITING_SHARE` of each multiprocessor's slots.
 const WAITING_SHARE: u32 = 4;
 
-/// The kernels of [`PeerMemory`](crate::unit::PeerMemory)'s calls and of a switch, whose blocks wait for other ranks.
+/// The kernels of a switch and of [`PeerMemory`](crate::unit::PeerMemory)'s calls, whose blocks wait for other ranks.
 const WAITING: [&str; 5] = ["semmoe_srs_", "semmoe_sag_", "semmoe_dispatch_", "semmoe_combine_", "semmoe_reshard"];
 
 /// A GPU that ranks of this process share.
@@ -28,7 +28,7 @@ pub struct DeviceUnit {
     device: Arc<Device>,
 }
 
-/// Memory of the ranks that the other ranks can access.
+/// The ranks' memory that other ranks can access.
 pub(super) struct UnitMemory {
     buffers: Vec<DeviceBuffer>,
     device: Arc<Device>,
@@ -36,20 +36,20 @@ pub(super) struct UnitMemory {
 
 impl Drop for UnitMemory {
     fn drop(&mut self) {
-        // If that fails the context is gone, and its memory with it.
+        // If binding fails, the context and its memory are gone.
         if self.device.bind().is_ok() {
             self.buffers.clear();
         }
     }
 }
 
-// SAFETY: memory of a GPU may be freed by any thread that binds it.
+// SAFETY: any thread that binds a GPU may free its memory.
 unsafe impl Send for UnitMemory {}
-// SAFETY: none of the memory is accessed from here.
+// SAFETY: this type itself never accesses the memory.
 unsafe impl Sync for UnitMemory {}
 
 impl DeviceUnit {
-    /// Opens a GPU by its ordinal, with all kernels; `kept` is the cache folder of [`Device::open_with`].
+    /// Opens a GPU by its ordinal and loads all kernels; `kept` is the cache folder of [`Device::open_with`].
     ///
     /// # Errors
     /// See [`Device::open_with`].
@@ -65,21 +65,21 @@ impl DeviceUnit {
         &self.device
     }
 
-    /// Free bytes, and the total.
+    /// Returns the free bytes and the total bytes.
     ///
     /// # Errors
-    /// The driver refuses the call.
+    /// If the driver refuses the call.
     pub fn memory(&self) -> Result<(u64, u64), DeviceError> {
         self.device.bind()?;
         let (free, all) = result::mem_get_info()?;
         Ok((free as u64, all as u64))
     }
 
-    /// All ranks of a unit, with the memory of their collectives. A kernel waits for another rank for at most
+    /// Creates all ranks of a unit, with the memory for their collectives. A kernel waits for another rank for at most
     /// `timeout`.
     ///
     /// # Errors
-    /// More ranks than the GPU can run at once, too little memory, or the driver refuses the call.
+    /// If the GPU cannot run that many ranks at once, there is too little memory, or the driver refuses the call.
     pub fn ranks(&self, room: &Room, timeout: Duration) -> Result<Vec<UnitRank>, DeviceError> {
         self.device.bind()?;
         let ranks = in_range("ranks on a GPU", room.ranks as u64, 1, MAX_LOCAL as u64)?;
@@ -109,15 +109,15 @@ impl DeviceUnit {
     }
 }
 
-/// Blocks of each rank such that those of all ranks occupy at most `1 / WAITING_SHARE` of the slots.
+/// Returns the number of blocks per rank such that all ranks' blocks occupy at most `1 / WAITING_SHARE` of the slots.
 fn blocks_of_a_rank(slots: u32, ranks: u32, threads: u32) -> u32 {
-    // The fused norm has as many threads in smaller blocks.
+    // The fused norm has as many threads, in smaller blocks.
     slots / WAITING_SHARE / ranks / (COLLECTIVE_THREADS / threads)
 }
 
 impl Device {
-    /// Blocks of each of these ranks in a collective. All of them may be waiting while the last rank still computes
-    /// their input: its kernels need the other slots.
+    /// Returns the number of blocks per rank in a collective. All of them may be waiting while the last rank still
+    /// computes their input, for which its kernels need the other slots.
     fn waiting_blocks(&self, ranks: u32) -> Result<u32, DeviceError> {
         let mut fewest = MAX_BLOCKS;
         for (&kernel, function) in &self.functions {
@@ -142,7 +142,7 @@ impl Device {
         let mut most = 0usize;
         for function in self.functions.values() {
             let mut bytes = 0;
-            // SAFETY: the number outlives the call; the function belongs to the loaded module.
+            // SAFETY: the number outlives the call, and the function belongs to the loaded module.
             unsafe { sys::cuFuncGetAttribute(&raw mut bytes, attribute, function.handle).result()? };
             most = most.max(usize::try_from(bytes).unwrap_or(0));
         }

@@ -1,5 +1,5 @@
-//! [`VirtualMemory`] by the driver: `cuMem*` and `cuMulticast*`. Handles are passed to other processes as file
-//! descriptors.
+//! Implements [`VirtualMemory`] with the driver's `cuMem*` and `cuMulticast*` calls. Handles are passed to other
+//! processes as file descriptors.
 
 use std::ffi::c_void;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
@@ -16,7 +16,7 @@ use crate::vmm::{Addresses, Handle, Handles, VirtualMemory};
 
 const FILE: CUmemAllocationHandleType = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
 
-// CUDA exists only on 64-bit machines, where every size fits.
+// CUDA supports only 64-bit machines, where every size fits.
 const _: () = assert!(size_of::<usize>() == size_of::<u64>());
 
 impl Device {
@@ -51,7 +51,7 @@ impl Handles for Device {
 
     fn granularity(&self, multicast_devices: Option<u32>) -> Result<u64, DriverError> {
         let mut unit = 0;
-        // SAFETY: both structures and the number outlive the calls.
+        // SAFETY: the structures and the number outlive the calls.
         unsafe {
             match multicast_devices {
                 None => {
@@ -60,7 +60,7 @@ impl Handles for Device {
                 }
                 Some(devices) => {
                     let best = CUmulticastGranularity_flags::CU_MULTICAST_GRANULARITY_RECOMMENDED;
-                    // The call also requires a size; any will do.
+                    // The call also requires a size; any size will do.
                     sys::cuMulticastGetGranularity(&raw mut unit, &object(devices, 1 << 21), best).result()?;
                 }
             }
@@ -77,12 +77,12 @@ impl Handles for Device {
 
     fn export(&self, handle: Handle) -> Result<OwnedFd, DriverError> {
         let mut file: RawFd = -1;
-        // SAFETY: for this kind of handle the driver writes an int.
+        // SAFETY: for this handle type, the driver writes an int.
         unsafe { sys::cuMemExportToShareableHandle((&raw mut file).cast::<c_void>(), handle, FILE, 0) }.result()?;
         if file < 0 {
             return Err(DriverError(CUresult::CUDA_ERROR_INVALID_HANDLE));
         }
-        // SAFETY: a descriptor that the driver has just made for the caller.
+        // SAFETY: the driver has just created the descriptor for the caller.
         Ok(unsafe { OwnedFd::from_raw_fd(file) })
     }
 
@@ -90,13 +90,13 @@ impl Handles for Device {
         let mut handle = 0;
         // The descriptor is passed in place of a pointer.
         let number = std::ptr::without_provenance_mut::<c_void>(file.as_raw_fd() as usize);
-        // SAFETY: the handle outlives the call; a descriptor of anything else is refused.
+        // SAFETY: the handle outlives the call; a descriptor for anything else is refused.
         unsafe { sys::cuMemImportFromShareableHandle(&raw mut handle, number, FILE) }.result()?;
         Ok(handle)
     }
 
     fn release(&self, handle: Handle) -> Result<(), DriverError> {
-        // SAFETY: made or imported once, given back once.
+        // SAFETY: created or imported once, released once.
         unsafe { sys::cuMemRelease(handle) }.result()
     }
 }
@@ -127,7 +127,7 @@ impl Addresses for Device {
     }
 
     fn free(&self, address: u64, bytes: u64) -> Result<(), DriverError> {
-        // SAFETY: reserved before and unmapped.
+        // SAFETY: the range was reserved and is unmapped.
         unsafe { sys::cuMemAddressFree(address, bytes as usize) }.result()
     }
 }
@@ -145,17 +145,17 @@ impl VirtualMemory for Device {
     }
 
     fn add_device(&self, multicast: Handle) -> Result<(), DriverError> {
-        // SAFETY: an invalid handle is refused.
+        // SAFETY: the driver refuses an invalid handle.
         unsafe { sys::cuMulticastAddDevice(multicast, self.context.cu_device()) }.result()
     }
 
     fn bind(&self, multicast: Handle, memory: Handle, bytes: u64) -> Result<(), DriverError> {
-        // SAFETY: invalid handles are refused; sizes are checked by the driver too.
+        // SAFETY: the driver refuses invalid handles and checks sizes too.
         unsafe { sys::cuMulticastBindMem(multicast, 0, memory, 0, bytes as usize, 0) }.result()
     }
 
     fn unbind(&self, multicast: Handle, bytes: u64) -> Result<(), DriverError> {
-        // SAFETY: as for `bind`.
+        // SAFETY: as in `bind`.
         unsafe { sys::cuMulticastUnbind(multicast, self.context.cu_device(), 0, bytes as usize) }.result()
     }
 }

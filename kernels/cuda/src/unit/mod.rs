@@ -1,8 +1,8 @@
-//! The collectives of [`semmoe_kernels::collectives`] over rows in GPU memory, for a compute backend on a GPU.
+//! Implements [`semmoe_kernels::collectives`] on rows in GPU memory, for compute backends on a GPU.
 //!
-//! The host has labels, splits and plans, because it must know how many rows will arrive: they travel over a
-//! [`Lockstep`], in the same messages as elsewhere, without rows. Ranks therefore agree on a call, or learn of a lost
-//! rank, before anything is launched. Rows then move on the rank's stream, between GPUs that have mapped each other
+//! Labels, splits and plans stay on the host, which must know how many rows will arrive. They travel over a
+//! [`Lockstep`] in the usual messages, but without rows. Ranks therefore agree on a call, or detect a lost rank, before
+//! anything is launched. Rows then move on the rank's stream, between GPUs that have mapped each other's memory
 //! ([`PeerMemory`]) or over NCCL ([`Hosts`](crate::hosts::Hosts)).
 
 mod mover;
@@ -25,10 +25,10 @@ use crate::calls::Rows;
 /// One rank's end: messages on the host, rows in its GPU's memory.
 #[derive(Debug)]
 pub struct DeviceCollectives<L, M, T> {
-    /// Everything but the rows: its own rows have no columns.
+    /// Handles everything but the rows: it is called with rows of zero columns.
     unit: RowCollectives<L, PrivateMemory<T>, T>,
     mover: M,
-    /// Elements of the last part.
+    /// Number of elements of the last part.
     part: usize,
     sent: Sent,
 }
@@ -48,7 +48,7 @@ fn rows_of<T: Element>(tokens: usize, hidden: usize) -> Rows {
 }
 
 impl Sent {
-    /// Sets the plan, with the number of rows received from each rank.
+    /// Records the plan and the number of rows received from each rank.
     fn set(&mut self, plan: &DispatchPlan, hidden: usize, received: impl Iterator<Item = u32>) {
         let ranks = plan.ranks();
         (self.hidden, self.tokens) = (hidden, plan.tokens());
@@ -73,7 +73,7 @@ impl Sent {
 }
 
 impl<L: Lockstep, M: RowMover<T>, T: Element> DeviceCollectives<L, M, T> {
-    /// Combines the messages and rows of one rank; both must be for the same ranks.
+    /// Combines one rank's link and mover; both must span the same ranks.
     pub fn new(link: L, mover: M) -> Self {
         let memory = PrivateMemory::new(link.rank());
         Self { unit: RowCollectives::new(link, memory), mover, part: 0, sent: Sent::default() }
@@ -87,25 +87,25 @@ impl<L: Lockstep, M: RowMover<T>, T: Element> DeviceCollectives<L, M, T> {
         UnitError::Operands { rank: self.unit.rank(), detail }
     }
 
-    /// Begins a call on split rows.
+    /// Starts a call on split rows.
     fn split_call<'a>(&self, hidden: usize, split: RowSplit<'a>) -> Result<SplitRows<'a>, UnitError> {
         self.check_stopped()?;
         self.check("the ranks of the split", split.ranks(), self.unit.world())?;
         Ok(SplitRows { rows: rows_of::<T>(split.tokens(), hidden), split })
     }
 
-    /// A region, which must hold `len` elements.
+    /// Returns the first `len` elements of a region, which must be large enough.
     fn region(&self, region: Region, len: usize) -> Result<DeviceRows<'_, T>, UnitError> {
         let mut buffer = self.mover.region(region);
         let limit = buffer.bytes as usize / size_of::<T>();
         if len > limit {
-            return Err(self.operands(format!("{len} elements of rows, more than the {limit} that its memory holds")));
+            return Err(self.operands(format!("{len} row elements exceed the {limit} that fit in its memory")));
         }
         buffer.bytes = (len * size_of::<T>()) as u64;
         Ok(DeviceRows::of(buffer))
     }
 
-    /// Checks whether a kernel of an earlier call stopped, which the driver reports for every later call.
+    /// Fails if a kernel of an earlier call stopped, which the driver reports for every later call.
     fn check_stopped(&self) -> Result<(), UnitError> {
         let Some(stopped) = self.mover.stopped() else { return Ok(()) };
         Err(match stopped.late() {
@@ -177,7 +177,7 @@ impl<L: Lockstep, M: RowMover<T>, T: Element> Collectives<T, Gpu> for DeviceColl
         let Self { unit, mover, sent, .. } = self;
         let Received { rows: index, pair_rows, experts, weights, .. } = unit.received();
         let bytes = (index.len() * sent.hidden * size_of::<T>()) as u64;
-        // There is room: `dispatch` would have failed.
+        // The rows fit, otherwise `dispatch` would have failed.
         let [rows, sums] = [Region::Rows, Region::Sums].map(|region| {
             let buffer = mover.region(region);
             DeviceRows::of(crate::Buffer { bytes: bytes.min(buffer.bytes), ..buffer })

@@ -1,4 +1,4 @@
-//! Moves rows between GPUs, once the ranks have agreed on a call.
+//! Moves rows between GPUs once the ranks have agreed on a call.
 
 use semmoe_kernels::collectives::NormIn;
 use semmoe_kernels::{Dtype, Element, RowSplit};
@@ -10,30 +10,30 @@ use crate::launch::Launch;
 use crate::runner::Runner;
 use crate::team::{Buffer, Team};
 
-/// Memory that the collectives keep for rows.
+/// A memory region that the collectives reserve for rows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Region {
     /// The partial sums of a reduce-scatter, or the rows of a dispatch.
     Rows,
-    /// The sums that [`combine`](RowMover::combine) returns.
+    /// The sums that [`combine`](RowMover::combine) reduces.
     Sums,
 }
 
-/// n tokens of all ranks, and their split.
+/// The n tokens of all ranks, and how they are split.
 #[derive(Clone, Copy, Debug)]
 pub struct SplitRows<'a> {
     /// n, H
     pub rows: Rows,
-    /// Which rank has which rows.
+    /// The split of the tokens over the ranks.
     pub split: RowSplit<'a>,
 }
 
-/// Rows that this rank sends in a dispatch, and those that it receives.
+/// The rows that this rank sends and receives in a dispatch.
 #[derive(Clone, Copy, Debug)]
 pub struct SentRows<'a> {
     /// n of this rank, H
     pub rows: Rows,
-    /// `[n, P]`: the place of a token among the rows for a rank, or -1.
+    /// `[n, P]`: the index of each token among the rows sent to each rank, or -1.
     pub places: &'a [i32],
     /// `[P]`: rows for each rank.
     pub sent: &'a [u32],
@@ -41,16 +41,16 @@ pub struct SentRows<'a> {
     pub received: &'a [u32],
 }
 
-/// One rank's end of a transport for rows of T. Lengths have been checked, and every rank makes the same call. Nothing
-/// waits for the GPU: results are ready when the rank's stream has passed the call.
+/// One rank's end of a transport for rows of `T`. The caller has checked all lengths, and every rank makes the same
+/// call. Calls do not wait for the GPU: results are ready once the rank's stream has passed the call.
 pub trait RowMover<T: Element>: Send {
     /// The whole region.
     fn region(&self, region: Region) -> Buffer;
 
-    /// The status that stopped a kernel, if any did.
+    /// Returns the status of the kernel that stopped, if any.
     fn stopped(&self) -> Option<Stopped>;
 
-    /// Reduces [`Region::Rows`] of all ranks.
+    /// Reduces [`Region::Rows`] over all ranks.
     ///
     /// # Errors
     /// See [`MoveError`].
@@ -61,7 +61,7 @@ pub trait RowMover<T: Element>: Send {
         out: DeviceRows<'_, T>,
     ) -> Result<(), MoveError>;
 
-    /// `own` is `[m, H]`, `out` `[n, H]`.
+    /// Gathers the rows of all ranks: `own` is `[m, H]`, `out` is `[n, H]`.
     ///
     /// # Errors
     /// See [`MoveError`].
@@ -72,13 +72,14 @@ pub trait RowMover<T: Element>: Send {
         out: DeviceRows<'_, T>,
     ) -> Result<(), MoveError>;
 
-    /// Copies rows of `x` into [`Region::Rows`] of their ranks.
+    /// Copies rows of `x` into [`Region::Rows`] of the destination ranks.
     ///
     /// # Errors
     /// See [`MoveError`].
     fn dispatch(&mut self, call: SentRows<'_>, x: DeviceRows<'_, T>) -> Result<(), MoveError>;
 
-    /// Reduces [`Region::Sums`] of the ranks that received rows in the last dispatch, with the same `call`.
+    /// Reduces [`Region::Sums`] over the ranks that received rows in the last dispatch, whose `call` must be passed
+    /// again.
     ///
     /// # Errors
     /// See [`MoveError`].
@@ -88,7 +89,7 @@ pub trait RowMover<T: Element>: Send {
 /// Why rows could not be moved.
 #[derive(Debug, thiserror::Error)]
 pub enum MoveError {
-    /// A call refused before its launch, or memory that is too small.
+    /// The call was rejected before its launch, or memory is too small.
     #[error(transparent)]
     Launch(#[from] LaunchError),
     /// The driver's message.
@@ -99,12 +100,12 @@ pub enum MoveError {
     Nccl(#[source] GpuError),
 }
 
-/// The largest calls that a rank's memory has room for.
+/// The largest calls that fit in a rank's memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Room {
     /// P
     pub ranks: usize,
-    /// Maximum rows of a part, and of a dispatch to one rank.
+    /// Maximum number of rows in a part, and in a dispatch to one rank.
     pub rows: usize,
     /// H
     pub hidden: usize,
@@ -118,31 +119,31 @@ impl Room {
         (self.rows * self.hidden * self.dtype.bytes()) as u64
     }
 
-    /// Bytes of a number for each row.
+    /// Size of an array with one 32-bit number per row.
     pub(crate) fn numbers(&self) -> u64 {
         4 * self.rows as u64
     }
 
-    /// Permutation, offsets, places.
+    /// Sizes of the permutation, the offsets and the places.
     fn scratch(&self) -> [u64; 3] {
         [self.numbers(), 4 * (self.ranks as u64 + 1), self.numbers() * self.ranks as u64]
     }
 
-    /// Bytes of a rank's own memory.
+    /// Returns the size of a rank's own memory.
     pub fn scratch_bytes(&self) -> u64 {
         padded(&self.scratch())
     }
 }
 
-/// Alignment of the parts of one allocation.
+/// Alignment of each part of an allocation.
 const PART_ALIGNMENT: u64 = 256;
 
-/// Bytes of all parts, with padding.
+/// Returns the size of all parts, including padding.
 pub(crate) fn padded(sizes: &[u64]) -> u64 {
     sizes.iter().map(|bytes| bytes.next_multiple_of(PART_ALIGNMENT)).sum()
 }
 
-/// The parts of an allocation.
+/// Splits an allocation into parts.
 pub(crate) fn cut<const N: usize>(
     what: &'static str,
     memory: Buffer,
@@ -157,7 +158,7 @@ pub(crate) fn cut<const N: usize>(
     }))
 }
 
-/// Bytes that memory must have.
+/// Checks that memory has at least `expected` bytes.
 pub(crate) fn check_room(what: &'static str, memory: Buffer, expected: u64) -> Result<(), MoveError> {
     match memory.bytes {
         found if found < expected => Err(LaunchError::TooSmall { what, index: 0, found, expected }.into()),
@@ -165,27 +166,27 @@ pub(crate) fn check_room(what: &'static str, memory: Buffer, expected: u64) -> R
     }
 }
 
-/// This rank's stream, and memory for the numbers that kernels get from the host.
+/// This rank's stream, and memory for the arrays that the host passes to kernels.
 pub(crate) struct Stream<R> {
     pub(crate) runner: R,
     permutation: Buffer,
     offsets: Buffer,
-    /// As written, or as the dispatch kernel left them.
+    /// The places as written by the host or left by the dispatch kernel.
     pub(crate) places: Buffer,
 }
 
 impl<R: Runner> Stream<R> {
     /// # Safety
-    /// `scratch` is memory of the runner's GPU as long as the value is there.
+    /// `scratch` must remain memory of the runner's GPU for as long as the value exists.
     pub(crate) unsafe fn new(runner: R, room: &Room, scratch: Buffer) -> Result<Self, MoveError> {
         let [permutation, offsets, places] = cut("scratch", scratch, room.scratch())?;
         Ok(Self { runner, permutation, offsets, places })
     }
 
-    /// Writes numbers into this rank's memory, and returns their buffer.
+    /// Writes numbers into this rank's memory and returns the buffer that contains them.
     ///
     /// # Safety
-    /// `to` is memory of this GPU.
+    /// `to` must be memory of this GPU.
     pub(crate) unsafe fn write<N: bytemuck::Pod>(
         &self,
         what: &'static str,
@@ -195,41 +196,41 @@ impl<R: Runner> Stream<R> {
         let bytes = bytemuck::cast_slice::<N, u8>(numbers);
         check_room(what, to, bytes.len() as u64)?;
         if !bytes.is_empty() {
-            // SAFETY: the caller guarantees it, and there is room.
+            // SAFETY: the caller guarantees that `to` is memory of this GPU, and its size was checked.
             unsafe { self.runner.write(bytes, to) }.map_err(MoveError::Device)?;
         }
         Ok([Buffer { bytes: bytes.len() as u64, ..to }])
     }
 
-    /// The order of a split; `None` if tokens keep their own.
+    /// Writes the permutation of a split; returns `None` if tokens keep their order.
     pub(crate) fn permutation(&self, split: RowSplit<'_>) -> Result<Option<[Buffer; 1]>, MoveError> {
-        // SAFETY: the scratch is this rank's.
+        // SAFETY: the scratch memory belongs to this rank.
         split.permutation().map(|order| unsafe { self.write("a permutation", order, self.permutation) }).transpose()
     }
 
-    /// The order and the offsets of a split.
+    /// Writes the permutation and the offsets of a split.
     pub(crate) fn split(&self, split: RowSplit<'_>) -> Result<OwnSplit, MoveError> {
         Ok(OwnSplit { permutation: self.permutation(split)?, offsets: Some(self.offsets(split.offsets())?) })
     }
 
     pub(crate) fn offsets(&self, offsets: &[u32]) -> Result<[Buffer; 1], MoveError> {
-        // SAFETY: the scratch is this rank's.
+        // SAFETY: the scratch memory belongs to this rank.
         unsafe { self.write("offsets", offsets, self.offsets) }
     }
 
     pub(crate) fn write_places(&self, places: &[i32]) -> Result<(), MoveError> {
-        // SAFETY: the scratch is this rank's.
+        // SAFETY: the scratch memory belongs to this rank.
         unsafe { self.write("places", places, self.places) }.map(drop)
     }
 
     /// # Safety
-    /// As for [`Runner::launch`].
+    /// See [`Runner::launch`].
     pub(crate) unsafe fn launch(&self, launch: &Launch) -> Result<(), MoveError> {
-        // SAFETY: the caller guarantees it.
+        // SAFETY: upheld by the caller.
         unsafe { self.runner.launch(launch) }.map_err(MoveError::Device)
     }
 
-    /// Reduces into all rows of `out`, with the norm, if any.
+    /// Reduces into all rows of `out`, with the norm if there is one.
     pub(crate) fn reduce_scatter<T: Element>(
         &self,
         team: &Team,
@@ -253,7 +254,7 @@ impl<R: Runner> Stream<R> {
             }
             .launch(team, self.runner.grid().for_norm())?,
         };
-        // SAFETY: rows are what `DeviceRows` promises, parts are the mover's own memory and that of its peers.
+        // SAFETY: `DeviceRows` guarantees that its rows are valid; the parts are memory of this mover and its peers.
         unsafe { self.launch(&launch) }
     }
 }

@@ -1,4 +1,5 @@
-//! Rows between GPUs that have mapped each other's memory: one kernel reads or writes all of them.
+//! Moves rows between GPUs that have mapped each other's memory: a single kernel reads or writes the memory of all of
+//! them.
 
 use std::sync::Arc;
 
@@ -14,34 +15,35 @@ use crate::params::{MAX_RANKS, SIGNAL_BYTES, SORT_THREADS};
 use crate::runner::{Accelerator, Runner};
 use crate::team::{Buffer, Team, count};
 
-/// One of several ranks that share a GPU, before its first call.
+/// Stream, team and memory of one of several ranks that share a GPU, before its first call.
 pub struct UnitRank {
-    /// Its stream, which keeps the memory of all ranks alive.
+    /// The rank's stream, which keeps the memory of all ranks alive.
     pub runner: Arc<dyn Accelerator + Sync>,
     /// The team of all ranks.
     pub team: Team,
     /// `[P]`: each rank's symmetric memory.
     pub symmetric: Vec<Buffer>,
-    /// Memory of this rank alone.
+    /// Memory that only this rank uses.
     pub own: Buffer,
 }
 
-/// One rank among peers whose memory it has mapped.
+/// One rank that has mapped the memory of its peers.
 pub struct PeerMemory<R> {
     team: Team,
     stream: Stream<R>,
-    /// The rank's regions, and what the dispatch kernel writes beside the rows: by rank.
+    /// For each part of the symmetric memory, the buffer on each rank: the regions, then the arrays that the dispatch
+    /// kernel writes along with the rows.
     parts: [Vec<Buffer>; 5],
-    /// Counts of a dispatch, which are at the end of this rank's signals.
+    /// Row counts of a dispatch, stored at the end of this rank's signals.
     counts: Buffer,
-    /// Where the sources' rows begin; the host knows this too.
+    /// Offsets of each source rank's rows, written by the kernel and also computed by the host.
     source_offsets: Buffer,
-    /// Experts of tokens without any: the host has labels and weights.
+    /// The experts of tokens, all -1: labels and weights stay on the host.
     no_experts: Buffer,
 }
 
 impl Room {
-    /// Rows, sums; tokens, experts and weights of received rows.
+    /// Sizes of the symmetric parts: rows, sums, and the tokens, experts and weights of received rows.
     fn symmetric(&self) -> [u64; 5] {
         [self.region(), self.region(), self.numbers(), self.numbers(), self.numbers()]
     }
@@ -50,29 +52,29 @@ impl Room {
         [self.scratch_bytes(), 4 * (self.ranks as u64 + 1), self.numbers()]
     }
 
-    /// Bytes of each rank's symmetric memory, for [`PeerMemory`].
+    /// Returns the size of each rank's symmetric memory for [`PeerMemory`].
     pub fn symmetric_bytes(&self) -> u64 {
         padded(&self.symmetric())
     }
 
-    /// Bytes of each rank's own memory, for [`PeerMemory`].
+    /// Returns the size of each rank's own memory for [`PeerMemory`].
     pub fn own_bytes(&self) -> u64 {
         padded(&self.beside())
     }
 }
 
 impl<R: Runner> PeerMemory<R> {
-    /// The rank of a team, as [`Team::new`] makes it with `signals`.
+    /// Creates one rank of a team that [`Team::new`] created with `signals`.
     ///
-    /// - `symmetric` `[P]`: each rank's memory, [`Room::symmetric_bytes`] or more
-    /// - `own`: memory of this rank, [`Room::own_bytes`] or more
+    /// - `symmetric` `[P]`: each rank's memory, at least [`Room::symmetric_bytes`]
+    /// - `own`: memory of this rank, at least [`Room::own_bytes`]
     ///
     /// # Errors
-    /// Memory that is too small, a driver that refuses.
+    /// If memory is too small or the driver fails.
     ///
     /// # Safety
-    /// All of it is mapped on the runner's GPU, and only the values of these ranks use it, as long as any of them
-    /// lives.
+    /// All memory must be mapped on the runner's GPU, and only the values of these ranks may use it, for as long as any
+    /// of them lives.
     pub unsafe fn new(room: Room, team: Team, symmetric: &[Buffer], own: Buffer, runner: R) -> Result<Self, MoveError> {
         count("symmetric memory", symmetric.len(), team.ranks())?;
         let mut parts: [Vec<Buffer>; 5] = Default::default();
@@ -83,30 +85,30 @@ impl<R: Runner> PeerMemory<R> {
         let [scratch, source_offsets, no_experts] = cut("own memory", own, room.beside())?;
         let bytes = 4 * MAX_RANKS as u64;
         let counts = Buffer { address: team.local_signals()[0] + SIGNAL_BYTES - bytes, bytes };
-        // SAFETY: the caller guarantees it.
+        // SAFETY: upheld by the caller.
         let stream = unsafe { Stream::new(runner, &room, scratch)? };
         // SAFETY: as above.
         unsafe { stream.write("own memory", &vec![-1i32; room.rows], no_experts)? };
         Ok(Self { team, stream, parts, counts, source_offsets, no_experts })
     }
 
-    /// Whether all rows are its own: it then sends all tokens to itself, in order.
+    /// Whether the team has a single rank, which sends all tokens to itself, in order.
     fn is_alone(&self) -> bool {
         self.team.ranks() == 1
     }
 
-    /// The rows of a call from one place to another.
+    /// Copies a call's rows from one buffer to another.
     fn copy(&self, from: Buffer, to: Buffer, call: SentRows<'_>) -> Result<(), MoveError> {
         let bytes = call.rows.bytes_of(call.sent[0].into());
         check_room("rows", to, bytes)?;
         match bytes {
             0 => Ok(()),
-            // SAFETY: rows are what `DeviceRows` promises; the rest is the promise of `new`.
+            // SAFETY: `DeviceRows` guarantees that its rows are valid, and the caller of `new` guarantees the rest.
             _ => unsafe { self.stream.runner.copy(from, Buffer { bytes, ..to }) }.map_err(MoveError::Device),
         }
     }
 
-    /// Rows of `row_bytes` that every rank has room for.
+    /// Returns the number of rows of `row_bytes` bytes that fit on every rank.
     fn capacity(&self, row_bytes: u64) -> u64 {
         let [rows, _, tokens, ..] = self.parts.each_ref().map(|of| of.first().map_or(0, |part| part.bytes));
         (tokens / 4).min(rows / row_bytes.max(1))
@@ -150,7 +152,7 @@ impl<R: Runner, T: Element> RowMover<T> for PeerMemory<R> {
         }
         .launch(&self.team, self.stream.runner.grid())?;
         let gathered = RowMover::<T>::region(self, Region::Rows);
-        // SAFETY: rows are what `DeviceRows` promises; the rest is the promise of `new`.
+        // SAFETY: `DeviceRows` guarantees that its rows are valid, and the caller of `new` guarantees the rest.
         unsafe {
             self.stream.launch(&launch)?;
             match out.is_empty() {
@@ -166,7 +168,7 @@ impl<R: Runner, T: Element> RowMover<T> for PeerMemory<R> {
             return self.copy(x.buffer(), to, call);
         }
         self.stream.write_places(call.places)?;
-        // SAFETY: the peers have read the counts of the last dispatch when its kernel ended.
+        // SAFETY: the kernel of the last dispatch ended only after the peers had read its counts.
         unsafe { self.stream.write("counts", call.sent, self.counts)? };
         let [rows, _, tokens, experts, weights] = &self.parts;
         let capacity = self.capacity(call.rows.bytes_of(1));
@@ -185,7 +187,7 @@ impl<R: Runner, T: Element> RowMover<T> for PeerMemory<R> {
             received: Received { capacity, rows, tokens, experts, weights },
         }
         .launches(&self.team, self.stream.runner.grid(), SORT_THREADS)?;
-        // SAFETY: rows are what `DeviceRows` promises; the rest is the promise of `new`.
+        // SAFETY: `DeviceRows` guarantees that its rows are valid, and the caller of `new` guarantees the rest.
         unsafe { self.stream.launch(&exchange) }
     }
 

@@ -1,4 +1,4 @@
-//! Rows in the memory of a GPU.
+//! Rows in GPU memory.
 
 use std::marker::PhantomData;
 
@@ -11,7 +11,7 @@ use crate::team::Buffer;
 #[derive(Clone, Copy, Debug)]
 pub enum Gpu {}
 
-/// Elements in memory of this rank's GPU.
+/// Elements in the memory of this rank's GPU.
 #[derive(Clone, Copy, Debug)]
 pub struct DeviceRows<'a, T> {
     buffer: Buffer,
@@ -19,11 +19,11 @@ pub struct DeviceRows<'a, T> {
 }
 
 impl<T: Element> DeviceRows<'_, T> {
-    /// `len` elements that begin at `address`, a multiple of [`ELEMENT_ALIGNMENT`](crate::ELEMENT_ALIGNMENT).
+    /// Wraps `len` elements that start at `address`, a multiple of [`ELEMENT_ALIGNMENT`](crate::ELEMENT_ALIGNMENT).
     ///
     /// # Safety
-    /// They are memory of this rank's GPU until the rank's stream has passed every call that uses them. If a call
-    /// writes them, nothing else uses them meanwhile; if it reads them, nothing else writes them.
+    /// The elements must be memory of this rank's GPU until the rank's stream has passed every call that uses them.
+    /// While a call writes them, nothing else may use them; while a call reads them, nothing else may write them.
     pub unsafe fn new(address: u64, len: usize) -> Self {
         Self::of(Buffer { address, bytes: (len * size_of::<T>()) as u64 })
     }
@@ -32,7 +32,7 @@ impl<T: Element> DeviceRows<'_, T> {
         Self { buffer, memory: PhantomData }
     }
 
-    /// Their buffer; null if there are none.
+    /// Returns the elements' buffer; null if there are none.
     pub fn buffer(&self) -> Buffer {
         if self.is_empty() { Buffer::default() } else { self.buffer }
     }
@@ -42,18 +42,18 @@ impl<T: Element> DeviceRows<'_, T> {
         self.buffer.bytes as usize / size_of::<T>()
     }
 
-    /// Whether there are none.
+    /// Whether there are no elements.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 }
 
-/// `[R, H]`: rows of a dispatch, contiguous.
+/// The rows received in a dispatch, `[R, H]`, contiguous.
 #[derive(Debug)]
 pub struct DeviceReceived<'a, T> {
     /// Their elements.
     pub rows: DeviceRows<'a, T>,
-    /// Their number and their ranks; without elements.
+    /// The number of rows and their ranks, without elements.
     pub index: ReceivedRows<'a, T>,
 }
 

@@ -171,10 +171,7 @@ fn sizes_that_cannot_be_are_refused_before_any_call() {
     }
     assert_eq!(driver.names(), [""; 0]);
     let error = Memory::import(&driver, file.as_fd(), UNIT + 1).err().unwrap();
-    assert_eq!(
-        error.to_string(),
-        "2097153 bytes of another process are not a multiple of 2097152, which the driver maps by"
-    );
+    assert_eq!(error.to_string(), "memory of another process has 2097153 bytes, expected a multiple of 2097152");
     assert!(matches!(Multicast::import(&driver, file.as_fd(), 2, UNIT), Err(VmmError::Granularity { .. })));
     assert_eq!(driver.names(), ["granularity", "granularity"], "nothing was made");
 }
@@ -196,13 +193,17 @@ fn the_steps_of_a_multicast_object_have_an_order() {
     let (small, memory) = (Memory::new(&driver, 1, None).unwrap(), Memory::new(&driver, UNIT, Some(2)).unwrap());
     let mut object = Multicast::new(&driver, 2, 1).unwrap();
     let error = object.bind(&memory).unwrap_err().to_string();
-    assert_eq!(error, "adding the GPU comes before binding its memory on a multicast object");
+    assert_eq!(error, "adding the GPU must precede binding its memory on a multicast object");
     object.add_device().unwrap();
     object.add_device().unwrap();
     assert_eq!(driver.names().iter().filter(|name| *name == "add_device").count(), 1);
     let error = object.bind(&small).unwrap_err();
-    let expected =
-        LaunchError::OutOfRange { what: "bytes to bind", found: UNIT, least: MULTICAST_UNIT, most: MAX_BYTES };
+    let expected = LaunchError::OutOfRange {
+        what: "size of the memory to bind",
+        found: UNIT,
+        least: MULTICAST_UNIT,
+        most: MAX_BYTES,
+    };
     assert_eq!(error, VmmError::Size(expected));
     object.bind(&memory).unwrap();
 }

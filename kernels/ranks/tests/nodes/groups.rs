@@ -81,10 +81,10 @@ fn ranks_that_divide_the_unit_in_other_ways_find_out() {
         0 => UnitLink::join(link, 2).err(),
         _ => link.all_to_all(&vec![vec![7; 3]; 2], &mut vec![Vec::new(); 2]).err(),
     });
-    let expected = "rank 1 broke the protocol: it is not divided into nodes, expected 2 nodes";
+    let expected = "rank 1 broke the protocol: it does not divide the unit into nodes, expected 2 nodes";
     assert_eq!(errors[0].as_ref().map(ToString::to_string).as_deref(), Some(expected));
     let error = UnitLink::join(LocalTransport::mesh(1).remove(0), 2).err().unwrap();
-    assert_eq!(error.to_string(), "rank 0: 2 nodes cannot share 1 ranks evenly");
+    assert_eq!(error.to_string(), "rank 0: 1 ranks cannot be split evenly over 2 nodes");
 }
 
 #[test]
@@ -101,7 +101,7 @@ fn errors_within_a_group_name_ranks_as_the_unit_does() {
     });
     assert_eq!((&errors[0], &errors[1]), (&None, &None), "the other node's group works on");
     for (rank, blamed) in [(2, 3), (3, 2)] {
-        let expected = format!("rank {blamed} broke the protocol: it split the rows of a step in another way");
+        let expected = format!("rank {blamed} broke the protocol: it split the rows of the step differently");
         assert_eq!(errors[rank].as_ref().map(ToString::to_string), Some(expected));
     }
 }

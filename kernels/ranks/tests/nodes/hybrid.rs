@@ -418,12 +418,12 @@ fn chunks_and_plans_that_do_not_fit_are_refused() {
     let unit = || Box::new(RowCollectives::new(LocalTransport::mesh(1).remove(0), PrivateMemory::<f32>::new(0)));
     for chunks in [0, MAX_CHUNKS + 1] {
         let error = HybridCollectives::fused(link(), unit(), chunks).err().unwrap();
-        assert_eq!(error.to_string(), format!("rank 0: rows in {chunks} chunks, expected 1 to {MAX_CHUNKS}"));
+        assert_eq!(error.to_string(), format!("rank 0: {chunks} chunks of rows, expected 1 to {MAX_CHUNKS}"));
     }
     let mut end = HybridCollectives::fused(link(), unit(), 1).unwrap();
     let mut plan = DispatchPlan::default();
     plan.build(&[0], &[1.0], 1, &[0], 2).unwrap();
     let error = end.dispatch(&[1.0, 2.0], 2, &plan).unwrap_err();
-    assert_eq!(error.to_string(), "rank 0: the nodes of the plan has 2 elements, expected 1");
-    assert_eq!(end.dispatch(&[1.0], 2, &plan).unwrap_err().to_string(), "rank 0: the rows has 1 elements, expected 2");
+    assert_eq!(error.to_string(), "rank 0: the nodes of the plan: 2 elements, expected 1");
+    assert_eq!(end.dispatch(&[1.0], 2, &plan).unwrap_err().to_string(), "rank 0: the rows: 1 elements, expected 2");
 }

@@ -1,9 +1,9 @@
 //! AG-Dispatch and RS-Combine (MixServe, Algorithms 2 and 1): while one piece crosses nodes, another is gathered or
-//! added inside.
+//! reduced inside the node.
 //!
-//! A message inside a node contains, in AG-Dispatch, the length u64 of the message with the node's own rows, that
-//! message, and the message that crossed in the step before, unchanged; in RS-Combine the partial sums T of the node's
-//! own rows, then of the rows that cross.
+//! In AG-Dispatch, a message inside a node contains the length (u64) of the message with the node's own rows, that
+//! message, and the message that crossed in the previous step, unchanged. In RS-Combine, it contains the partial sums
+//! (`T`) of the node's own rows, then those of the rows that cross.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -26,11 +26,11 @@ pub(super) struct Fused<L, T> {
     /// This rank's local index.
     local: usize,
     step: Step,
-    /// The message to the other ranks of this node in a step.
+    /// The message to the other ranks of this node in the current step.
     gather: Vec<u8>,
     /// The message that crossed in the previous step.
     crossed: Vec<u8>,
-    /// `[P]`: the rows that arrived through each local index.
+    /// `[P]`: the rows received through each local index.
     shards: Vec<Shard<T>>,
     arrived: Arrived,
     sums: Vec<T>,
@@ -41,30 +41,30 @@ pub(super) struct Fused<L, T> {
     pub(super) observer: Box<dyn StageObserver + Send>,
 }
 
-/// Rows that arrived through one local index, in order of arrival.
+/// Rows received through one local index, in arrival order.
 #[derive(Debug)]
 struct Shard<T> {
     rows: Vec<T>,
-    /// `[N]`: by the node of their source.
+    /// `[N]`: the rows by their source's node.
     of_nodes: Vec<NodeShard>,
 }
 
-/// Rows of one source, in token order.
+/// The rows of one source, in token order.
 #[derive(Clone, Debug, Default)]
 struct NodeShard {
-    /// Position of each among the shard's rows.
+    /// Each row's position among the shard's rows.
     places: Vec<u32>,
     pairs: Vec<u16>,
     experts: Vec<u16>,
     weights: Vec<f32>,
     /// Number of rows after each piece.
     ends: Vec<usize>,
-    /// The first row, in arrival order.
+    /// Index of the first row, in arrival order.
     first: usize,
 }
 
 impl NodeShard {
-    /// The rows of a piece, in arrival order.
+    /// Returns the rows of a piece, in arrival order.
     fn rows(&self, piece: usize) -> Range<usize> {
         let before = if piece == 0 { 0 } else { self.ends[piece - 1] };
         self.first + before..self.first + self.ends[piece]
@@ -98,7 +98,7 @@ impl<T: Element> Shard<T> {
     }
 }
 
-/// Elements of a message, copied only if misaligned. The length is a multiple of theirs.
+/// Returns a message's elements, copied only if misaligned. The length must be a multiple of the element size.
 fn values<T: Element>(bytes: &[u8]) -> Cow<'_, [T]> {
     bytemuck::try_cast_slice(bytes).map_or_else(|_| wire::values(bytes).collect(), Cow::Borrowed)
 }
@@ -109,7 +109,7 @@ fn put_rows<T: Element>(rows: RankRows<'_>, x: &[T], hidden: usize, out: &mut Ve
     });
 }
 
-/// The rows that a plan sends to a node in one of several pieces.
+/// Returns the rows that a plan sends to a node in one of several pieces.
 fn rows_of(plan: &DispatchPlan, node: usize, piece: usize, pieces: usize) -> RankRows<'_> {
     let rows = plan.rank(node);
     rows.slice(part(rows.tokens.len(), piece, pieces))
@@ -135,12 +135,12 @@ impl<L: Lockstep, T: Element> Fused<L, T> {
         }
     }
 
-    /// The rank on another node with this rank's local index.
+    /// Returns the rank on another node with this rank's local index.
     fn across(&self, node: usize) -> usize {
         self.pieces.grid.rank(node, self.local)
     }
 
-    /// The other ranks of this node, by local index.
+    /// Returns the other ranks of this node with their local indices.
     fn others(&self) -> impl Iterator<Item = (usize, usize)> + use<L, T> {
         let (Pieces { grid, node, .. }, own) = (self.pieces, self.local);
         grid.inside(node).enumerate().filter(move |(local, _)| *local != own)
@@ -174,7 +174,8 @@ impl<L: Lockstep, T: Element> Fused<L, T> {
         Ok(())
     }
 
-    /// Writes the message to the other ranks of this node: own rows for the node, and those that crossed a step before.
+    /// Writes the message to the other ranks of this node: this rank's rows for the node, and the rows that crossed in
+    /// the previous step.
     fn write_gather(&mut self, piece: usize, x: &[T], hidden: usize, plan: &DispatchPlan) {
         let Pieces { node, .. } = self.pieces;
         self.gather.clear();
@@ -189,7 +190,7 @@ impl<L: Lockstep, T: Element> Fused<L, T> {
         }
     }
 
-    /// Reads what the ranks of this node gather in a step, including its own part.
+    /// Reads the rows that the ranks of this node gather in a step, including this rank's own.
     fn read_gathers(&mut self, piece: usize, hidden: usize) -> Result<(), UnitError> {
         let pieces = self.pieces;
         for (local, rank) in pieces.grid.inside(pieces.node).enumerate() {
@@ -210,8 +211,8 @@ impl<L: Lockstep, T: Element> Fused<L, T> {
         Ok(())
     }
 
-    /// Keeps the message that crossed. It is checked before it is passed on, so that an error names the rank that wrote
-    /// it.
+    /// Stores the message that crossed. It is checked before it is passed on, so that an error names the rank that
+    /// wrote it.
     fn keep_crossed(&mut self, piece: usize, hidden: usize) -> Result<(), UnitError> {
         let from = self.across(self.pieces.from(piece));
         let message = self.step.from(from);
@@ -278,7 +279,7 @@ impl<L: Lockstep, T: Element> Fused<L, T> {
         Ok(())
     }
 
-    /// Takes this rank's rows that a node has summed and that have crossed back.
+    /// Stores the sums of this rank's rows that a node has computed and sent back.
     fn take_returned(&mut self, piece: usize, plan: &DispatchPlan) -> Result<(), UnitError> {
         let (pieces, node) = (self.pieces, self.pieces.to(piece));
         let rows = rows_of(plan, node, pieces.chunk(piece), pieces.chunks).tokens.len();
@@ -289,8 +290,8 @@ impl<L: Lockstep, T: Element> Fused<L, T> {
         Ok(())
     }
 
-    /// Adds the sums that the ranks of this node computed for rows that arrived through this one: own rows stay, the
-    /// others cross next.
+    /// Adds the sums that the ranks of this node computed for rows received through this rank. Sums of the node's own
+    /// rows stay; the others cross next.
     fn reduce(&mut self, step: usize) -> Result<(), UnitError> {
         let Self { shards, sums, reduced, returned, step: messages, .. } = self;
         let (pieces, hidden) = (self.pieces, self.arrived.hidden);
@@ -316,7 +317,7 @@ impl<L: Lockstep, T: Element> Fused<L, T> {
     }
 }
 
-/// Splits a gather into the node's own rows and those that crossed.
+/// Splits a gather message into the node's own rows and those that crossed.
 fn split_gather(message: &[u8]) -> Result<(&[u8], &[u8]), MessageError> {
     let split = message.split_first_chunk().and_then(|(own, rest)| {
         let own = usize::try_from(u64::from_le_bytes(*own)).ok()?;
@@ -325,8 +326,8 @@ fn split_gather(message: &[u8]) -> Result<(&[u8], &[u8]), MessageError> {
     split.ok_or(MessageError::Gather(message.len()))
 }
 
-/// The rows of one local index that are added in a step, in arrival order: those of this node, then those that cross
-/// next.
+/// Returns the rows of one local index that are reduced in a step, in arrival order: those of this node, then those
+/// that cross next.
 fn rows_to_reduce<T>(shard: &Shard<T>, pieces: Pieces, step: usize) -> [Range<usize>; 2] {
     let crossing = match step < pieces.crossing() {
         true => shard.of_nodes[pieces.from(step)].rows(pieces.chunk(step)),

@@ -1,16 +1,16 @@
 //! Hybrid TP-EP: an expert belongs to a node and is sliced over the node's ranks (MixServe, section III-C).
 //!
-//! A row crosses once to each node that needs it, to the rank with the local index of the row's own rank, and is
-//! gathered by the ranks of that node. The ranks' partial sums are added on that same rank, whose result crosses back.
-//! So in both directions each rank carries 1/P of the traffic between nodes. MixServe cuts rows into P columns, as
-//! attention tp leaves each row on all ranks of a node; here each row is on one rank only (a rank's own tokens, or the
-//! result of a reduce-scatter), so rows are divided instead of columns, and no allgather has to follow the combine.
-//! `hybrid_dispatch` and `hybrid_combine` of `tests/reference` define the results bit for bit.
+//! A row crosses once to each node that needs it, to the rank with the same local index as the row's own rank, and the
+//! ranks of that node gather it. Their partial sums are added on that same rank, which sends the result back. In both
+//! directions each rank therefore carries 1/P of the traffic between nodes. MixServe cuts rows into P columns, because
+//! attention TP leaves each row on all ranks of a node. Here each row is on one rank only (a rank's own tokens, or the
+//! result of a reduce-scatter), so rows are divided rather than columns, and the combine needs no allgather after it.
+//! `hybrid_dispatch` and `hybrid_combine` in `tests/reference` define the results bit for bit.
 //!
 //! | exchange | between nodes | inside a node |
 //! |---|---|---|
-//! | unfused | dispatch and combine of the group across nodes | those of the group inside the node, before or after |
-//! | fused: AG-Dispatch, RS-Combine | one piece | at the same time, the piece before (gather) or after (reduce) |
+//! | unfused | dispatch and combine of the group across nodes | dispatch and combine of the group inside the node, before or after |
+//! | fused: AG-Dispatch, RS-Combine | one piece | at the same time, the previous piece (gather) or the next one (reduce) |
 
 mod fused;
 mod pieces;
@@ -32,12 +32,12 @@ use unfused::Unfused;
 
 pub use stage::{Stage, StageName, StageObserver, Unobserved};
 
-/// Maximum chunks into which a fused exchange divides what one node sends another.
+/// Maximum number of chunks into which a fused exchange divides the rows from one node to another.
 pub const MAX_CHUNKS: usize = 64;
 
-/// The collectives of a unit in which dispatch and combine work by node, or reduce-scatter and allgather by group. By
-/// node, the plan is over the N nodes, and all ranks of a node receive the same rows, ordered by the source's local
-/// index, then by its node. The other collectives are the unit's.
+/// A unit's collectives, where dispatch and combine work by node, or reduce-scatter and allgather by group. By node,
+/// the plan covers the N nodes, and all ranks of a node receive the same rows, ordered by the source's local index,
+/// then by its node. The other collectives are the unit's.
 pub struct HybridCollectives<L, T> {
     link: UnitLink<L>,
     /// Used by reduce-scatter and allgather.
@@ -53,15 +53,15 @@ enum Route<L, T> {
 }
 
 impl<L: Lockstep + 'static, T: Element> HybridCollectives<L, T> {
-    /// Attention in groups of ranks: heads are summed and rows gathered inside each group, tokens go to experts
-    /// anywhere. The splits of reduce-scatter and allgather are over the ranks of the group; groups run them
-    /// concurrently, each on its own rows. `unit` and `group` are over clones of the link.
+    /// Creates collectives for attention in groups of ranks: heads are summed and rows gathered inside each group, and
+    /// tokens are sent to experts anywhere. Splits for reduce-scatter and allgather cover the ranks of the group;
+    /// groups run them concurrently, each on its own rows. `unit` and `group` use clones of the link.
     pub fn grouped(link: UnitLink<L>, unit: Box<dyn Collectives<T>>, group: Box<dyn Collectives<T>>) -> Self {
         Self { link, rows: group, route: Route::Unit(unit) }
     }
 
-    /// Runs one level after the other. `unit` uses a clone of the link; `inside` is memory shared only by the ranks of
-    /// this node, indexed by local index, and used by no other collectives.
+    /// Creates collectives that run one level after the other. `unit` uses a clone of the link; `inside` is memory
+    /// shared only by the ranks of this node, indexed by local index, and used by no other collectives.
     pub fn unfused(link: UnitLink<L>, unit: Box<dyn Collectives<T>>, inside: impl RowMemory<T> + 'static) -> Self {
         let across = RowCollectives::of_group(link.across(), PrivateMemory::new(link.grid().node(link.rank())));
         let inside = RowCollectives::of_group(link.inside(), inside);
@@ -69,21 +69,21 @@ impl<L: Lockstep + 'static, T: Element> HybridCollectives<L, T> {
         Self { link, rows: unit, route }
     }
 
-    /// Runs both levels concurrently. The data that one node sends another is divided into `chunks`, equal on every
-    /// rank. Rows travel in messages at both levels.
+    /// Creates collectives that run both levels concurrently. The rows from one node to another are divided into
+    /// `chunks` chunks, equal on every rank. Rows travel in messages at both levels.
     ///
     /// # Errors
-    /// No chunks, or more than [`MAX_CHUNKS`].
+    /// If there are no chunks, or more than [`MAX_CHUNKS`].
     pub fn fused(link: UnitLink<L>, unit: Box<dyn Collectives<T>>, chunks: usize) -> Result<Self, UnitError> {
         if chunks == 0 || chunks > MAX_CHUNKS {
-            let detail = format!("rows in {chunks} chunks, expected 1 to {MAX_CHUNKS}");
+            let detail = format!("{chunks} chunks of rows, expected 1 to {MAX_CHUNKS}");
             return Err(UnitError::Operands { rank: link.rank(), detail });
         }
         let route = Route::Fused(Box::new(Fused::new(link.clone(), chunks)));
         Ok(Self { link, rows: unit, route })
     }
 
-    /// Adds an observer of every dispatch and combine by node.
+    /// Sets the observer of every dispatch and combine by node.
     #[must_use]
     pub fn observed_by(mut self, observer: Box<dyn StageObserver + Send>) -> Self {
         match &mut self.route {

@@ -1,11 +1,11 @@
-//! Which rows cross to which node, in which piece.
+//! Divides the rows that cross nodes into pieces.
 
 use std::ops::Range;
 
 use crate::nodes::NodeGrid;
 
-/// The rows that cross, in pieces: first those to the next node, in C chunks, then those to the node after that, and so
-/// on: N - 1 rounds of pairs, as in Algorithms 1 and 2 of MixServe.
+/// The rows that cross nodes, in pieces: first those to the next node, in C chunks, then those to the node after that,
+/// and so on. This makes N - 1 rounds of pairs, as in Algorithms 1 and 2 of MixServe.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pieces {
     pub(super) grid: NodeGrid,
@@ -16,12 +16,12 @@ pub(super) struct Pieces {
 }
 
 impl Pieces {
-    /// Number of pieces that cross.
+    /// Returns the number of pieces that cross nodes.
     pub(super) fn crossing(self) -> usize {
         (self.grid.nodes() - 1) * self.chunks
     }
 
-    /// Number of pieces in which rows for this node are gathered, concurrently with those that cross.
+    /// Returns the number of pieces in which rows for this node are gathered, concurrently with those that cross.
     pub(super) fn own(self) -> usize {
         self.crossing().max(1)
     }
@@ -30,23 +30,23 @@ impl Pieces {
         piece / self.chunks + 1
     }
 
-    /// The node to which this node's piece goes.
+    /// Returns the node that receives this node's piece.
     pub(super) fn to(self, piece: usize) -> usize {
         (self.node + self.distance(piece)) % self.grid.nodes()
     }
 
-    /// The node whose piece comes here.
+    /// Returns the node whose piece this node receives.
     pub(super) fn from(self, piece: usize) -> usize {
         (self.node + self.grid.nodes() - self.distance(piece)) % self.grid.nodes()
     }
 
-    /// The index of the piece among a node's chunks.
+    /// Returns the index of the piece among a node's chunks.
     pub(super) fn chunk(self, piece: usize) -> usize {
         piece % self.chunks
     }
 }
 
-/// One of `parts` even parts of some rows.
+/// Returns one of `parts` even parts of some rows.
 pub(super) fn part(rows: usize, index: usize, parts: usize) -> Range<usize> {
     rows * index / parts..rows * (index + 1) / parts
 }

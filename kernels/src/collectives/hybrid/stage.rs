@@ -1,11 +1,11 @@
-//! The stages of a hybrid exchange, reported so that a caller can time them.
+//! The stages of a hybrid exchange, reported so that callers can time them.
 
 /// One stage of a pipeline, for one piece of the rows.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Stage {
     /// The stage's name.
     pub name: StageName,
-    /// The piece, counted from 0; unfused pipelines have only one.
+    /// The piece, numbered from 0; unfused pipelines have only one.
     pub piece: usize,
 }
 
@@ -14,11 +14,11 @@ pub struct Stage {
 pub enum StageName {
     /// AG-Dispatch: rows cross to other nodes.
     Dispatch,
-    /// AG-Dispatch: rows are gathered by all ranks of a node.
+    /// AG-Dispatch: all ranks of a node gather the rows.
     Gather,
     /// RS-Combine: partial sums are added within a node.
     Reduce,
-    /// RS-Combine: sums cross back.
+    /// RS-Combine: sums cross back to the source nodes.
     Combine,
 }
 
@@ -34,8 +34,8 @@ impl StageName {
     }
 }
 
-/// Observes the stages of one rank. A stage begins when the rank offers its messages, and ends when the last one that
-/// it waits for has arrived. Every stage that began ends, unless the unit fails.
+/// Observes one rank's stages. A stage begins when the rank posts its messages and ends when the last message that it
+/// waits for has arrived. Every stage that began ends, unless the unit fails.
 pub trait StageObserver {
     /// A stage begins.
     fn began(&mut self, stage: Stage);

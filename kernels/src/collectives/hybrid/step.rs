@@ -1,4 +1,4 @@
-//! One step of a fused exchange: messages inside the node and between nodes, in transit at the same time.
+//! One step of a fused exchange: messages inside the node and between nodes, in flight at the same time.
 
 use super::stage::{Stage, StageObserver};
 use crate::collectives::{Exchange, Lockstep, UnitError};
@@ -7,7 +7,7 @@ use crate::collectives::{Exchange, Lockstep, UnitError};
 #[derive(Debug, Default)]
 pub(super) struct Step {
     peers: Vec<usize>,
-    /// `[peers]`: the stage that waits for each.
+    /// `[peers]`: the stage that each peer's message belongs to.
     stages: Vec<Stage>,
     outgoing: Vec<Vec<u8>>,
     incoming: Vec<Vec<u8>>,
@@ -19,7 +19,7 @@ impl Step {
         self.stages.clear();
     }
 
-    /// Adds a peer, and returns the empty message to it. The peers of one stage are consecutive.
+    /// Adds a peer and returns the empty message to it. The peers of one stage must be consecutive.
     pub(super) fn add(&mut self, peer: usize, stage: Stage) -> &mut Vec<u8> {
         self.peers.push(peer);
         self.stages.push(stage);
@@ -33,7 +33,7 @@ impl Step {
         message
     }
 
-    /// Adds a peer to send to and one to receive from, which may be one peer, and returns the message to the first.
+    /// Adds a peer to send to and one to receive from, possibly the same, and returns the message to the former.
     pub(super) fn add_pair(&mut self, to: usize, from: usize, stage: Stage) -> &mut Vec<u8> {
         self.add(to, stage);
         let at = self.peers.len() - 1;
@@ -70,7 +70,7 @@ impl Step {
         })
     }
 
-    /// The message from a peer; empty if the peer is not part of this step.
+    /// Returns the message from a peer; empty if the peer is not part of this step.
     pub(super) fn from(&self, peer: usize) -> &[u8] {
         self.peers.iter().position(|&other| other == peer).map_or(&[], |i| &self.incoming[i])
     }

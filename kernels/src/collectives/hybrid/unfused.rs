@@ -1,11 +1,11 @@
-//! One level after the other, by the collectives of each group: the baseline for the fused exchange.
+//! Runs one level after the other, using each group's collectives: the baseline for the fused exchange.
 
 use super::stage::{Stage, StageName, StageObserver, Unobserved};
 use crate::collectives::{Collectives, Received, UnitError};
 use crate::dispatch::DispatchPlan;
 use crate::element::Element;
 
-/// Dispatches across nodes, then to all ranks of the node; combines in the opposite order.
+/// Dispatches across nodes, then to all ranks of the node; combines in reverse order.
 pub(super) struct Unfused<T> {
     pub(super) across: Box<dyn Collectives<T>>,
     pub(super) inside: Box<dyn Collectives<T>>,
@@ -32,7 +32,7 @@ impl<T: Element> Unfused<T> {
         pair_rows.iter().for_each(|&row| self.pairs[row as usize] += 1);
         self.forward
             .build_forward(&self.pairs, experts, weights, self.inside.world())
-            .expect("rows that arrived have been checked");
+            .expect("received rows have been validated");
         observed(&mut *self.observer, StageName::Gather, || self.inside.dispatch(&self.rows, hidden, &self.forward))
     }
 

@@ -1,4 +1,4 @@
-//! DP to TP, or small groups to a larger one: the pools of all ranks become one.
+//! DP to TP, or smaller groups to larger ones: merges the pools of all ranks into one.
 
 use std::collections::BTreeMap;
 
@@ -6,23 +6,24 @@ use super::plan::{KvPlan, PageAt, renumber};
 use super::pool::{KvError, KvPage, KvPool, KvSequence, KvShape};
 
 impl KvPlan {
-    /// The union of all ranks' pools, which every rank has afterwards. Sealed pages with equal tokens in and before
-    /// them are bitwise equal: the lowest rank's is kept. `capacity` is the number of pages of a rank's part that fit
-    /// its memory.
+    /// Merges all ranks' pools into one, which every rank has afterwards. Sealed pages with equal tokens in and before
+    /// them are bitwise equal, so only the lowest rank's copy is kept. `capacity` is the number of pages, each with a
+    /// rank's part of the heads, that fit in a rank's memory.
     ///
-    /// Idle pages are kept as far as there is room. They are evicted by their age in their own pools, counted from the
-    /// youngest; a page in several pools has its lowest age. So no page is evicted before those that follow it.
+    /// Idle pages are kept while there is room. The oldest are evicted first: a page's age is the number of younger
+    /// idle pages in its own pool, and the minimum if it is in several pools. No page is therefore evicted before those
+    /// that follow it.
     ///
     /// # Errors
-    /// Invalid pools, or more pages, held and promised, than there is room for.
+    /// If a pool is invalid, or there is no room for all held and promised pages.
     pub fn gather(shape: KvShape, pools: &[KvPool], capacity: usize) -> Result<Self, KvError> {
         Self::merge(shape, 1, pools, capacity)
     }
 
-    /// Merges the pools of groups of `width` ranks, one for each group.
+    /// Merges the pools of groups of `width` ranks, one pool per group.
     ///
     /// # Errors
-    /// See [`KvPlan::gather`]; groups that do not fit the ranks.
+    /// See [`KvPlan::gather`]; also if such groups do not fit the ranks.
     pub fn merge(shape: KvShape, width: usize, pools: &[KvPool], capacity: usize) -> Result<Self, KvError> {
         let groups = shape.groups(width)?;
         if pools.len() != groups {
@@ -53,14 +54,14 @@ impl KvPlan {
     }
 }
 
-/// The content of a sealed page: the previous page, and its tokens.
+/// A sealed page's content: the previous page and the page's own tokens.
 type Content = (Option<u32>, Vec<u32>);
 
 #[derive(Debug, Default)]
 struct Union {
     pool: KvPool,
     sources: Vec<PageAt>,
-    /// For idle pages, the number of younger ones in their pool; the minimum over all pools.
+    /// For idle pages, the number of younger idle pages in their pool, minimized over all pools.
     ages: Vec<Option<usize>>,
     known: BTreeMap<Content, u32>,
 }
@@ -83,7 +84,7 @@ impl Union {
         }
     }
 
-    /// The number of a page in the union.
+    /// Returns a page's number in the union, after adding the page if it is new.
     fn number(&mut self, page: KvPage, source: PageAt) -> u32 {
         let next = self.pool.pages.len() as u32;
         if page.sealed {

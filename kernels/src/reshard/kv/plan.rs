@@ -8,7 +8,7 @@ use crate::hash::mix;
 /// A page of a rank's pool.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PageAt {
-    /// The rank of the pool. The ranks of a group have equal pools, and it is the first of them.
+    /// The rank that has the pool. All ranks of a group have equal pools; the first of them stands for the group.
     pub rank: usize,
     /// Index in the pool.
     pub page: u32,
@@ -17,41 +17,42 @@ pub struct PageAt {
 /// A pool after the switch.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct PlannedPool {
-    /// Its pages, sequences and idle pages, with new indices.
+    /// The pages, sequences and idle pages, with new indices.
     pub pool: KvPool,
-    /// `[pages]`: where each page comes from.
+    /// `[pages]`: the old page that each new one is copied from.
     pub sources: Vec<PageAt>,
 }
 
-/// A copy of `rows` rows of `bytes` bytes, one per layer; offsets are within a page.
+/// A copy of `rows` rows, one per layer, of `bytes` bytes each. Offsets are relative to the page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct KvMove {
-    /// The page before the switch and the rank that reads it.
+    /// The page before the switch, on the rank that it is read from.
     pub from: PageAt,
     /// The page after the switch, in the destination rank's pool.
     pub page: u32,
     /// Number of layers.
     pub rows: usize,
-    /// Bytes of some neighbouring heads in one layer.
+    /// Bytes of the copied heads, which are adjacent, in one layer.
     pub bytes: usize,
-    /// The first byte in the old page.
+    /// Offset of the first byte in the old page.
     pub from_offset: usize,
     /// Distance between layers in the old page.
     pub from_stride: usize,
-    /// The first byte in the new page.
+    /// Offset of the first byte in the new page.
     pub to_offset: usize,
     /// Distance between layers in the new page.
     pub to_stride: usize,
 }
 
-/// Every rank's pool after a switch. Equal on all ranks that were given equal pools, which [`KvPlan::digest`] checks.
+/// Every rank's pool after a switch. Ranks that pass equal pools get equal plans, which they verify by comparing
+/// [`KvPlan::digest`].
 #[derive(Clone, PartialEq, Debug)]
 pub struct KvPlan {
     pub(super) shape: KvShape,
-    /// Ranks that share a pool before the switch, and after it: 1 under DP.
+    /// Number of ranks that share a pool, before and after the switch: 1 under DP.
     pub(super) before: usize,
     pub(super) after: usize,
-    /// One for each group after the switch.
+    /// One pool per group after the switch.
     pub(super) pools: Vec<PlannedPool>,
 }
 
@@ -61,22 +62,23 @@ impl KvPlan {
         &self.pools
     }
 
-    /// A rank's pool after the switch. Panics if there is no such rank.
+    /// Returns a rank's pool after the switch. Panics if there is no such rank.
     pub fn pool(&self, rank: usize) -> &PlannedPool {
         &self.pools[rank / self.after]
     }
 
-    /// The ranks with a pool after the switch.
+    /// Returns the ranks that share a pool after the switch.
     pub fn ranks_of(&self, pool: usize) -> Range<usize> {
         pool * self.after..(pool + 1) * self.after
     }
 
-    /// Whether a rank was in the group that had a page: it knows what all its ranks know of the page, such as routes.
+    /// Whether a rank was in the group that had a page: it then has all of the group's data about the page, such as
+    /// routes.
     pub fn had(&self, rank: usize, page: PageAt) -> bool {
         rank / self.before == page.rank / self.before
     }
 
-    /// The copies that fill a rank's new pages, by page. Panics if there is no such rank.
+    /// Fills `moves` with the copies that a rank's new pages need, ordered by page. Panics if there is no such rank.
     pub fn moves(&self, rank: usize, moves: &mut Vec<KvMove>) {
         moves.clear();
         for (page, &source) in self.pool(rank).sources.iter().enumerate() {
@@ -84,7 +86,8 @@ impl KvPlan {
         }
     }
 
-    /// Copies the heads of a page from the ranks that have them: from this rank if possible, else in rotation.
+    /// Copies a page's heads from ranks that have them: from this rank if possible, otherwise from the others in
+    /// rotation.
     fn copies(&self, source: PageAt, to: PageAt, moves: &mut Vec<KvMove>) {
         let wanted = self.shape.heads_in(self.after, to.rank);
         let held = |rank: usize| self.shape.heads_in(self.before, rank);
@@ -104,7 +107,7 @@ impl KvPlan {
         }
     }
 
-    /// Copies heads from a page that has `held` to one that has `wanted`.
+    /// Returns the copy of `heads` from a page with the heads `held` to one with the heads `wanted`.
     fn copy(
         &self,
         from: PageAt,
@@ -126,7 +129,7 @@ impl KvPlan {
         }
     }
 
-    /// A digest that is almost certainly equal on two ranks only if their plans are.
+    /// Returns a digest of the plan. Two ranks with different plans almost certainly have different digests.
     pub fn digest(&self) -> u64 {
         let mut hash = 0;
         let mut word = |word: u64| hash = mix(hash, word.wrapping_add(1));
@@ -150,7 +153,7 @@ impl KvPlan {
     }
 }
 
-/// Renumbers the kept pages, in order. A kept page's predecessor is kept too.
+/// Renumbers the kept pages, in order. The page before a kept one must be kept too.
 pub(super) fn renumber(pool: KvPool, sources: &[PageAt], keep: &[bool]) -> PlannedPool {
     let mut numbers = vec![u32::MAX; keep.len()];
     let kept = keep.iter().enumerate().filter(|(_, keep)| **keep);

@@ -1,8 +1,8 @@
-//! Pages, sequences and their order in one rank's pool; the bytes of a page.
+//! One rank's pool: pages, sequences and their order; page sizes.
 
 use std::ops::Range;
 
-/// A page of keys and values, `[layers, heads, head_bytes]`.
+/// The shape of a KV cache page, `[layers, heads, head_bytes]`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct KvShape {
     pub(super) layers: usize,
@@ -13,11 +13,11 @@ pub struct KvShape {
 }
 
 impl KvShape {
-    /// Pages with `heads` heads, each with `head_bytes` bytes for all tokens of a page in one layer, keys and values
-    /// together, on a node of `ranks` ranks.
+    /// Creates the shape of pages with `heads` heads on a node of `ranks` ranks. `head_bytes` is the size of one head
+    /// in one layer, keys and values together, for all tokens of a page.
     ///
     /// # Errors
-    /// Empty pages, more bytes than can be addressed, or heads that the ranks can neither split nor replicate evenly.
+    /// If pages are empty or exceed the address space, or the ranks can neither split nor replicate the heads evenly.
     pub fn grouped(layers: usize, heads: usize, head_bytes: usize, ranks: usize) -> Result<Self, KvError> {
         if heads == 0 || ranks == 0 || !(heads.is_multiple_of(ranks) || ranks.is_multiple_of(heads)) {
             return Err(KvError::Heads { heads, ranks });
@@ -25,10 +25,10 @@ impl KvShape {
         Self { layers, heads, head_bytes, ranks, latent: false }.check()
     }
 
-    /// Pages of a latent cache, which all query heads read: every rank has them in full in either layout.
+    /// Creates the shape of latent cache pages, which all query heads read: every rank has them in full in any layout.
     ///
     /// # Errors
-    /// Empty pages, or more bytes than can be addressed.
+    /// If pages are empty or exceed the address space.
     pub fn latent(layers: usize, bytes: usize, ranks: usize) -> Result<Self, KvError> {
         if ranks == 0 {
             return Err(KvError::Heads { heads: 1, ranks });
@@ -44,7 +44,7 @@ impl KvShape {
         }
     }
 
-    /// How many groups of `width` ranks there are, if each can have all heads.
+    /// Returns the number of groups of `width` ranks, provided that each group can have all heads.
     pub(super) fn groups(&self, width: usize) -> Result<usize, KvError> {
         let even = self.latent || (width > 0 && (self.heads.is_multiple_of(width) || width.is_multiple_of(self.heads)));
         match self.ranks.checked_div(width).filter(|groups| groups * width == self.ranks && even) {
@@ -58,17 +58,17 @@ impl KvShape {
         self.ranks
     }
 
-    /// The range of all heads.
+    /// Returns the range of all heads.
     pub(super) fn all(&self) -> Range<usize> {
         0..self.heads
     }
 
-    /// The heads of a rank under TP.
+    /// Returns a rank's heads under TP.
     pub fn heads_of(&self, rank: usize) -> Range<usize> {
         self.heads_in(self.ranks, rank)
     }
 
-    /// The heads of a rank in groups of `width` ranks that share them; all heads where a group is one rank.
+    /// Returns a rank's heads in groups of `width` ranks that share them: all heads if `width` is 1.
     pub fn heads_in(&self, width: usize, rank: usize) -> Range<usize> {
         if self.latent {
             return self.all();
@@ -77,21 +77,21 @@ impl KvShape {
         first..first + (self.heads / width).max(1)
     }
 
-    /// Bytes of a page with these heads.
+    /// Returns the size of a page with these heads.
     pub fn page_bytes(&self, heads: &Range<usize>) -> usize {
         self.layers * heads.len() * self.head_bytes
     }
 }
 
-/// A page of a pool, identified by its index there.
+/// A page, identified by its index in the pool.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct KvPage {
     /// The previous page; `None` for the first of a sequence.
     pub before: Option<u32>,
     /// Tokens in the page, at least one.
     pub tokens: Vec<u32>,
-    /// Full and identified by its content: it never changes and may be shared. An unsealed page belongs to one
-    /// sequence.
+    /// Whether the page is full and identified by its content: it then never changes and may be shared. An unsealed
+    /// page belongs to one sequence.
     pub sealed: bool,
 }
 
@@ -100,22 +100,22 @@ pub struct KvPage {
 pub struct KvSequence {
     /// Request id, unique in the unit.
     pub id: u64,
-    /// All its pages so far, in order.
+    /// The sequence's pages so far, in order.
     pub pages: Vec<u32>,
-    /// Number of further pages that it may take.
+    /// Number of further pages that the sequence may allocate.
     pub promised: usize,
-    /// `[ranks]`, or `[groups]`: the share of its activations that T expects on each rank; empty if unknown.
+    /// `[ranks]` or `[groups]`: T's expected local share of the sequence on each; empty if unknown.
     pub shares: Vec<f32>,
 }
 
-/// The content of a pool. Ranks exchange these before a switch to TP; under TP they are equal.
+/// The contents of a pool. Ranks exchange their pools before a switch to TP; under TP all pools are equal.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct KvPool {
-    /// A page follows its previous page.
+    /// All pages. Each comes after its previous page.
     pub pages: Vec<KvPage>,
-    /// Running sequences in order of admission.
+    /// Running sequences in admission order.
     pub sequences: Vec<KvSequence>,
-    /// Pages that no sequence holds, in order of eviction; a page comes after all pages that follow it.
+    /// Pages that no sequence uses, in eviction order: a page comes after all pages that follow it in a sequence.
     pub idle: Vec<u32>,
 }
 
@@ -123,42 +123,42 @@ pub struct KvPool {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum KvError {
     /// The ranks can neither split nor replicate the heads evenly.
-    #[error("{ranks} ranks can neither split nor replicate {heads} heads of keys and values evenly")]
+    #[error("{ranks} ranks can neither split nor replicate {heads} KV heads evenly")]
     Heads {
-        /// Number of heads of keys and values.
+        /// Number of KV heads.
         heads: usize,
         /// Number of ranks on the node.
         ranks: usize,
     },
-    /// Pages without bytes, or with too many.
-    #[error("a page of {layers} layers, {heads} heads and {head_bytes} bytes each is invalid")]
+    /// A page is empty or exceeds the address space.
+    #[error("invalid page size: {layers} layers, {heads} heads, {head_bytes} bytes per head")]
     Bytes {
         /// Number of layers.
         layers: usize,
         /// Number of heads.
         heads: usize,
-        /// Bytes of a head in a layer.
+        /// Bytes per head and layer.
         head_bytes: usize,
     },
     /// The ranks do not split into groups of this size, or a group can neither split nor replicate the heads evenly.
-    #[error("groups of {width} ranks do not fit {ranks} ranks with {heads} heads of keys and values")]
+    #[error("groups of {width} ranks do not fit {ranks} ranks with {heads} KV heads")]
     Groups {
         /// Ranks of a group.
         width: usize,
         /// Number of ranks on the node.
         ranks: usize,
-        /// Number of heads of keys and values.
+        /// Number of KV heads.
         heads: usize,
     },
     /// The number of pools does not match the shape.
-    #[error("there are {found} pools, expected {expected}, one for each rank or group")]
+    #[error("{found} pools, expected {expected}: one per rank or group")]
     Ranks {
         /// Number of pools.
         found: usize,
         /// Number of ranks.
         expected: usize,
     },
-    /// A pool that no rank of the unit could have.
+    /// A pool is inconsistent.
     #[error("pool {pool}: {what} {index} {why}")]
     Pool {
         /// The pool.
@@ -179,11 +179,11 @@ pub enum KvError {
         capacity: usize,
     },
     /// No rank has room for a sequence.
-    #[error("no rank has room for sequence {id} with {pages} pages; each has {capacity}")]
+    #[error("no rank has room for sequence {id} with {pages} pages; the limit per rank is {capacity}")]
     NoRoomFor {
         /// Request id.
         id: u64,
-        /// Pages that it holds and was promised.
+        /// Pages held by or promised to the sequence.
         pages: usize,
         /// Pages per rank.
         capacity: usize,
@@ -191,7 +191,7 @@ pub enum KvError {
 }
 
 impl KvPool {
-    /// Number of sequences that hold each page.
+    /// Returns the number of sequences that use each page.
     pub(super) fn holders(&self) -> Vec<usize> {
         let mut holders = vec![0; self.pages.len()];
         for &page in self.sequences.iter().flat_map(|sequence| &sequence.pages) {
@@ -200,15 +200,15 @@ impl KvPool {
         holders
     }
 
-    /// Checks that a rank of the unit could have this pool; `pool` names it in errors.
+    /// Checks that the pool is consistent; `pool` identifies it in errors.
     pub(super) fn check(&self, pool: usize, ranks: usize) -> Result<(), KvError> {
         let refuse = |what, index, why| Err(KvError::Pool { pool, what, index, why });
         for (index, page) in self.pages.iter().enumerate() {
             let before = page.before.map(|before| self.pages[..index].get(before as usize));
             match before {
-                Some(None) => return refuse("page", index, "follows one that is not before it"),
+                Some(None) => return refuse("page", index, "follows a page that does not precede it"),
                 Some(Some(before)) if page.sealed && !before.sealed => {
-                    return refuse("page", index, "is sealed, but follows one that is not");
+                    return refuse("page", index, "is sealed, but follows an unsealed page");
                 }
                 _ if page.tokens.is_empty() => return refuse("page", index, "has no tokens"),
                 _ => {}
@@ -224,13 +224,13 @@ impl KvPool {
             }
             let known = sequence.shares.iter().all(|share| share.is_finite());
             if !known || !(sequence.shares.is_empty() || sequence.shares.len() == ranks) {
-                return refuse("sequence", index, "has no share for each rank");
+                return refuse("sequence", index, "does not have one finite share per rank");
             }
         }
         self.check_idle(pool)
     }
 
-    /// Idle pages must be distinct and held by no sequence, and no page may be evicted before one that follows it.
+    /// Idle pages must be distinct and unused by any sequence, and no page may be evicted before one that follows it.
     fn check_idle(&self, pool: usize) -> Result<(), KvError> {
         let refuse = |what, index, why| Err(KvError::Pool { pool, what, index, why });
         let mut holders = self.holders();
@@ -238,17 +238,17 @@ impl KvPool {
         for (index, &page) in self.idle.iter().enumerate() {
             match holders.get_mut(page as usize) {
                 Some(holders @ 0) => *holders = 1,
-                _ => return refuse("idle page", index, "is held, there twice, or no page"),
+                _ => return refuse("idle page", index, "is in use, listed twice, or out of range"),
             }
             evicted[page as usize] = true;
             let before = self.pages[page as usize].before;
             if !self.pages[page as usize].sealed || before.is_some_and(|before| evicted[before as usize]) {
-                return refuse("idle page", index, "is not sealed, or goes after the page before it");
+                return refuse("idle page", index, "is unsealed, or is evicted after the page before it");
             }
         }
         for (index, (page, &holders)) in self.pages.iter().zip(&holders).enumerate() {
             if holders == 0 || (holders > 1 && !page.sealed) {
-                return refuse("page", index, "is neither held nor idle, or shared but not sealed");
+                return refuse("page", index, "is neither in use nor idle, or is shared but unsealed");
             }
         }
         Ok(())

@@ -1,4 +1,4 @@
-//! TP to DP, or a group to smaller ones: each sequence goes to one rank, or group.
+//! TP to DP, or one group to smaller ones: assigns each sequence to one rank or group.
 
 use std::cmp::Reverse;
 
@@ -8,32 +8,33 @@ use super::pool::{KvError, KvPool, KvSequence, KvShape};
 /// How to balance sequences.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Balance {
-    /// Pages, of all heads, that a rank has room for.
+    /// Number of pages, with all heads, that fit in a rank's memory.
     pub capacity: usize,
-    /// Number of pages up to which a rank is given sequences; idle pages may be added.
+    /// Number of pages up to which a rank is assigned sequences; idle pages may exceed it.
     pub full: usize,
-    /// Ranks up to this many pages above the least loaded one count as equally loaded; the one with the largest share
-    /// by T is taken.
+    /// Ranks with up to this many pages more than the least loaded one count as equally loaded; T's largest share
+    /// decides between them.
     pub slack: usize,
 }
 
 impl KvPlan {
-    /// Splits the pool shared by all ranks into one per rank. The longest sequence, including promised pages, is placed
-    /// first, on the rank with the fewest pages afterwards: a rank that already has a prefix of it only needs the rest.
-    /// Ties, and ranks within `slack`, are decided by T's share, then by the lowest rank.
+    /// Splits the pool shared by all ranks into one per rank. Sequences are assigned in descending order of length,
+    /// including promised pages, each to the rank that would then have the fewest pages: a rank that already has a
+    /// prefix of the sequence only needs the rest. Ranks within `slack` of the fewest pages are compared by T's share,
+    /// then by pages; the lowest rank wins ties.
     ///
-    /// Idle pages follow their previous page, youngest first, while there is room.
+    /// Idle pages are assigned to a rank that has their previous page, youngest first, while there is room.
     ///
     /// # Errors
-    /// An invalid pool, or a sequence for which no rank has room (another packing might fit).
+    /// If the pool is invalid, or no rank has room for a sequence (another packing might fit).
     pub fn scatter(shape: KvShape, pool: &KvPool, balance: Balance) -> Result<Self, KvError> {
         Self::split(shape, 1, pool, balance)
     }
 
-    /// Splits the pool into one per group of `width` ranks; where [`KvPlan::scatter`] says rank, it is a group here.
+    /// Splits the pool into one per group of `width` ranks, as [`KvPlan::scatter`] does for single ranks.
     ///
     /// # Errors
-    /// See [`KvPlan::scatter`]; groups that do not fit the ranks.
+    /// See [`KvPlan::scatter`]; also if such groups do not fit the ranks.
     pub fn split(shape: KvShape, width: usize, pool: &KvPool, balance: Balance) -> Result<Self, KvError> {
         let groups = shape.groups(width)?;
         pool.check(0, groups)?;
@@ -78,7 +79,7 @@ struct Share {
 }
 
 impl Share {
-    /// Pages held and promised if it also got this sequence.
+    /// Returns the pages held and promised if this sequence were added.
     fn with(&self, sequence: &KvSequence) -> usize {
         let new = sequence.pages.iter().filter(|page| !self.keep[**page as usize]).count();
         self.used + new + self.promised + sequence.promised

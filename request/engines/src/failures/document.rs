@@ -1,16 +1,16 @@
-//! Scans a JSON document of an answer, piece by piece, for the few places where engines report failures.
+//! Scans a JSON response, piece by piece, for the few places where engines report failures.
 //!
-//! Keeps only the keys on the current path and one short word: documents are long, and are relayed as they arrive.
-//! Invalid JSON does no harm, but reports nothing reliable.
+//! Stores only the keys on the current path and one short word, since documents are long and are relayed as they
+//! arrive. Invalid JSON is harmless, but gives no reliable result.
 
 use super::Failure;
 
 /// Maximum depth of a relevant value: `[{"choices": [{"finish_reason": {"type": ...`.
 const DEEPEST: usize = 6;
-/// Longer keys and words are not relevant.
+/// Maximum length of a relevant key or word.
 const LONGEST: usize = 24;
 
-/// Types and codes of server errors, used if there is no numeric code.
+/// Types and codes of server errors, compared if there is no numeric code.
 const SERVER_ERRORS: [&[u8]; 7] = [
     b"InternalServerError",
     b"INTERNAL_SERVER_ERROR",
@@ -21,12 +21,12 @@ const SERVER_ERRORS: [&[u8]; 7] = [
     b"ServiceUnavailableError",
 ];
 
-/// The key at one level, if relevant.
+/// The key at one level, if it is relevant.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Key {
     #[default]
     Other,
-    /// None: an array.
+    /// No key, since the level is an array.
     Element,
     Error,
     Response,
@@ -54,7 +54,7 @@ impl Key {
     }
 }
 
-/// The meaning of a value.
+/// The meaning of a value at its position in the document.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
     Elsewhere,
@@ -70,28 +70,28 @@ enum Place {
 #[derive(Debug, Default)]
 pub struct Document {
     keys: [Key; DEEPEST],
-    /// One bit per level: whether it is an object.
+    /// One bit per level, set if the level is an object.
     objects: u8,
     /// Number of open arrays and objects.
     depth: u32,
     in_string: bool,
     after_backslash: bool,
-    /// The next string is a key.
+    /// Whether the next string is a key.
     at_key: bool,
-    /// The string or literal being read.
+    /// The string or literal being scanned.
     word: [u8; LONGEST],
-    /// Length of `word`; beyond [`LONGEST`] it is not relevant.
+    /// Length of `word`; a word longer than [`LONGEST`] is irrelevant.
     length: u8,
-    /// Status code of the error or finish reason being read.
+    /// Status code of the error or finish reason being scanned.
     status: Option<u16>,
     is_named: bool,
     failure: Option<Failure>,
 }
 
 impl Document {
-    /// Takes the next piece; `is_last`: there are no more. Returns the failure reported so far.
+    /// Scans the next piece; `is_last` marks the final one. Returns the failure reported so far, if any.
     pub fn push(&mut self, piece: &[u8], is_last: bool) -> Option<Failure> {
-        // Most arrive in one piece, and few of them report anything.
+        // Most documents arrive in one piece and report no failure, so skip the scan if the piece cannot contain one.
         if !is_last || self.depth > 0 || super::may_report(piece) {
             self.read(piece);
         }
@@ -166,7 +166,7 @@ impl Document {
         self.length = 0;
     }
 
-    /// Ends a number or another literal, if one was being read.
+    /// Finishes a number or another literal, if one was being scanned.
     fn literal(&mut self) {
         if self.length > 0 {
             self.value();
@@ -220,12 +220,13 @@ impl Document {
         }
     }
 
-    /// The level of the innermost open array or object, if relevant.
+    /// Returns the level of the innermost open array or object, if it is relevant.
     fn level(&self) -> Option<usize> {
         (self.depth as usize).checked_sub(1).filter(|level| *level < DEEPEST)
     }
 
-    /// The meaning of the value at the current position. An object from the client would have other keys above it.
+    /// Returns the meaning of the value at the current position. An object echoed from the client has other keys above
+    /// it and so never matches.
     fn place(&self) -> Place {
         let Some(keys) = self.keys.get(..self.depth as usize) else { return Place::Elsewhere };
         let keys = keys.strip_prefix(&[Key::Element]).unwrap_or(keys);

@@ -1,4 +1,4 @@
-//! Checks the values of members.
+//! Checks the values of request body members.
 
 use super::{Field, Treatment, field_of};
 use crate::Route;
@@ -6,25 +6,25 @@ use crate::json::{Elements, Members, ids};
 
 /// Number of characters of an invalid id shown in an error.
 const SHOWN: usize = 32;
-/// Maximum nesting of arguments in engines, plus one level.
+/// Maximum nesting of engine arguments, plus one level.
 const MAX_LEVELS: usize = 4;
 
-/// Limits for the members of requests on one route.
+/// Limits on the members of requests on one route.
 #[derive(Clone, Copy, Debug)]
 pub struct Rules<'a> {
     /// The route of the request.
     pub route: Route,
-    /// Ids must be below this; `None` = unknown, and not checked.
+    /// Vocabulary size, which ids must be below; `None` if unknown, in which case ids are not checked.
     pub vocabulary: Option<u32>,
-    /// LoRA adapters that requests may name; `None` = any.
+    /// LoRA adapters that requests may name; `None` allows any.
     pub adapters: Option<&'a [String]>,
 }
 
-/// Why a request is refused.
+/// The reason for rejecting a request.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Fault {
-    /// A member that no client may send.
-    #[error("{0} is not taken from clients")]
+    /// A member that clients must not send.
+    #[error("{0} is not accepted from clients")]
     NotTaken(String),
     /// A token id outside the model's vocabulary.
     #[error("{field}: token id {id} is not in the model's vocabulary of {size} tokens")]
@@ -37,15 +37,15 @@ pub enum Fault {
         size: u32,
     },
     /// An adapter that is not in `Rules::adapters`.
-    #[error("there is no adapter '{0}'")]
+    #[error("unknown adapter '{0}'")]
     Adapter(String),
-    /// The value does not name adapters.
-    #[error("{0} must be the name of an adapter, or a list of names")]
+    /// The value is neither an adapter name nor a list of names.
+    #[error("{0} must be an adapter name or a list of adapter names")]
     AdapterNames(&'static str),
 }
 
 impl Rules<'_> {
-    /// Checks the value of a member, which is JSON. Anything that only an engine can judge passes.
+    /// Checks the JSON value of a member. Anything that only an engine can validate is accepted.
     ///
     /// # Errors
     /// The first [`Fault`] found.
@@ -69,7 +69,7 @@ impl Rules<'_> {
         }
     }
 
-    /// Checks an object, or a list of objects. Anything else is left to the engine.
+    /// Checks an object or a list of objects. Any other value is left to the engine.
     fn arguments(&self, name: &str, value: &[u8], levels: usize) -> Result<(), Fault> {
         if value.first() == Some(&b'[') {
             let elements = Elements::new(value).map_while(Result::ok).map(|element| &value[element]);
@@ -140,30 +140,30 @@ mod tests {
             (Route::Messages, r#"{"stop_token_ids":[100],"system":"x"}"#, None),
             (Route::Extra, r#"{"label_token_ids":[[100]]}"#, Some(format!("label_token_ids: {ID}"))),
             (Route::Extra, r#"{"instances":[{"input_ids":[100]}]}"#, Some(format!("input_ids: {ID}"))),
-            (Route::Generate, r#"{"lora_id":"a"}"#, Some("lora_id is not taken from clients".to_owned())),
+            (Route::Generate, r#"{"lora_id":"a"}"#, Some("lora_id is not accepted from clients".to_owned())),
             (Route::Generate, r#"{"lora_id":null,"lora_path":null}"#, None),
-            (Route::Generate, r#"{"lora_path":"law"}"#, Some("there is no adapter 'law'".to_owned())),
-            (Route::Chat, r#"{"lora_path":["sql",null,"l\u0061w"]}"#, Some("there is no adapter 'law'".to_owned())),
+            (Route::Generate, r#"{"lora_path":"law"}"#, Some("unknown adapter 'law'".to_owned())),
+            (Route::Chat, r#"{"lora_path":["sql",null,"l\u0061w"]}"#, Some("unknown adapter 'law'".to_owned())),
             (Route::Completions, r#"{"lora_path":["sql",null]}"#, None),
             (
                 Route::Chat,
                 r#"{"lora_path":{"a":1}}"#,
-                Some("lora_path must be the name of an adapter, or a list of names".to_owned()),
+                Some("lora_path must be an adapter name or a list of adapter names".to_owned()),
             ),
             (
                 Route::Chat,
                 r#"{"vllm_xargs":{"a":1,"kv_transfer_p\u0061rams":"x"}}"#,
-                Some("vllm_xargs.kv_transfer_params is not taken from clients".to_owned()),
+                Some("vllm_xargs.kv_transfer_params is not accepted from clients".to_owned()),
             ),
             (
                 Route::Extra,
                 r#"{"sampling_params":{"extra_args":{"ec_transfer_params":{}}}}"#,
-                Some("extra_args.ec_transfer_params is not taken from clients".to_owned()),
+                Some("extra_args.ec_transfer_params is not accepted from clients".to_owned()),
             ),
             (
                 Route::Extra,
                 r#"{"parameters":{"encoder_urls":["http://10.0.0.1"]}}"#,
-                Some("parameters.encoder_urls is not taken from clients".to_owned()),
+                Some("parameters.encoder_urls is not accepted from clients".to_owned()),
             ),
         ] {
             assert_eq!(fault(route, body), expected, "{body}");

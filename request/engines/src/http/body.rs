@@ -1,4 +1,4 @@
-//! The body of an engine's answer.
+//! Bodies of requests to engines and of their responses.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -12,11 +12,11 @@ use hyper::body::Incoming;
 use super::connection::Connection;
 use super::pool::{Origin, Pool};
 
-/// Body of a request: complete bytes, cheap to clone for a retry.
+/// Request body: complete bytes that are cheap to clone for a retry.
 pub type RequestBody = Full<Bytes>;
 
-/// A streaming answer body. It drives its own connection, which returns to the pool at the end of the body; dropping
-/// the body earlier closes the connection.
+/// A streaming response body. It drives its own connection, which is returned to the pool at the end of the body;
+/// dropping the body earlier closes the connection.
 pub struct AnswerBody {
     incoming: Incoming,
     lent: Option<Lent>,
@@ -40,19 +40,19 @@ impl AnswerBody {
         Self { incoming, lent: Some(Lent { connection, origin, home }) }
     }
 
-    /// Returns the connection at once if there is no body.
+    /// Returns the connection to the pool immediately if the body is empty.
     pub(super) fn settle(&mut self, cx: &mut Context<'_>) {
         if self.incoming.is_end_stream() {
             self.give_back(cx);
         }
     }
 
-    /// The body of an answer on a shared connection, which others drive.
+    /// Creates the body of a response on a shared connection, which the HTTP/2 client drives.
     pub(super) fn shared(incoming: Incoming) -> Self {
         Self { incoming, lent: None }
     }
 
-    /// Returns the connection once the answer is complete.
+    /// Returns the connection to the pool once the response is complete.
     fn give_back(&mut self, cx: &mut Context<'_>) {
         let Some(Lent { mut connection, origin, home }) = self.lent.take() else { return };
         if connection.is_usable(cx) {
@@ -71,7 +71,7 @@ impl AnswerBody {
                     lent.home.note_broken();
                 }
             }
-            // A reader that knows the length does not poll again after the last byte.
+            // A reader that knows the length does not poll after the last byte, so detect the end of the stream here.
             Poll::Ready(Some(Ok(_))) if !self.incoming.is_end_stream() => {}
             Poll::Ready(_) => self.give_back(cx),
         }
@@ -91,7 +91,7 @@ impl Body for AnswerBody {
         if let Some(lent) = this.lent.as_mut()
             && lent.connection.drive(cx)
         {
-            // The connection has ended and delivered all it had.
+            // The connection has closed and delivered all of its data.
             lent.home.note_stray(&lent.connection);
             this.lent = None;
         }

@@ -1,4 +1,4 @@
-//! Makes connections: TCP, with TLS if the URL says https.
+//! Opens connections to engines: TCP, with TLS for https URLs.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -12,19 +12,19 @@ use super::pool::Origin;
 use crate::SharedError;
 use crate::tls::ClientTls;
 
-/// ENOMEM, ENFILE, EMFILE, EADDRNOTAVAIL, ENOBUFS as numbered on Linux.
+/// Linux error numbers of ENOMEM, ENFILE, EMFILE, EADDRNOTAVAIL and ENOBUFS.
 const EXHAUSTED: [i32; 5] = [12, 23, 24, 99, 105];
 
 const HTTP_PORT: u16 = 80;
 const HTTPS_PORT: u16 = 443;
 
-/// Why there is no connection.
+/// The reason for a failed connection attempt.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum NoConnection {
     /// The engine or the network is at fault.
     #[error("{0}")]
     Theirs(SharedError),
-    /// This machine has run out of files, ports or memory.
+    /// This machine ran out of file descriptors, ports or memory.
     #[error("{0}")]
     Ours(SharedError),
 }
@@ -39,7 +39,7 @@ impl NoConnection {
         if is_ours { Self::Ours(error.into()) } else { Self::Theirs(error.into()) }
     }
 
-    /// Converts to an error of a request to `url`.
+    /// Converts this into the error of a request to `url`.
     pub(super) fn into_http(self, url: String) -> HttpError {
         match self {
             Self::Theirs(source) => HttpError::Connect { url, source },
@@ -58,7 +58,7 @@ pub(super) async fn connect(
     Connection::handshake(stream).await.map(Box::new).map_err(|error| NoConnection::Theirs(error.into()))
 }
 
-/// Opens the transport below HTTP. `limit` applies to TCP and to TLS separately.
+/// Opens the transport for HTTP. `limit` applies to TCP and to TLS separately.
 pub(super) async fn open(
     origin: &Origin,
     tls: Option<&ClientTls>,
@@ -69,13 +69,13 @@ pub(super) async fn open(
         return Ok(Box::new(stream));
     }
     let theirs = NoConnection::Theirs;
-    let tls = tls.ok_or_else(|| theirs("no certificates were configured for https".into()))?;
+    let tls = tls.ok_or_else(|| theirs("no certificates are configured for https".into()))?;
     let secured = timeout(limit, tls.connect(origin.authority.host(), stream)).await;
     let secured = secured.map_err(|_| theirs(format!("no TLS handshake within {limit:?}").into()))?;
     Ok(Box::new(secured.map_err(|error| theirs(Handshake(error).into()))?))
 }
 
-/// Tries every address of a name, dividing the remaining time equally.
+/// Tries every address of the host name in turn, dividing the remaining time equally among them.
 async fn tcp(origin: &Origin, limit: Duration) -> Result<TcpStream, NoConnection> {
     let begin = Instant::now();
     let late = || NoConnection::Theirs(format!("no connection within {limit:?}").into());
@@ -84,12 +84,12 @@ async fn tcp(origin: &Origin, limit: Duration) -> Result<TcpStream, NoConnection
     let port = origin.authority.port_u16().unwrap_or(if origin.secure { HTTPS_PORT } else { HTTP_PORT });
     let resolved = timeout(limit, lookup_host((host, port))).await;
     let addresses: Vec<_> = resolved.map_err(|_| late())?.map_err(NoConnection::of)?.collect();
-    let mut cause = NoConnection::Theirs("its name has no address".into());
+    let mut cause = NoConnection::Theirs("the host name has no address".into());
     for (tried, address) in (0u32..).zip(&addresses) {
         let left = u32::try_from(addresses.len()).unwrap_or(u32::MAX).saturating_sub(tried).max(1);
         match timeout(limit.saturating_sub(begin.elapsed()) / left, TcpStream::connect(address)).await {
             Ok(Ok(stream)) => {
-                // Requests are written in one go and are urgent. A socket that refuses this is closing anyway.
+                // Requests are written in one go and are urgent. If a socket rejects this option, it is closing anyway.
                 let _ = stream.set_nodelay(true);
                 return Ok(stream);
             }

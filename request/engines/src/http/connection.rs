@@ -1,8 +1,8 @@
-//! A connection to an engine, driven by its user.
+//! A connection to an engine, polled by the task that uses it.
 //!
-//! hyper requires each connection to be polled, usually by its own task; then every request and every piece of an
-//! answer crosses between tasks. Here the future that sends a request polls the connection itself, and then the body of
-//! the answer does. An idle connection is not polled: [`Connection::is_usable`] checks it before reuse.
+//! hyper requires each connection to be polled, usually by a separate task, so that every request and every piece of a
+//! response crosses between tasks. Here the future that sends a request polls the connection itself, and later the
+//! response body does. An idle connection is not polled; [`Connection::is_usable`] checks it before reuse.
 
 use std::error::Error as _;
 use std::future::poll_fn;
@@ -63,15 +63,16 @@ impl AsyncWrite for Sipping {
 
 type Driver = http1::Connection<TokioIo<Sipping>, RequestBody>;
 
-/// Bytes per read. hyper doubles its buffer whenever a read fills it, up to 400 kB, and holds three of them if the
-/// reader is slow; this is one byte too few to fill a buffer of 16 KiB.
+/// Maximum bytes per read. hyper doubles its buffer whenever a read fills it, up to 400 kB, and allocates three such
+/// buffers for a slow reader; this limit is one byte short of filling a 16 KiB buffer.
 const SIP_BYTES: u64 = (16 << 10) - 1;
 
 pub(super) struct Connection {
     sender: SendRequest<RequestBody>,
     /// `None` once the connection has ended.
     driver: Option<Driver>,
-    /// Whether it ended because the engine sent bytes outside any answer. Meaningful once no exchange is running.
+    /// Whether the connection ended because the engine sent bytes outside any response. Meaningful only while no
+    /// exchange is in progress.
     pub(super) stray: bool,
 }
 
@@ -81,26 +82,27 @@ impl Connection {
         Ok(Self { sender, driver: Some(driver), stray: false })
     }
 
-    /// Drives I/O; true once the connection has ended.
+    /// Drives I/O; returns true once the connection has ended.
     pub(super) fn drive(&mut self, cx: &mut Context<'_>) -> bool {
         let Some(driver) = &mut self.driver else { return true };
         match Pin::new(driver).poll(cx) {
             Poll::Pending => false,
             Poll::Ready(ended) => {
                 self.stray = ended.is_err_and(|error| is_stray(&error));
-                // The request or the body gets the error, at the latest when this is dropped.
+                // The request or the body receives the error, at the latest when the driver is dropped.
                 self.driver = None;
                 true
             }
         }
     }
 
-    /// Whether the last exchange is complete and the engine has kept the connection open.
+    /// Returns whether the last exchange is complete and the engine has kept the connection open.
     pub(super) fn is_usable(&mut self, cx: &mut Context<'_>) -> bool {
         !self.drive(cx) && self.sender.is_ready()
     }
 
-    /// Sends a request; returns with the head of its answer. The error contains the request if none of it was sent.
+    /// Sends a request and returns once the response head arrives. The error contains the request if no part of it was
+    /// sent.
     pub(super) async fn send(
         &mut self,
         request: Request<RequestBody>,
@@ -115,7 +117,7 @@ impl Connection {
     }
 }
 
-/// Whether hyper has no predicate for this error: it is neither an I/O error nor a premature close.
+/// Returns whether hyper has no predicate for this error: it is neither an I/O error nor a premature close.
 fn is_stray(error: &hyper::Error) -> bool {
     error.source().is_none() && !(error.is_incomplete_message() || error.is_canceled() || error.is_closed())
 }

@@ -1,4 +1,4 @@
-//! Errors between this process and an engine, and whether a retry elsewhere is safe.
+//! Errors in exchanges with an engine, and whether a retry elsewhere is safe.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ pub enum HttpError {
         /// The encoder's message.
         source: SharedError,
     },
-    /// No connection: refused, unreachable, unknown name or time-out. Nothing was sent.
+    /// The connection failed: refused, unreachable, unknown host or time-out. Nothing was sent.
     #[error("cannot connect to {url}: {source}")]
     Connect {
         /// The destination.
@@ -29,58 +29,58 @@ pub enum HttpError {
         /// The operating system's reason.
         source: SharedError,
     },
-    /// No connection, because this machine has run out of files, ports or memory. Nothing was sent, and no engine is to
-    /// blame.
-    #[error("no room for another connection to an engine: {0}")]
+    /// The connection failed because this machine ran out of file descriptors, ports or memory. Nothing was sent, and
+    /// the engine is not at fault.
+    #[error("cannot open another connection to an engine: {0}")]
     Exhausted(#[source] SharedError),
-    /// The engine reported twice over HTTP/2 that it did not process the request, which may be sent elsewhere.
-    #[error("{url} did not take the request: {source}")]
+    /// The engine reported twice over HTTP/2 that it did not process the request, so the request may be sent elsewhere.
+    #[error("{url} did not process the request: {source}")]
     NotTaken {
         /// The destination.
         url: String,
         /// Hyper's error.
         source: SharedError,
     },
-    /// The connection broke after the request may have been sent and before the head of an answer arrived.
-    #[error("the connection to {url} broke before it answered: {source}")]
+    /// The connection broke after the request may have been sent, but before the response head arrived.
+    #[error("the connection to {url} broke before a response arrived: {source}")]
     Exchange {
         /// The destination.
         url: String,
         /// Hyper's error.
         source: SharedError,
     },
-    /// The head of the answer is contradictory or unreliable about where the answer ends.
-    #[error("the answer of {url} cannot be relied on: {cause}")]
+    /// The response head is contradictory or ambiguous about where the response ends.
+    #[error("unreliable response from {url}: {cause}")]
     Framing {
         /// The source.
         url: String,
         /// The problem.
         cause: &'static str,
     },
-    /// The answer, or part of it, did not arrive in time.
+    /// The response, or part of it, did not arrive in time.
     #[error("{url} did not send {waiting_for} within {limit:?}")]
     Timeout {
         /// The source.
         url: String,
-        /// The part of the answer that was awaited.
+        /// The part of the response that was awaited.
         waiting_for: &'static str,
         /// The time limit.
         limit: Duration,
     },
-    /// The answer's body ended early or was malformed.
-    #[error("the answer of {url} broke off: {source}")]
+    /// The response body ended early or was malformed.
+    #[error("the response from {url} was cut off: {source}")]
     Body {
         /// The source.
         url: String,
         /// Hyper's error.
         source: SharedError,
     },
-    /// The answer's body is longer than the caller accepts.
-    #[error("the answer of {url} is longer than the limit of {limit_bytes} bytes")]
+    /// The response body exceeds the caller's limit.
+    #[error("the response from {url} exceeds the limit of {limit_bytes} bytes")]
     TooLarge {
         /// The source.
         url: String,
-        /// Maximum length of an answer.
+        /// Maximum length of a response.
         limit_bytes: usize,
     },
     /// The status is not 2xx.
@@ -94,7 +94,7 @@ pub enum HttpError {
         excerpt: String,
     },
     /// The body is not the expected JSON.
-    #[error("the answer of {url} is not what was expected: {source}")]
+    #[error("unexpected response from {url}: {source}")]
     Json {
         /// The source.
         url: String,
@@ -104,12 +104,12 @@ pub enum HttpError {
 }
 
 impl HttpError {
-    /// False if no part of the request can have reached the engine, so that it may be sent elsewhere.
+    /// Returns false if no part of the request can have reached the engine, so that sending it elsewhere is safe.
     pub fn may_have_been_sent(&self) -> bool {
         !matches!(self, Self::Url(_) | Self::Encode { .. } | Self::Connect { .. } | Self::Exhausted { .. })
     }
 
-    /// The status of an answer other than 2xx.
+    /// Returns the status of a non-2xx response.
     pub fn status(&self) -> Option<u16> {
         match self {
             Self::Status { status, .. } => Some(*status),
@@ -117,17 +117,17 @@ impl HttpError {
         }
     }
 
-    /// The message with paths instead of URLs, for clients, who must not learn the addresses of engines.
+    /// Returns the message with paths instead of URLs, for clients, which must not learn the engines' addresses.
     pub fn reason(&self) -> String {
         match self {
-            Self::Url(_) => "its address cannot be used".to_owned(),
+            Self::Url(_) => "its address is invalid".to_owned(),
             Self::Encode { source, .. } => format!("cannot encode the request: {source}"),
             Self::Connect { source, .. } => format!("cannot connect: {source}"),
             Self::Exhausted { .. } => self.to_string(),
-            Self::NotTaken { source, .. } => format!("it did not take the request: {source}"),
-            Self::Exchange { source, .. } => format!("the connection broke before it answered: {source}"),
-            Self::Framing { cause, .. } => format!("its answer cannot be relied on: {cause}"),
-            Self::Body { source, .. } => format!("its answer broke off: {source}"),
+            Self::NotTaken { source, .. } => format!("it did not process the request: {source}"),
+            Self::Exchange { source, .. } => format!("the connection broke before a response arrived: {source}"),
+            Self::Framing { cause, .. } => format!("its response is unreliable: {cause}"),
+            Self::Body { source, .. } => format!("its response was cut off: {source}"),
             Self::Timeout { url, .. }
             | Self::TooLarge { url, .. }
             | Self::Status { url, .. }
@@ -135,28 +135,29 @@ impl HttpError {
         }
     }
 
-    /// The message without URLs and without the answer's body: for probes, whose answers are not for clients.
+    /// Returns the message without URLs and without the response body, for probes: their responses are not meant for
+    /// clients.
     pub fn reason_without_body(&self) -> String {
         match self {
             Self::Status { url, status, .. } => format!("{} answered {status}", path(url)),
-            Self::Json { url, .. } => format!("the answer of {} is not what was expected", path(url)),
+            Self::Json { url, .. } => format!("unexpected response from {}", path(url)),
             _ => self.reason(),
         }
     }
 
-    /// The error if a request to `uri` is not answered within `limit`.
+    /// Creates the error for a request to `uri` that was not answered within `limit`.
     pub fn timeout(uri: &Uri, waiting_for: &'static str, limit: Duration) -> Self {
         Self::Timeout { url: without_query(uri), waiting_for, limit }
     }
 }
 
-/// Scheme, address and path. The query comes from a client, and may contain anything.
+/// Returns scheme, address and path. Omits the query, which comes from a client and may contain anything.
 pub(super) fn without_query(uri: &Uri) -> String {
     let scheme = uri.scheme_str().map_or_else(String::new, |scheme| format!("{scheme}://"));
     format!("{scheme}{}{}", uri.authority().map_or("", |authority| authority.as_str()), uri.path())
 }
 
-/// The part of a URL after the address.
+/// Returns the part of a URL after the address.
 fn path(url: &str) -> &str {
     let after_scheme = url.split_once("://").map_or(url, |(_, rest)| rest);
     after_scheme.find('/').map_or("/", |at| &after_scheme[at..])

@@ -1,4 +1,4 @@
-//! HTTP/2 to an engine: one connection for many requests, managed by hyper-util's client.
+//! HTTP/2 connections to engines. One connection carries many requests; hyper-util's client manages it.
 
 use std::error::Error;
 use std::sync::Arc;
@@ -18,11 +18,11 @@ use super::pool::Origin;
 use super::{AnswerBody, ClientSettings, HttpError, RequestBody, check_framing};
 use crate::tls::ClientTls;
 
-/// Bytes that an engine may send ahead to one client that does not read. The connection's window is a thousand times
-/// that, so slow clients do not hold up the answers of others.
+/// Flow control window of a stream: bytes that an engine may send ahead of a slow client. The connection's window is a
+/// thousand times larger, so that slow clients do not stall responses to others.
 const STREAM_WINDOW: u32 = 64 << 10;
 const CONNECTION_WINDOW: u32 = 64 << 20;
-/// An engine that does not answer a ping within this time is considered gone.
+/// An engine that does not respond to a ping within this time is considered gone.
 const PING: Duration = Duration::from_secs(10);
 
 type BoxError = Box<dyn Error + Send + Sync>;
@@ -48,7 +48,7 @@ impl Http2 {
     }
 
     /// Sends a request, and retries once if the engine did not process it because it was closing this connection or had
-    /// no room.
+    /// reached its stream limit.
     pub(super) async fn send(&self, request: Request<RequestBody>) -> Result<Response<AnswerBody>, HttpError> {
         match self.try_send(request.clone()).await {
             Err(HttpError::NotTaken { .. }) => self.try_send(request).await,
@@ -74,7 +74,7 @@ impl Http2 {
                 Err(match () {
                     () if connecting => HttpError::Connect { url, source },
                     () if not_taken => HttpError::NotTaken { url, source },
-                    // The connection survives: this concerns one request.
+                    // Only this request failed; the connection remains usable.
                     () if is_reset => HttpError::Body { url, source },
                     () => HttpError::Exchange { url, source },
                 })
@@ -83,18 +83,18 @@ impl Http2 {
     }
 }
 
-/// The connector's error, inside the client's.
+/// Extracts the connector's error from the client's.
 fn no_connection(error: &(dyn Error + 'static)) -> Option<NoConnection> {
     chain(error).find_map(|error| error.downcast_ref().cloned())
 }
 
-/// Whether the engine reported that it did not process the request: REFUSED_STREAM, or GOAWAY with an earlier last
-/// stream (RFC 9113, 8.7). Streams that it still processes get no such error.
+/// Returns whether the engine reported that it did not process the request: REFUSED_STREAM, or GOAWAY with an earlier
+/// last stream (RFC 9113, 8.7). Streams that the engine still processes never fail with these errors.
 fn was_not_taken(error: &(dyn Error + 'static)) -> bool {
     of_engine(error).is_some_and(|error| error.is_go_away() || error.reason() == Some(h2::Reason::REFUSED_STREAM))
 }
 
-/// The error that the engine itself sent in an HTTP/2 frame.
+/// Returns the error that the engine itself sent in an HTTP/2 frame, if any.
 fn of_engine<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a h2::Error> {
     chain(error).find_map(|error| error.downcast_ref()).filter(|error: &&h2::Error| error.is_remote())
 }

@@ -1,4 +1,4 @@
-//! An engine's API key from a file: never on a command line, where others can see it.
+//! Reads an engine's API key from a file, since other users can see command lines.
 
 use std::io;
 use std::os::unix::fs::PermissionsExt;
@@ -6,39 +6,39 @@ use std::path::Path;
 
 use http::HeaderValue;
 
-/// Maximum size of a key file, which has one line.
+/// Maximum size of a key file, which contains a single line.
 const MAX_BYTES: u64 = 4096;
 
 /// A key read from a file.
 #[derive(Clone, Debug)]
 pub struct EngineKey {
-    /// `Bearer` and the key, for [`HttpClient::set_authorization`](super::HttpClient::set_authorization); hidden in
-    /// debug output.
+    /// The header value, i.e. `Bearer` and the key, for
+    /// [`HttpClient::set_authorization`](super::HttpClient::set_authorization); hidden in debug output.
     pub authorization: HeaderValue,
-    /// The permissions of the file, if others besides its owner have any. Not an error, since secrets mounted by a
-    /// cluster often look like that inside the container.
+    /// The file's mode, if it grants access to anyone other than its owner. This is not an error, since secrets mounted
+    /// by a cluster often have such a mode inside the container.
     pub open_mode: Option<u32>,
 }
 
-/// Why a file holds no key.
+/// An error while reading a key file.
 #[derive(Debug, thiserror::Error)]
 pub enum KeyError {
-    /// The key's file cannot be read.
+    /// The key file cannot be read.
     #[error(transparent)]
     Io(#[from] io::Error),
-    /// The key's file is not a regular file, or too long.
+    /// The key file is too long or not a regular file.
     #[error("expected a file of at most {MAX_BYTES} bytes")]
     Size,
-    /// The key is not a single line valid in a header.
-    #[error("expected one line of printable characters without blanks")]
+    /// The key is not a single line that is valid in a header.
+    #[error("expected one line of printable characters without spaces")]
     Text,
 }
 
 impl EngineKey {
-    /// Reads a file with one line, ignoring surrounding blanks. Blocking.
+    /// Reads a file with one line, ignoring surrounding whitespace. Blocking.
     ///
     /// # Errors
-    /// Never contains any part of the key.
+    /// [`KeyError`], which never contains any part of the key.
     pub fn read(path: &Path) -> Result<Self, KeyError> {
         let metadata = std::fs::metadata(path)?;
         if !metadata.is_file() || metadata.len() > MAX_BYTES {

@@ -1,9 +1,9 @@
 //! The HTTP client used by the gateway, the profiler, the command line and tests.
 //!
-//! TCP or TLS, HTTP/1.1 or HTTP/2, pooled, `TCP_NODELAY`, no redirects, no environment proxies. [`HttpClient::send`]
-//! returns a streaming response; the `get_*`/`post_*` helpers read a complete answer within a time-out and a size
-//! limit. Dropping a response (or the future that waits for one) closes its connection, so the engine notices at once
-//! that the client is gone.
+//! Supports TCP and TLS, HTTP/1.1 and HTTP/2. Connections are pooled and use `TCP_NODELAY`; redirects and proxies from
+//! the environment are not followed. [`HttpClient::send`] returns a streaming response; the `get_*`/`post_*` helpers
+//! read a complete response within a time-out and a size limit. Dropping a response (or the future that waits for one)
+//! closes its connection, so the engine notices immediately that the client is gone.
 
 mod body;
 mod connect;
@@ -37,19 +37,19 @@ pub use key::{EngineKey, KeyError};
 use pool::{Origin, Pool};
 pub use url::{BaseUrl, UrlError, names_loopback};
 
-/// How connections are made and kept.
+/// Settings for opening and pooling connections.
 #[derive(Clone, Debug)]
 pub struct ClientSettings {
     /// Time limit for a TCP connection.
     pub connect_timeout: Duration,
-    /// An idle connection is closed after this time. Keep it below the engine's own keep-alive time, or a request may
-    /// be sent on a connection that the engine is just closing.
+    /// Idle connections are closed after this time. It must be shorter than the engine's keep-alive time, or a request
+    /// may be sent on a connection that the engine is about to close.
     pub pool_idle_timeout: Duration,
-    /// Maximum idle connections, over all engines.
+    /// Maximum number of idle connections over all engines.
     pub max_idle: usize,
     /// For https URLs.
     pub tls: Option<Arc<ClientTls>>,
-    /// HTTP/2 instead of HTTP/1.1; without TLS the engine must expect it from the first byte ("prior knowledge").
+    /// Whether to use HTTP/2 instead of HTTP/1.1; without TLS, the engine must support it with prior knowledge.
     pub http2: bool,
 }
 
@@ -66,10 +66,10 @@ impl Default for ClientSettings {
     }
 }
 
-/// Limits on reading a complete answer.
+/// Limits on reading a complete response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AnswerLimits {
-    /// From the start of the request to the last byte of the answer.
+    /// Maximum time from the start of the request to the last byte of the response.
     pub timeout: Duration,
     /// Maximum size of the body, in bytes.
     pub max_bytes: usize,
@@ -89,7 +89,7 @@ pub struct HttpClient {
     http2: Option<Arc<Http2>>,
     tls: Option<Arc<ClientTls>>,
     connect_timeout: Duration,
-    /// The `authorization` header of all requests, instead of their own.
+    /// The `authorization` header for all requests, which replaces their own.
     authorization: Arc<ArcSwapOption<HeaderValue>>,
 }
 
@@ -106,8 +106,8 @@ impl Default for HttpClient {
 }
 
 impl HttpClient {
-    /// A client for one address with default settings; for https it trusts the system's authorities, and reads their
-    /// files (blocking).
+    /// Creates a client for one address with default settings. For https, it trusts the system's certificate
+    /// authorities and reads their files (blocking).
     ///
     /// # Errors
     /// If the system has no trusted authorities.
@@ -117,7 +117,7 @@ impl HttpClient {
         Ok(Self::new(&ClientSettings { tls: tls.map(Arc::new), ..ClientSettings::default() }))
     }
 
-    /// A client with its own pool. Must be used inside a Tokio runtime with timers and I/O.
+    /// Creates a client with its own pool. Must be used inside a Tokio runtime with timers and I/O.
     pub fn new(settings: &ClientSettings) -> Self {
         let pool = Arc::new(Pool::new(settings.max_idle, settings.pool_idle_timeout));
         Self {
@@ -129,37 +129,38 @@ impl HttpClient {
         }
     }
 
-    /// Sets the `authorization` header of all further requests of this client and its clones, overriding their own;
-    /// `None` leaves requests unchanged.
+    /// Sets the `authorization` header of all subsequent requests from this client and its clones, overriding their
+    /// own; `None` leaves requests unchanged.
     pub fn set_authorization(&self, value: Option<HeaderValue>) {
         self.authorization.store(value.map(Arc::new));
     }
 
-    /// Number of idle connections closed since the last call because the engine had sent bytes that belong to no
-    /// answer, which the next request would have received.
+    /// Returns the number of idle connections closed since the last call because the engine had sent bytes outside any
+    /// response, which the next request would have received.
     pub fn take_strays(&self) -> u64 {
         self.pool.strays.swap(0, Ordering::Relaxed)
     }
 
-    /// Whether the engine closed connections since the last call, as a restarting one does. This client closes idle
-    /// connections before an engine would ([`ClientSettings::pool_idle_timeout`]). Ignores HTTP/2.
+    /// Returns whether the engine closed any connection since the last call, as it does on a restart. Otherwise this
+    /// client closes idle connections before an engine would ([`ClientSettings::pool_idle_timeout`]). Ignores HTTP/2.
     pub fn take_broken(&self) -> bool {
         self.pool.broken.swap(0, Ordering::Relaxed) > 0
     }
 
-    /// Returns when the engine has closed an idle connection, as it does on exit; noticed within half a second. Ignores
-    /// HTTP/2.
+    /// Waits until the engine closes an idle connection, as it does on exit; this is detected within half a second.
+    /// Ignores HTTP/2.
     pub async fn connection_lost(&self) {
         self.pool.lost.notified().await;
     }
 
-    /// Sends one request and returns as soon as the head of the answer arrives; the body streams.
+    /// Sends one request and returns as soon as the response head arrives; the body is streamed.
     ///
-    /// Has no time-out except for connecting: wrap the call, or use [`HttpClient::send_within`]. If the engine has
-    /// already closed a pooled connection and no part of the request was sent, the request is sent on another one.
+    /// Only connecting has a time-out; to limit the rest, wrap the call or use [`HttpClient::send_within`]. If the
+    /// engine has already closed a pooled connection and no part of the request was sent, the request is sent on
+    /// another one.
     ///
     /// # Errors
-    /// `HttpError`: no connection, none in time, or the engine broke the protocol.
+    /// [`HttpError`] if connecting fails or times out, or if the engine violates the protocol.
     pub async fn send(&self, mut request: Request<RequestBody>) -> Result<Response<AnswerBody>, HttpError> {
         if let Some(value) = self.authorization.load().as_deref() {
             request.headers_mut().insert(header::AUTHORIZATION, value.clone());
@@ -168,14 +169,15 @@ impl HttpClient {
             return Box::pin(http2.send(request)).await;
         }
         let address = Address::take_from(&mut request)?;
-        // The engine may have closed any number of idle connections. Each iteration takes one out of the pool; a new
-        // one ends the loop, whatever the outcome.
+        // The engine may have closed any number of idle connections. Each iteration removes one from the pool; a new
+        // connection ends the loop, whether it succeeds or fails.
         loop {
             let pooled = self.pool.take(&address.origin);
             let is_new = pooled.is_none();
             let mut connection = match pooled {
                 Some(connection) => connection,
-                // Boxed: most requests find a pooled connection, and all would reserve memory for this.
+                // Boxed because most requests find a pooled connection, but the future of every request would reserve
+                // memory for a new one.
                 None => Box::pin(connect::connect(&address.origin, self.tls.as_deref(), self.connect_timeout))
                     .await
                     .map_err(|cause| cause.into_http(address.url()))?,
@@ -205,7 +207,7 @@ impl HttpClient {
     ) -> Result<Response<AnswerBody>, HttpError> {
         let (head, body) = answer.into_parts();
         if let Err(cause) = check_framing(head.status, &head.headers) {
-            // Closes the connection, whose remaining content is unknown.
+            // Returning here closes the connection, whose remaining content is unknown.
             return Err(HttpError::Framing { url: address.url(), cause });
         }
         let mut body = AnswerBody::new(body, connection, address.origin, Arc::clone(&self.pool));
@@ -217,10 +219,10 @@ impl HttpClient {
         Ok(Response::from_parts(head, body))
     }
 
-    /// [`HttpClient::send`] with a limit on the time until the head of the answer.
+    /// Like [`HttpClient::send`], with a limit on the time until the response head arrives.
     ///
     /// # Errors
-    /// Those of [`HttpClient::send`], or a time-out.
+    /// The errors of [`HttpClient::send`], or a time-out.
     pub async fn send_within(
         &self,
         request: Request<RequestBody>,
@@ -229,14 +231,14 @@ impl HttpClient {
         let uri = request.uri().clone();
         match tokio::time::timeout(limit, self.send(request)).await {
             Ok(answer) => answer,
-            Err(_) => Err(HttpError::timeout(&uri, "the head of the answer", limit)),
+            Err(_) => Err(HttpError::timeout(&uri, "the response head", limit)),
         }
     }
 
-    /// GET; expects 2xx and JSON.
+    /// Sends a GET request; expects a 2xx status and JSON.
     ///
     /// # Errors
-    /// Those of [`HttpClient::send`]; a status other than 2xx; an answer that is too long or not the expected JSON.
+    /// The errors of [`HttpClient::send`]; a non-2xx status; a response that is too long or not the expected JSON.
     pub async fn get_json<T: DeserializeOwned>(
         &self,
         base: &BaseUrl,
@@ -247,19 +249,19 @@ impl HttpClient {
         parse_json(url, &body)
     }
 
-    /// GET; expects 2xx and text (invalid UTF-8 is replaced).
+    /// Sends a GET request; expects a 2xx status and text (invalid UTF-8 is replaced).
     ///
     /// # Errors
-    /// Those of [`HttpClient::get_json`], except for the format.
+    /// The errors of [`HttpClient::get_json`], except for invalid JSON.
     pub async fn get_text(&self, base: &BaseUrl, path: &str, limits: &AnswerLimits) -> Result<String, HttpError> {
         let (_, body) = self.whole(request(Method::GET, base, path, None)?, limits).await?;
         Ok(String::from_utf8_lossy(&body).into_owned())
     }
 
-    /// POST of a JSON document; expects 2xx and JSON.
+    /// Posts a JSON document; expects a 2xx status and JSON.
     ///
     /// # Errors
-    /// Those of [`HttpClient::get_json`].
+    /// The errors of [`HttpClient::get_json`].
     pub async fn post_json<B: Serialize + ?Sized, T: DeserializeOwned>(
         &self,
         base: &BaseUrl,
@@ -271,10 +273,10 @@ impl HttpClient {
         parse_json(url, &body)
     }
 
-    /// POST of a JSON document; expects 2xx. Returns the URL and the raw answer.
+    /// Posts a JSON document; expects a 2xx status. Returns the URL and the raw response body.
     ///
     /// # Errors
-    /// Those of [`HttpClient::send`]; a status other than 2xx; an answer that is too long.
+    /// The errors of [`HttpClient::send`]; a non-2xx status; a response that is too long.
     pub async fn post<B: Serialize + ?Sized>(
         &self,
         base: &BaseUrl,
@@ -287,10 +289,10 @@ impl HttpClient {
         self.whole(request(Method::POST, base, path, Some(bytes.into()))?, limits).await
     }
 
-    /// Sends a request, reads the complete answer under `limits`, and rejects any status but 2xx.
+    /// Sends a request, reads the complete response within `limits`, and rejects any non-2xx status.
     ///
     /// # Errors
-    /// Those of [`HttpClient::post`].
+    /// The errors of [`HttpClient::post`].
     pub async fn whole(
         &self,
         request: Request<RequestBody>,
@@ -309,15 +311,16 @@ impl HttpClient {
         };
         match tokio::time::timeout(limits.timeout, read).await {
             Ok(body) => body.map(|body| (url, body)),
-            Err(_) => Err(HttpError::Timeout { url, waiting_for: "the whole answer", limit: limits.timeout }),
+            Err(_) => Err(HttpError::Timeout { url, waiting_for: "the whole response", limit: limits.timeout }),
         }
     }
 }
 
-/// Rejects an answer whose end other readers might place elsewhere, and a change of protocol, which was not requested.
+/// Rejects a response whose end other HTTP implementations might locate elsewhere, and a protocol switch, which was not
+/// requested.
 pub(super) fn check_framing(status: StatusCode, headers: &HeaderMap) -> Result<(), &'static str> {
     if status == StatusCode::SWITCHING_PROTOCOLS {
-        return Err("it changes the protocol (101), which was not requested");
+        return Err("it switches protocols (101), which was not requested");
     }
     let mut codings = headers.get_all(header::TRANSFER_ENCODING).iter();
     match (codings.next(), codings.next()) {
@@ -326,18 +329,18 @@ pub(super) fn check_framing(status: StatusCode, headers: &HeaderMap) -> Result<(
             Err("it has both content-length and transfer-encoding")
         }
         (Some(coding), None) if coding.as_bytes().trim_ascii().eq_ignore_ascii_case(b"chunked") => Ok(()),
-        _ => Err("its transfer-encoding is not just 'chunked'"),
+        _ => Err("its transfer-encoding is not exactly 'chunked'"),
     }
 }
 
-/// Where to send a request.
+/// The destination of a request.
 struct Address {
     origin: Origin,
     path: PathAndQuery,
 }
 
 impl Address {
-    /// Puts a request into the form that is sent: the path in its first line, the address in `Host`.
+    /// Rewrites a request into the form that is sent: the path in the request line, the address in `Host`.
     fn take_from(request: &mut Request<RequestBody>) -> Result<Self, HttpError> {
         let parts = std::mem::take(request.uri_mut()).into_parts();
         let path = parts.path_and_query.unwrap_or_else(|| PathAndQuery::from_static("/"));
@@ -391,7 +394,7 @@ pub async fn read_body(url: &str, body: AnswerBody, max_bytes: usize) -> Result<
 /// Reads any body of at most `max_bytes` to its end.
 ///
 /// # Errors
-/// The body's own error, or `None` if it is longer.
+/// The body's own error, or `None` if the body is too long.
 pub async fn collect<B>(mut body: B, max_bytes: usize) -> Result<Bytes, Option<B::Error>>
 where
     B: hyper::body::Body<Data = Bytes> + Unpin,
@@ -411,7 +414,7 @@ fn parse_json<T: DeserializeOwned>(url: String, body: &[u8]) -> Result<T, HttpEr
     serde_json::from_slice(body).map_err(|error| HttpError::Json { url, source: error.into() })
 }
 
-/// The start of an error answer, on one line, for a message.
+/// Returns the start of an error response, on one line, for use in a message.
 fn excerpt(body: &[u8]) -> String {
     const LONGEST: usize = 300;
     let text = String::from_utf8_lossy(&body[..body.len().min(LONGEST)]);

@@ -1,7 +1,7 @@
-//! Idle connections, for the next request to the same address.
+//! A pool of idle connections, reused by requests to the same address.
 //!
-//! There is a list per core, and a thread searches its own first, so threads do not wait for each other and a
-//! connection mostly stays on the core where its socket is cached.
+//! There is one list per core, and a thread searches its own list first, so threads rarely contend and a connection
+//! mostly stays on the core where its socket is cached.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -18,7 +18,7 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(500);
 /// Maximum number of lists; more would not help.
 const MAX_LISTS: usize = 64;
 
-/// The endpoint of a connection. A plain connection is never used as a secure one.
+/// The endpoint of a connection. A plaintext connection is never reused for https.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct Origin {
     pub(super) secure: bool,
@@ -47,25 +47,25 @@ pub(super) struct Pool {
     count: AtomicUsize,
     most: usize,
     keep: Duration,
-    /// Whether a task closing unused connections is running.
+    /// Whether the task that closes unused connections is running.
     sweeping: AtomicBool,
     /// Connections closed because the engine sent unsolicited bytes.
     pub(super) strays: AtomicU64,
     /// Connections closed by the engine while idle or in use.
     pub(super) broken: AtomicU64,
-    /// Notified when an idle connection turns out to be closed.
+    /// Notified when an idle connection is found to be closed.
     pub(super) lost: Notify,
 }
 
 static THREADS: AtomicUsize = AtomicUsize::new(0);
 
 thread_local! {
-    /// The number of this thread among those that use a pool.
+    /// This thread's index among the threads that use a pool.
     static THREAD: usize = THREADS.fetch_add(1, Ordering::Relaxed);
 }
 
 impl Pool {
-    /// Keeps at most `most` connections, each for at most `keep`.
+    /// Creates a pool of at most `most` idle connections, each kept for at most `keep`.
     pub(super) fn new(most: usize, keep: Duration) -> Self {
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         Self {
@@ -80,7 +80,7 @@ impl Pool {
         }
     }
 
-    /// The list that this thread searches first.
+    /// Returns the index of the list that this thread searches first.
     fn own_list(&self) -> usize {
         THREAD.with(|thread| thread % self.lists.len())
     }
@@ -95,7 +95,7 @@ impl Pool {
         self.broken.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// The most recently used connection to `origin`, which the engine will keep open longest.
+    /// Removes and returns the most recently used connection to `origin`, which the engine will keep open longest.
     pub(super) fn take(&self, origin: &Origin) -> Option<Box<Connection>> {
         if self.count.load(Ordering::Relaxed) == 0 {
             return None;
@@ -104,7 +104,7 @@ impl Pool {
         from.iter().chain(before).find_map(|list| {
             let mut list = list.lock().unwrap_or_else(PoisonError::into_inner);
             let at = list.iter().rposition(|idle| idle.origin == *origin)?;
-            // All earlier ones have waited longer.
+            // All earlier connections have been idle for longer.
             let Idle { connection, since, .. } = list.remove(at);
             self.count.fetch_sub(1, Ordering::Relaxed);
             drop(list);
@@ -112,7 +112,7 @@ impl Pool {
         })
     }
 
-    /// Keeps an idle connection.
+    /// Adds an idle connection to the pool.
     pub(super) fn put(self: &Arc<Self>, origin: Origin, connection: Box<Connection>) {
         if self.count.fetch_add(1, Ordering::Relaxed) >= self.most {
             self.count.fetch_sub(1, Ordering::Relaxed);
@@ -125,9 +125,10 @@ impl Pool {
         }
     }
 
-    /// Closes connections that were idle for too long, and drops those closed by the engine; returns how many are left.
+    /// Closes connections that have been idle for too long, and removes those closed by the engine; returns how many
+    /// are left.
     fn sort_out(&self) -> usize {
-        // No wake-up is needed: the next check polls again, and so does taking a connection.
+        // No waker is needed: the next check polls again, and so does reusing a connection.
         let mut cx = Context::from_waker(Waker::noop());
         let (mut left, mut is_lost) = (0, false);
         for list in &self.lists {
@@ -155,14 +156,14 @@ impl Pool {
     }
 }
 
-/// Runs while there are idle connections.
+/// Checks the pool periodically while it has idle connections.
 async fn sweep(pool: Weak<Pool>, keep: Duration) {
     loop {
         tokio::time::sleep(LOOK_INTERVAL.min(keep / 2)).await;
         let Some(pool) = pool.upgrade() else { return };
         if pool.sort_out() == 0 {
             pool.sweeping.store(false, Ordering::Release);
-            // A connection added in between saw the flag still set.
+            // A connection added in between saw the flag still set and started no task, so check again.
             if pool.count.load(Ordering::Acquire) == 0 || pool.sweeping.swap(true, Ordering::AcqRel) {
                 return;
             }

@@ -1,4 +1,4 @@
-//! The address of an engine: checked once, then joined with paths.
+//! The base URL of an engine, validated once and then joined with paths.
 
 use std::fmt;
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -9,7 +9,8 @@ use http::uri::{Authority, Parts, PathAndQuery, Scheme};
 
 use crate::SharedError;
 
-/// `http://host[:port][/prefix]`, or with https, without a trailing slash, user, query or fragment.
+/// A URL of the form `http://host[:port][/prefix]` or the same with https, without a trailing slash, user, query or
+/// fragment.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct BaseUrl {
     secure: bool,
@@ -17,7 +18,7 @@ pub struct BaseUrl {
     prefix: String,
 }
 
-/// Why an address is rejected.
+/// The reason for rejecting an address.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum UrlError {
     /// Not a URL.
@@ -33,7 +34,7 @@ pub enum UrlError {
     Scheme {
         /// As given.
         url: String,
-        /// The scheme found, empty if there is none.
+        /// The scheme found; empty if there is none.
         scheme: String,
     },
     /// An invalid port.
@@ -55,7 +56,7 @@ pub enum UrlError {
 }
 
 impl BaseUrl {
-    /// The full URI of `path` (with an optional query), which must start with `/`.
+    /// Returns the full URI of `path`, which must start with `/` and may include a query.
     ///
     /// # Errors
     /// `UrlError` if the path does not form a URL.
@@ -76,7 +77,7 @@ impl BaseUrl {
         Uri::from_parts(parts).map_err(|error| syntax(error.into()))
     }
 
-    /// Drops a trailing `/v1`, which base URLs of OpenAI clients have, since joined paths already begin with it.
+    /// Removes a trailing `/v1`, as in the base URLs of OpenAI clients, since joined paths already begin with it.
     #[must_use]
     pub fn without_v1(mut self) -> Self {
         if let Some(shorter) = self.prefix.strip_suffix("/v1") {
@@ -85,12 +86,12 @@ impl BaseUrl {
         self
     }
 
-    /// Whether the scheme is https.
+    /// Returns whether the scheme is https.
     pub fn is_secure(&self) -> bool {
         self.secure
     }
 
-    /// `host[:port]` as in a `Host` header.
+    /// Returns `host[:port]`, as in a `Host` header.
     pub fn authority(&self) -> &str {
         self.authority.as_str()
     }
@@ -113,7 +114,7 @@ impl FromStr for BaseUrl {
         if authority.as_str().contains('@') {
             return Err(UrlError::Extra { url: owned(), found: "a user name" });
         }
-        // The parser ignores an invalid port, and requests would go to the scheme's default.
+        // The parser ignores an invalid port, so requests would go to the scheme's default port.
         let behind = authority.as_str().strip_prefix(authority.host()).and_then(|rest| rest.strip_prefix(':'));
         let is_port = |port: &&str| {
             port.bytes().all(|byte| byte.is_ascii_digit()) && port.parse().is_ok_and(|port: u16| port > 0)
@@ -152,7 +153,7 @@ impl From<std::net::SocketAddr> for BaseUrl {
     }
 }
 
-/// Whether this is exactly `host` or `host:port` with a loopback address or `localhost`.
+/// Returns whether `authority` is exactly `host` or `host:port`, where the host is a loopback address or `localhost`.
 pub fn names_loopback(authority: &str) -> bool {
     let (is_loopback, port) = match authority.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
         Some((name, port)) => (name.parse::<Ipv6Addr>().is_ok_and(|ip| ip.is_loopback()), port),

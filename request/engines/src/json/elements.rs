@@ -4,14 +4,14 @@ use std::ops::Range;
 
 use super::{Members, ScanError, State};
 
-/// Iterates over the elements of an array, without surrounding white space; stops after the first error.
+/// Iterates over the elements of an array, without surrounding whitespace; stops after the first error.
 #[derive(Debug)]
 pub struct Elements<'a> {
     scanner: Members<'a>,
 }
 
 impl<'a> Elements<'a> {
-    /// Iterates over `body`, which must be one array and white space.
+    /// Iterates over the elements of `body`, which must be one array with optional surrounding whitespace.
     pub fn new(body: &'a [u8]) -> Self {
         Self { scanner: Members::new(body) }
     }

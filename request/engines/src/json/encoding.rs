@@ -1,12 +1,12 @@
-//! Text in encodings other than UTF-8, as accepted by Python's `json.loads`: the engines' servers pass it the bytes of
-//! a body, and it detects the encoding by byte order marks and zero bytes.
+//! Text encodings that Python's `json.loads` accepts in addition to UTF-8: the engines' servers pass it the raw body,
+//! and it detects the encoding from byte order marks and zero bytes.
 
 use std::fmt;
 
 /// The encoding of a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Encoding {
-    /// By far the most common.
+    /// UTF-8, by far the most common encoding.
     Utf8,
     /// Units of two bytes.
     Utf16 {
@@ -31,7 +31,7 @@ impl fmt::Display for Encoding {
 }
 
 impl Encoding {
-    /// Detects a body's encoding, and the offset after a byte order mark.
+    /// Detects a body's encoding and the offset after a byte order mark, if any.
     pub fn of(body: &[u8]) -> (Self, usize) {
         use Encoding::{Utf8, Utf16, Utf32};
         match body {
@@ -48,8 +48,8 @@ impl Encoding {
         }
     }
 
-    /// The characters of a text in this encoding, up to the first invalid one, which is an error. A lone surrogate is
-    /// invalid, although Python accepts it.
+    /// Iterates over the characters of `text` in this encoding, up to the first invalid one, which yields an error. A
+    /// lone surrogate is invalid here, although Python accepts it.
     pub fn characters(self, text: &[u8]) -> impl Iterator<Item = Result<char, NotEncoded>> {
         let unit = match self {
             Self::Utf8 => 1,
@@ -80,7 +80,7 @@ impl Encoding {
         }
     }
 
-    /// The next character, if it is ASCII, and its length in bytes.
+    /// Returns the next character, if it is ASCII, and its length in bytes.
     fn ascii(self, rest: &[u8]) -> Option<(u8, usize)> {
         match (self, rest) {
             (Self::Utf8, [byte, ..]) => Some((*byte, 1)),
@@ -95,12 +95,12 @@ impl Encoding {
     }
 }
 
-/// The bytes are not valid in the encoding in which they begin.
+/// The bytes are not valid in the encoding detected from their start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("it begins as {0} but continues differently")]
+#[error("it begins as {0} but contains invalid bytes")]
 pub struct NotEncoded(pub Encoding);
 
-/// Whether a body begins like a JSON object in any encoding that an engine's parser would accept.
+/// Returns whether a body begins like a JSON object in any encoding that an engine's parser would accept.
 pub fn begins_object(body: &[u8]) -> bool {
     let (encoding, mut at) = Encoding::of(body);
     while let Some((byte, length)) = encoding.ascii(&body[at..]) {

@@ -1,24 +1,24 @@
-//! Token ids in a JSON value, in every spelling that an engine's validation converts to a number.
+//! Finds token ids in a JSON value, in every spelling that an engine's validation converts to a number.
 //!
 //! Engines validate with pydantic, and some values with Python's `int()`, which accept `"99_999"`, `" +5 "`,
-//! `"\u0039"`, `7.0` and `true` as numbers. Anything that no engine accepts as a number may be judged either way here,
-//! as the engine rejects the request itself. `tests/ids/run.py` compares this with pydantic.
+//! `"\u0039"`, `7.0` and `true` as numbers. Anything that no engine accepts as a number may be classified either way
+//! here, since the engine itself rejects the request. `tests/ids/run.py` compares this module with pydantic.
 
 use super::{Members, unescape_ascii};
 
-/// Whether a list of ids may also be something else.
+/// How to interpret strings in a value that may contain token ids.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
-    /// A list of ids only, in which text is an id.
+    /// Only ids are expected, so every string is an id.
     Ids,
-    /// Text by itself is a prompt; in a list it is an id.
+    /// A bare string is a prompt; a string in a list is an id.
     IdsOrPrompt,
-    /// A list that contains only text is a list of prompts, whatever they spell.
+    /// A list that contains only strings is a list of prompts, even if they spell numbers.
     IdsOrText,
 }
 
 impl Form {
-    /// Whether text at this depth is an id, whatever its siblings.
+    /// Returns whether text at this depth is an id regardless of its siblings.
     fn takes_text_for_ids(self, depth: usize) -> bool {
         match self {
             Self::Ids => true,
@@ -28,8 +28,8 @@ impl Form {
     }
 }
 
-/// The first id of a value that is not below `size`, as written. Checks numbers, text in place of numbers, and keys, in
-/// lists and objects of any depth, but not the values of objects' members.
+/// Returns the first id in a value that is not below `size`, as written. Checks numbers, strings in place of numbers,
+/// and keys, in lists and objects at any depth, but not the values of object members.
 pub fn outside(value: &[u8], size: u32, form: Form) -> Option<&[u8]> {
     let mut scan = Members::new(value);
     let (mut depth, mut suspect, mut is_mixed) = (0_usize, None, false);
@@ -61,7 +61,7 @@ pub fn outside(value: &[u8], size: u32, form: Form) -> Option<&[u8]> {
                     Spelled::Inside => {}
                     Spelled::Outside if form.takes_text_for_ids(depth) => return Some(text),
                     Spelled::Outside => suspect = suspect.or(Some(text)),
-                    // Then all of it is text, or no engine accepts it.
+                    // Either the entire list is text, or no engine accepts it.
                     Spelled::Text if form == Form::IdsOrText => return None,
                     Spelled::Text => {}
                 }
@@ -82,7 +82,7 @@ pub fn outside(value: &[u8], size: u32, form: Form) -> Option<&[u8]> {
     None
 }
 
-/// Whether a bare word is not a number, or is in the vocabulary.
+/// Returns whether an unquoted literal is in the vocabulary, or is not a number at all.
 fn is_inside(item: &[u8], size: u32) -> bool {
     // The common case.
     if item.len() < 10 && item.iter().all(u8::is_ascii_digit) {
@@ -100,7 +100,7 @@ enum Spelled {
     Text,
 }
 
-/// Reads a string with escapes as an id.
+/// Parses a string with escapes as an id.
 fn spelled(raw: &[u8], size: u32) -> Spelled {
     let Ok(mut rest) = std::str::from_utf8(raw) else { return Spelled::Text };
     let (mut number, mut is_negative, mut has_digits, mut in_fraction) = (0_u64, false, false, false);
@@ -116,10 +116,11 @@ fn spelled(raw: &[u8], size: u32) -> Spelled {
             '-' => is_negative = true,
             '+' | '_' => {}
             '.' => in_fraction = true,
-            // Python's white space includes more than Unicode's.
+            // Python treats these characters as whitespace, unlike Unicode.
             '\u{1c}'..='\u{1f}' => {}
             blank if blank.is_whitespace() => {}
-            // Python accepts digits of all scripts, but clients do not write them.
+            // Python accepts digits of all scripts. Clients do not use them, so they count as an id outside the
+            // vocabulary.
             digit if digit.is_numeric() || digit == SURROGATE => (has_digits, number) = (true, u64::MAX),
             _ => return Spelled::Text,
         }
@@ -132,10 +133,11 @@ fn spelled(raw: &[u8], size: u32) -> Spelled {
     }
 }
 
-/// Placeholder for a surrogate, half of a character that may be a digit.
+/// Placeholder for a surrogate, which is half of a character that may be a digit.
 const SURROGATE: char = '\u{fffd}';
 
-/// The first character, its escape resolved, and the rest; `None` at the end or at a malformed escape.
+/// Returns the first character, with its escape resolved, and the remainder; `None` at the end or at a malformed
+/// escape.
 fn next_character(text: &str) -> Option<(char, &str)> {
     if !text.starts_with('\\') {
         let mut characters = text.chars();

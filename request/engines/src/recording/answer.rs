@@ -1,4 +1,4 @@
-//! Extracts token ids, counts and encoded routes from an answer, wherever this engine and version puts them.
+//! Extracts token ids, counts and encoded routes from a response, wherever the engine's version puts them.
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -7,29 +7,29 @@ use super::RecordingError;
 use crate::Route;
 use crate::sglang::{FinishReason, GenerateResponse};
 
-/// The fields of an answer, if present.
+/// The fields of a response, if present.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReportedAnswer {
     /// The prompt's ids.
     pub prompt_ids: Option<Vec<u32>>,
     /// The generated ids.
     pub output_ids: Option<Vec<u32>>,
-    /// Number of prompt tokens, according to the engine.
+    /// Number of prompt tokens reported by the engine.
     pub prompt_tokens: Option<u64>,
-    /// Number of generated tokens, according to the engine.
+    /// Number of generated tokens reported by the engine.
     pub output_tokens: Option<u64>,
-    /// Why the engine aborted, if it did.
+    /// Why the engine aborted the generation, if it did.
     pub aborted: Option<String>,
-    /// The rank that ran it, in the engine's numbering; only in `/generate`.
+    /// The rank that ran the request, in the engine's numbering; only on `/generate`.
     pub dp_rank: Option<u32>,
     /// Base64; see [`super::decode`].
     pub routed_experts: Option<String>,
 }
 
-/// Parses the answer to a [`super::Question`] on this route.
+/// Parses the response to a [`super::Question`] on this route.
 ///
 /// # Errors
-/// If it is not an answer of that route.
+/// If the text is not a response of that route.
 pub fn read(route: Route, answer: &[u8]) -> Result<ReportedAnswer, RecordingError> {
     let not_one = |error: serde_json::Error| RecordingError::Answer(error.into());
     if route == Route::Generate {
@@ -56,7 +56,7 @@ fn of_generate(answer: GenerateResponse) -> ReportedAnswer {
     }
 }
 
-/// An answer of chat or completions. Null counts as absent.
+/// A response of chat or completions. Null counts as absent.
 #[derive(Debug, Deserialize)]
 struct OpenAi {
     choices: Vec<Choice>,
@@ -86,7 +86,7 @@ struct Extension {
     output_ids: Option<OutputIds>,
 }
 
-/// SGLang 0.5.23 has a list per choice; other builds and semmoe's worker have a single list.
+/// Output ids: SGLang 0.5.23 returns a list per choice; other builds and semmoe's worker return a single list.
 #[derive(Debug, Deserialize)]
 #[serde(untagged)]
 enum OutputIds {
@@ -178,7 +178,7 @@ mod tests {
             (Route::Completions, r#"{"choices":[{"token_ids":[-1]}]}"#, "invalid value"),
             (Route::Chat, r#"{"choices":[{}],"sglext":{"output_ids":[[1],[2]]}}"#, "OutputIds"),
             (Route::Chat, r#"{"choices":[{}],"sglext":{"output_ids":[-1]}}"#, "OutputIds"),
-            (Route::Generate, "[1, 2", "not what was expected"),
+            (Route::Generate, "[1, 2", "unexpected response"),
         ] {
             let error = read(route, answer.as_bytes()).unwrap_err().to_string();
             assert!(error.contains(reason), "{error}");

@@ -16,8 +16,8 @@ pub enum Encoding {
     Npy,
 }
 
-/// Decodes the base64. The two encodings cannot be confused: read as an i32, the start of a `.npy` file is not an
-/// expert.
+/// Decodes the base64 text and detects the encoding inside. The two encodings cannot be confused: the start of a `.npy`
+/// file, read as an i32, is not a valid expert.
 ///
 /// # Errors
 /// If it is not base64.
@@ -27,7 +27,7 @@ pub fn decode_bytes(text: &str) -> Result<(Encoding, Vec<u8>), RecordingError> {
     Ok((encoding, bytes))
 }
 
-/// Base64 of an array of unsigned bytes or words in NumPy's format 1.0, as sent by vLLM.
+/// Encodes an array of unsigned bytes or 16-bit words in NumPy's format 1.0 and base64, as sent by vLLM.
 pub fn encode_npy(shape: &[usize], ids: &[u16], wide: bool) -> String {
     let dims: Vec<String> = shape.iter().map(usize::to_string).collect();
     let comma = if shape.len() == 1 { "," } else { "" };
@@ -48,13 +48,13 @@ pub fn encode_npy(shape: &[usize], ids: &[u16], wide: bool) -> String {
     STANDARD.encode(bytes)
 }
 
-/// Maximum header of an array with three dimensions, with room to spare.
+/// Maximum header length, ample for an array with three dimensions.
 const MAX_HEADER: usize = 1024;
 
-/// The shape and the values of an array of unsigned bytes or words, as written by NumPy.
+/// Reads the shape and the values of an array of unsigned bytes or 16-bit words, as written by NumPy.
 ///
 /// # Errors
-/// If the array is of another kind or damaged.
+/// If the array is of another kind or corrupt.
 pub(super) fn read_npy(bytes: &[u8]) -> Result<(Vec<usize>, Vec<i32>), RecordingError> {
     let (descr, shape, data) = npy_parts(bytes).ok_or(RecordingError::Array)?;
     let width = match descr {
@@ -114,11 +114,11 @@ mod tests {
         let mut long = BY_NUMPY.to_vec();
         long[9] = 0xff;
         for (bytes, reason) in [
-            (fortran, "not an array in C order"),
+            (fortran, "not a NumPy array in C order"),
             (signed, "expected |u1 or <u2"),
-            (long, "not an array"),
-            (BY_NUMPY[..40].to_vec(), "not an array"),
-            (BY_NUMPY[..BY_NUMPY.len() - 1].to_vec(), "the shape [1, 3, 2] hold 5 bytes, expected 6"),
+            (long, "not a NumPy array"),
+            (BY_NUMPY[..40].to_vec(), "not a NumPy array"),
+            (BY_NUMPY[..BY_NUMPY.len() - 1].to_vec(), "shape [1, 3, 2] have 5 bytes, expected 6"),
         ] {
             let error = read_npy(&bytes).unwrap_err().to_string();
             assert!(error.contains(reason), "{error}");

@@ -1,39 +1,39 @@
-//! Why an answer, or the routes in it, cannot be used.
+//! Errors in a response or in the routes that it contains.
 
 use crate::SharedError;
 
-/// The answer lacks the requested routes, or has different ones.
+/// The response lacks the requested routes, or its routes are invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RecordingError {
-    /// The answer is not the JSON of its route.
-    #[error("the answer is not what was expected: {0}")]
+    /// The response is not the JSON expected on its route.
+    #[error("unexpected response: {0}")]
     Answer(#[source] SharedError),
     /// There are more choices than requested, or none.
-    #[error("the answer has {0} choices, expected 1")]
+    #[error("the response has {0} choices, expected 1")]
     Choices(usize),
     /// The text is not base64.
     #[error("routed experts are not base64: {0}")]
     Base64(#[from] base64::DecodeError),
-    /// The array is damaged, or of a kind that engines do not send.
-    #[error("routed experts are not an array in C order as NumPy saves it")]
+    /// The array is corrupt, or of a kind that engines do not send.
+    #[error("routed experts are not a NumPy array in C order")]
     Array,
-    /// Its elements are not unsigned bytes or words.
-    #[error("routed experts are an array of another type, expected |u1 or <u2")]
+    /// The array's elements are not unsigned bytes or 16-bit words.
+    #[error("routed experts have an unexpected array type, expected |u1 or <u2")]
     ArrayType,
-    /// It has fewer or more bytes than its shape requires.
-    #[error("routed experts of the shape {shape:?} hold {found} bytes, expected {expected}")]
+    /// The array has fewer or more bytes than its shape requires.
+    #[error("routed experts of shape {shape:?} have {found} bytes, expected {expected}")]
     ArrayBytes {
-        /// According to the header.
+        /// Shape according to the header.
         shape: Vec<usize>,
         /// Bytes after the header.
         found: usize,
-        /// Bytes that the shape requires.
+        /// Number of bytes that the shape requires.
         expected: usize,
     },
     /// The array's shape does not match the tokens and the model.
-    #[error("routed experts have the shape {found:?}, expected [{rows}, {hidden} or {moe}, {top_k}]")]
+    #[error("routed experts have shape {found:?}, expected [{rows}, {hidden} or {moe}, {top_k}]")]
     Shape {
-        /// According to the header.
+        /// Shape according to the header.
         found: Vec<usize>,
         /// Number of tokens.
         rows: usize,
@@ -45,9 +45,9 @@ pub enum RecordingError {
         top_k: usize,
     },
     /// The number of values does not match the tokens and the model.
-    #[error("routed experts hold {found} values, expected {rows} rows x {layers} layers x {top_k} experts")]
+    #[error("routed experts have {found} values, expected {rows} rows x {layers} layers x {top_k} experts")]
     Values {
-        /// Number of values in the answer.
+        /// Number of values in the response.
         found: usize,
         /// Number of tokens.
         rows: usize,
@@ -66,8 +66,8 @@ pub enum RecordingError {
         /// Experts per token.
         top_k: u16,
     },
-    /// An id is not an expert.
-    #[error("token {token} names expert {found} in layer {layer}, expected ids below {experts}")]
+    /// An id is not a valid expert.
+    #[error("token {token} is routed to expert {found} in layer {layer}, expected ids below {experts}")]
     UnknownExpert {
         /// Row of the token.
         token: usize,

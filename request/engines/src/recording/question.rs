@@ -4,7 +4,7 @@ use serde_json::{Map, Value, json};
 
 use crate::{Engine, Route, sglang};
 
-/// A prompt in one of its forms.
+/// A prompt in one of the supported forms.
 #[derive(Clone, Copy, Debug)]
 pub enum Asked<'a> {
     /// Text, which the engine tokenizes.
@@ -20,7 +20,7 @@ pub enum Asked<'a> {
     },
 }
 
-/// How an answer is generated.
+/// The sampling parameters of a request.
 #[derive(Clone, Copy, Debug)]
 pub struct Sampling {
     /// Tokens to generate, at least 1.
@@ -40,8 +40,8 @@ pub struct Question {
     pub body: Value,
 }
 
-/// The request for the routed experts of a prompt. Texts and ids go to `/generate` if the engine has it and `openai` is
-/// false, else to completions; conversations go to chat.
+/// Builds the request for the routed experts of a prompt. Texts and ids are sent to `/generate` if the engine has it
+/// and `openai` is false, otherwise to completions; conversations are sent to chat.
 pub fn ask(engine: Engine, openai: bool, model: &str, prompt: Asked<'_>, sampling: Sampling) -> Question {
     let native = engine.speaks_sglang() && !openai;
     match prompt {
@@ -63,8 +63,8 @@ pub fn ask(engine: Engine, openai: bool, model: &str, prompt: Asked<'_>, samplin
 /// Cache namespace of [`uncached`] requests.
 const OWN_PREFIXES: &str = "semmoe-self-check";
 
-/// The request with its own prefix cache, so that its routes are computed and not remembered. semmoe's worker needs no
-/// such switch: it computes the same in every batch.
+/// Returns the request in a separate prefix cache namespace, so that its routes are computed anew and not reused.
+/// semmoe's worker needs no such field, since its results are the same in every batch.
 pub fn uncached(engine: Engine, mut question: Question) -> Question {
     let field = match (engine, question.route) {
         (Engine::Sglang, Route::Generate) => "extra_key",
@@ -89,7 +89,7 @@ fn generate(text: Option<String>, input_ids: Option<Vec<u32>>, sampling: Samplin
         return_prompt_token_ids: true,
         ..sglang::GenerateRequest::default()
     };
-    // Its fields are strings, numbers and lists of numbers, which always serialize.
+    // The request's fields are strings, numbers and lists of numbers, which always serialize.
     Question { route: Route::Generate, body: serde_json::to_value(request).unwrap_or(Value::Null) }
 }
 
@@ -109,7 +109,7 @@ fn openai_body(engine: Engine, model: &str, sampling: Sampling) -> Map<String, V
     }
     let switches: &[&str] = match engine {
         Engine::Semmoe => &["return_routed_experts", "return_input_ids_in_sglext", "return_output_ids_in_sglext"],
-        // Which id switches a version supports depends on the route; it ignores the others.
+        // The id fields that SGLang supports depend on its version and the route; it ignores the others.
         Engine::Sglang => &[
             "return_routed_experts",
             "return_token_ids",

@@ -1,4 +1,4 @@
-//! Encoded routes of an answer, decoded and checked against the model.
+//! Decodes the routes in a response and checks them against the model.
 
 use semmoe_tables::ModelInfo;
 
@@ -14,14 +14,14 @@ pub struct ReportedRoutes {
     pub layers: usize,
     /// Experts per token, k.
     pub top_k: usize,
-    /// The ids in that order.
+    /// The ids in row-major order [rows, layers, k].
     pub ids: Vec<i32>,
 }
 
-/// Decodes the routes of `rows` tokens. Allocates no more than the text's length, whatever the expected shape.
+/// Decodes the routes of `rows` tokens. Allocates at most the text's length, regardless of the expected shape.
 ///
 /// # Errors
-/// The text is not base64 or not an array of ids, or has another shape.
+/// If the text is not base64, is not an array of ids, or has another shape.
 pub fn decode(text: &str, rows: usize, model: &ModelInfo) -> Result<ReportedRoutes, RecordingError> {
     let (encoding, bytes) = decode_bytes(text)?;
     let (hidden, moe, k) = (usize::from(model.num_hidden_layers), model.layers(), usize::from(model.top_k));
@@ -46,7 +46,7 @@ impl ReportedRoutes {
     /// Extracts the MoE layers: [rows, L, k].
     ///
     /// # Errors
-    /// The first id that is not an expert, and its position.
+    /// Reports the first id that is not an expert, and its position.
     pub fn experts(&self, model: &ModelInfo) -> Result<Vec<u16>, RecordingError> {
         let moe_only = self.layers == model.layers();
         let mut experts = Vec::with_capacity(self.rows * model.layers() * self.top_k);
@@ -61,7 +61,7 @@ impl ReportedRoutes {
         Ok(experts)
     }
 
-    /// The layers sent in which no token has plausible experts: all ids are -1, or all of a token are equal.
+    /// Returns the sent layers in which no token has plausible experts: the ids of each token are all -1 or all equal.
     pub fn dense_layers(&self) -> Vec<usize> {
         let is_dense = |layer: &usize| {
             self.rows > 0
@@ -130,7 +130,7 @@ mod tests {
         assert_eq!(encode_routed_experts(&[1, -1, 258, 3]), "AQAAAP////8CAQAAAwAAAA==");
         let (model, data) = (all_moe(1, 2), encode_routed_experts(&[1, 2, 258, 3]));
         let error = decode(&data, 2, &model).unwrap().experts(&model).unwrap_err().to_string();
-        assert_eq!(error, "token 1 names expert 258 in layer 0, expected ids below 32");
+        assert_eq!(error, "token 1 is routed to expert 258 in layer 0, expected ids below 32");
         assert!(decode("AAAA!AAA", 1, &all_moe(1, 1)).is_err());
         assert!(decode("", usize::MAX, &all_moe(u16::MAX, 2)).is_err());
     }
@@ -161,7 +161,7 @@ mod tests {
         let whole = encode_routed_experts(&IDS);
         assert!(decode(&whole[..whole.len() - 3], 2, &model).unwrap_err().to_string().contains("not base64"));
         let error = decode(&whole, 3, &model).unwrap_err().to_string();
-        assert_eq!(error, "routed experts hold 12 values, expected 3 rows x 3 layers x 2 experts");
+        assert_eq!(error, "routed experts have 12 values, expected 3 rows x 3 layers x 2 experts");
         assert!(decode(&whole, usize::MAX, &model).is_err());
         let npy = |shape: &[usize]| encode_npy(shape, &vec![1; shape.iter().product()], false);
         for shape in [&[2, 4, 2][..], &[3, 3, 2], &[2, 3, 3], &[12]] {
@@ -170,11 +170,11 @@ mod tests {
         }
         let cut = &encode_npy(&[2, 3, 2], &[1; 12], false)[..180];
         let error = decode(cut, 2, &model).unwrap_err().to_string();
-        assert_eq!(error, "routed experts of the shape [2, 3, 2] hold 7 bytes, expected 12");
+        assert_eq!(error, "routed experts of shape [2, 3, 2] have 7 bytes, expected 12");
         for (at, id, reason) in [
             (3, -1, "token 0 has no expert in MoE layer 1, expected 2"),
-            (8, 8, "token 1 names expert 8 in layer 1, expected ids below 8"),
-            (11, i32::MIN, "token 1 names expert -2147483648 in layer 2, expected ids below 8"),
+            (8, 8, "token 1 is routed to expert 8 in layer 1, expected ids below 8"),
+            (11, i32::MIN, "token 1 is routed to expert -2147483648 in layer 2, expected ids below 8"),
         ] {
             let mut ids = IDS;
             ids[at] = id;

@@ -1,4 +1,4 @@
-//! `/generate`: requests and answers.
+//! Requests and responses of `/generate`.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -8,31 +8,31 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct GenerateRequest {
-    /// The prompt as text; exactly one of this and `input_ids`.
+    /// The prompt as text; exactly one of `text` and `input_ids` is set.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub text: Option<String>,
     /// The prompt as token ids.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub input_ids: Option<Vec<u32>>,
-    /// How to sample; defaults to [`SamplingParams::default`].
+    /// Sampling parameters; the default is [`SamplingParams::default`].
     #[serde(deserialize_with = "null_is_default")]
     pub sampling_params: SamplingParams,
-    /// Answer with server-sent events, each containing the entire text so far, then `[DONE]`.
+    /// Whether to respond with server-sent events, each containing the entire text so far, followed by `[DONE]`.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub stream: bool,
-    /// Request `meta_info.routed_experts` (server flag `--enable-return-routed-experts`).
+    /// Whether to return `meta_info.routed_experts`, which requires the server flag `--enable-return-routed-experts`.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub return_routed_experts: bool,
-    /// First position whose route is wanted; some builds ignore it, so count the rows of the answer.
+    /// First position whose route to return; some builds ignore it, so callers must count the rows in the response.
     #[serde(skip_serializing_if = "is_zero")]
     pub routed_experts_start_len: u32,
-    /// Request the prompt's token ids in the answer.
+    /// Whether to return the prompt's token ids in the response.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub return_prompt_token_ids: bool,
     /// The request's id; the engine generates one if absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rid: Option<String>,
-    /// Attention-DP rank to run on; signed, so that an error can quote an invalid one.
+    /// Attention-DP rank to run on; signed so that an error message can quote an invalid one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub routed_dp_rank: Option<i64>,
     /// The older name of `routed_dp_rank`.
@@ -46,25 +46,25 @@ pub struct GenerateRequest {
 pub struct SamplingParams {
     /// Maximum number of tokens to generate.
     pub max_new_tokens: Option<u32>,
-    /// No end-of-sequence or stop before this many tokens.
+    /// Minimum number of tokens before end-of-sequence or a stop can end the generation.
     pub min_new_tokens: u32,
     /// 0 is greedy.
     pub temperature: f32,
     /// Nucleus sampling threshold.
     pub top_p: f32,
-    /// Number of candidates kept; -1 = all.
+    /// Number of most likely tokens to sample from; -1 means all.
     pub top_k: i32,
-    /// Texts that end the answer (and are cut off).
+    /// Texts that end the output and are removed from it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stop: Option<StopStrings>,
-    /// Tokens that end the answer.
+    /// Tokens that end the output.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stop_token_ids: Option<Vec<u32>>,
-    /// Continue past end of sequence.
+    /// Whether to continue past the end of sequence.
     pub ignore_eos: bool,
-    /// Omit special tokens from the text.
+    /// Whether to omit special tokens from the text.
     pub skip_special_tokens: bool,
-    /// Seed of this request's sampling.
+    /// Sampling seed for this request.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sampling_seed: Option<u64>,
 }
@@ -87,7 +87,7 @@ impl Default for SamplingParams {
 }
 
 impl SamplingParams {
-    /// Greedy decoding of at most `max_new_tokens`.
+    /// Creates the parameters for greedy decoding of at most `max_new_tokens`.
     pub fn greedy(max_new_tokens: u32) -> Self {
         Self { max_new_tokens: Some(max_new_tokens), temperature: 0.0, ..Self::default() }
     }
@@ -113,7 +113,7 @@ impl StopStrings {
     }
 }
 
-/// Answer of `/generate`; with `stream`, the data of every event.
+/// Response of `/generate`; with `stream`, the data of every event.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct GenerateResponse {
@@ -121,7 +121,7 @@ pub struct GenerateResponse {
     pub text: String,
     /// The generated ids so far.
     pub output_ids: Vec<u32>,
-    /// The prompt's ids if requested; builds differ on whether they are here or in `meta_info`.
+    /// The prompt's ids, if requested; some builds return them in `meta_info` instead.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prompt_token_ids: Option<Vec<u32>>,
     /// Counts and further details.
@@ -129,19 +129,19 @@ pub struct GenerateResponse {
 }
 
 impl GenerateResponse {
-    /// The prompt's ids, wherever the build puts them.
+    /// Returns the prompt's ids from whichever field the build uses.
     pub fn prompt_ids(&self) -> Option<&[u32]> {
         self.prompt_token_ids.as_deref().or(self.meta_info.prompt_token_ids.as_deref())
     }
 }
 
-/// `meta_info` of an answer.
+/// The `meta_info` of a response.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct MetaInfo {
     /// The request's id.
     pub id: String,
-    /// Why generation ended; `None` while it runs.
+    /// The reason why generation ended; `None` while it is running.
     pub finish_reason: Option<FinishReason>,
     /// Tokens of the prompt.
     pub prompt_tokens: u64,
@@ -149,10 +149,10 @@ pub struct MetaInfo {
     pub completion_tokens: u64,
     /// Tokens of the prompt found in a prefix cache.
     pub cached_tokens: u64,
-    /// Seconds from arrival to this answer.
+    /// Seconds from the request's arrival to this response.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub e2e_latency: Option<f64>,
-    /// The attention-DP rank that ran it, if the engine reports it.
+    /// The attention-DP rank that ran the request, if the engine reports it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dp_rank: Option<u32>,
     /// Base64 of raw little-endian i32; see [`super::encode_routed_experts`].
@@ -163,7 +163,7 @@ pub struct MetaInfo {
     pub prompt_token_ids: Option<Vec<u32>>,
 }
 
-/// Why an answer ended.
+/// The reason why generation ended.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "lowercase")]
 pub enum FinishReason {
@@ -188,7 +188,7 @@ pub enum FinishReason {
 }
 
 /// Encodes [`MetaInfo::routed_experts`]: base64 of little-endian i32 without a header, in the order rows x layers x k.
-/// [`crate::recording::decode`] decodes them.
+/// [`crate::recording::decode`] is the inverse.
 pub fn encode_routed_experts(ids: &[i32]) -> String {
     let bytes: Vec<[u8; 4]> = ids.iter().map(|id| id.to_le_bytes()).collect();
     STANDARD.encode(bytes.as_flattened())

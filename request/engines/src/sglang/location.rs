@@ -1,7 +1,7 @@
-//! The deployed placement reported by `/server_info`: `init_expert_location`, SGLang's argument of that name.
+//! The deployed placement reported by `/server_info`: the value of SGLang's argument `init_expert_location`.
 //!
-//! It is `trivial`, inline JSON, or a file name. A JSON file is read if this process can read it under the same name.
-//! Whether it is still the file that the engine read at start cannot be known.
+//! The value is `trivial`, inline JSON, or a file name. A JSON file is read if this process can access it under the
+//! same name; whether it is still the file that the engine read at start cannot be determined.
 
 use std::fs::File;
 use std::io::Read;
@@ -17,28 +17,28 @@ use crate::SharedError;
 /// The running placement that an engine reports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ShownPlacement {
-    /// Experts in order: slot p holds expert p modulo the number of experts.
+    /// Experts in order: slot p contains expert p modulo the number of experts.
     Trivial,
     /// Inline JSON: the expert in each physical slot, per layer of the model.
     Map(Vec<Vec<i32>>),
 }
 
-/// A map of 100 layers with 1,024 slots is 500 kB.
+/// Maximum size of a map. For scale, a map of 100 layers with 1,024 slots takes 500 kB.
 const MAX_MAP_BYTES: u64 = 16 << 20;
 
-/// Why an engine's placement is unknown.
+/// The reason why an engine's placement is unknown.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unseen {
     /// The engine does not report it.
     #[error("the engine does not report its placement")]
     Unreported,
-    /// The engine computes a placement itself from counts, or from something other than a map.
-    #[error("init_expert_location holds no physical_to_logical_map alone")]
+    /// The engine computes a placement itself, from counts or from something other than a map.
+    #[error("init_expert_location contains something other than just a physical_to_logical_map")]
     NoMap,
-    /// The file that it names cannot be read here.
+    /// The file named by the engine cannot be read here.
     #[error("init_expert_location names '{name}', which the gateway cannot read: {source}")]
     File {
-        /// The engine's name for it (the first 200 characters).
+        /// The engine's name for the file (the first 200 characters).
         name: String,
         /// The problem, in one sentence.
         source: SharedError,
@@ -49,7 +49,7 @@ pub enum Unseen {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PlacementDifference {
     /// The shapes differ.
-    #[error("it has {found} {what}, the tables have {expected}")]
+    #[error("the placement has {found} {what}, but the tables have {expected}")]
     Shape {
         /// Layers or slots.
         what: &'static str,
@@ -61,16 +61,16 @@ pub enum PlacementDifference {
     /// SGLang does not support these tables.
     #[error("these tables cannot be compared with SGLang's maps: {0}")]
     Incomparable(#[source] SharedError),
-    /// A group of a layer holds other experts.
-    #[error("group {group} of layer {layer} holds experts {found:?}, the tables say {expected:?}")]
+    /// A group in some layer has different experts.
+    #[error("group {group} of layer {layer} has experts {found:?}, but the tables have {expected:?}")]
     Experts {
         /// The model's layer number.
         layer: usize,
         /// The EP rank.
         group: usize,
-        /// The engine's experts, ascending (the first 8).
+        /// The engine's experts in ascending order (the first 8).
         found: Vec<i32>,
-        /// The tables' experts, ascending (the first 8).
+        /// The tables' experts in ascending order (the first 8).
         expected: Vec<i32>,
     },
 }
@@ -82,10 +82,10 @@ struct ExpertLocation {
 }
 
 impl ServerInfo {
-    /// The placement that it reports, reading a file if it names one, for at most `within`.
+    /// Returns the reported placement; if the engine names a file, reads that file for at most `within`.
     ///
     /// # Errors
-    /// `Unseen` if it reports none.
+    /// [`Unseen`] if the placement is not reported or cannot be read.
     pub async fn shown_placement(&self, within: Duration) -> Result<ShownPlacement, Unseen> {
         match self.init_expert_location.as_deref().map(str::trim) {
             None => Err(Unseen::Unreported),
@@ -97,7 +97,7 @@ impl ServerInfo {
                 let bytes = match tokio::time::timeout(within, read).await {
                     Ok(Ok(read)) => read,
                     Ok(Err(error)) => Err(error.into()),
-                    Err(_) => Err(format!("it was not read within {} s", within.as_secs_f64()).into()),
+                    Err(_) => Err(format!("reading it took longer than {} s", within.as_secs_f64()).into()),
                 };
                 let unseen = |source| Unseen::File { name: name.chars().take(200).collect(), source };
                 ShownPlacement::parse(&bytes.map_err(unseen)?)
@@ -106,17 +106,17 @@ impl ServerInfo {
     }
 }
 
-/// The content of a file named by an engine: a regular one of bounded size.
+/// Reads a file named by an engine, which must be a regular file of bounded size.
 fn read(path: &Path) -> Result<Vec<u8>, SharedError> {
     if !path.is_absolute() {
-        return Err("the path is relative to where the engine was started".into());
+        return Err("the path is relative to the engine's working directory".into());
     }
     if path.extension().is_none_or(|extension| extension != "json") {
         return Err("only .json files can be read".into());
     }
     // Checked first, because opening a pipe would block until a writer appears.
     if !std::fs::metadata(path)?.is_file() {
-        return Err("it is not a regular file".into());
+        return Err("not a regular file".into());
     }
     let mut bytes = Vec::new();
     File::open(path)?.take(MAX_MAP_BYTES + 1).read_to_end(&mut bytes)?;

@@ -1,6 +1,6 @@
 //! SGLang's dialect, shared by unmodified SGLang and semmoe's worker.
 //!
-//! Unknown fields are ignored in both directions, as SGLang itself does; absent ones have SGLang's defaults.
+//! Unknown fields are ignored in both directions, as in SGLang itself; missing fields have SGLang's defaults.
 
 mod generate;
 mod info;

@@ -1,4 +1,4 @@
-//! The client side: trusted authorities, and the client's own certificate.
+//! The client side of TLS: trusted authorities, and the client's own certificate.
 
 use std::io;
 use std::path::PathBuf;
@@ -13,22 +13,22 @@ use tokio_rustls::client::TlsStream;
 
 use super::{OwnCertificates, TlsError, certificates, private_key, provider, system_roots};
 
-/// Files and names of a connection to an engine: in a configuration file, a table with exactly these keys.
+/// TLS files and names for connections to an engine. In a configuration file, a table with exactly these keys.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ClientFiles {
-    /// Authorities that may have signed the engine's certificate, or that certificate itself (PEM); absent: the
-    /// system's trusted authorities.
+    /// Authorities that may sign the engine's certificate, or that certificate itself (PEM); defaults to the system's
+    /// trusted authorities.
     pub ca: Option<PathBuf>,
-    /// The client's certificate chain (PEM), its own first; requires `key`.
+    /// The client's certificate chain (PEM), starting with its own certificate; requires `key`.
     pub cert: Option<PathBuf>,
-    /// The key of the first certificate in `cert` (PEM).
+    /// The private key of the first certificate in `cert` (PEM).
     pub key: Option<PathBuf>,
-    /// The name that the engine's certificate must have; absent: the host of the URL.
+    /// The name that the engine's certificate must match; defaults to the host of the URL.
     pub server_name: Option<String>,
 }
 
-/// Makes connections secure. Its files can be reloaded; existing connections are unaffected.
+/// Secures connections with TLS. Its files can be reloaded; existing connections are unaffected.
 pub struct ClientTls {
     files: ClientFiles,
     http2: bool,
@@ -36,18 +36,18 @@ pub struct ClientTls {
 }
 
 impl ClientTls {
-    /// Loads the files. `http2`: offer HTTP/2, otherwise HTTP/1.1. Blocking.
+    /// Loads the files. Offers HTTP/2 if `http2` is set, otherwise HTTP/1.1. Blocking.
     ///
     /// # Errors
     /// If a file cannot be used.
     pub fn load(files: ClientFiles, http2: bool) -> Result<Self, TlsError> {
-        // Reject a name that no certificate can have now rather than at each connection.
+        // Reject a name that no certificate can have at load time rather than on each connection.
         files.server_name.as_deref().map(name).transpose()?;
         let config = ArcSwap::from_pointee(config(&files, http2)?);
         Ok(Self { files, http2, config })
     }
 
-    /// Reloads the files for new connections. On an error everything stays as it was. Blocking.
+    /// Reloads the files for new connections. On an error, nothing changes. Blocking.
     ///
     /// # Errors
     /// If a file cannot be used.
@@ -59,7 +59,7 @@ impl ClientTls {
     /// Performs the handshake with `host`, spelled as in a URL.
     ///
     /// # Errors
-    /// If the engine's certificate is not trusted, or it does not support the offered protocol.
+    /// If the engine's certificate is not trusted, or the engine does not support the offered protocol.
     pub async fn connect(&self, host: &str, stream: TcpStream) -> io::Result<TlsStream<TcpStream>> {
         let name = name(self.files.server_name.as_deref().unwrap_or(host)).map_err(io::Error::other)?;
         let stream = TlsConnector::from(self.config.load_full()).connect(name, stream).await?;

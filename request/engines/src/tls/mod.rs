@@ -1,5 +1,5 @@
-//! TLS by rustls with ring: certificates from PEM files, and the client side. The gateway's listeners use the same
-//! files and cipher suites.
+//! TLS with rustls and ring: reading certificates from PEM files, and the client side. The gateway's listeners use the
+//! same PEM reader and cipher suites.
 
 mod client;
 mod pem;
@@ -18,18 +18,18 @@ use trusted::{OwnCertificates, system_roots};
 /// A problem with certificates, keys or names.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TlsError {
-    /// A file does not have the expected content.
+    /// A file does not have the expected contents.
     #[error("cannot use {}: {source}", path.display())]
     File {
         /// The file.
         path: PathBuf,
-        /// The value found.
+        /// The problem with the file.
         source: SharedError,
     },
     /// A certificate and a key do not match, or cannot be used.
     #[error("cannot use the certificate {} with the key {}: {source}", cert.display(), key.display())]
     Pair {
-        /// The certificates' file.
+        /// The certificate file.
         cert: PathBuf,
         /// The key's file.
         key: PathBuf,
@@ -39,7 +39,7 @@ pub enum TlsError {
     /// The system has no trusted certificates.
     #[error("this system has no trusted certificates, so `ca` must be set ({0})")]
     System(#[source] SharedError),
-    /// Certificates cannot have this name.
+    /// The name is not valid in a certificate.
     #[error("'{0}' is neither a DNS name nor an IP address")]
     Name(String),
     /// The settings contradict each other.
@@ -47,7 +47,7 @@ pub enum TlsError {
     Settings(#[source] SharedError),
 }
 
-/// Ring's cipher suites and signatures.
+/// Returns ring's cipher suites and signature algorithms.
 pub fn provider() -> Arc<CryptoProvider> {
     Arc::new(rustls::crypto::ring::default_provider())
 }

@@ -11,7 +11,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use super::TlsError;
 use crate::SharedError;
 
-/// For scale: a bundle of all public authorities is 200 to 300 kB.
+/// Maximum size of a PEM file. For scale, a bundle of all public authorities takes 200 to 300 kB.
 const MAX_FILE_BYTES: u64 = 4 << 20;
 
 fn fail(path: &Path, source: impl Into<SharedError>) -> TlsError {
@@ -28,32 +28,32 @@ fn read(path: &Path) -> Result<Vec<u8>, TlsError> {
     Ok(bytes)
 }
 
-/// All certificates of a file, in order; at least one.
+/// Reads all certificates in a file, in order; there must be at least one.
 ///
 /// # Errors
-/// If the file cannot be read, is not PEM or holds no certificate.
+/// If the file cannot be read, is not PEM or contains no certificate.
 pub fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&read(path)?).collect();
     let found = found.map_err(|error| fail(path, error))?;
     if found.is_empty() {
-        return Err(fail(path, "no certificate in it, expected PEM"));
+        return Err(fail(path, "it contains no certificate, expected PEM"));
     }
     Ok(found)
 }
 
-/// The first private key of a file (PKCS#8, PKCS#1 or SEC1).
+/// Reads the first private key in a file (PKCS#8, PKCS#1 or SEC1).
 ///
 /// # Errors
-/// If the file cannot be read or holds none. Its content is not repeated.
+/// If the file cannot be read or contains no private key. The error never includes the file's contents.
 pub fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, TlsError> {
     PrivateKeyDer::from_pem_slice(&read(path)?)
-        .map_err(|_| fail(path, "no private key in it, expected PEM without a password"))
+        .map_err(|_| fail(path, "it contains no private key, expected PEM without a password"))
 }
 
-/// The authorities of a file.
+/// Reads the authorities in a file.
 ///
 /// # Errors
-/// If the file cannot be read, holds no certificate, or one that cannot be an authority.
+/// If the file cannot be read, or contains no certificate or one that cannot be an authority.
 pub fn roots(path: &Path) -> Result<RootCertStore, TlsError> {
     let mut store = RootCertStore::empty();
     for certificate in certificates(path)? {

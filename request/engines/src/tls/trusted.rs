@@ -1,4 +1,4 @@
-//! Decides which engine certificates to trust: those signed by an authority, or listed themselves.
+//! Decides which engine certificates to trust: those signed by an authority or listed explicitly.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -13,8 +13,8 @@ use crate::SharedError;
 
 use super::{TlsError, certificates, provider, roots};
 
-/// The certificates of one file: authorities, or a server's own self-signed one as made by `openssl req -x509`. The
-/// latter claims to be an authority, and the library rejects servers that present an authority's certificate.
+/// The certificates in one file: authorities, or a server's own self-signed certificate, as created by `openssl req
+/// -x509`. The latter claims to be an authority, and rustls rejects servers that present an authority's certificate.
 #[derive(Debug)]
 pub(super) struct OwnCertificates {
     named: Vec<CertificateDer<'static>>,
@@ -39,13 +39,13 @@ impl ServerCertVerifier for OwnCertificates {
         now: UnixTime,
     ) -> Result<ServerCertVerified, Error> {
         let verified = self.authorities.verify_server_cert(shown, intermediates, name, ocsp, now);
-        // A wrong time, signature or purpose has its own error.
+        // An invalid time, signature or purpose yields a different error.
         let is_authority = matches!(verified, Err(Error::InvalidCertificate(CertificateError::Other(_))));
         if !is_authority || !self.named.contains(shown) {
             return verified;
         }
         match rustls::client::verify_server_name(&ParsedCertificate::try_from(shown)?, name) {
-            // It has no names, but the operator listed this very certificate, so it is the engine's.
+            // The certificate has no names, but the operator listed exactly this one, so it is the engine's.
             Err(Error::InvalidCertificate(CertificateError::NotValidForNameContext { presented, .. }))
                 if presented.is_empty() => {}
             checked => checked?,
@@ -76,11 +76,11 @@ impl ServerCertVerifier for OwnCertificates {
     }
 }
 
-/// The system's trusted authorities.
+/// Returns the system's trusted authorities.
 pub(super) fn system_roots() -> Result<RootCertStore, TlsError> {
     let found = rustls_native_certs::load_native_certs();
     let mut store = RootCertStore::empty();
-    // A system's bundle may contain old ones that cannot be parsed.
+    // A system's bundle may contain old certificates that cannot be parsed.
     let (added, _) = store.add_parsable_certificates(found.certs);
     if added == 0 {
         let error = found.errors.into_iter().next();

@@ -4,13 +4,13 @@ use std::time::Duration;
 
 /// Interval between two reads of an engine's counters.
 const POLL_INTERVAL: Duration = Duration::from_millis(250);
-/// Contradicting counters must be confirmed after this time, longer than any step: another client's request may be
-/// counted before the probes are.
+/// Counters that contradict a pin must be confirmed after this time, which is longer than any step: another client's
+/// request may be counted before the probes are.
 const CONFIRM_AFTER: Duration = Duration::from_secs(1);
 /// Counters that have not risen within this time prove nothing.
 pub(super) const COUNTED_WITHIN: Duration = Duration::from_secs(20);
 
-/// The probes that each rank should have counted.
+/// Tracks whether each rank has counted the probes sent to it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Counters {
     /// Counts before the first probe, by rank.
@@ -35,29 +35,29 @@ pub enum CounterCheck {
 /// The outcome of comparing counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Comparison {
-    /// Not all probes are counted yet.
+    /// Not all probes have been counted yet.
     Waiting,
-    /// All probes are counted, and nothing else.
+    /// All probes were counted, and no other requests.
     Exact {
-        /// Probes that ran where pinned.
+        /// Number of probes that ran on the pinned rank.
         agreed: u64,
-        /// Probes that ran elsewhere, at least.
+        /// Minimum number of probes that ran on another rank.
         contradicted: u64,
     },
-    /// More was counted than sent: other clients send such requests, so totals prove nothing.
+    /// More requests were counted than sent: other clients send similar requests, so totals prove nothing.
     OtherClients,
     /// A count fell, or ranks appeared or disappeared: the engine restarted.
     Restarted,
 }
 
 impl Counters {
-    /// `before` and `sent` by rank; `None` if their lengths differ.
+    /// Creates counters from `before` and `sent`, both by rank; `None` if their lengths differ.
     pub fn new(before: Vec<u64>, sent: &[u32]) -> Option<Self> {
         let sent: Vec<u64> = sent.iter().map(|count| u64::from(*count)).collect();
         (before.len() == sent.len()).then_some(Self { before, sent, waited: Duration::ZERO, doubted: false })
     }
 
-    /// Takes the counts `now`, by rank, after all probes were answered. A final [`Comparison::Waiting`] means that the
+    /// Checks the counts `now`, by rank, after all probes were answered. A final [`Comparison::Waiting`] means that the
     /// probes were not counted in time.
     pub fn check(&mut self, now: &[u64]) -> CounterCheck {
         let found = self.compare(now);

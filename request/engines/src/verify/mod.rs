@@ -1,18 +1,18 @@
 //! Determines whether pins take effect.
 //!
-//! An engine may accept a pin and ignore it: an older version that knows another field, a proxy that drops the header,
-//! a typo that vLLM silently ignores. Only exact evidence counts:
+//! An engine may accept a pin but ignore it: an older version may read another field, a proxy may drop the header, and
+//! vLLM silently ignores a typo. Only exact evidence counts:
 //!
 //! | evidence | source |
 //! |---|---|
-//! | [`Evidence::Answer`] | an answer that names its rank: a header ([`echoed_rank`]) or SGLang's `meta_info.dp_rank` |
-//! | [`Evidence::Probe`] | such an answer to a one-token probe ([`probe`](fn@probe)) |
+//! | [`Evidence::Answer`] | a response that reports its rank: a header ([`echoed_rank`]) or SGLang's `meta_info.dp_rank` |
+//! | [`Evidence::Probe`] | such a response to a one-token probe ([`probe`](fn@probe)) |
 //! | [`Evidence::Counter`] | vLLM's counters per engine, which must rise by the number of probes sent, and by nothing else ([`Counters`]) |
 //!
 //! An engine may read pins on one route and not on another, so evidence applies to one route.
 //!
-//! Gauges of running requests are no evidence: they are as old as the engine's last step (SGLang publishes every 15th
-//! decode step), so short requests start and end between two of them. [`PinWatch`] turns observations into a verdict,
+//! Gauges of running requests are not evidence: they are updated only after a step (in SGLang, after every 15th decode
+//! step), so short requests start and end between two updates. [`PinWatch`] turns observations into a verdict, and
 //! [`Schedule`] decides when to probe again.
 
 mod counters;
@@ -29,13 +29,13 @@ pub use plan::ProbePlan;
 pub use probe::{Inconclusive, PROBED, PinTarget, Round, probe};
 pub use schedule::Schedule;
 
-/// Number of contradictions within [`WINDOW`] for a verdict.
+/// Number of contradictions within [`WINDOW`] for the verdict "ignored".
 const IGNORED_AT: u64 = 3;
 /// Number of observations after which a contradiction is forgotten.
 const WINDOW: u64 = 256;
 /// Number of agreements after which pins count as honoured.
 const HONOURED_AFTER: u64 = 4;
-/// Consecutive agreements that end the verdict "ignored". With two ranks, random placement agrees half of the time.
+/// Consecutive agreements that end the verdict "ignored". With two ranks, random routing agrees half of the time.
 const RECOVERED_AFTER: u64 = 32;
 
 /// The state of a backend's pins on one route.
@@ -51,7 +51,7 @@ pub enum Pins {
 }
 
 impl Pins {
-    /// Name in status documents.
+    /// Returns the name used in status documents.
     pub fn name(self) -> &'static str {
         match self {
             Self::Unverified => "unverified",
@@ -61,19 +61,19 @@ impl Pins {
     }
 }
 
-/// How the rank that ran a request became known.
+/// The source of the information on which rank ran a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Evidence {
-    /// A client's answer named its rank.
+    /// The response to a client reported its rank.
     Answer,
-    /// A probe's answer named its rank.
+    /// The response to a probe reported its rank.
     Probe,
-    /// The engine's counters did not rise where probes were sent.
+    /// The engine's per-rank counters were compared with the probes sent.
     Counter,
 }
 
 impl Evidence {
-    /// Name in logs and status documents.
+    /// Returns the name used in logs and status documents.
     pub fn name(self) -> &'static str {
         match self {
             Self::Answer => "answers",
@@ -83,19 +83,19 @@ impl Evidence {
     }
 }
 
-/// Requests observed at once: one answer, or one round of probes.
+/// Requests observed together: one response, or one round of probes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Observation {
-    /// How they were observed.
+    /// The kind of evidence.
     pub evidence: Evidence,
-    /// Number of requests that ran where pinned.
+    /// Number of requests that ran on the pinned rank.
     pub agreed: u64,
-    /// Number of requests that ran elsewhere.
+    /// Number of requests that ran on another rank.
     pub contradicted: u64,
 }
 
 impl Observation {
-    /// The observation from a client's answer that named its rank.
+    /// Creates the observation for a response to a client that reported its rank.
     pub fn answer(agrees: bool) -> Self {
         Self { evidence: Evidence::Answer, agreed: u64::from(agrees), contradicted: u64::from(!agrees) }
     }
@@ -103,17 +103,17 @@ impl Observation {
 
 /// Evidence about one route of a backend, and the verdict.
 ///
-/// "Ignored" needs three contradictions by one kind of evidence among the last 256 observed requests, from at least two
-/// observations, so that no single event (such as a replaced engine) decides.
+/// The verdict "ignored" requires three contradictions by one kind of evidence among the last 256 observed requests,
+/// from at least two observations, so that no single event (such as a replaced engine) is decisive.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PinWatch {
     /// The verdict.
     pub pins: Pins,
-    /// Observed requests that ran where pinned.
+    /// Observed requests that ran on the pinned rank.
     pub agreed: u64,
-    /// Observed requests that ran elsewhere.
+    /// Observed requests that ran on another rank.
     pub contradicted: u64,
-    /// The kind of evidence behind the verdict, or that observed last.
+    /// The kind of evidence behind the verdict, or the kind observed last.
     pub evidence: Option<Evidence>,
     /// Agreements since the last contradiction.
     agreed_in_a_row: u64,
@@ -124,7 +124,8 @@ pub struct PinWatch {
 /// The last observations of one kind that contradicted a pin.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Contradictions {
-    /// For each: the total of observed requests at that time, and how many it contradicted; oldest first, zeros unused.
+    /// For each observation, the total of observed requests at that time and its number of contradictions. Oldest
+    /// first; unused entries are zero.
     recent: [(u64, u64); 3],
 }
 
@@ -172,13 +173,13 @@ impl PinWatch {
         (self.pins != before).then_some(self.pins)
     }
 
-    /// Number of observed requests.
+    /// Returns the number of observed requests.
     pub fn total(&self) -> u64 {
         self.agreed + self.contradicted
     }
 
-    /// Whether the next rounds of probes may change the verdict: there was a recent contradiction, or pins that count
-    /// as ignored took effect.
+    /// Returns whether further rounds of probes may change the verdict, because of a recent contradiction or because
+    /// pins that count as ignored took effect.
     pub fn is_in_doubt(&self) -> bool {
         match self.pins {
             Pins::Ignored => self.agreed_in_a_row > 0,
@@ -187,7 +188,7 @@ impl PinWatch {
     }
 }
 
-/// The rank named by an answer's header; semmoe's worker sends one.
+/// Returns the rank reported in a response header, as semmoe's worker sends it.
 pub fn echoed_rank(headers: &HeaderMap) -> Option<u32> {
     headers.get(pin::HEADER).and_then(|value: &HeaderValue| value.to_str().ok()?.trim().parse().ok())
 }

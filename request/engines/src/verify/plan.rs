@@ -4,18 +4,19 @@ use semmoe_tables::RankId;
 
 /// Maximum ranks probed in one round.
 const RANKS_PER_ROUND: u64 = 8;
-/// Number of probes in a round over few ranks.
+/// Minimum number of probes in a round, if ranks are few.
 const LEAST_PROBES: u32 = 4;
 
-/// Number of rounds to cover the larger half of all ranks.
+/// Returns the number of rounds needed to cover the larger half of all ranks.
 fn pages(ranks: u16) -> u64 {
     u64::from(ranks).div_ceil(2).div_ceil(RANKS_PER_ROUND).max(1)
 }
 
 /// One round: the number of probes for each rank.
 ///
-/// A round probes only ranks whose number has a certain bit set, or clear: a probe that strays to the other half shows
-/// in per-rank totals, whatever the rest of the round does. Over all bits, any two ranks are distinguished.
+/// A round probes only the ranks whose number has a certain bit set, or only those with it clear, so a probe that
+/// strays to the other half shows in per-rank totals, whatever the other probes do. Over all bits, any two ranks are
+/// distinguished.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProbePlan {
     /// Probes for each rank.
@@ -23,8 +24,8 @@ pub struct ProbePlan {
 }
 
 impl ProbePlan {
-    /// The round with this number, for an engine of `ranks` ranks: 4 to 8 probes. Successive rounds cover all ranks,
-    /// then use other halves.
+    /// Returns the round with this number for an engine with `ranks` ranks: 4 to 8 probes. Successive rounds first
+    /// cover all ranks and then divide them by other bits.
     pub fn round(number: u64, ranks: u16) -> Self {
         let mut per_rank = vec![0; usize::from(ranks)];
         let bits = u64::from(u16::BITS - ranks.saturating_sub(1).leading_zeros()).max(1);
@@ -38,18 +39,18 @@ impl ProbePlan {
         Self { per_rank }
     }
 
-    /// Number of rounds until every rank was probed.
+    /// Returns the number of rounds needed to probe every rank.
     pub fn rounds_for_all(ranks: u16) -> u64 {
         2 * pages(ranks)
     }
 
-    /// The rank of every probe.
+    /// Iterates over the rank of every probe.
     pub fn ranks(&self) -> impl Iterator<Item = RankId> {
         let repeat = |(rank, count): (u16, &u32)| std::iter::repeat_n(RankId::new(rank), *count as usize);
         (0..).zip(&self.per_rank).flat_map(repeat)
     }
 
-    /// Number of probes in the round.
+    /// Returns the number of probes in the round.
     pub fn probes(&self) -> u64 {
         self.per_rank.iter().map(|count| u64::from(*count)).sum()
     }

@@ -18,9 +18,9 @@ use crate::{Dialect, Engine, Route, vllm};
 pub struct PinTarget<'a> {
     /// The kind of engine.
     pub engine: Engine,
-    /// One URL, or one per node.
+    /// The engine's URL, or one URL per node.
     pub urls: &'a [BaseUrl],
-    /// How to pin requests on it.
+    /// How to pin requests on this engine.
     pub dialect: &'a Dialect,
     /// The route of the probes: one of [`PROBED`].
     pub route: Route,
@@ -29,22 +29,22 @@ pub struct PinTarget<'a> {
 /// The routes on which an engine may read pins, most used first.
 pub const PROBED: [Route; 5] = [Route::Chat, Route::Completions, Route::Generate, Route::Responses, Route::Messages];
 
-/// Why a round proved nothing.
+/// The reason why a round of probes proved nothing.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum Inconclusive {
-    /// Neither answers nor counters name ranks.
-    #[error("this engine and version do not report which rank ran a request")]
+    /// Neither responses nor counters report ranks.
+    #[error("this engine version does not report which rank ran a request")]
     NotReported,
-    /// Totals include requests of others.
-    #[error("other clients send such requests to the engine, so that its totals prove nothing")]
+    /// Totals include requests from other clients.
+    #[error("other clients send similar requests to the engine, so its totals prove nothing")]
     OtherClients,
-    /// The counters did not rise.
-    #[error("the engine's counters did not show all probes within {COUNTED_WITHIN:?}")]
+    /// The counters did not rise in time.
+    #[error("the engine did not count all probes within {COUNTED_WITHIN:?}")]
     NotCounted,
     /// The counters fell.
-    #[error("the engine restarted in the meantime")]
+    #[error("the engine restarted during the probes")]
     Restarted,
-    /// There is no such rank.
+    /// The engine has no such rank.
     #[error("the engine refused a probe pinned to rank {}: it has no such rank", .0.rank)]
     Refused(RankRefusal),
     /// A probe failed.
@@ -55,9 +55,9 @@ pub enum Inconclusive {
 /// The outcome of a round.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Round {
-    /// For [`PinWatch::observe`](super::PinWatch::observe).
+    /// The observation for [`PinWatch::observe`](super::PinWatch::observe).
     pub observation: Observation,
-    /// One sentence: where the probes went, and where they ran.
+    /// One sentence on where the probes were sent and where they ran.
     pub detail: String,
 }
 
@@ -134,7 +134,7 @@ impl Prober<'_> {
                 let probes = plan.probes();
                 let route = self.target.route;
                 let detail =
-                    format!("of {probes} probes on {route}, {contradicted} were counted on other ranks than pinned");
+                    format!("{contradicted} of {probes} probes on {route} were not counted on the pinned rank");
                 Ok(Round { observation, detail })
             }
             Comparison::Waiting => Err(Inconclusive::NotCounted),
@@ -143,7 +143,7 @@ impl Prober<'_> {
         }
     }
 
-    /// Counts of requests like the probes, by rank.
+    /// Returns the counts of probe-like requests, by rank.
     async fn counts(&self) -> Result<Vec<u64>, Inconclusive> {
         let mut all = Vec::new();
         for url in self.target.urls {
@@ -153,7 +153,7 @@ impl Prober<'_> {
         Ok(all)
     }
 
-    /// Sends one probe, and returns its answer.
+    /// Sends one probe and returns its response.
     async fn ask(&self, rank: RankId) -> Result<Bytes, Inconclusive> {
         let PinTarget { engine, urls, dialect, route } = *self.target;
         let url = urls.get(dialect.url_index(rank)).ok_or(Inconclusive::NotReported)?;
@@ -174,8 +174,9 @@ impl Prober<'_> {
     }
 }
 
-/// A request for one token after a one-token prompt, or the shortest chat; answers name the rank if the engine can.
-/// SGLang treats a prompt of token 0 as empty, and generates two tokens fewer for a response than allowed.
+/// Builds a request for one token after a one-token prompt or the shortest chat, whose response reports the rank if the
+/// engine can. SGLang treats a prompt of token 0 as empty, and on the Responses route it generates two tokens fewer
+/// than allowed.
 fn probe_body(engine: Engine, route: Route, model: &str) -> Value {
     let most_tokens = if engine == Engine::Sglang { 3 } else { 1 };
     let messages = json!([{ "role": "user", "content": "0" }]);
@@ -194,7 +195,7 @@ fn probe_body(engine: Engine, route: Route, model: &str) -> Value {
     }
 }
 
-/// The rank named by an answer of SGLang, in the engine's numbering: `meta_info.dp_rank` of `/generate`, or
+/// Returns the rank reported in an SGLang response, in the engine's numbering: `meta_info.dp_rank` of `/generate`, or
 /// `choices[0].meta_info.dp_rank` of a chat.
 fn rank_of(answer: &[u8]) -> Option<u32> {
     #[derive(Deserialize)]

@@ -4,25 +4,25 @@ use std::time::Duration;
 
 use super::{PinWatch, Pins, ProbePlan};
 
-/// Number of observed requests without a contradiction after which a backend is trusted, and probed less.
+/// Number of observed requests without a contradiction after which a backend is trusted and probed less often.
 const TRUSTED_AFTER: u64 = 256;
-/// Pinned requests between two rounds before that, and while pins count as ignored.
+/// Pinned requests between two rounds while a backend is not yet trusted or its pins count as ignored.
 const WATCHFUL_REQUESTS: u64 = 40;
-/// Pinned requests between two rounds afterwards.
+/// Pinned requests between two rounds of a trusted backend.
 const TRUSTED_REQUESTS: u64 = 2_000;
 /// Minimum time between two rounds of a trusted backend, or of one whose pins are ignored.
 const RELAXED_PAUSE: Duration = Duration::from_secs(10);
 /// Pause after an inconclusive round, doubled after each further one: the engine may count its probes late, and they
 /// must not be attributed to the next round.
 const FIRST_PAUSE: Duration = Duration::from_secs(5);
-/// Maximum of that pause.
+/// Maximum pause after inconclusive rounds.
 const MAX_PAUSE: Duration = Duration::from_secs(60);
 
-/// When the next round of probes is due: immediately at start, after a contradiction, and when evidence on another
-/// route calls for it; after 40 requests while the backend is new or ignores pins; after 2,000 later.
+/// Schedules rounds of probes. A round is due immediately at start, after a contradiction, and when evidence on another
+/// route calls for one; after 40 requests while the backend is new or ignores pins; and after 2,000 requests later on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Schedule {
-    /// Number of conclusive rounds, which numbers the next one, so that none is skipped.
+    /// Number of conclusive rounds. It is also the number of the next round, so that none is skipped.
     rounds: u64,
     /// Consecutive inconclusive rounds.
     inconclusive: u32,
@@ -31,29 +31,29 @@ pub struct Schedule {
 }
 
 impl Schedule {
-    /// Number of conclusive rounds, which is also the number of the next one.
+    /// Returns the number of conclusive rounds, which is also the number of the next one.
     pub fn rounds(&self) -> u64 {
         self.rounds
     }
 
-    /// Requests a round, because of news from elsewhere that may apply to this route, too.
+    /// Requests a round because of evidence from elsewhere that may also apply to this route.
     pub fn want_round(&mut self) {
         self.wanted = true;
     }
 
-    /// Ends a round; `conclusive`: it proved something.
+    /// Records the end of a round; `conclusive` is whether it proved anything.
     pub fn ended(&mut self, conclusive: bool) {
         self.rounds += u64::from(conclusive);
         self.wanted = false;
         self.inconclusive = if conclusive { 0 } else { self.inconclusive.saturating_add(1) };
     }
 
-    /// Whether conclusive rounds have covered every rank.
+    /// Returns whether conclusive rounds have covered every rank.
     pub fn has_seen_all(&self, ranks: u16) -> bool {
         self.rounds >= ProbePlan::rounds_for_all(ranks)
     }
 
-    /// Number of pinned requests to wait for until the next round.
+    /// Returns the number of pinned requests to wait for before the next round.
     pub fn requests(&self, watch: &PinWatch, ranks: u16) -> u64 {
         if self.inconclusive > 0 {
             return WATCHFUL_REQUESTS;
@@ -68,7 +68,7 @@ impl Schedule {
         }
     }
 
-    /// Time to wait until the next round, in addition to the requests.
+    /// Returns the time to wait before the next round, in addition to the requests.
     pub fn pause(&self, watch: &PinWatch) -> Duration {
         if self.inconclusive > 0 {
             return (FIRST_PAUSE * (1 << (self.inconclusive - 1).min(4))).min(MAX_PAUSE);

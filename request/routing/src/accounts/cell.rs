@@ -1,4 +1,4 @@
-//! The counts of one rank.
+//! Load counters of one rank.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -7,8 +7,8 @@ use super::recent::{Recent, RecentWork};
 use super::{Even, Work};
 use crate::policy::RankLoad;
 
-/// Load in flight on one rank, on its own cache lines. Shared by all accounts of the rank: a request added through one
-/// is removed for all.
+/// In-flight load of one rank, on its own cache lines. All accounts of the rank share it, so a request added or removed
+/// through one counts for all.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct Flight {
@@ -16,11 +16,12 @@ struct Flight {
     requests: AtomicU64,
     sequences: AtomicU64,
     pending: AtomicU64,
-    /// Tokens of this rank's parts of requests that may run on others as well.
+    /// This rank's portion of the tokens of requests for which the engine chooses the rank.
     parts: AtomicU64,
 }
 
-/// Tokens or sequences assigned while available, relative to the other ranks. While away: the surplus on leaving.
+/// Tokens or sequences assigned to a rank; only differences between ranks matter. While the rank is unavailable: its
+/// surplus over the unit's mean at the time it became unavailable.
 #[derive(Debug, Default)]
 pub(super) struct Assigned(AtomicU64);
 
@@ -38,7 +39,8 @@ impl Assigned {
         let _ = self.0.fetch_update(Relaxed, Relaxed, more);
     }
 
-    /// Writes only if needed; does nothing for an infinite distance.
+    /// Clamps the count to within `distance` of `even`, writing only if that changes it. An infinite distance imposes
+    /// no limit.
     pub(super) fn keep_near(&self, even: f64, distance: f64) {
         let (least, most) = (even - distance, even + distance);
         let kept = |count: u64| {
@@ -49,21 +51,21 @@ impl Assigned {
     }
 }
 
-/// One rank, on its own cache lines.
+/// The accounts of one rank, on its own cache lines.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub(super) struct Cell {
     flight: Arc<Flight>,
-    /// The rank's [`RankLoad::unit`].
+    /// The rank's unit; see [`RankLoad::unit`].
     pub(super) unit: u16,
-    /// The rank's share of the last assignments.
+    /// The rank's recent assignments.
     pub(super) recent: Recent,
     pub(super) assigned_requests: AtomicU64,
     pub(super) assigned_tokens: Assigned,
     pub(super) assigned_sequences: Assigned,
-    /// The bits of an f64.
+    /// Token price from the tables, as f64 bits.
     pub(super) table_price: AtomicU64,
-    /// The bits of an f64.
+    /// Sequence price from the tables, as f64 bits.
     pub(super) table_sequence_price: AtomicU64,
     away: AtomicBool,
     unknown: AtomicBool,
@@ -77,19 +79,21 @@ pub(super) fn set(number: &AtomicU64, value: f64) {
     number.store(value.to_bits(), Relaxed);
 }
 
-/// Saturates at zero.
+/// Subtracts `amount`, saturating at zero.
 pub(super) fn take(number: &AtomicU64, amount: u64) {
-    // The closure always returns `Some`.
+    // Cannot fail: the closure always returns `Some`.
     let _ = number.fetch_update(Relaxed, Relaxed, |count| Some(count.saturating_sub(amount)));
 }
 
 impl Cell {
-    /// The rank for successor accounts: shares requests in flight, copies the rest except recent tokens.
+    /// Returns the cell for successor accounts: shares the in-flight counts and copies everything else except recent
+    /// tokens.
     pub(super) fn heir(&self) -> Self {
         Self { flight: Arc::clone(&self.flight), ..self.idle_copy() }
     }
 
-    /// The rank for independent accounts: starts with nothing in flight, copies the rest except recent tokens.
+    /// Returns the cell for independent accounts: starts with nothing in flight and copies everything else except
+    /// recent tokens.
     pub(super) fn idle_copy(&self) -> Self {
         let copied = |number: &AtomicU64| AtomicU64::new(number.load(Relaxed));
         let flag = |flag: &AtomicBool| AtomicBool::new(flag.load(Relaxed));
@@ -103,12 +107,12 @@ impl Cell {
         }
     }
 
-    /// A new, unknown rank: away until it is made available.
+    /// Returns the cell of a new rank, which is unavailable until it is marked available.
     pub(super) fn newcomer() -> Self {
         Self { away: AtomicBool::new(true), ..Self::default() }
     }
 
-    /// The load, with assignments instead of prices, which depend on the other ranks.
+    /// Returns the load with assigned counts in place of prices, since prices depend on the other ranks.
     pub(super) fn load(&self, recent: RecentWork) -> RankLoad {
         RankLoad {
             in_flight_tokens: self.flight.tokens.load(Relaxed) + self.parts(),
@@ -180,7 +184,7 @@ impl Cell {
         }
     }
 
-    /// Stores the surplus instead of the counts.
+    /// Marks the rank unavailable and replaces its assigned counts by their surplus over `even`.
     pub(super) fn leave(&self, even: Even) {
         self.away.store(true, Relaxed);
         self.assigned_tokens.add(-even.tokens);

@@ -14,13 +14,14 @@ use recent::{RecentWork, Window};
 
 pub(crate) use recent::MAX_WINDOW;
 
-/// Prices stay within this distance of their start: shares differ by at most one, so more would have no effect.
+/// Limit on how far a price may move from its initial value: shares differ by at most 1, so moving further would have
+/// no effect.
 const PRICE_LIMIT: f64 = 1.0;
 
-/// Number of requests in the running mean of request sizes.
+/// Number of requests that the running mean of request sizes covers.
 const MEAN_MEMORY: f64 = 1024.0;
 
-/// Minimum number of further tokens expected of an answer that exceeds its expected length.
+/// Minimum number of additional tokens to expect from a response that exceeds its expected length.
 const LEAST_FURTHER: u64 = 16;
 
 /// Cap on the tokens counted for one prompt, so that no sum overflows.
@@ -34,7 +35,7 @@ pub const MAX_SEQUENCES: u32 = 1024;
 pub struct Work {
     /// Prompt tokens; zero counts as one.
     pub tokens: u64,
-    /// Prompt tokens still to be computed, if known; else zero.
+    /// Prompt tokens not yet computed; zero if unknown.
     pub pending: u64,
     /// Expected number of generated tokens, over all sequences.
     pub output: u32,
@@ -42,7 +43,7 @@ pub struct Work {
     pub sequences: u32,
 }
 
-/// Mean assignments of the available ranks of a unit.
+/// Mean assigned tokens and sequences over a unit's available ranks.
 #[derive(Clone, Copy)]
 struct Even {
     tokens: f64,
@@ -50,7 +51,7 @@ struct Even {
 }
 
 impl Even {
-    /// The mean over ranks; zero without ranks.
+    /// Returns the mean over the ranks, or zero if there are none.
     fn of(assigned: impl Iterator<Item = Even>) -> Self {
         let (mut even, mut ranks) = (Even { tokens: 0.0, sequences: 0.0 }, 0.0f64);
         for of_rank in assigned {
@@ -68,12 +69,12 @@ impl Even {
 }
 
 impl Work {
-    /// Tokens as counted: 1 to [`MAX_TOKENS`].
+    /// Returns the token count, clamped to between 1 and [`MAX_TOKENS`].
     pub(crate) fn counted_tokens(&self) -> u64 {
         self.tokens.clamp(1, MAX_TOKENS)
     }
 
-    /// Tokens of keys and values that it will finally hold.
+    /// Returns the KV cache tokens that the request occupies once it has generated its expected output.
     fn held_tokens(&self) -> u64 {
         self.counted_tokens() + u64::from(self.output).min(MAX_TOKENS)
     }
@@ -90,14 +91,14 @@ impl Work {
 /// Prices of one rank, taken from the tables.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct TablePrice {
-    /// Price of a token, in units of share.
+    /// Token price, in units of local share.
     pub token: f32,
-    /// Price of a sequence, in units of share of a mean-sized request.
+    /// Sequence price, in units of local share of a mean-sized request.
     pub sequence: f32,
 }
 
 impl TablePrice {
-    /// Prices for `ranks` ranks; missing ones are zero.
+    /// Builds the prices for `ranks` ranks; missing ones are zero.
     pub fn of_ranks(ranks: u16, tokens: &[f32], sequences: &[f32]) -> Vec<TablePrice> {
         let at = |prices: &[f32], rank: usize| prices.get(rank).copied().unwrap_or(0.0);
         let of_rank = |rank| TablePrice { token: at(tokens, rank), sequence: at(sequences, rank) };
@@ -105,46 +106,48 @@ impl TablePrice {
     }
 }
 
-/// Load of the ranks: tokens and requests in flight, recent tokens, prices.
+/// Per-rank load: in-flight tokens and requests, recent tokens and prices.
 ///
-/// Deterministic and of fixed size: time is measured in assigned requests, not read from a clock. Every count is an
-/// atomic of its own and no operation takes a lock, so readers and writers on other cores never wait; a reader may miss
-/// only assignments that are being written at that moment. With `n` available ranks:
+/// Deterministic and fixed-size: time is measured in assigned requests, not read from a clock. Each counter is a
+/// separate atomic and no operation takes a lock, so readers and writers on other cores never block; a reader can miss
+/// only assignments being written at that moment. In detail:
 ///
-/// * recent tokens of a rank are exactly those among the last `memory` assignments per rank;
-/// * `mean` is over the rank's [unit](RankLoad::unit);
-/// * a rank's price of tokens is its table price, plus `price_step` for each mean-sized request `m` beyond its even
-///   share; its price of sequences is the table's, plus `sequence_price_step` for each sequence beyond it:
+/// * a rank's recent tokens are exactly those it received among the last `memory * ranks` assignments;
+/// * `mean` is taken over the rank's [unit](RankLoad::unit);
+/// * a rank's token price is its table price plus `price_step` for each mean-sized request (`m` tokens) assigned to it
+///   beyond the mean; its sequence price is its table price plus `sequence_price_step` for each sequence beyond the
+///   mean:
 ///
 /// ```text
 /// price[r]          = table.token[r] + price_step * (tokens assigned to r - mean) / m
 /// sequence_price[r] = table.sequence[r] + sequence_price_step * (sequences assigned to r - mean)
 /// ```
 ///
-/// This is the online form of the dual steps that balance the solver's transportation problem, with a limit on either
-/// load: they correct the table price. Surplus beyond a price of 1 is dropped, so every price can be unlearned.
+/// This is the online form of the dual steps by which the solver balances its transportation problem, with limits on
+/// both loads; it corrects the table prices. Surplus that would move a price by more than 1 is discarded, so every
+/// price can recover.
 #[derive(Debug)]
 pub struct Accounts {
     cells: Box<[Cell]>,
     memory: Window,
-    /// m: prompt tokens of the mean request.
+    /// `m`: mean number of prompt tokens per request.
     mean_request: Mean,
-    /// Tokens generated by the mean request.
+    /// Mean number of generated tokens per request.
     mean_output: Mean,
     price_step: f64,
     sequence_price_step: f64,
 }
 
 impl Accounts {
-    /// Accounts of `ranks` idle, available ranks that start from the tables' prices; missing or non-finite prices count
-    /// as zero.
+    /// Creates accounts for `ranks` idle, available ranks that start at the table prices; missing or non-finite prices
+    /// count as zero.
     pub fn new(ranks: u16, table_prices: &[TablePrice], settings: &Settings) -> Self {
         let accounts = Self::of_cells((0..ranks).map(|_| Cell::default()).collect(), settings);
         accounts.reset_prices(table_prices);
         accounts
     }
 
-    /// Starts without anything learned.
+    /// Creates accounts with no recent assignments and no observed request sizes.
     fn of_cells(cells: Box<[Cell]>, settings: &Settings) -> Self {
         let ranks = cells.len() as u16;
         Accounts {
@@ -177,17 +180,17 @@ impl Accounts {
         self.cells.len()
     }
 
-    /// Copies the state of every rank for [`Policy::choose`](crate::Policy::choose). Ranks that have not answered since
-    /// they came back get the mean load of the others. Allocates only if `loads` has less capacity than there are
-    /// ranks.
+    /// Copies the state of every rank for [`Policy::choose`](crate::Policy::choose). Ranks that have not responded
+    /// since they became available again are reported with at least the mean load of the others. Allocates only if the
+    /// capacity of `loads` is below the number of ranks.
     pub fn read(&self, loads: &mut Vec<RankLoad>) {
         if !self.count(loads) {
             assume_mean_load(loads);
         }
     }
 
-    /// The raw counts of every rank, known or not, excluding its parts of requests that may run on any rank: for
-    /// display, and to compare with the engines' own.
+    /// Returns the raw counts of every rank, known or not, for display and for comparison with the engines' own counts.
+    /// Requests for which the engine chooses the rank are excluded.
     pub fn counted(&self) -> Vec<RankLoad> {
         let mut loads = Vec::with_capacity(self.ranks());
         self.count(&mut loads);
@@ -197,7 +200,7 @@ impl Accounts {
         loads
     }
 
-    /// Returns whether all counts can be trusted.
+    /// Fills `loads` with raw counts and prices. Returns whether all in-flight counts are known.
     fn count(&self, loads: &mut Vec<RankLoad>) -> bool {
         loads.clear();
         loads.extend(self.cells.iter().map(|cell| cell.load(cell.recent.read(&self.memory))));
@@ -217,20 +220,20 @@ impl Accounts {
         known
     }
 
-    /// Like [`read`](Self::read), into a new vector.
+    /// Like [`read`](Self::read), but returns a new vector.
     pub fn loads(&self) -> Vec<RankLoad> {
         let mut loads = Vec::with_capacity(self.ranks());
         self.read(&mut loads);
         loads
     }
 
-    /// Restarts from the prices of newly loaded tables; loads are kept.
+    /// Resets the prices to those of newly loaded tables; loads are unchanged.
     pub fn reset_prices(&self, table_prices: &[TablePrice]) {
         self.set_table_prices(table_prices);
         for unit in self.cells.chunk_by(|a, b| a.unit == b.unit) {
             let even = Even::of_unit(unit);
             for cell in unit {
-                // A rank that is away stores its surplus instead of the count.
+                // An unavailable rank stores its surplus instead of its count.
                 let (tokens, sequences) = if cell.is_available() { (even.tokens, even.sequences) } else { (0.0, 0.0) };
                 cell.assigned_tokens.set(tokens);
                 cell.assigned_sequences.set(sequences);
@@ -238,15 +241,15 @@ impl Accounts {
         }
     }
 
-    /// Marks a rank as usable or not. A rank that comes back starts at the mean recent load of the others, with its
-    /// previous price, so it is neither flooded nor spared for its absence. Its load in flight is unknown until it
-    /// [`answered`](Self::answered). False if there is no such rank.
+    /// Marks a rank available or unavailable. A returning rank starts at the mean recent load of the others, with its
+    /// previous price, so it is neither flooded with requests nor spared them because of its absence. Its in-flight
+    /// load is unknown until it has [`answered`](Self::answered). Returns false if there is no such rank.
     pub fn set_available(&self, rank: u16, available: bool) -> bool {
         self.set_all_available(usize::from(rank)..usize::from(rank) + 1, available)
     }
 
-    /// Marks ranks of one unit as usable or not in one pass; see [`set_available`](Self::set_available). False, without
-    /// any change, if one of them does not exist.
+    /// Marks several ranks of one unit available or unavailable in one pass; see
+    /// [`set_available`](Self::set_available). Returns false, changing nothing, if one of them does not exist.
     pub fn set_all_available(&self, ranks: Range<usize>, available: bool) -> bool {
         let Some(cells) = self.cells.get(ranks) else { return false };
         let mut changed = cells.iter().filter(|cell| cell.is_available() != available).peekable();
@@ -269,14 +272,14 @@ impl Accounts {
         true
     }
 
-    /// Records an answer from a rank: from now on its count in flight can be trusted.
+    /// Records a response from a rank: from now on its in-flight counts are known.
     pub fn answered(&self, rank: u16) {
         if let Some(cell) = self.cell(rank) {
             cell.set_known();
         }
     }
 
-    /// Adds a request to the counts of `rank`. False, without any change, if there is no such rank.
+    /// Adds a request to the counts of `rank`. Returns false, changing nothing, if there is no such rank.
     pub fn assign(&self, rank: u16, work: Work) -> bool {
         let Some(cell) = self.cell(rank) else { return false };
         self.mean_request.note(work.counted_tokens());
@@ -285,8 +288,8 @@ impl Accounts {
         true
     }
 
-    /// Adds a request whose engine itself chooses one of `ranks`: each is charged an equal part of its tokens in all
-    /// figures that policies see, but none is charged the request. Returns that part, for
+    /// Adds a request for which the engine itself chooses one of `ranks`. Each of them is charged an equal part of the
+    /// tokens in every figure that policies see, but no request is added to its in-flight count. Returns that part, for
     /// [`release_among`](Self::release_among).
     pub fn assign_among(&self, ranks: Range<u16>, work: Work) -> u64 {
         let tokens = work.counted_tokens();
@@ -312,8 +315,8 @@ impl Accounts {
         }
     }
 
-    /// Removes the `pending` tokens of a request added by [`assign`](Self::assign), since its prompt has been
-    /// computed. False if there is no such rank.
+    /// Removes the `pending` tokens of a request added by [`assign`](Self::assign) once its prompt has been computed.
+    /// Returns false if there is no such rank.
     pub fn computed(&self, rank: u16, work: &mut Work) -> bool {
         let Some(cell) = self.cell(rank) else { return false };
         cell.computed(work.counted_pending());
@@ -321,8 +324,8 @@ impl Accounts {
         true
     }
 
-    /// Records that a running request has generated `tokens` tokens. If these exceed its `output`, expects as many more
-    /// as the mean request generates. False if there is no such rank.
+    /// Records that a running request has generated `tokens` tokens. If that exceeds its `output`, the expectation is
+    /// raised to `tokens` plus the mean output of a request. Returns false if there is no such rank.
     pub fn generates(&self, rank: u16, work: &mut Work, tokens: u64) -> bool {
         let Some(cell) = self.cell(rank) else { return false };
         if tokens > work.output.into() {
@@ -339,12 +342,13 @@ impl Accounts {
         self.mean_output.note(tokens.min(MAX_TOKENS));
     }
 
-    /// The number of tokens that a request is expected to generate: the mean of finished requests, at most `most`.
+    /// Returns the number of tokens that a request is expected to generate: the mean over finished requests, at most
+    /// `most`.
     pub fn expected_output(&self, most: Option<u64>) -> u64 {
         (self.mean_output.get() as u64).min(most.unwrap_or(MAX_TOKENS))
     }
 
-    /// Removes a request that [`assign`](Self::assign) added with the same `work`. False if there is no such
+    /// Removes a request that [`assign`](Self::assign) added with the same `work`. Returns false if there is no such
     /// rank. Excess releases leave the counts at zero.
     pub fn release(&self, rank: u16, work: Work) -> bool {
         let Some(cell) = self.cell(rank) else { return false };
@@ -352,9 +356,9 @@ impl Accounts {
         true
     }
 
-    /// Reverses an [`assign`](Self::assign) whose request was refused and did not run: removes it from recent tokens
-    /// and from prices. It stays in flight until [`release`](Self::release). False if there is no such rank. The mean
-    /// request size keeps it.
+    /// Reverses an [`assign`](Self::assign) after the engine refused the request: removes it from recent tokens and
+    /// prices. The request stays in flight until [`release`](Self::release), and still counts towards the mean request
+    /// size. Returns false if there is no such rank.
     pub fn take_back(&self, rank: u16, work: Work) -> bool {
         let Some(cell) = self.cell(rank) else { return false };
         let tokens = work.counted_tokens();
@@ -368,7 +372,7 @@ impl Accounts {
         true
     }
 
-    /// The ranks of a unit: units are contiguous, in ascending order.
+    /// Returns the ranks of a unit. Cells are sorted by unit, so they are contiguous.
     fn unit(&self, unit: u16) -> &[Cell] {
         let first = self.cells.partition_point(|cell| cell.unit < unit);
         let end = self.cells.partition_point(|cell| cell.unit <= unit);
@@ -390,8 +394,8 @@ impl Accounts {
         self.price_step / self.mean_request.get().max(1.0)
     }
 
-    /// Adds to the chosen rank's assignments, and limits every rank's surplus, up or down, to what moves a price by
-    /// [`PRICE_LIMIT`].
+    /// Adds to the chosen rank's assignments, then clamps every rank's surplus or deficit in its unit to the amount
+    /// that moves a price by [`PRICE_LIMIT`].
     fn add_assigned(&self, chosen: &Cell, tokens: f64, sequences: f64) {
         chosen.assigned_tokens.add(tokens);
         chosen.assigned_sequences.add(sequences);
@@ -406,10 +410,10 @@ impl Accounts {
     }
 }
 
-/// A mean over the last requests.
+/// A running mean over recent requests.
 #[derive(Debug, Default)]
 struct Mean {
-    /// The bits of an f64.
+    /// The mean, as f64 bits.
     value: AtomicU64,
     requests: AtomicU64,
 }
@@ -426,7 +430,7 @@ impl Mean {
             let mean = f64::from_bits(mean);
             Some((mean + weight * (tokens as f64 - mean)).to_bits())
         };
-        // The closure always returns `Some`.
+        // Cannot fail: the closure always returns `Some`.
         let _ = self.value.fetch_update(Relaxed, Relaxed, moved);
     }
 

@@ -1,22 +1,22 @@
-//! The last assignments: a ring over all ranks, and each rank's sums over it.
+//! Recent assignments: one ring buffer for all ranks, and each rank's sums over it.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use super::cell::{get, set};
 
-/// Maximum window: its number of requests must fit 16 bits.
+/// Maximum window, in requests: the request count must fit in 16 bits.
 pub(crate) const MAX_WINDOW: u32 = u16::MAX as u32;
 
-/// How many recent assignments to search for one to reverse, which was made only a moment ago.
+/// Number of latest assignments to search for one to reverse, which is always a recent one.
 const LOOKED_BACK: u64 = 4096;
 
-/// Tokens and requests share one word, so they change together; requests are in the low bits.
+/// Tokens and requests are packed into one word so that they change atomically; requests occupy the low bits.
 const REQUEST_BITS: u32 = 16;
 
-/// The last assignments of all ranks, in a ring.
+/// Ring buffer of the latest assignments to any rank.
 #[derive(Debug)]
 pub(super) struct Window {
-    /// Rank in the upper half, tokens in the lower; 0 is empty, as no assignment has 0 tokens.
+    /// Rank in the upper 32 bits, tokens in the lower; 0 marks an empty slot, since no assignment has 0 tokens.
     places: Box<[AtomicU64]>,
     /// Assignments so far.
     count: AtomicU64,
@@ -28,14 +28,15 @@ impl Window {
         Window { places: (0..places).map(|_| AtomicU64::new(0)).collect(), count: AtomicU64::new(0) }
     }
 
-    /// Records an assignment (`tokens` from 1 to 2^31), and returns the one it displaces: rank and tokens.
+    /// Records an assignment (`tokens` from 1 to 2^31), and returns the rank and tokens of the assignment that it
+    /// overwrites.
     pub(super) fn push(&self, rank: u16, tokens: u64) -> Option<(u16, u64)> {
         let at = self.count.fetch_add(1, Relaxed) % self.places.len() as u64;
         let old = self.places[at as usize].swap((u64::from(rank) << 32) | tokens, Relaxed);
         (old != 0).then_some(((old >> 32) as u16, old & 0xffff_ffff))
     }
 
-    /// Clears the newest matching assignment, if it is among the last [`LOOKED_BACK`]; returns whether it was.
+    /// Clears the newest matching assignment among the last [`LOOKED_BACK`]; returns whether one was found.
     pub(super) fn take_back(&self, rank: u16, tokens: u64) -> bool {
         let (now, places) = (self.now(), self.places.len() as u64);
         let sought = (u64::from(rank) << 32) | tokens;
@@ -45,7 +46,7 @@ impl Window {
         })
     }
 
-    /// The assignments held, oldest first: rank and tokens. May miss concurrent writes.
+    /// Iterates over the stored assignments as rank and tokens, oldest first. May miss concurrent writes.
     pub(super) fn held(&self) -> impl Iterator<Item = (u16, u64)> {
         let (now, places) = (self.now(), self.places.len() as u64);
         let held = (now.saturating_sub(places)..now).map(move |at| self.places[(at % places) as usize].load(Relaxed));
@@ -58,18 +59,19 @@ impl Window {
     }
 }
 
-/// One rank's part of a window.
+/// One rank's sums over the window.
 #[derive(Debug, Default)]
 pub(super) struct Recent {
     packed: AtomicU64,
-    /// Number of assignments when the rank came back, plus one; 0 if it was never away.
+    /// [`Window::now`] when the rank last became available again, plus one; 0 if it was never unavailable.
     since: AtomicU64,
-    /// f64 bits: tokens and requests granted when the rank came back. They fade as the window passes.
+    /// Tokens credited to the rank when it became available again, as f64 bits. They fade linearly over one window, as
+    /// do `given_requests`.
     given_tokens: AtomicU64,
     given_requests: AtomicU64,
 }
 
-/// The latest work of a rank.
+/// A rank's work within the window.
 #[derive(Clone, Copy)]
 pub(super) struct RecentWork {
     pub(super) tokens: f64,
@@ -77,7 +79,7 @@ pub(super) struct RecentWork {
 }
 
 impl Recent {
-    /// Called before the assignment enters the window, so that no count goes below zero when it leaves.
+    /// Must be called before the assignment enters the window, so that its later removal cannot underflow.
     pub(super) fn add(&self, tokens: u64) {
         self.packed.fetch_add((tokens << REQUEST_BITS) | 1, Relaxed);
     }
@@ -104,7 +106,7 @@ impl Recent {
         RecentWork { tokens: own.tokens + tokens, requests: own.requests + requests }
     }
 
-    /// Brings the rank back with at least this much recent work.
+    /// Credits a rank that becomes available again with at least `least` recent work.
     pub(super) fn come_back(&self, window: &Window, least: RecentWork) {
         let own = self.own();
         set(&self.given_tokens, (least.tokens - own.tokens).max(0.0));

@@ -1,8 +1,8 @@
-//! Successor accounts that continue from accounts in use: a rank joins or leaves, or the settings change.
+//! Successor accounts, which continue from existing accounts when ranks join or leave or the settings change.
 //!
-//! Requests in flight are shared: a request added to the old accounts is removed there, and both see it.
-//! Everything else is copied at that moment. Accounts of the same ranks for another purpose, such as a shadow's, share
-//! nothing: requests in flight now will never be removed there.
+//! In-flight counts are shared: a request added through the old accounts is also removed through them, and both see the
+//! change. Everything else is copied once. Accounts with another purpose, such as a shadow policy's, share nothing,
+//! because requests now in flight would never be removed from them.
 
 use super::cell::{Cell, set};
 use super::recent::Window;
@@ -19,8 +19,8 @@ impl Accounts {
         self.next(from, table_prices, settings, Cell::heir)
     }
 
-    /// Copies the accounts like [`succeed`](Self::succeed), but they count requests independently, and begin with none
-    /// in flight.
+    /// Copies the accounts like [`succeed`](Self::succeed), but the copy counts requests independently and starts with
+    /// none in flight.
     pub fn fork(&self, from: &[Option<u16>], table_prices: &[TablePrice], settings: &Settings) -> Accounts {
         self.next(from, table_prices, settings, Cell::idle_copy)
     }
@@ -51,7 +51,7 @@ impl Accounts {
         next
     }
 
-    /// Replays recent assignments; rank `r` of the old window is `to[r]` here.
+    /// Replays the assignments of the `old` window, whose rank `r` is now `to[r]`.
     fn replay(&self, old: &Window, to: &[Option<u16>]) {
         for (rank, tokens) in old.held() {
             if let Some(rank) = to.get(usize::from(rank)).copied().flatten() {
@@ -60,7 +60,7 @@ impl Accounts {
         }
     }
 
-    /// Sets the tables' part of the prices.
+    /// Sets the table component of each price.
     pub(super) fn set_table_prices(&self, table_prices: &[TablePrice]) {
         for (rank, cell) in self.cells.iter().enumerate() {
             let start = table_prices.get(rank).copied().unwrap_or_default();

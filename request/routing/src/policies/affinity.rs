@@ -1,10 +1,11 @@
-//! `affinity`: the rank with the lowest [`cost`](crate::cost), under its hard load cap.
+//! `affinity`: chooses the rank with the lowest [`cost`](crate::cost) within the hard load caps.
 //!
-//! With nothing pending, nothing cached and equal `a`, this is the largest share minus price and backlog. A request
-//! without evidence, i.e. without shares that differ between ranks, is placed by backlog and cached tokens alone.
+//! With nothing pending or cached and requests of equal length, this rank is the one with the largest share minus price
+//! and backlog. A request without evidence, i.e. without shares that differ between ranks, is routed by backlog, cached
+//! tokens and sequences only.
 //!
-//! The paper's Algorithm 2 instead masks each device until all others have had a request. That keeps counts even but
-//! forces most requests away from their experts, and ignores that requests differ in length.
+//! The paper's Algorithm 2 instead masks each device until all others have received a request. That keeps counts even,
+//! but it routes most requests away from their experts and ignores differences in request length.
 
 use crate::cost::{Weighing, evidence};
 use crate::policy::{Choice, Needs, Policy, RankLoad, Request};

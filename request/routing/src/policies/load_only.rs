@@ -1,7 +1,7 @@
 //! Policies that use only load or randomness: `random`, `power_of_two`, `least_load`.
 //!
-//! They serve as baselines for operators, and run if no tables are loaded. Randomness is a hash of the sequence number,
-//! so equal streams give equal choices.
+//! They serve as baselines and need no tables. Randomness is a hash of the sequence number, so choices are
+//! reproducible.
 
 use crate::hash::scramble;
 use crate::policy::{Choice, Policy, RankLoad, Request, available, turn};
@@ -10,15 +10,15 @@ use crate::policy::{Choice, Policy, RankLoad, Request, available, turn};
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Random;
 
-/// `power_of_two`: of two random ranks, the one with fewer tokens in flight.
+/// `power_of_two`: draws two random ranks and chooses the one with fewer tokens in flight.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct PowerOfTwo;
 
-/// `least_load`: the rank with the fewest tokens in flight; ties rotate.
+/// `least_load`: chooses the rank with the fewest tokens in flight; ties are broken by rotation.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct LeastLoad;
 
-/// Index of the `position`-th available rank.
+/// Returns the index of the `position`-th available rank.
 fn available_at(loads: &[RankLoad], position: u64) -> Option<usize> {
     Some(available(loads).nth(usize::try_from(position).ok()?)?.0)
 }

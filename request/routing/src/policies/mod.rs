@@ -1,4 +1,4 @@
-//! The registry of policies: a new one is a file here, its module below, and an entry in `POLICIES`.
+//! The policy registry. A new policy needs a file in this folder, a `mod` line below and an entry in `POLICIES`.
 
 pub mod affinity;
 mod affinity_paper;
@@ -18,7 +18,7 @@ pub use round_robin::RoundRobin;
 /// Builds a policy from the given settings.
 type Make = fn(&Settings) -> Result<Box<dyn Policy>, PolicyError>;
 
-/// Every policy: its name and constructor.
+/// Name and constructor of every policy.
 const POLICIES: &[(&str, Make)] = &[
     ("affinity", |settings| Ok(Box::new(Affinity::new(settings)))),
     ("affinity_paper", |_| Ok(Box::new(affinity_paper::AffinityPaper))),
@@ -31,7 +31,7 @@ const POLICIES: &[(&str, Make)] = &[
     ("shadow", |settings| Ok(Box::new(shadow::Shadow::new(settings)?))),
 ];
 
-/// The names accepted by [`policy`] and [`policy_with`], the default one first.
+/// The names accepted by [`policy`] and [`policy_with`], with the default first.
 pub const NAMES: [&str; POLICIES.len()] = {
     let mut names = [""; POLICIES.len()];
     let mut index = 0;
@@ -42,7 +42,7 @@ pub const NAMES: [&str; POLICIES.len()] = {
     names
 };
 
-/// Why a policy cannot be built.
+/// An error while building a policy.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PolicyError {
     /// The policy is not in the registry.
@@ -52,11 +52,11 @@ pub enum PolicyError {
         name: String,
     },
     /// `shadow` needs another policy as its baseline.
-    #[error("`baseline` of policy `shadow` is `shadow`, expected a policy that routes")]
+    #[error("policy `shadow` cannot be its own `baseline`")]
     ShadowOfItself,
 }
 
-/// The policy with this name, with default settings.
+/// Returns the named policy with default settings.
 ///
 /// # Errors
 /// [`PolicyError`] if there is no such policy.
@@ -64,10 +64,10 @@ pub fn policy(name: &str) -> Result<Box<dyn Policy>, PolicyError> {
     policy_with(name, &Settings::default())
 }
 
-/// The policy with this name and these settings.
+/// Returns the named policy with the given settings.
 ///
 /// # Errors
-/// [`PolicyError`] if there is no such policy, or no such baseline.
+/// [`PolicyError`] if the policy or its baseline does not exist, or if `shadow` is its own baseline.
 pub fn policy_with(name: &str, settings: &Settings) -> Result<Box<dyn Policy>, PolicyError> {
     let known = POLICIES.iter().find(|(known, _)| *known == name);
     let (_, make) = known.ok_or_else(|| PolicyError::Unknown { name: name.to_owned() })?;

@@ -1,7 +1,7 @@
-//! `prefix`: the rank with the least backlog and the fewest prompt tokens still to be computed.
+//! `prefix`: chooses the rank with the lowest combined cost of backlog and uncached prompt tokens.
 //!
-//! The [`cost`](crate::cost) of `affinity` without its communication, under the same load cap: the best possible for a
-//! gateway that knows prompts and caches, but not which experts a prompt needs.
+//! Uses the [`cost`](crate::cost) of `affinity` without the communication term, within the same load caps: the best
+//! possible for a gateway that knows prompts and caches, but not which experts a prompt activates.
 
 use crate::cost::Weighing;
 use crate::policy::{Choice, Needs, Policy, RankLoad, Request};

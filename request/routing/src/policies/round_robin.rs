@@ -1,8 +1,9 @@
-//! `round_robin`: the available ranks strictly in rotation, whatever the prompt.
+//! `round_robin`: rotates strictly through the available ranks, regardless of the prompt.
 
 use crate::policy::{Choice, Policy, RankLoad, Request, available};
 
-/// Request `i` goes to the `i mod n`-th of the `n` available ranks. The caller's sequence number holds the position.
+/// Request `i` goes to the `i mod n`-th of the `n` available ranks. `i` is the caller's sequence number, so the policy
+/// itself is stateless.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RoundRobin;
 

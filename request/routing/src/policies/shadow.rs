@@ -1,13 +1,14 @@
-//! `shadow`: routes by another policy, and shows the caller what `affinity` would have done.
+//! `shadow`: routes by another policy, and reports to the caller what `affinity` would have chosen.
 //!
-//! [`Settings::baseline`] names the policy that routes, and requests carry its name ([`Policy::acting_name`]).
-//! [`Comparison`](crate::Comparison) accumulates the differences, not this policy: choosing changes nothing.
+//! [`Settings::baseline`] names the policy that routes, and requests are labelled with that name
+//! ([`Policy::acting_name`]). Choosing has no side effects; [`Comparison`](crate::Comparison) accumulates the
+//! differences.
 
 use super::{Affinity, PolicyError, policy_with};
 use crate::policy::{Choice, Needs, Policy, RankLoad, Request};
 use crate::settings::Settings;
 
-/// Its own name, which cannot be its baseline.
+/// The name of this policy, which cannot be its own baseline.
 const NAME: &str = "shadow";
 
 /// The policy; see the module documentation.
@@ -17,7 +18,7 @@ pub(super) struct Shadow {
 }
 
 impl Shadow {
-    /// Routes by the baseline in these settings.
+    /// Builds the policy with the baseline named in these settings.
     ///
     /// # Errors
     /// [`PolicyError`] if there is no such policy, or it is `shadow` itself.

@@ -1,9 +1,9 @@
-//! `sticky`: requests with equal keys go to the same rank, unless it is too busy.
+//! `sticky`: routes requests with equal keys to the same rank, unless that rank is overloaded.
 //!
-//! Rendezvous hashing: every rank has a number for every key, and the available rank with the highest one owns the key.
-//! A rank that goes away moves only its own keys, and gets them back when it returns. A rank above the cap on sequences
-//! in flight passes its requests on to the key's next rank; recent tokens do not count. A request without a key is
-//! placed by `least_load`.
+//! Uses rendezvous hashing: each pair of rank and key hashes to a number, and the available rank with the highest
+//! number owns the key. When a rank becomes unavailable, only its own keys move, and they move back when it returns. If
+//! a rank exceeds the cap on in-flight sequences, its requests go to the key's next rank; recent tokens are ignored.
+//! Requests without a key are routed by `least_load`.
 
 use super::load_only::LeastLoad;
 use crate::cost::{Cap, cheapest};
@@ -25,7 +25,7 @@ impl Policy for Sticky {
 
     fn choose(&self, request: &Request<'_>, loads: &[RankLoad], sequence: u64) -> Option<Choice> {
         let Some(key) = request.key else { return LeastLoad.choose(request, loads, sequence) };
-        // Only the upper bits, as a float holds 53.
+        // Keep only the upper 53 bits, which an f64 represents exactly.
         let cost = |index: usize, _: &RankLoad| -((scramble(key ^ scramble(index as u64)) >> 11) as f64);
         let limits = self.0.limits(loads, request);
         let (index, capped) = cheapest(loads, sequence, |_, load| limits.is_idle_enough(load), cost)?;

@@ -1,20 +1,20 @@
-//! Names of blocks: hashes chained from block to block.
+//! Block identifiers: hashes chained from block to block.
 
 use crate::hash::{fold, scramble};
 
 const START: u64 = 0x5eed_0f7a_b1e5_0001;
 const FACTOR: u64 = 0xe703_7ed1_a0b4_28db;
-/// Initial values of a block's lanes. Each lane takes every fourth pair of ids: a multiplication waits only for the
-/// previous one in its lane.
+/// Initial lane values for hashing a block. Each lane consumes every fourth pair of ids, so a multiplication depends
+/// only on the previous one in its lane.
 const LANES: [u64; 4] = [0x8ebc_6af0_9c88_c6e3, 0x5899_65cc_7537_4cc3, 0x1d8e_4e27_c47d_124f, 0xa076_1d64_78bd_642f];
-/// Ids that all lanes consume at once.
+/// Number of ids that the lanes consume per iteration.
 const ROW: usize = 2 * LANES.len();
 
 /// Appends one hash for each full block of `block_tokens` ids, covering the block and all ids before it. Two prompts
-/// have equal hashes at a position exactly if they agree up to the end of that block (except with probability 2^-64 per
-/// pair).
+/// have equal hashes at a position if and only if they agree up to the end of that block (except with probability 2^-64
+/// per pair).
 ///
-/// Zero `block_tokens` count as one. Takes about a third of a nanosecond per token.
+/// A `block_tokens` of zero counts as one. Takes about a third of a nanosecond per token.
 pub fn block_hashes(ids: &[u32], block_tokens: u32, chain: &mut Vec<u64>) {
     let block_tokens = (block_tokens as usize).max(1);
     chain.reserve(ids.len() / block_tokens);
@@ -34,7 +34,7 @@ fn lanes_of(block: &[u32]) -> [u64; 4] {
             *lane = fold(*lane ^ (u64::from(*low) | u64::from(*high) << 32), FACTOR);
         }
     }
-    // All blocks have one length, so the remainder has a fixed length, too.
+    // All blocks have the same length, so the remainder has a fixed length too.
     for (at, id) in rest.iter().enumerate() {
         let lane = &mut lanes[at % LANES.len()];
         *lane = fold(*lane ^ u64::from(*id), FACTOR);

@@ -1,9 +1,9 @@
-//! Which ranks hold a block: a hash table of bit sets with lock-free reads.
+//! Maps each block to the ranks that hold it: a hash table of bit sets with lock-free reads.
 //!
-//! A bucket has eight places; each is a block and one bit per rank, where all bits clear means free. A block is in its
-//! bucket or nowhere, so nothing ever moves, and a reader checks just eight numbers. There are twice as many places as
-//! blocks can be held; a block whose bucket is full (less than one in a hundred when every rank is full of blocks that
-//! no other has) is simply not found later.
+//! A bucket has eight slots. Each slot contains a block and one bit per rank, and is free if all bits are clear. A
+//! block is stored only in its own bucket, so entries never move and a reader checks just eight numbers. The table has
+//! two slots per block that the ranks can hold. If a bucket is full, further blocks are not recorded and later lookups
+//! miss them; this affects fewer than 1% of blocks even if every rank is full of blocks that no other rank holds.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -13,14 +13,14 @@ const PLACES: usize = 8;
 
 #[derive(Debug)]
 pub(super) struct Index {
-    /// [buckets, 1 + words, PLACES]: the blocks of a bucket, then their bits, 64 ranks per word.
+    /// [buckets, 1 + words, PLACES]: for each bucket, its blocks followed by their rank bits, 64 ranks per word.
     cells: Box<[AtomicU64]>,
     buckets: u64,
     words: usize,
 }
 
 impl Index {
-    /// Room for `blocks` blocks held by one rank each.
+    /// Creates an index with room for `blocks` blocks, each held by one rank.
     pub(super) fn new(ranks: u16, blocks: u64) -> Self {
         let buckets = (2 * blocks).div_ceil(PLACES as u64).max(1);
         let words = usize::from(ranks).div_ceil(64);
@@ -42,13 +42,13 @@ impl Index {
         bucket[..PLACES].iter().position(|held| held.load(Ordering::Relaxed) == block)
     }
 
-    /// The bits of up to 64 ranks, from `word * 64` on, that hold a block.
+    /// Returns the bit set of ranks that hold a block, for the up to 64 ranks starting at `word * 64`.
     fn holders(&self, block: u64, word: usize) -> u64 {
         let bucket = self.bucket(block);
         Self::place(bucket, block).map_or(0, |place| bucket[(1 + word) * PLACES + place].load(Ordering::Relaxed))
     }
 
-    /// Number of leading blocks of the chain that each rank holds.
+    /// Computes how many leading blocks of the chain each rank holds.
     pub(super) fn held_blocks(&self, chain: &[u64], held: &mut [u64]) {
         held.fill(0);
         for (word, held) in held.chunks_mut(64).enumerate().take(self.words) {
@@ -65,14 +65,14 @@ impl Index {
         }
     }
 
-    /// Adds a holder. Requires the table's lock, like [`remove`](Self::remove).
+    /// Records that `rank` holds the block. The caller must hold the table's lock, as for [`remove`](Self::remove).
     pub(super) fn insert(&self, block: u64, rank: u16) {
         let bucket = self.bucket(block);
         let free = |place: &usize| (0..self.words).all(|word| self.bits(bucket, word, *place) == 0);
         let Some(place) = Self::place(bucket, block).or_else(|| (0..PLACES).find(free)) else { return };
         bucket[place].store(block, Ordering::Relaxed);
         let (word, bit) = word_and_bit(rank);
-        // Release: a thread that sees the bit sees its block.
+        // Release ordering: a thread that sees the bit also sees the block.
         bucket[(1 + word) * PLACES + place].fetch_or(bit, Ordering::Release);
     }
 

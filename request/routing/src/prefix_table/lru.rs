@@ -1,4 +1,4 @@
-//! The blocks of one rank in order of use: a map and a doubly linked list in fixed-size arrays.
+//! One rank's blocks in LRU order: a map and a doubly linked list in fixed-size arrays.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -8,10 +8,10 @@ use crate::hash::scramble;
 /// No such entry.
 const NONE: u32 = u32::MAX;
 
-/// The outcome of a touch.
+/// The outcome of [`Lru::touch`].
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Touched {
-    /// The block was already there.
+    /// The block was already present.
     Known,
     /// The block was added, possibly evicting the least recently used one.
     New { forgotten: Option<u64> },
@@ -24,7 +24,7 @@ struct Entry {
     older: u32,
 }
 
-/// Blocks are already hashes, unless a trace names them by small numbers.
+/// Hashes block identifiers, which are already hashes unless a trace uses small integers.
 #[derive(Clone, Copy, Debug, Default)]
 struct BlockHasher(u64);
 
@@ -55,12 +55,13 @@ pub(super) struct Lru {
 
 impl Lru {
     pub(super) fn new(capacity: u32) -> Self {
-        // With twice the room the map never has to grow, whatever is removed and inserted.
+        // With twice the capacity, no sequence of removals and insertions makes the map grow.
         let places = HashMap::with_capacity_and_hasher(2 * capacity as usize, BuildHasherDefault::default());
         Lru { capacity, entries: Vec::with_capacity(capacity as usize), places, newest: NONE, oldest: NONE }
     }
 
-    /// Bytes of a full one: entries, and a map with 16 bytes plus a control byte in at least twice as many places.
+    /// Returns the size of a full list in bytes: its entries, plus a map with at least twice as many slots of 16 bytes
+    /// and one control byte each.
     pub(super) fn memory_bytes(capacity: u32) -> usize {
         let places = (2 * capacity as usize * 8 / 7).next_power_of_two();
         capacity as usize * size_of::<Entry>() + places * (size_of::<(u64, u32)>() + 1)
@@ -91,11 +92,11 @@ impl Lru {
         Touched::New { forgotten }
     }
 
-    /// Removes a block; false if it was not there.
+    /// Removes a block; returns false if it was not present.
     pub(super) fn remove(&mut self, block: u64) -> bool {
         let Some(place) = self.places.remove(&block) else { return false };
         self.unlink(place);
-        // The last entry fills the gap.
+        // Move the last entry into the gap.
         let Some(moved) = self.entries.pop() else { return false };
         if place as usize == self.entries.len() {
             return true;
@@ -107,12 +108,12 @@ impl Lru {
         true
     }
 
-    /// All blocks, in no particular order.
+    /// Iterates over all blocks, in no particular order.
     pub(super) fn blocks(&self) -> impl Iterator<Item = u64> {
         self.entries.iter().map(|entry| entry.block)
     }
 
-    /// All blocks, least recently used first.
+    /// Iterates over all blocks, least recently used first.
     pub(super) fn oldest_first(&self) -> impl Iterator<Item = u64> {
         let mut next = self.oldest;
         std::iter::from_fn(move || {
@@ -132,7 +133,7 @@ impl Lru {
         self.join(NONE, place);
     }
 
-    /// Makes two entries neighbours in the order of use; [`NONE`] is the end on that side.
+    /// Links two entries as neighbours in LRU order; [`NONE`] stands for the end of the list.
     fn join(&mut self, newer: u32, older: u32) {
         match newer {
             NONE => self.newest = older,

@@ -1,18 +1,19 @@
-//! Estimated content of each rank's prefix cache: a bounded table of chained block hashes per rank.
+//! Estimated contents of each rank's prefix cache: a bounded table of chained block hashes per rank.
 //!
-//! An engine keeps the keys and values of prompt blocks and does not recompute a prompt's longest known prefix. The
-//! table mirrors that from outside: [`PrefixTable::record`] notes the blocks of a request on the rank it was sent to,
-//! and evicts this rank's least recently used blocks beyond `blocks_per_rank`; [`PrefixTable::cached`] returns how many
-//! leading blocks of a prompt every rank holds. A block is named by a hash of itself and everything before it
-//! (`chain`), so equal prefixes have equal names and a lookup never compares tokens.
+//! An engine caches the keys and values of prompt blocks and does not recompute a prompt's longest cached prefix. The
+//! table models that cache from outside: [`PrefixTable::record`] adds a request's blocks to the rank it was sent to,
+//! and evicts that rank's least recently used blocks beyond `blocks_per_rank`; [`PrefixTable::cached`] returns how many
+//! leading tokens of a prompt each rank holds. A block is identified by a hash of its own tokens and all tokens before
+//! it (`chain`), so equal prefixes have equal identifiers and a lookup never compares tokens.
 //!
-//! Reading takes no lock and allocates nothing: one probe per block finds the bit set of the ranks that hold it
-//! (`index`). Writing takes the table's only lock and keeps the exact order of use of each rank (`lru`). A reader
-//! concurrent with a writer may see a block too many or too few: the answer is only an estimate of a cache that cannot
-//! be observed.
+//! Reads take no lock and allocate nothing: one probe per block finds the bit set of the ranks that hold it (`index`).
+//! Writes take the table's only lock and maintain the exact LRU order of each rank (`lru`). A read concurrent with a
+//! write may count a block too many or too few, which is acceptable because the table only estimates a cache that
+//! cannot be observed.
 //!
 //! Maximum memory: `blocks_per_rank x ranks x (100 + 16 x ceil(ranks / 64))` bytes for powers of two
-//! ([`PrefixTable::memory_bytes`]): 7 MiB for 8 ranks, 58 MiB for 64 ranks of the default 8,192 blocks each.
+//! ([`PrefixTable::memory_bytes`]). With the default 8,192 blocks per rank, that is 7 MiB for 8 ranks and 58 MiB for
+//! 64.
 
 mod chain;
 mod index;
@@ -27,14 +28,14 @@ pub use chain::block_hashes;
 use index::Index;
 use lru::{Lru, Touched};
 
-/// How prompts are cut into blocks, and how many blocks a rank is assumed to keep.
+/// The block size of prompts, and the number of blocks that each rank is assumed to cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct PrefixSettings {
-    /// Tokens per block; only full blocks are shared. Best a multiple of the engine's own page size.
+    /// Tokens per block; only full blocks are shared. Should be a multiple of the engine's page size.
     pub block_tokens: u32,
-    /// Blocks that a rank keeps: its cache size in tokens over `block_tokens`. Zero: engines are assumed to cache
-    /// nothing.
+    /// Blocks that a rank caches: its cache size in tokens divided by `block_tokens`. Zero means that engines are
+    /// assumed to cache nothing.
     pub blocks_per_rank: u32,
 }
 
@@ -44,15 +45,15 @@ impl Default for PrefixSettings {
     }
 }
 
-/// Maximum numbers in the half of an index that blocks can fill, `ranks x blocks x (1 + ceil(ranks / 64))`; limits its
-/// memory to 1 GiB.
+/// Maximum number of words in the half of an index that blocks can fill, `ranks x blocks x (1 + ceil(ranks / 64))`;
+/// limits the index to 1 GiB.
 const MAX_NUMBERS: u64 = 1 << 26;
 
 impl PrefixSettings {
     /// Checks both fields against their ranges.
     ///
     /// # Errors
-    /// [`SettingsError`], with the field's name.
+    /// [`SettingsError`], naming the field.
     pub fn validate(&self) -> Result<(), SettingsError> {
         let fields =
             [("block_tokens", self.block_tokens, 1, 65_536), ("blocks_per_rank", self.blocks_per_rank, 0, 1 << 20)];
@@ -64,16 +65,16 @@ impl PrefixSettings {
 #[derive(Debug)]
 pub struct PrefixTable {
     index: Index,
-    /// One per rank, created with the rank's first request.
+    /// One list per rank, created on the rank's first request.
     ranks: Mutex<Vec<Option<Lru>>>,
     block_tokens: u32,
     blocks_per_rank: u32,
 }
 
 impl PrefixTable {
-    /// An empty table. `None` if the settings keep no blocks or there are no ranks. With so many ranks that the index
-    /// would exceed 1 GiB, each keeps fewer blocks (see [`blocks_per_rank`](Self::blocks_per_rank)), from 65,472 ranks
-    /// on none.
+    /// Creates an empty table; `None` if `blocks_per_rank` is zero or there are no ranks. If the index would exceed 1
+    /// GiB, each rank keeps fewer blocks (see [`blocks_per_rank`](Self::blocks_per_rank)); from 65,472 ranks upwards
+    /// this is `None` too.
     pub fn new(ranks: u16, settings: &PrefixSettings) -> Option<Self> {
         let numbers = u64::from(ranks) * (1 + u64::from(ranks.div_ceil(64)));
         let even_part = MAX_NUMBERS.checked_div(numbers)?;
@@ -89,8 +90,8 @@ impl PrefixTable {
         })
     }
 
-    /// A table for other ranks that continues from `old`, in which rank `r` was `from[r]`. Starts empty if the block
-    /// length differs. `None` under the conditions of [`new`](Self::new).
+    /// Creates a table for a new set of ranks that continues from `old`, in which rank `r` was `from[r]`. Starts empty
+    /// if the block length differs. Returns `None` under the same conditions as [`new`](Self::new).
     pub fn succeed(old: Option<&Self>, from: &[Option<u16>], settings: &PrefixSettings) -> Option<Self> {
         let table = Self::new(u16::try_from(from.len()).unwrap_or(u16::MAX), settings)?;
         let Some(old) = old.filter(|old| old.block_tokens == table.block_tokens) else { return Some(table) };
@@ -114,19 +115,19 @@ impl PrefixTable {
         self.block_tokens
     }
 
-    /// Blocks that a rank keeps.
+    /// Maximum number of blocks per rank.
     pub fn blocks_per_rank(&self) -> u32 {
         self.blocks_per_rank
     }
 
-    /// Bytes that the table takes when every rank is full.
+    /// Returns the table's size in bytes when every rank is full.
     pub fn memory_bytes(&self) -> usize {
         let ranks = self.lock().len();
         self.index.memory_bytes() + ranks * Lru::memory_bytes(self.blocks_per_rank)
     }
 
-    /// Writes to `cached` how many leading tokens of a prompt each rank holds (one value per rank; extra ones are
-    /// zero). `chain` is the result of [`block_hashes`], or comes from a trace that names its blocks.
+    /// Writes to `cached` how many leading tokens of a prompt each rank holds: one value per rank, and zero for any
+    /// extra ones. `chain` is the result of [`block_hashes`], or comes from a trace that identifies its blocks.
     pub fn cached(&self, chain: &[u64], cached: &mut [u64]) {
         self.index.held_blocks(chain, cached);
         for tokens in cached {
@@ -134,15 +135,15 @@ impl PrefixTable {
         }
     }
 
-    /// Records that a request with these blocks goes to `rank`. Trailing blocks beyond the rank's capacity are left
-    /// out. Returns how many blocks are new to the rank; `None` if there is no such rank.
+    /// Records that a request with these blocks was sent to `rank`. Trailing blocks beyond the rank's capacity are
+    /// omitted. Returns how many blocks are new to the rank; `None` if there is no such rank.
     pub fn record(&self, rank: u16, chain: &[u64]) -> Option<usize> {
         let mut ranks = self.lock();
         let slot = ranks.get_mut(usize::from(rank))?;
         let lru = slot.get_or_insert_with(|| Lru::new(self.blocks_per_rank));
         let kept = &chain[..chain.len().min(self.blocks_per_rank as usize)];
         let mut new = 0;
-        // The last block first, so that it is also evicted first: what remains is still a prefix.
+        // Touch the last block first so that it is also evicted first and the remaining blocks still form a prefix.
         for &block in kept.iter().rev() {
             if let Touched::New { forgotten } = lru.touch(block) {
                 new += 1;
@@ -155,8 +156,8 @@ impl PrefixTable {
         Some(new)
     }
 
-    /// Reverses a [`record`](Self::record) whose request did not run: forgets the last `new` of its blocks within the
-    /// rank's capacity. Blocks that they evicted stay evicted. False if there is no such rank.
+    /// Reverses a [`record`](Self::record) whose request did not run: removes the last `new` of its blocks within the
+    /// rank's capacity. Blocks evicted to make room for them stay evicted. Returns false if there is no such rank.
     pub fn take_back(&self, rank: u16, chain: &[u64], new: usize) -> bool {
         self.change(rank, |slot| {
             let Some(lru) = slot else { return };
@@ -169,7 +170,8 @@ impl PrefixTable {
         })
     }
 
-    /// Forgets everything about a rank, whose engine may have restarted. False if there is no such rank.
+    /// Removes all blocks of a rank, for example because its engine may have restarted. Returns false if there is no
+    /// such rank.
     pub fn forget(&self, rank: u16) -> bool {
         self.change(rank, |slot| {
             for block in slot.take().iter().flat_map(Lru::blocks) {

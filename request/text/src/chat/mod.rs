@@ -1,5 +1,5 @@
-//! The most common kind of chat, read in place from the body: messages with only a role and a text, and no other fields
-//! that a template uses.
+//! The most common kind of chat, parsed in place from the body: its messages have only a role and a text, and the body
+//! has no other fields that affect the template.
 
 mod quick;
 
@@ -11,7 +11,7 @@ use serde::de::{Deserializer, Error as _, IgnoredAny, MapAccess, Visitor};
 use serde::{Deserialize, Serialize, Serializer};
 use serde_json::value::RawValue;
 
-/// Fields of a body that change what a template writes.
+/// Body fields that affect a template's output.
 pub(crate) const LOOKED_AT: [&str; 10] = [
     "tools",
     "chat_template_kwargs",
@@ -25,8 +25,8 @@ pub(crate) const LOOKED_AT: [&str; 10] = [
     "input_ids",
 ];
 
-/// A chat of messages with only a role and a text each. Everything else has a template's defaults: no tools, no
-/// variables, and the assistant's turn opened.
+/// A chat whose messages have only a role and a text each. Everything else has the template's defaults: no tools, no
+/// variables, and a generation prompt for the assistant's turn.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 #[serde(transparent)]
 pub struct PlainChat<'a> {
@@ -43,8 +43,8 @@ pub(crate) struct PlainMessage<'a> {
 }
 
 impl<'a> PlainChat<'a> {
-    /// Reads a body; `None` if it is JSON but not a plain chat, which is left to
-    /// [`Prompt::from_json`](crate::Prompt::from_json). Stops at the first sign of another kind.
+    /// Parses a body; `None` if it is JSON but not a plain chat, which is left to
+    /// [`Prompt::from_json`](crate::Prompt::from_json). Stops at the first sign that the chat is not plain.
     ///
     /// # Errors
     /// If the text is not JSON.
@@ -55,18 +55,18 @@ impl<'a> PlainChat<'a> {
         }
     }
 
-    /// Reads a body in the usual spelling, and returns the position of the list of messages. On `None`
-    /// [`PlainChat::read`] may still succeed. A body that is read here is valid JSON.
+    /// Parses a body in the usual spelling, and also returns the position of the message list. On `None`,
+    /// [`PlainChat::read`] may still succeed. A body that is parsed here is valid JSON.
     pub fn quickly(body: &'a str) -> Option<(Self, Range<usize>)> {
         quick::messages(body).map(|(messages, at)| (Self { messages }, at))
     }
 
-    /// Reads a body with the full parser.
+    /// Parses a body with the full parser.
     fn read_slowly(body: &'a str) -> Result<Option<Self>, serde_json::Error> {
         let mut json = serde_json::Deserializer::from_str(body);
         match json.deserialize_map(Body).and_then(|chat| json.end().map(|()| chat)) {
             Ok(chat) => Ok(Some(chat)),
-            // JSON, but not of this form.
+            // The body is JSON, but not a plain chat.
             Err(error) if error.is_data() => Ok(None),
             Err(error) => Err(error),
         }
@@ -82,7 +82,7 @@ impl PlainMessage<'_> {
         }
     }
 
-    /// Keys and texts in the order of the body.
+    /// Returns keys and texts in the order of the body.
     pub(crate) fn entries(&self) -> [(&str, &str); 2] {
         let mut entries = [("role", &*self.role), ("content", &*self.content)];
         if self.content_first {
@@ -99,8 +99,8 @@ impl Serialize for PlainMessage<'_> {
     }
 }
 
-/// The value of a JSON string; `None` if it is not a string. Texts are long and full of line ends, so everything
-/// between two escapes is copied at once, into memory reserved once.
+/// Returns the value of a JSON string; `None` if the JSON is not a string. Texts are long and full of line ends, so
+/// memory is reserved once and everything between two escapes is copied in one go.
 fn text(json: &str) -> Option<Cow<'_, str>> {
     let raw = json.strip_prefix('"')?.strip_suffix('"')?;
     let Some(mut escape) = memchr::memchr(b'\\', raw.as_bytes()) else { return Some(Cow::Borrowed(raw)) };
@@ -118,7 +118,7 @@ fn text(json: &str) -> Option<Cow<'_, str>> {
     }
 }
 
-/// Appends the value of an escape, whose backslash is already consumed; returns the rest.
+/// Appends the value of an escape, whose backslash is already consumed; returns the remainder.
 fn unescape<'a>(escape: &'a str, text: &mut String) -> Option<&'a str> {
     let character = match escape.as_bytes().first()? {
         b'n' => '\n',
@@ -140,7 +140,7 @@ fn unescape_unicode<'a>(digits: &'a str, text: &mut String) -> Option<&'a str> {
     let (first, rest) = code_unit(digits)?;
     let (character, rest) = match char::from_u32(first.into()) {
         Some(character) => (character, rest),
-        // Half of a surrogate pair; without the other half it is an error, which the full parser reports.
+        // Half of a surrogate pair. A missing other half is an error, which the full parser reports.
         None => {
             let (second, rest) = code_unit(rest.strip_prefix("\\u")?)?;
             (char::decode_utf16([first, second]).next()?.ok()?, rest)

@@ -1,17 +1,18 @@
-//! Plain chats in the usual spelling, read in one pass over 32 bytes at a time.
+//! Parses plain chats in the usual spelling, in one pass over 32 bytes at a time.
 //!
-//! Accepts only what the full parser accepts as a plain chat, with the same meaning. Anything unusual (keys with
-//! escapes, deep nesting, possible errors) is left to that parser, which also words the errors.
+//! Accepts only what the full parser accepts as a plain chat, with the same result. Anything unusual (keys with
+//! escapes, deep nesting, possible errors) is left to that parser, which also reports the errors.
 
 use std::borrow::Cow;
 use std::ops::Range;
 
 use super::{LOOKED_AT, PlainMessage, unescape};
 
-/// Maximum depth of lists and objects in skipped members; deeper ones are left to the full parser.
+/// Maximum nesting depth in skipped members; deeper nesting is left to the full parser.
 const MAX_DEPTH: u32 = 16;
 
-/// The messages of a plain chat's body, and the position of their list; `None` leaves the body to the full parser.
+/// Returns the messages of a plain chat's body and the position of the message list; `None` leaves the body to the full
+/// parser.
 pub(super) fn messages(body: &str) -> Option<(Vec<PlainMessage<'_>>, Range<usize>)> {
     let mut reader = Reader { body, at: 0, room: 2 * body.len() };
     let mut messages = None;
@@ -36,7 +37,8 @@ pub(super) fn messages(body: &str) -> Option<(Vec<PlainMessage<'_>>, Range<usize
 struct Reader<'a> {
     body: &'a str,
     at: usize,
-    /// Bytes that may still be reserved for texts of unknown length, which limits the memory for many short ones.
+    /// Bytes that may still be reserved for texts of unknown length, which bounds the memory reserved for many short
+    /// texts.
     room: usize,
 }
 
@@ -50,7 +52,7 @@ impl<'a> Reader<'a> {
         self.at += rest.iter().take_while(|byte| b" \t\n\r".contains(byte)).count();
     }
 
-    /// Consumes this byte, after optional white space.
+    /// Consumes this byte, after optional whitespace.
     fn take(&mut self, byte: u8) -> Option<()> {
         self.space();
         (self.peek()? == byte).then(|| self.at += 1)
@@ -129,7 +131,7 @@ impl<'a> Reader<'a> {
         let rest = &self.body.as_bytes()[self.at..];
         let length = memchr::memchr2(b'"', b'\\', rest)?;
         let run = self.body.get(self.at..self.at + length)?;
-        // Folded to avoid a branch per byte.
+        // Check all bytes with a fold, which avoids a branch per byte.
         let controls = run.bytes().fold(false, |found, byte| found | (byte < b' '));
         self.at += length + 1;
         (!controls).then_some((run, rest[length]))
@@ -224,7 +226,7 @@ pub(super) mod tests {
 
     use super::*;
 
-    /// Bodies of plain chats, often flawed.
+    /// Generates bodies of plain chats, many of them malformed.
     pub(in super::super) fn body() -> impl Strategy<Value = String> {
         let space = "[ \t\n\r]?";
         let text = r#""([a-z é中"]|\\[nrtbf"/\\u]|\\u(d8[0-9a-f]{2}\\udc00|00[0-9a-f]{2}|d800)|\x{1}){0,9}""#;

@@ -19,17 +19,17 @@ pub(super) struct Named<'v> {
     pub(super) value: Value<'v>,
 }
 
-/// The value of a parameter, if it was given.
+/// The value of a parameter, if it was passed.
 #[derive(Debug)]
 pub(super) struct Bound<'v>(Option<Value<'v>>);
 
 impl<'v> Bound<'v> {
-    /// The value; `None` counts as not given.
+    /// Returns the value; `None` counts as not passed.
     pub(super) fn given(self) -> Option<Value<'v>> {
         self.0.filter(|value| !matches!(value, Value::None))
     }
 
-    /// The value; `None` counts as a value.
+    /// Returns the value; `None` counts as a value.
     pub(super) fn any(self) -> Option<Value<'v>> {
         self.0
     }
@@ -69,10 +69,10 @@ impl<'v> Given<'v> {
         Self { values, named: Vec::new() }
     }
 
-    /// The values of these parameters, given by position or by name.
+    /// Returns the values of these parameters, passed by position or by name.
     pub(super) fn bind<const N: usize>(self, names: [&str; N]) -> Fallible<[Bound<'v>; N]> {
         if self.values.len() > N {
-            return refused(format!("{} arguments where at most {N} are taken", self.values.len()));
+            return refused(format!("{} arguments were passed, but at most {N} are accepted", self.values.len()));
         }
         let mut bound = names.map(|_| Bound(None));
         for (place, value) in bound.iter_mut().zip(self.values) {
@@ -82,7 +82,7 @@ impl<'v> Given<'v> {
             match names.iter().position(|known| *known == &*name) {
                 Some(at) if bound[at].0.is_none() => bound[at] = Bound(Some(value)),
                 Some(_) => return refused(format!("argument {} is given twice", &*name)),
-                None => return refused(format!("there is no argument {}", &*name)),
+                None => return refused(format!("unknown argument {}", &*name)),
             }
         }
         Ok(bound)

@@ -1,9 +1,9 @@
 //! The syntax tree of a template.
 
-/// A name in the template, by number.
+/// The number of a name in the template.
 pub(crate) type Name = u32;
 
-/// Names with a built-in meaning, by number.
+/// Names with a built-in meaning, in the order of their numbers.
 pub(super) const WELL_KNOWN: [&str; 4] = ["loop", "caller", "varargs", "kwargs"];
 pub(super) const LOOP: Name = 0;
 pub(super) const CALLER: Name = 1;
@@ -54,11 +54,11 @@ pub(crate) enum NodeKind {
         values: Vec<(Target, Expr)>,
         body: Vec<Node>,
     },
-    /// A part with its own variables: `generation`, `block`, `autoescape false`.
+    /// A block with its own variables: `generation`, `block`, `autoescape false`.
     Scope(Vec<Node>),
     Break,
     Continue,
-    /// A tag that needs other files, which no chat template can use.
+    /// A tag that requires other files, which chat templates cannot use.
     Refused(&'static str),
 }
 
@@ -74,7 +74,7 @@ pub(crate) struct For {
 
 #[derive(Debug)]
 pub(crate) struct Macro {
-    /// [`CALLER`] for the body of a `call`.
+    /// The macro's name; [`CALLER`] for the body of a `call`.
     pub(crate) name: Name,
     pub(crate) parameters: Vec<(Name, Option<Expr>)>,
     pub(crate) body: Vec<Node>,

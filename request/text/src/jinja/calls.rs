@@ -12,12 +12,12 @@ use super::{CALLER, Fallible, KWARGS, List, Map, VARARGS, Value, refused};
 
 /// The longest range that Jinja2's sandbox allows.
 const MAX_RANGE: i128 = 100_000;
-/// Bound on the integers that make up ranges.
+/// Maximum magnitude of the arguments of `range`.
 const RANGE_BOUND: i128 = 1 << 62;
 
 impl<'v> Run<'v> {
     pub(super) fn call_expr(&mut self, callee: &'v Expr, arguments: &'v Arguments) -> Fallible<Value<'v>> {
-        // Method calls need no intermediate value.
+        // Methods are called without creating an intermediate value.
         if let Expr::Attr(of, name) = callee {
             let of = self.value(of)?;
             if super::methods::has(&of, name) {
@@ -60,7 +60,7 @@ impl<'v> Run<'v> {
         }
     }
 
-    /// `loop(items)` of a recursive loop.
+    /// Evaluates `loop(items)` in a recursive loop.
     fn call_loop(&mut self, each: &Rc<Loop<'v>>, arguments: Given<'v>) -> Fallible<Value<'v>> {
         if !each.each.recursive {
             return refused("the loop is not recursive");
@@ -162,7 +162,7 @@ impl<'v> Run<'v> {
             "strftime_now" => {
                 let [format] = arguments.bind(["format"])?;
                 let format = format.required("format")?;
-                let Value::Text(format) = &format else { return refused("a date's format must be a string") };
+                let Value::Text(format) = &format else { return refused("a date format must be a string") };
                 self.room(format.len().saturating_mul(16))?;
                 Ok(Value::text(strftime(format, (self.input.clock)() + i64::from(self.input.zone_seconds))))
             }
@@ -188,16 +188,16 @@ impl<'v> Run<'v> {
         }
         let mut bounds = Vec::new();
         for value in &arguments.values {
-            match value.whole("a bound of a range")? {
+            match value.whole("a range bound")? {
                 bound if bound.abs() <= RANGE_BOUND => bounds.push(bound),
-                _ => return refused("a bound of a range is too large"),
+                _ => return refused("a range bound is too large"),
             }
         }
         let (start, stop, step) = match bounds.as_slice() {
             [stop] => (0, *stop, 1),
             [start, stop] => (*start, *stop, 1),
             [start, stop, step] if *step != 0 => (*start, *stop, *step),
-            _ => return refused("range takes one to three numbers, a step that is not zero"),
+            _ => return refused("range takes one to three numbers, and its step must not be zero"),
         };
         let span = if step > 0 { stop - start } else { start - stop };
         let count = if span > 0 { (span - 1) / step.abs() + 1 } else { 0 };
@@ -207,7 +207,7 @@ impl<'v> Run<'v> {
         Ok(Value::List(List::range(start, step, usize::try_from(count).unwrap_or(0))))
     }
 
-    /// An entry of a mapping built from pairs.
+    /// Converts a pair to an entry of a mapping.
     pub(super) fn pair(&mut self, pair: &Value<'v>) -> Fallible<Entry<'v>> {
         let pair = self.items(pair)?;
         match (pair.get(0), pair.get(1), pair.len()) {

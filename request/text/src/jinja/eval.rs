@@ -69,7 +69,7 @@ impl<'v> Run<'v> {
         value
     }
 
-    /// Expressions that build lists and strings.
+    /// Evaluates expressions that build lists and strings.
     fn made_by(&mut self, expr: &'v Expr) -> Fallible<Value<'v>> {
         match expr {
             Expr::List(items) => {
@@ -133,7 +133,7 @@ impl<'v> Run<'v> {
         exprs.iter().map(|expr| self.value(expr)).collect()
     }
 
-    /// Rejects keys that Python cannot hash: lists, mappings, and tuples containing one.
+    /// Rejects keys that Python cannot hash: lists, mappings, and tuples that contain them.
     pub(super) fn hashable(&mut self, of: &Value<'v>) -> Fallible<()> {
         self.steps(1)?;
         match of {
@@ -178,7 +178,7 @@ impl<'v> Run<'v> {
         }
     }
 
-    /// A variable that no scope defines.
+    /// Returns a variable that no scope defines.
     pub(super) fn global(&mut self, name: Name) -> Fallible<Value<'v>> {
         let at = name as usize;
         if let Some(known) = &self.globals[at] {
@@ -206,7 +206,7 @@ impl<'v> Run<'v> {
         }
     }
 
-    /// `of.name`: attributes of Python's types take precedence over the entries of a mapping.
+    /// `of.name`: attributes of Python types take precedence over the entries of a mapping.
     pub(super) fn attribute(&mut self, of: &Value<'v>, name: &'v str) -> Fallible<Value<'v>> {
         Ok(match of {
             Value::Undefined => return refused(format!("an undefined value has no {name}")),
@@ -274,7 +274,7 @@ impl<'v> Run<'v> {
         };
         match (found, key) {
             (Some(found), _) => Ok(found),
-            // Python's attributes can be looked up by name, too.
+            // As a fallback, look up the attribute of this name, as Jinja2 does.
             (None, Value::Text(name)) => match methods::known(name) {
                 Some(name) => self.attribute(of, name),
                 None => self.attribute_by(of, name),
@@ -283,7 +283,7 @@ impl<'v> Run<'v> {
         }
     }
 
-    /// An attribute of a value without methods.
+    /// Returns an attribute of a value without methods.
     fn attribute_by(&mut self, of: &Value<'v>, name: &Text<'v>) -> Fallible<Value<'v>> {
         match of {
             Value::Namespace(at) => self.namespace_item(*at, name),
@@ -295,7 +295,7 @@ impl<'v> Run<'v> {
         }
     }
 
-    /// The entry of a key that is not a string.
+    /// Returns the entry of a key that is not a string.
     fn entry(&mut self, map: &Map<'v>, key: &Value<'v>) -> Fallible<Option<Value<'v>>> {
         let Map::Own(entries, _) = map else { return Ok(None) };
         for entry in entries.iter() {
@@ -306,7 +306,7 @@ impl<'v> Run<'v> {
         Ok(None)
     }
 
-    /// The list that a `for` or a filter iterates over.
+    /// Returns the list that a `for` or a filter iterates over.
     pub(super) fn items(&mut self, of: &Value<'v>) -> Fallible<List<'v>> {
         let items = match of {
             Value::List(list) => {
@@ -330,12 +330,12 @@ impl<'v> Run<'v> {
     }
 }
 
-/// A generator at the moment an item is requested from it.
+/// Requests items from a generator, which raises the error that was deferred until then, if any.
 pub(super) fn started<'g, 'v>(generator: &'g Generator<'v>) -> Fallible<&'g Generator<'v>> {
     generator.failure.as_ref().map_or(Ok(generator), |reason| refused(reason.clone()))
 }
 
-/// The position in a sequence that an index refers to.
+/// Returns the position in a sequence that an index refers to.
 pub(super) fn index(key: &Value<'_>, count: usize) -> Option<usize> {
     let at = match key {
         Value::Int(at) => *at,

@@ -4,7 +4,7 @@ use super::ast::{Arguments, Comparison, Expr, Filter, Operator};
 use super::lexer::{SyntaxError, Token};
 use super::parser::Parser;
 
-/// Maximum operators, attributes, calls and brackets of one expression, since walking and dropping it are recursive.
+/// Maximum operators, attributes, calls and brackets in one expression, since evaluating and dropping it are recursive.
 const MAX_LINKS: u32 = 1000;
 const MAX_NESTING: u32 = 100;
 
@@ -26,7 +26,7 @@ impl Parser {
         Ok(yes)
     }
 
-    /// Parses one expression, or several separated by commas. `condition`: whether `a if b` is allowed.
+    /// Parses one expression, or several separated by commas. `condition` is whether `a if b` is allowed.
     pub(super) fn tuple(&mut self, condition: bool, ends: &[&str]) -> Result<Expr, SyntaxError> {
         self.links = 0;
         self.several(condition, ends, false)
@@ -125,7 +125,7 @@ impl Parser {
         self.tokens.get(self.at + 1).is_some_and(|next| next.token == Token::Name("in".into()))
     }
 
-    /// Operators of one precedence, left-associative, between operands parsed by `inner`.
+    /// Parses left-associative operators of one precedence, between operands parsed by `inner`.
     fn left_to_right(
         &mut self,
         operators: &[(&str, Operator)],
@@ -257,7 +257,7 @@ impl Parser {
         Ok(Expr::Dict(entries))
     }
 
-    /// The suffixes of a value: attributes, items and calls, then filters, tests and calls if `filtered`.
+    /// Parses the suffixes of a value: attributes, items and calls, then filters, tests and calls if `filtered`.
     fn postfix(&mut self, mut value: Expr, filtered: bool) -> Result<Expr, SyntaxError> {
         let mut is_plain = true;
         loop {
@@ -379,7 +379,7 @@ impl Parser {
         Ok(if is_negated { Expr::Not(Box::new(test)) } else { test })
     }
 
-    /// Whether a test's only argument follows without brackets.
+    /// Returns whether the only argument of a test follows without brackets.
     fn begins_argument(&self) -> bool {
         match self.peek() {
             Token::Name(name) => !matches!(name.as_str(), "else" | "or" | "and"),

@@ -1,35 +1,35 @@
-//! Limits on a rendering, and why one fails.
+//! Limits on rendering a template, and the reasons why rendering fails.
 
 /// Maximum depth of nested calls, expressions and statements.
 pub(super) const MAX_DEPTH: u32 = 250;
 /// Maximum nesting of lists made by a template.
 pub(super) const MAX_VALUE_DEPTH: u32 = 100;
 
-/// Limits on one rendering.
+/// Limits on rendering a template once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Budget {
-    /// Expressions, statements, items of lists, and parts of texts.
+    /// Number of steps: expressions, statements, list items, and parts of texts.
     pub steps: u64,
-    /// Bytes of all texts and lists created.
+    /// Total bytes of all texts and lists created.
     pub bytes: usize,
 }
 
 impl Budget {
-    /// A few milliseconds, for renderings that block others.
+    /// A budget of a few milliseconds, for rendering on a thread that other requests need.
     pub const BRIEF: Self = Self { steps: 50_000, bytes: 2 << 20 };
 }
 
 impl Default for Budget {
-    /// About a second, and a hundred times the prompt of a long chat.
+    /// A budget of about a second, and a hundred times the memory of a long chat's prompt.
     fn default() -> Self {
         Self { steps: 20_000_000, bytes: 256 << 20 }
     }
 }
 
-/// Why a template did not render a chat.
+/// The reason why a template did not render a chat.
 #[derive(Debug)]
 pub(crate) enum Failure {
-    /// Jinja2 raises an error as well.
+    /// The template failed with an error that Jinja2 also raises.
     Refused(String),
     /// Rendering exceeds the budget.
     TooMuch { what: &'static str, limit: u64 },

@@ -3,7 +3,7 @@
 use super::eval::FUNCTIONS;
 use super::lexer::{Placed, Token};
 
-/// One line per feature: its kind and name. A method is any name called after a dot.
+/// Returns the kind and name of each feature. A method is any name called after a dot.
 pub(super) fn of(tokens: &[Placed]) -> Vec<String> {
     let token = |at: usize| tokens.get(at).map_or(&Token::End, |placed| &placed.token);
     let mut found = Vec::new();

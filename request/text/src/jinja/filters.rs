@@ -1,4 +1,4 @@
-//! Jinja2's filters: the list of them, and those on numbers and single values.
+//! The list of Jinja2's filters, and the filters for numbers and single values.
 
 use super::arguments::Given;
 use super::ast::Filter;
@@ -63,7 +63,7 @@ pub(super) const FILTERS: [&str; 51] = [
     "xmlattr",
 ];
 
-/// Generators in Python: errors appear when an item is requested, or never.
+/// Filters that are generators in Python: errors appear when an item is requested, or never.
 const GENERATORS: [&str; 9] =
     ["batch", "items", "map", "reject", "rejectattr", "select", "selectattr", "slice", "unique"];
 
@@ -112,7 +112,7 @@ impl<'v> Run<'v> {
                 let [default] = arguments.bind(["default"])?;
                 Ok(match (Number::of(&of), &of) {
                     (Some(number), _) => Value::Float(number.float()),
-                    (None, Value::Undefined) => return refused("float of an undefined value"),
+                    (None, Value::Undefined) => return refused("cannot convert an undefined value to float"),
                     (None, Value::Text(text)) if let Some(number) = parse_float(text) => Value::Float(number),
                     _ => default.any().unwrap_or(Value::Float(0.0)),
                 })
@@ -180,7 +180,7 @@ impl<'v> Run<'v> {
             Value::Text(text) => {
                 parse_int(text, base).map(Value::Int).or_else(|| parse_float(text).and_then(truncated))
             }
-            Value::Undefined => return refused("int of an undefined value"),
+            Value::Undefined => return refused("cannot convert an undefined value to int"),
             other => match Number::of(other) {
                 Some(Number::Int(number)) => Some(Value::Int(number)),
                 Some(Number::Float(number)) if number.is_infinite() => return refused("int of infinity"),
@@ -274,7 +274,7 @@ fn round<'v>(of: &Value<'v>, arguments: Given<'v>) -> Fallible<Value<'v>> {
     }
 }
 
-/// Whether a list can be indexed: what `is sequence` accepts.
+/// Returns whether a value can be indexed, as tested by `is sequence`.
 pub(super) fn is_sequence(value: &Value<'_>) -> bool {
     match value {
         Value::Text(_) | Value::Map(_) => true,

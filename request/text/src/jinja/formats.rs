@@ -11,12 +11,12 @@ use super::{Fallible, List, Value, refused};
 const MAX_WIDTH: usize = 1 << 16;
 const MAX_PRECISION: usize = 100;
 
-/// How a value is formatted.
+/// A parsed format specification.
 #[derive(Debug, Default)]
 struct Spec {
     fill: Option<char>,
     align: Option<char>,
-    /// `+` or a space before non-negative numbers.
+    /// `+` or a space, written before non-negative numbers.
     sign: Option<char>,
     alternate: bool,
     commas: Option<char>,
@@ -25,7 +25,7 @@ struct Spec {
     kind: Option<char>,
 }
 
-/// How a format numbers its fields: all automatically, or none.
+/// How a format numbers its fields: either all of them automatically, or none.
 #[derive(Debug, Default)]
 struct Numbering {
     next: usize,
@@ -33,7 +33,7 @@ struct Numbering {
 }
 
 impl Numbering {
-    /// The position of a field's argument; `None` if it is named.
+    /// Returns the position of a field's argument; `None` if the field is named.
     fn place(&mut self, field: &str) -> Fallible<Option<usize>> {
         let place = field.parse().ok();
         let is_automatic = field.is_empty();
@@ -89,7 +89,7 @@ impl<'v> Run<'v> {
             let is_safe = !text.is_markup || matches!(&value, Value::Text(text) if text.is_markup);
             self.put(&value, &spec, is_safe, &mut out)?;
         }
-        // Python treats these as mappings, and a mapping may have unused entries.
+        // Python treats these values as mappings, and a mapping may have unused entries.
         let is_mapping = matches!(
             values,
             Value::Map(_) | Value::Undefined | Value::List(List { kind: Kind::List | Kind::Range, .. })
@@ -121,7 +121,7 @@ impl<'v> Run<'v> {
             rest = after;
             let (path, spec) = field.split_once(':').unwrap_or((field, ""));
             if spec.contains('{') {
-                return refused("a format inside a format is not supported");
+                return refused("nested replacement fields in a format are not supported");
             }
             let (path, conversion) = path.split_once('!').map_or((path, None), |(path, how)| (path, Some(how)));
             let mut value = self.field(path, &mut numbering, &arguments)?;
@@ -145,7 +145,7 @@ impl<'v> Run<'v> {
         Ok(())
     }
 
-    /// The result of a format, with the rest after its last field.
+    /// Returns the result of a format, with the text after its last field.
     fn ended(&mut self, text: &Text<'v>, out: String, rest: &str) -> Fallible<Value<'v>> {
         self.room(rest.len())?;
         Ok(Value::Text(Text::from(out + rest).markup(text.is_markup)))
@@ -157,7 +157,7 @@ impl<'v> Run<'v> {
         Ok(Value::text(out))
     }
 
-    /// A field's value: `0`, `name`, `name.attribute`, `name[key]`.
+    /// Returns the value of a field: `0`, `name`, `name.attribute` or `name[key]`.
     fn field(&mut self, path: &str, numbering: &mut Numbering, arguments: &Given<'v>) -> Fallible<Value<'v>> {
         let end = path.find(['.', '[']).unwrap_or(path.len());
         let (first, mut rest) = path.split_at(end);
@@ -166,7 +166,7 @@ impl<'v> Run<'v> {
             Some(place) => arguments.values.get(place),
             None => arguments.named.iter().find(|named| *named.name == *first).map(|named| &named.value),
         };
-        let Some(mut value) = found.cloned() else { return refused(format!("the format's field {first} is missing")) };
+        let Some(mut value) = found.cloned() else { return refused(format!("the format field {first} is missing")) };
         while !rest.is_empty() {
             let (key, after) = if let Some(inner) = rest.strip_prefix('[') {
                 inner.split_once(']').unwrap_or((inner, ""))
@@ -220,7 +220,7 @@ impl<'v> Run<'v> {
     }
 }
 
-/// The specification after a `%`.
+/// Parses the specification after a `%`.
 fn percent_spec<'v>(rest: &mut &str, take: &mut dyn FnMut() -> Fallible<Value<'v>>) -> Fallible<Spec> {
     let mut spec = Spec::default();
     loop {
@@ -263,7 +263,7 @@ fn percent_spec<'v>(rest: &mut &str, take: &mut dyn FnMut() -> Fallible<Value<'v
     bounded(spec)
 }
 
-/// The specification after the colon of a `str.format` field.
+/// Parses the specification after the colon of a `str.format` field.
 fn format_spec(mut rest: &str) -> Fallible<Spec> {
     let mut spec = Spec::default();
     let mut chars = rest.chars();

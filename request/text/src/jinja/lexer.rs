@@ -1,4 +1,4 @@
-//! Tokenizes a template, removing white space around tags as Jinja2 does with `trim_blocks` and `lstrip_blocks`.
+//! Tokenizes a template, removing whitespace around tags as Jinja2 does with `trim_blocks` and `lstrip_blocks`.
 
 use super::text::is_space;
 
@@ -24,7 +24,7 @@ pub(crate) struct Placed {
     pub(crate) line: u32,
 }
 
-/// Why a source is not a template, and the line.
+/// The reason why a source is not a valid template, and the line.
 #[derive(Debug, thiserror::Error)]
 #[error("{reason} (line {line})")]
 pub struct SyntaxError {
@@ -32,7 +32,7 @@ pub struct SyntaxError {
     pub(crate) reason: String,
 }
 
-/// Longer ones first.
+/// All operators, longer ones first.
 const OPERATORS: [&str; 27] = [
     "//", "**", "==", "!=", ">=", "<=", "+", "-", "/", "*", "%", "~", "[", "]", "(", ")", "{", "}", ">", "<", "=", ".",
     ":", "|", ",", ";", "!",
@@ -55,7 +55,7 @@ struct Lexer<'s> {
     line: u32,
     /// Bytes already scanned for line ends.
     counted: usize,
-    /// Whether what was read last ended a line.
+    /// Whether the last consumed text ended with a line end.
     line_starts: bool,
     tokens: Vec<Placed>,
 }
@@ -130,7 +130,7 @@ impl<'s> Lexer<'s> {
     }
 
     fn comment(&mut self) -> Result<(), SyntaxError> {
-        // Jinja2 accepts a missing end if nothing follows.
+        // Jinja2 accepts an unterminated comment at the very end.
         if self.rest().is_empty() {
             return Ok(());
         }
@@ -141,7 +141,7 @@ impl<'s> Lexer<'s> {
         Ok(())
     }
 
-    /// Removes white space after an end tag.
+    /// Removes whitespace after the end of a tag.
     fn after_tag(&mut self, sign: Option<char>) {
         match sign {
             Some('-') => self.skip_space(),
@@ -325,20 +325,20 @@ fn sign(text: &str) -> Option<char> {
     text.chars().next().filter(|sign| matches!(sign, '-' | '+'))
 }
 
-/// The length up to the end of a keyword on its own.
+/// Returns the length of `word` and the whitespace around it, if the text starts with it.
 fn keyword(text: &str, word: &str) -> Option<usize> {
     let after = text.trim_start_matches(is_space).strip_prefix(word)?.trim_start_matches(is_space);
     Some(text.len() - after.len())
 }
 
-/// The length of `%}` with its sign, and the sign.
+/// Returns the length of `%}` including its sign, and the sign.
 fn block_end(text: &str) -> Option<(usize, Option<char>)> {
     let sign = sign(text);
     let length = sign.map_or(0, char::len_utf8);
     text[length..].starts_with("%}").then_some((length + 2, sign))
 }
 
-/// Python's string escapes; an unknown one is kept as it is.
+/// Resolves Python's string escapes; an unknown escape is left unchanged.
 fn unescape(raw: &str) -> Option<String> {
     let mut text = String::with_capacity(raw.len());
     let mut rest = raw;

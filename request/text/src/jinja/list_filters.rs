@@ -63,7 +63,7 @@ impl<'v> Run<'v> {
         Ok(found.unwrap_or(Value::Undefined))
     }
 
-    /// The attribute `a.b.0` of an item.
+    /// Returns an attribute of an item, given a path such as `a.b.0`.
     pub(super) fn attribute_path(&mut self, of: &Value<'v>, path: &Value<'v>) -> Fallible<Value<'v>> {
         let Value::Text(path) = path else { return self.item(of, path) };
         let mut value = of.clone();
@@ -77,9 +77,9 @@ impl<'v> Run<'v> {
         Ok(value)
     }
 
-    /// `select(test, ...)`, `selectattr(attribute, test, ...)` and their opposites.
+    /// Implements `select(test, ...)`, `selectattr(attribute, test, ...)` and their opposites.
     fn selected(&mut self, name: &str, of: &Value<'v>, mut arguments: Given<'v>) -> Fallible<Value<'v>> {
-        // Jinja2 checks nothing else if the list is empty.
+        // Jinja2 does not check the arguments if the list is empty.
         if !of.is_true() {
             return Ok(Value::iterator(Vec::new()));
         }
@@ -142,7 +142,7 @@ impl<'v> Run<'v> {
         self.made_list(Value::iterator(mapped))
     }
 
-    /// The sort key of an item: an attribute, with strings lower-cased if case is ignored.
+    /// Returns the sort key of an item: the item or its attribute, with strings lower-cased if case is ignored.
     fn key_of(&mut self, item: &Value<'v>, attribute: Option<&Value<'v>>, case: bool) -> Fallible<Value<'v>> {
         let key = match attribute {
             Some(attribute) => self.attribute_path(item, attribute)?,
@@ -158,7 +158,7 @@ impl<'v> Run<'v> {
         }
     }
 
-    /// Stable sort; stops at the first failure.
+    /// Sorts stably; stops at the first failure.
     pub(super) fn sort_by<T>(
         &mut self,
         items: &mut [T],
@@ -208,7 +208,7 @@ impl<'v> Run<'v> {
         self.sorted(keyed, reverse)
     }
 
-    /// The values of entries, sorted by their keys.
+    /// Returns the values of entries, sorted by their keys.
     fn sorted(&mut self, mut entries: Vec<Entry<'v>>, reverse: bool) -> Fallible<Value<'v>> {
         self.sort_entries(&mut entries, reverse)?;
         Ok(Value::list(entries.into_iter().map(|entry| entry.value).collect()))
@@ -221,7 +221,7 @@ impl<'v> Run<'v> {
         })
     }
 
-    /// Items with their comparison keys, for `unique`, `min` and `max`.
+    /// Returns items with their comparison keys, for `unique`, `min` and `max`.
     fn keyed(&mut self, of: &Value<'v>, arguments: Given<'v>) -> Fallible<Vec<Entry<'v>>> {
         let [case, attribute] = arguments.bind(["case_sensitive", "attribute"])?;
         let (attribute, case) = (attribute.given(), case.truth(false));
@@ -296,7 +296,7 @@ impl<'v> Run<'v> {
         self.sorted(keyed, reverse)
     }
 
-    /// Pairs of a key and its items.
+    /// Returns pairs of a key and its items.
     fn group_by(&mut self, of: &Value<'v>, arguments: Given<'v>) -> Fallible<Value<'v>> {
         let [attribute, default, case] = arguments.bind(["attribute", "default", "case_sensitive"])?;
         let (attribute, default) = (attribute.required("attribute")?, default.given());
@@ -333,12 +333,12 @@ impl<'v> Run<'v> {
         self.made_list(Value::list(groups))
     }
 
-    /// `batch(size)`: lists of that size; `slice(count)`: that many lists.
+    /// Implements `batch(size)`, which makes lists of that size, and `slice(count)`, which makes that many lists.
     fn portions(&mut self, of: &Value<'v>, is_batch: bool, arguments: Given<'v>) -> Fallible<Value<'v>> {
         let [count, fill] = arguments.bind([if is_batch { "linecount" } else { "slices" }, "fill_with"])?;
         let count = usize::try_from(count.required("count")?.whole("count")?).unwrap_or(0);
         if count == 0 {
-            return refused("expected a count above zero");
+            return refused("expected a count of at least one");
         }
         let fill = Bound::given(fill);
         let items: Vec<_> = self.items(of)?.iter().collect();
@@ -376,7 +376,7 @@ impl<'v> Run<'v> {
             }
             let (key, value) = (self.text_of(&entry.key)?, self.text_of(&entry.value)?);
             if key.contains(|char: char| super::text::is_space(char) || matches!(char, '/' | '>' | '=')) {
-                return refused("invalid character in an attribute's name");
+                return refused("invalid character in an attribute name");
             }
             self.room((key.len() + value.len()).saturating_mul(5))?;
             let escaped = |text: &Text<'v>| if text.is_markup { text.to_string() } else { escape(text) };

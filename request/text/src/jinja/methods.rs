@@ -1,4 +1,4 @@
-//! Methods of Python's types, as available in an immutable sandbox.
+//! The methods of Python types that are available in an immutable sandbox.
 
 use super::arguments::Given;
 use super::run::Run;
@@ -73,7 +73,7 @@ pub(super) const LOOP_ITEMS: [&str; 13] = [
     "changed",
 ];
 
-/// Whether a value has a method of this name.
+/// Returns whether a value has a method of this name.
 pub(super) fn has(of: &Value<'_>, name: &str) -> bool {
     match of {
         Value::Text(_) => OF_TEXT.contains(&name),
@@ -88,14 +88,14 @@ pub(super) fn has(of: &Value<'_>, name: &str) -> bool {
     }
 }
 
-/// The name as a method of any type.
+/// Returns the name if it is a method of any type.
 pub(super) fn known(name: &str) -> Option<&'static str> {
     OF_TEXT.into_iter().chain(OF_MAP).chain(OF_LIST).chain(OF_NUMBER).find(|known| *known == name)
 }
 
 /// A window of a string.
 struct Window<'v> {
-    /// Number of characters before it.
+    /// Number of characters before the window.
     before: i128,
     text: Text<'v>,
 }
@@ -250,8 +250,8 @@ impl<'v> Run<'v> {
         }
     }
 
-    /// The part between two indices, and the number of characters before it; past the end there is none, not even an
-    /// empty one.
+    /// Returns the part between two indices, and the number of characters before it. Past the end there is no part, not
+    /// even an empty one.
     fn window(
         &mut self,
         text: &Text<'v>,
@@ -417,18 +417,18 @@ impl<'v> Run<'v> {
     }
 }
 
-/// The ends at which white space is stripped.
+/// The ends at which whitespace is stripped.
 pub(super) struct Ends {
     pub(super) start: bool,
     pub(super) end: bool,
 }
 
-/// Key and value of each entry.
+/// Returns the key and value of each entry as a tuple.
 pub(super) fn pairs(entries: Vec<Entry<'_>>) -> Vec<Value<'_>> {
     entries.into_iter().map(|entry| Value::tuple(vec![entry.key, entry.value])).collect()
 }
 
-/// `split()` at white space.
+/// Implements `split()` at whitespace.
 fn words<'v>(text: &Text<'v>, most: usize, from_end: bool) -> Vec<Value<'v>> {
     let mut parts = Vec::new();
     let mut rest = &**text;
@@ -438,7 +438,7 @@ fn words<'v>(text: &Text<'v>, most: usize, from_end: bool) -> Vec<Value<'v>> {
             break;
         }
         if parts.len() == most {
-            // The remainder keeps its inner and far white space.
+            // The remainder retains whitespace inside it and at its far end.
             parts.push(rest);
             break;
         }

@@ -1,9 +1,9 @@
-//! Jinja2 as configured by Transformers for chat templates: an immutable sandbox with `trim_blocks`, `lstrip_blocks`,
-//! loop controls and `generation` tags, and values that behave like Python's.
+//! An implementation of Jinja2 as configured by Transformers for chat templates: an immutable sandbox with
+//! `trim_blocks`, `lstrip_blocks`, loop controls and `generation` tags, whose values behave like Python's.
 //!
-//! A source is parsed once by [`lexer`], [`parser`] and [`expressions`] into the tree of [`ast`], which [`run`] and
-//! [`eval`] walk for each chat. Text is borrowed from the template and the chat until it is written. The cost of a
-//! template is limited: steps, bytes, and nesting depth.
+//! A source is parsed once by [`lexer`], [`parser`] and [`expressions`] into the syntax tree of [`ast`], which [`run`]
+//! and [`eval`] evaluate for each chat. Text is borrowed from the template and the chat until it is written. Steps,
+//! bytes and nesting depth are limited.
 
 mod arguments;
 mod ast;
@@ -44,7 +44,7 @@ impl Template {
         Ok(Self { nodes, names, source: source.to_owned() })
     }
 
-    /// Tags, filters, tests, methods and functions by name.
+    /// Returns the tags, filters, tests, methods and functions used, by name.
     pub(crate) fn features(&self) -> Vec<String> {
         lexer::tokens(&self.source).map_or_else(|_| Vec::new(), |tokens| features::of(&tokens))
     }
@@ -53,8 +53,10 @@ impl Template {
         &self.source
     }
 
+    /// Renders a chat.
+    ///
     /// # Errors
-    /// The template's own rejection, or an exceeded limit.
+    /// If the template rejects the chat, or a limit is exceeded.
     pub(crate) fn render<'v>(&'v self, input: &'v Input<'v>, budget: Budget) -> Result<String, Failure> {
         run::render(self, input, budget)
     }

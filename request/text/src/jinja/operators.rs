@@ -44,7 +44,7 @@ fn numbers(left: &Value<'_>, right: &Value<'_>) -> Option<[Number; 2]> {
     Some([Number::of(left)?, Number::of(right)?])
 }
 
-/// Operators between numbers.
+/// Applies an operator to two numbers.
 pub(super) fn arithmetic<'v>(operator: Operator, left: &Value<'v>, right: &Value<'v>) -> Fallible<Value<'v>> {
     let Some([a, b]) = numbers(left, right) else {
         return refused(format!("{operator:?} does not apply to {} and {}", left.type_name(), right.type_name()));
@@ -62,7 +62,7 @@ pub(super) fn arithmetic<'v>(operator: Operator, left: &Value<'v>, right: &Value
             Operator::FloorDivide => a.checked_div_euclid(b).map(|_| floor_divide(a, b)),
             Operator::Modulo => a.checked_rem_euclid(b).map(|_| a - b * floor_divide(a, b)),
             Operator::Power if b < 0 => return Ok(Value::Float((a as f64).powf(b as f64))),
-            // 0, 1 and -1 can have any exponent.
+            // Any exponent is safe for 0, 1 and -1.
             _ if a.abs() <= 1 && b > 0 => Some(if b % 2 == 0 { a * a } else { a }),
             _ => u32::try_from(b).ok().and_then(|b| a.checked_pow(b)),
         },
@@ -177,7 +177,7 @@ impl<'v> Run<'v> {
         })
     }
 
-    /// The first position at which two lists differ, up to the shorter length.
+    /// Returns the first pair of items in which two lists differ, up to the shorter length.
     fn first_unequal(&mut self, a: &List<'v>, b: &List<'v>) -> Fallible<Option<[Value<'v>; 2]>> {
         for (a, b) in a.iter().zip(b.iter()) {
             if !self.equal(&a, &b)? {
@@ -201,7 +201,7 @@ impl<'v> Run<'v> {
         Ok(true)
     }
 
-    /// `None` if either is not a number.
+    /// Compares two values; `None` if a number is NaN.
     pub(super) fn order(&mut self, left: &Value<'v>, right: &Value<'v>) -> Fallible<Option<Ordering>> {
         self.steps(1)?;
         if let (Value::Text(a), Value::Text(b)) = (left, right) {
@@ -287,7 +287,7 @@ impl<'v> Run<'v> {
     }
 }
 
-/// The positions selected by a slice.
+/// The positions that a slice selects.
 struct Places {
     first: usize,
     step: i128,

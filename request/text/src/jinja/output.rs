@@ -1,4 +1,4 @@
-//! Values as strings: `str`, `repr` and JSON.
+//! Converts values to strings: `str`, `repr` and JSON.
 
 use std::borrow::Cow;
 use std::fmt::Write as _;
@@ -9,7 +9,7 @@ use super::text::{float, quote, quote_json};
 use super::value::{Kind, Map};
 use super::{Failure, Fallible, List, MAX_VALUE_DEPTH, Value, refused};
 
-/// Maximum nesting of a request's JSON plus that of lists around it.
+/// Maximum nesting of a request's JSON plus that of the lists around it.
 const MAX_PRINTED_DEPTH: u32 = 128 + MAX_VALUE_DEPTH;
 /// Maximum indent per level of JSON.
 const MAX_INDENT: usize = 64;
@@ -34,7 +34,7 @@ impl<'v> Run<'v> {
             Value::Int(number) => Cow::Owned(number.to_string()),
             Value::Float(number) => Cow::Owned(float(*number)),
             Value::Callable(callable) if let super::value::Callable::Joiner { .. } = &**callable => {
-                return refused("a joiner prints as an address");
+                return refused("a joiner prints as a memory address");
             }
             other => {
                 let mut out = String::new();
@@ -73,9 +73,9 @@ impl<'v> Run<'v> {
                 super::value::Callable::Macro { node, .. } => {
                     let _ = write!(out, "<Macro '{}'>", self.template.names[node.name as usize]);
                 }
-                _ => return refused("a function prints as an address"),
+                _ => return refused("a function prints as a memory address"),
             },
-            Value::Iterator(_) => return refused("a generator prints as an address"),
+            Value::Iterator(_) => return refused("a generator prints as a memory address"),
             other => {
                 let text = self.printed(other)?;
                 out.push_str(&text);
@@ -87,7 +87,7 @@ impl<'v> Run<'v> {
     fn down(&mut self) -> Fallible<()> {
         self.depth += 1;
         if self.depth > super::MAX_DEPTH + MAX_PRINTED_DEPTH {
-            return Err(Failure::TooMuch { what: "levels", limit: MAX_PRINTED_DEPTH.into() });
+            return Err(Failure::TooMuch { what: "nesting levels", limit: MAX_PRINTED_DEPTH.into() });
         }
         Ok(())
     }
@@ -141,7 +141,7 @@ impl<'v> Run<'v> {
         Ok(())
     }
 
-    /// Transformers' filter `tojson`: `json.dumps`.
+    /// Implements Transformers' filter `tojson`, which is `json.dumps`.
     pub(super) fn dumped(&mut self, value: &Value<'v>, arguments: super::arguments::Given<'v>) -> Fallible<Value<'v>> {
         let [ascii, indent, separators, sort] =
             arguments.bind(["ensure_ascii", "indent", "separators", "sort_keys"])?;
@@ -150,7 +150,7 @@ impl<'v> Run<'v> {
             Some(Value::Text(text)) if text.len() <= MAX_INDENT => Some(text.to_string()),
             Some(other) => match usize::try_from(other.whole("indent")?.max(0)) {
                 Ok(width) if width <= MAX_INDENT => Some(" ".repeat(width)),
-                _ => return refused(format!("an indent of more than {MAX_INDENT}")),
+                _ => return refused(format!("the indent must not exceed {MAX_INDENT}")),
             },
         };
         let (between, after_key) = match separators.given() {

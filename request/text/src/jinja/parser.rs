@@ -6,22 +6,22 @@ use super::{CALLER, LOOP, WELL_KNOWN};
 
 /// Maximum nesting of statements and expressions.
 const MAX_NESTING: u32 = 100;
-/// Maximum variables, macros and parameters, since lookup is linear.
+/// Maximum number of variables, macros and parameters, since lookup is linear.
 const MAX_NAMES: usize = 1000;
-/// Maximum template size in bytes: ten times the longest known one.
+/// Maximum template size in bytes, ten times that of the longest known template.
 pub(crate) const MAX_SOURCE_BYTES: usize = 1 << 20;
 
 pub(crate) struct Parser {
     pub(super) tokens: Vec<Placed>,
     pub(super) at: usize,
     pub(super) nesting: u32,
-    /// Operators and brackets in the current expression.
+    /// Number of operators and brackets in the current expression.
     pub(super) links: u32,
     names: Vec<String>,
     in_loop: bool,
 }
 
-/// The statements of a template, and its names by number.
+/// Parses a template into its statements and its names by number.
 pub(crate) fn parse(source: &str) -> Result<(Vec<Node>, Vec<String>), SyntaxError> {
     if source.len() > MAX_SOURCE_BYTES {
         let reason = format!("it has {} bytes, more than the {MAX_SOURCE_BYTES} allowed", source.len());
@@ -94,7 +94,7 @@ impl Parser {
         }
     }
 
-    /// Parses statements up to the end, or to one of the tags `ends`, whose name is left unread.
+    /// Parses statements up to the end or to one of the tags `ends`, without consuming the name of that tag.
     fn body(&mut self, ends: &[&str]) -> Result<Vec<Node>, SyntaxError> {
         self.nesting += 1;
         if self.nesting > MAX_NESTING {
@@ -129,7 +129,7 @@ impl Parser {
         self.end_of(&Token::BlockEnd)
     }
 
-    /// Parses the rest of a tag, then statements up to and including `end`.
+    /// Parses the remainder of a tag, then statements up to and including the tag `end`.
     fn body_of(&mut self, end: &str) -> Result<Vec<Node>, SyntaxError> {
         self.end_of_block()?;
         let body = self.body(&[end])?;
@@ -229,7 +229,7 @@ impl Parser {
         Ok(NodeKind::SetBlock { target, filters, body: self.body_of("endset")? })
     }
 
-    /// Parses the body of a function, which is not part of the surrounding loop.
+    /// Parses the body of a macro or call, which is not part of the surrounding loop.
     fn apart(&mut self, end: &str) -> Result<Vec<Node>, SyntaxError> {
         let outer = std::mem::replace(&mut self.in_loop, false);
         let body = self.body_of(end);
@@ -290,7 +290,7 @@ impl Parser {
         Ok(parameters)
     }
 
-    /// One target, or several separated by commas.
+    /// Parses one target, or several separated by commas.
     fn targets(&mut self) -> Result<Target, SyntaxError> {
         let first = self.target()?;
         if !self.is(",") {
@@ -330,7 +330,7 @@ impl Parser {
         Ok(Target::Name(name))
     }
 
-    /// A chain of filters; if `inline`, the first one has no `|`.
+    /// Parses a chain of filters; if `inline`, the first one has no `|`.
     fn filters(&mut self, inline: bool) -> Result<Vec<Filter>, SyntaxError> {
         let mut filters = Vec::new();
         if inline {

@@ -9,31 +9,31 @@ use super::ast::{Expr, Filter, For, Macro, Name, Node, NodeKind, Operator, Targe
 use super::value::{Callable, Entry, Kind, Local, Loop, Map, Text};
 use super::{Budget, Failure, Fallible, LOOP, List, MAX_DEPTH, MAX_VALUE_DEPTH, Template, Value, refused};
 
-/// Bytes of text that count as one step.
+/// Number of bytes of text that count as one step.
 const BYTES_A_STEP: usize = 64;
 /// Typical output size in bytes.
 const OUTPUT_BYTES: usize = 4096;
 
-/// The inputs of a rendering.
+/// The inputs for rendering a chat.
 #[derive(Debug)]
 pub(crate) struct Input<'v> {
     pub(crate) messages: Value<'v>,
     pub(crate) tools: Value<'v>,
     pub(crate) documents: Value<'v>,
     pub(crate) add_generation_prompt: Value<'v>,
-    /// Variables of the request, which take precedence over those of `special`.
+    /// The request's variables, which take precedence over those in `special`.
     pub(crate) variables: Option<&'v Object<String, Json>>,
     pub(crate) special: &'v Object<String, Json>,
-    /// Seconds since 1970, read by `strftime_now`.
+    /// Clock that `strftime_now` reads, in Unix seconds.
     pub(crate) clock: fn() -> i64,
-    /// Offset east of Greenwich.
+    /// Time zone offset east of UTC.
     pub(crate) zone_seconds: i32,
 }
 
 pub(crate) struct Run<'v> {
     pub(super) template: &'v Template,
     pub(super) input: &'v Input<'v>,
-    /// Template-wide variables, filled in as they are looked up.
+    /// Template-wide variables, filled in when first looked up.
     pub(super) globals: Vec<Option<Value<'v>>>,
     /// Variables of all scopes, innermost last.
     locals: Vec<Local<'v>>,
@@ -47,11 +47,11 @@ pub(crate) struct Run<'v> {
     line: u32,
 }
 
-/// A run of consecutive variables in `locals`.
+/// A range of consecutive variables in `locals`.
 #[derive(Clone, Copy)]
 struct Scope {
     start: usize,
-    /// The enclosing scope, by index.
+    /// Index of the enclosing scope.
     parent: usize,
 }
 
@@ -112,7 +112,8 @@ impl<'v> Run<'v> {
         self.room(items.saturating_mul(size_of::<Value<'_>>()))
     }
 
-    /// Wraps a new text and only then charges its memory: fine for texts at most a few times longer than their inputs.
+    /// Wraps a new text and only then charges its memory, which is acceptable for texts at most a few times longer than
+    /// their inputs.
     pub(super) fn made(&mut self, text: String) -> Fallible<Value<'v>> {
         self.room(text.len())?;
         Ok(Value::text(text))
@@ -121,7 +122,7 @@ impl<'v> Run<'v> {
     /// Wraps a new list.
     pub(super) fn made_list(&mut self, list: Value<'v>) -> Fallible<Value<'v>> {
         if list.depth() > MAX_VALUE_DEPTH {
-            return Err(Failure::TooMuch { what: "lists in one another", limit: MAX_VALUE_DEPTH.into() });
+            return Err(Failure::TooMuch { what: "nested lists", limit: MAX_VALUE_DEPTH.into() });
         }
         Ok(list)
     }
@@ -129,7 +130,7 @@ impl<'v> Run<'v> {
     pub(super) fn deeper(&mut self) -> Fallible<()> {
         self.depth += 1;
         if self.depth > MAX_DEPTH {
-            return Err(Failure::TooMuch { what: "calls in one another", limit: MAX_DEPTH.into() });
+            return Err(Failure::TooMuch { what: "nested calls", limit: MAX_DEPTH.into() });
         }
         self.steps(1)
     }
@@ -181,7 +182,7 @@ impl<'v> Run<'v> {
         Ok(Flow::Next)
     }
 
-    /// Executes rarer statements.
+    /// Executes the less common statements.
     fn block(&mut self, node: &'v Node) -> Fallible<Flow> {
         match &node.kind {
             NodeKind::SetBlock { target, filters, body } => {
@@ -237,7 +238,7 @@ impl<'v> Run<'v> {
         Ok(value)
     }
 
-    /// Captures the text written during `work`.
+    /// Captures the text that `work` writes.
     pub(super) fn captured(&mut self, work: impl FnOnce(&mut Self) -> Fallible<()>) -> Fallible<String> {
         let outer = std::mem::take(&mut self.out);
         work(self)?;
@@ -249,7 +250,7 @@ impl<'v> Run<'v> {
         Value::Callable(Rc::new(Callable::Macro { node, scope, caller: None }))
     }
 
-    /// Writes the parts of a concatenation directly instead of joining them first.
+    /// Writes an expression; the parts of a concatenation are written directly instead of being joined first.
     fn emit(&mut self, expr: &'v Expr) -> Fallible<()> {
         match expr {
             Expr::Binary(Operator::Add, left, right) => match self.write_sum(left, right)? {
@@ -346,7 +347,7 @@ impl<'v> Run<'v> {
             Target::Name(name) => self.set(*name, value),
             Target::Attr(name, attribute) => match self.look_up(*name)? {
                 Value::Namespace(at) => self.set_attribute(at, (&**attribute).into(), value)?,
-                _ => return refused("cannot assign an attribute of something other than a namespace"),
+                _ => return refused("only attributes of a namespace can be assigned"),
             },
             Target::Each(targets) => {
                 let values = self.items(&value)?;
@@ -374,7 +375,7 @@ impl<'v> Run<'v> {
         self.steps(count / 16)
     }
 
-    /// Runs a loop's body for each item; `depth` is that of a recursive loop.
+    /// Runs a loop's body for each item; `depth` is the recursion depth of a recursive loop.
     pub(super) fn for_loop(&mut self, each: &'v For, over: &Value<'v>, depth: usize) -> Fallible<()> {
         let mut items = self.items(over)?;
         if let Some(test) = &each.only_if {
@@ -413,7 +414,7 @@ impl<'v> Run<'v> {
         Ok(())
     }
 
-    /// The result of `{% call %}`.
+    /// Returns the result of `{% call %}`.
     fn call_with(&mut self, call: &'v Expr, caller: Value<'v>) -> Fallible<Value<'v>> {
         let Expr::Call(callee, arguments) = call else { return Ok(Value::Undefined) };
         let callee = self.value(callee)?;
@@ -426,7 +427,7 @@ impl<'v> Run<'v> {
         }
     }
 
-    /// The attributes of a namespace, as a mapping.
+    /// Returns the attributes of a namespace as a mapping.
     pub(super) fn attributes(&self, at: usize) -> Map<'v> {
         let entry = |known: &Attribute<'v>| Entry { key: Value::Text(known.name.clone()), value: known.value.clone() };
         Map::own(self.namespaces[at].iter().map(entry).collect())

@@ -3,10 +3,10 @@
 use chrono::DateTime;
 use chrono::format::{Fixed, Item, Numeric, StrftimeItems};
 
-/// Formats a time given in seconds since 1970; empty beyond the years that chrono has.
+/// Formats a time given in Unix seconds; returns an empty string outside chrono's range.
 pub(super) fn strftime(format: &str, seconds: i64) -> String {
     let Some(time) = DateTime::from_timestamp(seconds, 0) else { return String::new() };
-    // Python counts microseconds; a time without a zone has no name and no offset.
+    // Python formats microseconds, and a time without a zone has neither a zone name nor an offset.
     let items = StrftimeItems::new_lenient(format).map(|item| match item {
         Item::Numeric(Numeric::Nanosecond, _) => Item::Literal("000000"),
         Item::Fixed(Fixed::TimezoneName | Fixed::TimezoneOffset) => Item::Literal(""),

@@ -1,18 +1,18 @@
-//! Strings as Python treats them: white space, printing, JSON.
+//! Python's treatment of strings: whitespace, printing, JSON.
 
 use std::fmt::Write as _;
 
-/// `str.isspace` for one character.
+/// Implements `str.isspace` for one character.
 pub(crate) fn is_space(char: char) -> bool {
     char.is_whitespace() || ('\u{1c}'..='\u{1f}').contains(&char)
 }
 
-/// Line ends of `str.splitlines`.
+/// Returns whether `str.splitlines` splits at this character.
 pub(crate) fn is_line_end(char: char) -> bool {
     matches!(char, '\n' | '\r' | '\u{b}' | '\u{c}' | '\u{1c}'..='\u{1e}' | '\u{85}' | '\u{2028}' | '\u{2029}')
 }
 
-/// Lines, with or without their ends.
+/// Splits a text into lines, with or without their line ends.
 pub(crate) fn lines(text: &str, keep_ends: bool) -> Vec<&str> {
     let mut lines = Vec::new();
     let mut rest = text;
@@ -27,7 +27,7 @@ pub(crate) fn lines(text: &str, keep_ends: bool) -> Vec<&str> {
 
 pub(crate) fn capitalize(word: &str) -> String {
     let mut chars = word.chars();
-    // If a letter's upper case has several characters, only the first one stays upper case: `ß` becomes `Ss`.
+    // If a letter has several characters in upper case, only the first stays upper case: `ß` becomes `Ss`.
     let mut upper = chars.next().into_iter().flat_map(char::to_uppercase);
     let first = upper.next().map(String::from).unwrap_or_default();
     first + &upper.collect::<String>().to_lowercase() + &chars.as_str().to_lowercase()
@@ -83,14 +83,14 @@ pub(crate) fn quote(text: &str, out: &mut String) {
 }
 
 fn is_printable(char: char) -> bool {
-    // Combining marks are escaped only as the first character of a text.
+    // `escape_debug` escapes combining marks only as the first character of a text.
     let mut pair = [b'a'; 5];
     let length = 1 + char.encode_utf8(&mut pair[1..]).len();
     let pair = std::str::from_utf8(&pair[..length]).unwrap_or_default();
     pair.escape_debug().nth(1) == Some(char)
 }
 
-/// `repr` of a float: the shortest digits that round-trip.
+/// Returns the `repr` of a float: the shortest digits that round-trip.
 pub(crate) fn float(number: f64) -> String {
     if number.is_nan() {
         return "nan".to_owned();
@@ -126,7 +126,7 @@ pub(crate) fn quote_json(text: &str, ascii: bool, out: &mut String) {
     out.push('"');
 }
 
-/// The short escape of a character in JSON.
+/// Returns the short JSON escape of a character, if it has one.
 fn escape_of(char: char) -> Option<&'static str> {
     Some(match char {
         '"' => "\\\"",

@@ -7,11 +7,11 @@ use super::text::{capitalize, escape, is_space, lines};
 use super::value::{Kind, Text};
 use super::{Fallible, List, Value, refused};
 
-/// Value and arguments, passed on to the filters of another file.
+/// Value and arguments of a filter that is not a text filter, returned unused.
 type Left<'v> = (Value<'v>, Given<'v>);
 
 impl<'v> Run<'v> {
-    /// The inner error: it is not one of these filters.
+    /// Applies a text filter. The inner error returns value and arguments if `name` is not a text filter.
     pub(super) fn text_filter(
         &mut self,
         name: &str,
@@ -36,7 +36,7 @@ impl<'v> Run<'v> {
                 let [old, new, count] = arguments.bind(["old", "new", "count"])?;
                 let (old, new) = (self.text_of(&old.required("old")?)?, self.text_of(&new.required("new")?)?);
                 let text = self.text_of(&of)?;
-                // The filter works on the text alone.
+                // The filter ignores whether the text is markup.
                 self.replace(&text.markup(false), &[Value::Text(old), Value::Text(new)], count.given())?
             }
             "join" => {
@@ -61,7 +61,7 @@ impl<'v> Run<'v> {
                 let mut out = String::new();
                 self.repr(&of, &mut out)?;
                 if out.len() > 80 {
-                    return refused("pprint of more than a line is not supported");
+                    return refused("pprint output of more than one line is not supported");
                 }
                 Value::text(out)
             }
@@ -70,7 +70,7 @@ impl<'v> Run<'v> {
     }
 
     fn changed(&mut self, name: &str, text: &Text<'v>) -> Fallible<Value<'v>> {
-        // Six bytes per byte if everything is escaped.
+        // Escaping may need six bytes per byte.
         self.room(text.len() * 2)?;
         Ok(match name {
             "upper" => Value::Text(Text::from(text.to_uppercase()).markup(text.is_markup)),
@@ -102,7 +102,7 @@ impl<'v> Run<'v> {
         self.joined(&items, separator).map(Value::text)
     }
 
-    /// Printed items joined by a separator.
+    /// Joins printed items with a separator.
     pub(super) fn joined(&mut self, items: &List<'v>, separator: &str) -> Fallible<String> {
         let mut joined = String::new();
         for (at, item) in items.iter().enumerate() {
@@ -129,7 +129,7 @@ impl<'v> Run<'v> {
         };
         let Value::Text(text) = of else { return refused(format!("indent of {}", of.type_name())) };
         let (first, blank) = (first.truth(false), blank.truth(false));
-        // A line end after the text is kept.
+        // Append a line end so that a trailing one in the text is preserved.
         let whole = format!("{}\n", &**text);
         let all = lines(&whole, false);
         self.room(text.len().saturating_add(all.len().saturating_mul(indent.len() + 1)))?;
@@ -205,7 +205,8 @@ fn quoted(text: &str, safe: &str) -> String {
     out
 }
 
-/// The filter `title`, unlike the method: words end at a hyphen, white space or an opening bracket.
+/// Implements the filter `title`, in which, unlike in the method, words end at a hyphen, whitespace or an opening
+/// bracket.
 fn title(text: &str) -> String {
     let ends_word = |char: char| is_space(char) || matches!(char, '-' | '(' | '{' | '[' | '<');
     let upper_first = |word: &str| {
@@ -215,7 +216,7 @@ fn title(text: &str) -> String {
     text.split_inclusive(ends_word).map(upper_first).collect()
 }
 
-/// The text without anything between two marks, and without the marks.
+/// Returns the text without the two marks and everything between them.
 fn without(text: &str, begin: &str, end: &str) -> String {
     let (mut kept, mut rest) = (String::new(), text);
     while let Some(start) = rest.find(begin) {

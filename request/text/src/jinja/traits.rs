@@ -8,13 +8,13 @@ use super::ast::{Arguments, Expr, Filter, For, Macro, Name, Node, NodeKind, Targ
 /// The properties that engines detect.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Traits {
-    /// Whether it iterates over the content of messages, according to vLLM's search.
+    /// Whether the template iterates over the content of messages, according to vLLM's search.
     pub(crate) loops_vllm: bool,
-    /// Whether it iterates over the content of messages, according to SGLang's search.
+    /// Whether the template iterates over the content of messages, according to SGLang's search.
     pub(crate) loops_sglang: bool,
-    /// Whether it mentions the developer role.
+    /// Whether the template mentions the developer role.
     pub(crate) names_developer: bool,
-    /// Whether it has a variable `low_effort` for `reasoning_effort` "low".
+    /// Whether the template has a variable `low_effort` for a `reasoning_effort` of "low".
     pub(crate) has_low_effort: bool,
 }
 
@@ -31,20 +31,21 @@ impl Template {
     }
 }
 
-/// The loops, assignments, macros and calls of a template, each visited once: a hostile template has many of each.
+/// The loops, assignments, macros and calls of a template. Each is visited only once, since a hostile template may have
+/// many.
 #[derive(Default)]
 struct Found<'t> {
     names: &'t [String],
-    /// With the enclosing macros of each, as indices into `macros`.
+    /// All loops, each with its enclosing macros as indices into `macros`.
     loops: Vec<(&'t For, Vec<usize>)>,
-    /// Keyed by the assigned variable.
+    /// Assignment targets, keyed by the assigned variable.
     sets: BTreeMap<&'t str, Vec<&'t Target>>,
     macros: Vec<&'t Macro>,
     calls: Vec<(Name, &'t Arguments)>,
     inside: Vec<usize>,
 }
 
-/// A variable, or its member of this name.
+/// A variable, or the named member of that variable.
 type Part<'t> = (&'t str, Option<&'t str>);
 
 impl<'t> Found<'t> {
@@ -58,7 +59,7 @@ impl<'t> Found<'t> {
         self.names.get(name as usize).map_or("", String::as_str)
     }
 
-    /// An error if vLLM stops searching.
+    /// Performs vLLM's search for loops over content; returns an error where vLLM stops searching.
     fn loops_vllm(&self) -> Result<bool, ()> {
         let lists = self.assigned("messages")?;
         let mut messages = BTreeSet::new();
@@ -80,7 +81,7 @@ impl<'t> Found<'t> {
         Ok(false)
     }
 
-    /// Names that refer to a variable or to a part of its list.
+    /// Returns the names that refer to a variable or to a part of its list.
     fn assigned(&self, variable: &'t str) -> Result<BTreeSet<&'t str>, ()> {
         let (mut all, mut next) = (BTreeSet::from([variable]), vec![variable]);
         while let Some(name) = next.pop() {
@@ -94,7 +95,7 @@ impl<'t> Found<'t> {
         Ok(all)
     }
 
-    /// Parameters of macros that are called somewhere with the content of a message.
+    /// Returns the macro parameters that receive the content of a message in some call.
     fn parameters(&self, is_content: &dyn Fn(&'t Expr) -> bool) -> BTreeSet<(usize, &'t str)> {
         let (mut by_place, mut by_name) = (BTreeSet::new(), BTreeSet::new());
         for (called, arguments) in &self.calls {
@@ -120,7 +121,7 @@ impl<'t> Found<'t> {
         self.loops.iter().any(|(one, _)| is(&one.over))
     }
 
-    /// The variable, or its member, behind filters, tests and slices.
+    /// Returns the variable, or its member, to which filters, tests and slices are applied.
     fn part(&self, expr: &'t Expr) -> Option<Part<'t>> {
         match expr {
             Expr::Filter(of, _) | Expr::Test(of, _) | Expr::Slice(of, _) => self.part(of),

@@ -1,4 +1,4 @@
-//! The values of a template: Python's equivalents of JSON, literals and filter results.
+//! The values of a template: Python equivalents of JSON, literals and filter results.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -31,12 +31,12 @@ pub(crate) enum Value<'v> {
 #[derive(Debug)]
 pub(crate) struct Generator<'v> {
     pub(crate) items: RefCell<VecDeque<Value<'v>>>,
-    /// Why it has no items: as in Python, this is reported only when the first one is requested.
+    /// The reason why the generator has no items. As in Python, it is reported only when the first item is requested.
     pub(crate) failure: Option<String>,
     depth: u32,
 }
 
-/// A string, and whether it is markup, which escapes what is joined to it by `+`.
+/// A string, and whether it is markup, i.e. whether text added to it with `+` is escaped.
 #[derive(Clone, Debug)]
 pub(crate) struct Text<'v> {
     body: Body<'v>,
@@ -46,7 +46,7 @@ pub(crate) struct Text<'v> {
 #[derive(Clone, Debug)]
 enum Body<'v> {
     Borrowed(&'v str),
-    // Not Rc<str>, which would copy the text again.
+    // An `Rc<str>` would copy the text again.
     Owned(Rc<String>),
 }
 
@@ -78,7 +78,7 @@ impl<'v> Text<'v> {
         Self { is_markup, ..self }
     }
 
-    /// A substring, borrowed if the text is.
+    /// Returns a substring, which is borrowed if the text is.
     pub(crate) fn part(&self, range: Range<usize>) -> Self {
         let is_markup = self.is_markup;
         match &self.body {
@@ -88,12 +88,12 @@ impl<'v> Text<'v> {
         }
     }
 
-    /// Memory charged for a part of this many bytes.
+    /// Returns the memory to charge for a part of this many bytes.
     pub(crate) fn cost_of(&self, bytes: usize) -> usize {
         if matches!(self.body, Body::Borrowed(_)) { 0 } else { bytes }
     }
 
-    /// Each of several parts of this text, which `parts` borrows from it.
+    /// Returns several parts of this text, each of which `parts` borrows from it.
     pub(crate) fn parts<'t>(&'t self, parts: impl Iterator<Item = &'t str>) -> Vec<Value<'v>> {
         let base = self.as_ptr() as usize;
         let place = |part: &str| {
@@ -116,7 +116,7 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    /// Whether it can be indexed.
+    /// Returns whether lists of this kind can be indexed.
     pub(crate) fn has_places(self) -> bool {
         matches!(self, Self::List | Self::Tuple | Self::Range)
     }
@@ -141,7 +141,7 @@ enum Items<'v> {
     Json(&'v [Json]),
     Messages(&'v [PlainMessage<'v>]),
     Own(Rc<Vec<Value<'v>>>, u32),
-    // Kept small, since it determines the size of all values.
+    // Kept small, since this variant determines the size of all values.
     Range { start: i64, step: i64, length: usize },
 }
 
@@ -196,7 +196,7 @@ impl<'v> List<'v> {
         (0..self.len()).map(|at| self.get(at).unwrap_or(Value::Undefined))
     }
 
-    /// A range of items, borrowed if the list is.
+    /// Returns a range of items, which is borrowed if the list is.
     pub(crate) fn part(&self, range: Range<usize>) -> Self {
         let items = match &self.items {
             Items::Json(items) => Items::Json(&items[range]),
@@ -210,7 +210,7 @@ impl<'v> List<'v> {
         Self { kind: self.kind, items }
     }
 
-    /// Start and step of a range.
+    /// Returns the start and step of a range.
     pub(crate) fn range_of(&self) -> Option<[i128; 2]> {
         match self.items {
             Items::Range { start, step, .. } => Some([start.into(), step.into()]),
@@ -315,7 +315,7 @@ impl<'v> Value<'v> {
         Self::Int(number as i128)
     }
 
-    /// Nesting depth of lists made by the template; that of JSON is limited by its parser.
+    /// Returns the nesting depth of lists created by the template; that of JSON is limited by the JSON parser.
     pub(crate) fn depth(&self) -> u32 {
         match self {
             Self::List(list) => list.depth(),
@@ -341,7 +341,7 @@ impl<'v> Value<'v> {
         }
     }
 
-    /// Both lists, if both are lists or both are tuples.
+    /// Returns both lists if both values are lists or both are tuples.
     pub(crate) fn alike<'a>(&'a self, other: &'a Self) -> Option<[&'a List<'v>; 2]> {
         match (self, other) {
             (Self::List(a), Self::List(b)) if a.kind == b.kind && a.kind.is_list_or_tuple() => Some([a, b]),
@@ -349,7 +349,7 @@ impl<'v> Value<'v> {
         }
     }
 
-    /// The name of its Python type.
+    /// Returns the name of the value's Python type.
     pub(crate) fn type_name(&self) -> &'static str {
         match self {
             Self::Undefined => "Undefined",
@@ -383,7 +383,7 @@ pub(crate) struct Loop<'v> {
     pub(crate) items: List<'v>,
     pub(crate) index: Cell<usize>,
     pub(crate) depth: usize,
-    /// The values that `changed` last saw, printed.
+    /// The values last passed to `changed`, as printed.
     pub(crate) seen: RefCell<Option<String>>,
 }
 

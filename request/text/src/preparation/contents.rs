@@ -6,7 +6,7 @@ use super::{Contents, Preparation};
 use crate::TextError;
 use crate::error::field;
 
-/// Members of parts that vLLM knows but does not pass on.
+/// Members of parts that vLLM recognizes but does not pass to the template.
 const KNOWN: [&str; 18] = [
     "audio_embeds",
     "audio_url",
@@ -28,7 +28,7 @@ const KNOWN: [&str; 18] = [
     "video_url",
 ];
 
-/// The content as passed to the template; `lists`: whether the template iterates over lists of parts.
+/// Returns the content as passed to the template; `lists` is whether the template iterates over lists of parts.
 pub(super) fn content(
     preparation: &Preparation,
     content: Option<&Value>,
@@ -52,7 +52,7 @@ pub(super) fn content(
     }
 }
 
-/// The text of a part that the engine treats as text.
+/// Returns the text of a part, if the engine treats the part as text.
 fn text_of(part: &Value, contents: Contents) -> Option<&str> {
     let text = |key: &str| part.get(key)?.as_str();
     match contents {
@@ -62,7 +62,7 @@ fn text_of(part: &Value, contents: Contents) -> Option<&str> {
     }
 }
 
-/// A part as a list item; one that is not text is passed without its data.
+/// Returns a part as a list item; a part that is not text is passed without its data.
 fn listed(part: &Value, contents: Contents) -> Option<Value> {
     let kind = part["type"].as_str().unwrap_or("text");
     let mut listed = Map::new();
@@ -82,7 +82,7 @@ fn listed(part: &Value, contents: Contents) -> Option<Value> {
     Some(Value::Object(listed))
 }
 
-/// The texts of a list of parts, or of a string.
+/// Returns the texts in a list of parts, or a string as the only text.
 pub(super) fn texts(content: &Value) -> Vec<&str> {
     match content {
         Value::Array(parts) => parts.iter().filter_map(|part| part["text"].as_str()).collect(),

@@ -1,4 +1,4 @@
-//! Messages as passed to the template.
+//! Prepares messages for the template.
 
 use serde_json::{Map, Value, json};
 
@@ -10,11 +10,12 @@ use crate::jinja::Traits;
 
 type Message = Map<String, Value>;
 
-/// Members of a message that SGLang passes on, in its order; user messages have two.
+/// Members of a message that SGLang passes to the template after the role, in its order. For user messages it passes
+/// only role and content.
 const SGLANG: [&str; 8] =
     ["tool_call_id", "name", "phase", "reasoning_content", "tool_calls", "tools", "prefix", "content"];
 
-/// `lists`: whether the template gets lists of parts.
+/// Prepares the messages of a chat; `lists` is whether the template receives lists of parts.
 pub(super) fn messages(
     preparation: &Preparation,
     messages: &Value,
@@ -95,7 +96,7 @@ fn vllm(message: &Message, role: &str, content: Value) -> Message {
     prepared
 }
 
-/// A tool or a tool call, and its function, each with these members first.
+/// Reorders a tool or a tool call, and its function, so that these members come first.
 fn with_function(tool: &Value, first: &[&str], first_of_function: &[&str]) -> Value {
     let mut tool = ordered(tool, first);
     if let Some(function) = tool.get_mut("function") {
@@ -104,7 +105,7 @@ fn with_function(tool: &Value, first: &[&str], first_of_function: &[&str]) -> Va
     tool
 }
 
-/// The content of a tool result: parts that are all text are joined.
+/// Returns the content of a tool result; if all parts are text, they are joined.
 fn joined(content: Value, separator: &str) -> Value {
     match &content {
         Value::Array(parts) if parts.iter().all(|part| part["type"] == "text") => {
@@ -114,7 +115,7 @@ fn joined(content: Value, separator: &str) -> Value {
     }
 }
 
-/// An object with these members first.
+/// Reorders an object so that these members come first.
 fn ordered(object: &Value, first: &[&str]) -> Value {
     let Value::Object(object) = object else { return object.clone() };
     let mut ordered = Message::new();
@@ -133,7 +134,7 @@ fn sglang(message: &Message, role: &str, content: Value) -> Message {
     let content = if role == "tool" { joined(content, " ") } else { content };
     let is_user = role == "user";
     prepared.insert("role".into(), role.into());
-    // A list is moved after the other members.
+    // Content that is a list is moved after the other members.
     let is_list = message.get("content").is_some_and(Value::is_array) && content.is_array();
     if !is_list {
         prepared.insert("content".into(), content.clone());
@@ -190,7 +191,7 @@ fn arguments(rule: Arguments, role: &str, message: &mut Message, index: usize) -
     Ok(())
 }
 
-/// The content without a first line that begins with `line`; `None` if there is none.
+/// Returns the content without a first line that begins with `line`; `None` if there is no such line.
 fn without_line(content: &Value, line: &str) -> Option<Value> {
     let cut =
         |text: &str| text.starts_with(line).then(|| text.split_once('\n').map_or("", |(_, rest)| rest).to_owned());

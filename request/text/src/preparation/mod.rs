@@ -1,5 +1,5 @@
-//! How engines prepare chats for their templates: data by engine and version, taken from the engines' sources and
-//! compared with real engines by `tests/engines/prompts.py`.
+//! Prepares chats for templates like the engines do, by engine and version. The rules are taken from the engines'
+//! sources and compared with real engines by `tests/engines/prompts.py`.
 
 mod contents;
 mod messages;

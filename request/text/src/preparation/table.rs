@@ -1,42 +1,44 @@
-//! How engines prepare chats, by engine and version.
+//! A table of how engines prepare chats, by engine and version.
 
 /// How an engine prepares a chat for its template.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Preparation {
-    /// Separates the text parts of a message if the template takes strings.
+    /// Separator of the text parts of a message, if the template expects strings.
     pub(crate) separator: &'static str,
     pub(crate) contents: Contents,
     pub(crate) fields: Fields,
     pub(crate) arguments: Arguments,
     pub(crate) tools: Tools,
-    /// With `tool_choice` "none" the template gets no tools, with a named tool only that one.
+    /// Whether `tool_choice` selects tools: with "none" the template receives no tools, with a named tool only that
+    /// one.
     pub(crate) tool_choice: bool,
     pub(crate) effort: Effort,
     pub(crate) options: Options,
     pub(crate) ending: Ending,
-    /// If the template does not mention developers, their messages become one system message at the beginning.
+    /// Whether developer messages become one system message at the beginning if the template does not mention
+    /// developers.
     pub(crate) developer_is_system: bool,
-    /// A first line of system messages with this prefix is removed.
+    /// The first line of a system message is removed if it has this prefix.
     pub(crate) cut_line: Option<&'static str>,
-    /// If rendering fails, it is retried with only the functions of the tools.
+    /// Whether failed rendering is retried with only the functions of the tools.
     pub(crate) tries_functions: bool,
-    /// With several templates the first one is always used, whatever its name.
+    /// Whether the first of several templates is always used, regardless of its name.
     pub(crate) first_template: bool,
 }
 
-/// When a template gets the contents of messages as lists of parts.
+/// When a template receives the contents of messages as lists of parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Contents {
-    /// Content is never turned into lists.
+    /// Content is never converted to lists.
     Texts,
-    /// All contents, if the template iterates over the content of messages. (vLLM)
+    /// All contents are lists if the template iterates over the content of messages (vLLM).
     AllLists,
-    /// Contents that are lists in the request, if the template iterates over them or mentions images, audio or video.
-    /// (SGLang)
+    /// Contents that are lists in the request stay lists if the template iterates over them or mentions images, audio
+    /// or video (SGLang).
     GivenLists,
 }
 
-/// Which members of messages a template gets, and their order.
+/// The members of messages that a template receives, and their order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fields {
     /// All of them, unchanged.
@@ -45,10 +47,10 @@ pub(crate) enum Fields {
     Sglang,
 }
 
-/// The arguments of earlier tool calls, which are JSON in a string.
+/// How to parse the arguments of earlier tool calls, which are JSON in a string.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Arguments {
-    /// A string that is not JSON is kept.
+    /// A string that is not JSON is passed unchanged.
     AnyJson,
     /// Anything but an object becomes an empty object.
     ObjectOrEmpty,
@@ -56,20 +58,20 @@ pub(crate) enum Arguments {
     Object,
 }
 
-/// Which members of tools a template gets, and their order.
+/// The members of tools that a template receives, and their order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Tools {
     Given,
-    /// Name, description, parameters; the latter two are null if missing.
+    /// Name, description and parameters; the latter two are null if missing.
     Vllm,
-    /// In the client's order, followed by missing ones as null; each tool has `defer_loading`.
+    /// The client's order, followed by missing members as null; each tool has `defer_loading`.
     Sglang,
 }
 
-/// The variables that `reasoning_effort` sets besides the one with its own name.
+/// The variables that `reasoning_effort` sets in addition to the one of that name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Effort {
-    /// None, not even that one.
+    /// No variables, not even `reasoning_effort`.
     Ignored,
     /// `enable_thinking`; the request's `reasoning_effort` takes precedence over its variables.
     Vllm,
@@ -77,7 +79,7 @@ pub(crate) enum Effort {
     Sglang,
 }
 
-/// Further supported fields of the request.
+/// Other request fields that the engine supports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Options {
     /// `add_generation_prompt`.
@@ -89,16 +91,18 @@ pub(crate) enum Options {
     Sglang,
 }
 
-/// How to treat a chat that ends with an assistant message.
+/// How to handle a chat that ends with an assistant message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ending {
-    /// Renders it as it is; one to be continued ends where the message ends, as in Transformers.
+    /// Renders the message unchanged; if it is to be continued, the prompt ends where the message ends, as in
+    /// Transformers.
     Given,
-    /// Turns the message into a user message; one to be continued is removed, and its ids are appended to the prompt.
+    /// Converts the message to a user message; if it is to be continued, it is removed and its ids are appended to the
+    /// prompt.
     Sglang,
 }
 
-/// semmoe's worker, and servers of unknown kind.
+/// The preparation of semmoe's worker, which also applies to servers of unknown kind.
 const OWN: Preparation = Preparation {
     separator: " ",
     contents: Contents::Texts,
@@ -141,7 +145,7 @@ const SGLANG: Preparation = Preparation {
     ..OWN
 };
 
-/// By engine and minimum version, later ones first.
+/// Preparations by engine and minimum version, later versions first.
 static TABLE: [(&str, [u32; 3], Preparation); 3] = [
     ("vllm", [0, 32, 0], Preparation { cut_line: Some("x-anthropic-billing-header"), ..VLLM }),
     // Based on 0.30.0.
@@ -151,12 +155,13 @@ static TABLE: [(&str, [u32; 3], Preparation); 3] = [
 ];
 
 impl Preparation {
-    /// Preparation for an engine, named as in configurations; without a version, that of the newest.
+    /// Returns the preparation for an engine, named as in configuration files; without a version, the one for the
+    /// newest version.
     pub fn of(engine: &str, version: Option<[u32; 3]>) -> &'static Self {
         Self::row(Self::row_of(engine, version))
     }
 
-    /// The index of [`Preparation::of`]'s row in the table.
+    /// Returns the table index of the row that [`Preparation::of`] selects.
     pub fn row_of(engine: &str, version: Option<[u32; 3]>) -> usize {
         let is = |(name, since, _): &(&str, [u32; 3], Self)| {
             *name == engine && version.is_none_or(|version| *since <= version)
@@ -164,12 +169,12 @@ impl Preparation {
         TABLE.iter().position(is).unwrap_or(TABLE.len())
     }
 
-    /// A row of the table; semmoe's worker if there is none.
+    /// Returns a row of the table, or the preparation of semmoe's worker if there is no such row.
     pub fn row(row: usize) -> &'static Self {
         TABLE.get(row).map_or(Self::OWN, |(.., preparation)| preparation)
     }
 
-    /// Whether a chat may provide its prompt as ids.
+    /// Returns whether a chat may provide its prompt as ids.
     pub(crate) fn reads_ids(&self) -> bool {
         self.options == Options::Sglang
     }
@@ -178,16 +183,16 @@ impl Preparation {
     pub const OWN: &'static Self = &OWN;
 }
 
-/// Engine options that change what its template gets.
+/// Engine options that affect the template's input.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ChatOptions {
     /// Default template variables, which requests override: `--default-chat-template-kwargs`.
     pub variables: serde_json::Map<String, serde_json::Value>,
     /// Whether a request may provide its own template: `--trust-request-chat-template`.
     pub trusts_templates: bool,
-    /// Whether the template gets lists of parts; `None` = detected by the engine: `--chat-template-content-format`.
+    /// Whether the template receives lists of parts; `None` if the engine detects it: `--chat-template-content-format`.
     pub lists: Option<bool>,
-    /// Whether `tool_choice` "none" omits tools if the engine would not do so anyway:
+    /// Whether `tool_choice` "none" omits tools even if the engine would not otherwise do so:
     /// `--exclude-tools-when-tool-choice-none`.
     pub no_tools_for_none: bool,
 }

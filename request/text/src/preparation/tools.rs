@@ -1,4 +1,4 @@
-//! Tools as passed to the template.
+//! Prepares tools for the template.
 
 use std::borrow::Cow;
 
@@ -18,7 +18,7 @@ pub(super) fn sglang(tools: &Value) -> Value {
     each(tools, sglang_tool)
 }
 
-/// The functions of tools, without their wrappers.
+/// Returns the functions of tools, without their wrappers.
 pub(crate) fn functions(tools: &Value) -> Value {
     each(tools, |tool| tool.get("function").unwrap_or(tool).clone())
 }
@@ -30,7 +30,8 @@ fn each(tools: &Value, one: impl Fn(&Value) -> Value) -> Value {
     }
 }
 
-/// A function's members by name, in this order; missing ones are null if listed in `always`, else omitted.
+/// Returns a function's members by name, in this order; missing members are null if listed in `always`, otherwise
+/// omitted.
 fn members<'a>(from: &Value, names: impl Iterator<Item = &'a str>, always: &[&str]) -> Map<String, Value> {
     let mut members = Map::new();
     for name in names {
@@ -60,7 +61,7 @@ fn sglang_tool(tool: &Value) -> Value {
     put(tool, function_of_defer(tool, &mut members), false)
 }
 
-/// Copies `defer_loading` of a tool to its function.
+/// Copies a tool's `defer_loading` to its function, and returns the function.
 fn function_of_defer(tool: &Value, function: &mut Map<String, Value>) -> Value {
     if let Some(defer) = tool.get("defer_loading").filter(|defer| !defer.is_null()) {
         function.entry("defer_loading").or_insert_with(|| defer.clone());

@@ -1,4 +1,4 @@
-//! A complete chat as passed to its template.
+//! Prepares a complete chat for its template.
 
 use std::borrow::Cow;
 
@@ -17,15 +17,15 @@ pub(crate) struct Prepared {
     pub(crate) documents: Value,
     pub(crate) add_generation_prompt: bool,
     pub(crate) variables: Map<String, Value>,
-    /// Whether the last message is to be continued, as Transformers does.
+    /// Whether the last message is to be continued, as in Transformers.
     pub(crate) continues: bool,
-    /// A text whose ids follow the prompt.
+    /// A text whose ids are appended to the prompt.
     pub(crate) prefix: Option<String>,
     /// Whether the tokenizer adds special tokens around the prompt.
     pub(crate) special: bool,
 }
 
-/// The request's own template.
+/// Returns the request's own template, if it has one.
 pub(crate) fn template<'b>(
     preparation: &Preparation,
     body: &'b Map<String, Value>,
@@ -44,7 +44,7 @@ pub(crate) fn template<'b>(
 }
 
 impl Preparation {
-    /// Whether a completion's text gets no special tokens.
+    /// Returns whether no special tokens are added to a completion's text.
     pub(crate) fn is_bare(&self, body: &Value) -> bool {
         let special = body.as_object().map(|body| flag(body, "add_special_tokens", true));
         self.options == Options::Vllm && matches!(special, Some(Ok(false)))
@@ -55,7 +55,7 @@ fn refused<T>(reason: &str) -> Result<T, TextError> {
     Err(TextError::TemplateRender { reason: reason.to_owned() })
 }
 
-/// Whether there are tools to choose the template by.
+/// Returns whether the chat has tools, which affects the choice of template.
 pub(crate) fn has_tools(preparation: &Preparation, body: &Map<String, Value>, options: &ChatOptions) -> bool {
     !chosen_tools(preparation, body, options).is_null()
 }
@@ -103,7 +103,7 @@ pub(crate) fn prepare(
     })
 }
 
-/// Reads a boolean as pydantic does.
+/// Parses a boolean like pydantic.
 pub(super) fn flag(body: &Map<String, Value>, name: &str, default: bool) -> Result<bool, TextError> {
     let value = match body.get(name) {
         None | Some(Value::Null) => return Ok(default),
@@ -122,7 +122,7 @@ pub(super) fn flag(body: &Map<String, Value>, name: &str, default: bool) -> Resu
     }
 }
 
-/// SGLang's treatment of a final assistant message: it becomes a user message, or the text to continue.
+/// Applies SGLang's handling of a final assistant message, which becomes a user message or the text to continue.
 fn end(messages: &mut Vec<Value>, continues: bool) -> Option<String> {
     let last = messages.last_mut().filter(|last| last["role"] == "assistant")?;
     let text = last["content"].as_str()?.to_owned();
@@ -213,7 +213,7 @@ fn sglang(
     given
 }
 
-/// Numbers become floats, also inside strings.
+/// Converts numbers to floats, including numbers in strings.
 fn number(effort: &Value) -> Value {
     let number = effort.as_f64().or_else(|| effort.as_str()?.parse().ok().filter(|number: &f64| number.is_finite()));
     number.map_or_else(|| effort.clone(), Value::from)

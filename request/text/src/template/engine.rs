@@ -1,4 +1,4 @@
-//! Renders a chat the way an engine does.
+//! Renders a chat in the same way as an engine.
 
 use std::borrow::Cow;
 
@@ -12,24 +12,24 @@ use crate::{PlainChat, Preparation, TextError};
 
 /// Maximum size in bytes of a template provided by a request.
 const REQUEST_TEMPLATE_BYTES: usize = 256 << 10;
-/// Appended by Transformers to a message that is to be continued.
+/// Tag that Transformers appends to a message that is to be continued.
 const TAG: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
 
 /// A rendered chat.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Rendered {
     pub(crate) text: String,
-    /// A text whose ids follow those of the rendered one.
+    /// A text whose ids are appended to those of the rendered text.
     pub(crate) prefix: Option<String>,
-    /// Whether the tokenizer adds special tokens around it.
+    /// Whether the tokenizer adds special tokens around the text.
     pub(crate) special: bool,
 }
 
 impl ChatTemplate {
-    /// Renders the chat in a request's body, from the fields that engines read before rendering.
+    /// Renders the chat in a request body, given the fields that engines read before rendering.
     ///
     /// # Errors
-    /// `TextError`: rejected by the engine or the template, or exceeds `budget`.
+    /// [`TextError`] if the engine or the template rejects the chat, or rendering exceeds `budget`.
     pub(crate) fn render_body(
         &self,
         preparation: &Preparation,
@@ -56,7 +56,7 @@ impl ChatTemplate {
     /// Renders a plain chat.
     ///
     /// # Errors
-    /// Those of [`Self::render_body`].
+    /// The errors of [`Self::render_body`].
     pub(crate) fn render_chat(
         &self,
         preparation: &Preparation,
@@ -82,7 +82,7 @@ impl ChatTemplate {
         Ok(Rendered { text, prefix: None, special: false })
     }
 
-    /// Whether the engine passes the chat to its template unchanged.
+    /// Returns whether the engine passes the chat to its template unchanged.
     fn takes_plain(&self, preparation: &Preparation, chat: &PlainChat<'_>) -> bool {
         let traits = &self.default.traits;
         if !self.options.variables.is_empty()
@@ -110,7 +110,7 @@ impl ChatTemplate {
         }
     }
 
-    /// The template's source and variables for a body, to be rendered elsewhere.
+    /// Returns the template's source and variables for a body, to be rendered elsewhere.
     ///
     /// # Errors
     /// If the engine rejects the chat.
@@ -131,17 +131,17 @@ impl ChatTemplate {
         }))
     }
 
-    /// The request's own template.
+    /// Returns the request's own template, if it has one.
     fn requested(&self, preparation: &Preparation, body: &Map<String, Value>) -> Result<Option<Parsed>, TextError> {
         let Some(source) = preparation::template(preparation, body, &self.options)? else { return Ok(None) };
         if source.len() > REQUEST_TEMPLATE_BYTES {
             let limit = REQUEST_TEMPLATE_BYTES as u64;
-            return Err(TextError::TemplateBudget { what: "bytes of the request's template", limit });
+            return Err(TextError::TemplateBudget { what: "bytes for a template in a request", limit });
         }
         Parsed::new(source).map(Some)
     }
 
-    /// Selects the template and prepares its chat.
+    /// Selects the template and prepares the chat for it.
     fn prepare<'t>(
         &'t self,
         own: Option<&'t Parsed>,
@@ -161,7 +161,8 @@ impl ChatTemplate {
         self.parsed(preparation::has_tools(preparation, body, &self.options))
     }
 
-    /// SGLang inspects its own template even if the request provides one.
+    /// Returns the traits of the template that the engine inspects. SGLang inspects its own template even if the
+    /// request provides one.
     fn traits(&self, preparation: &Preparation, body: &Map<String, Value>, parsed: &Parsed) -> Traits {
         let own = preparation.contents == Contents::GivenLists;
         if own { self.chosen(preparation, body).traits } else { parsed.traits }
@@ -186,11 +187,11 @@ fn not_continued<T>(reason: &str) -> Result<T, TextError> {
     Err(TextError::TemplateRender { reason: format!("the last message cannot be continued: {reason}") })
 }
 
-/// Marks the end of the last message's text, and returns the text.
+/// Marks the end of the last message's text, and returns that text.
 fn mark(messages: &mut Value, parsed: &Parsed) -> Result<String, TextError> {
     let last = messages.as_array_mut().and_then(|messages| messages.last_mut());
     if !parsed.template.source().contains("content") {
-        return not_continued("the template takes no content");
+        return not_continued("the template does not use the content of messages");
     }
     let text = match last.and_then(|last| last.get_mut("content")) {
         Some(Value::Array(parts)) => parts.iter_mut().rev().find_map(|part| part.get_mut("text")),
@@ -202,10 +203,10 @@ fn mark(messages: &mut Value, parsed: &Parsed) -> Result<String, TextError> {
     Ok(before)
 }
 
-/// The prompt up to the mark.
+/// Returns the prompt up to the mark.
 fn cut(mut text: String, last: &str) -> Result<String, TextError> {
     let Some(at) = text.rfind(TAG.trim_end()).filter(|_| text.contains(trimmed(last))) else {
-        return not_continued("the template leaves parts of it out");
+        return not_continued("the template omits parts of it");
     };
     let is_whole = text[at..].starts_with(TAG);
     text.truncate(at);

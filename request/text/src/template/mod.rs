@@ -1,4 +1,4 @@
-//! Chat templates: finds those of a model, and renders chats like Transformers and the engines.
+//! Chat templates: finds the templates of a model, and renders chats like Transformers and the engines.
 
 mod engine;
 
@@ -16,21 +16,21 @@ pub(crate) use engine::Rendered;
 /// Maximum size of a `tokenizer_config.json` or template file, in bytes.
 const FILE_LIMIT_BYTES: u64 = 32 << 20;
 const TOOL_NAME: &str = "tool_use";
-/// Tokens that templates refer to by these names; the last one lists additional ones.
+/// Names of the template variables for special tokens.
 const SPECIAL_TOKENS: [&str; 7] =
     ["bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token"];
 const MORE_TOKENS: [&str; 2] = ["extra_special_tokens", "model_specific_special_tokens"];
 
-/// The clock that `strftime_now` reads, in seconds since 1970.
+/// The clock that `strftime_now` reads, in Unix seconds.
 pub type Clock = fn() -> i64;
 
-/// A parsed chat template with the special tokens that it may write.
+/// A parsed chat template with the special tokens that it may use.
 #[derive(Debug)]
 pub struct ChatTemplate {
     default: Parsed,
     /// Used instead of the default if there are tools.
     tool_use: Option<Parsed>,
-    /// The first of several, if it is not the default.
+    /// The first of several templates, if it is not the default.
     first: Option<Parsed>,
     special_tokens: Map<String, Value>,
     clock: Clock,
@@ -53,31 +53,31 @@ impl Parsed {
     }
 }
 
-/// The variables of a template besides the messages.
+/// The variables of a template other than the messages.
 #[derive(Clone, Copy, Debug)]
 pub struct Given<'a> {
     /// The tools; an empty list counts as none.
     pub tools: Option<&'a Value>,
-    /// Whether the assistant's turn is opened.
+    /// Whether to add a generation prompt for the assistant's turn.
     pub add_generation_prompt: bool,
     /// Further variables (`chat_template_kwargs` of a request).
     pub variables: Option<&'a Map<String, Value>>,
 }
 
 impl Default for Given<'_> {
-    /// Options that only open the assistant's turn.
+    /// Returns options that only add the generation prompt for the assistant's turn.
     fn default() -> Self {
         Self { tools: None, add_generation_prompt: true, variables: None }
     }
 }
 
 impl ChatTemplate {
-    /// Finds the template of a model's directory, given any file in it: `chat_template.jinja` with those of
-    /// `additional_chat_templates`, else `chat_template.json`, else the field of `tokenizer_config.json`, which also
+    /// Finds the template in a model's directory, given any file in it: `chat_template.jinja` with the templates in
+    /// `additional_chat_templates`, else `chat_template.json`, else the field in `tokenizer_config.json`, which also
     /// has the special tokens. [`TextError::NoTemplate`] if there is none.
     ///
     /// # Errors
-    /// `TextError`: a file that cannot be read, or a template with a syntax error.
+    /// [`TextError`] if a file cannot be read, or a template has a syntax error.
     pub fn beside(file: &Path, clock: Clock) -> Result<Self, TextError> {
         let config = config_beside(file)?;
         let (jinja, json) = (file.with_file_name("chat_template.jinja"), file.with_file_name("chat_template.json"));
@@ -95,11 +95,11 @@ impl ChatTemplate {
         Self::from_parts(&template, &config, clock)
     }
 
-    /// Loads a given template: a `.json` file with its own special tokens, or a source, combined with those of the
-    /// `tokenizer_config.json` next to `tokenizer`.
+    /// Loads a given template: either a `.json` file with its own special tokens, or a source file, combined with the
+    /// special tokens of the `tokenizer_config.json` next to `tokenizer`.
     ///
     /// # Errors
-    /// Those of [`ChatTemplate::beside`].
+    /// The errors of [`ChatTemplate::beside`].
     pub fn from_file(template: &Path, tokenizer: &Path, clock: Clock) -> Result<Self, TextError> {
         if template.extension().is_some_and(|extension| extension == "json") {
             let config = read_json(template)?;
@@ -111,12 +111,13 @@ impl ChatTemplate {
     /// Parses a template's source, with these special tokens (as in a `tokenizer_config.json`).
     ///
     /// # Errors
-    /// `TextError::TemplateSyntax` if the template has a syntax error.
+    /// [`TextError::TemplateSyntax`] if the template has a syntax error.
     pub fn from_source(source: &str, config: &Value, clock: Clock) -> Result<Self, TextError> {
         Self::from_parts(&Value::String(source.to_owned()), config, clock)
     }
 
-    /// `template` is a string or a list of `{name, template}`; uses "default", or "tool_use" if there are tools.
+    /// Creates a template from `template`, which is a string or a list of `{name, template}`. From a list, uses
+    /// "default", or "tool_use" if there are tools.
     fn from_parts(template: &Value, config: &Value, clock: Clock) -> Result<Self, TextError> {
         let (mut default, mut tool_use, mut first) = (None, None, None);
         match template {
@@ -143,7 +144,7 @@ impl ChatTemplate {
         Ok(Self { default, tool_use, first, special_tokens, clock, zone_seconds: 0, options })
     }
 
-    /// Sets the options of the engine that renders it.
+    /// Sets the options of the engine that renders the template.
     #[must_use]
     pub fn with_options(self, options: ChatOptions) -> Self {
         Self { options, ..self }
@@ -155,19 +156,19 @@ impl ChatTemplate {
         Self { zone_seconds, ..self }
     }
 
-    /// Tags, filters, tests, methods and functions that the template uses, sorted, without duplicates.
+    /// Returns the tags, filters, tests, methods and functions that the template uses, sorted and without duplicates.
     pub fn features(&self) -> Vec<String> {
         let all = [Some(&self.default), self.tool_use.as_ref()].into_iter().flatten();
         let features: std::collections::BTreeSet<String> = all.flat_map(|one| one.template.features()).collect();
         features.into_iter().collect()
     }
 
-    /// Whether the output depends on the date.
+    /// Returns whether the output depends on the date.
     pub fn writes_date(&self) -> bool {
         self.features().iter().any(|feature| feature.contains("strftime_now"))
     }
 
-    /// The variables that hold special tokens.
+    /// Returns the variables that contain special tokens.
     pub fn special_tokens(&self) -> &Map<String, Value> {
         &self.special_tokens
     }
@@ -176,11 +177,11 @@ impl ChatTemplate {
         self.tool_use.as_ref().filter(|_| with_tools).unwrap_or(&self.default)
     }
 
-    /// Renders OpenAI-style `messages` (a list) as semmoe's worker does, ready to be encoded. Content that is a list of
-    /// parts is reduced to its text parts, joined by a space.
+    /// Renders OpenAI-style `messages` (a list) like semmoe's worker, ready to be encoded. If content is a list of
+    /// parts, only its text parts are rendered, joined by a space.
     ///
     /// # Errors
-    /// `TextError`: messages that have another form, that the template rejects, or that exceed `budget`.
+    /// [`TextError`] if the messages have another form, the template rejects them, or rendering exceeds `budget`.
     pub fn render(&self, messages: &Value, given: Given<'_>, budget: Budget) -> Result<String, TextError> {
         let prepared = crate::preparation::own_messages(messages)?;
         self.render_as_given(&prepared, given, budget)
@@ -189,7 +190,7 @@ impl ChatTemplate {
     /// Renders `messages` like Transformers' `apply_chat_template`, without an engine's preparation.
     ///
     /// # Errors
-    /// Those of [`ChatTemplate::render`].
+    /// The errors of [`ChatTemplate::render`].
     pub fn render_as_given(&self, messages: &Value, given: Given<'_>, budget: Budget) -> Result<String, TextError> {
         let is_given = |tools: &&Value| !tools.is_null() && tools.as_array().is_none_or(|list| !list.is_empty());
         let tools = given.tools.filter(is_given);
@@ -206,8 +207,8 @@ impl ChatTemplate {
         self.parsed(tools.is_some()).template.render(&input, budget).map_err(failed)
     }
 
-    /// Renders a plain chat with the same result as [`Self::render`], without tools, and with the assistant's turn
-    /// opened.
+    /// Renders a plain chat with the same result as [`Self::render`], without tools and with a generation prompt for
+    /// the assistant's turn.
     ///
     /// # Errors
     /// If the template rejects the messages.

@@ -1,4 +1,4 @@
-//! Holds requests of a trace out of a solve, and subtracts their counts from the profile.
+//! Holds out some of a trace's requests from a solve, and subtracts their counts from the profile.
 
 use semmoe_tables::{FormatError, LayerIdx, Profile, ProfileBuilder, PromptSplit, Trace, TraceBuilder, TraceRequest};
 use serde::Serialize;
@@ -6,33 +6,33 @@ use serde::Serialize;
 /// Minimum requests per part.
 const FEWEST: usize = 4;
 
-/// Whether the profile still has the held-out requests' counts.
+/// Whether the held-out requests' counts had to be subtracted from the profile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ProfilePart {
     /// The counts were subtracted.
     TakenOut,
-    /// The profile does not contain them; nothing was subtracted.
+    /// The profile does not contain the counts, so nothing was subtracted.
     NotPart,
 }
 
-/// A trace split into three parts by prompt: equal prompts are in one part.
+/// A trace split into three parts by prompt: equal prompts are always in the same part.
 #[derive(Debug)]
 pub(crate) struct Split {
     /// The requests to solve on.
     pub(crate) solve: Trace,
-    /// The requests to make choices with.
+    /// The requests used to choose the prior's strength and the layers of A.
     pub(crate) choose: Trace,
     /// The requests to evaluate the result on.
     pub(crate) judge: Trace,
-    /// Counts of `choose` and `judge`, of the profile's phase.
+    /// Counts of the `choose` and `judge` requests, in the profile's phase.
     pub(crate) choose_counts: Profile,
     pub(crate) judge_counts: Profile,
-    /// The profile without them; `None` if it does not contain them.
+    /// The profile without the counts of `choose` and `judge`; `None` if it never contained them.
     pub(crate) profile: Option<Profile>,
 }
 
-/// Why no requests are held out.
+/// Reasons for not holding out any requests.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum NoSplit {
     #[error("no requests were held out")]
@@ -40,8 +40,8 @@ pub(crate) enum NoSplit {
     #[error("nothing was held out: a profile without a trace has no requests")]
     NoTrace,
     #[error(
-        "nothing was held out: of {} requests with a known route {solved} would be left to solve on, {chosen} to choose with and \
-         {judged} to judge on, expected at least {FEWEST} each",
+        "nothing was held out: the {} requests with a known route would be split into {solved} to solve on, {chosen} to choose with \
+         and {judged} to evaluate on, expected at least {FEWEST} each",
         solved + chosen + judged
     )]
     TooFew { solved: usize, chosen: usize, judged: usize },
@@ -53,7 +53,7 @@ pub(crate) enum NoSplit {
 }
 
 impl Split {
-    /// Holds out about `share` of the requests.
+    /// Holds out about a fraction `share` of the requests.
     pub(crate) fn new(profile: &Profile, trace: Option<&Trace>, share: f64) -> Result<Self, NoSplit> {
         if share <= 0.0 {
             return Err(NoSplit::NotRequested);
@@ -88,7 +88,7 @@ enum Part {
     Judge,
 }
 
-/// The part of every request.
+/// Assigns every request to a part.
 fn parts(trace: &Trace, share: f64) -> Vec<Part> {
     let part = |request: TraceRequest<'_>| match PromptSplit::SOLVE.position(request) {
         position if position >= share => Part::Solve,
@@ -98,7 +98,7 @@ fn parts(trace: &Trace, share: f64) -> Vec<Part> {
     trace.iter().map(part).collect()
 }
 
-/// Whether any route of a request is known.
+/// Whether a request has any known route.
 pub(crate) fn has_route(request: TraceRequest<'_>) -> bool {
     (0..request.token_ids().len()).any(|position| request.is_routed(position))
 }

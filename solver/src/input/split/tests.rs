@@ -77,8 +77,8 @@ fn what_is_no_part_stays_and_what_is_too_little_is_reported() {
     };
     assert_eq!(reason(Some(&one), 0.0), "no requests were held out");
     assert!(reason(None, 0.3).contains("has no requests"));
-    assert!(reason(Some(&one), 0.001).contains("0 to judge on"));
+    assert!(reason(Some(&one), 0.001).contains("0 to evaluate on"));
     let mut silent = TraceBuilder::new(model(), provenance()).unwrap();
     (0..300).for_each(|token| silent.push(&[token % 50], 1, &[UNKNOWN_EXPERT; 2], None).unwrap());
-    assert!(reason(Some(&silent.finish().unwrap()), 0.5).contains("0 to judge on"));
+    assert!(reason(Some(&silent.finish().unwrap()), 0.5).contains("0 to evaluate on"));
 }

@@ -1,4 +1,4 @@
-//! Evaluates attention tp in steps, as a unit runs them: the rows of a layer are spread evenly over the groups.
+//! Evaluates attention tp in the steps that a unit runs: each layer's rows are spread evenly over the groups.
 
 use semmoe_tables::{EvenGroups, LayerIdx, PlacedBy, Placement, Tables, TokenId, Trace, TraceRequest, group_shares};
 
@@ -13,26 +13,27 @@ struct Row<'a> {
     request: TraceRequest<'a>,
     position: usize,
     half: Half,
-    /// Its true groups: when a layer's rows are split, the routers of the previous layers have run.
+    /// The token's true groups, known when a layer's rows are split because the routers of the previous layers have
+    /// run.
     main: MainGroups,
 }
 
-/// The counts so far.
+/// Counts accumulated over the steps.
 struct Judge<'a> {
     tables: &'a Tables,
     printed: &'a PrintedRule<'a>,
     hosts: &'a Hosts,
     tally: Tally,
-    /// The rows split by T and A, by T alone, and by the paper's printed rule.
+    /// The rows split by T and A, by T without A, and by the paper's printed rule.
     evens: [EvenGroups; 3],
-    /// Local activations under the last two.
+    /// Local activations of the rows split by T without A, and by the paper's printed rule.
     local: [f64; 2],
-    /// The likeliest group of each row of the layer.
+    /// The likeliest group of each row in the layer.
     wanted: Vec<Option<usize>>,
     links: Links,
-    /// Rows of the fullest groups: as assigned, and if no row had moved.
+    /// Rows of the fullest groups: as assigned, and with every row on its likeliest group.
     fullest: [u64; 2],
-    /// Rows over the fullest links: as assigned, if no row had moved, and if rows stayed in their order.
+    /// Rows over the busiest links: as assigned, with every row on its likeliest group, and with rows kept in order.
     fullest_link: [u64; 3],
     moved: u64,
     rows: u64,
@@ -66,7 +67,7 @@ pub(crate) fn judge(
 }
 
 impl<'a> Row<'a> {
-    /// `None` if no layer's route is known.
+    /// Returns `None` if no route of the token is known in any layer.
     fn new(placement: &Placement, request: TraceRequest<'a>, position: usize, half: Half) -> Option<Self> {
         request.is_routed(position).then(|| {
             let mut main = MainGroups::new(placement);
@@ -98,7 +99,7 @@ impl<'a> Judge<'a> {
         (0..self.hosts.layers).for_each(|layer| self.layer(layer, rows));
     }
 
-    /// Evaluates one layer of a step, on the rows whose route is known there.
+    /// Evaluates one layer of a step, for the rows whose route in that layer is known.
     fn layer(&mut self, layer: usize, rows: &[Row<'_>]) {
         let id = LayerIdx::new(layer as u16);
         let routes = || rows.iter().filter_map(|row| Some((row, row.request.route(row.position, id)?)));
@@ -143,7 +144,8 @@ impl<'a> Judge<'a> {
         self.rows += count as u64;
     }
 
-    /// Every row on its likeliest group; rows without evidence come last, where the fewest rows are.
+    /// Returns the places if every row is on its likeliest group. Rows without evidence are assigned last, to the
+    /// groups with the fewest rows.
     fn as_wanted(&self) -> Vec<usize> {
         let mut counts = vec![0; self.hosts.places];
         self.wanted.iter().flatten().for_each(|&group| counts[group] += 1);
@@ -176,8 +178,8 @@ impl<'a> Judge<'a> {
     }
 }
 
-/// Traffic of the links between ranks in a layer of a step. Each collective waits for the fullest link. Rows by place:
-/// those it continues with, and those it sends and receives in dispatch.
+/// Traffic between ranks in one layer of a step, where each collective waits for the busiest link. Counts, by place,
+/// the rows assigned to it and the rows that it sends and receives in dispatch.
 #[derive(Debug)]
 struct Links {
     rows: Vec<u64>,
@@ -205,8 +207,8 @@ impl Links {
         self.received.iter_mut().zip(&self.seen).for_each(|(received, seen)| *received += u64::from(*seen));
     }
 
-    /// Rows over the fullest link, in its fuller direction, summed over SRS, SAG, dispatch and combine. SRS brings a
-    /// row of each other place to a token's place; SAG and combine are SRS and dispatch reversed.
+    /// Returns the rows over the busiest link, in its busier direction, summed over SRS, SAG, dispatch and combine. SRS
+    /// sends one row from each other place to a token's place; SAG and combine are SRS and dispatch reversed.
     fn fullest(&self) -> u64 {
         let (all, others) = (self.rows.iter().sum::<u64>(), self.rows.len() as u64 - 1);
         let shuffled = self.rows.iter().map(|&own| (others * own).max(all - own)).max();

@@ -1,4 +1,4 @@
-//! The evidence about tokens in one layer: their own counts by group, and the expectation from other tokens.
+//! Evidence about tokens in one layer: their own counts by group, and the expectation from other tokens.
 
 use crate::input::{SolveOptions, UnseenTokens};
 use crate::prior::{Expected, TokenPrior};
@@ -7,16 +7,16 @@ use crate::prior::{Expected, TokenPrior};
 #[derive(Debug)]
 pub(crate) struct LayerEvidence {
     pub(crate) groups: usize,
-    /// [V, G] occurrences by group; fractional if an occurrence has experts on several.
+    /// [V, G] occurrences by group; fractional if an occurrence has experts on several groups.
     pub(crate) on_group: Vec<f64>,
-    /// [V] sums of the rows; less if an activation counts on several groups.
+    /// [V] sums of the rows of `on_group`; smaller if an activation counts on several groups.
     pub(crate) seen: Vec<f64>,
     /// [G] the layer's own shares.
     pub(crate) layer_share: Vec<f64>,
 }
 
 impl LayerEvidence {
-    /// From [V, G] occurrences.
+    /// Creates evidence from [V, G] occurrences.
     pub(crate) fn new(on_group: Vec<f64>, groups: usize, layer_share: Vec<f64>) -> Self {
         let seen = on_group.chunks_exact(groups).map(|row| row.iter().sum()).collect();
         LayerEvidence { groups, on_group, seen, layer_share }
@@ -26,7 +26,7 @@ impl LayerEvidence {
         &self.on_group[token * self.groups..(token + 1) * self.groups]
     }
 
-    /// [V, G] shares of the tokens seen minus the layer's; zero for unseen tokens.
+    /// Returns the shares of seen tokens minus the layer's shares, [V, G]; zero for unseen tokens.
     fn residual(&self) -> Vec<f32> {
         let mut residual = vec![0.0; self.on_group.len()];
         for (token, to) in residual.chunks_exact_mut(self.groups).enumerate() {
@@ -40,10 +40,10 @@ impl LayerEvidence {
     }
 }
 
-/// Evidence averaged over layers into a single layer's worth.
+/// Evidence averaged over layers to that of a single layer.
 #[derive(Debug)]
 pub(crate) struct MeanEvidence {
-    /// Sums over layers; instead of occurrences, each token's shares above its layer's.
+    /// Sums over layers; `on_group` has each token's shares minus its layer's shares instead of occurrences.
     sum: LayerEvidence,
     /// [V] number of layers in which a token was seen.
     layers_seen: Vec<u32>,
@@ -69,7 +69,7 @@ impl MeanEvidence {
         }
     }
 
-    /// Means over the `layers` added: the layers' shares, and each token's over the layers in which it was seen.
+    /// Returns the means over the `layers` added. Each token's mean covers only the layers in which it was seen.
     pub(crate) fn finish(self, layers: usize) -> LayerEvidence {
         let LayerEvidence { groups, mut on_group, mut seen, mut layer_share } = self.sum;
         layer_share.iter_mut().for_each(|share| *share /= layers as f64);
@@ -86,7 +86,7 @@ impl MeanEvidence {
     }
 }
 
-/// How counts become shares.
+/// Parameters for turning counts into shares.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shrinkage<'a> {
     pub(crate) options: &'a SolveOptions,
@@ -95,14 +95,14 @@ pub(crate) struct Shrinkage<'a> {
 }
 
 impl Shrinkage<'_> {
-    /// Learns a layer's expectations for its tokens.
+    /// Fits a layer's expectations for its tokens.
     pub(crate) fn fit<'e>(&self, evidence: &'e LayerEvidence) -> Shrunk<'e> {
         let any_seen = evidence.seen.iter().any(|&seen| seen != 0.0);
         let prior = self.prior.filter(|_| any_seen);
         let expected = prior.map(|prior| prior.expect(&evidence.seen, evidence.residual(), self.options));
         let assume_layer = self.options.unseen == UnseenTokens::LayerShare && any_seen;
         let sum: f64 = evidence.layer_share.iter().sum();
-        // With replicas an activation counts on several groups, for some tokens more often than for others.
+        // With replicas, an activation counts on several groups, for some tokens more often than for others.
         let adds_up = ((sum - 1.0).abs() < 1e-6).then_some(sum);
         Shrunk { evidence, expected, prior_occurrences: self.options.prior_occurrences, assume_layer, adds_up }
     }
@@ -116,13 +116,13 @@ pub(crate) struct Shrunk<'e> {
     prior_occurrences: f64,
     /// Whether tokens without evidence get the layer's shares.
     assume_layer: bool,
-    /// The sum of each token's shares, if it is equal for all.
+    /// The sum of a token's shares, if it is the same for all tokens.
     adds_up: Option<f64>,
 }
 
 impl Shrunk<'_> {
-    /// The expected shares of a token, `(c + m q) / (n + m)` with its prior q. Returns false, leaving `shares`
-    /// meaningless, if neither the token nor a similar one was seen.
+    /// Computes the expected shares of a token, `(c + m q) / (n + m)`, where q is its prior. Returns false and leaves
+    /// `shares` unspecified if neither the token nor a similar one was seen.
     pub(crate) fn shares(&self, token: usize, shares: &mut [f64]) -> bool {
         let known = self.prior(token, shares);
         let (seen, m) = (self.evidence.seen[token], self.prior_occurrences);
@@ -132,7 +132,7 @@ impl Shrunk<'_> {
         known
     }
 
-    /// The prior of a token, and whether anything is known about it.
+    /// Computes a token's prior; returns whether anything is known about the token.
     pub(crate) fn prior(&self, token: usize, prior: &mut [f64]) -> bool {
         let groups = self.evidence.groups;
         prior.copy_from_slice(&self.evidence.layer_share);
@@ -147,7 +147,8 @@ impl Shrunk<'_> {
     }
 }
 
-/// Sets negative shares to zero and rescales the others to sum to `adds_up`, or else to the previous sum.
+/// Sets negative shares to zero and rescales the others so that they sum to `adds_up` or, if `None`, to the previous
+/// sum.
 fn clip(shares: &mut [f64], adds_up: Option<f64>) {
     let all = adds_up.unwrap_or_else(|| shares.iter().sum());
     shares.iter_mut().for_each(|share| *share = share.max(0.0));

@@ -1,16 +1,16 @@
-//! A spectral seed: experts activated by the same units lie close together along the first eigenvectors of their
-//! co-activation.
+//! A spectral seed: experts activated by the same units are close together along the first eigenvectors of their
+//! co-activation matrix.
 //!
-//! With `w[t,i]` the activations of column i by unit t, `l` their sums and S all tokens, columns co-activate beyond
-//! chance by
+//! Let `w[t,i]` be the activations of column i by unit t, `l` their sums over units and S the total tokens. The
+//! co-activation of columns beyond chance is
 //!
 //! ```text
 //! M[i,j] = ( sum over t of w[t,i] w[t,j] / mass[t]  -  l[i] l[j] / S ) / sqrt(l[i] l[j])
 //! ```
 //!
-//! Column i is the point `sqrt(lambda_k) v_k[i]` of the G largest eigenpairs. Balanced k-means divides the points:
-//! every step gives each group exactly N/G experts of every layer. Of several tries the one with the smallest squared
-//! distances is kept.
+//! Column i is the point with coordinates `sqrt(lambda_k) v_k[i]` for the G largest eigenpairs. Balanced k-means
+//! divides the points: every step assigns exactly N/G experts of every layer to each group. Of several tries, the one
+//! with the smallest sum of squared distances is kept.
 
 use ndarray::{Array2, ArrayView1};
 
@@ -19,7 +19,7 @@ use crate::input::Problem;
 use crate::start::seeds::draw;
 use crate::step::{Plan, Stop, Task, assign_evenly, to_profit, unit_step};
 
-/// There is no spectral seed beyond these sizes: columns (eigenvectors take their cube), and products of counts.
+/// Size limits of the spectral seed: columns (eigenvectors take cubic time), and products of counts.
 const MAX_COLUMNS: usize = 512;
 const MAX_PRODUCTS: u64 = 1 << 28;
 const TRIES: u32 = 8;
@@ -31,7 +31,7 @@ pub(crate) fn has_spectral(problem: &Problem) -> bool {
     problem.column_load.len() <= MAX_COLUMNS && (0..problem.units()).map(products).sum::<u64>() <= MAX_PRODUCTS
 }
 
-/// The best units for experts divided by their co-activation alone. `None` if stopped.
+/// Returns the best unit plan for experts that are divided only by co-activation, or `None` if stopped.
 pub(crate) fn spectral_plan(task: &Task<'_>, random: &mut fastrand::Rng, stop: Stop<'_>) -> Option<Plan> {
     let points = Points::new(task.problem, task.limits.groups);
     let mut best: Option<(f64, Vec<u16>)> = None;
@@ -57,7 +57,7 @@ impl Points {
         Points(Array2::from_shape_fn((vectors.ncols(), groups), |(column, axis)| scale[axis] * vectors[[axis, column]]))
     }
 
-    /// Balanced k-means: returns the sum of squared distances, and the group of each column. `None` if stopped.
+    /// Runs balanced k-means; returns the sum of squared distances and the group of each column, or `None` if stopped.
     fn divide(&self, problem: &Problem, random: &mut fastrand::Rng, stop: Stop<'_>) -> Option<(f64, Vec<u16>)> {
         let Points(points) = self;
         let (columns, groups) = points.dim();
@@ -106,7 +106,7 @@ fn squared(a: ArrayView1<'_, f64>, b: ArrayView1<'_, f64>) -> f64 {
     slice(a).iter().zip(slice(b)).map(|(x, y)| (x - y) * (x - y)).sum()
 }
 
-/// M, [L * N, L * N].
+/// Returns the matrix M, [L * N, L * N].
 fn coactivation(problem: &Problem) -> Array2<f64> {
     let (columns, tokens) = (problem.column_load.len(), problem.total_mass() as f64);
     let mut matrix = Array2::<f64>::zeros((columns, columns));

@@ -13,20 +13,20 @@
 //! sum over i of  max over r of (value[i,r] - tokens[i] p[r] - q[r])  +  capacity . (p, q)
 //! ```
 //!
-//! Dividing everything evenly satisfies both limits, so primal and dual stay feasible from the start, and their
-//! difference is the gap at every step. Eliminating the requests leaves a system of 2 x ranks prices.
+//! An even division satisfies both limits, so primal and dual are feasible from the start, and their difference is the
+//! gap at every step. Eliminating the requests leaves a system in 2 x ranks prices.
 
 use ndarray::Array2;
 
 use crate::algebra::cholesky;
 use crate::input::Margins;
 
-/// Maximum ranks for which the bound is computed: time and memory of a step grow with their square.
+/// Maximum ranks for which the bound is computed: the time and memory of a step grow quadratically with the ranks.
 pub(crate) const MAX_RANKS: usize = 256;
 
 /// Relative gap at which the search ends.
 const GAP: f64 = 1e-7;
-/// Maximum steps; about 30 are usual.
+/// Maximum steps; about 30 are typical.
 const MAX_STEPS: usize = 200;
 /// Factor by which a step aims to reduce the gap, and the fraction of the way to the boundary that it takes.
 const CENTRING: f64 = 0.1;
@@ -40,7 +40,7 @@ pub(crate) struct Requests<'a> {
     pub(crate) ranks: usize,
 }
 
-/// A division and its proof.
+/// A division, and the prices that certify it.
 #[derive(Clone, Debug)]
 pub(crate) struct Division {
     /// [U, R] fractions of the requests.
@@ -55,12 +55,12 @@ pub(crate) struct Division {
     pub(crate) sequence_price: Vec<f64>,
 }
 
-/// The iterate; tokens are scaled by their mean and values by the largest.
+/// The current iterate; tokens are scaled by their mean and values by the largest value.
 struct Interior {
     ranks: usize,
     /// [U]
     tokens: Vec<f64>,
-    /// [U, R] fractions, and what each loses against the best one under the prices.
+    /// [U, R] fractions, and the loss of each rank compared with the best one under the prices.
     x: Vec<f64>,
     z: Vec<f64>,
     /// [2 R] unused capacity and prices: of tokens, then of sequences.
@@ -68,11 +68,11 @@ struct Interior {
     price: Vec<f64>,
 }
 
-/// A step: fractions, losses, slack, prices.
+/// A step in the fractions, losses, slack and prices.
 type Step = [Vec<f64>; 4];
 
 impl Requests<'_> {
-    /// The best division, to a relative gap of [`GAP`] or the limit of rounding.
+    /// Returns the best division, to a relative gap of [`GAP`] or to rounding precision.
     pub(crate) fn divide(&self, margins: Margins) -> Division {
         let units = self.tokens.len();
         let mean = (self.tokens.iter().sum::<f64>() / units as f64).max(f64::MIN_POSITIVE);
@@ -103,8 +103,8 @@ impl Requests<'_> {
         self.divided(at, margins, mean, most)
     }
 
-    /// Converts back to the units of the requests; recomputes the values, so accumulated rounding cannot spoil the
-    /// proof.
+    /// Converts back to the units of the requests. Recomputes the values, so that accumulated rounding errors cannot
+    /// invalidate the bound.
     fn divided(&self, at: Interior, margins: Margins, mean: f64, most: f64) -> Division {
         let Interior { ranks, mut x, price, .. } = at;
         let (tokens, sequences) = price.split_at(ranks);
@@ -128,7 +128,7 @@ impl Requests<'_> {
 }
 
 impl Interior {
-    /// Dual minus primal value.
+    /// Returns the dual minus the primal value.
     fn gap(&self) -> f64 {
         let products = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
         products(&self.x, &self.z) + products(&self.slack, &self.price)
@@ -152,7 +152,8 @@ impl Interior {
         go(&mut self.price, &d_price, dual);
     }
 
-    /// Newton's step to where each fraction times its loss, and each slack times its price, is `target`.
+    /// Computes Newton's step towards the point where each fraction times its loss, and each slack times its price,
+    /// equals `target`.
     fn step(&self, target: f64) -> Step {
         let n = self.ranks;
         let mut matrix = Array2::<f64>::zeros((2 * n, 2 * n));
@@ -161,7 +162,7 @@ impl Interior {
         for (at, (slack, price)) in self.slack.iter().zip(&self.price).enumerate() {
             matrix[[at, at]] = slack / price;
         }
-        // Indexed by the power of the tokens; lower triangles.
+        // Lower triangles, indexed by the power of the tokens (0, 1, 2) that weights the sum.
         let mut sums = [0, 1, 2].map(|_| Array2::<f64>::zeros((n, n)));
         let rows = || self.x.chunks_exact(n).zip(self.z.chunks_exact(n)).zip(&self.tokens);
         // Per request: x / z of each fraction, and its centring term.

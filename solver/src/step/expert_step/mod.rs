@@ -1,8 +1,8 @@
 //! The expert step: given the units' groups, the exact balanced assignment of each layer's experts to groups.
 //!
-//! With the units fixed, the layers are independent: expert e of a layer earns the activations of units in its group,
-//! and every group takes N/G experts. That is a transportation problem with masses of one. A limit on the activations
-//! that a group may attract couples the experts of a layer; module `load_limit` handles it.
+//! With the units fixed, the layers are independent: an expert gains its activations by the units in its group, and
+//! every group has N/G experts. This is a transportation problem with unit masses. A limit on the activations that a
+//! group may attract couples the experts of a layer; module `load_limit` handles it.
 
 use crate::input::Problem;
 use crate::step::clustering::Limits;
@@ -14,8 +14,8 @@ use crate::step::transport::{Plan, Stop};
 const GAIN_BITS: u32 = 56;
 const MAX_FRACTION_BITS: u32 = 16;
 
-/// Activations of each column by the group of their unit, [L * N, G], in fixed point; split units count by share. Also
-/// returns the number of fractional bits.
+/// Returns the activations of each column by the group of their unit, [L * N, G], in fixed point, and the number of
+/// fractional bits. Split units count by share.
 pub(crate) fn column_gains(problem: &Problem, plan: &Plan, groups: usize) -> (Vec<i64>, u32) {
     let used = u64::BITS - problem.total_activations().leading_zeros();
     let fraction_bits = GAIN_BITS.saturating_sub(used).min(MAX_FRACTION_BITS);
@@ -35,12 +35,12 @@ pub(crate) fn column_gains(problem: &Problem, plan: &Plan, groups: usize) -> (Ve
     (gains, fraction_bits)
 }
 
-/// Maximum activations that a group may attract in a layer: `max_over_mean` of the mean.
+/// Returns the maximum activations that a group may attract in a layer: `max_over_mean` times the mean.
 pub(crate) fn load_cap(layer_load: u64, groups: usize, max_over_mean: f64) -> u64 {
     (layer_load as f64 * max_over_mean / groups as f64).floor() as u64
 }
 
-/// The lowest possible load of the hottest expert's group: the hottest with the coldest ones.
+/// Returns the lowest possible load of the hottest expert's group, which is reached with the coldest other experts.
 pub(crate) fn load_floor(load: &[u64], groups: usize) -> u64 {
     let mut sorted = load.to_vec();
     sorted.sort_unstable();
@@ -48,15 +48,15 @@ pub(crate) fn load_floor(load: &[u64], groups: usize) -> u64 {
     hottest + sorted.iter().take((load.len() / groups).saturating_sub(1)).sum::<u64>()
 }
 
-/// The load that each group may have in a layer without replicas: [`load_cap`], or the minimum over all placements if
-/// that is higher. Then the hottest expert's group is as light as possible, and the others may carry as much.
+/// Returns the maximum load of a group in a layer without replicas: [`load_cap`] or, if higher, the minimum over all
+/// placements. That minimum makes the hottest expert's group as light as possible; other groups may have the same load.
 pub(crate) fn layer_cap(load: &[u64], groups: usize, max_over_mean: f64) -> u64 {
     load_cap(load.iter().sum(), groups, max_over_mean).max(load_floor(load, groups))
 }
 
-/// The expert step: the best group of every column for `plan` under the load limit. If the limit cannot be met, the
-/// layer comes as close as the search gets. Keeps `current` in layers where nothing better is found. With `placement`,
-/// moving an expert lowers its gain by the cost of the move. `None` if stopped.
+/// Runs the expert step: returns the best group of every column for `plan` under the load limit. If the limit cannot be
+/// met, a layer comes as close as the search gets. Keeps `current` in layers where nothing better is found. With
+/// `placement`, moving an expert reduces its gain by the cost of the move. Returns `None` if stopped.
 pub(crate) fn expert_step(
     problem: &Problem,
     plan: &Plan,

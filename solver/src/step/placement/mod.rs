@@ -1,4 +1,4 @@
-//! The current placement of experts: the cost of moving them, and the group labels that move the fewest.
+//! The current placement of experts: the cost of moving them, and the relabelling of groups that moves the fewest.
 
 use semmoe_tables::{LayerIdx, Profile};
 
@@ -20,7 +20,7 @@ impl WarmStart {
         let experts = self.tables.model().num_experts;
         if let Some(slots) = self.tables.physical_to_logical() {
             if !once_each(slots, self.tables.placement()) {
-                let why = "an expert's move is one from one group to another";
+                let why = "the cost of a move is defined only for experts without replicas";
                 return Err(SolveError::Together { one: "a warm start", other: "tables with replicas", why });
             }
             if slots.slots() != options.slots(experts) {
@@ -30,7 +30,7 @@ impl WarmStart {
         self.check_gating(options)
     }
 
-    /// Checks that gating groups are intact to begin with.
+    /// Checks that gating groups are intact in the tables.
     fn check_gating(&self, options: &SolveOptions) -> Result<(), SolveError> {
         let topology = Topology::new(options, self.tables.model().num_experts)?;
         let each = usize::from(self.tables.model().num_experts) / topology.gating_groups;
@@ -40,13 +40,13 @@ impl WarmStart {
             gating.any(|groups| groups.iter().any(|&group| cell(group) != cell(groups[0])))
         };
         if topology.gating_groups > 1 && (0..self.tables.model().layers() as u16).any(torn) {
-            let why = "they are split up in those tables, and every expert's current group must be allowed";
+            let why = "the tables split up gating groups, but every expert's current group must be allowed";
             return Err(SolveError::Together { one: "a warm start from these tables", other: "gating groups", why });
         }
         Ok(())
     }
 
-    /// The current placement for each problem.
+    /// Returns the current placement for each problem.
     pub(crate) fn placements(&self, problems: &[Problem]) -> Vec<CurrentPlacement> {
         let mut layers = LayerIdx::all(self.tables.model().layers());
         let current = |problem: &Problem| {
@@ -63,7 +63,7 @@ impl WarmStart {
 /// The current group of each column of a problem, and the cost of leaving it.
 #[derive(Clone, Debug)]
 pub(crate) struct CurrentPlacement {
-    /// S: N, plus with padding the empty slots, which have no current group.
+    /// S: N plus, with padding, the empty slots, which have no current group.
     slots: usize,
     /// N
     experts: usize,
@@ -84,7 +84,7 @@ impl CurrentPlacement {
         CurrentPlacement { slots, experts, group_of, cost: cost.map(|cost| cost.min(most)).collect(), most }
     }
 
-    /// Number of moved experts per layer: [L].
+    /// Returns the number of moved experts per layer, [L].
     pub(crate) fn moved(&self, group_of: &[u16]) -> Vec<u64> {
         let layers = self.group_of.chunks_exact(self.slots).zip(group_of.chunks_exact(self.slots));
         let differ = |(current, now): (&[u16], &[u16])| {
@@ -93,13 +93,14 @@ impl CurrentPlacement {
         layers.map(differ).collect()
     }
 
-    /// The migration cost of a placement, as a value of plans: fixed-point activations.
+    /// Returns the migration cost of a placement in the unit of a plan's value (fixed-point activations).
     pub(crate) fn penalty(&self, group_of: &[u16]) -> i128 {
         let each = |(moved, cost): (u64, &f64)| i128::from(moved) * (cost * PROFIT_ONE).round() as i128;
         self.moved(group_of).into_iter().zip(&self.cost).map(each).sum()
     }
 
-    /// The cost, in activations, of moving a column between groups; negative if it returns to its current group.
+    /// Returns the cost, in activations, of moving a column between groups; negative if it returns to its current
+    /// group.
     pub(crate) fn change(&self, column: usize, from: usize, to: usize) -> f64 {
         if column % self.slots >= self.experts {
             return 0.0;
@@ -120,8 +121,8 @@ impl CurrentPlacement {
         }
     }
 
-    /// Relabels the groups of a clustering so that most experts stay. Groups of one cell (node) stay in one cell, so
-    /// nothing else changes. If stopped, the groups keep their labels.
+    /// Relabels the groups of a clustering so that as many experts as possible stay. Groups of one cell (node) stay in
+    /// one cell, so nothing else changes. If stopped, the groups keep their labels.
     pub(crate) fn relabelled(&self, found: Clustering, limits: &Limits, stop: Stop<'_>) -> Clustering {
         let groups = limits.groups;
         let mut stays = vec![0i64; groups * groups];
@@ -136,8 +137,8 @@ impl CurrentPlacement {
     }
 }
 
-/// The exact best new label of each group for `stays` [old label, new label]: matches the groups within every pair of
-/// cells, and with these values the cells.
+/// Returns the optimal new label of each group for `stays` [old label, new label]: matches the groups within every pair
+/// of cells and then, by the resulting values, the cells.
 fn cell_by_cell(stays: &[i64], groups: usize, per_cell: usize, stop: Stop<'_>) -> Option<Vec<u16>> {
     let cells = groups / per_cell;
     let within = |from: usize, to: usize| {

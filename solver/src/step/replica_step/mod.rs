@@ -1,6 +1,6 @@
 //! The expert step with replicas: every group of a layer holds S/G different experts, and every expert is held.
 //!
-//! With the units fixed, expert e earns `gain[e,c]` in every group c that holds it, so that
+//! With the units fixed, expert e gains `gain[e,c]` in every group c that holds it. The problem
 //!
 //! ```text
 //! maximise    sum over e, c of  gain[e,c] x[e,c]
@@ -8,22 +8,22 @@
 //! ```
 //!
 //! is a minimum-cost flow on a bipartite graph with unit arcs and lower bounds of one at the experts, so integer
-//! solutions are optimal. Without the lower bounds every group takes its best S/G experts. From there each expert that
-//! no group holds is brought in along the cheapest chain: it enters a group in place of another expert, which enters
-//! another group in place of a third one, ..., until one is displaced that another group still holds. The chain is a
-//! shortest path of the residual graph (Bellman-Ford, no negative cycles), so after each chain the choice is optimal
-//! among those that cover the experts so far.
+//! solutions are optimal. Without the lower bounds, every group takes its best S/G experts. Then each expert that no
+//! group holds is added along the cheapest chain: it replaces an expert in some group, which replaces another expert in
+//! another group, ..., until the displaced expert is one that another group still holds. The chain is a shortest path
+//! in the residual graph (Bellman-Ford, no negative cycles), so after each chain the choice is optimal among those that
+//! cover the experts so far.
 
 use crate::step::held::{Exchange, Traffic};
 use crate::step::load_limit::{EXPERTS_BETWEEN_LOOKS, LoadPrices, Value, excess};
 use crate::step::transport::Stop;
 
-/// Rounds of the relaxation, as without replicas.
+/// Rounds of the relaxation on load prices.
 const PRICE_ROUNDS: u32 = 12;
 /// Maximum exchanges that repair or improve a layer.
 const MAX_EXCHANGES: usize = 64;
 
-/// One layer: its traffic, whose `own` is an expert's gain in each group, the slots of a group, and the load limit.
+/// One layer: its traffic, whose `own` is an expert's gain in each group, the slots per group, and the load limit.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ReplicaLayer<'a> {
     pub(crate) traffic: Traffic<'a>,
@@ -38,8 +38,8 @@ struct Candidate {
     value: Value,
 }
 
-/// The best holders found for each expert: exact if those meet the load limit; at least as good as `current`. Once
-/// stopped, the best so far.
+/// Returns the best holders found for each expert: the exact optimum if it meets the load limit, and never worse than
+/// `current`. Once stopped, returns the best so far.
 pub(crate) fn replicate_within(
     layer: &ReplicaLayer<'_>,
     current: Option<&[Vec<u16>]>,
@@ -78,8 +78,8 @@ impl ReplicaLayer<'_> {
         Candidate { holders, loads, value }
     }
 
-    /// Subgradient steps on load prices from the unconstrained choice; the load that an expert would bring to a group
-    /// is linearised at the last choice.
+    /// Runs subgradient steps on load prices, starting from the unconstrained choice. The load that an expert would add
+    /// to a group is linearised at the last choice.
     fn relax(&self, free: Candidate, stop: Stop<'_>) -> Candidate {
         let groups = self.traffic.groups;
         let mut prices = LoadPrices::new(self.traffic.load, groups, self.traffic.fraction_bits);
@@ -105,7 +105,7 @@ impl ReplicaLayer<'_> {
         best
     }
 
-    /// The load that an expert brings to a group that joins its current holders.
+    /// Returns the load that an expert adds to `group` if the group joins its current holders.
     fn brought(&self, expert: usize, held: &[u16], group: u16) -> u64 {
         let mut with = held.to_vec();
         if let Err(at) = with.binary_search(&group) {
@@ -115,7 +115,7 @@ impl ReplicaLayer<'_> {
         shares.find(|(holder, _)| *holder == usize::from(group)).map_or(0, |(_, share)| share)
     }
 
-    /// Makes the best exchange, if any helps: repairs the excess first, then gains without adding excess.
+    /// Makes the best exchange, if any helps: one that reduces the excess or, without adding excess, gains.
     fn improve(&self, candidate: &mut Candidate, stop: Stop<'_>) -> bool {
         let experts = self.traffic.load.len();
         let mut best = candidate.value;
@@ -154,8 +154,9 @@ impl ReplicaLayer<'_> {
     }
 }
 
-/// The exact choice without a load limit: holders of each expert, ascending, with maximum `profit` [N, G]. The caller
-/// guarantees `slots * groups >= N` and `slots <= N`. Once stopped, experts without a slot take the first spare ones.
+/// Returns the exact choice without a load limit: holders of each expert, ascending, with maximum `profit` [N, G]. The
+/// caller guarantees `slots * groups >= N` and `slots <= N`. Once stopped, experts without a slot take the first spare
+/// ones.
 pub(crate) fn best_holders(profit: &[i64], groups: usize, slots: usize, stop: Stop<'_>) -> Vec<Vec<u16>> {
     let experts = profit.len() / groups;
     let mut cover = Cover { profit, groups, held: vec![false; profit.len()], copies: vec![0; experts] };
@@ -188,11 +189,11 @@ struct Cover<'a> {
     copies: Vec<u32>,
 }
 
-/// Minimum losses of paths from the expert being brought in.
+/// Minimum losses of paths from the expert that is being added.
 struct Reached {
-    /// [N] the loss up to where this expert lost a slot, and the group where it did.
+    /// [N] minimum loss of a path that ends by displacing this expert, and the group that it is displaced from.
     expert: Vec<Option<(i64, usize)>>,
-    /// [G] the loss up to where a slot of this group is taken, and the expert that takes it.
+    /// [G] minimum loss of a path that takes a slot in this group, and the expert that takes the slot.
     group: Vec<Option<(i64, usize)>>,
 }
 
@@ -205,7 +206,7 @@ impl Cover<'_> {
     fn bring_in(&mut self, expert: usize) {
         let reached = self.shortest_paths(expert);
         let ends = (0..self.copies.len()).filter(|&end| self.copies[end] > 1);
-        // Every held expert can be displaced, and one has two slots when another has none.
+        // Every held expert can be displaced, and while one expert has no slot, another has at least two.
         let Some((_, mut end)) = ends.filter_map(|end| Some((reached.expert[end]?.0, end))).min() else { return };
         self.copies[end] -= 1;
         self.copies[expert] += 1;
@@ -218,7 +219,8 @@ impl Cover<'_> {
         }
     }
 
-    /// Gives the expert the first slot from `spare` on whose current expert has another; returns the next slot.
+    /// Assigns to the expert the first slot, from `spare` on, whose current expert has another slot; returns the slot
+    /// after it.
     fn take_spare(&mut self, expert: usize, spare: usize) -> usize {
         let is_spare = |&at: &usize| self.held[at] && self.copies[at / self.groups] > 1;
         let Some(at) = (spare..self.held.len()).find(is_spare) else { return spare };
@@ -229,7 +231,7 @@ impl Cover<'_> {
         at + 1
     }
 
-    /// Bellman-Ford over experts and groups.
+    /// Runs Bellman-Ford over experts and groups.
     fn shortest_paths(&self, from: usize) -> Reached {
         let experts = self.copies.len();
         let mut reached = Reached { expert: vec![None; experts], group: vec![None; self.groups] };

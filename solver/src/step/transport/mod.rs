@@ -12,18 +12,19 @@
 //! min over price >= 0 of  sum over t of mass[t] * max over c of (profit[t,c] - price[c])  +  capacity . price
 //! ```
 //!
-//! Both halves of the co-clustering are instances (module `expert_step` has masses of one and capacities N/G). It is
-//! solved by successive shortest paths over the *groups*: every unit starts at its best group under the start prices,
-//! and the excess of a group moves along the cheapest chain of groups to one with room. The cost of an edge a -> b is
-//! the minimum loss `profit[t,a] - profit[t,b]` of any unit at a, kept in a heap per pair. So a path costs G^2, and
-//! there are about as many paths as units that have to move; start prices from the last solve keep that number small.
-//! Unused capacity is a unit of its own with profit zero, which makes the problem balanced and the prices
-//! complementary. All arithmetic is in integers, so the result is exact and equal on every machine.
+//! Both steps of the co-clustering are instances of this problem (module `expert_step` has masses of one and capacities
+//! N/G). It is solved by successive shortest paths over the *groups*: every unit starts at its best group under the
+//! start prices, and the excess of a group moves along the cheapest chain of groups to one with room. The cost of an
+//! edge a -> b is the minimum loss `profit[t,a] - profit[t,b]` of any unit at a, kept in a heap per pair. A path
+//! therefore takes G^2 steps, and there are about as many paths as units that have to move; start prices from the last
+//! solve keep that number small. Unused capacity is modelled as a unit with zero profit, which makes the problem
+//! balanced and the prices complementary. All arithmetic is in integers, so the result is exact and identical on every
+//! machine.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 
-/// A problem: `mass` [U], `profit` [U, G] per unit of mass, `capacity` [G].
+/// A transportation problem: `mass` [U], `profit` [U, G] per unit of mass, `capacity` [G].
 ///
 /// The caller guarantees at least one group, capacities that add up to at least the masses and to less than 2^62,
 /// nonzero masses, and profits within +-2^56.
@@ -47,7 +48,7 @@ impl Split {
         self.parts.iter().for_each(|&(group, part)| loads[usize::from(group)] += part);
     }
 
-    /// Distributes a fixed-point number over the groups by the unit's shares of `mass`.
+    /// Distributes a fixed-point number over the groups in proportion to the unit's parts of `mass`.
     pub(crate) fn spread(&self, whole: i64, mass: u64, row: &mut [i64]) {
         for &(group, part) in &self.parts {
             let share = part as f64 / mass as f64;
@@ -56,7 +57,7 @@ impl Split {
     }
 }
 
-/// An optimal plan with its proof.
+/// An optimal plan, and the prices that certify it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Plan {
     /// The group of each unit; for a split unit the group with its largest part.
@@ -71,10 +72,10 @@ pub(crate) struct Plan {
     pub(crate) dual: i128,
 }
 
-/// Polled from time to time in long loops, which end once it returns true.
+/// Polled periodically in long loops, which end once it returns true.
 pub(crate) type Stop<'a> = &'a dyn Fn() -> bool;
 
-/// Pairs of groups examined by paths between two polls of `stop`.
+/// Number of group pairs that path searches examine between two polls of `stop`.
 const PAIRS_BETWEEN_LOOKS: usize = 1 << 20;
 /// Represents unused capacity among the units.
 const SLACK: u32 = u32::MAX;
@@ -105,7 +106,7 @@ struct Path {
 }
 
 impl Transport<'_> {
-    /// Solves the problem exactly. `start` are prices to start from (any; good ones make it fast).
+    /// Solves the problem exactly. `start`: initial prices; any are valid, and good ones make the solve fast.
     pub(crate) fn solve(self, start: Option<&[i64]>) -> Plan {
         let mut flow = Flow::new(self, start);
         while let Some(path) = flow.cheapest_path() {
@@ -114,7 +115,7 @@ impl Transport<'_> {
         flow.into_plan()
     }
 
-    /// Solves the problem exactly; `None` if stopped.
+    /// Solves the problem exactly; returns `None` if stopped.
     pub(crate) fn solve_until(self, start: Option<&[i64]>, stop: Stop<'_>) -> Option<Plan> {
         let mut flow = Flow::new(self, start);
         let mut pairs = 0;
@@ -131,8 +132,8 @@ impl Transport<'_> {
         Some(flow.into_plan())
     }
 
-    /// A plan without search: units by descending mass on the best group with room, split where there is none. Its
-    /// prices are zero.
+    /// Builds a plan without a search: assigns units by descending mass to the best group with room, and splits a unit
+    /// that fits into none. All prices are zero.
     pub(crate) fn greedy(&self) -> Plan {
         let mut room = self.capacity.to_vec();
         let mut plan = Plan { label: vec![0; self.mass.len()], price: vec![0; self.groups()], ..Plan::default() };
@@ -169,7 +170,7 @@ impl Transport<'_> {
         &self.profit[unit * groups..(unit + 1) * groups]
     }
 
-    /// The dual function at `price`: an upper bound on every plan, for non-negative prices.
+    /// Returns the dual function at `price`: an upper bound on every plan, for non-negative prices.
     pub(crate) fn dual_value(&self, price: &[i64]) -> i128 {
         let units = self.mass.iter().enumerate().map(|(unit, &mass)| {
             let best = self.row(unit).iter().zip(price).map(|(profit, price)| profit - price).max();
@@ -180,15 +181,15 @@ impl Transport<'_> {
     }
 }
 
-/// The exact assignment of units with masses of one, `profit` [U, G], to groups of equal size, from any prices. `None`
-/// if stopped.
+/// Returns the exact assignment of units with masses of one, `profit` [U, G], to groups of equal size, or `None` if
+/// stopped. Any start prices are valid.
 pub(crate) fn assign_evenly(profit: &[i64], groups: usize, start: Option<&[i64]>, stop: Stop<'_>) -> Option<Plan> {
     let units = profit.len() / groups;
     let (mass, capacity) = (vec![1; units], vec![units.div_ceil(groups) as u64; groups]);
     Transport { mass: &mass, profit, capacity: &capacity }.solve_until(start, stop)
 }
 
-/// The group with the best profit after prices, ties to the lowest.
+/// Returns the group with the largest profit minus price, the lowest one on ties.
 pub(crate) fn best_group(profit: &[i64], price: &[i64]) -> usize {
     let net = |group: usize| profit[group] - price[group];
     (1..profit.len()).fold(0, |best, group| if net(group) > net(best) { group } else { best })
@@ -226,7 +227,8 @@ impl<'a> Flow<'a> {
         flow
     }
 
-    /// Unused capacity has profit zero everywhere: it goes where the price is lowest (zero), first where there is room.
+    /// Places unused capacity, whose profit is zero everywhere, on groups with the lowest price (zero), first on those
+    /// with room.
     fn place_slack(&mut self) {
         let mut left = -self.excess.iter().sum::<i64>();
         let mut cheapest = 0;
@@ -252,7 +254,7 @@ impl<'a> Flow<'a> {
         }
     }
 
-    /// The minimum loss of moving mass from one group to another, and the unit to move.
+    /// Returns the minimum loss of moving mass from one group to another, and the unit to move.
     fn cheapest_move(&mut self, from: usize, to: usize) -> Option<(i64, u32)> {
         let at = from * self.groups + to;
         while let Some(&Reverse((_, unit))) = self.moves[at].peek() {
@@ -263,14 +265,14 @@ impl<'a> Flow<'a> {
         }
         let unit = self.moves[at].peek().map(|&Reverse(entry)| entry);
         let slack = (self.slack[from] > 0).then_some((0, SLACK));
-        // On ties slack goes first: it moves without splitting a unit.
+        // On ties, slack moves first, because that does not split a unit.
         match (unit, slack) {
             (Some(unit), Some(slack)) => Some(if unit.0 < slack.0 { unit } else { slack }),
             (unit, slack) => unit.or(slack),
         }
     }
 
-    /// Dijkstra over the groups from all with excess, on losses reduced by prices; updates the prices.
+    /// Runs Dijkstra's algorithm from all groups with excess, on losses reduced by prices, and updates the prices.
     fn cheapest_path(&mut self) -> Option<Path> {
         let groups = self.groups;
         let mut distance: Vec<Option<i64>> = (0..groups).map(|g| (self.excess[g] > 0).then_some(0)).collect();
@@ -370,7 +372,7 @@ impl<'a> Flow<'a> {
 }
 
 impl Plan {
-    /// Value of the plan under a problem's profits.
+    /// Returns the value of the plan under a problem's profits.
     pub(crate) fn value(&self, problem: &Transport<'_>) -> i128 {
         let worth =
             |unit: usize, group: u16, mass: u64| i128::from(mass) * i128::from(problem.row(unit)[usize::from(group)]);
@@ -382,7 +384,7 @@ impl Plan {
         whole + correction.sum::<i128>()
     }
 
-    /// Fraction of a unit's `mass` in `groups` (ascending).
+    /// Returns the fraction of a unit's `mass` in `groups` (ascending).
     pub(crate) fn share_in(&self, unit: usize, mass: u64, groups: &[u16]) -> f64 {
         let among = |group: u16| groups.binary_search(&group).is_ok();
         match self.splits.binary_search_by_key(&unit, |split| split.unit) {
@@ -394,17 +396,17 @@ impl Plan {
         }
     }
 
-    /// Number of units in each group; split ones count by share.
+    /// Returns the number of units in each group; split units count by share.
     pub(crate) fn units(&self, mass: &[u64], groups: usize) -> Vec<f64> {
         self.sums(mass, groups, |part, mass| part as f64 / mass as f64)
     }
 
-    /// Mass in each group.
+    /// Returns the mass in each group.
     pub(crate) fn loads(&self, mass: &[u64], groups: usize) -> Vec<u64> {
         self.sums(mass, groups, |part, _| part as f64).into_iter().map(|load| load as u64).collect()
     }
 
-    /// Sums by group of the weight of each part, given the unit's mass; exact for integers below 2^53.
+    /// Sums `weight` of each part, given the unit's mass, by group. Exact for integers below 2^53.
     fn sums(&self, mass: &[u64], groups: usize, weight: impl Fn(u64, u64) -> f64) -> Vec<f64> {
         let mut sums = vec![0.0; groups];
         let mut splits = self.splits.iter().peekable();

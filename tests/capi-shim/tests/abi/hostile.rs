@@ -47,7 +47,7 @@ fn a_missing_rank_is_named_with_the_epoch() {
         assert_eq!(call!(rank, semmoe_all_reduce, &sum(4)), abi::OK, "{}", message());
         Some(stopped(rank))
     });
-    let sentence = |rank| format!("rank {rank} waited for rank 1 to begin call 2, and gave up at the time-out");
+    let sentence = |rank| format!("rank {rank} timed out waiting for rank 1 to start call 2");
     assert_eq!(reported, [Some((TIMED_OUT, sentence(0))), None, Some((TIMED_OUT, sentence(2)))]);
 }
 
@@ -90,7 +90,7 @@ fn orders_that_do_not_fit_stop_with_a_sentence() {
     let cases = [
         ((bad, [0u32, 6], 6), OUT_OF_RANGE, "position 3 of the permutation of rank 0 is out of range"),
         ((good, [3, 2], 6), OUT_OF_RANGE, "the offsets of rank 0 end at 2"),
-        ((good, [0, 6], 5), TOO_LARGE, "rank 0 would get 6 rows"),
+        ((good, [0, 6], 5), TOO_LARGE, "rank 0 would receive 6 rows"),
     ];
     for ((permutation, offsets, capacity), status, sentence) in cases {
         let Some(world) = World::new(1) else { return };
@@ -141,7 +141,7 @@ fn more_rows_than_the_capacity_stop_before_any_is_written() {
     call.args.capacity = 4;
     assert_eq!(call!(rank, semmoe_dispatch, &call.args), abi::OK, "{}", message());
     let reported = stopped(&rank);
-    assert!(reported.0 == TOO_LARGE && reported.1.starts_with("rank 0 would get 5 rows"), "{reported:?}");
+    assert!(reported.0 == TOO_LARGE && reported.1.starts_with("rank 0 would receive 5 rows"), "{reported:?}");
     assert_eq!(rank.get::<f32>(0, 40), [7.5; 40]);
 }
 

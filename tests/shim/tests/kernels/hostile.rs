@@ -267,7 +267,7 @@ fn what_the_host_can_see_is_refused_before_any_launch() {
     let refusals = [
         (ReduceScatter { parts: &off, ..good }, GRID, "part 1 is at"),
         (ReduceScatter { parts: &null, ..good }, GRID, "part 2 is null"),
-        (ReduceScatter { parts: &parts[..2], ..good }, GRID, "part lists 2 buffers, expected 3"),
+        (ReduceScatter { parts: &parts[..2], ..good }, GRID, "part: 2 buffers, expected 3"),
         (
             ordered(RowOrder { rows: Rows { tokens: 7, ..rows }, ..order }),
             GRID,

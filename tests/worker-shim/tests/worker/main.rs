@@ -303,6 +303,6 @@ fn a_kernel_that_waits_too_long_names_the_rank_it_waited_for() {
         let mut kv = rank.model.new_sequence();
         let mut items = [StepItem { kv: &mut kv, tokens: &[3, 1], wants: Wants::Logits, phase: StepPhase::Prefill }];
         let cause = rank.model.step(&mut items, &mut rank.ep).map(drop).unwrap_err().to_string();
-        assert!(cause.contains("rank 0 waited for rank 1 to begin call 7"), "{cause}");
+        assert!(cause.contains("rank 0 timed out waiting for rank 1 to start call 7"), "{cause}");
     });
 }

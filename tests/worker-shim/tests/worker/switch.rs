@@ -246,7 +246,7 @@ fn pages_without_room_are_refused_and_stay() {
         let mut running = Running::new(&mut rank, 6);
         running.step(0);
         let cause = running.switch(&placement).unwrap_err();
-        assert!(cause.starts_with("rank 0: ") && cause.contains("beside those in use"), "{cause}");
+        assert!(cause.starts_with("rank 0: ") && cause.contains("alongside those in use"), "{cause}");
         running.step(1);
         assert_eq!(running.rank.model.attention(), Attention::Dp);
     });

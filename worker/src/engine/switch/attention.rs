@@ -1,14 +1,14 @@
-//! A rank's part in a switch of attention between dp, tp and groups of tp: its sequences continue in the other layout,
-//! on this rank or another.
+//! A rank's part in an attention switch between dp, tp and groups of tp: its sequences continue in the new layout, on
+//! this rank or another one.
 //!
-//! With dp each rank has its own sequences; with tp the ranks of a group have all of its sequences. So between two
-//! steps every rank sends the others the state that only it has: with dp its running and waiting sequences, with tp
-//! those whose tokens it chooses (and the first rank of a group the waiting ones). Then all ranks of a span
-//! ([`KvSpan`]) have the same list, and pages move ([`crate::model::Model::prepare_attention`]). The engine does not
-//! change before all ranks have agreed.
+//! Under dp, each rank has its own sequences; under tp, the ranks of a group share all of the group's sequences. So
+//! between two steps, every rank sends the others the state that only it has: under dp its running and waiting
+//! sequences, under tp the sequences whose tokens it samples (and, from a group's first rank, the waiting ones). Then
+//! all ranks of a span ([`KvSpan`]) have the same list, and pages move ([`crate::model::Model::prepare_attention`]).
+//! The engine changes nothing until all ranks have agreed.
 //!
-//! With lazy moves, pages follow after the switch: before each step those of the next sequences, which run from then
-//! on. A sequence that is cancelled earlier is removed together with its pages once they have arrived.
+//! With lazy moves, pages follow after the switch: before each step, the pages of the next sequences arrive, and these
+//! sequences resume. A sequence that is cancelled before its pages arrive is removed with them on arrival.
 
 use std::collections::{HashMap, HashSet};
 
@@ -26,20 +26,21 @@ use crate::model::{
     SwitchFault, allgather_messages,
 };
 
-/// The sequences that a rank sends the others; then those of all ranks: running ones by age, waiting ones by due time.
+/// The sequences that a rank sends to the others and, after the exchange, those of all ranks: running ones by age,
+/// waiting ones by due time.
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct Known {
     running: Vec<Carried>,
     waiting: Vec<SequenceRequest>,
 }
 
-/// The state with which the engine continues if all ranks agree.
+/// The state that the engine adopts if all ranks agree.
 pub(super) struct PreparedAttention {
-    /// Its groups include those of waiting sequences.
+    /// The moved KV cache, and the groups of all sequences, including waiting ones.
     pub(super) kv: PreparedKv,
-    /// Whether this rank reports the groups.
+    /// Whether this rank reports the new groups.
     pub(super) leads: bool,
-    /// All sequences that run here, by id.
+    /// All sequences that will run on this rank, by id.
     carried: HashMap<u64, Carried>,
     step_bytes: u64,
     waiting: WaitingQueue,
@@ -48,22 +49,22 @@ pub(super) struct PreparedAttention {
 /// Sequences whose pages arrive after the switch.
 pub(in crate::engine) struct Arriving {
     kv: KvArrival,
-    /// Sequences of this rank that were not cancelled, by id.
+    /// This rank's sequences that have not been cancelled, by id.
     pub(in crate::engine) carried: HashMap<u64, Carried>,
-    /// Limit on the bytes that a rank receives before a step; a single sequence may exceed it.
+    /// Maximum number of bytes that a rank receives before a step; a single sequence may exceed it.
     step_bytes: u64,
 }
 
 impl Engine {
-    /// Prepares the switch to another attention, together with all ranks. With `step_bytes` pages move afterwards, at
-    /// most that many bytes before each step ([`Engine::arrive`]).
+    /// Prepares the switch to another attention layout, together with all ranks. If `step_bytes` is set, pages move
+    /// after the switch, at most that many bytes before each step ([`Engine::arrive`]).
     pub(super) fn prepare_attention(
         &mut self,
         to: AttentionShape,
         step_bytes: Option<u64>,
         objection: &dyn Fn(&Inbox) -> Option<String>,
     ) -> Result<PreparedAttention, SwitchFault> {
-        // Sequences still arriving from an earlier switch arrive now.
+        // Complete the page moves of an earlier switch first.
         self.arriving.iter_mut().for_each(|arriving| arriving.step_bytes = u64::MAX);
         self.arrive()?;
         let span = KvSpan::new(self.model.attention_shape().ranks, to.ranks, self.ep.rank().index());
@@ -103,21 +104,21 @@ impl Engine {
         PreparedAttention { kv, leads: me == span.ranks.start, carried, step_bytes, waiting }
     }
 
-    /// KV cache pages of a rank with attention of this shape.
+    /// Returns the number of KV cache pages per rank for an attention shape.
     pub(super) fn pages(&self, of: AttentionShape) -> usize {
         let pages = self.limits.kv_pages;
         let dp = pages.of(Attention::Dp);
         match of.attention == Attention::Tp && of.ranks < self.ep.world() && dp > 0 {
-            // As many bytes as with dp.
+            // The cache has the same number of bytes as under dp.
             true => self.model.pages_of(of, dp).unwrap_or(0),
             false => pages.of(of.attention),
         }
     }
 
-    /// Continues with the prepared state.
+    /// Replaces the engine's state with the prepared one.
     pub(super) fn commit_attention(&mut self, prepared: PreparedAttention) {
         self.model.commit_attention();
-        // Reports counts that were requested while orders were waiting.
+        // Report statistics that were requested while commands were queued.
         for ticket in std::mem::take(&mut self.together).tickets {
             self.report_stats(ticket);
         }
@@ -131,7 +132,7 @@ impl Engine {
         });
     }
 
-    /// Runs before a step, together with all ranks: receives the pages of the next sequences, which run from now on.
+    /// Receives the pages of the next sequences, which then resume. All ranks call this together before a step.
     pub(in crate::engine) fn arrive(&mut self) -> Result<(), UnitError> {
         let Some(mut arriving) = self.arriving.take() else { return Ok(()) };
         let came = arriving.kv.advance(arriving.step_bytes, &mut self.ep)?;
@@ -140,7 +141,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Resumes the sequences, except those that were cancelled meanwhile.
+    /// Resumes sequences, except those that have been cancelled.
     fn resume(&mut self, came: Vec<(u64, KvCache)>, carried: &mut HashMap<u64, Carried>) {
         for (id, kv) in came {
             let Some(carried) = carried.remove(&id) else { continue };
@@ -153,7 +154,7 @@ impl Engine {
         }
     }
 
-    /// Exchanges sequences with the other ranks, and returns those of the span.
+    /// Exchanges sequences with the other ranks and returns those in the span.
     fn gather_known(&mut self, span: &KvSpan) -> Result<Known, SwitchFault> {
         let me = self.ep.rank().index();
         let all = self.model.attention() == Attention::Dp;
@@ -161,7 +162,8 @@ impl Engine {
         let own = own.map(|sequence| sequence.carried.clone());
         let waiting = self.waiting.iter().filter(|_| self.is_leader()).cloned();
         let known = Known { running: own.collect(), waiting: waiting.collect() };
-        // If serialisation fails, the message is empty and every rank, including this one, fails to read it: all agree.
+        // If serialisation fails, the message is empty and every rank, including this one, fails to parse it, so all
+        // ranks agree.
         let messages = allgather_messages(&mut self.ep, serde_json::to_vec(&known).unwrap_or_default())?;
         let mut known = Known::default();
         for (rank, message) in messages.iter().enumerate() {
@@ -185,8 +187,8 @@ impl Engine {
         Ok(known)
     }
 
-    /// How strongly each group of the span is preferred for a sequence: the group of its previous or pinned rank, or as
-    /// T predicts; empty if neither is known.
+    /// Returns a sequence's preference for each group of the span: for the group of its previous or pinned rank, or
+    /// else as T predicts; empty if neither is known.
     fn shares(&self, request: &SequenceRequest, span: &KvSpan) -> Vec<f32> {
         let world = self.ep.world();
         if let Some(home) = request.home.map(usize::from).filter(|home| span.ranks.contains(home)) {

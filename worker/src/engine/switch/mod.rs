@@ -1,11 +1,11 @@
-//! A rank's part in a switch of the unit's layout: it checks the request, stops beginning steps, moves experts, keys
-//! and values with the others, and resumes.
+//! A rank's part in a layout switch: it checks the request, stops starting steps, moves experts, keys and values with
+//! the other ranks, and resumes.
 //!
-//! With attention dp a holding rank begins no step of its own but joins those of others, so that no rank waits for it.
-//! Once all ranks hold, no step is left. Rank 0 then notifies every rank (`Quiet`) before any of them moves: anything
-//! that a peer begins from then on is the move, and the rank waits for its own order to take part. With attention tp
-//! the order to move arrives from rank 0 between the same two steps on all ranks, as all its orders do; there is
-//! nothing to hold.
+//! Under attention dp, a holding rank starts no steps but joins the steps of others, so that no rank waits for it. Once
+//! all ranks hold, no step is in progress. Rank 0 then notifies every rank (`Quiet`) before any of them moves: from
+//! then on, anything that a peer starts is the move, and the rank waits for its own command to take part. Under
+//! attention tp, the command to move arrives from rank 0 between the same two steps on all ranks, like all its
+//! commands, so there is nothing to hold.
 
 pub(super) mod attention;
 mod order;
@@ -28,7 +28,7 @@ pub(super) struct Prepared {
     ticket: u64,
     to: SwitchTo,
     steps: Steps,
-    /// To be dropped, or rolled back if the order to move has already been sent.
+    /// Whether to drop the switch, or to roll it back if the command to move has already been sent.
     aborted: bool,
 }
 
@@ -39,23 +39,23 @@ pub(super) const ABORTED: &str = "the switch was aborted";
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Steps {
     All,
-    /// Steps that others begin.
+    /// Only steps that other ranks start.
     Joined,
     None,
 }
 
 impl Engine {
-    /// Whether this rank begins no steps for now.
+    /// Whether this rank currently starts no steps.
     pub(super) fn holds(&self) -> bool {
         self.switch.as_ref().is_some_and(|prepared| prepared.steps != Steps::All)
     }
 
-    /// Whether this rank takes part in no steps, so that only an order can make it resume.
+    /// Whether this rank takes part in no steps, so that only a command can make it resume.
     pub(super) fn is_quiet(&self) -> bool {
         self.switch.as_ref().is_some_and(|prepared| prepared.steps == Steps::None)
     }
 
-    /// Executes an order that rank 0 sends every rank directly.
+    /// Executes a switch command that rank 0 sends directly to every rank.
     pub(super) fn take_switch_order(&mut self, ticket: u64, order: SwitchOrder) -> Result<(), UnitError> {
         match order {
             SwitchOrder::Prepare(to) => {
@@ -72,7 +72,7 @@ impl Engine {
             SwitchOrder::Quiet => self.restrict(ticket, Steps::None, SwitchReport::Quiet),
             SwitchOrder::Move => self.switch_now(ticket)?,
             SwitchOrder::Abort => {
-                // With attention tp the order to move may have been sent but not received.
+                // Under attention tp, the command to move may have been sent but not yet received.
                 if let Some(prepared) = self.switch.as_mut().filter(|prepared| prepared.ticket == ticket) {
                     (prepared.steps, prepared.aborted) = (Steps::All, true);
                 }
@@ -84,26 +84,26 @@ impl Engine {
     fn restrict(&mut self, ticket: u64, steps: Steps, report: SwitchReport) {
         let attention = self.model.attention();
         let Some(prepared) = self.switch.as_mut().filter(|prepared| prepared.ticket == ticket) else { return };
-        // With attention tp rank 0's order arrives with a step's sync.
+        // Under attention tp, steps must continue, because the command to move arrives in the sync before a step.
         prepared.steps = if attention == Attention::Tp { Steps::All } else { steps };
         self.report(ticket, report);
     }
 
-    /// Why this rank cannot take part; `None` if it can.
+    /// Returns the reason that this rank cannot take part; `None` if it can.
     fn refusal(&self, to: &SwitchTo) -> Option<String> {
         if self.ep.attention_group().len() < self.ep.step_ranks().len() {
-            return Some("its attention is in groups of ranks, which cannot switch".to_owned());
+            return Some("its attention runs in groups of ranks, which cannot switch".to_owned());
         }
         let now = self.model.attention_shape();
         if to.attention != now {
             if !self.model.other_attentions().any(|other| other == to.attention) {
                 let AttentionShape { attention, ranks } = to.attention;
-                return Some(format!("it has no weights of attention {attention} in groups of {ranks} ranks"));
+                return Some(format!("it has no weights for attention {attention} in groups of {ranks} ranks"));
             }
             let [less, more] = [now.ranks.min(to.attention.ranks), now.ranks.max(to.attention.ranks)];
             if !more.is_multiple_of(less) {
                 return Some(format!(
-                    "keys and values do not move between groups of {} and of {} ranks, of which neither divides the other: \
+                    "keys and values cannot move between groups of {} and {} ranks, as neither size divides the other: \
                      switch to ep in between",
                     now.ranks, to.attention.ranks
                 ));
@@ -112,7 +112,7 @@ impl Engine {
                 [self.ep.placement(), &to.placement].into_iter().any(|placement| placement.layout.groups().is_some());
             if to.kv_step_bytes.is_some() && in_groups {
                 return Some(
-                    "with groups of ranks keys and values move in the switch: leave kv_step_bytes out".to_owned(),
+                    "with groups of ranks, keys and values move during the switch: leave kv_step_bytes out".to_owned(),
                 );
             }
             if to.kv_step_bytes.is_some() && !self.model.is_on_host() {
@@ -120,12 +120,12 @@ impl Engine {
                     ModelError::NotOnGpu("keys and values that move after the switch (kv_step_bytes)").to_string(),
                 );
             }
-            // In a larger group every rank has the pages that one has now.
+            // In a larger group, every rank needs as many pages as this rank uses now.
             let (usage, room) = (self.pool.usage(), self.pages(to.attention) as u64);
             let pages = usage.used + usage.promised;
             if pages > room && to.attention.ranks > now.ranks {
                 return Some(format!(
-                    "its sequences need {pages} pages of keys and values, and with attention tp it has {room}"
+                    "its sequences need {pages} KV cache pages, but under attention tp it has only {room}"
                 ));
             }
         }
@@ -138,8 +138,8 @@ impl Engine {
         shortage(self.model.switch_bytes(&to.placement, &self.ep) as u64, available_bytes())
     }
 
-    /// Moves to the new layout: keys and values first, to unused pages, then experts; then both take effect. All ranks
-    /// call this between the same two steps.
+    /// Moves to the new layout: first keys and values, into unused pages, then experts; then both take effect. All
+    /// ranks call this between the same two steps.
     pub(super) fn switch_now(&mut self, ticket: u64) -> Result<(), UnitError> {
         let Some(Prepared { to, aborted, .. }) = self.switch.take_if(|prepared| prepared.ticket == ticket) else {
             return Err(UnitError::protocol(0, "it ordered a switch without preparing it"));
@@ -184,7 +184,7 @@ impl Engine {
         let placed = ep.placement().replicas.clone();
         let outcome = model.switch_experts(to, ep, &mut objects)?;
         if outcome == SwitchOutcome::Committed && placed != to.replicas {
-            // T belongs to the previous placement.
+            // T is valid only for the previous placement.
             self.affinity = None;
         }
         Ok(outcome)

@@ -1,22 +1,22 @@
-//! The orders of rank 0 in a switch, and the ranks' reports.
+//! Rank 0's commands during a switch, and the ranks' reports.
 
 use serde::{Deserialize, Serialize};
 
 use crate::ep::ExpertPlacement;
 use crate::model::{AttentionShape, SwitchOutcome};
 
-/// An order from rank 0 to a rank. They arrive in this sequence, except for `Abort`, which may arrive at any time.
+/// A command from rank 0 to a rank. Commands arrive in this order, except for `Abort`, which may arrive at any time.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) enum SwitchOrder {
-    /// Check that the switch is possible, and remember it.
+    /// Check that the switch is possible, and store it.
     Prepare(Box<SwitchTo>),
-    /// Begin no steps until the switch ends.
+    /// Start no steps until the switch ends.
     Hold,
-    /// All ranks hold: join no step either.
+    /// All ranks hold: do not join steps, either.
     Quiet,
     /// Move, together with all ranks.
     Move,
-    /// Drop the switch; roll back if ranks are already moving.
+    /// Drop the switch, or roll it back if ranks are already moving.
     Abort,
 }
 
@@ -26,12 +26,12 @@ pub(crate) struct SwitchTo {
     #[serde(rename = "spread")]
     pub(crate) placement: ExpertPlacement,
     pub(crate) attention: AttentionShape,
-    /// If set, keys and values move after the switch: before each step those of some sequences, at most this many bytes
-    /// per rank, but at least one sequence. Otherwise they move during the switch.
+    /// If set, keys and values move after the switch: before each step, some sequences move at most this many bytes per
+    /// rank, but at least one sequence moves. Otherwise, all of them move during the switch.
     pub(crate) kv_step_bytes: Option<u64>,
 }
 
-/// A rank's answer.
+/// A rank's response to a command.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) enum SwitchReport {
     /// Reply to `Prepare`.
@@ -45,10 +45,10 @@ pub(crate) enum SwitchReport {
     Held,
     /// Reply to `Quiet`.
     Quiet,
-    /// Progress of `Move`, from rank 0 only: about to move this MoE layer.
+    /// Progress of `Move`, from rank 0 only: this MoE layer moves next.
     Layer(u16),
-    /// Progress of `Move`, from the first rank of each span: the new group of each sequence, with dp its rank.
+    /// Progress of `Move`, from the first rank of each span: each sequence's new group, which is its rank under dp.
     Homes(Vec<(u64, u16)>),
-    /// Reply to `Move`, at the end.
+    /// Reply to `Move`, once the move has ended.
     Ended(SwitchOutcome),
 }

@@ -1,11 +1,11 @@
-//! Streams through memory that the processes of one host share. If there is a core per rank, a waiting rank spins for a
-//! moment; then it sleeps on its bell (a futex), which is rung by a rank that writes to it or makes room.
+//! Streams over memory shared by the processes of one host. If there is a core per rank, a waiting rank first spins
+//! briefly. Then it sleeps on its bell (a futex), which other ranks ring when they write to it or free space.
 //!
 //! | module | what |
 //! |---|---|
 //! | `memory` | bells, rings and rows, in an unnamed file |
 //! | `ring` | bytes from one rank to another |
-//! | `watch` | detects that a rank has died |
+//! | `watch` | detection of dead ranks |
 
 mod memory;
 mod ring;
@@ -29,21 +29,21 @@ use semmoe_ranks::SharedHalves;
 
 use super::links::check_links;
 
-/// Checks of the bell before sleeping, if every rank can have its own core: a few microseconds, about the cost of
-/// sleeping. Spinning longer would take the core from the awaited rank if others use the machine, too.
+/// Number of bell checks before sleeping, if every rank can have its own core. They take a few microseconds, about the
+/// cost of sleeping. On a shared machine, longer spinning could take the core from the awaited rank.
 const SPINS: u32 = 64;
 
-/// One rank's end over shared memory.
+/// One rank's transport over shared memory.
 pub type ShmTransport = StreamTransport<Rings>;
 
 impl ShmTransport {
-    /// Joins as a rank, once: returns the link, and the memory for rows, of the same type on all ranks. `links[p]` is
-    /// an idle connection to rank p whose end means that the rank has died. `limit` bounds one collective, including
-    /// the wait for slower ranks.
+    /// Joins the unit as `rank`, at most once, and returns the transport and the memory for rows; all ranks must use
+    /// the same row type. `links[p]` is an idle connection to rank p, which closes when that rank dies. `limit` bounds
+    /// one collective, including the wait for slower ranks.
     ///
     /// # Errors
-    /// A rank without a link, a link in this rank's slot, memory for another number of ranks, or a thread that cannot
-    /// be started.
+    /// A rank has no link, this rank's own slot has one, the memory is for a different number of ranks, or a thread
+    /// cannot be started.
     pub fn new<T: Element>(
         rank: usize,
         memory: ShmMemory,
@@ -90,7 +90,7 @@ impl Read for RingStream {
         let Some(end) = self.life.end() else {
             return Err(io::ErrorKind::WouldBlock.into());
         };
-        // Bytes written before the rank ended still count, as on a socket.
+        // Bytes written before the rank died are still delivered, as on a socket.
         match self.incoming.read(to)? {
             0 => Err(end),
             count => Ok(count),
@@ -126,21 +126,21 @@ impl ByteStream for RingStream {
     }
 }
 
-/// How one rank waits.
+/// The shared memory and the bell on which one rank waits.
 #[derive(Debug)]
 pub struct Rings {
     rank: usize,
     memory: Arc<ShmMemory>,
-    /// The bell's count up to which everything has been processed.
+    /// The bell count up to which all events have been processed.
     seen: u32,
     spins: u32,
-    /// Set by a waker of this process.
+    /// Set by the wakers of this process.
     rung: Arc<AtomicBool>,
     _watch: Watch,
 }
 
 impl Rings {
-    /// Sleeps until the bell rings; false if the deadline has passed.
+    /// Sleeps until the bell rings; returns false if the deadline has passed.
     fn sleep(&mut self, deadline: Option<Instant>) -> bool {
         let bell = self.memory.bell(self.rank);
         for _ in 0..self.spins {
@@ -150,7 +150,7 @@ impl Rings {
             std::hint::spin_loop();
         }
         loop {
-            // Read the count before what it announces, so that no change is missed.
+            // Read the count before the data that it announces, so that no change is missed.
             let rings = bell.rings();
             if rings != self.seen {
                 self.seen = rings;
@@ -176,7 +176,7 @@ impl Medium for Rings {
         deadline: Option<Instant>,
     ) -> bool {
         let in_time = self.sleep(deadline);
-        // Checking every ring costs less than finding out which one rang.
+        // Checking every ring costs less than finding out which rank rang the bell.
         pending.iter_mut().for_each(|pending| pending.ready = true);
         in_time
     }

@@ -1,4 +1,4 @@
-//! One direction between two ranks: a ring of bytes in shared memory, with one writer and one reader.
+//! A single-producer, single-consumer ring of bytes in shared memory: one direction between two ranks.
 
 use std::io;
 use std::sync::Arc;
@@ -6,10 +6,10 @@ use std::sync::atomic::Ordering::{Acquire, Release, SeqCst};
 
 use super::memory::ShmMemory;
 
-/// Bytes moved at a time, so that the other side can start before a long message is complete.
+/// Maximum number of bytes copied at a time, so that the other side can start before a long message is complete.
 const PIECE_BYTES: usize = 256 << 10;
 
-/// The writer's end. It trusts its own copy of what it wrote: the memory only informs others.
+/// The writer's end. Its own write position is authoritative; the copy in shared memory only informs the reader.
 #[derive(Debug)]
 pub(super) struct RingWriter {
     memory: Arc<ShmMemory>,
@@ -32,14 +32,14 @@ impl RingWriter {
         Self { memory: Arc::clone(memory), from, to, written: 0 }
     }
 
-    /// Writes as much as fits, up to a piece, and wakes the reader. 0 means full: the reader will wake this rank once
-    /// there is room.
+    /// Writes as much as fits, at most [`PIECE_BYTES`], and wakes the reader. Returns 0 if the ring is full; the reader
+    /// then wakes this rank once there is room.
     pub(super) fn write<'a>(&mut self, parts: impl Iterator<Item = &'a [u8]>) -> io::Result<usize> {
         let (words, bytes) = self.memory.ring(self.from, self.to);
         let mut room = self.room(words.receiver.read.load(Acquire))?;
         if room == 0 {
             words.sender.starved.store(1, SeqCst);
-            // Room may have been made before the reader could see that it is wanted.
+            // The reader may have freed space just before `starved` became visible to it.
             room = self.room(words.receiver.read.load(SeqCst))?;
             if room == 0 {
                 return Ok(0);
@@ -51,8 +51,8 @@ impl RingWriter {
             let part = &part[..part.len().min(room - count)];
             let at = (self.written as usize + count) % size;
             let (first, second) = part.split_at(part.len().min(size - at));
-            // SAFETY: both places are in the ring. The reader reads nothing there before `written` covers it, and its
-            // `read` says that it is done with the previous content.
+            // SAFETY: both destinations are within the ring. The reader does not access them until `written` covers
+            // them, and its `read` shows that it has consumed their previous contents.
             unsafe {
                 bytes.add(at).copy_from_nonoverlapping(first.as_ptr(), first.len());
                 bytes.copy_from_nonoverlapping(second.as_ptr(), second.len());
@@ -76,7 +76,7 @@ impl RingReader {
         Self { memory: Arc::clone(memory), from, to, read: 0 }
     }
 
-    /// Reads the available bytes, up to a piece; 0 if there are none.
+    /// Reads available bytes, at most [`PIECE_BYTES`]; returns 0 if there are none.
     pub(super) fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
         let (words, bytes) = self.memory.ring(self.from, self.to);
         let size = self.memory.layout.ring_bytes;
@@ -87,15 +87,15 @@ impl RingReader {
         }
         let at = self.read as usize % size;
         let (first, second) = to[..count].split_at_mut(count.min(size - at));
-        // SAFETY: both places are in the ring, and the writer does not touch them after its `written` until `read`
-        // passes them.
+        // SAFETY: both sources are within the ring and covered by `written`, so the writer does not touch them until
+        // `read` passes them.
         unsafe {
             bytes.add(at).copy_to_nonoverlapping(first.as_mut_ptr(), first.len());
             bytes.copy_to_nonoverlapping(second.as_mut_ptr(), second.len());
         }
         self.read += count as u64;
         words.receiver.read.store(self.read, SeqCst);
-        // Not for every byte of room: a woken writer should be able to write a lot.
+        // Wake the writer only once at least half of the ring is free, so that it can write a lot at a time.
         if there - count <= size / 2 && words.sender.starved.load(SeqCst) != 0 {
             words.sender.starved.store(0, SeqCst);
             self.memory.bell(self.from).ring();
@@ -104,7 +104,7 @@ impl RingReader {
     }
 }
 
-/// Number of bytes between two positions; fails if they contradict each other.
+/// Returns the number of bytes between two positions; fails if the positions are inconsistent.
 fn filled(written: u64, read: u64, limit: usize) -> io::Result<usize> {
     match written.checked_sub(read) {
         Some(filled) if filled <= limit as u64 => Ok(filled as usize),

@@ -56,7 +56,7 @@ fn words_and_headers_that_cannot_be_break_the_protocol() {
     let (mut transport, memory, _link) = one_of_two();
     RingWriter::new(&memory, 1, 0).write(std::iter::once(&[0x41; 24][..])).unwrap();
     let error = transport.wait().unwrap_err();
-    assert!(error.to_string().contains("rank 1 broke the protocol: a frame that begins with 0x41414141"), "{error}");
+    assert!(error.to_string().contains("rank 1 broke the protocol: a frame begins with 0x41414141"), "{error}");
 
     let (mut transport, memory, _link) = one_of_two();
     let huge = crate::ep::stream::data_header(1, usize::MAX);

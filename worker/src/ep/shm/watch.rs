@@ -1,4 +1,4 @@
-//! Detects whether other ranks are alive: an idle connection to each, whose end is the end of its rank.
+//! Detects dead ranks by an idle connection to each rank, which closes when the rank's process ends.
 
 use std::io::{self, Read as _};
 use std::net::{Shutdown, TcpStream};
@@ -11,14 +11,14 @@ use rustix::event::{PollFd, PollFlags};
 use super::memory::ShmMemory;
 use crate::ep::poll::poll_until;
 
-/// The connection to one rank, and how it ended.
+/// The connection to one rank, and how it ended, if it has.
 #[derive(Debug)]
 pub(super) struct Life {
     link: TcpStream,
     end: OnceLock<End>,
 }
 
-/// Kind and cause of the error that reads and writes return from then on.
+/// Kind and cause of the error that reads and writes return once the connection has ended.
 type End = (io::ErrorKind, String);
 
 impl Life {
@@ -27,18 +27,18 @@ impl Life {
         Ok(Self { link, end: OnceLock::new() })
     }
 
-    /// The error for reading from or writing to the rank, once it has died.
+    /// Returns the error for reads and writes once the rank has died.
     pub(super) fn end(&self) -> Option<io::Error> {
         let (kind, cause) = self.end.get()?;
         Some(io::Error::new(*kind, cause.clone()))
     }
 
-    /// Makes this rank appear to have ended to the other.
+    /// Closes this rank's side of the connection, so that the other rank regards it as dead.
     pub(super) fn finish(&self) {
         let _closed_already = self.link.shutdown(Shutdown::Write);
     }
 
-    /// How the connection ended, if it did.
+    /// Returns how the connection ended, if it did.
     fn check(&self) -> Option<End> {
         match (&self.link).read(&mut [0; 64]) {
             Ok(0) => Some((io::ErrorKind::BrokenPipe, "it closed its connection".to_owned())),
@@ -70,7 +70,7 @@ impl Drop for Watch {
     fn drop(&mut self) {
         drop(self.stop.take());
         if let Some(thread) = self.thread.take() {
-            // The thread only polls; a panic in it has been reported.
+            // The thread only polls; if it panicked, the panic has already been reported.
             let _ = thread.join();
         }
     }
@@ -88,7 +88,7 @@ fn watch(mut lives: Vec<Arc<Life>>, stopped: &UnixStream, ring: impl Fn()) {
         lives.retain(|life| match life.check() {
             None => true,
             Some(end) => {
-                // Only this thread sets it, once.
+                // Only this thread sets the value, and only once.
                 let _ = life.end.set(end);
                 ring();
                 false

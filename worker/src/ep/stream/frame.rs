@@ -1,8 +1,8 @@
-//! The frame before everything that a rank sends another.
+//! The frame header that precedes every message between ranks.
 //!
 //! 24 bytes, little-endian: magic u32, kind u32, number u64, length u64. `number` is the index of the collective
-//! between both ranks (data) or the failed rank (failure); `length` bytes follow: the message, or why the rank failed
-//! (UTF-8).
+//! between the two ranks (data) or the failed rank (failure). The header is followed by `length` bytes: the message, or
+//! the cause of the failure (UTF-8).
 
 use semmoe_kernels::collectives::MAX_MESSAGE_BYTES;
 
@@ -26,11 +26,11 @@ pub(super) enum Header {
 /// An invalid header.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub(super) enum HeaderError {
-    #[error("a frame that begins with {0:#010x}, expected {MAGIC:#010x}")]
+    #[error("a frame begins with {0:#010x}, expected {MAGIC:#010x}")]
     Magic(u32),
-    #[error("a frame of {found} bytes, expected at most {limit}")]
+    #[error("a frame has {found} bytes, expected at most {limit}")]
     Length { found: u64, limit: usize },
-    #[error("a frame of kind {kind} and number {number}, expected data or a failure")]
+    #[error("a frame has kind {kind} and number {number}, expected data or a failure")]
     Kind { kind: u32, number: u64 },
 }
 

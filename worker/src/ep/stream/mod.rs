@@ -1,9 +1,9 @@
-//! Ranks as processes: one byte stream between every two of them, read and written concurrently, so that messages
-//! larger than a stream's buffer cannot deadlock. A [`Medium`] carries the streams: sockets, or shared memory.
+//! The transport between rank processes: one byte stream per pair of ranks. Reads and writes are interleaved, so that
+//! messages larger than a stream's buffer cannot deadlock. A [`Medium`] carries the streams: sockets or shared memory.
 //!
-//! When a rank dies, the other ranks see their streams end; but a rank that only sees the *next* one leave must not
-//! blame that one. So a stopping rank first reports to its peers which rank failed and why, and a rank that finds a
-//! closed or silent peer waits a moment for a better explanation.
+//! When a rank dies, its peers see their streams close and stop too, which closes further streams; those peers must not
+//! be blamed. So a stopping rank first reports to its peers which rank failed and why, and a rank that finds a closed
+//! or silent peer waits briefly for such a report.
 
 mod frame;
 mod peer;
@@ -16,26 +16,26 @@ use semmoe_kernels::collectives::{Exchange, Lockstep, UnitError, Wake, Waker};
 pub(super) use peer::Peer;
 use peer::{Fault, Progress};
 
-/// How long a rank that found a failure waits for an earlier cause, and how long it tries to send its own.
+/// How long a rank that detected a failure waits for reports of an earlier one, and how long it tries to send its own.
 const SETTLE: Duration = Duration::from_millis(150);
 
-/// Bytes to and from one peer. Reads and writes take what they can and never block (`WouldBlock`); a read of 0 bytes is
-/// the end; `InvalidData` means a protocol violation.
+/// A byte stream to and from one peer. Reads and writes transfer as much as they can and return `WouldBlock` instead of
+/// blocking. A read of 0 bytes is the end of the stream; `InvalidData` means a protocol violation.
 pub trait ByteStream: Read + Write + Send {
-    /// Whether reads are expensive enough to read more than is needed.
+    /// Whether reads are expensive enough that reading ahead pays off.
     const READ_AHEAD: bool;
 
     /// Ends the writing side.
     fn finish(&mut self);
 }
 
-/// The carrier of one rank's streams.
+/// The medium that carries one rank's streams.
 pub trait Medium: Send {
     /// A stream to one peer.
     type Stream: ByteStream;
 
-    /// Sleeps until a requested operation on a peer may be possible, and marks it in `ready`; with `bell`, also until
-    /// the waker rings. False if `deadline` has passed (`None`: no limit).
+    /// Sleeps until a requested operation on a peer may be possible, and sets that peer's `ready`; with `bell`, also
+    /// wakes when the waker rings. Returns false if `deadline` has passed (`None`: no limit).
     fn poll(
         &mut self,
         peers: &[Option<Peer<Self::Stream>>],
@@ -47,30 +47,30 @@ pub trait Medium: Send {
     /// Whether the waker has rung since the last call.
     fn take_ring(&mut self) -> bool;
 
-    /// A handle that rings the bell.
+    /// Returns a handle that rings the bell.
     fn waker(&self) -> Waker;
 }
 
-/// One rank's streams to all others.
+/// One rank's streams to all other ranks.
 pub struct StreamTransport<M: Medium> {
     rank: usize,
     /// `[P]`: `None` for this rank.
     peers: Vec<Option<Peer<M::Stream>>>,
     medium: M,
-    /// `[P]`: work of the current collective.
+    /// `[P]`: outstanding work in the current collective.
     pending: Vec<Pending>,
     limit: Duration,
     failed: Option<UnitError>,
 }
 
-/// The rank at fault, and how that was noticed.
+/// The rank at fault, and how the fault was detected.
 struct RankFault {
     rank: usize,
     fault: Fault,
 }
 
 impl<M: Medium> StreamTransport<M> {
-    /// Takes `streams[p]` to rank p, with `None` for this rank.
+    /// Creates a transport over `streams[p]` to each rank p, with `None` for this rank.
     pub(super) fn over(rank: usize, streams: Vec<Option<M::Stream>>, medium: M, limit: Duration) -> Self {
         let peers: Vec<_> = streams.into_iter().map(|stream| stream.map(Peer::new)).collect();
         let pending = vec![Pending::default(); peers.len()];
@@ -82,7 +82,7 @@ impl<M: Medium> StreamTransport<M> {
         &self.medium
     }
 
-    /// Sends to and receives from the given peers until all are done.
+    /// Sends to and receives from the given peers until all of them are done.
     fn exchange(&mut self, exchange: Exchange<'_>) -> Result<(), RankFault> {
         let Exchange { peers, outgoing, incoming, arrived } = exchange;
         self.pending.fill(Pending::default());
@@ -92,7 +92,7 @@ impl<M: Medium> StreamTransport<M> {
                 peer.begin(message.len());
             }
         }
-        // A limit too large to add means no limit.
+        // A limit too large to add to the clock means no limit.
         let deadline = Instant::now().checked_add(self.limit);
         loop {
             for (i, &rank) in peers.iter().enumerate() {
@@ -129,18 +129,19 @@ impl<M: Medium> StreamTransport<M> {
         }
     }
 
-    /// From now on, accepts anything that any peer sends.
+    /// From now on, watches for a message or a failure report from any peer.
     fn watch(&mut self) {
         for (pending, peer) in self.pending.iter_mut().zip(&self.peers) {
             *pending = Pending { watching: peer.is_some(), ..Pending::new(false) };
         }
     }
 
-    /// Decides which rank failed first, remembers it, and reports it to the peers. `sending` holds the unsent messages.
+    /// Determines which rank failed first, stores the error, and reports it to the peers. `sending` contains the
+    /// messages of the failed exchange.
     fn fail(&mut self, at: RankFault, sending: Sending<'_>) -> UnitError {
         let RankFault { rank, fault } = at;
         let kind = match fault {
-            // The rank itself reported whose failure it was.
+            // The peer reported which rank failed, or is itself at fault.
             Fault::Failure { .. } | Fault::Protocol(_) => None,
             Fault::Closed(_) | Fault::Late => self.listen_for_cause(rank),
         };
@@ -168,7 +169,7 @@ impl<M: Medium> StreamTransport<M> {
                     None => {}
                 }
             }
-            // Without a peer left that could know, there is nothing to wait for.
+            // Once no other peer can report a cause, there is nothing to wait for.
             let others = self.pending.iter().enumerate().any(|(rank, pending)| rank != suspect && pending.watching);
             if !others || !self.medium.poll(&self.peers, &mut self.pending, false, Some(deadline)) {
                 return None;
@@ -176,7 +177,7 @@ impl<M: Medium> StreamTransport<M> {
         }
     }
 
-    /// Sends every peer why this rank gives up, after finishing the message that is partly sent to it, if possible.
+    /// Reports to every peer why this rank gives up, first completing a partly sent message if possible.
     fn report_failure(&mut self, error: &UnitError, sending: Sending<'_>) {
         let deadline = Instant::now() + SETTLE;
         let cause = match error {
@@ -194,7 +195,7 @@ impl<M: Medium> StreamTransport<M> {
         }
     }
 
-    /// Sends the rest of a partly sent message, as far as its receiver accepts it in time.
+    /// Sends the rest of a partly sent message, as much as its receiver accepts before the deadline.
     fn finish_message(&mut self, rank: usize, message: &[u8], deadline: Instant) {
         self.pending.fill(Pending::default());
         self.pending[rank].sending = true;
@@ -227,9 +228,9 @@ impl<'a> Sending<'a> {
 pub struct Pending {
     pub(super) sending: bool,
     pub(super) receiving: bool,
-    /// Everything was received; the next collective's message or a failure report may arrive.
+    /// The message has arrived in full; the next collective's message or a failure report may follow.
     pub(super) watching: bool,
-    /// Worth trying: not tried yet, or the stream is ready.
+    /// Whether to try the stream: not tried yet, or ready.
     pub(super) ready: bool,
 }
 
@@ -260,7 +261,8 @@ impl Pending {
         } else if self.watching {
             match peer.has_message() {
                 Ok(waits) => self.watching = !waits,
-                // It has sent everything for this collective; the next one will report it.
+                // The peer has sent its whole message for this collective; the next one will report the closed
+                // connection.
                 Err(Fault::Closed(_)) => self.watching = false,
                 Err(fault) => return Err(fault),
             }

@@ -1,30 +1,31 @@
-//! One connected peer: frames in and out over a non-blocking stream, piece by piece.
+//! One connected peer: sends and receives frames incrementally over a non-blocking stream.
 
 use std::io::{self, IoSlice};
 
 use super::ByteStream;
 use super::frame::{HEADER_BYTES, Header, MAX_CAUSE_BYTES};
 
-/// Bytes read at once, unless a large message is being received: several small messages cost one system call.
+/// Size of the read-ahead buffer, which lets several small messages share one system call. Large messages bypass it.
 const BUFFER_BYTES: usize = 64 << 10;
-/// How far a receiving buffer may grow ahead of the bytes received, so that a header alone cannot make it allocate.
+/// How far a receive buffer may grow beyond the received bytes, so that a header by itself cannot cause a large
+/// allocation.
 const GROWTH_BYTES: usize = 1 << 20;
 const _: () = assert!(HEADER_BYTES + MAX_CAUSE_BYTES <= BUFFER_BYTES);
 
-/// Why a peer is no longer usable.
+/// The reason that a peer is no longer usable.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Fault {
-    /// It closed the connection without a reason, or the connection broke.
+    /// The peer closed the connection without giving a reason, or the connection broke.
     Closed(String),
-    /// It gave up because a rank failed.
+    /// The peer gave up because a rank failed.
     Failure { rank: u16, cause: String },
-    /// It sent something invalid.
+    /// The peer sent invalid data.
     Protocol(String),
-    /// It did not answer in time.
+    /// The peer did not respond in time.
     Late,
 }
 
-/// The result of using a stream that may not have been ready.
+/// The result of an operation on a stream that may not be ready.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Progress {
     Done,
@@ -40,12 +41,12 @@ pub struct Peer<S> {
     /// `buffer[start..end]` has been read but not yet consumed.
     start: usize,
     end: usize,
-    /// Length of the message being received, and how much of it is in the caller's buffer.
+    /// Length of the message being received, and how many of its bytes are in the caller's buffer.
     receiving: Option<(usize, usize)>,
     header: [u8; HEADER_BYTES],
-    /// Collectives begun with this peer.
+    /// Number of collectives begun with this peer.
     collective: u64,
-    /// Bytes of header and message sent so far.
+    /// Number of header and message bytes sent so far.
     sent: usize,
 }
 
@@ -64,14 +65,14 @@ impl<S: ByteStream> Peer<S> {
         }
     }
 
-    /// Begins the next collective with this peer, and its message.
+    /// Begins the next collective with this peer and its message of `length` bytes.
     pub(super) fn begin(&mut self, length: usize) {
         self.collective += 1;
         self.header = Header::Data { collective: self.collective, length }.encode();
         self.sent = 0;
     }
 
-    /// Sends more of the message that was begun.
+    /// Sends more of the current message.
     pub(super) fn send(&mut self, message: &[u8]) -> Result<Progress, Fault> {
         while self.sent < HEADER_BYTES + message.len() {
             let header = &self.header[self.sent.min(HEADER_BYTES)..];
@@ -79,19 +80,19 @@ impl<S: ByteStream> Peer<S> {
             let written = at_once(|| self.stream.write_vectored(&[IoSlice::new(header), IoSlice::new(rest)]));
             match written? {
                 None => return Ok(Progress::Pending),
-                Some(0) => return Err(Fault::Closed("the connection takes no more bytes".to_owned())),
+                Some(0) => return Err(Fault::Closed("the connection accepts no more bytes".to_owned())),
                 Some(count) => self.sent += count,
             }
         }
         Ok(Progress::Done)
     }
 
-    /// Whether a message is partly sent, so that nothing else may be sent before its end.
+    /// Whether a message has been sent in part; nothing else may be sent until it is complete.
     pub(super) fn is_mid_send(&self, length: usize) -> bool {
         self.sent > 0 && self.sent < HEADER_BYTES + length
     }
 
-    /// Sends a failure frame if the stream accepts it at once; otherwise gives up.
+    /// Sends a failure frame if the stream accepts it immediately; otherwise gives up.
     pub(super) fn send_failure(&mut self, rank: u16, cause: &str) {
         let cut = cause.floor_char_boundary(MAX_CAUSE_BYTES);
         let mut frame = Header::Failure { rank, length: cut }.encode().to_vec();
@@ -100,7 +101,7 @@ impl<S: ByteStream> Peer<S> {
         self.stream.finish();
     }
 
-    /// Receives more of the message of the current collective; when done, `to` is exactly that message.
+    /// Receives more of the current collective's message; when done, `to` contains exactly that message.
     pub(super) fn receive(&mut self, to: &mut Vec<u8>) -> Result<Progress, Fault> {
         let collective = self.collective;
         loop {
@@ -131,19 +132,19 @@ impl<S: ByteStream> Peer<S> {
         }
     }
 
-    /// Whether a message has begun to arrive; as everywhere, a failure frame is an error.
+    /// Whether a message has begun to arrive. A failure frame is returned as an error.
     pub(super) fn has_message(&mut self) -> Result<bool, Fault> {
         if self.receiving.is_none() {
             match self.next_header()? {
                 None => return Ok(false),
-                // Puts the header back for `receive`.
+                // Put the header back for `receive`.
                 Some(_) => self.start -= HEADER_BYTES,
             }
         }
         Ok(true)
     }
 
-    /// Reads and discards until the peer reports its failure, closes, or has nothing more for now.
+    /// Reads and discards bytes until the peer reports a failure, closes, or has nothing more for now.
     pub(super) fn search_failure(&mut self) -> Option<Fault> {
         let mut scratch = [0; 4096];
         loop {
@@ -164,7 +165,7 @@ impl<S: ByteStream> Peer<S> {
         }
     }
 
-    /// Takes the next data header, `(collective, length)`, if it has arrived.
+    /// Consumes and returns the next data header, `(collective, length)`, if it has arrived.
     fn next_header(&mut self) -> Result<Option<(u64, usize)>, Fault> {
         if !self.fill(HEADER_BYTES)? {
             return Ok(None);
@@ -185,7 +186,7 @@ impl<S: ByteStream> Peer<S> {
         }
     }
 
-    /// Reads until the buffer has `count` unused bytes; false if they have not arrived yet.
+    /// Reads until the buffer contains `count` unconsumed bytes; returns false if they have not arrived yet.
     fn fill(&mut self, count: usize) -> Result<bool, Fault> {
         while self.end - self.start < count {
             self.buffer.copy_within(self.start..self.end, 0);
@@ -199,7 +200,8 @@ impl<S: ByteStream> Peer<S> {
         Ok(true)
     }
 
-    /// Bytes of a message: first those read ahead, then from the stream; 0 if there are none for now.
+    /// Reads message bytes, first from the read-ahead buffer, then from the stream; returns 0 if there are none for
+    /// now.
     fn read(&mut self, to: &mut [u8]) -> Result<usize, Fault> {
         let ahead = self.end - self.start;
         if ahead == 0 {
@@ -221,7 +223,8 @@ impl Fault {
     }
 }
 
-/// 0 if there are none for now; the end of the stream is a fault, because ranks do not leave.
+/// Reads available bytes; returns 0 if there are none for now. The end of the stream is a fault, because ranks never
+/// disconnect in normal operation.
 fn read_some(stream: &mut impl ByteStream, to: &mut [u8]) -> Result<usize, Fault> {
     match at_once(|| stream.read(to))? {
         None => Ok(0),
@@ -230,7 +233,7 @@ fn read_some(stream: &mut impl ByteStream, to: &mut [u8]) -> Result<usize, Fault
     }
 }
 
-/// The bytes that a call on a stream moved; `None` if it would have blocked.
+/// Runs a stream call and returns the number of bytes transferred; `None` if it would have blocked.
 fn at_once(mut call: impl FnMut() -> io::Result<usize>) -> Result<Option<usize>, Fault> {
     loop {
         match call() {

@@ -1,8 +1,8 @@
-//! Large allocations for the data that every step reads: weights and pages of keys and values.
+//! Large allocations for data that every step reads: weights and KV cache pages.
 //!
-//! A heap allocation of a few hundred kilobytes uses small pages, each of which takes a TLB entry; and allocations that
-//! are read in sequence are scattered. An arena is one mapping with huge pages, whose pieces are contiguous in the
-//! order in which they were taken.
+//! A heap allocation of a few hundred kilobytes uses small pages, each of which takes a TLB entry, and allocations that
+//! are read one after another end up scattered. An arena is a single mapping with huge pages, whose pieces are
+//! contiguous in allocation order.
 
 use std::alloc::{Layout, handle_alloc_error};
 use std::marker::PhantomData;
@@ -13,25 +13,25 @@ use std::sync::Arc;
 use bytemuck::Pod;
 use memmap2::MmapMut;
 
-/// Alignment of every piece: a small page, and hence a cache line.
+/// Alignment of every piece: a small page, and therefore also a cache line.
 const GRAIN: usize = 4096;
 
-/// A mapping and how much of it is taken.
+/// A mapping from which pieces are allocated.
 #[derive(Debug)]
 pub(in crate::model) struct Arena {
     map: Arc<MmapMut>,
     /// The mapping's first byte, obtained while the mapping was mutable.
     base: *mut u8,
-    /// Bytes in pieces; a multiple of [`GRAIN`].
+    /// Bytes allocated to pieces; a multiple of [`GRAIN`].
     used: usize,
 }
 
-// SAFETY: `base` points into the mapping, which any thread may use; only `take` uses it, through `&mut self`.
+// SAFETY: `base` points into the mapping, which any thread may access, and only `take` uses it, through `&mut self`.
 unsafe impl Send for Arena {}
-// SAFETY: see above; nothing reads through `base` with only `&self`.
+// SAFETY: `base` is never accessed through a shared reference.
 unsafe impl Sync for Arena {}
 
-/// A part of an arena that nothing else refers to; initially zero.
+/// An exclusively owned part of an arena, initially zero.
 #[derive(Debug)]
 pub(in crate::model) struct Piece<T> {
     at: NonNull<T>,
@@ -41,31 +41,31 @@ pub(in crate::model) struct Piece<T> {
     owned: PhantomData<T>,
 }
 
-// SAFETY: a piece is the only reference to its elements, as a box is.
+// SAFETY: like a `Box`, a piece owns its elements exclusively.
 unsafe impl<T: Send> Send for Piece<T> {}
 // SAFETY: see above.
 unsafe impl<T: Sync> Sync for Piece<T> {}
 
 impl Arena {
-    /// An arena of at least this many bytes. A failed allocation aborts the process, as for a `Vec`.
+    /// Creates an arena of at least this many bytes. A failed allocation aborts the process, as with `Vec`.
     pub(in crate::model) fn new(bytes: usize) -> Self {
         let bytes = bytes.max(1).next_multiple_of(GRAIN);
         let Ok(mut map) = MmapMut::map_anon(bytes) else {
             handle_alloc_error(Layout::from_size_align(bytes, GRAIN).unwrap_or_else(|_| Layout::new::<u8>()));
         };
-        // A hint: without huge pages everything still works.
+        // This is only a hint: without huge pages everything still works, but more slowly.
         #[cfg(target_os = "linux")]
         let _ = map.advise(memmap2::Advice::HugePage);
         let base = map.as_mut_ptr();
         Self { map: Arc::new(map), base, used: 0 }
     }
 
-    /// Bytes of an arena taken by a piece of `len` elements.
+    /// Bytes that a piece of `len` elements occupies in an arena.
     pub(in crate::model) fn bytes_of<T>(len: usize) -> usize {
         len.saturating_mul(size_of::<T>()).checked_next_multiple_of(GRAIN).unwrap_or(usize::MAX)
     }
 
-    /// The next piece; `None` if too little is left.
+    /// Allocates the next piece, or returns `None` if too little space is left.
     pub(in crate::model) fn take<T: Pod>(&mut self, len: usize) -> Option<Piece<T>> {
         const { assert!(align_of::<T>() <= GRAIN) };
         let bytes = Self::bytes_of::<T>(len);
@@ -87,7 +87,7 @@ impl<T: Pod> Piece<T> {
         {
             let from = self.at.as_ptr() as usize - self.map.as_ptr() as usize;
             let bytes = Arena::bytes_of::<T>(self.len);
-            // SAFETY: the bytes belong only to this piece and are whole pages; zero is valid for every Pod type.
+            // SAFETY: the bytes are whole pages that belong only to this piece, and zero is valid for every Pod type.
             let done = unsafe { self.map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, from, bytes) };
             if done.is_ok() {
                 return;
@@ -101,7 +101,7 @@ impl<T> Deref for Piece<T> {
     type Target = [T];
 
     fn deref(&self) -> &[T] {
-        // SAFETY: the mapping holds these elements for as long as the piece does, zero or written through it, and
+        // SAFETY: the piece keeps the mapping alive, its elements are initialised (zero or written through it), and
         // nothing else refers to them.
         unsafe { std::slice::from_raw_parts(self.at.as_ptr(), self.len) }
     }
@@ -109,7 +109,7 @@ impl<T> Deref for Piece<T> {
 
 impl<T> DerefMut for Piece<T> {
     fn deref_mut(&mut self) -> &mut [T] {
-        // SAFETY: see above, and the piece is borrowed mutably.
+        // SAFETY: as in `deref`, and the piece is borrowed mutably.
         unsafe { std::slice::from_raw_parts_mut(self.at.as_ptr(), self.len) }
     }
 }

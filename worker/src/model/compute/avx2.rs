@@ -1,4 +1,5 @@
-//! 256-bit vectors: a row of a stripe is two of them, half a panel's, so five rows of sums fit the sixteen registers.
+//! AVX2, with 256-bit vectors. A stripe is half a panel and each of its rows takes two vectors, so five rows of sums
+//! fit in the sixteen registers.
 
 use std::arch::x86_64::{
     __m256, __m256i, _mm256_and_si256, _mm256_castsi256_ps, _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_loadu_si256,
@@ -13,13 +14,13 @@ pairs_of_vectors! {
     _mm256_setzero_ps, _mm256_set1_ps, _mm256_fmadd_ps, _mm256_storeu_ps, _mm256_loadu_ps
 }
 
-/// The first or second halves of words, as f32.
+/// Loads the first or second halves of words as f32.
 ///
 /// # Safety
-/// The machine has the instruction set; one vector can be read.
+/// The CPU must support the instruction set, and one vector must be readable.
 #[inline(always)]
 unsafe fn load_halves(at: *const u32, step: usize) -> __m256 {
-    // SAFETY: the caller guarantees it.
+    // SAFETY: the caller upholds the safety contract.
     unsafe {
         let words: __m256i = _mm256_loadu_si256(at.cast());
         _mm256_castsi256_ps(match step {

@@ -1,4 +1,4 @@
-//! 512-bit vectors: a stripe is a panel, and a row of it two of them.
+//! AVX-512, with 512-bit vectors. A stripe is a whole panel, and each of its rows takes two vectors.
 
 use std::arch::x86_64::{
     __m512, _mm512_castsi512_ps, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_loadu_si512, _mm512_maskz_loadu_epi16,
@@ -16,17 +16,17 @@ pairs_of_vectors! {
     _mm512_setzero_ps, _mm512_set1_ps, _mm512_fmadd_ps, _mm512_storeu_ps, _mm512_loadu_ps
 }
 
-/// The first or second halves of words, as f32.
+/// Loads the first or second halves of words as f32.
 ///
 /// # Safety
-/// The machine has the instruction set; one vector can be read.
+/// The CPU must support the instruction set, and one vector must be readable.
 #[inline(always)]
 unsafe fn load_halves(at: *const u32, step: usize) -> __m512 {
-    // SAFETY: the caller guarantees it.
+    // SAFETY: the caller upholds the safety contract.
     unsafe {
         _mm512_castsi512_ps(match step {
             0 => _mm512_slli_epi32::<16>(_mm512_loadu_si512(at.cast())),
-            // A separate load, so that no register has to hold the words for it.
+            // The words are loaded again so that no register has to hold them between the two steps.
             _ => _mm512_maskz_loadu_epi16(HIGH_HALVES, at.cast()),
         })
     }

@@ -1,4 +1,4 @@
-//! The instruction set to use, detected at run time.
+//! Detects at run time which instruction set to use.
 
 use std::sync::OnceLock;
 
@@ -16,7 +16,7 @@ pub(super) enum Isa {
 }
 
 impl Isa {
-    /// All that this machine supports, best first.
+    /// Returns all instruction sets that this machine supports, best first.
     #[cfg(target_arch = "x86_64")]
     pub(super) fn available() -> impl Iterator<Item = Self> {
         let avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
@@ -30,13 +30,13 @@ impl Isa {
             .filter_map(|(available, isa)| available.then_some(isa))
     }
 
-    /// All that this machine supports, best first.
+    /// Returns all instruction sets that this machine supports, best first.
     #[cfg(not(target_arch = "x86_64"))]
     pub(super) fn available() -> impl Iterator<Item = Self> {
         std::iter::once(Self::Portable)
     }
 
-    /// The best one that this machine supports.
+    /// Returns the best instruction set that this machine supports.
     pub(super) fn best() -> Self {
         static BEST: OnceLock<Isa> = OnceLock::new();
         *BEST.get_or_init(|| Self::available().next().unwrap_or(Self::Portable))
@@ -53,7 +53,7 @@ impl Isa {
         }
     }
 
-    /// Its name in reports.
+    /// The instruction set's name in reports.
     pub(super) fn name(self) -> &'static str {
         match self {
             #[cfg(target_arch = "x86_64")]
@@ -65,8 +65,8 @@ impl Isa {
     }
 }
 
-/// Compiles functions for every instruction set and selects one at each call. The bodies are ordinary safe code without
-/// fused multiply-add, so all versions give equal bits; only the vector width differs.
+/// Compiles each function for every instruction set and selects one version at each call. The bodies are ordinary safe
+/// code without fused multiply-add, so all versions produce identical bits; only the vector width differs.
 macro_rules! by_isa {
     ($(
         $(#[$doc:meta])* pub fn $name:ident($($arg:ident: $type:ty),* $(,)?) $(-> $result:ty)? $body:block

@@ -7,7 +7,7 @@ use super::gemm::{Columns, Matrix, Sizes, group_of, multiply};
 use super::ops::add_row;
 use crate::model::checkpoint::{TensorData, TensorKind};
 
-/// `y = x W^T + b` for a weight `W [n, k]`: n outputs of k inputs each; b is optional.
+/// Computes `y = x W^T + b` for a weight `W [n, k]` with n outputs and k inputs; b is optional.
 pub(in crate::model) struct Linear {
     /// Per row.
     pub(in crate::model) outputs: usize,
@@ -44,7 +44,7 @@ pub(in crate::model) enum PanelType {
 }
 
 impl PanelType {
-    /// The lossless type: bf16 if all parts are.
+    /// Returns the lossless type: bf16 if all parts are bf16, otherwise f32.
     pub(in crate::model) fn of(parts: &[TensorData<'_>]) -> Self {
         match parts.iter().all(|part| part.kind == TensorKind::Bf16) {
             true => Self::Bf16,
@@ -52,7 +52,7 @@ impl PanelType {
         }
     }
 
-    /// Packed words as the right operand of a product, in groups of `group` columns.
+    /// Wraps packed words as the right operand of a matrix product, in groups of `group` columns.
     pub(in crate::model) fn columns(self, words: &[u32], group: usize) -> Columns<'_> {
         match self {
             Self::Bf16 => Columns::Bf16 { words, group },
@@ -62,12 +62,12 @@ impl PanelType {
 }
 
 impl Linear {
-    /// Packs weights with common inputs, stacked vertically, without loss; each is row-major `[any, inputs]`.
+    /// Losslessly packs vertically stacked weights with a common input; each is row-major `[any, inputs]`.
     pub(in crate::model) fn pack(parts: &[TensorData<'_>], inputs: usize) -> Self {
         Self::pack_as(PanelType::Bf16, parts, inputs)
     }
 
-    /// Packs panels of `panel_type`; f32 if any part is not bf16.
+    /// Packs weights into panels of `panel_type`, or of f32 if any part is not bf16.
     pub(in crate::model) fn pack_as(panel_type: PanelType, parts: &[TensorData<'_>], inputs: usize) -> Self {
         Self::pack_columns(panel_type, parts, inputs, 0..inputs)
     }
@@ -77,7 +77,7 @@ impl Linear {
         Self::pack(&[part.kind.of(&transposed(part, inputs))], inputs)
     }
 
-    /// Packs a range of the inputs into panels of `panel_type`; f32 if any part is not bf16.
+    /// Packs the `kept` range of the inputs into panels of `panel_type`, or of f32 if any part is not bf16.
     pub(in crate::model) fn pack_columns(
         panel_type: PanelType,
         parts: &[TensorData<'_>],
@@ -112,7 +112,7 @@ impl Linear {
         }
     }
 
-    /// Bytes of the packed panels of `[outputs, inputs]`.
+    /// Bytes that an `[outputs, inputs]` weight takes when packed.
     pub(in crate::model) fn packed_bytes(panel_type: PanelType, outputs: usize, inputs: usize) -> usize {
         let rows = match panel_type {
             PanelType::Bf16 => inputs.div_ceil(2),
@@ -126,15 +126,15 @@ impl Linear {
         bytemuck::cast_slice(&self.panels)
     }
 
-    /// With a bias `[outputs]`.
+    /// Sets the bias, `[outputs]`.
     pub(in crate::model) fn with_bias(mut self, bias: Vec<f32>) -> Self {
         debug_assert_eq!(bias.len(), self.outputs);
         self.bias = Some(bias);
         self
     }
 
-    /// Moves the packed weights into the arena if it has room, so that weights are contiguous in the order in which
-    /// they are read.
+    /// Moves the packed weights into the arena if it has room, to make them contiguous in the order in which they are
+    /// read.
     pub(in crate::model) fn settle(&mut self, arena: &mut Arena) {
         if let Some(mut piece) = arena.take::<u32>(self.panels.len()) {
             piece.copy_from_slice(&self.panels);
@@ -142,12 +142,12 @@ impl Linear {
         }
     }
 
-    /// Bytes of an arena taken by the packed weights.
+    /// Bytes that the packed weights occupy in an arena.
     pub(in crate::model) fn arena_bytes(&self) -> usize {
         Arena::bytes_of::<u32>(self.panels.len())
     }
 
-    /// `x [m, inputs]` to `out [m, outputs]`, overwritten.
+    /// Applies the weight and the bias to `x [m, inputs]` and overwrites `out [m, outputs]`.
     pub(in crate::model) fn apply(&self, x: &[f32], out: &mut [f32]) {
         let rows = x.len() / self.inputs;
         self.apply_rows(rows, Matrix { data: x, stride: self.inputs }, out, self.outputs);
@@ -156,33 +156,35 @@ impl Linear {
         }
     }
 
-    /// `x` to `out` without the bias, for rows within wider ones: those of `out` are `out_stride` apart.
+    /// Applies the weight, but not the bias, to rows that may be parts of wider rows; those of `out` are `out_stride`
+    /// elements apart.
     pub(in crate::model) fn apply_rows(&self, rows: usize, x: Matrix<'_>, out: &mut [f32], out_stride: usize) {
         let columns = self.panel_type.columns(&self.panels, group_of(self.outputs));
         multiply(Sizes { m: rows, k: self.inputs, n: self.outputs }, x, columns, out, out_stride);
     }
 }
 
-/// Row-major `[rows, any]` to row-major `[any, rows]`.
+/// Transposes row-major `[rows, any]` to row-major `[any, rows]`.
 fn transposed(part: TensorData<'_>, rows: usize) -> Vec<u8> {
     let (size, columns) = (part.kind.bytes(), part.len() / rows);
     let order = (0..columns).flat_map(|column| (0..rows).map(move |row| row * columns + column));
     order.flat_map(|at| &part.bytes[at * size..][..size]).copied().collect()
 }
 
-/// The place of a packed part.
+/// The destination of a part that is being packed.
 #[derive(Clone, Copy)]
 struct Target {
-    /// Its first output.
+    /// The part's first output.
     first: usize,
-    /// Outputs of a group.
+    /// Outputs per group.
     columns: usize,
 }
 
-/// Words of a row that are packed before the next row: the group's panels stay in the L1 cache meanwhile.
+/// Number of words of a row to pack before moving on to the next row, small enough that the group's panels stay in the
+/// L1 cache.
 const ROW_WORDS: usize = 16;
 
-/// Packs a range of columns of one bf16 part, row-major `[any, inputs]`.
+/// Packs a range of columns from one bf16 part, row-major `[any, inputs]`.
 fn fill_bf16(part: &[[u8; 2]], inputs: usize, kept: &Range<usize>, to: Target, words: &mut [u32]) {
     let Target { first, columns } = to;
     let row_words = kept.len().div_ceil(2);
@@ -208,7 +210,7 @@ fn fill_bf16(part: &[[u8; 2]], inputs: usize, kept: &Range<usize>, to: Target, w
     }
 }
 
-/// Packs a range of columns of one part of any type, row-major `[any, inputs]`.
+/// Packs a range of columns from one part of any element type, row-major `[any, inputs]`.
 fn fill_f32(part: &TensorData<'_>, inputs: usize, kept: &Range<usize>, to: Target, values: &mut [f32]) {
     let Target { first, columns } = to;
     let group_values = kept.len() * columns;

@@ -1,14 +1,15 @@
-//! Numerics: matrix products with packed weights, and the element-wise functions of a transformer.
+//! Numerics: matrix products with packed weights, and a transformer's element-wise functions.
 //!
-//! **Batch invariance.** Every sum has one fixed order that depends only on absolute positions, never on how many rows
-//! are computed together: a token's result is bitwise equal alone, in a batch, and for any chunking of its prompt.
+//! **Batch invariance.** Every sum has a fixed order that depends only on absolute positions, never on how many rows
+//! are computed together. A token's result is therefore bitwise equal whether it is computed alone or in a batch, and
+//! however its prompt is chunked.
 //!
 //! | module | what |
 //! |---|---|
-//! | `arena` | large memory in huge pages, handed out in pieces |
-//! | `isa` | the instruction sets and their selection at run time |
-//! | `gemm`, `tile` | `A x B` over panels of 32 columns, and its loops; `avx512`, `avx2` (by `pairs`), `portable` are
-//! the innermost |
+//! | `arena` | large allocations backed by huge pages and divided into pieces |
+//! | `isa` | instruction sets and their selection at run time |
+//! | `gemm`, `tile` | `A x B` over panels of 32 columns, and its loops |
+//! | `avx512`, `avx2`, `portable` | the innermost operations by instruction set; `pairs` implements the first two |
 //! | `linear` | a weight matrix packed into panels |
 //! | `ops` | norms, rotary embedding, softmax, SiLU, argmax |
 
@@ -33,7 +34,7 @@ pub(super) use ops::{
     add, add_scaled, clamp, first_largest, rms_norm, rotate, rotate_pairs, scale_to, silu_product, softmax,
 };
 
-/// The instruction set that products use on this machine: `avx512`, `avx2` or `portable`.
+/// Returns the instruction set that matrix products use on this machine: `avx512`, `avx2` or `portable`.
 pub(crate) fn instructions() -> &'static str {
     isa::Isa::best().name()
 }

@@ -2,16 +2,16 @@
 
 use super::isa::by_isa;
 
-/// Lanes of every reduction: element i is summed in lane i % LANES, then the lanes are summed in order.
+/// Number of lanes in every reduction: element i is added to lane i % LANES, then the lanes are summed in order.
 const LANES: usize = 16;
 
-/// Sum of lanes in a fixed order.
+/// Sums the lanes in a fixed order.
 #[inline(always)]
 fn sum_lanes(lanes: [f32; LANES]) -> f32 {
     lanes.iter().sum()
 }
 
-/// Sum of squares, lane-wise over absolute positions.
+/// Sums the squares of a row; an element's absolute position determines its lane.
 #[inline(always)]
 fn sum_of_squares(row: &[f32]) -> f32 {
     let mut lanes = [0.0f32; LANES];
@@ -27,14 +27,15 @@ fn sum_of_squares(row: &[f32]) -> f32 {
     sum_lanes(lanes)
 }
 
-/// e^x within 2 units in the last place; 0 below -87, where the result is negligible. Cephes' polynomial.
+/// Computes e^x to within 2 units in the last place, using the Cephes polynomial. Returns 0 below -87, where the result
+/// is negligible.
 #[inline(always)]
 fn exp(x: f32) -> f32 {
     const LOG2_E: f32 = std::f32::consts::LOG2_E;
-    // ln 2 in two parts, to keep the bits of x - n ln 2.
+    // ln 2 is split into two parts to preserve the low bits of x - n ln 2.
     const LN2_HIGH: f32 = 0.693_359_4;
     const LN2_LOW: f32 = -2.121_944_4e-4;
-    // Adding it rounds to an integer, which is then in the low bits.
+    // Adding this constant rounds a value to an integer, which ends up in the low bits.
     const ROUND: f32 = 12_582_912.0;
     let clamped = x.clamp(-87.0, 88.0);
     let shifted = clamped * LOG2_E + ROUND;
@@ -81,7 +82,7 @@ by_isa! {
         }
     }
 
-    /// `out += row` for every row of `out`, of `row.len()` elements.
+    /// Adds `row` to every row of `out`, whose rows have `row.len()` elements.
     pub fn add_row(row: &[f32], out: &mut [f32]) {
         for out in out.chunks_exact_mut(row.len()) {
             for (out, x) in out.iter_mut().zip(row) {
@@ -90,7 +91,7 @@ by_isa! {
         }
     }
 
-    /// Limits the magnitude of all elements to `most`.
+    /// Clamps the magnitude of all elements to `most`.
     pub fn clamp(x: &mut [f32], most: f32) {
         for x in x {
             *x = x.clamp(-most, most);
@@ -114,7 +115,8 @@ by_isa! {
         }
     }
 
-    /// Rotates one head in place: the first half with the second, by the angles of one position.
+    /// Rotates one head in place by the angles of one position, pairing elements of the first half with those of the
+    /// second.
     pub fn rotate(head: &mut [f32], cos: &[f32], sin: &[f32]) {
         let (first, second) = head.split_at_mut(cos.len());
         for (((a, b), cos), sin) in first.iter_mut().zip(second).zip(cos).zip(sin) {
@@ -122,7 +124,7 @@ by_isa! {
         }
     }
 
-    /// Rotates one head in place: each even element with the following one, by the angles of one position.
+    /// Rotates one head in place by the angles of one position, pairing each even element with the one that follows it.
     pub fn rotate_pairs(head: &mut [f32], cos: &[f32], sin: &[f32]) {
         let (pairs, _) = head.as_chunks_mut::<2>();
         for (([a, b], cos), sin) in pairs.iter_mut().zip(cos).zip(sin) {
@@ -130,8 +132,8 @@ by_isa! {
         }
     }
 
-    /// Replaces the first `len` scores by `exp(scale * (score - max))`, all later ones by 0, and returns the sum. The
-    /// row's length is a multiple of 16.
+    /// Replaces the first `len` scores with `exp(scale * (score - max))` and all later ones with 0, and returns the
+    /// sum. The length of the row must be a multiple of 16.
     pub fn softmax(scores: &mut [f32], len: usize, scale: f32) -> f32 {
         scores[len..].fill(f32::NEG_INFINITY);
         let (chunks, _) = scores.as_chunks_mut::<LANES>();
@@ -152,9 +154,9 @@ by_isa! {
         sum_lanes(lanes)
     }
 
-    /// The index of the largest element, the first among equal ones; `None` if all are NaN.
+    /// Returns the index of the largest element, the first one on ties, or `None` if all are NaN.
     pub fn first_largest(values: &[f32]) -> Option<usize> {
-        // Comparisons with NaN are false, so it is never selected.
+        // Comparisons with NaN are false, so NaN is never selected.
         let larger = |most: f32, value: f32| if value > most { value } else { most };
         let (chunks, rest) = values.as_chunks::<LANES>();
         let mut lanes = [f32::NEG_INFINITY; LANES];

@@ -1,7 +1,7 @@
-//! The x86 instruction sets, for which a row of a stripe is two vectors.
+//! The x86 instruction sets, for which each stripe row consists of two vectors.
 
-/// Implements `Vectors` and `Load` from an instruction set's vector, its lanes, `MAX_ROWS`, `stripes_for`, intrinsics,
-/// and the calling module's `load_halves`, which loads the first or second halves of words, as f32.
+/// Implements `Vectors` and `Load` given an instruction set's vector type, lane count, `MAX_ROWS`, `stripes_for` and
+/// intrinsics. The calling module must provide `load_halves`, which loads the first or second halves of words as f32.
 macro_rules! pairs_of_vectors {
     (
         $set:ident, [$vector:ident; $lanes:literal], $max_rows:literal, $stripes_for:expr,
@@ -22,25 +22,25 @@ macro_rules! pairs_of_vectors {
 
             #[inline(always)]
             unsafe fn zero() -> Self::Row {
-                // SAFETY: the caller guarantees that the machine has the instruction set.
+                // SAFETY: the caller guarantees that the CPU supports the instruction set.
                 unsafe { [$zero(); 2] }
             }
 
             #[inline(always)]
             unsafe fn splat(at: *const f32) -> Self::Splat {
-                // SAFETY: see above, and `at` can be read.
+                // SAFETY: the caller guarantees the instruction set, and that `at` is readable.
                 unsafe { $splat(*at) }
             }
 
             #[inline(always)]
             unsafe fn add_product(sum: &mut Self::Row, a: Self::Splat, b: Self::Row) {
-                // SAFETY: see above, with FMA.
+                // SAFETY: the caller guarantees the instruction set, which includes FMA.
                 unsafe { *sum = [$add_product(a, b[0], sum[0]), $add_product(a, b[1], sum[1])] }
             }
 
             #[inline(always)]
             unsafe fn store(row: Self::Row, to: *mut f32) {
-                // SAFETY: see above, and WIDTH elements can be written.
+                // SAFETY: the caller guarantees the instruction set, and that WIDTH elements are writable.
                 unsafe {
                     $store(to, row[0]);
                     $store(to.add($lanes), row[1]);
@@ -53,7 +53,7 @@ macro_rules! pairs_of_vectors {
 
             #[inline(always)]
             unsafe fn load(at: *const f32, _step: usize) -> Self::Row {
-                // SAFETY: see above, and WIDTH elements can be read.
+                // SAFETY: the caller guarantees the instruction set, and that WIDTH elements are readable.
                 unsafe { [$load(at), $load(at.add($lanes))] }
             }
         }
@@ -63,7 +63,7 @@ macro_rules! pairs_of_vectors {
 
             #[inline(always)]
             unsafe fn load(at: *const u32, step: usize) -> Self::Row {
-                // SAFETY: see above, and WIDTH words can be read.
+                // SAFETY: the caller guarantees the instruction set, and that WIDTH words are readable.
                 unsafe { [load_halves(at, step), load_halves(at.add($lanes), step)] }
             }
         }

@@ -1,4 +1,4 @@
-//! Plain loops, which the compiler vectorises for its baseline.
+//! Plain loops that the compiler vectorises for its baseline instruction set.
 
 use super::gemm::NR;
 use super::tile::{Load, Vectors};
@@ -23,7 +23,7 @@ impl Vectors for Portable {
 
     #[inline(always)]
     unsafe fn splat(at: *const f32) -> Self::Splat {
-        // SAFETY: the caller guarantees that `at` can be read.
+        // SAFETY: the caller guarantees that `at` is readable.
         unsafe { *at }
     }
 
@@ -36,7 +36,7 @@ impl Vectors for Portable {
 
     #[inline(always)]
     unsafe fn store(row: Self::Row, to: *mut f32) {
-        // SAFETY: the caller guarantees that NR elements can be written.
+        // SAFETY: the caller guarantees that NR elements are writable.
         unsafe { std::ptr::copy_nonoverlapping(row.as_ptr(), to, NR) }
     }
 }
@@ -46,7 +46,7 @@ impl Load<f32> for Portable {
 
     #[inline(always)]
     unsafe fn load(at: *const f32, _step: usize) -> Self::Row {
-        // SAFETY: the caller guarantees that NR elements can be read; an array of f32 is aligned like an f32.
+        // SAFETY: the caller guarantees that NR elements are readable; an array of f32 is aligned like an f32.
         unsafe { *at.cast::<[f32; NR]>() }
     }
 }
@@ -56,7 +56,7 @@ impl Load<u32> for Portable {
 
     #[inline(always)]
     unsafe fn load(at: *const u32, step: usize) -> Self::Row {
-        // SAFETY: the caller guarantees that NR words can be read; an array of u32 is aligned like a u32.
+        // SAFETY: the caller guarantees that NR words are readable; an array of u32 is aligned like a u32.
         let words = unsafe { *at.cast::<[u32; NR]>() };
         words.map(|word| f32::from_bits(if step == 0 { word << 16 } else { word & 0xffff_0000 }))
     }

@@ -1,5 +1,5 @@
-//! The loops of a product: blocks of rows, tiles of rows and panels, and an instruction set's operations on one row of
-//! a panel.
+//! The loops of a matrix product over blocks of rows and over tiles of rows and panels, and an instruction set's
+//! operations on one panel row.
 
 use std::ops::Range;
 
@@ -11,13 +11,13 @@ use super::{avx2::Avx2, avx512::Avx512};
 #[cfg(not(target_arch = "x86_64"))]
 use {Portable as Avx2, Portable as Avx512};
 
-/// Rows whose part of A stays in the caches while the panels of B stream by.
+/// Rows per block. A block's part of A stays in the caches while the panels of B are streamed.
 const ROW_BLOCK: usize = 64;
 
 const CACHE_LINE: usize = 64;
 
-/// One product by pointers. Column c of B begins at `b + c / group * b_group + c % group`, and its rows are `b_row`
-/// elements apart.
+/// One matrix product, described by raw pointers. Column c of B begins at `b + c / group * b_group + c % group`, and
+/// the rows of B are `b_row` elements apart.
 pub(super) struct Job<E> {
     pub(super) m: usize,
     pub(super) k: usize,
@@ -26,24 +26,24 @@ pub(super) struct Job<E> {
     pub(super) b: *const E,
     pub(super) b_row: usize,
     pub(super) b_group: usize,
-    /// Columns of a group.
+    /// Columns per group.
     pub(super) group: usize,
     pub(super) ahead: Ahead,
     pub(super) c: (*mut f32, usize),
     pub(super) begin: Begin,
 }
 
-/// Data to prefetch while B is being read, as a wrapping byte offset from that read.
+/// Data to prefetch while B is being read, as a wrapping byte offset from the current read.
 #[derive(Clone, Copy)]
 pub(super) enum Ahead {
-    /// B itself, and the data after it.
+    /// B itself and the data that follows it.
     InStream(usize),
-    /// Other data of equal length.
+    /// Other data of the same length as B.
     Elsewhere(usize),
 }
 
 impl<E> Job<E> {
-    /// Where a column begins, or would begin past the end of B.
+    /// Returns the address of a column, which may be past the end of B.
     #[inline(always)]
     fn at(&self, column: usize) -> *const E {
         self.b.wrapping_add(column / self.group * self.b_group + column % self.group)
@@ -57,13 +57,14 @@ impl<E> Job<E> {
 }
 
 impl<E: Element> Job<E> {
-    /// The part of one group that begins at `column`, over a range of k; prefetches the data after it.
+    /// Returns the part of this job that covers the group starting at `column` over a range of k, and prefetches the
+    /// data that follows it.
     ///
     /// # Safety
-    /// The operands have the job's sizes, and k begins with a row of B.
+    /// The operands must have the job's sizes, and the range of k must start at a row of B.
     pub(super) unsafe fn piece(&self, column: usize, k: Range<usize>) -> Self {
         let bytes = k.len().div_ceil(E::STEPS) * self.b_row * size_of::<E>();
-        // SAFETY: the caller guarantees that all three are within the operands.
+        // SAFETY: the caller guarantees that all three pointers are within the operands.
         let (a, b, c) = unsafe {
             (self.a.0.add(k.start), self.at(column).add(k.start / E::STEPS * self.b_row), self.c.0.add(column))
         };
@@ -80,52 +81,54 @@ impl<E: Element> Job<E> {
     }
 }
 
-/// An instruction set's operations on one row of a stripe: a whole panel, or a part of it if registers are few.
+/// An instruction set's operations on one row of a stripe. A stripe is a whole panel, or part of a panel if there are
+/// few registers.
 pub(super) trait Vectors {
-    /// Columns of a stripe; divides a panel's.
+    /// Columns per stripe; divides [`NR`].
     const WIDTH: usize;
-    /// WIDTH sums, or WIDTH columns of B.
+    /// WIDTH sums, or WIDTH elements in a row of B.
     type Row: Copy;
-    /// One element of A in every lane.
+    /// One element of A, broadcast to every lane.
     type Splat: Copy;
-    /// Rows of the largest tile that fits the registers.
+    /// Rows in the largest tile that fits in registers.
     const MAX_ROWS: usize;
-    /// Stripes that tiles of this many rows process together: more for few rows, to hide the latency of additions.
+    /// Number of stripes that a tile with this many rows processes together. Tiles with few rows process more stripes,
+    /// to hide the latency of additions.
     fn stripes_for(rows: usize) -> usize;
 
     /// # Safety
-    /// The machine has the instruction set.
+    /// The CPU must support the instruction set.
     unsafe fn zero() -> Self::Row;
     /// # Safety
-    /// The machine has the instruction set; `at` can be read.
+    /// The CPU must support the instruction set, and `at` must be readable.
     unsafe fn splat(at: *const f32) -> Self::Splat;
     /// # Safety
-    /// The machine has the instruction set.
+    /// The CPU must support the instruction set.
     unsafe fn add_product(sum: &mut Self::Row, a: Self::Splat, b: Self::Row);
     /// # Safety
-    /// The machine has the instruction set; WIDTH elements can be written.
+    /// The CPU must support the instruction set, and WIDTH elements must be writable.
     unsafe fn store(row: Self::Row, to: *mut f32);
 }
 
 /// An element type of B that an instruction set can load.
 pub(super) trait Load<E>: Vectors {
-    /// Values of k in each row of B.
+    /// Number of k values in each row of B.
     const STEPS: usize;
-    /// One row of a stripe for one of the steps.
+    /// Loads one stripe row for one of the k values that share a row of B.
     ///
     /// # Safety
-    /// The machine has the instruction set; WIDTH elements can be read.
+    /// The CPU must support the instruction set, and WIDTH elements must be readable.
     unsafe fn load(at: *const E, step: usize) -> Self::Row;
 }
 
 /// An element type of B that every instruction set can load.
 pub(super) trait Element: Copy {
-    /// Values of k in each row of B.
+    /// Number of k values in each row of B.
     const STEPS: usize;
-    /// Computes some panels of a product.
+    /// Computes a range of a product's panels.
     ///
     /// # Safety
-    /// `isa` is available, all operands have the job's sizes, and the panels belong to the job.
+    /// `isa` must be available, all operands must have the job's sizes, and the panels must belong to the job.
     unsafe fn run(isa: Isa, job: &Job<Self>, panels: Range<usize>);
 }
 
@@ -144,7 +147,7 @@ where
         where
             Avx512: Load<E>,
         {
-            // SAFETY: the caller guarantees it.
+            // SAFETY: the caller upholds the safety contract.
             unsafe { begin::<Avx512, E>(job, panels) }
         }
 
@@ -154,57 +157,61 @@ where
         where
             Avx2: Load<E>,
         {
-            // SAFETY: the caller guarantees it.
+            // SAFETY: the caller upholds the safety contract.
             unsafe { begin::<Avx2, E>(job, panels) }
         }
 
         match isa {
-            // SAFETY: the caller guarantees it.
+            // SAFETY: the caller upholds the safety contract.
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 => unsafe { on_avx512(job, panels) },
-            // SAFETY: the caller guarantees it.
+            // SAFETY: the caller upholds the safety contract.
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => unsafe { on_avx2(job, panels) },
-            // SAFETY: the caller guarantees it.
+            // SAFETY: the caller upholds the safety contract.
             Isa::Portable => unsafe { begin::<Portable, E>(job, panels) },
         }
     }
 }
 
-/// Instantiates everything below twice, so that sums beginning at zero pay nothing for accumulation.
+/// Instantiates the loops once per kind of initial sum, so that sums that start at zero do not pay for loading C.
 ///
 /// # Safety
-/// The machine has the instruction set, all operands have the job's sizes, and the panels belong to the job.
+/// The CPU must support the instruction set, all operands must have the job's sizes, and the panels must belong to the
+/// job.
 #[inline(always)]
 unsafe fn begin<V: Load<E> + Load<f32>, E>(job: &Job<E>, panels: Range<usize>) {
     match job.begin {
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller upholds the safety contract.
         Begin::AtZero => unsafe { blocks::<V, E, false>(job, panels) },
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller upholds the safety contract.
         Begin::AtC => unsafe { blocks::<V, E, true>(job, panels) },
     }
 }
 
 /// # Safety
-/// The machine has the instruction set, all operands have the job's sizes, and the panels belong to the job.
+/// The CPU must support the instruction set, all operands must have the job's sizes, and the panels must belong to the
+/// job.
 #[inline(always)]
 unsafe fn blocks<V: Load<E> + Load<f32>, E, const ON_TOP: bool>(job: &Job<E>, panels: Range<usize>) {
     let mut first = 0;
     while first < job.m {
-        // The last block includes what would otherwise be a small remainder.
+        // The last block absorbs the remainder, which would otherwise be a small block of its own.
         let left = job.m - first;
         let rows = if left < 2 * ROW_BLOCK { left } else { ROW_BLOCK };
-        // SAFETY: the caller guarantees it; the rows belong to the job.
+        // SAFETY: the caller upholds the safety contract, and the rows belong to the job.
         unsafe { block::<V, E, ON_TOP>(job, first..first + rows, panels.clone()) };
         first += rows;
     }
 }
 
 /// # Safety
-/// The machine has the instruction set, all operands have the job's sizes, and rows and panels belong to the job.
+/// The CPU must support the instruction set, all operands must have the job's sizes, and rows and panels must belong to
+/// the job.
 #[inline(always)]
 unsafe fn block<V: Load<E> + Load<f32>, E, const ON_TOP: bool>(job: &Job<E>, rows: Range<usize>, panels: Range<usize>) {
-    // Tiles of equal height: a last tile of one row would be bound by the latency of its additions.
+    // Tile heights differ by at most one row, because a last tile with a single row would be bound by the latency of
+    // additions.
     let tiles = rows.len().div_ceil(V::MAX_ROWS);
     let (height, higher) = (rows.len() / tiles, rows.len() % tiles);
     let together = V::stripes_for(height + usize::from(higher > 0));
@@ -224,7 +231,7 @@ unsafe fn block<V: Load<E> + Load<f32>, E, const ON_TOP: bool>(job: &Job<E>, row
         let mut row = rows.start;
         for tile in 0..tiles {
             let height = height + usize::from(tile < higher);
-            // SAFETY: the caller guarantees it; the stripes belong to the job.
+            // SAFETY: the caller upholds the safety contract, and the stripes belong to the job.
             unsafe { any_tile::<V, E, ON_TOP>(job, row, height, stripe, count, Turn { tile, tiles, opens }) };
             row += height;
         }
@@ -233,7 +240,8 @@ unsafe fn block<V: Load<E> + Load<f32>, E, const ON_TOP: bool>(job: &Job<E>, row
 }
 
 /// # Safety
-/// The machine has the instruction set, all operands have the job's sizes, and rows and stripes belong to the job.
+/// The CPU must support the instruction set, all operands must have the job's sizes, and rows and stripes must belong
+/// to the job.
 #[inline(always)]
 unsafe fn any_tile<V: Load<E> + Load<f32>, E, const ON_TOP: bool>(
     job: &Job<E>,
@@ -246,9 +254,9 @@ unsafe fn any_tile<V: Load<E> + Load<f32>, E, const ON_TOP: bool>(
     macro_rules! tiles {
         ($($height:literal x $stripes:literal),*) => {
             match (height, stripes) {
-                // SAFETY: the caller guarantees it.
+                // SAFETY: the caller upholds the safety contract.
                 $(($height, $stripes) if $height <= V::MAX_ROWS && $stripes <= V::stripes_for($height) => unsafe { tile::<V, E, $height, $stripes, ON_TOP>(job, row, stripe, turn) },)*
-                _ => unreachable!("no tile is {height} rows by {stripes} stripes"),
+                _ => unreachable!("no tile has {height} rows and {stripes} stripes"),
             }
         };
     }
@@ -256,8 +264,8 @@ unsafe fn any_tile<V: Load<E> + Load<f32>, E, const ON_TOP: bool>(
 }
 
 /// # Safety
-/// The machine has the instruction set, all operands have the job's sizes, and the tile's rows and stripes belong to
-/// the job.
+/// The CPU must support the instruction set, all operands must have the job's sizes, and the tile's rows and stripes
+/// must belong to the job.
 #[inline(always)]
 unsafe fn tile<V: Load<E> + Load<f32>, E, const M: usize, const P: usize, const ON_TOP: bool>(
     job: &Job<E>,
@@ -265,11 +273,11 @@ unsafe fn tile<V: Load<E> + Load<f32>, E, const M: usize, const P: usize, const 
     stripe: usize,
     turn: Turn,
 ) {
-    // SAFETY: rows `row..row + M` and stripes `stripe..stripe + P` are the job's, whose operands contain them; of the
-    // last stripe only the job's columns are read and written.
+    // SAFETY: rows `row..row + M` and stripes `stripe..stripe + P` belong to the job, whose operands contain them. In
+    // the last stripe, only the job's columns are read and written.
     unsafe {
         let a: [*const f32; M] = std::array::from_fn(|r| job.a.0.add((row + r) * job.a.1));
-        // Several stripes begin with a panel, whose stripes are adjacent.
+        // With P > 1, the first stripe is the first one of a panel, and a panel's stripes are adjacent in memory.
         let b: [*const E; P] = std::array::from_fn(|p| {
             let in_panel = p * V::WIDTH % NR;
             job.at((stripe + p) * V::WIDTH - in_panel).add(in_panel)
@@ -303,10 +311,10 @@ unsafe fn tile<V: Load<E> + Load<f32>, E, const M: usize, const P: usize, const 
     }
 }
 
-/// Adds one value of k to all sums of a tile.
+/// Accumulates the products for one value of k in all sums of a tile.
 ///
 /// # Safety
-/// The machine has the instruction set, and the pointers can be read: element k of each row of A, a row of each stripe.
+/// The CPU must support the instruction set. Element k of each row of A and one row of each stripe must be readable.
 #[inline(always)]
 unsafe fn add_step<V: Load<E>, E, const M: usize, const P: usize>(
     sums: &mut [[V::Row; P]; M],
@@ -315,12 +323,12 @@ unsafe fn add_step<V: Load<E>, E, const M: usize, const P: usize>(
     b: [*const E; P],
     step: usize,
 ) {
-    // SAFETY: the caller guarantees it.
+    // SAFETY: the caller upholds the safety contract.
     unsafe {
         let a = a.map(|a| a.add(k));
-        // The operand with fewer rows is kept in registers, the other streams by.
+        // The operand with fewer vectors stays in registers while the other one is streamed.
         if M <= P {
-            // Not by `map`: in development builds, intrinsics inside a closure are not inlined.
+            // A loop is used instead of `map` because development builds do not inline intrinsics inside closures.
             let mut elements = [V::splat(a[0]); M];
             for (element, a) in elements.iter_mut().zip(&a) {
                 *element = V::splat(*a);
@@ -346,22 +354,22 @@ unsafe fn add_step<V: Load<E>, E, const M: usize, const P: usize>(
     }
 }
 
-/// A tile's position among those that process the same stripes in sequence.
+/// A tile's position among the tiles that process the same stripes one after another.
 #[derive(Clone, Copy)]
 struct Turn {
     tile: usize,
     tiles: usize,
-    /// Whether no earlier stripes could have prefetched these.
+    /// Whether these are the first stripes, which no earlier tile can have prefetched.
     opens: bool,
 }
 
-/// A tile's prefetches while it computes: the next stripes, a few rows by each of the tiles. If the first tile
-/// requested everything, memory would be idle while the others compute.
+/// Prefetches the next stripes while a tile computes. Each tile prefetches only some of the rows: if the first tile
+/// requested all of them, memory would be idle while the other tiles compute.
 struct Prefetch {
     at: *const i8,
     /// Bytes between two prefetches.
     step: usize,
-    /// Rows of the tile per prefetched row, and how many of them are left.
+    /// Number of rows computed per prefetched row; `left` counts down to the next prefetch.
     every: usize,
     left: usize,
 }
@@ -371,11 +379,11 @@ impl Prefetch {
     fn new<E>(job: &Job<E>, turn: Turn, column: usize, columns: usize, rows: usize) -> Self {
         let Turn { tile, tiles, opens } = turn;
         let (next, step, tile, tiles) = match job.ahead {
-            // In memory order, regardless of the order of computation, because that is faster.
+            // Prefetching in memory order is faster, regardless of the order of computation.
             Ahead::Elsewhere(bytes) => {
                 (job.b.wrapping_add(column * rows).wrapping_byte_add(bytes), columns, tile, tiles)
             }
-            // The first tile prefetches its own stripes, then the others prefetch the following ones.
+            // The first tile prefetches its own stripes; the other tiles then prefetch the stripes that follow.
             Ahead::InStream(bytes) if tile == 0 && (opens || tiles == 1) => {
                 (job.at(column).wrapping_byte_add(bytes), job.b_row, 0, 1)
             }
@@ -389,7 +397,7 @@ impl Prefetch {
         Self { at, step, every: tiles, left: 1 }
     }
 
-    /// Called for each row of the tile, which has P stripes.
+    /// Must be called for each row of B that a tile with P stripes reads; prefetches when a row is due.
     #[inline(always)]
     fn row<V: Vectors, E, const P: usize>(&mut self) {
         self.left -= 1;
@@ -409,13 +417,13 @@ impl Prefetch {
     }
 }
 
-/// Loads WIDTH sums from `column` on, of a row of C with n columns.
+/// Loads WIDTH sums, starting at `column`, from a row of C with n columns.
 ///
 /// # Safety
-/// The machine has the instruction set, and the row can be read.
+/// The CPU must support the instruction set, and the row must be readable.
 #[inline(always)]
 unsafe fn load_sums<V: Load<f32>>(row: *const f32, column: usize, n: usize) -> V::Row {
-    // SAFETY: the caller guarantees it; no column past the row's end is read.
+    // SAFETY: the caller upholds the safety contract, and no column past the end of the row is read.
     unsafe {
         if column + V::WIDTH <= n {
             return V::load(row.add(column), 0);
@@ -426,13 +434,13 @@ unsafe fn load_sums<V: Load<f32>>(row: *const f32, column: usize, n: usize) -> V
     }
 }
 
-/// Stores WIDTH sums from `column` on, to a row of C with n columns.
+/// Stores WIDTH sums, starting at `column`, to a row of C with n columns.
 ///
 /// # Safety
-/// The machine has the instruction set, and the row can be written.
+/// The CPU must support the instruction set, and the row must be writable.
 #[inline(always)]
 unsafe fn store_sums<V: Vectors>(sums: V::Row, row: *mut f32, column: usize, n: usize) {
-    // SAFETY: the caller guarantees it; no column past the row's end is written.
+    // SAFETY: the caller upholds the safety contract, and no column past the end of the row is written.
     unsafe {
         if column + V::WIDTH <= n {
             return V::store(sums, row.add(column));

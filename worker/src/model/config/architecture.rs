@@ -1,10 +1,10 @@
-//! The supported architectures: their names, and the keys and tensors that they name differently.
+//! The supported architectures: their names, and the keys and tensors whose names differ between them.
 
 use semmoe_tables::CheckpointConfig;
 
 use crate::model::ModelError;
 
-/// A model family, by its name in `architectures` of `config.json`.
+/// A model family, identified by its name under `architectures` in `config.json`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Architecture {
     /// `Qwen3MoeForCausalLM`
@@ -21,17 +21,17 @@ pub enum Architecture {
     DeepseekV3,
 }
 
-/// The names of the parts of an MoE layer.
+/// Names of an MoE layer's parts in the checkpoint.
 pub(in crate::model) struct MoeNames {
-    /// Below the layer: router and experts.
+    /// The block with the router and the experts, relative to the layer.
     pub(in crate::model) block: &'static str,
-    /// Gate, up and down of an expert.
+    /// An expert's gate, up and down projections.
     pub(in crate::model) projections: [&'static str; 3],
-    /// Below the block: the shared expert.
+    /// The shared expert, relative to the block.
     pub(in crate::model) shared: &'static str,
 }
 
-/// Gate, up and down in dense layers and shared experts of every family.
+/// Names of the gate, up and down projections in every family's dense layers and shared experts.
 pub(in crate::model) const GATED: [&str; 3] = ["gate_proj", "up_proj", "down_proj"];
 
 impl Architecture {
@@ -51,7 +51,7 @@ impl Architecture {
         }
     }
 
-    /// The first supported one in a configuration's list.
+    /// Returns the first supported architecture that a configuration lists.
     pub(super) fn of(config: &CheckpointConfig) -> Result<Self, ModelError> {
         let listed = config.architectures();
         let known = listed.iter().find_map(|name| Self::ALL.into_iter().find(|known| known.name() == *name));
@@ -62,7 +62,7 @@ impl Architecture {
         })
     }
 
-    /// The key of N, the number of experts.
+    /// Returns the configuration key for N, the number of experts.
     pub(super) fn experts_key(self) -> &'static str {
         match self {
             Self::Qwen3Moe | Self::Qwen2Moe | Self::Olmoe => "num_experts",
@@ -71,7 +71,8 @@ impl Architecture {
         }
     }
 
-    /// The key of I, the width of an expert. If all layers have experts, it is also the width of a dense layer.
+    /// Returns the configuration key for I, the width of an expert. Families without dense layers use the key for the
+    /// dense width.
     pub(super) fn expert_width_key(self) -> &'static str {
         match self {
             Self::Mixtral | Self::Olmoe => "intermediate_size",

@@ -1,5 +1,5 @@
-//! The meaning of each architecture's configuration: its keys and defaults, and the settings that are refused because
-//! this worker would compute something else.
+//! How each architecture's configuration is interpreted: its keys and defaults, and the settings that are rejected
+//! because this worker would compute something else.
 
 use semmoe_tables::{CheckpointConfig, ConfigError};
 use serde_json::Value;
@@ -18,19 +18,19 @@ pub(super) struct Family<'a> {
 }
 
 impl Family<'_> {
-    /// Refuses settings that this worker would silently compute differently from the checkpoint's intent.
+    /// Rejects settings under which this worker would silently deviate from the model as trained.
     pub(super) fn check_unsupported(&self, max_positions: usize) -> Result<(), ConfigError> {
         let fields = self.fields;
         for key in ["quantization_config", "compression_config"] {
             let is_absent = fields.get(key).is_none();
-            fields.require(is_absent, key, || "null: weights are read as bf16, f16 or f32".to_owned())?;
+            fields.require(is_absent, key, || "null: only bf16, f16 and f32 weights are supported".to_owned())?;
         }
         only(fields, "hidden_act", "silu")?;
         for key in ["attention_bias", "mlp_bias", "use_sliding_window"] {
             only(fields, key, false)?;
         }
         match self.architecture {
-            // Every token attends over its whole past only if no window is shorter.
+            // Every token attends to its whole past, so a sliding window must not be shorter than the context.
             Architecture::Mixtral => {
                 let window = fields.get("sliding_window").map(|window| window.as_u64().unwrap_or(0));
                 let fits = window.is_none_or(|window| window >= max_positions as u64);
@@ -39,7 +39,7 @@ impl Family<'_> {
             Architecture::DeepseekV2 => {
                 only(fields, "scoring_func", "softmax")?;
                 only(fields, "moe_layer_freq", 1)?;
-                // Implementations disagree on whether such weights are also scaled.
+                // Implementations disagree on whether normalised weights are also scaled.
                 only(fields, "norm_topk_prob", false)
             }
             Architecture::DeepseekV3 => {
@@ -51,7 +51,7 @@ impl Family<'_> {
         }
     }
 
-    /// The attention of every layer.
+    /// Returns the attention kind of every layer.
     pub(super) fn attention(&self, hidden: usize, heads: usize) -> Result<AttentionKind, ConfigError> {
         let fields = self.fields;
         let kv_heads = fields.optional_dimension("num_key_value_heads")?.unwrap_or(heads);
@@ -96,7 +96,7 @@ impl Family<'_> {
         }))
     }
 
-    /// Which elements are rotated together.
+    /// Returns how a head's elements are paired for rotation.
     pub(super) fn rope_layout(&self) -> Result<RopeLayout, ConfigError> {
         let pairs = match self.architecture {
             Architecture::DeepseekV2 => true,
@@ -106,7 +106,7 @@ impl Family<'_> {
         Ok(if pairs { RopeLayout::Pairs } else { RopeLayout::Halves })
     }
 
-    /// The router of every MoE layer, with N experts of which k are chosen.
+    /// Returns the router of every MoE layer, which selects k of N experts.
     pub(super) fn router(&self, num_experts: usize, top_k: usize) -> Result<Router, ConfigError> {
         let fields = self.fields;
         let normalise = match self.architecture {
@@ -144,15 +144,15 @@ impl Family<'_> {
         })?;
         let size = num_experts / groups;
         let enough = by != GroupScore::TwoBest || size >= 2;
-        fields.require(enough, "n_group", || "at least two experts a group".to_owned())?;
+        fields.require(enough, "n_group", || "at least two experts per group".to_owned())?;
         fields.require(kept <= groups && kept * size >= top_k, "topk_group", || {
             let least = top_k.div_ceil(size);
-            format!("{least} to {groups}: groups of {size} experts from which {top_k} are chosen")
+            format!("{least} to {groups}, because {top_k} experts are selected from groups of {size}")
         })?;
         Ok(GroupLimit { groups, kept, by })
     }
 
-    /// The expert that every token takes.
+    /// Returns the shared expert, if the model has one.
     pub(super) fn shared(&self, expert_width: usize) -> Result<Option<SharedExpert>, ConfigError> {
         match self.architecture {
             Architecture::Qwen2Moe => {
@@ -168,7 +168,7 @@ impl Family<'_> {
     }
 }
 
-/// Refuses any other value.
+/// Rejects any value other than `expected`; the key may be absent.
 pub(super) fn only(fields: &CheckpointConfig, key: &str, expected: impl Into<Value>) -> Result<(), ConfigError> {
     let expected = expected.into();
     let same = |value: &Value| *value == expected || (value.is_number() && value.as_f64() == expected.as_f64());

@@ -1,13 +1,13 @@
-//! `config.json` of a Hugging Face checkpoint, read once and checked.
+//! Reads and checks the `config.json` of a Hugging Face checkpoint.
 //!
 //! | module | what |
 //! |---|---|
-//! | `parts` | the switches of the one block: attention, router, shared expert, rotary embedding |
-//! | `architecture` | the names of families, and the keys and tensors that they name differently |
-//! | `family` | the meaning of each family's keys, and the settings that are refused |
+//! | `parts` | the variants of the transformer block: attention, router, shared expert, rotary embedding |
+//! | `architecture` | model family names, and the keys and tensors that families name differently |
+//! | `family` | the meaning of each family's keys, and the settings that are rejected |
 //! | `rope` | the rotary embedding and YaRN |
 //!
-//! Keys are looked up and read by [`CheckpointConfig`], as planner, profiler and `permute` do.
+//! [`CheckpointConfig`] looks up and reads the keys, as it does for the planner, the profiler and `permute`.
 
 mod architecture;
 mod family;
@@ -29,7 +29,7 @@ pub use parts::{
 use super::{CacheShape, ModelError};
 use family::Family;
 
-/// Size limit of a configuration.
+/// Size limit for a `config.json` file.
 const MAX_CONFIG_BYTES: u64 = 1 << 20;
 const MAX_LAYERS: u64 = 4096;
 const MAX_POSITIONS: u64 = 1 << 24;
@@ -40,7 +40,7 @@ const MAX_EXPERTS: u64 = u16::MAX as u64 - 1;
 pub struct ModelConfig {
     /// The family.
     pub architecture: Architecture,
-    /// V: rows of the embedding.
+    /// V: number of rows in the embedding table.
     pub vocab_size: usize,
     /// H: width of the residual stream.
     pub hidden: usize,
@@ -48,54 +48,55 @@ pub struct ModelConfig {
     pub num_layers: usize,
     /// Query heads.
     pub heads: usize,
-    /// The kind of attention in every layer.
+    /// The attention kind, the same in every layer.
     pub attention: AttentionKind,
     /// The rotary embedding.
     pub rope: Rope,
-    /// The longest sequence, in tokens.
+    /// Maximum sequence length in tokens.
     pub max_positions: usize,
     /// Epsilon of every RMS norm, except those inside latent attention.
     pub rms_norm_eps: f32,
-    /// Whether the output matrix is the embedding.
+    /// Whether the output projection uses the embedding matrix.
     pub tied_embeddings: bool,
-    /// N: routed experts of an MoE layer.
+    /// N: number of routed experts per MoE layer.
     pub num_experts: usize,
     /// k: experts per token.
     pub top_k: usize,
-    /// I: width of one routed expert.
+    /// I: intermediate width of one routed expert.
     pub expert_width: usize,
-    /// Width of the feed-forward part of a dense layer.
+    /// Intermediate width of a dense layer's feed-forward network.
     pub dense_width: usize,
     /// The router of every MoE layer.
     pub router: Router,
-    /// The expert that every token takes, in every MoE layer.
+    /// The shared expert, which processes every token in every MoE layer.
     pub shared: Option<SharedExpert>,
-    /// The layer number of each MoE layer, ascending; its length is L.
+    /// The layer numbers of the L MoE layers, ascending.
     pub moe_layers: Vec<u16>,
-    /// End-of-text tokens in `config.json`.
+    /// End-of-text token ids from `config.json`.
     pub eos_token_ids: Vec<u32>,
 }
 
 impl ModelConfig {
-    /// Reads and checks `config.json` of a model directory.
+    /// Reads and checks a model directory's `config.json`.
     ///
     /// # Errors
-    /// One sentence that names the file, the key, the value found and the value expected; an unknown architecture by
-    /// name.
+    /// Reports the file, the key, the value found and the value expected in one sentence, or the name of an unsupported
+    /// architecture.
     pub fn load(model_dir: &Path) -> Result<Self, ModelError> {
         let path = model_dir.join("config.json");
         let text = super::checkpoint::read_small_file(&path, MAX_CONFIG_BYTES, "a model configuration")?;
         Self::parse(&text, &path)
     }
 
-    /// Checks the bytes of a configuration; `path` is only for messages.
+    /// Parses and checks a configuration; `path` is used only in error messages.
     ///
     /// # Errors
-    /// One sentence that names the file, the key, the value found and the value expected; an unknown architecture by
-    /// name.
+    /// Reports the file, the key, the value found and the value expected in one sentence, or the name of an unsupported
+    /// architecture.
     pub fn parse(json: &[u8], path: &Path) -> Result<Self, ModelError> {
         let fields = &CheckpointConfig::parse(path, json).map_err(ModelError::Config)?;
-        // Checked first, so that another family's configuration is reported as such and not as a missing key.
+        // The architecture is checked first so that an unsupported model family is reported as such and not as a
+        // missing key.
         let architecture = Architecture::of(fields)?;
         read(Family { architecture, fields }).map_err(ModelError::Config)
     }
@@ -105,13 +106,13 @@ impl ModelConfig {
         self.moe_layers.len()
     }
 
-    /// The layer's index among the MoE layers, if it is one.
+    /// Returns the layer's index among the MoE layers, or `None` for a dense layer.
     pub(super) fn moe_layer(&self, layer: usize) -> Option<LayerIdx> {
         let index = self.moe_layers.binary_search(&u16::try_from(layer).ok()?).ok()?;
         Some(LayerIdx::new(index as u16))
     }
 
-    /// The shape of a sequence's cache.
+    /// Returns the shape of a sequence's cache.
     pub fn cache_shape(&self) -> CacheShape {
         let (kv_heads, key_width, value_width) = match &self.attention {
             AttentionKind::Grouped(grouped) => (grouped.kv_heads, grouped.head_dim, grouped.head_dim),
@@ -120,7 +121,7 @@ impl ModelConfig {
         CacheShape { layers: self.num_layers, kv_heads, key_width, value_width, max_positions: self.max_positions }
     }
 
-    /// Elements of a head that are rotated.
+    /// Number of rotated elements per head.
     pub fn rope_dim(&self) -> usize {
         match &self.attention {
             AttentionKind::Grouped(grouped) => grouped.head_dim,
@@ -128,9 +129,9 @@ impl ModelConfig {
         }
     }
 
-    /// The description of the model for tables and traces. `model` is the name that clients use.
+    /// Describes the model for tables and traces. `model` is the name that clients use.
     pub fn model_info(&self, model: &str, tokenizer_sha256: Option<String>) -> ModelInfo {
-        // Lossless: parsing bounds these by their types.
+        // The casts are lossless because parsing limits these values to the ranges of their target types.
         ModelInfo {
             model: model.to_owned(),
             tokenizer_sha256,
@@ -177,7 +178,7 @@ fn read(family: Family<'_>) -> Result<ModelConfig, ConfigError> {
 
 fn epsilon(fields: &CheckpointConfig) -> Result<f32, ConfigError> {
     let epsilon = fields.real("rms_norm_eps")?.filter(|value| (0.0..1.0).contains(value));
-    epsilon.map(|value| value as f32).ok_or_else(|| fields.unexpected("rms_norm_eps", "a number from 0 to 1"))
+    epsilon.map(|value| value as f32).ok_or_else(|| fields.unexpected("rms_norm_eps", "a number in [0, 1)"))
 }
 
 fn eos(fields: &CheckpointConfig) -> Result<Vec<u32>, ConfigError> {
@@ -185,7 +186,7 @@ fn eos(fields: &CheckpointConfig) -> Result<Vec<u32>, ConfigError> {
     token_ids(fields.get(KEY)).ok_or_else(|| fields.unexpected(KEY, "a token id, a list of token ids, or null"))
 }
 
-/// A token id or a list of them; null is an empty list, anything else `None`.
+/// Parses a token id or a list of token ids. Null gives an empty list, anything else `None`.
 pub(crate) fn token_ids(value: Option<&Value>) -> Option<Vec<u32>> {
     let id = |id: &Value| id.as_u64().and_then(|id| u32::try_from(id).ok());
     match value {

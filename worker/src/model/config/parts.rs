@@ -1,9 +1,9 @@
-//! The variants of the single transformer block: the kinds of attention, router and shared expert of a model.
+//! The variants of the transformer block: a model's kinds of attention, router and shared expert.
 
-/// The kind of a layer's attention.
+/// The attention kind of a layer.
 #[derive(Clone, PartialEq, Debug)]
 pub enum AttentionKind {
-    /// Heads of keys and values, each shared by a group of query heads.
+    /// Key-value heads, each shared by a group of query heads.
     Grouped(GroupedAttention),
     /// One latent vector and one rotated key per token, shared by all heads (MLA, DeepSeek-V2 section 2.1).
     Latent(LatentAttention),
@@ -12,99 +12,101 @@ pub enum AttentionKind {
 /// Grouped-query attention.
 #[derive(Clone, PartialEq, Debug)]
 pub struct GroupedAttention {
-    /// Key-value heads; divides the heads.
+    /// Number of key-value heads; divides the number of query heads.
     pub kv_heads: usize,
     /// Width of one head; even.
     pub head_dim: usize,
-    /// Where queries and keys are normed.
+    /// How queries and keys are normalised.
     pub norms: HeadNormKind,
-    /// Whether the projections of queries, keys and values have a bias.
+    /// Whether the query, key and value projections have a bias.
     pub qkv_bias: bool,
-    /// Queries, keys and values are clipped to this magnitude after their norms.
+    /// Queries, keys and values are clipped to this magnitude after normalisation.
     pub clip: Option<f32>,
 }
 
-/// Where queries and keys are normed, before they are rotated.
+/// How queries and keys are normalised before rotation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum HeadNormKind {
-    /// Nowhere.
+    /// Not normalised.
     None,
-    /// Each head by itself.
+    /// Each head separately.
     PerHead,
     /// All heads of a token together.
     Whole,
 }
 
-/// Multi-head latent attention. The cache keeps the latent vector and the rotated key, not the heads' keys and values.
+/// Multi-head latent attention. The cache stores the latent vector and the rotated key instead of per-head keys and
+/// values.
 #[derive(Clone, PartialEq, Debug)]
 pub struct LatentAttention {
-    /// Width of the bottleneck of queries, if they have one.
+    /// Width of the low-rank query projection, if there is one.
     pub query_rank: Option<usize>,
     /// Width of the latent vector.
     pub kv_rank: usize,
-    /// Part of a head's query and key that is not rotated.
+    /// Width of the unrotated part of a head's query and key.
     pub nope_dim: usize,
-    /// Part that is rotated; even.
+    /// Width of the rotated part of a head's query and key; even.
     pub rope_dim: usize,
     /// Width of a head's value.
     pub value_dim: usize,
 }
 
 impl LatentAttention {
-    /// Elements of one head's query.
+    /// Number of elements in one head's query.
     pub fn query_width(&self) -> usize {
         self.nope_dim + self.rope_dim
     }
 }
 
-/// How the router's logits determine experts and weights.
+/// How router logits determine experts and their weights.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Router {
-    /// How a logit becomes a score.
+    /// How logits are converted to scores.
     pub scoring: Scoring,
-    /// Limits the choice to experts of the best groups.
+    /// Limits selection to experts in the best groups.
     pub groups: Option<GroupLimit>,
     /// Whether the k weights are scaled to sum to 1.
     pub normalise: bool,
-    /// Factor of every weight, applied afterwards.
+    /// Scale factor applied to every weight after normalisation.
     pub scale: f32,
 }
 
-/// How a router's logit becomes a score.
+/// How router logits are converted to scores.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Scoring {
-    /// The softmax over all experts.
+    /// Softmax over all experts.
     Softmax,
-    /// The sigmoid; a correction per expert is added only for the choice (DeepSeek-V3 section 2.1.2).
+    /// Sigmoid; a per-expert correction is added for selection only (DeepSeek-V3 section 2.1.2).
     CorrectedSigmoid,
 }
 
-/// Group-limited choice (DeepSeek-V2 section 2.2.2): groups of the same number of experts with consecutive ids.
+/// Group-limited expert selection (DeepSeek-V2 section 2.2.2). Groups are of equal size and consist of experts with
+/// consecutive ids.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct GroupLimit {
-    /// Groups; divides N.
+    /// Number of groups; divides N.
     pub groups: usize,
-    /// Groups to choose from; together they have at least k experts.
+    /// Number of groups from which experts are selected; together they have at least k experts.
     pub kept: usize,
     /// How groups are scored.
     pub by: GroupScore,
 }
 
-/// The score of a group of experts.
+/// How a group of experts is scored.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum GroupScore {
-    /// The score of its best expert (`group_limited_greedy`).
+    /// By the best score in the group (`group_limited_greedy`).
     Best,
-    /// The sum of its two best (`noaux_tc`).
+    /// By the sum of the two best scores in the group (`noaux_tc`).
     TwoBest,
 }
 
-/// An expert that every token takes, computed by the token's own rank.
+/// An expert that processes every token, computed by the token's own rank.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SharedExpert {
-    /// Its width; several shared experts count as one.
+    /// Intermediate width. Several shared experts are treated as a single wider one.
     pub width: usize,
-    /// Whether its result is weighted by a sigmoid gate.
+    /// Whether the expert's output is weighted by a sigmoid gate.
     pub gated: bool,
 }
 
@@ -113,18 +115,18 @@ pub struct SharedExpert {
 pub struct Rope {
     /// Base of the angles.
     pub theta: f64,
-    /// Which elements are rotated together.
+    /// How a head's elements are paired.
     pub layout: RopeLayout,
-    /// The extension to longer contexts.
+    /// YaRN extension to longer contexts.
     pub yarn: Option<Yarn>,
 }
 
-/// Which elements of a head are rotated together.
+/// How a head's elements are paired for rotation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RopeLayout {
-    /// Element i with element i + d/2.
+    /// Element i is paired with element i + d/2.
     Halves,
-    /// Element 2i with element 2i + 1.
+    /// Element 2i is paired with element 2i + 1.
     Pairs,
 }
 
@@ -132,18 +134,18 @@ pub enum RopeLayout {
 /// interpolates between them.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Yarn {
-    /// Ratio of the context to that in training; at least 1.
+    /// Ratio of the extended context length to the original one; at least 1.
     pub factor: f64,
-    /// Context length in training.
+    /// The original context length, used in training.
     pub original_positions: f64,
     /// Frequencies that complete more rotations than this over the original context are left unscaled.
     pub beta_fast: f64,
-    /// Frequencies that complete fewer rotations than this are divided by the factor.
+    /// Frequencies that complete fewer rotations than this over the original context are divided by `factor`.
     pub beta_slow: f64,
     /// Whether the ends of the ramp are rounded to integers.
     pub truncate: bool,
-    /// Factor of cosines and sines.
+    /// Scale factor for cosines and sines.
     pub attention_factor: f64,
-    /// Factor of the scores of latent attention.
+    /// Scale factor for latent attention scores.
     pub score_factor: f64,
 }

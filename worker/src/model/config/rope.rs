@@ -1,4 +1,4 @@
-//! The rotary embedding of a configuration: `rope_theta` with `rope_scaling`, or the newer `rope_parameters`.
+//! Reads a configuration's rotary embedding: `rope_theta` with `rope_scaling`, or the newer `rope_parameters`.
 
 use semmoe_tables::{CheckpointConfig, ConfigError};
 
@@ -9,7 +9,7 @@ const DEFAULT_THETA: f64 = 10_000.0;
 const DEFAULT_BETA_FAST: f64 = 32.0;
 const DEFAULT_BETA_SLOW: f64 = 1.0;
 
-/// Reads and checks the embedding; scaling other than YaRN is refused by name.
+/// Reads and checks the rotary embedding. Scaling other than YaRN is rejected with an error that names it.
 pub(super) fn read(fields: &CheckpointConfig, layout: RopeLayout, max_positions: usize) -> Result<Rope, ConfigError> {
     only(fields, "partial_rotary_factor", 1.0)?;
     let key = if fields.get("rope_scaling").is_some() { "rope_scaling" } else { "rope_parameters" };
@@ -52,8 +52,8 @@ fn yarn(fields: &CheckpointConfig, max_positions: usize) -> Result<Yarn, ConfigE
     let inferred = match (mscale, all_dim) {
         (Some(mscale), Some(all_dim)) => magnitude(mscale) / magnitude(all_dim),
         (None, None) => magnitude(1.0),
-        // Implementations disagree on one without the other.
-        _ => return Err(fields.unexpected("mscale_all_dim", "mscale and mscale_all_dim together, or neither")),
+        // Implementations disagree on the meaning of one without the other.
+        _ => return Err(fields.unexpected("mscale_all_dim", "both mscale and mscale_all_dim, or neither")),
     };
     let (beta_fast, beta_slow) = (
         fields.positive("beta_fast")?.unwrap_or(DEFAULT_BETA_FAST),

@@ -1,4 +1,4 @@
-//! A layer's attention: grouped heads over pages.
+//! One layer's attention on the GPU: grouped heads over KV cache pages.
 
 use semmoe_kernels::{Dtype, Element};
 use semmoe_kernels_cuda::Buffer;
@@ -18,13 +18,13 @@ use crate::model::rope::RotaryTable;
 use crate::model::switch::Obstacle;
 use crate::model::{LATENT, ModelConfig, ModelError, PAGE_TOKENS};
 
-/// Keys and values of all pages, and the rotation angles of queries and keys.
+/// Keys and values of all pages, and the rotary angles for queries and keys.
 pub(in crate::model) struct Cache {
-    /// Room for the pages of either attention layout.
+    /// Memory large enough for the pages of either attention layout.
     pub(super) pool: Buffer,
     element_bytes: usize,
     now: PageLayout,
-    /// Set if attention may change.
+    /// The other attention layout's pages, if attention can switch.
     other: Option<PageLayout>,
     angles: RotaryAngles,
 }
@@ -33,18 +33,18 @@ pub(in crate::model) struct Cache {
 pub(super) struct PageLayout {
     pub(super) pages: usize,
     pub(super) shape: CacheShape,
-    /// `[pages]`: position of each page by id, counted in pages.
+    /// `[pages]`: the position of each page in the pool, in units of pages, indexed by page id.
     pub(super) places: Vec<u32>,
 }
 
 impl PageLayout {
-    /// The initial layout: pages in the order of their ids.
+    /// Creates the initial layout, with pages in the order of their ids.
     pub(super) fn new(pages: usize, shape: CacheShape) -> Self {
         Self { pages, shape, places: (0..pages as u32).collect() }
     }
 }
 
-/// Buffers of a step's attention.
+/// Buffers for a step's attention.
 #[derive(Clone, Copy)]
 pub(super) struct AttentionBuffers {
     /// `[rows, kv_heads, group, dim]`
@@ -78,17 +78,17 @@ impl Cache {
         Ok(Self { pool, element_bytes: size_of::<T>(), now, other, angles })
     }
 
-    /// Elements of a page of keys and values.
+    /// Elements in one page of keys and values.
     fn page_elements(shape: &CacheShape) -> usize {
         shape.layers * shape.kv_heads * Self::head_elements(shape)
     }
 
-    /// Elements of one head in one layer.
+    /// Elements per head and layer in one page.
     fn head_elements(shape: &CacheShape) -> usize {
         PAGE_TOKENS * (shape.key_width + shape.value_width)
     }
 
-    /// Bytes of one head of a page, in one layer.
+    /// Bytes per head and layer in one page.
     pub(in crate::model) fn head_bytes(&self) -> usize {
         Self::head_elements(&self.now.shape) * self.element_bytes
     }
@@ -98,22 +98,22 @@ impl Cache {
         self.now.pages
     }
 
-    /// `[pages]`: position of each page by id.
+    /// Returns the position of each page, indexed by page id.
     pub(super) fn places(&self) -> &[u32] {
         &self.now.places
     }
 
-    /// Bytes of a page now, and in the other layout.
+    /// Returns the bytes per page in the current layout and in the other one.
     pub(super) fn page_bytes(&self) -> [usize; 2] {
         let of = |layout: &PageLayout| Self::page_elements(&layout.shape) * self.element_bytes;
         [of(&self.now), self.other.as_ref().map_or(0, of)]
     }
 
-    /// Positions of the pages to move, and those of all pages in the other layout. New pages come first, where no page
-    /// in use is.
+    /// Returns the current positions of the pages to move, and the positions of all pages in the other layout. New
+    /// pages come first in the latter, at positions that do not overlap a page in use.
     pub(super) fn place(&self, moves: &PageMoves) -> Result<(Vec<u32>, Vec<u32>), Obstacle> {
         let Some(other) = &self.other else {
-            return Err(Obstacle::Own("it has no other layout of attention".to_owned()));
+            return Err(Obstacle::Own("it was not started with another attention layout".to_owned()));
         };
         let old: Vec<u32> = moves.ids.iter().map(|&id| self.now.places[id as usize]).collect();
         let [from, to] = self.page_bytes();
@@ -126,7 +126,7 @@ impl Cache {
             (0..other.pages as u32).partition(|&place| !in_use[place as usize]);
         if new.len() < moves.new_pages {
             return Err(Obstacle::Own(format!(
-                "{} new KV cache pages do not fit beside those in use, which leave room for {}",
+                "{} new KV cache pages do not fit alongside those in use, which leave room for {}",
                 moves.new_pages,
                 new.len()
             )));
@@ -135,7 +135,7 @@ impl Cache {
         Ok((old, new))
     }
 
-    /// Sets the positions of the other layout's pages.
+    /// Records the positions of the other layout's pages.
     pub(super) fn moved_to(&mut self, places: Vec<u32>) {
         if let Some(other) = &mut self.other {
             other.places = places;
@@ -149,7 +149,7 @@ impl Cache {
         }
     }
 
-    /// Scratch bytes that attention over this many rows needs, in the layout that needs more.
+    /// Returns the scratch bytes that attention over this many rows needs, in whichever layout needs more.
     pub(super) fn scratch_bytes<'a>(
         &self,
         rows: usize,
@@ -163,7 +163,7 @@ impl Cache {
         shapes.zip(layouts).map(bytes).max().unwrap_or(0)
     }
 
-    /// The heads of a layer over these pages.
+    /// Describes a layer's heads over these pages.
     fn heads(&self, layer: usize, of: &Grouped<DeviceMatrix>, dtype: Dtype) -> PagedHeads {
         self.heads_of(self.now.shape, layer, of, dtype)
     }
@@ -183,13 +183,13 @@ impl Cache {
     }
 }
 
-/// The norms of queries and keys on the GPU.
+/// The query and key norms on the GPU.
 pub(super) struct DeviceHeadNorms {
     query: Buffer,
     key: Buffer,
 }
 
-/// The grouped attention of a layer; other kinds were refused earlier.
+/// Returns a layer's grouped attention. Other attention kinds are rejected before this point.
 pub(super) fn grouped(attention: &Attention<DeviceMatrix>) -> Result<&Grouped<DeviceMatrix>, ModelError> {
     match attention {
         Attention::Grouped(grouped) => Ok(grouped),
@@ -210,7 +210,7 @@ impl DeviceHeadNorms {
     }
 }
 
-/// Attention of rows whose projections are in `qkv`, to `out` `[rows, heads x dim]`.
+/// Computes attention for rows whose projections are in `qkv`, and writes it to `out`, `[rows, heads x dim]`.
 pub(super) struct AttentionCall<'a> {
     pub(super) layer: usize,
     pub(super) heads: &'a Grouped<DeviceMatrix>,
@@ -270,7 +270,7 @@ impl AttentionCall<'_> {
     }
 }
 
-/// The group limit in the form of the router's kernel.
+/// Converts a group limit to the router kernel's type.
 pub(super) fn group_limit(limit: &config::GroupLimit) -> GroupLimit {
     let by = match limit.by {
         config::GroupScore::Best => GroupScore::Best,

@@ -1,4 +1,4 @@
-//! The steps of the model on a GPU, behind the interface of backends.
+//! Runs the model's steps on a GPU, behind the compute backend interface.
 
 use std::sync::Arc;
 
@@ -25,13 +25,13 @@ use crate::model::probe::Probe;
 use crate::model::step::StepOutput;
 use crate::model::weights::{FeedForward, HeadWeights, Weights};
 
-/// A rank's weights, pages and rows on its GPU.
+/// A rank's weights, KV cache pages and activations on its GPU.
 pub(in crate::model) struct GpuBackend<T: Element> {
     pub(super) config: Arc<ModelConfig>,
     pub(super) stream: Stream,
     pub(super) unit: Box<dyn Collectives<T, Gpu>>,
     pub(super) weights: Weights<DeviceMatrix, Buffer>,
-    /// Heads of the other layout of attention, `[layers]`, if the rank may switch to it.
+    /// Head weights for the other attention layout, `[layers]`, if the rank can switch to it.
     pub(super) other_heads: Option<Vec<HeadWeights<DeviceMatrix>>>,
     pub(super) norms: Vec<LayerNorms>,
     pub(super) final_norm: Buffer,
@@ -40,57 +40,57 @@ pub(in crate::model) struct GpuBackend<T: Element> {
     pub(super) mover: Mover,
     pub(super) buffers: Buffers,
     pub(super) lists: HostLists,
-    /// Rows of the residual stream.
+    /// Number of rows in the residual stream.
     pub(super) rows: usize,
-    /// Rows that this rank continues with after attention.
+    /// Number of rows that this rank continues with after attention.
     pub(super) own_rows: usize,
-    /// Whether `added` has not been added yet.
+    /// Whether `added` still has to be added to the residual stream.
     pub(super) is_pending: bool,
-    /// This rank has all experts and all rows, so no rows are sent.
+    /// Whether this rank is the only one and therefore has all experts and rows, so that no rows are sent.
     pub(super) is_alone: bool,
-    /// Whether this step's chosen experts are in `buffers.kept`.
+    /// Whether this step's selected experts are in `buffers.kept`.
     pub(super) keeps: bool,
 }
 
-/// Vectors of one layer.
+/// One layer's norm and correction vectors.
 pub(super) struct LayerNorms {
     pub(super) input: Buffer,
     pub(super) post: Buffer,
-    /// In T, as the fused reduce-scatter takes it.
+    /// The post-attention norm rounded to T, as the fused reduce-scatter requires.
     pub(super) post_rounded: Buffer,
     pub(super) heads: Option<DeviceHeadNorms>,
-    /// Of the router's scores.
+    /// Correction of the router's scores.
     pub(super) correction: Option<Buffer>,
 }
 
-/// The host's numbers of a step or layer; reused.
+/// Host-side lists for a step or layer; reused.
 #[derive(Default)]
 pub(super) struct HostLists {
     pub(super) places: RowPlaces,
     pub(super) on_gpu: DevicePlaces,
     pub(super) pairs: PairLists,
-    /// Weights of f32, then expert ids of u16, as the router's kernel leaves them.
+    /// f32 weights followed by u16 expert ids, as the router kernel writes them.
     routed: Vec<u32>,
     pub(super) kept: Vec<u16>,
     pub(super) choices: Choices,
 }
 
-/// The rows that a norm reads: those of the residual stream.
+/// The input to a norm, based on the residual stream.
 struct NormSource {
-    /// Added to them first.
+    /// Rows to add to the residual stream first.
     added: Option<Buffer>,
-    /// Some of them alone.
+    /// Restricts the norm to these rows.
     row_of: Option<Buffer>,
 }
 
 impl<T: Element> GpuBackend<T> {
-    /// Adds what is pending to `rows` rows of the residual stream, and norms them.
+    /// Adds any pending output to `rows` rows of the residual stream, and normalises them.
     fn add_and_norm(&mut self, rows: usize, weight: Buffer) -> Result<(), UnitError> {
         let added = std::mem::take(&mut self.is_pending).then_some(self.buffers.added);
         self.norm(NormSource { added, row_of: None }, rows, weight)
     }
 
-    /// Norms rows of the residual stream.
+    /// Normalises rows of the residual stream.
     fn norm(&mut self, source: NormSource, rows: usize, weight: Buffer) -> Result<(), UnitError> {
         if rows == 0 {
             return Ok(());
@@ -110,7 +110,7 @@ impl<T: Element> GpuBackend<T> {
         self.stream.launch(norm.launch())
     }
 
-    /// `to += added`, each row by the sigmoid of its gate if there are gates.
+    /// Computes `to += added`. If there are gates, each added row is scaled by the sigmoid of its gate.
     fn add(&mut self, to: Buffer, added: Buffer, gate: Option<Buffer>, rows: usize) -> Result<(), UnitError> {
         if rows == 0 {
             return Ok(());
@@ -119,7 +119,7 @@ impl<T: Element> GpuBackend<T> {
         self.stream.launch(AddRows { residual: to, added, gate, rows, hidden, dtype: T::DTYPE }.launch())
     }
 
-    /// A gated network of the normed rows.
+    /// Applies a gated feed-forward network to the normalised rows.
     fn mlp(&mut self, [gate_up, down]: [DeviceMatrix; 2], rows: usize, out: Buffer) -> Result<(), UnitError> {
         let Buffers { normed, product, .. } = self.buffers;
         gate_up.apply::<T>(normed, rows, Product::silu(product), &mut self.stream)?;
@@ -194,7 +194,8 @@ impl<T: Element> ComputeBackend for GpuBackend<T> {
         let (rows, top_k) = (self.own_rows, self.config.top_k);
         let Some(moe) = self.weights.moe(step.layer) else { return Ok(()) };
         let Buffers { normed, router_logits, routed, .. } = self.buffers;
-        // A forced rate changes the choice on the host; a split sends the choice with the rows.
+        // The selection must reach the host if a forced rate changes it there, or if a split sends it along with the
+        // rows.
         lists.are_kept = self.is_alone && step.split.is_none() && step.ep.forced.is_none();
         let kept = step.moe.filter(|_| lists.are_kept).map(|layer| self.kept(layer));
         self.keeps = kept.is_some();

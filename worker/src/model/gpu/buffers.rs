@@ -1,4 +1,4 @@
-//! Memory for the rows of a step, all of it allocated when the model is loaded.
+//! Memory for a step's rows, all of which is allocated when the model is loaded.
 
 use semmoe_kernels::Element;
 use semmoe_kernels_cuda::compute::{CandidateAsk, CandidateRow};
@@ -13,7 +13,7 @@ use super::{GpuSettings, SharedAccelerator};
 use crate::model::ModelConfig;
 use crate::model::weights::{FeedForward, HeadWeights, Weights};
 
-/// Memory for the rows of a step.
+/// Memory for a step's activations and lists.
 #[derive(Clone, Copy)]
 pub(super) struct Buffers {
     pub(super) tokens: Buffer,
@@ -27,7 +27,7 @@ pub(super) struct Buffers {
     pub(super) attention: AttentionBuffers,
     pub(super) router_logits: Buffer,
     pub(super) routed: Buffer,
-    /// `[layers with experts, rows, k]`
+    /// `[MoE layers, rows, k]`
     pub(super) kept: Buffer,
     pub(super) pairs: Buffer,
     /// `[pairs or rows, width]`
@@ -43,7 +43,7 @@ pub(super) struct Buffers {
     pub(super) found: Buffer,
 }
 
-/// Elements of a row in the parts of a layer, the widest of all layers.
+/// Row widths in elements, each the maximum over all layers.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Widths {
     hidden: usize,
@@ -52,13 +52,13 @@ pub(super) struct Widths {
     top_k: usize,
     moe_layers: usize,
     max_positions: usize,
-    /// Width of a projection of queries, keys and values.
+    /// Width of the query, key and value projection.
     qkv: usize,
-    /// Of all heads.
+    /// Total width of all heads.
     heads: usize,
-    /// Width of a dense layer, or of a shared expert.
+    /// Intermediate width of a dense layer or a shared expert.
     dense: usize,
-    /// Of a whole expert.
+    /// Intermediate width of a whole expert.
     expert: usize,
 }
 
@@ -96,7 +96,7 @@ impl Widths {
 }
 
 impl Buffers {
-    /// Allocates buffers for the steps of a unit with `ranks` ranks, and `scratch` bytes for attention.
+    /// Allocates buffers for steps in a unit with `ranks` ranks, and `scratch` bytes for attention.
     pub(super) fn new<T: Element>(
         widths: Widths,
         settings: &GpuSettings,
@@ -115,7 +115,7 @@ impl Buffers {
         layout.add::<u8>(scratch as usize);
         layout.add::<f32>(rows * experts);
         layout.add::<u32>(rows * top_k * 2);
-        // Used only in a unit of one rank.
+        // This buffer is used only in a unit with a single rank.
         layout.add::<u16>(if ranks == 1 { moe_layers * rows * top_k } else { 0 });
         layout.add::<u32>(PairLists::max_words(pairs, received, experts));
         layout.add::<T>((pairs * expert).max(rows * dense));

@@ -1,5 +1,6 @@
-//! Chooses tokens from logits on the GPU: the GPU returns each row's likeliest token, or candidates from which the host
-//! draws the token that all logits would give. If candidates do not decide, the host reads all logits of the row.
+//! Selects tokens from logits on the GPU. The GPU returns either each row's most likely token or candidates, from which
+//! the host draws the same token as it would from all logits. If the candidates are not sufficient, the host reads all
+//! logits of the row.
 
 use semmoe_kernels::Element;
 use semmoe_kernels_cuda::compute::{Argmax, CandidateAsk, CandidateRow, Candidates};
@@ -12,27 +13,27 @@ use crate::model::backend::WantedItem;
 use crate::model::sampling::{Candidate, Draw, likelier, nucleus, order_by_id, total};
 use crate::model::step::{ItemResult, StepOutput, Wants};
 
-/// Bounds the relative difference between the host's sum of all weights and the GPU's: rounding of `exp` and the GPU's
-/// truncation to fixed point.
+/// Bounds the relative difference between the sum of all weights on the host and on the GPU, caused by rounding of
+/// `exp` and by the GPU's truncation to fixed point.
 const TOLERANCE: f64 = 1e-6;
-/// Bounds the relative difference between sums of the same weights in different orders.
+/// Bounds the relative difference between two sums of the same weights taken in different orders.
 const TOLERANCE_OF_ORDER: f64 = 1e-12;
 
-/// The candidates do not determine the token that all logits would give.
+/// The candidates do not determine which token would be drawn from all logits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Undecided;
 
-/// The host's lists; reused.
+/// Host-side lists; reused by later steps.
 #[derive(Default)]
 pub(super) struct Choices {
     likeliest: Vec<u32>,
     asks: Vec<CandidateAsk>,
-    /// `[rows]`, if a row has a request.
+    /// `[rows]`, if candidates were requested for any row.
     found: Vec<CandidateRow>,
 }
 
 impl Choices {
-    /// Reads the likeliest token of each row, and the candidates, where an item wants them.
+    /// Reads each row's most likely token and its candidates, if any item requests them.
     fn read(&mut self, items: &[WantedItem], vocab: usize, at: Buffers, stream: &mut Stream) -> Result<(), UnitError> {
         let (Buffers { logits, best, asks, found, .. }, rows) = (at, items.len() as u64);
         if items.iter().any(|item| item.wants == Wants::Likeliest) {
@@ -51,7 +52,8 @@ impl Choices {
         Ok(())
     }
 
-    /// The token of a row if candidates decide: `Some(None)` if the largest logit is not finite.
+    /// Returns a row's token if it can be determined without all logits; `Some(None)` if the largest logit is not
+    /// finite.
     fn token(&self, row: usize, wants: Wants, vocab: usize) -> Option<Option<u32>> {
         match wants {
             Wants::Likeliest => Some(Some(self.likeliest[row]).filter(|best| *best != Argmax::NONE)),
@@ -62,7 +64,7 @@ impl Choices {
 }
 
 impl<T: Element> GpuBackend<T> {
-    /// Returns to each item what it wants from its row of logits.
+    /// Provides each item with the output that it requests from its row of logits.
     pub(super) fn choose(&mut self, items: &[WantedItem], out: &mut StepOutput) -> Result<(), UnitError> {
         let vocab = self.config.vocab_size;
         let Self { lists, stream, buffers, .. } = self;
@@ -83,12 +85,12 @@ impl<T: Element> GpuBackend<T> {
     }
 }
 
-/// Whether the random number selects among all tokens.
+/// Whether the token is drawn from all tokens, without top-k or top-p.
 fn is_of_all(draw: &Draw) -> bool {
     draw.top_k == 0 && draw.top_p >= 1.0
 }
 
-/// The request to the GPU; none if candidates could not decide.
+/// Returns the candidate request to send to the GPU, which is empty if candidates could not determine the token.
 fn ask(wants: Wants, vocab: usize) -> CandidateAsk {
     let Wants::Drawn(draw) = wants else { return CandidateAsk::default() };
     let scale = 1.0 / draw.temperature;
@@ -99,7 +101,7 @@ fn ask(wants: Wants, vocab: usize) -> CandidateAsk {
     }
 }
 
-/// The token that all logits would give; `None` if the largest logit is not finite.
+/// Returns the token that would be drawn from all logits, or `None` if the largest logit is not finite.
 fn choose(draw: &Draw, row: &CandidateRow, vocab: usize) -> Result<Option<u32>, Undecided> {
     if !row.largest.is_finite() {
         return Ok(None);
@@ -109,7 +111,7 @@ fn choose(draw: &Draw, row: &CandidateRow, vocab: usize) -> Result<Option<u32>, 
     let candidates: Vec<Candidate> = draw.weigh(row.largest, logits).collect();
     let token = match is_of_all(draw) {
         true => among_all(draw, row, &candidates)?,
-        // If a candidate has no weight, no token beyond them has any.
+        // If a candidate has zero weight, so do all tokens that are not candidates.
         false => among_likeliest(draw, row, candidates.len() < count || count == vocab, candidates)?,
     };
     Ok(Some(token))
@@ -119,14 +121,14 @@ fn lightest(candidates: &[Candidate]) -> f32 {
     candidates.iter().fold(f32::INFINITY, |least, candidate| least.min(candidate.weight))
 }
 
-/// `all`: no other token has any weight.
+/// Draws a token with top-k or top-p. `all` means that only candidates have a positive weight.
 fn among_likeliest(
     draw: &Draw,
     row: &CandidateRow,
     all: bool,
     mut candidates: Vec<Candidate>,
 ) -> Result<u32, Undecided> {
-    // A token beyond the candidates weighs at most this; on a tie the lower id wins, which may be that token's.
+    // Maximum weight of a token that is not a candidate. On a tie the lower id wins, which may belong to such a token.
     let beyond = if all { 0.0 } else { lightest(&candidates) };
     draw.keep_top_k(&mut candidates);
     let (all_weights, tolerance) = match draw.top_k {
@@ -147,7 +149,8 @@ fn among_likeliest(
     draw.take(&candidates).ok_or(Undecided)
 }
 
-/// The number must select one of the candidates, at a distance from its neighbours that exceeds the error of the sums.
+/// Draws from all tokens. The random number must select a candidate, and its distance to the neighbouring tokens must
+/// exceed the error of the sums.
 fn among_all(draw: &Draw, row: &CandidateRow, candidates: &[Candidate]) -> Result<u32, Undecided> {
     let [total, before] = [row.total, row.before].map(|units| units as f64 / CandidateRow::UNITS);
     let (at, slack, mut sum) = (draw.number * total, TOLERANCE * total, before);

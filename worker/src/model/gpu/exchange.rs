@@ -1,4 +1,4 @@
-//! Rows to other ranks and back, and the experts between.
+//! Sends rows to other ranks and back, and applies the experts in between.
 
 use semmoe_kernels::Element;
 use semmoe_kernels::collectives::{AllRowsIn, NormIn, OwnRowsIn, ReceivedIn};
@@ -16,7 +16,7 @@ use crate::model::backend::{LayerStep, RowLists};
 use crate::model::step::StepOutput;
 
 impl<T: Element> GpuBackend<T> {
-    /// This rank's rows of the residual stream with the sums of all ranks added, and their norm (SRS).
+    /// Adds the sums over all ranks to this rank's rows of the residual stream, and normalises them (SRS).
     pub(super) fn scatter(&mut self, step: &mut LayerStep<'_, '_>) -> Result<(), UnitError> {
         let Some(split) = step.split else { return Ok(()) };
         let (hidden, epsilon) = (self.config.hidden, self.config.rms_norm_eps);
@@ -32,7 +32,7 @@ impl<T: Element> GpuBackend<T> {
         Ok(())
     }
 
-    /// All rows of the residual stream, and the experts that they went to (SAG).
+    /// Gathers all rows of the residual stream, and the experts selected for them (SAG).
     pub(super) fn gather(&mut self, step: &mut LayerStep<'_, '_>, lists: &mut RowLists) -> Result<(), UnitError> {
         let Some(split) = step.split else { return Ok(()) };
         let (hidden, bound) = (self.config.hidden, self.config.num_experts);
@@ -49,7 +49,7 @@ impl<T: Element> GpuBackend<T> {
         Ok(())
     }
 
-    /// Applies the experts to the received rows; `combine` returns the sums.
+    /// Applies the experts to the received rows; `combine` later returns the sums.
     pub(super) fn apply_experts(&mut self, layer: LayerIdx, ep: &ExpertParallel) -> Result<(), UnitError> {
         let received: ReceivedIn<'_, T, Gpu> = self.unit.received();
         let sorted = self.lists.pairs.sort(&received, ep.hosts(layer));
@@ -64,7 +64,7 @@ impl<T: Element> GpuBackend<T> {
         self.multiply(layer, lists, [rows, sums])
     }
 
-    /// Applies the experts to all rows of a rank that has all experts. The GPU sorts the pairs.
+    /// Applies the experts to all rows on a rank that has all experts. The GPU sorts the row-expert pairs.
     pub(super) fn apply_own(&mut self, layer: LayerIdx) -> Result<(), UnitError> {
         let (rows, top_k, num_experts) = (self.own_rows, self.config.top_k, self.config.num_experts as u64);
         if rows == 0 {
@@ -88,13 +88,13 @@ impl<T: Element> GpuBackend<T> {
         self.multiply(layer, lists, [normed, added].map(|of| rows_of::<T>(of, rows * self.config.hidden).buffer()))
     }
 
-    /// Where a layer's chosen experts are kept until the step ends.
+    /// Returns the buffer that stores a layer's selected experts until the step ends.
     pub(super) fn kept(&self, layer: LayerIdx) -> Buffer {
         let pairs = self.own_rows * self.config.top_k;
         self.buffers.kept.from_offset(2 * (layer.index() * pairs) as u64)
     }
 
-    /// Reads the chosen experts of all layers.
+    /// Reads the selected experts of all layers.
     pub(super) fn read_kept(&mut self, out: &mut StepOutput) -> Result<(), UnitError> {
         let (top_k, width) = (self.config.top_k, out.route_width);
         let pairs = self.rows * top_k;
@@ -111,7 +111,7 @@ impl<T: Element> GpuBackend<T> {
         Ok(())
     }
 
-    /// Applies the experts to rows and sums their results by row.
+    /// Applies the experts to rows and sums the results of each row.
     fn multiply(&mut self, layer: LayerIdx, lists: DevicePairs, [rows, sums]: [Buffer; 2]) -> Result<(), UnitError> {
         let (experts, hidden, width) = (self.experts.layer(layer), self.config.hidden, self.experts.width());
         let (Buffers { product, results, .. }, pairs) = (self.buffers, lists.pairs as u64);

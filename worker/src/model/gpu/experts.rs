@@ -1,4 +1,4 @@
-//! The routed experts of a rank, and the rows that they are sent.
+//! A rank's routed experts, and lists of the rows sent to them.
 
 use std::ops::Range;
 
@@ -19,24 +19,25 @@ use crate::model::expert::{Capacity, Place, arrange, hosted};
 use crate::model::load::Loader;
 use crate::model::slices::expert_columns;
 
-/// The experts of all layers, whole or the rank's slices of them, in memory in which a switch moves them
-/// ([`semmoe_kernels::reshard`]): gate and up in one pool, down in another, so that those of a layer lie as products
-/// read them, `[slots, 2 x width, H]` and `[slots, H, width]` by ascending expert.
+/// The experts of all layers, whole or sliced, in memory within which a switch moves them
+/// ([`semmoe_kernels::reshard`]). Gate and up are in one pool and down in another, so that each layer's experts are
+/// stored as matrix products read them: `[slots, 2 x width, H]` and `[slots, H, width]`, in ascending order of expert
+/// id.
 pub(in crate::model) struct DeviceExperts {
     memory: Buffer,
-    /// Gate and up; behind them down.
+    /// The pool for gate and up, then the pool for down.
     pub(super) pools: [Pool; 2],
     pub(super) layout: Layout,
     pub(super) side: Side,
     pub(super) rank: usize,
-    /// Of whole experts.
+    /// Width of whole experts.
     width: usize,
 }
 
-/// Pools begin at multiples of it.
+/// Alignment of the pools in bytes.
 const GRAIN: usize = 256;
 
-/// Those of one layer.
+/// One layer's experts.
 #[derive(Clone, Copy)]
 pub(super) struct DeviceLayer {
     pub(super) gate_up: Buffer,
@@ -45,7 +46,8 @@ pub(super) struct DeviceLayer {
 }
 
 impl DeviceExperts {
-    /// Memory for a rank's experts in a placement, and in any other with at most `slots` whole experts on a rank.
+    /// Loads a rank's experts into memory sized for this placement and for any other with at most `slots` whole experts
+    /// per rank.
     pub(super) fn load<T: Element>(
         loader: &Loader<'_, Uploader<T>>,
         at: Place,
@@ -68,7 +70,7 @@ impl DeviceExperts {
         Ok(experts)
     }
 
-    /// Every expert's tensors are checked, also those that other ranks keep.
+    /// Loads one layer. The tensors of every expert are checked, even those that only other ranks store.
     fn load_layer<T: Element>(
         &self,
         loader: &Loader<'_, Uploader<T>>,
@@ -94,22 +96,22 @@ impl DeviceExperts {
         Ok(())
     }
 
-    /// Where the pools lie.
+    /// Returns the memory that contains both pools.
     pub(super) fn memory(&self) -> Buffer {
         self.memory
     }
 
-    /// Where the second pool begins.
+    /// Returns the offset of the second pool.
     pub(super) fn second(&self) -> usize {
         self.pools[0].bytes().next_multiple_of(GRAIN)
     }
 
-    /// Columns of an expert that are here.
+    /// Number of an expert's columns that this rank stores.
     pub(super) fn width(&self) -> usize {
         if self.layout == Layout::Tp { self.width / self.pools[0].grid().ranks() } else { self.width }
     }
 
-    /// Where a placement has the experts.
+    /// Converts a placement to the pools' layout.
     pub(in crate::model) fn arrange(&self, placement: &ExpertPlacement) -> Result<Layout, ReshardError> {
         self.pools.iter().try_fold(Layout::Tp, |_, pool| arrange(pool, placement))
     }
@@ -125,36 +127,36 @@ impl DeviceExperts {
     }
 }
 
-/// The pairs of row and expert that a rank computes in a layer, by expert; reused by the next layer.
+/// The row-expert pairs that a rank computes in a layer, sorted by expert; reused by the next layer.
 #[derive(Default)]
 pub(super) struct PairLists {
     slots: Vec<u16>,
     order: RankOrder,
     cursors: Vec<u32>,
-    /// All lists for the GPU, one after the other: see [`PairLists::parts`].
+    /// All lists for the GPU, stored contiguously; see [`PairLists::parts`].
     words: Vec<u32>,
     pairs: usize,
     rows: usize,
     tiles: usize,
-    /// Rows of the fullest tile.
+    /// Number of rows in the fullest tile.
     fullest: usize,
 }
 
-/// The locations of the lists on the GPU.
+/// Locations of the pair lists on the GPU.
 #[derive(Clone, Copy)]
 pub(super) struct DevicePairs {
     pub(super) pairs: usize,
     pub(super) rows: usize,
     pub(super) room: Tiles,
-    /// `[pairs]`: the row of each, by expert.
+    /// `[pairs]`: the row of each pair, sorted by expert.
     pub(super) row_of: Buffer,
     /// `[pairs]`, in f32
     pub(super) weights: Buffer,
     /// `[R + 1]`
     pub(super) first_pair: Buffer,
-    /// `[pairs]`: those of a row, by ascending expert.
+    /// `[pairs]`: the pairs of each row, by ascending expert.
     pub(super) pair_of: Buffer,
-    /// `[tiles]` of expert slot, first pair, number of pairs.
+    /// `[tiles]`: each tile's expert slot, first pair and number of pairs.
     pub(super) tiles: Buffer,
 }
 
@@ -176,7 +178,7 @@ impl DevicePairs {
 }
 
 impl PairLists {
-    /// Maximum words for this many pairs and rows, over experts in `slots` slots.
+    /// Returns the maximum number of words for this many pairs and rows, with experts in `slots` slots.
     pub(super) fn max_words(pairs: usize, rows: usize, slots: usize) -> usize {
         3 * pairs + rows + 1 + 3 * Tiles::most(pairs as u64, slots as u64) as usize
     }
@@ -184,7 +186,7 @@ impl PairLists {
     /// Sorts the received pairs.
     ///
     /// # Errors
-    /// A row for an expert that is not here.
+    /// Fails if a row was sent to an expert that is not on this rank.
     pub(super) fn sort<T: Element>(
         &mut self,
         received: &ReceivedIn<'_, T, Gpu>,
@@ -192,7 +194,7 @@ impl PairLists {
     ) -> Result<(), NotHere> {
         let (index, pair_rows) = (&received.rows.index, received.pair_rows);
         hosts.slots_of(received.experts, |pair| index.source(pair_rows[pair] as usize), &mut self.slots)?;
-        argsort_by_rank(&self.slots, hosts.slots, &mut self.order).expect("slots were just looked up");
+        argsort_by_rank(&self.slots, hosts.slots, &mut self.order).expect("the lookup returned valid slots");
         (self.pairs, self.rows) = (pair_rows.len(), index.len());
         let order = self.order.permutation();
         self.words.clear();
@@ -210,7 +212,7 @@ impl PairLists {
         Ok(())
     }
 
-    /// `[R + 1]`: the first pair of each row.
+    /// Appends the first pair of each row, `[R + 1]`.
     fn count_rows(&mut self, pair_rows: &[u32]) {
         self.cursors.clear();
         self.cursors.resize(self.rows + 1, 0);
@@ -240,12 +242,12 @@ impl PairLists {
         self.rows
     }
 
-    /// All of it, in one piece.
+    /// Returns all lists as one contiguous slice.
     pub(super) fn words(&self) -> &[u32] {
         &self.words
     }
 
-    /// Where the lists are, once they were written to `at`.
+    /// Returns the locations of the lists after they have been written to `at`.
     pub(super) fn parts(&self, at: Buffer) -> DevicePairs {
         let tiles = Tiles { count: self.tiles as u64, rows: self.fullest as u64 };
         DevicePairs::new(at, self.pairs, self.rows, tiles)

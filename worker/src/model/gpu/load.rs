@@ -1,4 +1,4 @@
-//! Loads a backend: everything that it needs is on the GPU before ranks wait for one another.
+//! Loads a GPU backend, so that everything it needs is on the GPU before ranks start waiting for one another.
 
 use std::sync::Arc;
 
@@ -23,24 +23,24 @@ use crate::model::slices::HeadSlice;
 use crate::model::weights::{Block, FeedForward};
 use crate::model::{ModelConfig, ModelError};
 
-/// Everything that a backend is loaded from.
+/// The inputs from which a GPU backend is loaded.
 pub(in crate::model) struct GpuLoad<'a> {
     pub(in crate::model) checkpoint: &'a Checkpoint,
     pub(in crate::model) config: &'a Arc<ModelConfig>,
     pub(in crate::model) at: Place,
     pub(in crate::model) slices: &'a HeadSlices,
     pub(in crate::model) placement: &'a ExpertPlacement,
-    /// Whole experts of a layer that any rank may have after a switch.
+    /// Maximum number of whole experts per layer that any rank may have after a switch.
     pub(in crate::model) slots: Option<u16>,
     pub(in crate::model) settings: GpuSettings,
 }
 
 impl<T: Element> GpuBackend<T> {
-    /// Loads a rank's part of a checkpoint. All memory is allocated here, because none may be allocated while ranks
+    /// Loads a rank's part of a checkpoint. All memory is allocated here, because nothing may be allocated while ranks
     /// wait for one another.
     ///
     /// # Errors
-    /// The errors of the CPU backend; too little GPU memory, or a failed GPU call.
+    /// Fails for the same reasons as the CPU backend, and also if GPU memory is insufficient or a GPU call fails.
     pub(in crate::model) fn load(load: &GpuLoad<'_>, rank: UnitRank, link: GpuLink) -> Result<Self, ModelError> {
         let GpuLoad { checkpoint, config, at, slices, placement, slots, settings } = *load;
         let UnitRank { runner: accelerator, team, symmetric, own } = rank;
@@ -62,7 +62,7 @@ impl<T: Element> GpuBackend<T> {
         let buffers = Buffers::new::<T>(widths, &settings, at.world, scratch, &accelerator).map_err(ModelError::Gpu)?;
         let mover = Mover { team, list: uploader.allocate(LIST_BYTES)?, memory: None };
         let room = settings.room(at.world, config.hidden);
-        // SAFETY: memory of this GPU which only these ranks' collectives use, as `UnitRank` says.
+        // SAFETY: `UnitRank` guarantees that the memory is on this GPU and used only by these ranks' collectives.
         let rows = unsafe { PeerMemory::new(room, team, &symmetric, own, Arc::clone(&accelerator)) };
         let rows = rows.map_err(|error| ModelError::Gpu(error.into()))?;
         let unit: Box<dyn Collectives<T, Gpu>> = Box::new(DeviceCollectives::new(link, rows));

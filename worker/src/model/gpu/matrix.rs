@@ -1,4 +1,4 @@
-//! Weight matrices in GPU memory, row-major like the checkpoint's.
+//! Weight matrices in GPU memory, row-major as in the checkpoint.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -14,10 +14,10 @@ use crate::model::checkpoint::{TensorData, TensorKind};
 use crate::model::weights::Packer;
 use crate::model::{LATENT, ModelError};
 
-/// Elements converted at a time.
+/// Number of elements to convert at a time.
 const CHUNK: usize = 1 << 20;
 
-/// `[outputs, inputs]` of T, and a bias `[outputs]` of f32.
+/// A weight `[outputs, inputs]` in T, and an optional bias `[outputs]` in f32.
 #[derive(Clone, Copy)]
 pub(in crate::model) struct DeviceMatrix {
     pub(super) buffer: Buffer,
@@ -26,13 +26,13 @@ pub(in crate::model) struct DeviceMatrix {
     pub(super) bias: Option<Buffer>,
 }
 
-/// Writes matrices of T to the GPU, each to its own memory.
+/// Writes matrices to the GPU as elements of type T, each to its own allocation.
 pub(super) struct Uploader<T> {
     gpu: SharedAccelerator,
     element: PhantomData<T>,
 }
 
-/// The destination of the next elements.
+/// The location to which the next elements are written.
 pub(super) struct Cursor {
     to: Buffer,
 }
@@ -42,19 +42,19 @@ impl<T: Element> Uploader<T> {
         Self { gpu: gpu.clone(), element: PhantomData }
     }
 
-    /// Memory of this size.
+    /// Allocates GPU memory of this size.
     pub(super) fn allocate(&self, bytes: usize) -> Result<Buffer, ModelError> {
         self.gpu.allocate(bytes as u64).map_err(ModelError::Gpu)
     }
 
-    /// Copies numbers as f32.
+    /// Copies values to the GPU as f32.
     pub(super) fn vector(&self, values: &[f32]) -> Result<Buffer, ModelError> {
         let buffer = self.allocate(size_of_val(values))?;
         self.write(bytemuck::cast_slice(values), &mut Cursor { to: buffer })?;
         Ok(buffer)
     }
 
-    /// Copies numbers rounded to T.
+    /// Copies values to the GPU, rounded to T.
     pub(super) fn rounded(&self, values: &[f32]) -> Result<Buffer, ModelError> {
         let values: Vec<T> = values.iter().map(|value| T::round(*value)).collect();
         let buffer = self.allocate(size_of_val(&values[..]))?;
@@ -66,7 +66,7 @@ impl<T: Element> Uploader<T> {
         Cursor { to: buffer }
     }
 
-    /// Writes some of the inputs of one weight, row-major `[any, inputs]`.
+    /// Writes the `kept` inputs of one weight, which is row-major `[any, inputs]`.
     pub(super) fn put(
         &self,
         part: &TensorData<'_>,
@@ -93,11 +93,11 @@ impl<T: Element> Uploader<T> {
     }
 
     fn write(&self, bytes: &[u8], cursor: &mut Cursor) -> Result<(), ModelError> {
-        assert!(bytes.len() as u64 <= cursor.to.bytes, "a matrix was given too little memory");
+        assert!(bytes.len() as u64 <= cursor.to.bytes, "the matrix does not fit into its memory");
         if bytes.is_empty() {
             return Ok(());
         }
-        // SAFETY: memory that was just allocated, with room.
+        // SAFETY: the memory was allocated by this uploader, and the assertion above checks its size.
         unsafe { self.gpu.write(bytes, cursor.to) }.map_err(ModelError::Gpu)?;
         cursor.to = cursor.to.from_offset(bytes.len() as u64);
         Ok(())
@@ -134,7 +134,7 @@ impl<T: Element> Packer for Uploader<T> {
     }
 }
 
-/// The destination of a product.
+/// The destination of a matrix product.
 #[derive(Clone, Copy)]
 pub(super) struct Product {
     to: Buffer,
@@ -157,7 +157,7 @@ impl Product {
 }
 
 impl DeviceMatrix {
-    /// `out[i] = x[i] W^T + b` for `rows` rows.
+    /// Computes `out[i] = x[i] W^T + b` for `rows` rows.
     pub(super) fn apply<T: Element>(
         &self,
         x: Buffer,

@@ -1,4 +1,4 @@
-//! GPU memory in pieces, and transfers of numbers to and from it.
+//! GPU allocations divided into pieces, and transfers between host and GPU.
 
 use std::time::Instant;
 
@@ -14,7 +14,7 @@ use crate::model::DeviceWork;
 /// Alignment of pieces.
 const GRAIN: u64 = 256;
 
-/// A rank's stream of work.
+/// A rank's stream of GPU work.
 pub(super) struct Stream {
     pub(super) gpu: SharedAccelerator,
     pub(super) rank: usize,
@@ -28,7 +28,8 @@ impl Stream {
         Self { gpu, rank, queue: Vec::new(), done: DeviceWork::default() }
     }
 
-    /// A GPU that failed loses its rank, unless a kernel stopped while it waited for another one.
+    /// Converts a GPU error to the loss of this rank, or of another rank if a kernel stopped while waiting for that
+    /// rank.
     pub(super) fn lost(&self, cause: &GpuError) -> UnitError {
         let stopped = Stopped::from_report(self.gpu.report());
         match stopped.and_then(|stopped| Some((stopped.late()?, stopped))) {
@@ -41,42 +42,42 @@ impl Stream {
         UnitError::Operands { rank: self.rank, detail: error.to_string() }
     }
 
-    /// Queues a kernel, to be launched with others before the next other call to the GPU.
+    /// Queues a kernel. Queued kernels are launched together before the next GPU call of any other kind.
     pub(super) fn launch(&mut self, launch: Result<Launch, LaunchError>) -> Result<(), UnitError> {
         self.queue.push(launch.map_err(|error| self.refused(&error))?);
         self.done.launches += 1;
         Ok(())
     }
 
-    /// Launches the queue. Must precede every other call to the GPU, including collectives.
+    /// Launches the queued kernels. Must be called before any other GPU call, including collectives.
     pub(super) fn flush(&mut self) -> Result<(), UnitError> {
         if self.queue.is_empty() {
             return Ok(());
         }
-        // SAFETY: every buffer of a call is the backend's own, which lives until its stream has ended.
+        // SAFETY: every buffer passed to a kernel belongs to the backend, which outlives its stream.
         let launched = unsafe { self.gpu.launch_all(&self.queue) };
         self.queue.clear();
         launched.map_err(|cause| self.lost(&cause))
     }
 
-    /// Writes numbers to the beginning of a buffer.
+    /// Writes values to the beginning of a buffer.
     pub(super) fn write<N: Pod>(&mut self, numbers: &[N], to: Buffer) -> Result<Buffer, UnitError> {
         let bytes = bytemuck::cast_slice::<N, u8>(numbers);
         let expected = bytes.len() as u64;
         if to.bytes < expected {
-            let detail = format!("{expected} bytes, more than the {} that the GPU's memory has for them", to.bytes);
+            let detail = format!("{expected} bytes do not fit into a GPU buffer of {} bytes", to.bytes);
             return Err(UnitError::Operands { rank: self.rank, detail });
         }
         if !bytes.is_empty() {
             self.flush()?;
             self.done.written += expected;
-            // SAFETY: there is room, and the memory is the backend's own.
+            // SAFETY: the buffer is large enough and belongs to the backend.
             unsafe { self.gpu.write(bytes, to) }.map_err(|cause| self.lost(&cause))?;
         }
         Ok(Buffer { bytes: expected, ..to })
     }
 
-    /// Reads numbers back, once all earlier work is done.
+    /// Reads values back after all earlier work has finished.
     pub(super) fn read<N: Pod>(&mut self, from: Buffer, numbers: &mut [N]) -> Result<(), UnitError> {
         let bytes = bytemuck::cast_slice_mut::<N, u8>(numbers);
         if bytes.is_empty() {
@@ -85,7 +86,7 @@ impl Stream {
         debug_assert!(from.bytes >= bytes.len() as u64);
         self.flush()?;
         let began = Instant::now();
-        // SAFETY: the memory is the backend's own, and long enough.
+        // SAFETY: the buffer is large enough and belongs to the backend.
         unsafe { self.gpu.read(from, bytes) }.map_err(|cause| self.lost(&cause))?;
         self.done.read += bytes.len() as u64;
         self.done.synchronisations += 1;
@@ -94,19 +95,19 @@ impl Stream {
     }
 }
 
-/// Sizes of buffers that become pieces of one allocation.
+/// Sizes of buffers that share a single allocation.
 #[derive(Default)]
 pub(super) struct Layout {
     sizes: Vec<u64>,
 }
 
 impl Layout {
-    /// Reserves room for `elements`.
+    /// Adds a buffer for `elements` elements.
     pub(super) fn add<N>(&mut self, elements: usize) {
         self.sizes.push((elements * size_of::<N>()) as u64);
     }
 
-    /// The pieces, in the order of their additions.
+    /// Allocates the buffers, and returns them in the order in which they were added.
     pub(super) fn allocate(self, gpu: &SharedAccelerator) -> Result<std::vec::IntoIter<Buffer>, GpuError> {
         let all: u64 = self.sizes.iter().map(|bytes| bytes.next_multiple_of(GRAIN)).sum();
         let mut address = gpu.allocate(all)?.address;
@@ -119,11 +120,11 @@ impl Layout {
     }
 }
 
-/// Lists of words, written contiguously.
+/// Contiguous lists of words in one buffer.
 pub(super) struct WordLists(pub(super) Buffer);
 
 impl WordLists {
-    /// The next list.
+    /// Returns the next list.
     pub(super) fn next(&mut self, words: usize) -> Buffer {
         let list = Buffer { bytes: 4 * words as u64, ..self.0 };
         self.0 = self.0.from_offset(list.bytes);
@@ -131,9 +132,9 @@ impl WordLists {
     }
 }
 
-/// The first `elements` elements of a buffer.
+/// Returns the first `elements` elements of a buffer.
 pub(super) fn rows_of<'a, T: Element>(buffer: Buffer, elements: usize) -> DeviceRows<'a, T> {
     debug_assert!(buffer.bytes >= (elements * size_of::<T>()) as u64);
-    // SAFETY: a piece of the backend's own memory; nothing else uses it while the stream does.
+    // SAFETY: the buffer belongs to the backend, and nothing else uses it while the stream does.
     unsafe { DeviceRows::new(buffer.address, elements) }
 }

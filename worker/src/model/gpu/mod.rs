@@ -1,20 +1,21 @@
-//! A step on a GPU: it holds weights, rows and pages; the host has tokens, routes, plans and page ids.
+//! Runs steps on a GPU, which stores weights, activations and KV cache pages; tokens, routes, plans and page ids stay
+//! on the host.
 //!
 //! | module | what |
 //! |---|---|
-//! | `memory` | GPU memory in pieces, and transfers of numbers to and from it |
-//! | `buffers` | memory for the rows of a step |
-//! | `matrix` | weight matrices, row-major like the checkpoint's |
-//! | `experts` | the routed experts of a rank, and the rows that they receive |
-//! | `rows` | the rows of a step: their positions, their pages |
-//! | `attention` | a layer's attention |
-//! | `exchange` | rows to other ranks and back, and the experts between |
-//! | `choose` | chooses tokens from logits |
-//! | `switch` | experts and pages move to another layout |
-//! | `backend` | all of it, behind the interface of backends; `load` creates it |
+//! | `memory` | GPU allocations divided into pieces, and transfers between host and GPU |
+//! | `buffers` | memory for a step's rows |
+//! | `matrix` | weight matrices, row-major as in the checkpoint |
+//! | `experts` | a rank's routed experts, and lists of the rows sent to them |
+//! | `rows` | the positions and pages of a step's rows |
+//! | `attention` | one layer's attention |
+//! | `exchange` | sends rows to other ranks and back, and applies the experts in between |
+//! | `choose` | selects tokens from logits |
+//! | `switch` | moves experts and pages to another layout |
+//! | `backend`, `load` | combine all of this behind the compute backend interface |
 //!
-//! T is the element type of weights, rows, keys and values; sums are in f32. In f32 a token's logits do not depend on
-//! what else is in a step, as on the CPU: every sum has one order.
+//! T is the element type of weights, activations, keys and values; sums are accumulated in f32. In f32, a token's
+//! logits do not depend on the rest of its step, as on the CPU, because every sum has a fixed order.
 
 mod attention;
 mod backend;
@@ -39,30 +40,30 @@ pub(super) use backend::GpuBackend;
 pub(super) use load::GpuLoad;
 pub(super) use switch::DeviceBackend;
 
-/// A rank's GPU: its memory, and work ordered by one stream.
+/// A rank's GPU: its memory and a stream that orders its work.
 pub(super) type SharedAccelerator = Arc<dyn Accelerator + Sync>;
 
-/// A rank's settings for its GPU.
+/// GPU settings of a rank.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct GpuSettings {
     /// T: f32 or bf16.
     pub dtype: Dtype,
-    /// Maximum rows of a step.
+    /// Maximum number of rows per step.
     pub step_tokens: usize,
-    /// Maximum rows of a step whose logits are needed.
+    /// Maximum number of rows per step whose logits are needed.
     pub running: usize,
-    /// Pages of keys and values.
+    /// Number of KV cache pages.
     pub pages: usize,
-    /// Pages in the other attention layout, if attention may change.
+    /// Number of KV cache pages in the other attention layout, if attention can switch.
     pub other_pages: usize,
 }
 
 impl GpuSettings {
-    /// Room for the collectives of a unit with this many ranks.
+    /// Returns the buffer sizes for the collectives of a unit with this many ranks.
     pub fn room(&self, ranks: usize, hidden: usize) -> Room {
         Room { ranks, rows: ranks * self.step_tokens, hidden, dtype: self.dtype }
     }
 }
 
-/// The link over which the ranks of a unit agree, shared by the host's counts and the GPU's collectives.
+/// The link over which a unit's ranks synchronise, shared by the host's counts and the GPU's collectives.
 pub type GpuLink = UnitLink<Box<dyn Lockstep>>;

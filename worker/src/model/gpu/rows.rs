@@ -7,23 +7,23 @@ use crate::ep::UnitError;
 use crate::model::kv::PAGE_TOKENS;
 use crate::model::step::StepItem;
 
-/// Granularity by which page tables grow.
+/// Page table widths are multiples of this many pages.
 const TABLE_PAGES: usize = 4;
 
-/// Positions, sequences and pages of a step's rows; reused by the next one.
+/// Positions, sequences and pages of a step's rows; reused by the next step.
 #[derive(Default)]
 pub(super) struct RowPlaces {
-    /// All lists for the GPU, contiguous: see [`RowPlaces::write`].
+    /// All lists for the GPU, stored contiguously; see [`RowPlaces::write`].
     words: Vec<u32>,
 }
 
-/// Their addresses on the GPU.
+/// Locations of the row lists on the GPU.
 #[derive(Clone, Copy, Default)]
 pub(super) struct DevicePlaces {
     pub(super) rows: usize,
     /// `[rows]`
     pub(super) positions: Buffer,
-    /// `[rows]`: the page of each row's key and value.
+    /// `[rows]`: the page that stores each row's key and value.
     pub(super) page_of: Buffer,
     /// `[rows]`
     pub(super) sequence_of: Buffer,
@@ -35,7 +35,7 @@ pub(super) struct DevicePlaces {
     pub(super) last: usize,
 }
 
-/// Pages of a table row for this many tokens; steps with equal widths make the same launches.
+/// Returns the page table width for this many tokens. Steps with equal widths launch identical kernels.
 pub(super) fn table_width(tokens: usize) -> usize {
     tokens.div_ceil(PAGE_TOKENS).next_multiple_of(TABLE_PAGES)
 }
@@ -46,8 +46,8 @@ impl RowPlaces {
         3 * rows + sequences * table_width(max_positions)
     }
 
-    /// Lays out the rows of these items, whose caches have room for them, and writes the lists to `to`. `places` maps
-    /// page ids to positions.
+    /// Lays out the items' rows, for which the caches must have space reserved, and writes the lists to `to`. `places`
+    /// maps page ids to positions.
     pub(super) fn write(
         &mut self,
         items: &[StepItem<'_>],

@@ -1,5 +1,5 @@
-//! Switches the layout on a GPU: experts, keys and values move within its memory, by the switch kernel. Each layout
-//! uses fixed addresses whenever it is in force.
+//! Switches the layout on a GPU: the switch kernel moves experts, keys and values within GPU memory. Each layout uses
+//! the same addresses every time it is in use.
 
 use semmoe_kernels::reshard::kv::{KvMove, PageAt};
 use semmoe_kernels::reshard::{Move, Switch};
@@ -15,23 +15,23 @@ use crate::model::backend::ComputeBackend;
 use crate::model::kv::PageMoves;
 use crate::model::switch::{Objection, Obstacle, Refusal, SwitchOutcome, allgather_messages, stays, unfit, vote};
 
-/// Maximum moves of a launch; their memory is allocated at start.
+/// Maximum number of moves per launch; memory for them is allocated at startup.
 const MOVES: usize = 4096;
-/// Bytes of their list.
+/// Size of a launch's move list in bytes.
 pub(super) const LIST_BYTES: usize = MOVES * MOVE_BYTES as usize;
 
-/// A GPU backend of any element type.
+/// A GPU backend, independent of its element type.
 pub(in crate::model) trait DeviceBackend: ComputeBackend {
-    /// The parts that a switch needs.
+    /// Returns the parts that a switch needs.
     fn parts_to_switch(&mut self) -> SwitchParts<'_>;
 
-    /// Its experts.
+    /// Returns the backend's experts.
     fn experts(&self) -> &DeviceExperts;
 
-    /// Its pages.
+    /// Returns the backend's KV cache pages.
     fn cache(&self) -> &Cache;
 
-    /// Switches to the other attention layout, with the pages that have moved.
+    /// Switches to the other attention layout, whose pages have already moved.
     fn exchange_attention(&mut self);
 }
 
@@ -57,7 +57,7 @@ impl<T: semmoe_kernels::Element> DeviceBackend for GpuBackend<T> {
     }
 }
 
-/// Parts of a backend that a switch needs.
+/// The parts of a backend that a switch needs.
 pub(in crate::model) struct SwitchParts<'a> {
     stream: &'a mut Stream,
     mover: &'a mut Mover,
@@ -65,26 +65,26 @@ pub(in crate::model) struct SwitchParts<'a> {
     cache: &'a mut Cache,
 }
 
-/// Launches the kernel of a switch.
+/// Launches the switch kernel.
 pub(super) struct Mover {
     pub(super) team: Team,
-    /// Memory for the list of a launch.
+    /// Memory for a launch's move list.
     pub(super) list: Buffer,
-    /// Buffers of all ranks' experts and pages, once exchanged.
+    /// The expert and page buffers of all ranks, once they have been exchanged.
     pub(super) memory: Option<[Vec<Buffer>; 2]>,
 }
 
-/// The moves of all ranks in one step of a switch.
+/// This rank's moves in one step of a switch.
 struct MovesOf<'a> {
     own: &'a [DeviceMove],
-    /// Moves of the rank with the most.
+    /// The largest number of moves on any rank.
     most: usize,
     digest: u64,
     step: usize,
 }
 
 impl Mover {
-    /// Runs one step of a switch, with the same number of launches on every rank.
+    /// Runs one step of a switch. Every rank makes the same number of launches.
     fn run(&self, stream: &mut Stream, memory: &[Buffer], moves: &MovesOf<'_>) -> Result<(), UnitError> {
         let own = &memory[stream.rank..=stream.rank];
         for round in 0..moves.most.div_ceil(MOVES) {
@@ -100,7 +100,7 @@ impl Mover {
 }
 
 impl SwitchParts<'_> {
-    /// Exchanges the addresses of all ranks' memory; all ranks are in one process.
+    /// Exchanges the memory addresses of all ranks, which run in a single process.
     fn exchange_memory(&mut self, ep: &mut ExpertParallel) -> Result<[Vec<Buffer>; 2], UnitError> {
         if let Some(known) = &self.mover.memory {
             return Ok(known.clone());
@@ -113,14 +113,14 @@ impl SwitchParts<'_> {
             let words: Vec<u64> = message.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word)).collect();
             for ((all, own), words) in all.iter_mut().zip(own).zip(words.as_chunks().0) {
                 let [address, bytes] = *words;
-                UnitError::check(rank, "bytes of experts, or of pages", bytes as usize, own.bytes as usize)?;
+                UnitError::check(rank, "expert or page memory", bytes as usize, own.bytes as usize)?;
                 all.push(Buffer { address, bytes });
             }
         }
         Ok(self.mover.memory.insert(all).clone())
     }
 
-    /// Moves the experts to another placement, layer by layer; all ranks vote before each.
+    /// Moves the experts to another placement, layer by layer. All ranks vote before each layer.
     pub(in crate::model) fn move_experts(
         &mut self,
         ep: &mut ExpertParallel,
@@ -162,8 +162,8 @@ impl SwitchParts<'_> {
         Ok(SwitchOutcome::Committed)
     }
 
-    /// Moves pages to their positions in the other layout, beside those in use; or returns why a rank cannot, in which
-    /// case nothing has changed.
+    /// Moves pages to their positions in the other layout, without overwriting pages in use. If a rank cannot do so,
+    /// returns the reason, and nothing has changed.
     pub(in crate::model) fn move_pages(
         &mut self,
         moves: &PageMoves,
@@ -178,7 +178,7 @@ impl SwitchParts<'_> {
         let messages = allgather_messages(ep, message)?;
         let place_of = |PageAt { rank, page }: PageAt| {
             let place = messages[rank].as_chunks().0.get(page as usize).map(|place| u32::from_le_bytes(*place));
-            place.ok_or_else(|| UnitError::protocol(rank, format!("it has not said where its page {page} is")))
+            place.ok_or_else(|| UnitError::protocol(rank, format!("it did not report the position of its page {page}")))
         };
         let [from_bytes, to_bytes] = self.cache.page_bytes();
         let device = |piece: &KvMove| {
@@ -194,17 +194,17 @@ impl SwitchParts<'_> {
         Ok(None)
     }
 
-    /// Waits until all moves are done, or the GPU has failed.
+    /// Waits until all moves are complete or the GPU has failed.
     fn finish(&mut self) -> Result<(), UnitError> {
         self.stream.read(self.mover.list, &mut [0_u8; 4])
     }
 }
 
-/// The moves of a layer.
+/// One layer's moves.
 struct LayerMoves {
     rank: usize,
     own: Vec<DeviceMove>,
-    /// Number of moves by rank.
+    /// Number of moves per rank.
     counts: Vec<usize>,
     all: Vec<Move>,
 }
@@ -214,7 +214,7 @@ impl LayerMoves {
         Self { rank, own: Vec::new(), counts: vec![0; world], all: Vec::new() }
     }
 
-    /// Adds the moves of a pool that begins at `first`.
+    /// Adds the moves within a pool that begins at offset `first`.
     fn add(&mut self, switch: &Switch<'_>, layer: usize, first: usize) {
         switch.moves(layer, &mut self.all);
         for piece in &mut self.all {

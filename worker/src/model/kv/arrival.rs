@@ -1,9 +1,9 @@
-//! The new pool of a switch of attention while its pages arrive: all bookkeeping is complete, so each sequence has its
-//! room, and a page can be shared once it has arrived.
+//! The new pool of an attention switch while its pages are arriving. Its page table is complete, so every sequence has
+//! its pages reserved, and a page can be shared as soon as it has arrived.
 //!
-//! Pages arrive all at once, before the switch takes effect, or afterwards (lazily), those of a few sequences at a
-//! time. Lazily, the old pages of all sequences are kept until the last ones have arrived. All ranks have the same
-//! queue and take from it between the same two steps, so they need no further agreement.
+//! Pages arrive either all at once, before the switch takes effect, or lazily afterwards, a few sequences at a time. In
+//! a lazy switch, the old pages of all sequences are kept until the last pages have arrived. All ranks have the same
+//! queue and advance it between the same two steps, so they need no further agreement.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
@@ -23,17 +23,17 @@ use crate::model::switch::{SwitchFault, vote_of_spans};
 pub struct KvArrival {
     planned: PlannedMoves,
     pub(super) pool: KvPool,
-    /// This rank's sequences whose pages have not arrived.
+    /// This rank's sequences whose pages have not arrived yet.
     chains: HashMap<u64, Chain>,
-    /// Sequences of all ranks, in the order in which their pages arrive.
+    /// The sequences of all ranks, in order of arrival.
     queue: VecDeque<Next>,
     /// Outstanding moves by receiving rank and page.
     moves: Vec<BTreeMap<u32, Vec<KvMove>>>,
-    /// Pages that have arrived and belong to one sequence of this rank.
+    /// Pages that have arrived and are private to one of this rank's sequences.
     own: HashMap<PageId, Page>,
-    /// `[pages of the old pool]`, in the order of its description.
+    /// Page ids of the old pool, in the order of its description.
     ids: Vec<PageId>,
-    /// This rank's sequences before the switch, from which [`KvArrival::advance`] reads.
+    /// This rank's sequences before the switch, whose pages [`KvArrival::advance`] reads.
     pub old: Vec<KvCache>,
     digest: PieceHash,
 }
@@ -42,14 +42,15 @@ pub struct KvArrival {
 #[derive(Debug)]
 struct Next {
     id: u64,
-    /// Its group in the span.
+    /// The sequence's group in the span.
     group: usize,
-    /// Its pages in the new pool.
+    /// The sequence's pages in the new pool.
     pages: Vec<u32>,
 }
 
 impl KvArrival {
-    /// Takes `pool` and `chains` as planned for this rank; `ids` are the described pages of the old pool.
+    /// Creates the arrival from `pool` and `chains` as planned for this rank; `ids` are the old pool's pages in the
+    /// order of its description.
     pub(super) fn new(planned: PlannedMoves, pool: KvPool, chains: Vec<Chain>, ids: Vec<PageId>) -> Self {
         let PlannedMoves { plan, me, .. } = &planned;
         let own = &plan.pool(*me).pool.sequences;
@@ -77,7 +78,7 @@ impl KvArrival {
         Self { planned, pool, chains, queue, moves, own, ids, old, digest }
     }
 
-    /// The unit's group of each sequence of the span that has not arrived; with dp its rank.
+    /// Returns the sequences of the span that have not arrived, each with its group in the unit (with dp, its rank).
     pub fn groups(&self) -> Vec<(u64, u16)> {
         let first = self.planned.span.first_group();
         self.queue.iter().map(|next| (next.id, (first + next.group) as u16)).collect()
@@ -88,11 +89,12 @@ impl KvArrival {
         self.queue.is_empty()
     }
 
-    /// Moves the pages of the oldest sequences that have not arrived, together with all ranks and between two steps: of
-    /// at least one, and of more while no rank receives more than `bytes`. Returns this rank's sequences.
+    /// Moves the pages of the oldest sequences that have not arrived, together with all ranks and between two steps.
+    /// Moves at least one sequence, and more as long as no rank receives more than `bytes`. Returns this rank's
+    /// sequences among them.
     ///
     /// # Errors
-    /// A rank was lost, or sent unplanned pages.
+    /// Fails if a rank was lost or sent pages that were not planned.
     pub fn advance(&mut self, bytes: u64, ep: &mut ExpertParallel) -> Result<Vec<(u64, KvCache)>, UnitError> {
         let (next, moves) = self.next(bytes);
         let old = std::mem::take(&mut self.old);
@@ -104,8 +106,8 @@ impl KvArrival {
         Ok(self.arrived(next))
     }
 
-    /// Moves all pages at once, together with all ranks; `held` are those of the old pool. Returns a digest of
-    /// everything that is equal on all ranks.
+    /// Moves all pages at once, together with all ranks; `held` contains the old pool's pages. Returns a digest of all
+    /// data that must be equal on all ranks.
     pub(super) fn move_all<'a>(
         &mut self,
         held: impl Iterator<Item = (PageId, &'a Page)>,
@@ -117,13 +119,13 @@ impl KvArrival {
         self.fetch(moves, held, ep, objection)
     }
 
-    /// All sequences of this rank, whose pages have arrived.
+    /// Returns all sequences of this rank, once their pages have arrived.
     pub(super) fn into_sequences(mut self) -> Vec<(u64, KvCache)> {
         let all = std::mem::take(&mut self.queue).into_iter().map(|next| next.id).collect();
         self.arrived(all)
     }
 
-    /// Takes the next sequences from the queue, and their moves by receiving rank.
+    /// Removes the next sequences from the queue and returns them with their moves, indexed by receiving rank.
     fn next(&mut self, bytes: u64) -> (Vec<u64>, Vec<Vec<KvMove>>) {
         let span = self.moves.len();
         let limit = usize::try_from(bytes / self.pool.shape().page_bytes() as u64).unwrap_or(usize::MAX);
@@ -146,7 +148,7 @@ impl KvArrival {
         (ids, moves)
     }
 
-    /// Performs moves, and has all ranks agree on the result; the digest covers everything so far.
+    /// Performs moves and lets all ranks vote on the result. Returns a digest of everything that has arrived so far.
     fn fetch<'a>(
         &mut self,
         moves: Vec<Vec<KvMove>>,

@@ -1,4 +1,4 @@
-//! One sequence's pages with their memory. Dropping it releases them.
+//! One sequence's pages with their memory. Dropping the cache releases the pages.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ pub struct KvCache {
 
 #[derive(Debug)]
 pub(super) enum Memory {
-    /// Only this sequence's: being filled, or never shared.
+    /// Private to this sequence: still being filled, or never shared.
     Own(Page),
     /// Full, and registered in the pool.
     Shared(Arc<Page>),
@@ -34,7 +34,7 @@ impl Memory {
 }
 
 impl KvCache {
-    /// All pages of the chain are shared, except for those that `own` returns.
+    /// Creates the cache of a chain. All of the chain's pages are shared, except those that `own` returns.
     pub(super) fn new(pool: KvPool, chain: Chain, mut own: impl FnMut(PageId) -> Option<Page>) -> Self {
         let state = pool.state();
         let memory = |id| own(id).map_or_else(|| Memory::Shared(state.store.shared(id)), Memory::Own);
@@ -43,7 +43,7 @@ impl KvCache {
         Self { pool, chain, memory }
     }
 
-    /// Tokens of the sequence so far.
+    /// Number of tokens in the sequence so far.
     pub fn len(&self) -> usize {
         self.chain.tokens.len()
     }
@@ -53,22 +53,22 @@ impl KvCache {
         &self.chain.tokens
     }
 
-    /// Whether no token has been taken yet.
+    /// Whether the sequence has no tokens yet.
     pub fn is_empty(&self) -> bool {
         self.chain.tokens.is_empty()
     }
 
-    /// Tokens that the sequence may still take.
+    /// Number of tokens that can still be added to the sequence.
     pub fn remaining(&self) -> usize {
         self.shape().max_positions - self.len()
     }
 
-    /// Drops all tokens after the first `len`, as if they had never been added.
+    /// Truncates the sequence to its first `len` tokens, as if the others had never been added.
     ///
     /// # Panics
     /// If the sequence shares pages, which must not change.
     pub fn truncate(&mut self, len: usize) {
-        assert!(self.chain.promised.is_none(), "a sequence that shares pages cannot be cut");
+        assert!(self.chain.promised.is_none(), "a sequence with shared pages cannot be truncated");
         if len >= self.len() {
             return;
         }
@@ -80,8 +80,8 @@ impl KvCache {
         self.chain.tokens.truncate(len);
     }
 
-    /// Makes room for `tokens` more, which count only after [`KvCache::commit`]; false if there are too few pages,
-    /// which cannot happen to a sequence with promised pages.
+    /// Reserves space for `tokens` more tokens, which become part of the sequence in [`KvCache::commit`]. Returns false
+    /// if there are too few pages, which cannot happen to a sequence with promised pages.
     pub(in crate::model) fn reserve(&mut self, tokens: usize) -> bool {
         let pages = (self.len() + tokens).div_ceil(PAGE_TOKENS);
         while self.memory.len() < pages {
@@ -98,7 +98,7 @@ impl KvCache {
         true
     }
 
-    /// Counts the tokens written last; `routes` is `[tokens, L, k]`.
+    /// Adds the most recently written tokens to the sequence; `routes` is `[tokens, L, k]`.
     pub(in crate::model) fn commit(&mut self, tokens: &[u32], routes: &[u16]) {
         let width = routes.len() / tokens.len().max(1);
         let (mut tokens, mut routes) = (tokens, routes);
@@ -124,7 +124,7 @@ impl KvCache {
         let State { pages, store } = &mut *state;
         let id = self.chain.pages[index];
         let seal = pages.seal(&mut self.chain, index);
-        // Removes a page from the middle: pages of the current step may follow it.
+        // The page may be followed by others from the current step, so it is removed from the middle.
         if seal != Seal::Own
             && let Memory::Own(page) = self.memory.remove(index)
         {
@@ -143,13 +143,14 @@ impl KvCache {
         self.pool.shape()
     }
 
-    /// The pages of the first `tokens` tokens, each with its first position and its number of these tokens.
+    /// Returns the pages of the first `tokens` tokens, each with its first position and the number of these tokens in
+    /// it.
     pub(in crate::model) fn pages(&self, tokens: usize) -> impl Iterator<Item = (usize, usize, &Page)> {
         let starts = (0..tokens).step_by(PAGE_TOKENS);
         starts.zip(&self.memory).map(move |(first, memory)| (first, (tokens - first).min(PAGE_TOKENS), memory.page()))
     }
 
-    /// The pages of the first `tokens` tokens, as in [`KvCache::pages`], each with the page after it.
+    /// Returns the pages of the first `tokens` tokens as [`KvCache::pages`] does, each with the page that follows it.
     pub(in crate::model) fn pages_ahead(
         &self,
         tokens: usize,
@@ -164,11 +165,12 @@ impl KvCache {
             Memory::Own(page) => {
                 page.write(self.pool.shape(), layer, head, position % PAGE_TOKENS, key, value);
             }
-            Memory::Shared(_) => unreachable!("a position that is not full is in a page of the sequence's own"),
+            Memory::Shared(_) => unreachable!("tokens are only written to pages private to the sequence"),
         }
     }
 
-    /// `[tokens from `first` on, L, k]`: the experts of the sequence's tokens, including reused ones.
+    /// Returns the experts of the sequence's tokens from `first` on, including tokens from reused pages, as `[tokens,
+    /// L, k]`.
     pub fn routes(&self, first: usize) -> Vec<u16> {
         let mut routes = Vec::new();
         for (start, held, page) in self.pages(self.len()) {
@@ -179,7 +181,7 @@ impl KvCache {
         routes
     }
 
-    /// The ids of its pages, in the order of its tokens.
+    /// Returns the sequence's page ids, in token order.
     #[cfg(feature = "gpu")]
     pub(in crate::model) fn page_ids(&self) -> &[PageId] {
         &self.chain.pages
@@ -189,19 +191,19 @@ impl KvCache {
         &self.chain
     }
 
-    /// Each page with its memory.
+    /// Returns each page id with the page's memory.
     pub(super) fn held(&self) -> impl Iterator<Item = (PageId, &Page)> {
         self.chain.pages.iter().copied().zip(self.memory.iter().map(Memory::page))
     }
 
-    /// Releases all pages after the first `count`, in descending order: see [`super::pages`] on eviction.
+    /// Releases all pages after the first `count`, last page first; [`super::pages`] explains why.
     fn keep_pages(&mut self, count: usize) {
         let mut state = self.pool.state();
         let State { pages, store } = &mut *state;
         for memory in self.memory.drain(count..).rev() {
             match memory {
                 Memory::Own(page) => store.free.push(page),
-                // The store's reference is now the last one: eviction removes the page from it.
+                // The store still has a reference, which eviction removes.
                 Memory::Shared(page) => drop(page),
             }
             pages.release_last(&mut self.chain);

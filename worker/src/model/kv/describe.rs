@@ -1,5 +1,5 @@
-//! A pool in the form that the planner of moves uses ([`semmoe_kernels::reshard::kv`]), and a planned pool, whose ids
-//! are the plan's indices.
+//! Describes a pool in the form that the move planner uses ([`semmoe_kernels::reshard::kv`]), and builds a planned
+//! pool, whose page ids are the plan's indices.
 
 use std::collections::HashMap;
 
@@ -8,7 +8,7 @@ use semmoe_kernels::reshard::kv::{KvPage, KvPool as PlanPool, KvSequence};
 use super::page::PAGE_TOKENS;
 use super::pages::{Chain, Content, PageId, Pages, Sealed};
 
-/// A described pool, and the ids of its pages.
+/// A pool's description and the ids of its pages.
 #[derive(Debug, Default)]
 pub(super) struct Described {
     pub(super) pool: PlanPool,
@@ -27,8 +27,8 @@ pub(super) struct Named<'a> {
 }
 
 impl Pages {
-    /// Describes the pages that `sequences` hold, which must be all that are held, and with `with_idle` those that none
-    /// holds. Equal on ranks whose pools have equal histories.
+    /// Describes the pages that sequences hold and, if `with_idle`, also the pages that no sequence holds. `sequences`
+    /// must be all sequences that hold pages. The description is equal on ranks whose pools have had the same history.
     pub(super) fn describe<'a>(&self, sequences: impl Iterator<Item = Named<'a>>, with_idle: bool) -> Described {
         let mut described = Described::default();
         let idle: Vec<PageId> = self.idle.values().copied().filter(|_| with_idle).collect();
@@ -55,7 +55,7 @@ impl Pages {
         described
     }
 
-    /// Numbers a known page, after its predecessors.
+    /// Assigns numbers to a known page's predecessors, then to the page itself.
     fn number(&self, id: PageId, described: &mut Described) -> u32 {
         let mut unnumbered = Vec::new();
         let mut at = Some(id);
@@ -73,8 +73,8 @@ impl Pages {
         described.numbers[&id]
     }
 
-    /// Builds the pages of a planned pool, with the plan's numbers, and its sequences; the rest equals `before`. No
-    /// page can be found until [`Pages::make_known`].
+    /// Builds a planned pool's page table, with the plan's numbers as page ids, and its sequences. Everything else is
+    /// copied from `before`. No page can be found by its content until [`Pages::make_known`].
     pub(super) fn planned(plan: &PlanPool, capacity: usize, before: &Self) -> (Self, Vec<Chain>) {
         let mut pages = Self::new(capacity, before.reuse);
         pages.evicted = before.evicted;
@@ -119,11 +119,12 @@ impl Described {
     }
 }
 
-/// [`PlanPool`] on the wire: pages, sequences, idle pages.
+/// Wire format of a [`PlanPool`]: pages, sequences, idle pages.
 type WirePool = (Vec<WirePage>, Vec<WireSequence>, Vec<u32>);
-/// The preceding page, tokens, whether it is sealed.
+/// Wire format of a page: its predecessor, its tokens, and whether it is sealed.
 type WirePage = (Option<u32>, Vec<u32>, bool);
-/// Id, pages, promised pages; shares are omitted, because only a switch to dp needs them.
+/// Wire format of a sequence: its id, pages and promised pages. Shares are omitted because only a switch to dp needs
+/// them.
 type WireSequence = (u64, Vec<u32>, usize);
 
 /// Serialises a pool.

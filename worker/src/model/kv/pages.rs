@@ -1,13 +1,14 @@
-//! A rank's page table: a bounded number of ids, the pages promised to sequences, those that hold a known prefix, and
-//! the order of eviction. It manages ids only; [`super::store`] keeps the memory under the same ids.
+//! A rank's page table: a bounded number of page ids, the pages promised to sequences, the pages with a known prefix,
+//! and the eviction order. It manages ids only; [`super::store`] stores the memory under the same ids.
 //!
-//! **No deadlock.** A sequence is admitted only when all pages that it may ever need are either free or held by no
-//! sequence (`promised`), so an admitted sequence never waits for a page, and ends. Other sequences wait for those.
+//! **No deadlock.** A sequence is admitted only if every page that it may ever need is either free or held by no
+//! sequence. These pages are then reserved for it (`promised`), so an admitted sequence never waits for a page and runs
+//! to completion. Other sequences wait until pages become available.
 //!
-//! **Exact prefixes.** A page is identified by its predecessor and its own tokens, compared in full: no hash is
-//! trusted. Of the pages that no sequence holds, the one released first is evicted first. A sequence releases its last
-//! page first, and a sequence that holds a page holds all its predecessors; so a page is never evicted before its
-//! successors, and the id of a predecessor never refers to another page than it did.
+//! **Exact prefixes.** A page is identified by its predecessor and its own tokens, which are compared in full instead
+//! of trusting a hash. Among the pages that no sequence holds, the one released first is evicted first. A sequence
+//! releases its last page first, and holding a page implies holding all of its predecessors. A page is therefore never
+//! evicted before its successors, and a predecessor's id never refers to a different page.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -15,7 +16,7 @@ use std::sync::Arc;
 use super::page::PAGE_TOKENS;
 use super::pool::KvUsage;
 
-/// Identifies a page while it is used; may be reused afterwards.
+/// Identifies a page while the page is in use. The id may be reused afterwards.
 pub(super) type PageId = u32;
 
 /// A rank's page table.
@@ -27,22 +28,22 @@ pub(super) struct Pages {
     pub(super) reuse: bool,
     /// Distinct pages that sequences hold.
     pub(super) used: usize,
-    /// Pages that admitted sequences may still take.
+    /// Pages that admitted sequences may still claim.
     pub(super) promised: usize,
     /// Ids no longer used.
     pub(super) free: Vec<PageId>,
-    /// `[ids so far]`: the known full pages.
+    /// `[ids so far]`: full pages with known content.
     pub(super) sealed: Vec<Option<Sealed>>,
     /// Known pages by content.
     pub(super) index: HashMap<Content, PageId>,
-    /// Known pages that no sequence holds, by time of release.
+    /// Known pages that no sequence holds, in order of release.
     pub(super) idle: BTreeMap<u64, PageId>,
     pub(super) clock: u64,
-    /// Pages evicted since the start.
+    /// Pages evicted since startup.
     pub(super) evicted: u64,
 }
 
-/// The content of a full page: its tokens, and its predecessor.
+/// The content of a full page: its tokens and its predecessor.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub(super) struct Content {
     pub(super) before: Option<PageId>,
@@ -53,9 +54,9 @@ pub(super) struct Content {
 #[derive(Debug)]
 pub(super) struct Sealed {
     pub(super) content: Content,
-    /// Sequences that hold it.
+    /// Number of sequences that hold this page.
     pub(super) holders: usize,
-    /// Its key in `idle`, while no sequence holds it.
+    /// The page's key in `idle` while no sequence holds it.
     pub(super) idle_since: u64,
 }
 
@@ -63,25 +64,26 @@ pub(super) struct Sealed {
 #[derive(Debug, Default)]
 pub(super) struct Chain {
     pub(super) pages: Vec<PageId>,
-    /// Ids taken so far.
+    /// The sequence's token ids so far.
     pub(super) tokens: Vec<u32>,
-    /// The pages that it may still take; `None` if it shares nothing and has no promise.
+    /// Number of pages that the sequence may still claim; `None` for a sequence without prefix sharing or promised
+    /// pages.
     pub(super) promised: Option<usize>,
 }
 
 /// The result of sealing a full page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Seal {
-    /// The page stays the sequence's own, and is not shared.
+    /// The page remains private to the sequence.
     Own,
-    /// Others can share the page from now on.
+    /// Other sequences can share the page from now on.
     Known,
-    /// Another page has this content: the sequence continues with that one, and its own is freed.
+    /// Another page has the same content. The sequence continues with that page, and its own page is freed.
     Duplicate { known: PageId },
 }
 
 impl Pages {
-    /// A table of at most `capacity` pages; `reuse`: whether prefixes are shared.
+    /// Creates a table of at most `capacity` pages; `reuse` enables prefix sharing.
     pub(super) fn new(capacity: usize, reuse: bool) -> Self {
         Self { capacity, reuse, ..Self::default() }
     }
@@ -98,8 +100,9 @@ impl Pages {
         }
     }
 
-    /// Admits a sequence that may grow to `tokens` tokens and begins with `prompt`; `None` while there are too few
-    /// pages. It starts with the longest known prefix of the prompt that leaves at least one token to compute.
+    /// Admits a sequence that begins with `prompt` and may grow to `tokens` tokens, or returns `None` if there are too
+    /// few pages for now. The sequence starts with the longest known prefix of the prompt that leaves at least one
+    /// token to compute.
     pub(super) fn admit(&mut self, prompt: &[u32], tokens: usize) -> Option<Chain> {
         let prefix = self.find(prompt);
         let idle = prefix.iter().filter(|&&id| self.known(id).holders == 0).count();
@@ -114,10 +117,11 @@ impl Pages {
         Some(Chain { pages: prefix, tokens, promised: Some(new) })
     }
 
-    /// Gives the sequence another page to write to; `None` if all are held, or promised to others.
+    /// Allocates another page for the sequence to write to, or returns `None` if all pages are held or promised to
+    /// others.
     pub(super) fn take(&mut self, chain: &mut Chain) -> Option<PageId> {
         let promised = chain.promised.is_some_and(|left| left > 0);
-        // Taking an unpromised page must not use up others' promises.
+        // An allocation without a promise must not consume pages that are promised to other sequences.
         if !promised && self.used + self.promised >= self.capacity {
             return None;
         }
@@ -138,8 +142,8 @@ impl Pages {
         Some(id)
     }
 
-    /// Makes a sequence's complete page known, so that others can share it. Without reuse, or after an unknown page, it
-    /// stays the sequence's own.
+    /// Makes a sequence's full page known, so that other sequences can share it. The page stays private if reuse is
+    /// disabled or its predecessor is unknown.
     pub(super) fn seal(&mut self, chain: &mut Chain, index: usize) -> Seal {
         let before = index.checked_sub(1).map(|before| chain.pages[before]);
         let follows = before.is_none_or(|before| self.sealed[before as usize].is_some());
@@ -162,7 +166,7 @@ impl Pages {
     }
 
     /// Makes a sealed page of a planned pool known, unless another page with the same content has become known in the
-    /// meantime; in that case it is dropped with the sequences that hold it.
+    /// meantime. In that case the page is dropped once no sequence holds it.
     pub(super) fn make_known(&mut self, id: PageId) {
         if let Some(page) = &self.sealed[id as usize] {
             self.index.entry(page.content.clone()).or_insert(id);
@@ -185,12 +189,12 @@ impl Pages {
         }
     }
 
-    /// Cancels the sequence's promise of further pages.
+    /// Releases the pages that are still promised to the sequence.
     pub(super) fn renounce(&mut self, chain: &mut Chain) {
         self.promised -= chain.promised.replace(0).unwrap_or(0);
     }
 
-    /// Drops all pages that no sequence holds; returns their number.
+    /// Drops all pages that no sequence holds, and returns how many there were.
     pub(super) fn flush(&mut self) -> usize {
         let idle = self.idle.len();
         while let Some(id) = self.evict() {
@@ -200,7 +204,7 @@ impl Pages {
         idle
     }
 
-    /// The known pages that match the beginning of a prompt, excluding its last token.
+    /// Finds the known pages that match the start of a prompt, excluding the prompt's last token.
     fn find(&self, prompt: &[u32]) -> Vec<PageId> {
         let mut found = Vec::new();
         let known = prompt.len().saturating_sub(1) / PAGE_TOKENS;
@@ -225,7 +229,7 @@ impl Pages {
         page.holders += 1;
     }
 
-    /// Removes the known page that was released first.
+    /// Evicts the page that was released first.
     fn evict(&mut self) -> Option<PageId> {
         let (_, id) = self.idle.pop_first()?;
         let page = self.sealed[id as usize].take()?;

@@ -1,4 +1,4 @@
-//! A rank's pages: their bookkeeping and their memory behind one lock.
+//! A rank's KV cache pages: their page table and their memory, behind one lock.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -8,7 +8,7 @@ use super::pages::{Chain, Pages};
 use super::store::Store;
 use crate::threads::lock;
 
-/// A rank's pool of pages. Clones share the pool.
+/// A rank's KV cache pool. Clones share the same pool.
 #[derive(Clone, Debug)]
 pub struct KvPool(Arc<Shared>);
 
@@ -24,7 +24,7 @@ pub(super) struct State {
     pub(super) store: Store,
 }
 
-/// The pages of a pool at one moment: used + cached + free = capacity.
+/// A snapshot of a pool's pages, where used + cached + free = capacity.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, serde::Serialize, serde::Deserialize)]
 pub struct KvUsage {
     /// Distinct pages that sequences hold.
@@ -33,14 +33,14 @@ pub struct KvUsage {
     pub cached: u64,
     /// Maximum number of pages.
     pub capacity: u64,
-    /// Pages that admitted sequences may still take.
+    /// Pages that admitted sequences may still claim.
     pub promised: u64,
-    /// Cached pages evicted since the start.
+    /// Cached pages evicted since startup.
     pub evicted: u64,
 }
 
 impl KvPool {
-    /// A pool of at most `capacity` pages, allocated on demand; `reuse`: whether prefixes are shared.
+    /// Creates a pool of at most `capacity` pages, which are allocated on demand; `reuse` enables prefix sharing.
     pub fn new(shape: CacheShape, capacity: usize, reuse: bool) -> Self {
         Self::of(shape, Pages::new(capacity, reuse), Store::default())
     }
@@ -58,19 +58,21 @@ impl KvPool {
         self.state().pages.usage()
     }
 
-    /// Admits a sequence that may grow to `tokens` tokens and begins with `prompt`; `None` while there are too few
-    /// pages. It starts with the longest known prefix of the prompt that leaves at least one token to compute.
+    /// Admits a sequence that begins with `prompt` and may grow to `tokens` tokens, or returns `None` if there are too
+    /// few pages for now. The sequence starts with the longest known prefix of the prompt that leaves at least one
+    /// token to compute.
     pub fn admit(&self, prompt: &[u32], tokens: usize) -> Option<KvCache> {
         let chain = self.state().pages.admit(prompt, tokens)?;
         Some(KvCache::new(self.clone(), chain, |_| None))
     }
 
-    /// A sequence that shares nothing and takes its pages on demand.
+    /// Creates a sequence without prefix sharing, which allocates its pages on demand.
     pub fn alone(&self) -> KvCache {
         KvCache::new(self.clone(), Chain::default(), |_| None)
     }
 
-    /// Drops all pages that no sequence holds and returns their memory to the system; returns their number.
+    /// Drops all pages that no sequence holds, releases their memory to the operating system, and returns how many
+    /// there were.
     pub fn flush(&self) -> usize {
         let mut state = self.state();
         let State { pages, store } = &mut *state;
@@ -79,7 +81,7 @@ impl KvPool {
         forgotten
     }
 
-    /// A thread that panicked while it held the lock leaves at most one surplus page.
+    /// Locks the pool's state. A thread that panicked while holding the lock leaks at most one page.
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
         lock(&self.0.state)
     }

@@ -1,10 +1,12 @@
-//! Moves pages when attention switches between dp, tp and groups of tp, as planned by [`semmoe_kernels::reshard::kv`]:
-//! to unused pages, beside the old ones, which are kept until all ranks have agreed. Pages never leave a [`KvSpan`].
+//! Moves pages when attention switches between dp, tp and tp in groups, as planned by [`semmoe_kernels::reshard::kv`].
+//! Pages are copied to unused ones; the old pages are kept until all ranks have agreed. Pages never leave a [`KvSpan`].
 //!
-//! 1. To larger groups: ranks exchange descriptions of their pools, without bytes. All ranks of a group have the same.
-//! 2. Each rank plans all moves and checks its own room, and all vote on the plan's digest. Nothing has moved.
-//! 3. Bytes are sent, and all vote on the result: before the switch takes effect or, lazily, afterwards
-//!    ([`KvArrival`]).
+//! 1. For a switch to larger groups, ranks exchange descriptions of their pools, without page contents. All ranks in a
+//!    group have the same pool.
+//! 2. Each rank plans all moves and checks its own free memory, and all ranks vote on the plan's digest. Nothing has
+//!    moved yet.
+//! 3. Page contents are sent, and all ranks vote on the result, either before the switch takes effect or, lazily,
+//!    afterwards ([`KvArrival`]).
 
 use std::ops::Range;
 
@@ -22,35 +24,36 @@ use crate::ep::ExpertParallel;
 use crate::memory::available_bytes;
 use crate::model::switch::{Obstacle, ROUND_BYTES, SwitchFault, allgather_messages, vote_of_spans};
 
-/// The ranks among which pages move in a switch: the larger group of before and after, made of whole groups of both.
+/// The ranks among which pages move in a switch. This is the larger of a rank's groups before and after the switch; it
+/// consists of whole groups of the smaller kind.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct KvSpan {
     /// In the unit.
     pub(crate) ranks: Range<usize>,
-    /// Ranks of a group before and after; one divides the other.
+    /// Group size in ranks before the switch. Either this divides `after`, the size after the switch, or vice versa.
     pub(crate) before: usize,
     pub(crate) after: usize,
 }
 
 impl KvSpan {
-    /// The span of a rank.
+    /// Returns the span that contains a rank.
     pub(crate) fn new(before: usize, after: usize, rank: usize) -> Self {
         let width = before.max(after);
         let first = rank - rank % width;
         Self { ranks: first..first + width, before, after }
     }
 
-    /// Whether smaller groups become a larger one.
+    /// Whether the switch merges smaller groups into a larger one.
     pub(crate) fn merges(&self) -> bool {
         self.after > self.before
     }
 
-    /// Index in the unit of the first group after the switch.
+    /// Index within the unit of the span's first group after the switch.
     pub(crate) fn first_group(&self) -> usize {
         self.ranks.start / self.after
     }
 
-    /// Number of groups after the switch.
+    /// Number of groups in the span after the switch.
     pub(crate) fn groups(&self) -> usize {
         self.ranks.len() / self.after
     }
@@ -61,47 +64,48 @@ impl KvSpan {
 pub struct MovingSequence<'a> {
     /// Unique within the unit.
     pub id: u64,
-    /// Its pages.
+    /// The sequence's pages.
     pub kv: &'a KvCache,
-    /// `[groups]`: preference of each smaller group of the span (with dp: rank) for the sequence; empty without any.
+    /// `[groups]`: the sequence's preference for each of the span's smaller groups (for each rank, with dp); empty if
+    /// there is none.
     pub shares: Vec<f32>,
 }
 
-/// A pool whose sequences continue with the other attention.
+/// A pool whose sequences will continue with another attention layout.
 #[derive(Debug)]
 pub struct AttentionSwitch<'a> {
     /// The pool in use.
     pub pool: &'a KvPool,
-    /// All sequences that hold its pages.
+    /// All sequences that hold pages of the pool.
     pub sequences: &'a [MovingSequence<'a>],
-    /// Pages of the new pool.
+    /// Capacity of the new pool in pages.
     pub capacity: usize,
-    /// Whether pages move after the switch ([`KvArrival`]): only those that sequences hold. The others are dropped,
-    /// because they would keep the old pool's memory until a request needed them.
+    /// Whether pages move after the switch ([`KvArrival`]). If so, only pages that sequences hold are moved; the others
+    /// are dropped, because they would keep the old pool's memory allocated until a request needed them.
     pub lazily: bool,
 }
 
-/// The switch of a rank's pool.
+/// An attention switch as it applies to one rank's pool.
 pub(in crate::model) struct KvSwitch<'a> {
     pub(in crate::model) switch: &'a AttentionSwitch<'a>,
-    /// Shape of whole pages, for all ranks.
+    /// Shape of whole pages, across all ranks.
     pub(in crate::model) whole: KvShape,
     pub(in crate::model) span: KvSpan,
-    /// Shape of this rank's new pages.
+    /// Shape of this rank's pages after the switch.
     pub(in crate::model) shape: CacheShape,
-    /// Experts of a token, over all layers.
+    /// Number of experts per token, over all layers.
     pub(in crate::model) route_width: usize,
-    /// Whether keys and values are stored elsewhere, and pages here have none.
+    /// Whether keys and values are stored on a GPU, so that pages in host memory contain none.
     pub(in crate::model) elsewhere: bool,
 }
 
-/// Moves of pages whose keys and values are stored elsewhere.
+/// Moves of pages whose keys and values are stored on a GPU.
 #[derive(Debug)]
-#[cfg_attr(not(feature = "gpu"), expect(dead_code, reason = "the host has all keys and values"))]
+#[cfg_attr(not(feature = "gpu"), expect(dead_code, reason = "CPU pages contain all keys and values"))]
 pub(in crate::model) struct PageMoves {
-    /// Ids of the old pages, as numbered in the moves.
+    /// Ids of the old pages, indexed by the page numbers used in the moves.
     pub(in crate::model) ids: Vec<u32>,
-    /// By receiving rank.
+    /// Moves, indexed by receiving rank.
     pub(in crate::model) by_rank: Vec<Vec<KvMove>>,
     /// Number of this rank's new pages.
     pub(in crate::model) new_pages: usize,
@@ -109,26 +113,26 @@ pub(in crate::model) struct PageMoves {
     pub(in crate::model) digest: u64,
 }
 
-/// A pool that has been or will be filled, and is not in use yet.
+/// A pool that has been or will be filled but is not in use yet.
 #[derive(Debug)]
 pub struct PreparedKv {
     /// The pool.
     pub pool: KvPool,
-    /// This rank's sequences whose pages have moved, by ascending id.
+    /// This rank's sequences whose pages have already moved, by ascending id.
     pub sequences: Vec<(u64, KvCache)>,
-    /// All pages, if they move later.
+    /// The outstanding pages, if they move lazily.
     pub arrival: Option<KvArrival>,
-    /// The unit's group of each sequence of the span; with dp its rank.
+    /// Each of the span's sequences with the group of the unit (with dp, the rank) that it is assigned to.
     pub groups: Vec<(u64, u16)>,
-    /// The digest of everything that is equal on all ranks of the span.
+    /// Digest of all data that must be equal on all ranks of the span.
     pub digest: u64,
-    /// Outstanding moves of keys and values stored elsewhere.
-    #[cfg_attr(not(feature = "gpu"), expect(dead_code, reason = "the host has all keys and values"))]
+    /// Outstanding moves of keys and values that are stored on a GPU.
+    #[cfg_attr(not(feature = "gpu"), expect(dead_code, reason = "CPU pages contain all keys and values"))]
     pub(in crate::model) moves: Option<PageMoves>,
 }
 
 impl KvSwitch<'_> {
-    /// Moves the pages, together with all ranks. Nothing has changed if they refuse.
+    /// Moves the pages, together with all ranks. If the ranks refuse, nothing has changed.
     pub(in crate::model) fn prepare(
         &self,
         ep: &mut ExpertParallel,
@@ -176,11 +180,12 @@ impl KvSwitch<'_> {
         Ok(PreparedKv { pool, sequences: arrival.into_sequences(), arrival: None, groups, digest, moves })
     }
 
-    /// The plan of the new pools, identical on all ranks; `messages` are all ranks' descriptions if groups merge.
+    /// Plans the new pools; the plan is identical on all ranks. If groups merge, `messages` contains the pool
+    /// descriptions of all ranks.
     fn plan(&self, described: &Described, messages: &[Vec<u8>]) -> Result<KvPlan, Obstacle> {
         let planned = match self.span.merges() {
             true => {
-                // The ranks of a group have the same pool, so the first one's description is enough.
+                // All ranks of a group have the same pool, so the first rank's description is enough.
                 let firsts = self.span.ranks.clone().step_by(self.span.before);
                 let pools = firsts.map(|rank| described_by(rank, &messages[rank])).collect::<Result<Vec<_>, _>>()?;
                 KvPlan::merge(self.whole, self.span.before, &pools, self.switch.capacity)
@@ -190,14 +195,14 @@ impl KvSwitch<'_> {
         planned.map_err(|error| Obstacle::Own(error.to_string()))
     }
 
-    /// Divides the pool of a group among smaller groups.
+    /// Divides a group's pool among smaller groups.
     fn split(&self, pool: &PlanPool) -> Result<KvPlan, KvError> {
         let promised: usize = pool.sequences.iter().map(|sequence| sequence.promised).sum();
         let even = (pool.pages.len() - pool.idle.len() + promised) / self.span.groups();
         let longest = pool.sequences.iter().map(|sequence| sequence.pages.len() + sequence.promised).max();
         let full = even + even.div_ceil(4) + longest.unwrap_or_default();
-        // A sequence's previous rank, or T's preference, wins until that rank has a quarter plus one sequence more than
-        // an even part. Only if that leaves too little room are ranks kept closer to each other.
+        // Sequences go to their previous rank, or to the one that T prefers, until that rank exceeds an even part by a
+        // quarter plus one sequence. Only if this does not fit into the pools are the ranks balanced more closely.
         let capacity = self.switch.capacity;
         let preferred = Balance { capacity, full, slack: usize::MAX };
         let close = Balance { capacity, full: capacity, slack: even.div_ceil(4) };
@@ -205,7 +210,7 @@ impl KvSwitch<'_> {
         split(preferred).or_else(|_| split(close))
     }
 
-    /// Checks that this machine has memory for the new pages beside the old ones.
+    /// Checks that this machine has enough memory to hold the new pages in addition to the old ones.
     fn check_room(&self, plan: &KvPlan, rank: usize) -> Result<(), Obstacle> {
         let pages = plan.pool(rank).sources.len();
         let needed = (pages * self.shape.page_bytes()
@@ -213,12 +218,12 @@ impl KvSwitch<'_> {
         match available_bytes().filter(|available| *available < needed) {
             None => Ok(()),
             Some(available) => Err(Obstacle::Own(format!(
-                "{pages} pages of keys and values need {needed} bytes while they move, and {available} are available"
+                "{pages} KV cache pages need {needed} bytes while they move, but only {available} are available"
             ))),
         }
     }
 
-    /// The new pool, before any page arrives.
+    /// Creates the new pool before any of its pages arrive.
     fn arrival(&self, plan: KvPlan, described: Described, before: &Pages, me: usize) -> KvArrival {
         let (pages, chains) = Pages::planned(&plan.pool(me).pool, self.switch.capacity, before);
         let pool = KvPool::of(self.shape, pages, Store::default());
@@ -230,10 +235,10 @@ impl KvSwitch<'_> {
 }
 
 fn undescribed(error: serde_json::Error) -> Obstacle {
-    Obstacle::Own(format!("its pages cannot be described: {error}"))
+    Obstacle::Own(format!("it cannot describe its pages: {error}"))
 }
 
-/// The pool that a rank describes; its message is empty if it cannot.
+/// Parses the pool description from a rank's message, which is empty if the rank failed to describe its pool.
 fn described_by(rank: usize, message: &[u8]) -> Result<PlanPool, Obstacle> {
     decode(message).map_err(|error| match message {
         [] => Obstacle::Peer(rank),

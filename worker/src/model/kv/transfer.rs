@@ -1,5 +1,5 @@
-//! Pages in transit between ranks: bytes are sent in rounds of bounded size, each piece with its checksum. A page's
-//! routes go with it; with tp every rank gets them.
+//! Transfers pages between ranks, in rounds of bounded size and with a checksum for each piece. A page's routes are
+//! sent along with it; with tp every rank receives them.
 
 use std::collections::BTreeMap;
 
@@ -11,41 +11,41 @@ use super::switch::KvSpan;
 use crate::ep::{ExpertParallel, UnitError};
 use crate::model::switch::{Obstacle, ROUND_BYTES};
 
-/// The phase of a switch of attention in which a rank may object.
+/// A phase of an attention switch in which a rank may object.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum KvPhase {
-    /// Before anything is sent.
+    /// No data has been sent yet.
     Planning,
-    /// Before a round of pages.
+    /// A round of pages is about to be sent.
     Moving {
-        /// Number of previous rounds.
+        /// Number of rounds already completed.
         round: usize,
     },
     /// All pages have arrived.
     Checking,
 }
 
-/// Why a rank refuses to continue, if it does.
+/// A callback that returns this rank's reason for refusing to continue, or `None` to continue.
 pub type KvObjection<'a> = &'a mut dyn FnMut(KvPhase) -> Option<String>;
 
-/// A plan as executed by one rank.
+/// A plan as seen by the rank that executes it.
 #[derive(Debug)]
 pub(super) struct PlannedMoves {
     pub(super) plan: KvPlan,
     pub(super) span: KvSpan,
-    /// Experts of a token, over all layers.
+    /// Number of experts per token, over all layers.
     pub(super) route_width: usize,
-    /// Whether all ranks of a group have equal bytes.
+    /// Whether all ranks of a group store identical page contents.
     pub(super) alike: bool,
     /// This rank's index in the span.
     pub(super) me: usize,
-    /// Whether keys and values are stored elsewhere, so that only routes are sent.
+    /// Whether keys and values are stored on a GPU, so that only routes are sent.
     pub(super) elsewhere: bool,
 }
 
 impl PlannedMoves {
-    /// Adds the parts of an arrived page that must be equal on all ranks if they share one pool: routes, and latent
-    /// vectors.
+    /// Adds to the digest the parts of an arrived page that must be equal on all ranks that share a pool: its routes
+    /// and latent vectors.
     pub(super) fn add_to(&self, digest: &mut PieceHash, page: &Page) {
         if self.span.merges() {
             digest.update(bytemuck::cast_slice(&page.routes));
@@ -56,19 +56,20 @@ impl PlannedMoves {
     }
 }
 
-/// One rank's part of some moves of a plan.
+/// One rank's part in executing some of a plan's moves.
 pub(super) struct Transfer<'a> {
     pub(super) planned: &'a PlannedMoves,
     /// Pages of the old pool, in the order of its description.
     pub(super) sources: Vec<&'a Page>,
-    /// By receiving rank.
+    /// Moves, indexed by receiving rank.
     pub(super) moves: Vec<Vec<KvMove>>,
-    /// The new pages that this rank's moves fill.
+    /// The new pages that this rank's moves will fill.
     pub(super) memory: BTreeMap<u32, Page>,
 }
 
 impl Transfer<'_> {
-    /// Fills the new pages, or returns why this rank cannot. A rank that objects takes part with empty messages.
+    /// Fills the new pages, or returns the obstacle that prevents this. A rank that objects still takes part, with
+    /// empty messages.
     pub(super) fn run(
         &mut self,
         ep: &mut ExpertParallel,
@@ -95,7 +96,7 @@ impl Transfer<'_> {
         Ok(obstacle.or_else(|| objection(KvPhase::Checking).map(Obstacle::Own)))
     }
 
-    /// Number of rounds of `size` pieces for the pair of ranks with the most pieces.
+    /// Number of rounds of `size` pieces that the pair of ranks with the most pieces needs.
     fn rounds(&self, size: usize) -> usize {
         let ranks = self.moves.len();
         let mut between = vec![0_usize; ranks * ranks];
@@ -108,7 +109,7 @@ impl Transfer<'_> {
         between.into_iter().max().unwrap_or(0).div_ceil(size)
     }
 
-    /// Fills new pages from old ones of this rank.
+    /// Fills new pages from this rank's own old pages.
     fn copy_own(&mut self) {
         let PlannedMoves { plan, route_width, me, .. } = self.planned;
         for (&id, page) in &mut self.memory {
@@ -127,7 +128,7 @@ impl Transfer<'_> {
         }
     }
 
-    /// The pieces of one round between two ranks.
+    /// Returns the pieces that one rank sends another in one round.
     fn pieces(&self, from: usize, to: usize, round: usize, size: usize) -> Vec<KvMove> {
         let pieces = self.moves[to].iter().filter(|piece| piece.from.rank == from).copied();
         pieces.skip(round * size).take(size).collect()
@@ -151,10 +152,7 @@ impl Transfer<'_> {
 
     fn take(&mut self, from: usize, mut message: &[u8], round: usize, size: usize) -> Result<(), Obstacle> {
         let broken = |page: u32, what: &str| {
-            Obstacle::Own(format!(
-                "page {page} of keys and values from rank {} {what}",
-                self.planned.span.ranks.start + from
-            ))
+            Obstacle::Own(format!("KV cache page {page} from rank {} {what}", self.planned.span.ranks.start + from))
         };
         for piece in self.pieces(from, self.planned.me, round, size) {
             if message.is_empty() {
@@ -165,13 +163,13 @@ impl Transfer<'_> {
             let routes = if knows { 0 } else { tokens * self.planned.route_width };
             let data = piece.rows * piece.bytes;
             let Some((body, rest)) = message.split_at_checked(data + 2 * routes) else {
-                return Err(broken(piece.page, "is cut short"));
+                return Err(broken(piece.page, "is truncated"));
             };
             let Some((checksum, rest)) = rest.split_first_chunk() else {
                 return Err(broken(piece.page, "has no checksum"));
             };
             if hash(body) != u64::from_le_bytes(*checksum) {
-                return Err(broken(piece.page, "has another checksum than it was sent with"));
+                return Err(broken(piece.page, "does not match its checksum"));
             }
             let (data, body) = body.split_at(data);
             let page = new_page(&mut self.memory, &piece);
@@ -186,14 +184,14 @@ impl Transfer<'_> {
             [] => Ok(()),
             _ => {
                 let rank = self.planned.span.ranks.start + from;
-                Err(Obstacle::Own(format!("rank {rank} sent {} bytes of pages too many", message.len())))
+                Err(Obstacle::Own(format!("rank {rank} sent {} bytes beyond the end of its pages", message.len())))
             }
         }
     }
 }
 
 fn new_page<'a>(memory: &'a mut BTreeMap<u32, Page>, piece: &KvMove) -> &'a mut Page {
-    memory.get_mut(&piece.page).expect("the page of a move has memory")
+    memory.get_mut(&piece.page).expect("memory is allocated for every page that moves")
 }
 
 fn hash(bytes: &[u8]) -> u64 {

@@ -1,5 +1,5 @@
-//! The number of experts per layer that stay in memory: equal in all layers, so that each layer's fetch takes the same
-//! time and is hidden behind another layer.
+//! Determines how many experts per layer stay resident. The number is the same in all layers, so that every layer's
+//! fetch takes equally long and is hidden behind another layer.
 
 use semmoe_tables::ExpertId;
 
@@ -13,7 +13,7 @@ const BUFFERS: u64 = 2;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Budget {
-    /// Resident experts of each layer, its first ones.
+    /// Number of resident experts per layer; they are the first ones of the layer.
     pub(super) resident: usize,
     /// Maximum number of streamed experts in a layer.
     pub(super) streamed: usize,
@@ -34,8 +34,8 @@ impl Budget {
         Self::new(&counts, expert, staging, limit)
     }
 
-    /// As many resident experts as fit into `limit`, where layers have `counts` experts, an expert takes `expert` bytes
-    /// in memory, and reading needs `staging` bytes.
+    /// Finds the largest number of resident experts that fits into `limit`, for layers with `counts` experts of
+    /// `expert` bytes each and a read buffer of `staging` bytes.
     ///
     /// # Errors
     /// [`ModelError::ExpertBudget`] if not even two layers of streamed experts fit.

@@ -1,4 +1,4 @@
-//! The thread that reads experts ahead of their layer.
+//! A thread that reads experts ahead of their layer.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -14,21 +14,22 @@ use crate::model::checkpoint::TensorPlace;
 use crate::model::compute::Piece;
 use crate::threads::lock;
 
-/// Cost of streaming experts to a rank since the start.
+/// Expert streaming statistics of a rank since startup.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct ExpertFetches {
-    /// Bytes of memory for experts: the resident ones, two layers of streamed ones, and one to read into.
+    /// Memory for experts in bytes: the resident experts, two layers of streamed experts and a buffer for reading one
+    /// expert.
     pub memory_bytes: u64,
     /// Bytes read.
     pub bytes: u64,
-    /// Time spent on reading and packing.
+    /// Time spent reading and packing experts.
     pub fetching: Duration,
-    /// Time that steps waited for it.
+    /// Time that steps spent waiting for experts.
     pub waited: Duration,
 }
 
 impl ExpertFetches {
-    /// The fraction of reading time that no step waited for; 1 if nothing was read.
+    /// Returns the fraction of fetch time during which no step was waiting, or 1 if nothing was read.
     pub fn hidden(&self) -> f64 {
         match self.fetching.as_secs_f64() {
             0.0 => 1.0,
@@ -37,14 +38,14 @@ impl ExpertFetches {
     }
 }
 
-/// A layer's streamed experts, packed.
+/// One layer's streamed experts, packed.
 #[derive(Debug)]
 pub(super) struct Fetched {
     layer: usize,
     pub(super) words: Piece<u32>,
 }
 
-/// Shared by the thread and the rank.
+/// The queue between the reader thread and the rank.
 struct Queue {
     state: Mutex<State>,
     changed: Condvar,
@@ -55,13 +56,13 @@ struct State {
     /// In layer order.
     fetched: VecDeque<Fetched>,
     totals: ExpertFetches,
-    /// Why no more experts will arrive.
+    /// The error that stopped the reader thread.
     failed: Option<Arc<ModelError>>,
     stop: bool,
 }
 
 impl Queue {
-    /// A buffer to read into; `None` once there is nothing left to do.
+    /// Waits for a buffer to read into; returns `None` once the thread should stop.
     fn take_empty(&self) -> Option<Piece<u32>> {
         let waits = |state: &mut State| !state.stop && state.empty.is_empty();
         let mut state = self.changed.wait_while(lock(&self.state), waits).unwrap_or_else(PoisonError::into_inner);
@@ -69,14 +70,14 @@ impl Queue {
     }
 }
 
-/// Reads `[L]` lists of experts cyclically.
+/// Reads the experts of all L layers cyclically.
 pub(super) struct Fetcher {
     queue: Arc<Queue>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Fetcher {
-    /// Starts the thread. Each buffer holds the longest list.
+    /// Starts the reader thread. Each buffer must have room for the longest of the layers' expert lists.
     pub(super) fn start(
         source: ExpertSource,
         layers: Vec<Vec<[TensorPlace; 3]>>,
@@ -94,21 +95,21 @@ impl Fetcher {
         let thread = std::thread::Builder::new()
             .name("experts".to_owned())
             .spawn(move || run(source, &layers, &of_thread))
-            .map_err(|error| ModelError::ExpertMemory(format!("no thread to read them: {error}").into()))?;
+            .map_err(|error| ModelError::ExpertMemory(format!("no reader thread: {error}").into()))?;
         Ok(Self { queue, thread: Some(thread) })
     }
 
     /// Waits for the experts of a layer.
     ///
     /// # Errors
-    /// The experts will not arrive.
+    /// Fails if the reader thread has failed, so that the experts will never arrive.
     pub(super) fn wait(&self, layer: usize) -> Result<Fetched, ExpertsLost> {
         let mut state = lock(&self.queue.state);
         let mut began = None;
         let came = loop {
             match state.fetched.pop_front() {
                 Some(fetched) if fetched.layer == layer => break Ok(fetched),
-                // Left over from a step that ended early.
+                // These experts are left over from a step that ended early.
                 Some(other) => {
                     state.empty.push(other.words);
                     self.queue.changed.notify_all();
@@ -126,7 +127,7 @@ impl Fetcher {
         came
     }
 
-    /// Returns the buffer.
+    /// Returns a layer's buffer to the reader thread.
     pub(super) fn give_back(&self, fetched: Fetched) {
         lock(&self.queue.state).empty.push(fetched.words);
         self.queue.changed.notify_all();
@@ -142,13 +143,13 @@ impl Drop for Fetcher {
         lock(&self.queue.state).stop = true;
         self.queue.changed.notify_all();
         if let Some(thread) = self.thread.take() {
-            // After a panic the queue reports the failure.
+            // If the thread panicked, the queue reports the failure.
             drop(thread.join());
         }
     }
 }
 
-/// Marks the queue as failed however the thread ends, so that no step waits for it.
+/// Marks the queue as failed however the thread ends, so that no step waits for it forever.
 struct Ends<'a>(&'a Queue);
 
 impl Drop for Ends<'_> {

@@ -1,16 +1,17 @@
-//! Experts that do not fit in memory (HybridEP's streamed mode, section IV, with the checkpoint in the role of the peer
-//! that holds them): some of each layer are resident, the others are read from the checkpoint again in every step.
+//! Streams experts that do not fit in memory: some experts of each layer are resident, and the others are read from the
+//! checkpoint again in every step. This is HybridEP's streamed mode (section IV), with the checkpoint in the role of
+//! the peer that holds the experts.
 //!
 //! | module | what |
 //! |---|---|
 //! | `budget` | the number of resident experts |
-//! | `source` | the tensors of an expert in the checkpoint's files |
+//! | `source` | reads an expert's tensors from the checkpoint files |
 //! | `fetch` | the thread that reads ahead |
 //!
-//! Layers are read cyclically, in the order in which steps need them, into two buffers of one layer each: while one
-//! layer's experts are in use, those of the next are read and packed, regardless of what the rank does in the meantime
-//! (experts, collectives, attention). In steady state a layer takes `max(PE, fetch)`, where PE is all of its
-//! computation (equation 10 with p = 0). Weights are packed as in memory, so results are bitwise equal.
+//! Layers are read cyclically, in the order in which steps need them, into two buffers of one layer each. While one
+//! layer's experts are in use, the next layer's are read and packed, regardless of what the rank does in the meantime
+//! (experts, collectives, attention). In steady state a layer takes `max(PE, fetch)`, where PE is the layer's entire
+//! computation (equation 10 with p = 0). Streamed weights are packed like resident ones, so results are bitwise equal.
 
 mod budget;
 mod fetch;
@@ -34,11 +35,11 @@ use super::weights::Panels;
 use super::{ExpertMemory, HeadSlice, ModelConfig, ModelError};
 use crate::ep::{ExpertPlacement, ExpertsLost, LocalExperts};
 
-/// The routed experts of a rank.
+/// A rank's routed experts, resident or streamed.
 pub(super) enum RankExperts {
-    /// All in memory; can be moved by a switch.
+    /// All experts are resident, and a switch can move them.
     Resident(Experts),
-    /// Some in memory.
+    /// Only some experts are resident.
     Streamed(StreamedExperts),
 }
 
@@ -51,7 +52,7 @@ impl RankExperts {
         }
     }
 
-    /// The experts, if they can be moved.
+    /// Returns the experts if they can be moved.
     pub(super) fn resident(&self) -> Result<&Experts, ModelError> {
         match self {
             Self::Resident(experts) => Ok(experts),
@@ -68,7 +69,7 @@ impl RankExperts {
     }
 }
 
-/// Experts with only a bounded number in memory.
+/// A rank's experts, of which only a bounded number is resident.
 pub(super) struct StreamedExperts {
     packing: Packing,
     /// `[L]`
@@ -80,17 +81,17 @@ pub(super) struct StreamedExperts {
     memory_bytes: u64,
 }
 
-/// Number of experts on this rank in a layer, of which the first ones are resident.
+/// One layer's experts on this rank, of which the first ones are resident.
 struct Layer {
     experts: usize,
     resident: Range<usize>,
 }
 
 impl StreamedExperts {
-    /// Reads the resident experts, and begins to read the first layers of the others.
+    /// Reads the resident experts, and starts streaming the others with the first layers.
     ///
     /// # Errors
-    /// [`ModelError::ExpertBudget`] if the limit is too low; a file that cannot be read.
+    /// [`ModelError::ExpertBudget`] if the limit is too low. Also fails if a file cannot be read.
     pub(super) fn new(
         loader: &Loader<'_>,
         at: Place,
@@ -105,7 +106,7 @@ impl StreamedExperts {
         let stay = || held.iter().map(move |experts| experts.len().min(most));
         let memory = |experts: usize| {
             let piece = Arena::new(experts * words * size_of::<u32>()).take::<u32>(experts * words);
-            piece.ok_or_else(|| ModelError::ExpertMemory(format!("{experts} experts are too many").into()))
+            piece.ok_or_else(|| ModelError::ExpertMemory(format!("{experts} experts do not fit into memory").into()))
         };
         let mut resident = memory(stay().sum())?;
         let (mut layers, mut streamed, mut first) = (Vec::new(), Vec::new(), 0);
@@ -132,7 +133,7 @@ impl StreamedExperts {
     }
 }
 
-/// `[L]`: the experts on this rank, in ascending id; and their packing.
+/// Returns this rank's experts in each of the L layers, by ascending id, and how they are packed.
 fn plan(
     loader: &Loader<'_>,
     at: Place,
@@ -143,10 +144,10 @@ fn plan(
     Ok((loader.moe_layers().map(|layer| placement.experts_of(rank, layer).collect()).collect(), packing))
 }
 
-/// Checks, before anything is loaded, whether a rank can stream the experts of a placement within `limit` bytes.
+/// Checks whether a rank can stream the experts of a placement within `limit` bytes, before anything is loaded.
 ///
 /// # Errors
-/// [`ModelError::ExpertBudget`]; an invalid checkpoint.
+/// [`ModelError::ExpertBudget`] if the limit is too low. Also fails if the checkpoint is invalid.
 pub(crate) fn check_expert_memory(
     model_dir: &Path,
     config: &ModelConfig,
@@ -161,8 +162,8 @@ pub(crate) fn check_expert_memory(
     Budget::of(&loader, &held, &packing, ExpertMemory::Bytes(limit)).map(drop)
 }
 
-/// One layer's experts on this rank; when dropped, the layer after next is read into its buffer. Layers are requested
-/// in cyclic order; skipping one only costs time.
+/// One layer's experts on this rank. When this is dropped, the layer after next is read into its buffer. Layers are
+/// expected in cyclic order; skipping one only costs time.
 struct StreamedLayer<'a> {
     experts: &'a StreamedExperts,
     layer: LayerIdx,
@@ -187,7 +188,7 @@ impl LocalExperts for StreamedLayer<'_> {
         let resident = &self.experts.layers[self.layer.index()].resident;
         let (words, slot) = match slot.checked_sub(resident.len()) {
             None => (&self.experts.resident[..], resident.start + slot),
-            Some(slot) => (&self.fetched.get().expect("a layer is ready before it is applied").words[..], slot),
+            Some(slot) => (&self.fetched.get().expect("a layer must be ready before it is applied").words[..], slot),
         };
         let [gate_up, down] = self.experts.packing.array_bytes().map(|bytes| bytes / size_of::<u32>());
         let expert = &words[slot * (gate_up + down)..][..gate_up + down];

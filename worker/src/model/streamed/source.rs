@@ -1,5 +1,5 @@
-//! The tensors of an expert in the checkpoint's files, by positioned reads: truncating a mapped file would kill the
-//! process without an error.
+//! Reads an expert's tensors from the checkpoint files. It uses positioned reads, because truncating a mapped file
+//! would kill the process without an error.
 
 use std::fs::File;
 use std::io;
@@ -30,10 +30,10 @@ impl WeightFile {
         opened().map_err(ModelError::io(path))
     }
 
-    /// Fills `into` with the bytes of the file that begin at `at`.
+    /// Fills `into` with the bytes that start at offset `at` of the file.
     fn read(&self, at: u64, into: &mut [u8]) -> Result<(), ModelError> {
         let read = self.file.read_exact_at(into, at);
-        // Also after a successful read: the bytes may come from both versions of the file.
+        // The file is checked even after a successful read, because the bytes may come from two versions of it.
         self.check()?;
         read.map_err(ModelError::io(&self.path))
     }
@@ -45,12 +45,12 @@ impl WeightFile {
         match (bytes == self.bytes, modified == self.modified) {
             (true, true) => Ok(()),
             (true, false) => changed("it was written to".to_owned()),
-            (false, _) => changed(format!("it has {bytes} bytes, and had {}", self.bytes)),
+            (false, _) => changed(format!("it has {bytes} bytes instead of {}", self.bytes)),
         }
     }
 }
 
-/// Reads and packs experts of one checkpoint, one at a time.
+/// Reads and packs a checkpoint's experts, one at a time.
 pub(super) struct ExpertSource {
     files: Vec<WeightFile>,
     packing: Packing,
@@ -60,13 +60,13 @@ pub(super) struct ExpertSource {
     staging: [Vec<u8>; 3],
 }
 
-/// The bytes read of an expert's tensors: the packed rows of gate and up, and all of down.
+/// Returns the bytes to read of each of an expert's tensors: the packed rows of gate and up, and all of down.
 fn read_bytes(packing: &Packing, hidden: usize, width: usize, [gate, up, down]: &[TensorPlace; 3]) -> [usize; 3] {
     let rows = packing.columns().len() * hidden;
     [rows * gate.kind.bytes(), rows * up.kind.bytes(), width * hidden * down.kind.bytes()]
 }
 
-/// The largest reads of gate, up and down over all experts, in bytes.
+/// Returns the largest gate, up and down reads over all experts, in bytes.
 pub(super) fn largest(loader: &Loader<'_>, packing: &Packing) -> Result<[usize; 3], ModelError> {
     let mut largest = [0; 3];
     for layer in loader.moe_layers() {
@@ -87,7 +87,7 @@ impl ExpertSource {
         Ok(Self { files, packing, hidden, width, staging })
     }
 
-    /// 32-bit words of a packed expert.
+    /// Number of 32-bit words in a packed expert.
     pub(super) fn expert_words(&self) -> usize {
         self.packing.array_bytes().iter().sum::<usize>() / size_of::<u32>()
     }

@@ -1,28 +1,28 @@
-//! Messages between ranks during a switch, between two steps.
+//! Messages that ranks exchange during a switch, between two steps.
 
 use super::Refusal;
 use crate::ep::{ExpertParallel, UnitError};
 
-/// Bytes that a rank sends another in one collective of a switch.
+/// Maximum bytes that one rank sends to another in one collective of a switch.
 pub(in crate::model) const ROUND_BYTES: usize = 32 << 20;
 
 const AGREES: u8 = 0;
 const OBJECTS: u8 = 1;
 const CANNOT: u8 = 2;
 
-/// Why a rank cannot do its part.
+/// An obstacle that prevents a rank from doing its part of a switch.
 #[derive(Debug)]
 pub(in crate::model) enum Obstacle {
-    /// This rank's own reason, to be reported to the others.
+    /// This rank's own reason, which it reports to the others.
     Own(String),
-    /// A rank did not send its part and will report why.
+    /// A peer did not send its part; it will report the reason itself.
     Peer(usize),
 }
 
-/// A [`vote_of_spans`] with one span of all ranks.
+/// Runs [`vote_of_spans`] with a single span that contains all ranks.
 ///
 /// # Errors
-/// A rank was lost, or failed without a reason.
+/// Fails if a rank was lost, or failed without giving a reason.
 #[cfg(feature = "gpu")]
 pub(in crate::model) fn vote(
     ep: &mut ExpertParallel,
@@ -31,11 +31,11 @@ pub(in crate::model) fn vote(
     vote_of_spans(ep, ep.world(), own)
 }
 
-/// Why the ranks cannot continue: the first objection in rank order, or results whose digests differ within a span of
-/// `ranks` neighbours. `None` if they can continue.
+/// Lets all ranks vote on whether to continue a switch. Returns the first objection in rank order, or a mismatch of
+/// result digests within a span of `ranks` neighbouring ranks, or `None` if the ranks can continue.
 ///
 /// # Errors
-/// A rank was lost, or failed without a reason.
+/// Fails if a rank was lost, or failed without giving a reason.
 pub(in crate::model) fn vote_of_spans(
     ep: &mut ExpertParallel,
     ranks: usize,
@@ -53,24 +53,24 @@ pub(in crate::model) fn vote_of_spans(
     }
     if let Some(vote) = votes.iter().find(|vote| vote.first() != Some(&AGREES)) {
         let peer = vote.get(1..).and_then(|word| word.first_chunk()).map_or(0, |word| u64::from_le_bytes(*word));
-        return Err(UnitError::protocol(peer as usize, "it failed to do its part of a switch without giving a reason"));
+        return Err(UnitError::protocol(peer as usize, "it did not do its part of a switch and gave no reason"));
     }
     let first = |rank: usize| rank - rank % ranks;
     let other = (0..votes.len()).find(|&rank| votes[rank] != votes[first(rank)]);
     Ok(other.map(|rank| Refusal::Results { rank, first: first(rank) }))
 }
 
-/// Sends every rank the same message, of any length, and returns the messages of all ranks, by rank.
+/// Sends a message of any length to every rank, and returns the messages of all ranks, indexed by rank.
 ///
 /// # Errors
-/// A rank was lost.
+/// Fails if a rank was lost.
 pub(crate) fn allgather_messages(ep: &mut ExpertParallel, message: Vec<u8>) -> Result<Vec<Vec<u8>>, UnitError> {
     let me = ep.rank().index();
     let mut received = vec![Vec::new(); ep.world()];
     let mut rest = &message[..];
     loop {
         let (now, later) = rest.split_at(rest.len().min(ROUND_BYTES));
-        // The last byte says whether more follows.
+        // The last byte indicates whether more bytes follow.
         let piece: Vec<u8> = now.iter().copied().chain([u8::from(!later.is_empty())]).collect();
         let mut more = !later.is_empty();
         for (rank, mut piece) in ep.exchange(vec![piece; received.len()])?.into_iter().enumerate() {

@@ -1,5 +1,6 @@
-//! Switches attention between dp, tp and groups of tp while sequences run: a rank that can switch has the weights for
-//! each layout, all heads as well as its slices of them, and its sequences' pages move to the new layout.
+//! Switches attention between dp, tp and tp in groups while sequences are running. A rank that can switch stores the
+//! weights for each layout, that is, all heads as well as its slices of them, and its sequences' pages move to the new
+//! layout.
 
 use semmoe_kernels::reshard::kv::{KvError, KvShape};
 use semmoe_tables::Attention;
@@ -13,34 +14,34 @@ use crate::model::slices::HeadSlice;
 use crate::model::{AttentionShape, Backend, Model, ModelConfig};
 
 impl Model {
-    /// The current layout of attention.
+    /// Returns the current attention layout.
     pub fn attention(&self) -> Attention {
         self.layout.attention()
     }
 
-    /// The current layout of attention, with the number of ranks that share it.
+    /// Returns the current attention layout and the number of ranks that share it.
     pub fn attention_shape(&self) -> AttentionShape {
         self.layout.shape()
     }
 
-    /// The other layouts that attention may switch to.
+    /// Returns the other layouts that attention can switch to.
     pub fn other_attentions(&self) -> impl Iterator<Item = AttentionShape> {
         self.others.iter().map(AttentionLayout::shape)
     }
 
-    /// Number of pages in a layout of attention that fit the memory of `dp_pages` dp pages.
+    /// Returns how many pages of an attention layout fit into the memory of `dp_pages` dp pages.
     pub(crate) fn pages_of(&self, to: AttentionShape, dp_pages: usize) -> Option<usize> {
         let layout = self.others.iter().chain([&self.layout]).find(|layout| layout.shape() == to)?;
         let [whole, part] = [HeadSlice::ALL, layout.heads].map(|heads| heads.cache_shape(&self.config).page_bytes());
         Some(dp_pages.saturating_mul(whole) / part)
     }
 
-    /// Moves pages to where another layout of attention needs them, or plans the moves, together with all ranks and
-    /// between two steps. Nothing changes until [`Model::commit_attention`], except that a GPU drops the pages that no
-    /// sequence holds, because pages move within its memory.
+    /// Moves pages to where another attention layout needs them, or only plans the moves, together with all ranks and
+    /// between two steps. Nothing changes until [`Model::commit_attention`], except that on a GPU the pages that no
+    /// sequence holds are dropped, because pages move within GPU memory.
     ///
     /// # Errors
-    /// A rank refuses, and nothing has changed; or a rank was lost.
+    /// Fails if a rank refuses, in which case nothing has changed, or if a rank was lost.
     ///
     /// # Panics
     /// If the model does not have this layout.
@@ -51,7 +52,7 @@ impl Model {
         ep: &mut ExpertParallel,
         objection: KvObjection<'_>,
     ) -> Result<PreparedKv, SwitchFault> {
-        self.next = self.others.iter().position(|other| other.shape() == to).expect("a layout that the rank has");
+        self.next = self.others.iter().position(|other| other.shape() == to).expect("the model has this layout");
         let other = &self.others[self.next];
         let elsewhere = self.backend.cpu().is_none();
         if elsewhere {
@@ -77,7 +78,7 @@ impl Model {
         Ok(prepared)
     }
 
-    /// The shape of pages in host memory.
+    /// Returns the shape of a layout's pages in host memory.
     fn shape_of(&self, layout: &AttentionLayout) -> CacheShape {
         let shape = layout.heads.cache_shape(&self.config);
         match &self.backend {
@@ -87,7 +88,7 @@ impl Model {
         }
     }
 
-    /// Bytes of one head of a page in one layer, wherever it is stored.
+    /// Bytes per head and layer in one page, wherever the page is stored.
     fn head_bytes(&self) -> usize {
         match &self.backend {
             Backend::Cpu(_) => self.config.cache_shape().head_bytes(),
@@ -96,7 +97,7 @@ impl Model {
         }
     }
 
-    /// Switches to the layout of attention that pages were prepared for.
+    /// Switches to the attention layout for which pages were prepared.
     ///
     /// # Panics
     /// If no switch was prepared.
@@ -117,7 +118,7 @@ impl Model {
     }
 }
 
-/// The bytes of whole pages, and how ranks share them.
+/// Describes whole pages and how the ranks divide them.
 fn plan_shape(config: &ModelConfig, head_bytes: usize, ranks: usize) -> Result<KvShape, KvError> {
     let shape: CacheShape = config.cache_shape();
     match config.attention {

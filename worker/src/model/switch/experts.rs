@@ -1,10 +1,10 @@
-//! Moves experts between ranks: from one placement to another, or back, by the plan of [`semmoe_kernels::reshard`].
+//! Moves experts between ranks, from one placement to another or back, as planned by [`semmoe_kernels::reshard`].
 //!
-//! All ranks take part, between two steps. Each rank copies what it needs into its own buffer: from the memory of ranks
-//! that share it, from messages of the others. It verifies each piece against its checksum from load time, and all vote
-//! after each layer. If a rank objects, the moved layers are moved back in inverse order. A rank needs one slot beyond
-//! its experts, and for ranks without shared memory messages of at most [`CHUNK_BYTES`]: the next ones travel while the
-//! last ones are placed.
+//! All ranks take part, between two steps. Each rank copies the experts it needs into its own buffer: directly from
+//! ranks whose memory it can map, and through messages from the others. It verifies each piece against the checksum
+//! recorded at load time, and all ranks vote after each layer. If a rank objects, the layers already moved are moved
+//! back in reverse order. A rank needs one spare slot and, to exchange experts with ranks whose memory it cannot map,
+//! messages of at most [`CHUNK_BYTES`]: the next ones are in flight while the previous ones are being placed.
 
 use std::time::Instant;
 
@@ -20,28 +20,29 @@ use crate::model::slices::expert_columns;
 use crate::model::streamed::RankExperts;
 use crate::model::{Backend, Model, ModelError, check_placement};
 
-/// Maximum bytes of experts in a message.
+/// Maximum expert bytes per message.
 const CHUNK_BYTES: usize = 8 << 20;
 
-/// Bytes of experts in a message between ranks of a layout with slots of this size: the messages of a direction, those
-/// that travel and those that are placed, are never more than a slot.
+/// Returns the expert bytes per message for slots of this size. The messages in one direction, both in flight and being
+/// placed, must together never exceed a slot.
 fn chunk_bytes(slot: usize, world: usize) -> usize {
     CHUNK_BYTES.min(slot / (2 * world.saturating_sub(1).max(1))).max(1)
 }
 
 impl Model {
-    /// Sets the ranks of one host, with or without this one: experts that move between these ranks are copied from
-    /// memory to memory. All of the ranks must be given the same list. By default experts are sent in messages.
+    /// Sets a list of ranks on the same host, which may or may not include this rank. Experts that move between these
+    /// ranks are copied from memory to memory. All ranks must be given the same list. By default, experts are sent in
+    /// messages.
     pub fn share_experts(&mut self, ranks: &[usize]) {
         if let Some(cpu) = self.backend.cpu_mut() {
             cpu.peers = Peers::OnHost(ranks.to_vec());
         }
     }
 
-    /// Whether a placement matches this model, its unit, and the memory allocated for experts at load time.
+    /// Checks that a placement matches this model, its unit and the memory allocated for experts at load time.
     ///
     /// # Errors
-    /// See [`Model::load_divided`]; more experts on a rank than slots.
+    /// See [`Model::load_divided`]. Also fails if a rank would have more experts than slots.
     pub fn check_switch(&self, to: &ExpertPlacement, ep: &ExpertParallel) -> Result<(), ModelError> {
         if let Some(fixed) = [ep.placement().layout, to.layout].into_iter().find(|layout| layout.nodes().is_some()) {
             return Err(ModelError::FixedLayout(fixed));
@@ -69,13 +70,13 @@ impl Model {
         }
     }
 
-    /// The experts in host memory, if they can be moved.
+    /// Returns the experts in host memory if they can be moved.
     fn resident(&self) -> Option<&Experts> {
         self.backend.cpu()?.experts.resident().ok()
     }
 
-    /// Additional bytes that this rank needs while experts move: unused memory for experts, and the messages of ranks
-    /// without shared memory.
+    /// Returns the additional bytes that this rank needs while experts move: expert memory that has never been written,
+    /// and messages exchanged with ranks without shared memory.
     pub(crate) fn switch_bytes(&self, to: &ExpertPlacement, ep: &ExpertParallel) -> usize {
         let (Some(experts), Some(cpu)) = (self.resident(), self.backend.cpu()) else { return 0 };
         let slot = experts.arrange(to).map_or(0, |layout| experts.pool.slot_bytes(&layout));
@@ -87,11 +88,11 @@ impl Model {
         experts.untouched(to) + 3 * far * chunk_bytes(slot, ep.world())
     }
 
-    /// Moves the experts to another placement, which every rank must have been given and have checked, and makes it the
-    /// unit's. All ranks must call this between the same two steps.
+    /// Moves the experts to another placement and makes it the unit's placement. Every rank must have checked this
+    /// placement, and all ranks must call this between the same two steps.
     ///
     /// # Errors
-    /// A rank was lost, or the rollback failed: the unit cannot continue.
+    /// Fails if a rank was lost or the rollback failed; the unit cannot continue.
     pub fn switch_experts(
         &mut self,
         to: &ExpertPlacement,
@@ -107,10 +108,10 @@ impl Model {
         match &outcome {
             SwitchOutcome::Committed => {
                 ep.set_placement(to.clone());
-                tracing::info!(%rank, seconds = began.elapsed().as_secs_f64(), "the experts have moved");
+                tracing::info!(%rank, seconds = began.elapsed().as_secs_f64(), "the expert switch is complete");
             }
             SwitchOutcome::RolledBack { cause } => {
-                tracing::warn!(%rank, "the experts stay in place: {cause}");
+                tracing::warn!(%rank, "the expert switch was rolled back: {cause}");
             }
         }
         Ok(outcome)
@@ -135,15 +136,15 @@ fn switch_on_host(
     let is_new = experts.untouched(to) > 0;
     let outcome = move_experts(experts, to, ep, objection)?;
     if is_new {
-        // Pages were written for the first time.
+        // The switch wrote to memory that had never been written before.
         experts.settle();
         experts.touch();
     }
     Ok(outcome)
 }
 
-/// Maps the buffers of ranks on this host, and collects the checksums of all experts. If one of two ranks cannot map
-/// the other's buffer, neither does.
+/// Maps the buffers of ranks on this host, and collects the checksums of all experts. If either rank of a pair cannot
+/// map the other's buffer, neither rank uses the other's.
 fn map_peers(experts: &mut Experts, near: &[usize], ep: &mut ExpertParallel) -> Result<(), UnitError> {
     let (me, world) = (ep.rank().index(), ep.world());
     let BufferAddress { pid, fd } = experts.memory.address();
@@ -153,12 +154,13 @@ fn map_peers(experts: &mut Experts, near: &[usize], ep: &mut ExpertParallel) -> 
             continue;
         }
         let Ok([p0, p1, p2, p3, fd @ ..]) = <[u8; 8]>::try_from(address.as_slice()) else {
-            return Err(UnitError::protocol(peer, format!("{} bytes as an address, expected 8", address.len())));
+            return Err(UnitError::protocol(peer, format!("its address has {} bytes, expected 8", address.len())));
         };
         let address = BufferAddress { pid: u32::from_le_bytes([p0, p1, p2, p3]), fd: i32::from_le_bytes(fd) };
-        // SAFETY: the rank's own words, with one buffer each; only `Resharder` writes them once they are mapped.
+        // SAFETY: the address was sent by the rank that owns the buffer, and each rank has only one. Once buffers are
+        // mapped, only `Resharder` writes to them.
         if let Err(error) = unsafe { experts.memory.reach(peer, address) } {
-            tracing::info!(rank = me, "the experts of rank {peer} will be sent in messages: {error}");
+            tracing::info!(rank = me, "cannot map rank {peer}'s buffer; its experts will be sent in messages: {error}");
         }
     }
     let reached = (0..world).map(|peer| vec![u8::from(experts.memory.reaches(peer))]).collect();
@@ -190,7 +192,7 @@ fn move_experts(
     let ended = resharder.run(&switch, checksums, &mut |progress| {
         let cause = objection(LayerIdx::new(progress.layer as u16));
         cause
-            .inspect(|cause| tracing::info!(rank, layer = progress.layer, "this rank stops the switch: {cause}"))
+            .inspect(|cause| tracing::info!(rank, layer = progress.layer, "this rank is stopping the switch: {cause}"))
             .is_none()
     });
     if let Some(fault) = resharder.fault() {

@@ -1,10 +1,10 @@
-//! Switches the layout of a model while sequences run: all ranks take part, between two steps.
+//! Switches a model's layout while sequences are running. All ranks take part, between two steps.
 //!
 //! | module | what |
 //! |---|---|
-//! | `attention` | attention switches between dp, tp and groups of tp |
-//! | `experts` | experts move to another placement |
-//! | `agree` | the messages by which ranks agree |
+//! | `attention` | switches attention between dp, tp and tp in groups |
+//! | `experts` | moves experts to another placement |
+//! | `agree` | messages through which ranks reach agreement |
 
 mod agree;
 mod attention;
@@ -22,22 +22,23 @@ pub(super) use agree::{Obstacle, ROUND_BYTES, vote_of_spans};
 
 use crate::ep::UnitError;
 
-/// How a switch of experts ended; identical on all ranks.
+/// The outcome of an expert switch; identical on all ranks.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum SwitchOutcome {
-    /// The experts are at their new places.
+    /// The experts have moved to the new placement.
     Committed,
-    /// The experts are back at their old places.
+    /// The experts have been moved back to the old placement.
     RolledBack {
-        /// The rank that objected, and why.
+        /// The rank that objected, and its reason.
         cause: String,
     },
 }
 
-/// Asked before each layer: why a rank refuses to continue a switch; `None` if it continues.
+/// A callback that is invoked before each layer. It returns this rank's reason for refusing to continue the switch, or
+/// `None` to continue.
 pub type Objection<'a> = &'a mut dyn FnMut(LayerIdx) -> Option<String>;
 
-/// Why the ranks refuse a switch; identical on all ranks.
+/// The reason for refusing a switch; identical on all ranks.
 #[derive(Debug, thiserror::Error)]
 pub enum Refusal {
     /// A rank objected.
@@ -45,18 +46,18 @@ pub enum Refusal {
     Objection {
         /// The first rank that objected.
         rank: usize,
-        /// Its reason, as it sent it.
+        /// The reason as sent by that rank.
         reason: String,
     },
-    /// Ranks that must agree have different results.
-    #[error("the result of rank {rank} differs from rank {first}'s")]
+    /// Ranks whose results must be equal computed different ones.
+    #[error("the result on rank {rank} differs from that on rank {first}")]
     Results {
-        /// The first rank with another result.
+        /// The first rank with a different result.
         rank: usize,
-        /// The first rank of its span.
+        /// The first rank of the span, whose result is the reference.
         first: usize,
     },
-    /// A rank's sequences cannot be read.
+    /// A rank failed to describe its sequences.
     #[error("rank {rank} cannot describe its sequences: {source}")]
     Sequences {
         /// The rank.
@@ -64,28 +65,28 @@ pub enum Refusal {
         /// The cause.
         source: serde_json::Error,
     },
-    /// Pages that the ranks cannot divide among themselves.
+    /// The pages cannot be divided among the ranks.
     #[error(transparent)]
     Pages(#[from] KvError),
 }
 
-/// Why a switch of attention did not take place.
+/// The reason for an attention switch failing.
 #[derive(Debug, thiserror::Error)]
 pub enum SwitchFault {
-    /// The ranks refuse; nothing has changed.
+    /// The ranks refused the switch, and nothing has changed.
     #[error(transparent)]
     Refused(#[from] Refusal),
-    /// A rank was lost: the unit cannot continue.
+    /// A rank was lost, so the unit cannot continue.
     #[error(transparent)]
     Unit(#[from] UnitError),
 }
 
-/// Whether a switch moves nothing.
+/// Whether a switch between these layouts would move nothing.
 pub(super) fn stays(from: &Layout, to: &Layout) -> bool {
     from == to && !matches!(from, Layout::Ep(_))
 }
 
-/// The error of a checked placement that does not fit after all.
+/// Returns a function that reports that a placement does not fit even though it passed the checks.
 pub(super) fn unfit(rank: usize) -> impl Fn(ReshardError) -> UnitError + Copy {
     move |error| UnitError::Operands { rank, detail: error.to_string() }
 }

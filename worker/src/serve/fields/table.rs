@@ -1,5 +1,5 @@
-//! The table: the request fields of OpenAI's chat and completions routes, of SGLang 0.5.23 with its `/generate` and
-//! `/tokenize`, and of vLLM 0.32.
+//! The table of request fields: OpenAI's chat and completions routes, SGLang 0.5.23 with its `/generate` and
+//! `/tokenize`, and vLLM 0.32.
 
 use super::Harmless::{Bool, Empty, List, NullOnly, Number, Type, Words};
 use super::Use::{Honoured, NoEffect, Unless};
@@ -16,7 +16,7 @@ const fn words(words: &'static [&'static str]) -> Use {
     Unless(Words(words))
 }
 
-/// One row: fields that get the same treatment in all `places` where they may occur.
+/// One row: fields that are treated alike in all `places` where they may occur.
 pub(super) struct Row {
     pub(super) places: u8,
     pub(super) usage: Use,
@@ -42,16 +42,16 @@ pub(super) const ROWS: &[Row] = &[
     row(OPENAI | PARAMS, Honoured, &["min_tokens", "min_new_tokens", "temperature", "top_p", "top_k", "seed"]),
     row(OPENAI | PARAMS, Honoured, &["sampling_seed", "stop", "stop_token_ids", "ignore_eos", "skip_special_tokens"]),
     row(STREAM, Honoured, &["include_usage", "continuous_usage_stats"]),
-    // Descriptions of client, conversation or log, and hints that change no answer.
+    // Metadata about the client, conversation or logging, and hints that do not change the output.
     row(OPENAI, NoEffect, &["user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"]),
     row(OPENAI, NoEffect, &["prediction", "rid", "request_id"]),
     row(OPENAI | GENERATE, NoEffect, &["session_id", "custom_labels"]),
     row(GENERATE, NoEffect, &["log_metrics", "no_logs", "routing_key", "conversation_id", "external_trace_header"]),
-    // For gateways with several models.
+    // Used by gateways that serve several models.
     row(GENERATE | TOKENIZE, NoEffect, &["model"]),
-    // Answers are text: they contain no calls, and no part of them is separated as reasoning.
+    // The output is plain text: it contains no tool calls and does not separate reasoning.
     row(CHAT, NoEffect, &["parallel_tool_calls", "separate_reasoning", "stream_reasoning"]),
-    // The encoding of something that is refused below.
+    // Selects an encoding for a field that is rejected below.
     row(CHAT | GENERATE, NoEffect, &["return_flat_raw_top_logprobs_b64"]),
     row(OPENAI, words(&["auto", "default"]), &["service_tier"]),
     row(OPENAI, FALSE, &["store"]),
@@ -125,7 +125,8 @@ pub(super) const ROWS: &[Row] = &[
     row(GENERATE, FALSE, &["return_text_in_logprobs", "return_flat_raw_top_logprobs", "return_indexer_topk"]),
     row(GENERATE, FALSE, &["return_bytes", "return_entropy", "background"]),
     row(TOKENIZE, FALSE, &["return_token_strs"]),
-    // How and where it runs. A salt keeps prefixes separate: ignoring it would share what a client wants separate.
+    // How and where the request runs. A salt isolates cached prefixes, so ignoring it would share prefixes that a
+    // client wants isolated.
     row(OPENAI | GENERATE, EMPTY, &["cache_salt", "extra_key"]),
     row(OPENAI | GENERATE, NULL, &["bootstrap_host", "bootstrap_port", "bootstrap_room", "disagg_prefill_dp_rank"]),
     row(GENERATE, NULL, &["bootstrap_pair_key", "decode_tp_size", "kv_hints"]),

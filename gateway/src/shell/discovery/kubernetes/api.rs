@@ -1,4 +1,4 @@
-//! Requests to the API server: one list, one watch.
+//! Requests to the Kubernetes API server: list and watch.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -17,19 +17,19 @@ use crate::config::KubernetesConfig;
 
 use super::slices::{Event, List, Slices};
 
-/// Endpoints arrive in slices of a hundred, about 10 kB each.
+/// Number of EndpointSlices per page; a slice has up to a hundred endpoints and about 10 kB.
 const PAGE: usize = 200;
 const MAX_PAGES: usize = 50;
 const LIST: AnswerLimits = AnswerLimits { timeout: Duration::from_secs(30), max_bytes: 32 << 20 };
-/// Longest event, in bytes: one slice.
+/// Maximum event size, in bytes: one slice.
 const MAX_EVENT: usize = 4 << 20;
-/// The API server ends a watch after this time and it is renewed, which reveals a silent API server.
+/// Duration of a watch, after which the API server ends it and it is renewed; this reveals a silent API server.
 const WATCH_SECONDS: u64 = 60;
-/// Grace beyond [`WATCH_SECONDS`] before the watch is given up.
+/// Grace period beyond [`WATCH_SECONDS`] before the watch is abandoned.
 const WATCH_GRACE: Duration = Duration::from_secs(15);
-/// Longest wait for a response head.
+/// Maximum wait for a response head.
 const HEAD: Duration = Duration::from_secs(15);
-/// Tokens have one or two kB.
+/// Maximum token size; tokens usually have one or two kB.
 const MAX_TOKEN: u64 = 64 << 10;
 
 /// Why there is no usable answer.
@@ -50,18 +50,18 @@ pub(in crate::shell::discovery) enum ApiError {
     Json { expected: &'static str, source: serde_json::Error },
     #[error("{0}")]
     Panicked(#[from] JoinError),
-    #[error("the service's endpoints have the ports {known}, expected {wanted}")]
+    #[error("the service's endpoints have ports {known}, expected {wanted}")]
     Port { known: String, wanted: String },
 }
 
-/// A session with the API server, used until something fails.
+/// A session with the API server, used until a request fails.
 pub(super) struct Api<'a> {
     client: HttpClient,
     config: &'a KubernetesConfig,
 }
 
 impl<'a> Api<'a> {
-    /// Reads the certificates, which may have been renewed since the last time.
+    /// Opens a session. Reads the certificates, which may have been renewed since the last session.
     pub(super) async fn open(config: &'a KubernetesConfig) -> Result<Self, ApiError> {
         let files = ClientFiles { ca: Some(config.ca.clone()), ..ClientFiles::default() };
         let tls = config.api_server.is_secure().then(|| blocking(move || Ok(ClientTls::load(files, false)?)));
@@ -87,7 +87,7 @@ impl<'a> Api<'a> {
         Ok(request)
     }
 
-    /// Lists everything there is now; returns the version to watch from.
+    /// Lists all current slices; returns the version to watch from.
     pub(super) async fn list(&self, slices: &mut Slices) -> Result<String, ApiError> {
         let mut next = String::new();
         for _ in 0..MAX_PAGES {
@@ -102,14 +102,14 @@ impl<'a> Api<'a> {
             let (version, more) = slices.add(list)?;
             match more {
                 None => return Ok(version),
-                // The API server chose it; it may contain characters with a meaning in queries.
+                // The API server chose the token; it may contain characters that are special in queries.
                 Some(token) => next = format!("&continue={}", escaped(&token)),
             }
         }
-        Err(ApiError::Answer(format!("the service has more than {} EndpointSlices", PAGE * MAX_PAGES)))
+        Err(ApiError::Answer(format!("the service exceeds the limit of {} EndpointSlices", PAGE * MAX_PAGES)))
     }
 
-    /// Watches the changes from a version on.
+    /// Watches for changes after a version.
     pub(super) async fn watch(&self, version: &str) -> Result<Watch, ApiError> {
         let version = escaped(version);
         let query =
@@ -141,7 +141,7 @@ pub(super) struct Watch {
 }
 
 impl Watch {
-    /// The next event; `None` when the API server ended the watch normally.
+    /// Returns the next event; `None` if the API server ended the watch normally.
     pub(super) async fn next(&mut self) -> Result<Option<Event>, ApiError> {
         let mut seen = 0;
         loop {
@@ -158,10 +158,10 @@ impl Watch {
             if seen > MAX_EVENT {
                 return Err(HttpError::TooLarge { url: self.url.clone(), limit_bytes: MAX_EVENT }.into());
             }
-            let late = |_| ApiError::Answer("the API server fell silent in the middle of a watch".to_owned());
+            let late = |_| ApiError::Answer("the API server fell silent during a watch".to_owned());
             match timeout_at(self.end, self.body.frame()).await.map_err(late)? {
                 None if self.rest.is_empty() => return Ok(None),
-                None => return Err(ApiError::Answer("a watch ended inside an event".to_owned())),
+                None => return Err(ApiError::Answer("a watch ended in the middle of an event".to_owned())),
                 Some(Err(error)) => {
                     return Err(HttpError::Body { url: self.url.clone(), source: error.into() }.into());
                 }
@@ -195,7 +195,7 @@ fn escaped(text: &str) -> String {
     text.bytes().map(|byte| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") }).collect()
 }
 
-/// Runs off the network threads.
+/// Runs blocking work off the network threads.
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {

@@ -1,8 +1,8 @@
-//! The endpoints of a Kubernetes service, followed by one task: listed once, then watched.
+//! Follows the endpoints of a Kubernetes service in one task: lists them once, then watches them.
 //!
-//! The API server may go away, forget the version that a watch resumes from (410), or refuse (403). Everything is then
-//! listed again, after a wait that grows with every failure. Until that succeeds the answer is a failure, and the known
-//! backends stay. All requests use the one HTTP client; [`api`] has the requests, [`slices`] the responses.
+//! The API server may be unavailable, lose the version that a watch resumes from (410), or refuse (403). The task then
+//! lists everything again, after a wait that grows with every failure. Until that succeeds the answer is a failure, and
+//! the known backends stay. All requests use one HTTP client; [`api`] contains the requests, [`slices`] the responses.
 
 mod api;
 mod slices;
@@ -23,15 +23,15 @@ use api::Api;
 pub(super) use api::ApiError;
 use slices::Slices;
 
-/// First and longest wait after a failure.
+/// Initial and maximum wait after a failure.
 const FIRST_WAIT: Duration = Duration::from_millis(200);
 const MAX_WAIT: Duration = Duration::from_secs(30);
-/// Consecutive expired versions that do not yet count as a failure.
+/// Number of consecutive expired versions that do not yet count as a failure.
 const MAX_GONE: u32 = 3;
 /// A watch that ends normally before this time, without an event, counts as failed.
 const SHORTEST_WATCH: Duration = Duration::from_secs(1);
 
-/// A service that is followed until this is dropped.
+/// A Kubernetes service that is followed until this is dropped.
 pub(super) struct Followed {
     latest: Arc<LatestAnswer>,
     _stop: DropGuard,
@@ -45,7 +45,7 @@ struct LatestAnswer {
 }
 
 impl Followed {
-    /// Starts; `wake` is notified at every change.
+    /// Starts following a service; `wake` is notified at every change.
     pub(super) fn start(config: KubernetesConfig, wake: Arc<Notify>) -> Self {
         let latest = Arc::new(LatestAnswer { answer: Mutex::new(None), changed: AtomicBool::new(false), wake });
         let stop = CancellationToken::new();
@@ -54,12 +54,12 @@ impl Followed {
         Self { latest, _stop: stop.drop_guard() }
     }
 
-    /// Whether the answer changed since the last call.
+    /// Whether the answer has changed since the last call.
     pub(super) fn changed(&self) -> bool {
         self.latest.changed.swap(false, Ordering::AcqRel)
     }
 
-    /// `None` until the first answer arrives.
+    /// Returns the latest answer; `None` until the first one arrives.
     pub(super) fn answer(&self) -> Option<Result<Answer, Arc<ApiError>>> {
         self.latest.answer.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -86,9 +86,9 @@ async fn follow(config: KubernetesConfig, latest: Arc<LatestAnswer>) {
         let mut saw_event = false;
         let Err(error) = list_and_watch(&config, &latest, &mut saw_event).await;
         match error {
-            // The last answer is still the best, and the list is repeated.
+            // Keep the last answer, which is still the best, and list again.
             ApiError::Gone if too_old < MAX_GONE => {
-                tracing::debug!(service = config.service, "the watch has expired, listing again");
+                tracing::debug!(service = config.service, "the watch has expired, listing all endpoints again");
                 too_old += 1;
             }
             error => {
@@ -99,7 +99,7 @@ async fn follow(config: KubernetesConfig, latest: Arc<LatestAnswer>) {
         if saw_event || began.elapsed() >= MAX_WAIT {
             (wait, too_old) = (FIRST_WAIT, 0);
         }
-        // Jitter, so that several gateways do not reconnect at once.
+        // Add jitter, so that several gateways do not reconnect at once.
         tokio::time::sleep(wait.mul_f64(0.5 + fastrand::f64() / 2.0)).await;
         wait = (wait * 2).min(MAX_WAIT);
     }
@@ -128,7 +128,7 @@ async fn list_and_watch(
             publish(&slices);
         }
         if events == 0 && began.elapsed() < SHORTEST_WATCH {
-            return Err(ApiError::Answer("the API server ends watches at once".to_owned()));
+            return Err(ApiError::Answer("the API server ends watches immediately".to_owned()));
         }
     }
 }

@@ -1,4 +1,4 @@
-//! EndpointSlices (`discovery.k8s.io/v1`), as far as they locate engines.
+//! Parses EndpointSlices (`discovery.k8s.io/v1`), as far as they locate engines.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -8,10 +8,10 @@ use serde::Deserialize;
 use super::api::ApiError;
 use crate::shell::discovery::answer::Answer;
 
-/// More slices than the backends of one source can fill.
+/// Maximum number of slices, more than the backends of one source can fill.
 const MAX_SLICES: usize = 10_000;
 
-/// One page.
+/// One page of the list of slices.
 #[derive(Debug, Deserialize)]
 pub(super) struct List {
     metadata: ListMeta,
@@ -49,7 +49,7 @@ struct Endpoint {
     conditions: Conditions,
 }
 
-/// Absent conditions mean the best.
+/// An endpoint's conditions; absent ones count as favourable.
 #[derive(Debug, Default, Deserialize)]
 struct Conditions {
     ready: Option<bool>,
@@ -64,14 +64,14 @@ struct Port {
     protocol: Option<String>,
 }
 
-/// An event of a watch.
+/// An event in a watch.
 #[derive(Debug)]
 pub(super) enum Event {
     /// A new or changed slice.
     Set(Slice),
     /// A deleted slice.
     Gone(Slice),
-    /// Nothing changed up to this version.
+    /// No change up to this version.
     Bookmark(Slice),
     /// An unknown kind.
     Other,
@@ -113,7 +113,7 @@ impl Event {
     }
 }
 
-/// All slices of a service.
+/// All of a service's slices, by name.
 #[derive(Debug, Default)]
 pub(super) struct Slices(BTreeMap<String, Slice>);
 
@@ -152,7 +152,8 @@ impl Slices {
         Ok(())
     }
 
-    /// Engines that accept requests, and those that are terminating. `port`: its name; `None`: the only one.
+    /// Returns the engines that accept requests, and those that are terminating. `port`: the port's name; `None`
+    /// requires a single port.
     pub(super) fn answer(&self, port: Option<&str>) -> Result<Answer, ApiError> {
         let mut answer = Answer::default();
         let mut problem = None;
@@ -169,7 +170,7 @@ impl Slices {
                 }
             };
             for endpoint in endpoints {
-                // Further addresses are alternatives for the same endpoint.
+                // Additional addresses are alternatives for the same endpoint.
                 let Some(ip) = endpoint.addresses.first().and_then(|ip| ip.parse::<IpAddr>().ok()) else { continue };
                 let Conditions { ready, serving, terminating } = endpoint.conditions;
                 let address = SocketAddr::new(ip, port);
@@ -180,7 +181,7 @@ impl Slices {
                 }
             }
         }
-        // While a slice is being replaced, an endpoint may appear in both.
+        // While a slice is being replaced, an endpoint may appear in both slices.
         let Answer { addresses, leaving, .. } = &mut answer;
         leaving.retain(|address| !addresses.contains(address));
         match problem {
@@ -191,7 +192,7 @@ impl Slices {
 }
 
 impl Slice {
-    /// The engines' port, or an error that lists the ports there are.
+    /// Returns the engines' port, or an error that lists the existing ports.
     fn port(&self, wanted: Option<&str>) -> Result<u16, ApiError> {
         let ports = self.ports.as_deref().unwrap_or_default();
         let tcp = |port: &&Port| port.protocol.as_deref().is_none_or(|protocol| protocol == "TCP");
@@ -278,7 +279,7 @@ mod tests {
         let refusal = one(two.clone()).answer(None).unwrap_err().to_string();
         assert_eq!(
             refusal,
-            "the service's endpoints have the ports 'http' (1), 'metrics' (2), expected just one, or `port` set"
+            "the service's endpoints have ports 'http' (1), 'metrics' (2), expected just one, or `port` set"
         );
         let refusal = one(two).answer(Some("grpc")).unwrap_err().to_string();
         assert!(refusal.ends_with("expected 'grpc'"), "{refusal}");

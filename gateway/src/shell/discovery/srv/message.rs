@@ -1,7 +1,8 @@
-//! DNS messages as far as SRV records need them (RFC 1035, RFC 2782): one question and its answer.
+//! DNS messages, to the extent that SRV records need them (RFC 1035, RFC 2782): one question and its answer.
 //!
-//! `simple_dns` parses an answer: names point backwards only, and nothing is read beyond the message, which has at most
-//! 65,535 bytes. This module checks the rest: that it answers our question, and that its targets are host names.
+//! `simple_dns` parses an answer: names only point backwards, and nothing is read beyond the message, which has at most
+//! 65,535 bytes. This module checks the rest: that the message answers our question, and that its targets are host
+//! names.
 
 use simple_dns::rdata::RData;
 use simple_dns::{CLASS, Name, OPCODE, Packet, PacketFlag, QCLASS, QTYPE, Question, RCODE, SimpleDnsError, TYPE};
@@ -12,47 +13,47 @@ const HEADER_BYTES: usize = 12;
 /// Minimum size of a question; records are longer.
 const MIN_ENTRY_BYTES: usize = 5;
 
-/// One record: the address of an instance of the service.
+/// One SRV record: the address of a service instance.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Service {
     pub(super) priority: u16,
     pub(super) port: u16,
-    /// In lower case, without the trailing dot.
+    /// The target host, in lower case, without the trailing dot.
     pub(super) target: String,
 }
 
 /// Why a message is not a usable answer.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(in crate::shell::discovery) enum MessageError {
-    /// The name does not exist, and no other server will know it.
+    /// The name does not exist, so querying other servers is pointless.
     #[error("no such name")]
     NoSuchName,
-    /// The server could or would not answer.
-    #[error("the server answers with {0:?}, expected NoError")]
+    /// The server could not or would not answer.
+    #[error("the server answered {0:?}, expected NoError")]
     Code(RCODE),
-    /// It answers another question.
+    /// The message answers a different question.
     #[error("the message does not answer the question: its {0} differs")]
     Foreign(&'static str),
-    /// It is shorter than its header announces.
-    #[error("the message has {length} bytes, too few for the {entries} entries that it announces")]
+    /// The message is too short for the entries that its header declares.
+    #[error("the message has {length} bytes, too few for the {entries} entries that it declares")]
     Short {
         /// The message's length.
         length: usize,
-        /// Questions and records of all sections.
+        /// Number of questions and records in all sections.
         entries: usize,
     },
-    /// The server had more to send than fits.
-    #[error("the message is truncated, expected a whole one")]
+    /// The server's answer did not fit into the message.
+    #[error("the message is truncated, expected a complete one")]
     Truncated,
-    /// Not a DNS message, or its question could not be encoded.
+    /// The data is not a DNS message, or the question could not be encoded.
     #[error("not a DNS message: {0}")]
     Malformed(#[from] SimpleDnsError),
-    /// A target that is not a host name.
+    /// A target is not a host name.
     #[error("the target {0:?} is not a host name: its labels must consist of letters, digits, '-' and '_'")]
     Target(String),
 }
 
-/// The question for the SRV records of a name for which [`is_dns_name`] holds.
+/// Encodes the question for a name's SRV records; [`is_dns_name`] must hold for the name.
 pub(super) fn question(id: u16, name: &str) -> Result<Vec<u8>, MessageError> {
     let mut packet = Packet::new_query(id);
     packet.set_flags(PacketFlag::RECURSION_DESIRED);
@@ -61,15 +62,15 @@ pub(super) fn question(id: u16, name: &str) -> Result<Vec<u8>, MessageError> {
     Ok(packet.build_bytes_vec()?)
 }
 
-/// The records in an answer to [`question`], following aliases of the name. A root target says that the service does
-/// not exist and yields no record.
+/// Returns the records in an answer to [`question`], following aliases of the name. A root target means that the
+/// service does not exist and yields no record.
 pub(super) fn records(message: &[u8], id: u16, name: &str) -> Result<Vec<Service>, MessageError> {
     has_room(message)?;
     let packet = Packet::parse(message)?;
     let mut owner = Name::new(name)?;
     answers(&packet, id, &owner)?;
     let mut found = Vec::new();
-    // The time to live does not matter: every poll asks again.
+    // The time to live does not matter, because every poll queries again.
     for record in packet.answers.iter().filter(|record| record.class == CLASS::IN) {
         match &record.rdata {
             _ if record.name != owner => {}
@@ -87,7 +88,8 @@ pub(super) fn records(message: &[u8], id: u16, name: &str) -> Result<Vec<Service
     Ok(found)
 }
 
-/// The parser allocates for as many entries as a message announces, so it must be long enough to contain them.
+/// Checks that the message is long enough to contain the entries that it declares, because the parser allocates memory
+/// for that many.
 fn has_room(message: &[u8]) -> Result<(), MessageError> {
     let length = message.len();
     let counts = message.get(4..HEADER_BYTES).unwrap_or_default();
@@ -96,7 +98,7 @@ fn has_room(message: &[u8]) -> Result<(), MessageError> {
     if fits { Ok(()) } else { Err(MessageError::Short { length, entries }) }
 }
 
-/// Whether the message answers the question with this id for this name.
+/// Checks that the message answers the question with this id for this name.
 fn answers(packet: &Packet<'_>, id: u16, name: &Name<'_>) -> Result<(), MessageError> {
     let foreign = |what| Err(MessageError::Foreign(what));
     if packet.id() != id {

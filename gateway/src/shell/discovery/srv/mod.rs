@@ -1,5 +1,5 @@
-//! Backends by SRV records. The nameservers of `/etc/resolv.conf` are asked over TCP for hosts and ports; the hosts'
-//! addresses come from the resolver, as everywhere.
+//! Backends found by SRV records. The nameservers in `/etc/resolv.conf` are queried over TCP for hosts and ports; as
+//! elsewhere, the resolver looks up the hosts' addresses.
 //!
 //! Over TCP an answer is complete (never truncated, as over UDP) and cannot be forged by guessing its id.
 
@@ -17,26 +17,26 @@ use tokio::net::TcpStream;
 use super::answer::{Answer, MAX_FOUND, Resolve};
 use message::{MessageError, Service, question, records};
 
-/// Longest wait for one nameserver; there are at most three.
+/// Maximum wait for one nameserver; there are at most three.
 const SERVER_TIMEOUT: Duration = Duration::from_millis(1500);
-/// The limit of the system's resolver.
+/// Maximum number of nameservers, as in the system's resolver.
 const MAX_SERVERS: usize = 3;
 const DNS_PORT: u16 = 53;
-/// Hosts resolved at a time.
+/// Number of hosts resolved concurrently.
 const LOOKUPS: usize = 16;
-/// Longest `/etc/resolv.conf` that is read.
+/// Maximum number of bytes read from `/etc/resolv.conf`.
 const CONFIG_BYTES: u64 = 64 << 10;
 
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum SrvError {
-    /// No nameserver.
-    #[error("cannot read the nameservers of /etc/resolv.conf: {0}")]
+    /// Reading the list of nameservers failed.
+    #[error("cannot read the nameservers in /etc/resolv.conf: {0}")]
     Servers(io::Error),
-    /// None of its lines is a usable address.
-    #[error("/etc/resolv.conf has no nameserver with an address that can be used")]
+    /// None of the nameservers has a usable address.
+    #[error("/etc/resolv.conf has no nameserver with a usable address")]
     NoServers,
-    /// It could not be reached, or the connection broke.
+    /// The nameserver could not be reached, or the connection broke.
     #[error("nameserver {server} (TCP): {source}")]
     Server {
         /// The nameserver.
@@ -44,7 +44,7 @@ pub(super) enum SrvError {
         /// The operating system's reason.
         source: io::Error,
     },
-    /// Its answer is unusable.
+    /// The nameserver's answer is unusable.
     #[error("nameserver {server}: {source}")]
     Message {
         /// The nameserver.
@@ -52,17 +52,17 @@ pub(super) enum SrvError {
         /// The problem.
         source: MessageError,
     },
-    /// No target has an address.
+    /// None of the targets has an address.
     #[error("target {target}: {source}")]
     Target {
-        /// The first such target.
+        /// The first target without an address.
         target: String,
         /// The resolver's reason.
         source: io::Error,
     },
 }
 
-/// The instances of a service with the lowest priority number, as SRV records define. Weights are ignored, because
+/// Returns the service instances with the lowest priority number, as SRV records require. Weights are ignored, because
 /// requests are balanced by load.
 pub(super) async fn query(resolver: &dyn Resolve, name: &str) -> Result<Answer, SrvError> {
     let mut services = services(resolver, name).await?;
@@ -71,13 +71,13 @@ pub(super) async fn query(resolver: &dyn Resolve, name: &str) -> Result<Answer, 
     services.retain(|service| Some(service.priority) == first);
     let spare = all - services.len();
     let note =
-        first.filter(|_| spare > 0).map(|first| format!("{spare} records of priorities after {first} are not used"));
+        first.filter(|_| spare > 0).map(|first| format!("{spare} records with priorities after {first} are not used"));
     let targets: BTreeSet<(String, u16)> = services.into_iter().map(|service| (service.target, service.port)).collect();
     let answer = addresses(resolver, targets).await?;
     Ok(Answer { note, ..answer })
 }
 
-/// Asks the nameservers in turn until one knows the name.
+/// Queries the nameservers in turn until one can resolve the name.
 async fn services(resolver: &dyn Resolve, name: &str) -> Result<Vec<Service>, SrvError> {
     let servers = resolver.nameservers().map_err(SrvError::Servers)?;
     let mut last = SrvError::NoServers;
@@ -101,7 +101,7 @@ async fn exchange(server: SocketAddr, name: &str) -> Result<Vec<Service>, SrvErr
     records(&message, id, name).map_err(unreadable)
 }
 
-/// Exchanges a message and its answer, each with a length prefix. The answer has at most 65,535 bytes.
+/// Sends a message and receives its answer, each with a length prefix. The answer has at most 65,535 bytes.
 async fn send(server: SocketAddr, message: &[u8]) -> io::Result<Vec<u8>> {
     let mut stream = TcpStream::connect(server).await?;
     let length = u16::try_from(message.len()).map_err(io::Error::other)?;
@@ -111,7 +111,7 @@ async fn send(server: SocketAddr, message: &[u8]) -> io::Result<Vec<u8>> {
     Ok(answer)
 }
 
-/// The addresses of all targets. If the resolver does not know a target, the others are used and it is reported.
+/// Looks up all targets' addresses. Targets that do not resolve are reported, and the others are used.
 async fn addresses(resolver: &dyn Resolve, targets: BTreeSet<(String, u16)>) -> Result<Answer, SrvError> {
     let too_many = targets.len().saturating_sub(MAX_FOUND);
     let lookup = |(target, port): (String, u16)| async move {
@@ -132,14 +132,14 @@ async fn addresses(resolver: &dyn Resolve, targets: BTreeSet<(String, u16)>) -> 
     }
     match first {
         Some(error) if answer.addresses.is_empty() => return Err(error),
-        Some(error) => answer.gaps = Some(format!("{missing} targets have no address, the first is {error}")),
-        None if too_many > 0 => answer.gaps = Some(format!("{too_many} more targets than {MAX_FOUND} are left out")),
+        Some(error) => answer.gaps = Some(format!("{missing} targets have no address; the first: {error}")),
+        None if too_many > 0 => answer.gaps = Some(format!("{too_many} targets beyond {MAX_FOUND} are left out")),
         None => {}
     }
     Ok(answer)
 }
 
-/// The nameservers of `/etc/resolv.conf`; if it lists none, this machine, as resolv.conf(5) says.
+/// Returns the nameservers in `/etc/resolv.conf`; if it lists none, this machine, as resolv.conf(5) specifies.
 pub(super) fn configured_nameservers() -> io::Result<Vec<SocketAddr>> {
     let mut text = String::new();
     io::Read::read_to_string(&mut io::Read::take(std::fs::File::open("/etc/resolv.conf")?, CONFIG_BYTES), &mut text)?;

@@ -297,7 +297,7 @@ fn a_call_that_does_not_fit_is_refused_before_its_launch() {
         "tiles",
     );
     refused(MatMul { rows: grouped(65), ..call }, "rows of the largest tile is 65");
-    refused(MatMul { rows: grouped(2), bias: Some(weights.buffer()), ..call }, "biases of grouped");
+    refused(MatMul { rows: grouped(2), bias: Some(weights.buffer()), ..call }, "number of biases with groups");
 }
 
 #[test]

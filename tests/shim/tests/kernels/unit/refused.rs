@@ -27,20 +27,20 @@ fn operands_beyond_the_memory_are_refused_before_any_launch() {
             assert!(matches!(error, UnitError::Operands { rank: 0, .. }), "{error}");
             assert!(error.to_string().contains(expected), "{error}");
         };
-        refused(end.part(17).map(drop), "17 elements of rows, more than the 16 that its memory holds");
+        refused(end.part(17).map(drop), "17 row elements exceed the 16 that fit in its memory");
         let (offsets, rows) = ([0, 2], vec![0.0; 24]);
         let split = RowSplit::contiguous(&offsets).unwrap();
         end.part(8).unwrap();
-        refused(end.reduce_scatter(8, split, None, on_device(&rows[..16])), "the part has 8 elements, expected 16");
+        refused(end.reduce_scatter(8, split, None, on_device(&rows[..16])), "the part: 8 elements, expected 16");
         end.part(16).unwrap();
-        refused(end.reduce_scatter(8, split, None, on_device(&rows[..8])), "out has 8 elements, expected 16");
+        refused(end.reduce_scatter(8, split, None, on_device(&rows[..8])), "out: 8 elements, expected 16");
         let offsets = [0, 3];
         let split = RowSplit::contiguous(&offsets).unwrap();
         let own = OwnRowsIn { rows: on_device(&rows), hidden: 8, labels: &[], width: 0, bound: 0 };
         let all = AllRowsIn { rows: on_device(&rows), labels: &mut [] };
-        refused(end.allgather(own, split, all), "24 elements of rows, more than the 16");
-        refused(end.dispatch(on_device(&rows[..8]), 8, &everywhere(2, 1)), "the rows has 8 elements, expected 16");
-        refused(end.dispatch(on_device(&rows), 8, &everywhere(3, 1)), "24 elements of rows, more than the 16");
+        refused(end.allgather(own, split, all), "24 row elements exceed the 16");
+        refused(end.dispatch(on_device(&rows[..8]), 8, &everywhere(2, 1)), "the rows: 8 elements, expected 16");
+        refused(end.dispatch(on_device(&rows), 8, &everywhere(3, 1)), "24 row elements exceed the 16");
     }
 }
 
@@ -56,7 +56,7 @@ fn a_rank_that_is_lost_inside_a_call_is_named() {
         if rank == 1 { dispatched.unwrap_err() } else { end.combine(&plan, on_device(&rows)).unwrap_err() }
     });
     assert!(matches!(&errors[1], UnitError::Operands { rank: 1, .. }), "{}", errors[1]);
-    let expected = "rank 1 was lost: rank 0 waited for rank 1 to begin call 1, and gave up at the time-out";
+    let expected = "rank 1 was lost: rank 0 timed out waiting for rank 1 to start call 1";
     assert_eq!(errors[0].to_string(), expected);
 }
 
