@@ -77,9 +77,9 @@ pub struct GroupSwitch {
     pub units: Option<UnitMix>,
 }
 
-/// Chooses N and P: returns every division of a unit into groups that runs, best first. With a trace, the units that
-/// answer soonest under the switch policy lead. Without one, the groups lead that a plan ranks first, which takes limits
-/// and priority classes into account.
+/// Chooses N and P: returns every division of a unit into groups that runs, best first. With a trace, divisions are
+/// ordered by mean request time under the switch policy. Without one, they are ordered as a plan ranks their groups, by
+/// limits and priority classes.
 ///
 /// # Errors
 /// [`NoSwitch::Policy`] or [`NoSwitch::Plan`] for invalid settings. Divisions that cannot run are left out.
