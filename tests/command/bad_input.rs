@@ -149,7 +149,7 @@ fn inputs_that_say_nothing() {
         folder.refused(
             &format!("evaluate --tables @{attention}.tables --trace @empty.trace"),
             2,
-            &["the trace holds no"],
+            &["the trace contains no"],
         );
     }
 }
