@@ -16,7 +16,7 @@ fn main() {
     println!("cargo::rustc-env=CLI_TARGET={target}");
 }
 
-/// The commit that was checked out. Development builds have none: they would be built again with every commit.
+/// The checked-out commit. Development builds omit it, as they would otherwise be rebuilt after every commit.
 fn commit() -> String {
     if let Ok(commit) = std::env::var("SEMMOE_COMMIT") {
         return commit;
@@ -24,7 +24,7 @@ fn commit() -> String {
     if std::env::var("PROFILE").as_deref() != Ok("release") {
         return "of a development build".to_owned();
     }
-    // Grows with every commit and checkout, in a worktree too.
+    // The reflog changes with every commit and checkout, in worktrees too.
     if let Some(log) = git(&["rev-parse", "--git-path", "logs/HEAD"]) {
         println!("cargo::rerun-if-changed={log}");
     }

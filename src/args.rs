@@ -1,4 +1,4 @@
-//! The command line: the only definition of every argument, its default and its help.
+//! The command-line interface: the single definition of all arguments, their defaults and their help.
 
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
@@ -46,7 +46,7 @@ static LONG_VERSION: LazyLock<String> = LazyLock::new(|| {
     let [features, target] = [env!("CLI_FEATURES"), env!("CLI_TARGET")];
     let kernels = match (cfg!(feature = "cuda"), semmoe_worker::gpu_kernels()) {
         (false, _) => String::new(),
-        (true, targets) if targets.is_empty() => "\nkernels:  none, NVRTC compiles them at the first start".to_owned(),
+        (true, targets) if targets.is_empty() => "\nkernels:  none, compiled by NVRTC on first start".to_owned(),
         (true, targets) => format!("\nkernels:  {}", targets.join(" ")),
     };
     format!("{version}\ncommit:   {commit}\nfeatures: {features}\ntarget:   {target}{kernels}")
@@ -54,7 +54,7 @@ static LONG_VERSION: LazyLock<String> = LazyLock::new(|| {
 
 const ABOUT_EXAMPLES: &str = "\
 Examples:
-  semmoe up                                    try it: a small model over four ranks on this machine
+  semmoe up                                    try it: a small model on four ranks of this machine
   semmoe serve --engine sglang --url http://127.0.0.1:30000
   semmoe load --url http://127.0.0.1:8080 --prompts prompts.jsonl --stream --concurrency 32 \\
       --duration 60s
@@ -81,18 +81,18 @@ fn log_level() -> impl TypedValueParser<Value = LevelFilter> {
     PossibleValuesParser::new(least_first).try_map(|level| level.parse::<LevelFilter>())
 }
 
-/// Parses an option whose values are names.
+/// Parses an option with a fixed set of named values.
 fn named<T: Clone + Send + Sync + 'static, const N: usize>(
     values: [(PossibleValue, T); N],
 ) -> impl TypedValueParser<Value = T> {
     let names = values.clone().map(|(name, _)| name);
     PossibleValuesParser::new(names).map(move |given| {
         let found = values.iter().find(|(name, _)| name.matches(&given, false));
-        found.expect("the parser lets no other name through").1.clone()
+        found.expect("the parser accepts only these names").1.clone()
     })
 }
 
-/// Parses a number in a range, which `expected` describes.
+/// Parses a number within `range`; `expected` is the error otherwise.
 fn number(range: RangeInclusive<f64>, expected: &'static str) -> impl Fn(&str) -> Result<f64, &'static str> + Clone {
     move |text| match text.parse::<f64>() {
         Ok(number) if range.contains(&number) => Ok(number),
@@ -100,16 +100,16 @@ fn number(range: RangeInclusive<f64>, expected: &'static str) -> impl Fn(&str) -
     }
 }
 
-/// Parses a positive time such as `90s` or `5m`; a plain number is in seconds.
+/// Parses a positive duration such as `90s` or `5m`; a plain number means seconds.
 fn seconds(text: &str) -> Result<Duration, &'static str> {
     let time = match text.parse::<f64>() {
         Ok(seconds) => Duration::try_from_secs_f64(seconds).ok(),
         Err(_) => humantime::parse_duration(text).ok(),
     };
-    time.filter(|time| !time.is_zero()).ok_or("expected a time above 0, such as 90s or 5m, or a number of seconds")
+    time.filter(|time| !time.is_zero()).ok_or("expected a positive duration such as 90s or 5m, or a number of seconds")
 }
 
-/// How attention is parallelized in the deployment, which decides what is routed.
+/// Parses how a deployment parallelizes attention, which determines whether requests or tokens are routed.
 fn attention() -> impl TypedValueParser<Value = Attention> {
     named([
         (PossibleValue::new("dp").help("Data parallel: requests are routed"), Attention::Dp),
@@ -147,10 +147,10 @@ pub(crate) enum Command {
     /// Inspect tables, export them to engines, or rewrite a checkpoint for them.
     #[command(subcommand)]
     Tables(TablesCommand),
-    /// Try a model's chat template before its model is served.
+    /// Test a model's chat template before serving the model.
     #[command(subcommand)]
     Template(TemplateCommand),
-    /// Choose how to run a model on a cluster, based on models of time and memory.
+    /// Choose how to run a model on a cluster, based on time and memory models.
     #[command(long_about = plan::PLAN_ABOUT, after_long_help = plan::PLAN_EXAMPLES)]
     Plan(PlanCommand),
     /// Send load to a gateway or an engine and measure the responses.
@@ -165,7 +165,7 @@ pub(crate) enum Command {
     /// Write the manual pages, one per subcommand.
     #[command(after_long_help = MAN_EXAMPLES)]
     Man {
-        /// The directory to write to, such as one called man1.
+        /// The directory to write to, usually named man1.
         #[arg(value_name = "DIR")]
         folder: PathBuf,
     },
@@ -187,7 +187,7 @@ Examples:
   semmoe profile show run.trace.safetensors --html page.html --tables m.tables.safetensors \\
       --tokenizer DIR";
 
-/// How results are printed, for every subcommand that has one.
+/// Output options, shared by all subcommands that print a result.
 #[derive(Debug, Clone, Copy, Args)]
 pub(crate) struct OutputArgs {
     /// Print the result as one JSON document.
@@ -203,14 +203,14 @@ pub(crate) enum ProfileCommand {
     /// Import routing recorded by other tools: SGLang's recorder, EPLB counts, NumPy arrays.
     #[command(long_about = IMPORT_ABOUT)]
     Import(ImportArgs),
-    /// Count traces into a profile.
+    /// Build a profile from traces.
     #[command(long_about = build::BUILD_ABOUT)]
     Build(BuildArgs),
     /// Merge profiles of one model and phase.
     #[command(long_about = build::MERGE_ABOUT)]
     Merge(MergeArgs),
-    /// Describe a trace or a profile: the paper's Table 1 for every layer, loads, evidence; --html writes a page with
-    /// charts.
+    /// Describe a trace or a profile: the paper's Table 1 for every layer, loads and token coverage; --html writes a
+    /// page with charts.
     #[command(after_long_help = SHOW_PROFILE_EXAMPLES)]
     Show(ShowArgs),
 }

@@ -1,8 +1,8 @@
-//! Environment variables that override keys of the gateway's configuration, as containers set them.
+//! Environment variables that override keys of the gateway's configuration, for use in containers.
 //!
-//! `SEMMOE_SERVER__LISTEN=0.0.0.0:8080` is `listen` of `[server]`: two underscores between sections and key, a number
-//! for an index in a list (`SEMMOE_MODELS__0__POLICY`). An unknown variable with this prefix is an error, so that a
-//! misspelt one is never ignored.
+//! `SEMMOE_SERVER__LISTEN=0.0.0.0:8080` sets `listen` in `[server]`: two underscores separate sections and key, and a
+//! number is a list index (`SEMMOE_MODELS__0__POLICY`). An unknown variable with this prefix is an error, so typos are
+//! never ignored.
 
 use std::ffi::OsString;
 
@@ -11,14 +11,14 @@ use semmoe_gateway::Override;
 use crate::error::CliError;
 
 const PREFIX: &str = "SEMMOE_";
-/// Variables, or prefixes of variables, that other parts of the project read.
+/// Variables, or variable prefixes, that other parts of the project read.
 const OTHERS: [&str; 11] =
     ["ASSETS", "ADMIN_TOKEN", "RANK_SECRET", "COMMIT", "SGLANG", "KERNEL", "NVCC", "NVRTC", "SHIM", "PYTHON", "TEST"];
 
-/// The overrides among these variables, by name.
+/// Collects the overrides among these variables, sorted by name.
 ///
 /// # Errors
-/// A variable with the prefix that is not a key, or whose value is not UTF-8.
+/// If a variable with the prefix matches no key, or its value is not UTF-8.
 pub(crate) fn overrides(variables: impl Iterator<Item = (OsString, OsString)>) -> Result<Vec<Override>, CliError> {
     let mut found = Vec::new();
     for (name, value) in variables {
@@ -31,7 +31,7 @@ pub(crate) fn overrides(variables: impl Iterator<Item = (OsString, OsString)>) -
             found.push(Override { origin, path, value });
         } else if !is_of_others(key) && !is_of_kubernetes(key) {
             return Err(CliError::input(format!(
-                "{origin} is unknown; `listen` of [server] would be SEMMOE_SERVER__LISTEN, with two underscores"
+                "{origin} is unknown; for example, `listen` in [server] is SEMMOE_SERVER__LISTEN, with two underscores"
             )));
         }
     }
@@ -43,7 +43,7 @@ fn is_of_others(key: &str) -> bool {
     OTHERS.iter().any(|other| key == *other || key.strip_prefix(other).is_some_and(|rest| rest.starts_with('_')))
 }
 
-/// Kubernetes sets the addresses of services in every pod: `SEMMOE_PORT` or `SEMMOE_SERVICE_HOST` if one is called
+/// Kubernetes sets service addresses in every pod, such as `SEMMOE_PORT` or `SEMMOE_SERVICE_HOST` for a service called
 /// semmoe.
 fn is_of_kubernetes(key: &str) -> bool {
     let is_port = |part: &str| part == "PORT" || part.starts_with("PORT_") || part.ends_with("_PORT");

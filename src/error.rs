@@ -1,4 +1,4 @@
-//! The message that the command prints on failure, and its exit code.
+//! The error message that the command prints, and its exit code.
 
 use std::fmt;
 use std::path::Path;
@@ -17,27 +17,27 @@ impl CliError {
         Self { message: cause.to_string(), code }
     }
 
-    /// Wrong arguments or input: exit code 2.
+    /// Invalid arguments or input: exit code 2.
     pub(crate) fn input(cause: impl fmt::Display) -> Self {
         Self::with_code(2, cause)
     }
 
-    /// Anything else: exit code 1.
+    /// Any other failure: exit code 1.
     pub(crate) fn failed(cause: impl fmt::Display) -> Self {
         Self::with_code(1, cause)
     }
 
-    /// A file that cannot be written.
+    /// Reports a file that cannot be written.
     pub(crate) fn cannot_write(path: &Path, error: impl fmt::Display) -> Self {
         Self::failed(format!("cannot write {}: {error}", path.display()))
     }
 
-    /// The user must fix invalid input; everything else is the engine's or the machine's fault.
+    /// Reports invalid input, which the user must fix, or a failure of an engine or the machine.
     pub(crate) fn by_side(is_input: bool, cause: impl fmt::Display) -> Self {
         if is_input { Self::input(cause) } else { Self::failed(cause) }
     }
 
-    /// Stopped by the user before the work was done: exit code 130, as in shells.
+    /// Stopped by the user before completion: exit code 130, as in shells.
     pub(crate) fn interrupted() -> Self {
         Self::with_code(130, "interrupted")
     }

@@ -1,19 +1,19 @@
-//! Remedies for failures that newcomers meet first: one line each, found by the text of the failure.
+//! One-line hints for common beginner failures, looked up by the failure's text.
 //!
-//! Libraries report what is wrong; only the command line knows which option or command fixes it.
-//! `tests/command/mistakes.rs` provokes each of these failures.
+//! Libraries report the problem; only the command line knows which option or command fixes it.
+//! `tests/command/mistakes.rs` triggers each of these failures.
 
-/// A part of a failure's text, and the remedy.
+/// Part of a failure's text, and the hint to print.
 const HINTS: [(&str, &str); 10] = [
     (
         "\"code\":\"route_not_found\"",
         "this is semmoe's gateway: `profile record` needs the URL of the engine behind it, `load` the address that `serve` \
          prints as ready",
     ),
-    ("Address already in use", "another process listens there, so choose another address or stop that process"),
+    ("Address already in use", "another process uses this address: choose another address or stop that process"),
     (
         "stream did not contain valid UTF-8",
-        "it is not text; expected a TOML file like the one that `serve --print-config` prints",
+        "the file is not text; expected a TOML file like the one that `serve --print-config` prints",
     ),
     ("expected \"semmoe.tables\"", "`semmoe solve` writes tables"),
     ("expected \"semmoe.profile\"", "`semmoe profile build` makes profiles from traces; pass a trace with --trace"),
@@ -22,12 +22,12 @@ const HINTS: [(&str, &str); 10] = [
         "not 64 hexadecimal digits",
         "`printf %s TOKEN | sha256sum` prints the digest of a token, `semmoe keys hash` that of a key",
     ),
-    ("the objective `ranks` needs a trace", "give it with --trace"),
+    ("the objective `ranks` needs a trace", "pass one with --trace"),
     ("or padding or redundant slots", "`semmoe solve` takes --pad and --redundant"),
-    ("the model directory", "models are not downloaded: --model takes the folder of a checkpoint"),
+    ("the model directory", "models are not downloaded: pass a checkpoint directory to --model"),
 ];
 
-/// The remedy for a failure, if known.
+/// Returns the hint for a failure, if any.
 pub(crate) fn hint(failure: &str) -> Option<&'static str> {
     HINTS.iter().find(|(part, _)| failure.contains(part)).map(|(_, hint)| *hint)
 }

@@ -12,7 +12,7 @@ pub(crate) struct LogChoice {
 }
 
 impl LogChoice {
-    /// Starts logging on standard error; the command line takes precedence over these arguments.
+    /// Starts logging to standard error; command-line options take precedence over these arguments.
     pub(crate) fn start(self, level: LevelFilter, json: bool) {
         let json = json || self.json;
         let colours = !json && std::io::stderr().is_terminal();
@@ -31,12 +31,12 @@ impl LogChoice {
 /// nor control a terminal. Control characters become `\u000a`, which is valid in JSON strings, too.
 struct EscapedLines {
     to: Stderr,
-    /// The logger's own escape sequences for colours; it escapes those in texts.
+    /// Lets the logger's own colour escape sequences through; the logger escapes those inside texts.
     colours: bool,
 }
 
 impl Write for EscapedLines {
-    /// `event` is a complete event with its line end.
+    /// `event` is a complete event, including the line break.
     fn write(&mut self, event: &[u8]) -> Result<usize> {
         self.to.write_all(escaped(event, self.colours).as_bytes())?;
         Ok(event.len())
@@ -51,7 +51,7 @@ fn escaped(event: &[u8], colours: bool) -> String {
     let text = String::from_utf8_lossy(event);
     let mut line = String::with_capacity(text.len());
     for character in text.strip_suffix('\n').unwrap_or(&text).chars() {
-        // Some readers treat the last two as line ends.
+        // Some readers treat the last two as line breaks.
         let breaks = character.is_control() || matches!(character, '\u{2028}' | '\u{2029}');
         if breaks && !(colours && character == '\u{1b}') {
             line.push_str(&format!("\\u{:04x}", u32::from(character)));

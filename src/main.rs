@@ -1,4 +1,5 @@
-//! The `semmoe` command: reads arguments and environment, calls the crates, prints, and chooses the exit code.
+//! The `semmoe` command: reads arguments and environment, calls the library crates, prints results, and sets the exit
+//! code.
 
 #[cfg(all(feature = "jemalloc", target_os = "linux"))]
 mod allocator;
@@ -37,7 +38,7 @@ fn main() -> ExitCode {
 }
 
 fn run(command: Command, log: LogChoice) -> Result<(), CliError> {
-    // `serve` starts its log after reading the configuration.
+    // `serve` starts logging after reading its configuration.
     if !matches!(command, Command::Serve(_)) {
         log.start(LevelFilter::WARN, false);
     }

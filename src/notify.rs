@@ -1,11 +1,11 @@
-//! The protocol of systemd's `Type=notify`: one datagram to the socket named by the supervisor.
+//! systemd's `Type=notify` protocol: one datagram to the socket named by the supervisor.
 
 #[cfg(target_os = "linux")]
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::path::Path;
 
-/// The states that a service reports.
+/// The states that a service can report.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Notice {
     /// The service accepts requests.
@@ -14,8 +14,7 @@ pub(crate) enum Notice {
     Stopping,
 }
 
-/// Reports to the supervisor, if there is one (`NOTIFY_SOCKET`). If it cannot be reached, that is logged and serving
-/// continues.
+/// Notifies the supervisor, if any (`NOTIFY_SOCKET`). If it cannot be reached, logs a warning and keeps serving.
 pub(crate) fn notify(notice: Notice) {
     let Some(socket) = std::env::var_os("NOTIFY_SOCKET").filter(|socket| !socket.is_empty()) else { return };
     let message: &[u8] = match notice {
@@ -25,11 +24,11 @@ pub(crate) fn notify(notice: Notice) {
     let sent =
         address(socket.as_encoded_bytes()).and_then(|address| UnixDatagram::unbound()?.send_to_addr(message, &address));
     if let Err(error) = sent {
-        tracing::warn!(?socket, %error, "the supervisor was not notified");
+        tracing::warn!(?socket, %error, "cannot notify the supervisor");
     }
 }
 
-/// A path, or with a leading `@` a name in Linux's abstract namespace.
+/// Parses a path or, with a leading `@`, a name in Linux's abstract namespace.
 fn address(socket: &[u8]) -> std::io::Result<SocketAddr> {
     use std::os::unix::ffi::OsStrExt;
     match socket {

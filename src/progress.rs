@@ -6,13 +6,13 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-/// Total, steps and remarks of an operation.
+/// The progress interface that libraries report to.
 pub(crate) use semmoe_profiler::Progress as Steps;
 
-/// Interval of plain lines where there is no terminal.
+/// Interval between plain lines if there is no terminal.
 const PLAIN_INTERVAL: Duration = Duration::from_secs(5);
 
-/// One long operation, which ends when this is dropped.
+/// Progress display of one long operation, removed on drop.
 #[derive(Debug)]
 pub(crate) struct Progress {
     title: &'static str,
@@ -36,7 +36,7 @@ struct Lines {
 }
 
 impl Progress {
-    /// Starts an operation; `total` is in any unit, 0 while unknown.
+    /// Starts an operation; `total` is in any unit, or 0 while unknown.
     pub(crate) fn start(title: &'static str, total: u64) -> Self {
         let began = Instant::now();
         let sink = if std::io::stderr().is_terminal() {
@@ -71,7 +71,7 @@ impl Progress {
         }
     }
 
-    /// Ends the operation; `summary` stays on the screen.
+    /// Ends the operation and leaves `summary` on the screen.
     pub(crate) fn finish(self, summary: &str) {
         let line = format!("{}: {summary} ({:.1} s)", self.title, self.began.elapsed().as_secs_f64());
         // Clears the bar.
@@ -95,7 +95,7 @@ impl Steps for Progress {
         self.update(|bar| bar.inc(by), |done| *done += by);
     }
 
-    /// Shows a short remark next to the bar, or in the next plain line.
+    /// Shows a short message next to the bar, or in the next plain line.
     fn message(&self, text: &str) {
         match &self.sink {
             Sink::Bar(bar) => bar.set_message(text.to_owned()),
@@ -118,7 +118,7 @@ fn style(total: u64) -> ProgressStyle {
     } else {
         "{prefix:>24} [{bar:32}] {pos}/{len} {per_sec} eta {eta} {msg}"
     };
-    // The template is constant; if it were invalid, the default bar would do.
+    // The template is a valid constant; the fallback is never reached.
     ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar()).progress_chars("=> ")
 }
 
@@ -126,7 +126,7 @@ fn lock(lines: &Mutex<Lines>) -> std::sync::MutexGuard<'_, Lines> {
     lines.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
-/// Prints one line on standard error; ignores a closed standard error.
+/// Prints one line to standard error and ignores write errors.
 pub(crate) fn say(line: &str) {
     use std::io::Write;
     let _ = writeln!(std::io::stderr(), "{line}");

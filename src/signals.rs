@@ -1,4 +1,4 @@
-//! Ctrl-C and SIGTERM, and the Tokio runtime of a command.
+//! Signal handling (Ctrl-C, SIGTERM, SIGHUP), and the Tokio runtime for commands.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -26,12 +26,12 @@ pub(crate) enum Stop {
     Terminate,
 }
 
-/// Receives every SIGINT and SIGTERM from now on. `None`: without handlers the default action ends the process, as
-/// requested.
+/// Receives every SIGINT and SIGTERM from its creation on. `None` if no handlers could be installed: the default action
+/// then ends the process.
 pub(crate) struct Stops(Option<(Signal, Signal)>);
 
 impl Stops {
-    /// Must be called in a runtime.
+    /// Must be called inside a Tokio runtime.
     pub(crate) fn listen() -> Self {
         Self(both().ok())
     }
@@ -45,9 +45,9 @@ impl Stops {
         }
     }
 
-    /// Runs `work` until it ends or the user asks to stop; then `work` is dropped, which cancels it. A command with
-    /// several parts runs all of them with the same `Stops`: a signal between two parts would be lost to a new one, as
-    /// the first handler replaces the default action permanently.
+    /// Runs `work` to completion, or cancels it by dropping it once the user requests a stop. A command with several
+    /// parts must share one `Stops`: the first handler replaces the default action permanently, so a new `Stops` would
+    /// miss a signal that arrived between two parts.
     pub(crate) async fn until_stopped<T>(
         &mut self,
         work: impl Future<Output = Result<T, CliError>>,
@@ -68,16 +68,16 @@ pub(crate) async fn stop_requested() {
     Stops::listen().next().await;
 }
 
-/// Receives SIGHUP, the request to reload the configuration.
+/// Receives SIGHUP, which requests a configuration reload.
 pub(crate) struct Hangups(Option<Signal>);
 
 impl Hangups {
-    /// Keeps the signal from ending the process from now on. Must be called in a runtime.
+    /// Installs the handler; SIGHUP no longer ends the process. Must be called inside a Tokio runtime.
     pub(crate) fn listen() -> Self {
         Self(signal(SignalKind::hangup()).ok())
     }
 
-    /// Resolves at the next signal; several since the last call count as one.
+    /// Resolves at the next signal; signals that arrive between two calls are merged.
     pub(crate) async fn next(&mut self) {
         let received = match &mut self.0 {
             Some(signal) => signal.recv().await,
@@ -89,19 +89,19 @@ impl Hangups {
     }
 }
 
-/// Becomes true at the first SIGINT or SIGTERM, for work that can end early with a result; a second one ends the
-/// process.
+/// Returns a flag that the first SIGINT or SIGTERM sets, for work that can stop early with a result; a second signal
+/// ends the process.
 pub(crate) fn stop_flag() -> Result<Arc<AtomicBool>, CliError> {
     let flag = Arc::new(AtomicBool::new(false));
     let raised = Arc::clone(&flag);
     let cannot = |error: std::io::Error| CliError::failed(format!("cannot watch for Ctrl-C: {error}"));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(cannot)?;
-    // Registered before this returns, so that no signal is missed.
+    // Handlers are registered before this function returns, so no signal is missed.
     let mut stops = {
         let _entered = runtime.enter();
         Stops(Some(both().map_err(cannot)?))
     };
-    // Ends with the process.
+    // This thread runs until the process exits.
     std::thread::spawn(move || {
         runtime.block_on(async move {
             for _ in 0..2 {

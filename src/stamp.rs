@@ -1,8 +1,9 @@
-//! The time stamp of written files: the only place where the clock affects content.
+//! The timestamp in output files: the only place where the clock affects their content.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// The current time in RFC 3339, in full seconds, UTC; `SOURCE_DATE_EPOCH` replaces the clock for reproducible files.
+/// Returns the current UTC time in RFC 3339 format, in whole seconds. `SOURCE_DATE_EPOCH` overrides the clock for
+/// reproducible files.
 pub(crate) fn created() -> String {
     let fixed =
         std::env::var("SOURCE_DATE_EPOCH").ok().and_then(|seconds| seconds.parse().ok()).map(Duration::from_secs);

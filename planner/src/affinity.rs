@@ -1,11 +1,12 @@
-//! The gain from placing tokens and experts together: a deployment's regime, and the gain with its range.
+//! The gain from co-locating tokens with their experts: a deployment's regime, and the expected gain with its range.
 //!
 //! Affinity keeps more of a token's experts on its own rank. If a token's row is sent once to each rank that hosts some
-//! of its experts, as semmoe's worker and DeepEP do, bytes follow the remote ranks per token; if only the local
-//! activation rate (LAR) is known, they are assumed to follow `1 - LAR`. Latencies stay. This helps where the step
-//! waits for those bytes. With two micro-batches a step takes about max(computation, communication), and bytes hidden
-//! behind computation gain nothing. If decoding is bound by reading experts, the number of distinct experts in a step
-//! counts, which a placement does not change: every rank sees the tokens of the whole unit.
+//! of its experts, as in semmoe's worker and DeepEP, bytes are proportional to the remote ranks per token. If only the
+//! local activation rate (LAR) is known, they are assumed to be proportional to `1 - LAR`. Latencies do not change.
+//! Affinity helps if the step waits for those bytes. With two micro-batches a step takes about max(computation,
+//! communication), so saving bytes that are hidden behind computation gains nothing. If decoding is bound by reading
+//! experts, the number of distinct experts per step matters, which a placement does not change: every rank sees the
+//! tokens of the whole unit.
 
 use std::fmt;
 
@@ -15,30 +16,30 @@ use crate::PlanError;
 use crate::error::{not_negative, positive};
 use crate::step::{Constants, Part, Target, Work, step};
 
-/// Gains below this share of a step do not justify adopting anything.
+/// Minimum throughput gain that justifies adopting affinity.
 pub(crate) const WORTH: f64 = 0.01;
-/// Uncalibrated communication may take half or twice the predicted time.
+/// Without calibration, communication may take half or twice the predicted time.
 pub const UNCALIBRATED_FACTOR: f64 = 2.0;
 
-/// One step of a deployment, measured or predicted. Times in seconds.
+/// A measured or predicted step of a deployment. Times are in seconds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct StepProfile {
-    /// Everything except communication between the ranks of the experts.
+    /// Time of everything except communication between expert ranks.
     pub compute: f64,
-    /// The part of that communication that grows with the bytes.
+    /// Communication time between expert ranks that is proportional to the bytes.
     pub bytes: f64,
-    /// The part that does not: latencies.
+    /// Communication time that is independent of the bytes: latencies.
     pub latency: f64,
-    /// The part of `compute` that reads routed experts.
+    /// The part of `compute` spent on reading routed experts.
     pub experts: f64,
     /// Whether two micro-batches hide communication behind computation.
     pub overlap: bool,
 }
 
-/// Amounts sent from a rank to remote experts, now and with affinity, in a common unit.
+/// Traffic from a rank to remote experts, before and with affinity, in any common unit.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Remote {
-    /// Now, above 0.
+    /// Current traffic, above 0.
     pub before: f64,
     /// With affinity.
     pub after: f64,
@@ -47,10 +48,10 @@ pub struct Remote {
 }
 
 impl Remote {
-    /// From local activation rates and the error of the one with affinity, as shares of activations.
+    /// Computes the traffic from local activation rates, given the absolute error of the rate with affinity.
     ///
     /// # Errors
-    /// [`PlanError::Value`] for a rate outside 0 to 1, or of 1 now, which leaves nothing to gain.
+    /// [`PlanError::Value`] if a rate is outside 0 to 1, or the current rate is 1, which leaves nothing to gain.
     pub fn of_rates(before: f64, after: f64, error: f64) -> Result<Self, PlanError> {
         not_negative("the local rate before", before)?;
         not_negative("the local rate after", after)?;
@@ -76,21 +77,21 @@ pub enum Regime {
     CommunicationSmall,
 }
 
-/// The result. Gains are throughput after over before, less 1.
+/// The gain from affinity. Gains are relative increases in throughput.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Gain {
     /// The bottleneck of the step.
     pub regime: Regime,
-    /// Share of the step that waits for communication between the ranks of the experts.
+    /// Fraction of the step spent waiting for communication between expert ranks.
     pub exposed_share: f64,
-    /// Minimum, expected and maximum.
+    /// Minimum, expected and maximum gain.
     pub range: [f64; 3],
-    /// Bytes between ranks after over before.
+    /// Ratio of bytes between ranks with affinity to bytes before.
     pub bytes_ratio: f64,
 }
 
 impl StepProfile {
-    /// A predicted step.
+    /// Predicts the profile of a step.
     pub fn predicted(target: &Target<'_>, work: &Work, overlap: bool) -> Self {
         let constants = Constants { overlap_share: 0.0, ..*target.constants };
         let terms = step(&Target { constants: &constants, ..*target }, work);
@@ -105,13 +106,14 @@ impl StepProfile {
         }
     }
 
-    /// Seconds of the step if communication takes `bytes` and `latency`.
+    /// Returns the step's seconds if communication takes `bytes` and `latency` seconds.
     fn seconds(&self, bytes: f64, latency: f64) -> f64 {
         if self.overlap { self.compute.max(bytes + latency) } else { self.compute + bytes + latency }
     }
 }
 
-/// The regime and the gain. Communication may take `factor` (at least 1) times more or less than the profile says.
+/// Determines the regime and the gain. Communication times in the profile may be off by `factor` (at least 1) in either
+/// direction.
 ///
 /// # Errors
 /// [`PlanError::Value`] for invalid times or amounts.
@@ -119,12 +121,12 @@ pub fn gain(profile: &StepProfile, remote: &Remote, factor: f64) -> Result<Gain,
     positive("the seconds of computation", profile.compute)?;
     positive("the remote rows before", remote.before)?;
     for (what, value) in [
-        ("the seconds of communication that grow with bytes", profile.bytes),
+        ("the seconds of communication proportional to bytes", profile.bytes),
         ("the seconds of latency", profile.latency),
-        ("the seconds of reading experts", profile.experts),
+        ("the seconds spent reading experts", profile.experts),
         ("the remote rows after", remote.after),
         ("the error of the local rate", remote.error),
-        ("the factor of uncertainty less 1", factor - 1.0),
+        ("the uncertainty factor minus 1", factor - 1.0),
     ] {
         not_negative(what, value)?;
     }
@@ -170,15 +172,15 @@ impl fmt::Display for Gain {
         let regime = match self.regime {
             Regime::CommunicationExposed => "communication is exposed",
             Regime::CommunicationHidden => "communication is hidden behind computation",
-            Regime::ExpertsRead => "the step is bound by reading distinct experts, which a placement does not change",
-            Regime::CommunicationSmall => "communication is small",
+            Regime::ExpertsRead => "the step is bound by reading distinct experts, which placement cannot change",
+            Regime::CommunicationSmall => "communication is negligible",
         };
         let [least, expected, most] = self.range.map(|gain| gain * 100.0);
         write!(f, "{regime} ({:.1}% of the step waits for it); ", self.exposed_share * 100.0)?;
         if self.pays() {
             write!(f, "affinity should bring {expected:+.1}% throughput ({least:+.1}% to {most:+.1}%)")
         } else {
-            write!(f, "affinity does not pay here: {expected:+.1}% throughput ({least:+.1}% to {most:+.1}%)")
+            write!(f, "affinity does not pay off here: {expected:+.1}% throughput ({least:+.1}% to {most:+.1}%)")
         }
     }
 }
@@ -209,7 +211,7 @@ mod tests {
     fn hidden_communication_and_read_experts_do_not_pay() {
         let hidden = gain(&StepProfile { overlap: true, ..EXPOSED }, &REMOTE, 1.0).unwrap();
         assert_eq!((hidden.regime, hidden.range[1], hidden.pays()), (Regime::CommunicationHidden, 0.0, false));
-        assert!(hidden.to_string().contains("affinity does not pay here"), "{hidden}");
+        assert!(hidden.to_string().contains("affinity does not pay off here"), "{hidden}");
         let read = StepProfile { experts: 0.05, bytes: 0.0005, latency: 0.001, ..EXPOSED };
         let read = gain(&read, &REMOTE, 1.0).unwrap();
         assert_eq!((read.regime, read.pays()), (Regime::ExpertsRead, false));

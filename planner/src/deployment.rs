@@ -1,4 +1,4 @@
-//! A measured step of a running deployment: where its time goes, and the traffic of a rank.
+//! Measured steps of a running deployment: the breakdown of their time, and a rank's traffic.
 
 use serde::Serialize;
 
@@ -21,36 +21,36 @@ const KEYS: &[&str] = &[
 ];
 const LINK_KEYS: &[&str] = &["mbit_per_second", "share"];
 
-/// The known facts about a deployment's steps.
+/// A deployment's steps and current routing rates, as far as they are known.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Deployment {
     /// Name for tables.
     pub name: String,
-    /// The step, once for each link rate.
+    /// The step at each link rate.
     pub steps: Vec<NamedStep>,
-    /// Share of activations that are local now.
+    /// Current fraction of local activations.
     pub local_rate: Option<f64>,
-    /// Remote ranks that a token is sent to now, averaged over tokens and layers.
+    /// Current number of remote ranks that a token is sent to, averaged over tokens and layers.
     pub remote_ranks: Option<f64>,
 }
 
 /// A step at one link rate.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct NamedStep {
-    /// The rate, or "the measured step".
+    /// Name that states the link rate, or "the measured step".
     pub name: String,
-    /// Its times.
+    /// Times of the step.
     pub profile: StepProfile,
 }
 
-/// Sums over ranks since a unit's start, from its `/metrics`.
+/// Sums over all ranks since the unit started, from its `/metrics`.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct UnitCounts {
     /// Steps of all ranks.
     pub steps: f64,
-    /// Seconds of those steps.
+    /// Total seconds of those steps.
     pub step_seconds: f64,
-    /// Seconds that those steps spent in dispatch and combine, including the wait for slower ranks.
+    /// Total seconds that those steps spent in dispatch and combine, including waiting for slower ranks.
     pub exchange_seconds: f64,
     /// Activations on the token's own rank.
     pub local: f64,
@@ -59,24 +59,25 @@ pub struct UnitCounts {
 }
 
 impl Deployment {
-    /// Reads a description; `file` names it in errors. Either `communication_ms`, or bytes and links.
+    /// Reads a description; `file` names it in errors. It has either `communication_ms`, or bytes and links.
     ///
     /// ```toml
     /// name = "4 ranks, attention dp"
     /// compute_ms = 35.3             # a step without communication
-    /// local_rate = 0.25             # share of activations on the token's own rank, now
-    /// remote_ranks = 2.14           # ranks other than its own that a token goes to, now
+    /// local_rate = 0.25             # current fraction of activations on the token's own rank
+    /// remote_ranks = 2.14           # current number of remote ranks per token
     /// overlap = false               # whether two micro-batches hide communication
-    /// communication_ms = 18         # in dispatch and combine
-    /// latency_ms = 4                # what of it does not grow with the bytes
+    /// communication_ms = 18         # time in dispatch and combine
+    /// latency_ms = 4                # the part that does not grow with the bytes
     /// # or, for links of several rates:
     /// expert_mb = 3.96              # MB that a rank sends in a step to experts and back (1 MB = 10^6 bytes)
-    /// other_mb = 0                  # MB that it sends for anything else
-    /// links = [{ mbit_per_second = 1000, share = 0.95 }]    # share: of the rate that is reached
+    /// other_mb = 0                  # MB that it sends for other purposes
+    /// links = [{ mbit_per_second = 1000, share = 0.95 }]    # share: achieved fraction of the rate
     /// ```
     ///
     /// # Errors
-    /// [`PlanError::Syntax`] if it is not TOML, [`PlanError::Key`] about an unknown, missing or impossible value.
+    /// [`PlanError::Syntax`] if the text is not TOML, [`PlanError::Key`] if a key is unknown or missing, or a value is
+    /// impossible.
     pub fn from_toml(file: &str, text: &str) -> Result<Self, PlanError> {
         toml(file, text, KEYS, Self::read)
     }
@@ -84,7 +85,7 @@ impl Deployment {
     fn read(fields: &Fields<'_>) -> Result<Self, PlanError> {
         let local_rate = || {
             let rate = fields.not_negative("local_rate").ok().filter(|rate| *rate < 1.0);
-            rate.ok_or_else(|| fields.unexpected("local_rate", "a share from 0 to below 1"))
+            rate.ok_or_else(|| fields.unexpected("local_rate", "a fraction in [0, 1)"))
         };
         Ok(Self {
             name: fields.text("name")?.unwrap_or("the deployment").chars().take(64).collect(),
@@ -94,11 +95,12 @@ impl Deployment {
         })
     }
 
-    /// From a unit's counts: all of dispatch and combine is assumed to grow with the bytes.
+    /// Builds a deployment from a unit's counts, assuming that all dispatch and combine time is proportional to the
+    /// bytes.
     ///
     /// # Errors
-    /// [`PlanError::Value`] if it has run no steps yet or chosen no experts, or spent more time in collectives than in
-    /// steps.
+    /// [`PlanError::Value`] if the unit has run no steps or activated no experts, or spent more time in collectives
+    /// than in steps.
     pub fn of_counts(name: String, counts: &UnitCounts) -> Result<Self, PlanError> {
         let steps = positive("the steps of the unit", counts.steps)?;
         let activations = positive("the activations of the unit", counts.local + counts.remote)?;
@@ -128,7 +130,7 @@ fn steps(fields: &Fields<'_>) -> Result<Vec<NamedStep>, PlanError> {
         return Ok(vec![step("the measured step".to_owned(), communication - latency, latency)]);
     }
     if let Some(key) = ["communication_ms", "latency_ms"].into_iter().find(|key| fields.get(key).is_some()) {
-        return Err(fields.unexpected(key, "nothing beside `links`, from which it follows"));
+        return Err(fields.unexpected(key, "no value, as it follows from `links`"));
     }
     let moved = fields.positive("expert_mb")? * 8.0;
     let other = fields.get("other_mb").map_or(Ok(0.0), |_| fields.not_negative("other_mb"))? * 8.0;
@@ -181,9 +183,9 @@ mod tests {
     fn what_is_wrong_is_named_by_its_key() {
         let cases = [
             (LINKS, "compute_ms = 36", "compute_ms = nan", "`compute_ms` is null, NaN or infinite"),
-            (LINKS, "other_mb", "communication_ms", "`communication_ms` is 1, expected nothing beside `links`"),
+            (LINKS, "other_mb", "communication_ms", "`communication_ms` is 1, expected no value"),
             (LINKS, "expert_mb = 4\n", "", "`expert_mb` is missing"),
-            (LINKS, "0.25", "1.0", "`local_rate` is 1.0, expected a share"),
+            (LINKS, "0.25", "1.0", "`local_rate` is 1.0, expected a fraction"),
             (LINKS, "mbit_per_second = 1000", "gbit = 1", "`links[0].gbit` is an unknown key"),
             ("links = []\ncompute_ms = 1\nexpert_mb = 1\n", "", "", "`links` is []"),
             ("compute_ms = 1\n", "", "", "`communication_ms` is missing"),

@@ -1,14 +1,14 @@
-//! Errors of inputs and questions: one sentence that names the key or the quantity.
+//! Errors about inputs and planning questions. Every message is a single sentence that names the key or the quantity.
 
 use semmoe_tables::ConfigError;
 
-/// An error of the planner.
+/// The planner's error type.
 #[derive(Debug, thiserror::Error)]
 pub enum PlanError {
     /// An input that cannot be parsed.
     #[error("{file} is not valid {format}: {cause}")]
     Syntax {
-        /// The input, as the caller names it.
+        /// The caller's name for the input.
         file: String,
         /// JSON or TOML.
         format: &'static str,
@@ -22,11 +22,11 @@ pub enum PlanError {
     /// A key whose value is missing, of the wrong type or out of range, or an unknown key.
     #[error("{file}: `{key}` is {found}, expected {expected}")]
     Key {
-        /// The input, as the caller names it.
+        /// The caller's name for the input.
         file: String,
         /// The key with its path, such as `levels[1].bandwidth_gb_per_second`.
         key: String,
-        /// Its value, shortened.
+        /// The value found, truncated.
         found: String,
         /// The accepted values.
         expected: String,
@@ -34,32 +34,32 @@ pub enum PlanError {
     /// An argument of a formula outside its domain.
     #[error("{what} is {found}, expected {expected}")]
     Value {
-        /// The quantity, with its unit.
+        /// The quantity and its unit.
         what: &'static str,
         /// Its value.
         found: f64,
-        /// The domain.
+        /// The domain of the argument.
         expected: &'static str,
     },
-    /// More work arrives than can be served, so no mean waiting time exists.
-    #[error("the queue is unstable: {arriving} {unit} arrive, at most {served} are served (utilisation {:.3})", arriving / served)]
+    /// Work arrives faster than it can be served, so the mean waiting time is unbounded.
+    #[error("the queue is unstable: {arriving} {unit} arrive, but at most {served} can be served (utilisation {:.3})", arriving / served)]
     Unstable {
         /// Arrival rate, in `unit`.
         arriving: f64,
         /// Service rate, in `unit`.
         served: f64,
-        /// For example "tokens/s".
+        /// The unit of both rates, such as "tokens/s".
         unit: &'static str,
     },
 }
 
-/// A parser's message.
+/// A JSON or TOML parser's message.
 #[derive(Debug, thiserror::Error)]
 pub enum SyntaxError {
     /// Of JSON.
     #[error(transparent)]
     Json(#[from] serde_json::Error),
-    /// Of TOML, without the excerpt that its own message shows.
+    /// A TOML parser's message, without the source excerpt that it normally shows.
     #[error("{}", .0.message())]
     Toml(#[from] Box<toml::de::Error>),
 }
@@ -77,7 +77,7 @@ impl From<ConfigError> for PlanError {
 
 /// Returns `value` if it is finite and at least 0.
 pub(crate) fn not_negative(what: &'static str, value: f64) -> Result<f64, PlanError> {
-    within(what, value, value >= 0.0, "a finite number of at least 0")
+    within(what, value, value >= 0.0, "a finite non-negative number")
 }
 
 /// Returns `value` if it is finite and above 0.

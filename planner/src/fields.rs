@@ -1,6 +1,6 @@
-//! Access to the keys of a TOML file; an error names the key, the value found and the values expected.
+//! Typed access to the keys in a TOML file; errors name the key, the value found and the values expected.
 //!
-//! TOML has no null: a null in the tree is a NaN or an infinity, never an absent value.
+//! TOML has no null, so a null in the tree stands for NaN or infinity, never for an absent value.
 
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
@@ -8,19 +8,19 @@ use serde_json::{Map, Value};
 use crate::PlanError;
 use crate::error::SyntaxError;
 
-/// Bounds every dimension, so that a product of three of them fits into a `u64`.
+/// Limit on every dimension, so that a product of three dimensions fits in a `u64`.
 pub(crate) const MAX_DIMENSION: u64 = 1 << 20;
-/// Bounds every other number: bandwidths in TB/s, rates, seconds.
+/// Limit on all other numbers: bandwidths in TB/s, rates, seconds.
 const MAX_NUMBER: f64 = 1e12;
-/// Length limit of a value in a message.
+/// Maximum length of a value in a message.
 const MAX_SHOWN_CHARS: usize = 80;
 
-/// Parses JSON; `format` names the expected content.
+/// Parses JSON; `format` describes the expected content.
 pub(crate) fn json<T: DeserializeOwned>(file: &str, format: &'static str, text: &str) -> Result<T, PlanError> {
     parsed(file, format, serde_json::from_str(text))
 }
 
-/// Reads a TOML document with only these keys.
+/// Reads a TOML document that may only contain these keys.
 pub(crate) fn toml<R>(
     file: &str,
     text: &str,
@@ -35,7 +35,7 @@ fn parsed<T, E: Into<SyntaxError>>(file: &str, format: &'static str, result: Res
     result.map_err(|cause| PlanError::Syntax { file: file.to_owned(), format, cause: cause.into() })
 }
 
-/// An object of a file; `prefix` precedes its keys in messages.
+/// An object in a file; `prefix` precedes its keys in messages.
 #[derive(Clone, Debug)]
 pub(crate) struct Fields<'a> {
     file: &'a str,
@@ -44,7 +44,7 @@ pub(crate) struct Fields<'a> {
 }
 
 impl<'a> Fields<'a> {
-    /// This object, if it has no other keys.
+    /// Returns this object if it has no other keys.
     pub(crate) fn known(self, known: &[&str]) -> Result<Self, PlanError> {
         match self.object.keys().find(|key| !known.contains(&key.as_str())) {
             Some(key) => Err(self.bad(key, "an unknown key", format!("one of {}", known.join(", ")))),
@@ -52,7 +52,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// A nested object, if there is one; callers check its keys with [`Fields::known`] if necessary.
+    /// Returns a nested object, if present; callers check its keys with [`Fields::known`] if necessary.
     pub(crate) fn inner(&self, key: &str) -> Option<Self> {
         match self.get(key) {
             Some(Value::Object(object)) => Some(self.inside(key.to_owned(), object)),
@@ -60,7 +60,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// A list of objects with only these keys, each read by `read`; empty if absent.
+    /// Reads a list of objects that may only contain these keys, using `read` for each; empty if absent.
     pub(crate) fn list<R>(
         &self,
         key: &str,
@@ -70,7 +70,7 @@ impl<'a> Fields<'a> {
         self.any_sections(key)?.into_iter().map(|section| read(&section.known(known)?)).collect()
     }
 
-    /// A list of objects whose keys the caller checks with [`Fields::known`]; empty if absent.
+    /// Returns a list of objects whose keys the caller checks with [`Fields::known`]; empty if absent.
     pub(crate) fn any_sections(&self, key: &str) -> Result<Vec<Self>, PlanError> {
         let Some(value) = self.get(key) else { return Ok(Vec::new()) };
         let list = value.as_array().ok_or_else(|| self.unexpected(key, "a list of tables"))?;
@@ -93,32 +93,32 @@ impl<'a> Fields<'a> {
         self.object.get(key)
     }
 
-    /// A whole number from 1 to 2^20.
+    /// Reads an integer from 1 to 2^20.
     pub(crate) fn dimension(&self, key: &str) -> Result<u64, PlanError> {
         match self.get(key).and_then(Value::as_u64).filter(|value| (1..=MAX_DIMENSION).contains(value)) {
             Some(value) => Ok(value),
-            None => Err(self.unexpected(key, format!("a whole number from 1 to {MAX_DIMENSION}"))),
+            None => Err(self.unexpected(key, format!("an integer from 1 to {MAX_DIMENSION}"))),
         }
     }
 
-    /// A number above 0, at most 10^12.
+    /// Reads a number above 0 and at most 10^12.
     pub(crate) fn positive(&self, key: &str) -> Result<f64, PlanError> {
         let number = self.not_negative(key).ok().filter(|value| *value > 0.0);
         number.ok_or_else(|| self.unexpected(key, "a number above 0, at most 1e12"))
     }
 
-    /// A number above 0, at most 10^12, if present.
+    /// Reads a number above 0 and at most 10^12, if present.
     pub(crate) fn positive_if(&self, key: &str) -> Result<Option<f64>, PlanError> {
         self.get(key).map(|_| self.positive(key)).transpose()
     }
 
-    /// A number from 0 to 10^12.
+    /// Reads a number from 0 to 10^12.
     pub(crate) fn not_negative(&self, key: &str) -> Result<f64, PlanError> {
         let number = self.get(key).and_then(Value::as_f64).filter(|value| (0.0..=MAX_NUMBER).contains(value));
         number.ok_or_else(|| self.unexpected(key, "a number from 0 to 1e12"))
     }
 
-    /// True or false; `absent` without the key.
+    /// Reads a boolean; returns `absent` if the key is missing.
     pub(crate) fn flag(&self, key: &str, absent: bool) -> Result<bool, PlanError> {
         match self.get(key) {
             None => Ok(absent),
@@ -126,13 +126,13 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// The first 64 characters of a required text.
+    /// Reads a required string and truncates it to 64 characters.
     pub(crate) fn name(&self, key: &str) -> Result<String, PlanError> {
         let name = self.text(key)?.ok_or_else(|| self.unexpected(key, "a text"))?;
         Ok(name.chars().take(64).collect())
     }
 
-    /// A text, if present.
+    /// Reads a string, if present.
     pub(crate) fn text(&self, key: &str) -> Result<Option<&'a str>, PlanError> {
         match self.get(key) {
             None => Ok(None),
@@ -140,7 +140,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// An error about a key of this object.
+    /// Creates the error for an unexpected value of a key in this object.
     pub(crate) fn unexpected(&self, key: &str, expected: impl Into<String>) -> PlanError {
         self.bad(key, shown(self.object.get(key)), expected)
     }

@@ -1,7 +1,7 @@
-//! Constants fitted to published measurements, one set for each engine, GPU and type of weights, with their errors on
-//! held-out configurations.
+//! Constants fitted to published measurements, one set per engine, GPU and weight type, with their errors on held-out
+//! configurations.
 //!
-//! `bench/papers/python/fit.py` writes the file; its README has the recipe.
+//! `bench/papers/python/fit.py` generates the file; its README explains how.
 
 use serde::Deserialize;
 
@@ -30,7 +30,7 @@ struct Fitted {
 struct Regime {
     engine: String,
     gpu: String,
-    /// Type of routed experts, or of all products of a dense model.
+    /// Type of the routed experts, or of all products in a dense model.
     weights: String,
     constants: Constants,
     ttft: Errors,
@@ -44,22 +44,17 @@ impl Fitted {
             regime.constants.check()?;
             if Dtype::of(&regime.weights).is_none() {
                 let (key, found) = ("weights".to_owned(), regime.weights.clone());
-                return Err(PlanError::Key {
-                    file: file.to_owned(),
-                    key,
-                    found,
-                    expected: "a type of weights".to_owned(),
-                });
+                return Err(PlanError::Key { file: file.to_owned(), key, found, expected: "a weight type".to_owned() });
             }
         }
         Ok(found)
     }
 }
 
-/// The fitted constants of `engine` (`sglang`, `trtllm` or `vllm`) on `gpu` with experts of type `weights`.
+/// Returns the constants fitted for `engine` (`sglang`, `trtllm` or `vllm`) on `gpu` with experts of type `weights`.
 ///
 /// # Errors
-/// [`PlanError::Key`] that lists the fitted engines, GPUs and types if this combination is missing.
+/// [`PlanError::Key`] if this combination was not fitted; it lists the fitted engines, GPUs and types.
 pub fn fitted(engine: &str, gpu: &str, weights: Dtype) -> Result<Calibration, PlanError> {
     let file = Fitted::read(NAME, FILE)?;
     let fits = |regime: &&Regime| regime.engine == engine && regime.gpu == gpu && regime.weights == weights.name();

@@ -1,33 +1,33 @@
-//! Launch arguments for a layout in SGLang and vLLM.
+//! Launch arguments for running a layout in SGLang and vLLM.
 
 use serde::Serialize;
 
 use crate::layout::Layout;
 
-/// One unit's command, or why the engine cannot run the layout.
+/// The launch command for one unit, or the reason why the engine cannot run the layout.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Launch {
-    /// To be run once per host, with `RANK` and `HOST:PORT` filled in if there are several.
+    /// Command to run once per host; with several hosts, fill in `RANK` and `HOST:PORT`.
     Command(String),
     /// One sentence.
     Impossible(String),
 }
 
-/// The placeholder for the checkpoint.
+/// Placeholder for the checkpoint path.
 const MODEL: &str = "MODEL";
 
-/// A degree of 1 is every engine's default.
+/// Appends a degree of parallelism, unless it is 1, every engine's default.
 fn add(command: &mut String, name: &str, value: u64) {
     if value > 1 {
         command.push_str(&format!(" {name} {value}"));
     }
 }
 
-/// SGLang 0.5.22 and later; `host_gpus` is the number of GPUs of a host.
+/// Returns the command for SGLang 0.5.22 or later; `host_gpus` is the number of GPUs per host.
 ///
-/// Its `--tp-size` counts all GPUs of a stage: attention TP is the quotient by `--attn-dp-size`, and expert TP the
-/// quotient by `--ep-size`.
+/// SGLang's `--tp-size` counts all GPUs in a stage: dividing it by `--attn-dp-size` gives attention TP, and dividing it
+/// by `--ep-size` gives expert TP.
 pub fn sglang(layout: &Layout, host_gpus: u64) -> Launch {
     let mut command = format!("python -m sglang.launch_server --model-path {MODEL} --tp-size {}", layout.stage());
     let mut add = |name, value| add(&mut command, name, value);
@@ -45,11 +45,12 @@ pub fn sglang(layout: &Layout, host_gpus: u64) -> Launch {
     Launch::Command(command)
 }
 
-/// vLLM: experts are whole over all GPUs of a stage with `--enable-expert-parallel`, otherwise sliced over all of them.
+/// Returns the command for vLLM, which distributes whole experts over all GPUs in a stage with
+/// `--enable-expert-parallel`, and otherwise slices every expert over all of them.
 pub fn vllm(layout: &Layout, host_gpus: u64) -> Launch {
     if layout.expert_tp > 1 && layout.expert_ep > 1 {
         let (tp, ep) = (layout.expert_tp, layout.expert_ep);
-        return Launch::Impossible(format!("vLLM has either whole experts or slices, not TP{tp}+EP{ep} of experts"));
+        return Launch::Impossible(format!("vLLM supports either whole or sliced experts, not expert TP{tp}+EP{ep}"));
     }
     let mut command = format!("vllm serve {MODEL} --tensor-parallel-size {}", layout.attention_tp);
     let mut add = |name, value| add(&mut command, name, value);

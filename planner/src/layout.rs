@@ -1,43 +1,42 @@
-//! A parallel layout, the part of each rank, and whether a shape fits it.
+//! Parallel layouts: each rank's part of the model, and whether a model's shape fits.
 
 use serde::{Deserialize, Serialize};
 
 use crate::cluster::Group;
 use crate::shape::{Attention, ModelShape};
 
-/// Degrees of parallelism of one unit. Ranks of tensor parallelism are neighbours (TP inside, DP and EP outside);
-/// within a pipeline stage attention and experts use the same GPUs, so `attention_tp x attention_dp = expert_tp x
-/// expert_ep`.
+/// A unit's degrees of parallelism. Tensor-parallel ranks are neighbours (TP inside, DP and EP outside). In a pipeline
+/// stage, attention and experts use the same GPUs, so `attention_tp x attention_dp = expert_tp x expert_ep`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Layout {
-    /// Pipeline stages (PP).
+    /// Number of pipeline stages (PP).
     pub pipeline: u64,
-    /// Ranks that share the heads of a sequence.
+    /// Number of ranks that share a sequence's heads.
     pub attention_tp: u64,
-    /// Ranks, or groups of `attention_tp`, with separate sequences.
+    /// Number of ranks, or groups of `attention_tp` ranks, with separate sequences.
     pub attention_dp: u64,
-    /// Ranks that share an expert's rows.
+    /// Number of ranks that share an expert's rows.
     pub expert_tp: u64,
-    /// Groups with separate experts.
+    /// Number of groups with separate experts.
     pub expert_ep: u64,
 }
 
-/// Why a layout cannot run a shape.
+/// The reason why a layout cannot run a model.
 #[derive(Clone, Debug, PartialEq, Serialize, thiserror::Error)]
 #[serde(tag = "reason", rename_all = "snake_case")]
 pub enum Infeasible {
-    /// A dimension that cannot be divided evenly.
+    /// A dimension cannot be divided evenly.
     #[error("{what} ({size}) cannot be divided over {ranks} ranks")]
     Divide {
-        /// For example "query heads".
+        /// The dimension, such as "query heads".
         what: &'static str,
-        /// Its size.
+        /// Size of the dimension.
         size: u64,
-        /// Ranks that would share it.
+        /// Number of ranks that would share the dimension.
         ranks: u64,
     },
-    /// Rows of an expert that would be cut inside a quantisation block.
+    /// An expert's rows would be split inside a quantisation block.
     #[error("an expert's {width} rows over {ranks} ranks are {} per rank, not a multiple of the {dtype} block of {block}", width / ranks)]
     Block {
         /// I.
@@ -51,20 +50,20 @@ pub enum Infeasible {
     },
     /// Weights and activations exceed the memory.
     #[error(
-        "weights need {weights_gb:.1} GB a GPU and activations {activations_gb:.1} GB, {usable_gb:.1} GB are usable"
+        "weights need {weights_gb:.1} GB per GPU and activations {activations_gb:.1} GB, but only {usable_gb:.1} GB are usable"
     )]
     Memory {
-        /// Weights of the fullest rank, GB.
+        /// Weights on the fullest rank, in GB.
         weights_gb: f64,
-        /// Activations of a step, GB.
+        /// Activations of a step, in GB.
         activations_gb: f64,
-        /// Memory that the engine may use, GB.
+        /// Memory that the engine may use, in GB.
         usable_gb: f64,
     },
-    /// The cache is too small for one sequence on each attention group.
-    #[error("the cache holds {held:.0} tokens a rank, one sequence needs {needed:.0}")]
+    /// The KV cache is too small for one sequence per attention group.
+    #[error("the KV cache has room for {held:.0} tokens per rank, but one sequence needs {needed:.0}")]
     Cache {
-        /// Tokens of a rank's cache.
+        /// Token capacity of a rank's cache.
         held: f64,
         /// Tokens of one sequence.
         needed: f64,
@@ -72,15 +71,15 @@ pub enum Infeasible {
     /// The load exceeds the layout's capacity.
     #[error("{wanted:.3} requests/s arrive at a unit, which serves at most {served:.3}")]
     Unstable {
-        /// Requests a second of one unit.
+        /// Requests per second that arrive at one unit.
         wanted: f64,
-        /// Its maximum rate.
+        /// Maximum rate of the unit.
         served: f64,
     },
 }
 
 impl Infeasible {
-    /// The kind of reason in a few words.
+    /// Returns the kind of reason in a few words.
     pub fn kind(&self) -> &'static str {
         match self {
             Self::Divide { .. } => "cannot be divided",
@@ -92,17 +91,17 @@ impl Infeasible {
 }
 
 impl Layout {
-    /// GPUs of a pipeline stage.
+    /// Number of GPUs per pipeline stage.
     pub fn stage(&self) -> u64 {
         self.attention_tp * self.attention_dp
     }
 
-    /// GPUs of the unit.
+    /// Number of GPUs in the unit.
     pub fn gpus(&self) -> u64 {
         self.pipeline * self.stage()
     }
 
-    /// The layout in the papers' notation.
+    /// Formats the layout in the papers' notation.
     pub fn name(&self) -> String {
         let part = |tp: u64, other: &str, size: u64| match (tp, size) {
             (1, 1) => "TP1".to_owned(),
@@ -115,17 +114,17 @@ impl Layout {
         format!("{attention}, {}{pipeline}", part(self.expert_tp, "EP", self.expert_ep))
     }
 
-    /// Ranks between which tokens are sent to their experts: MixServe's three cases of DP and EP (section III-B3). With
-    /// d_DP >= d_EP each group has `d_EP` members, otherwise `d_DP`, each of which drops the tokens that another one
-    /// sends.
+    /// Returns the group of ranks that exchange tokens with experts: MixServe's three cases of DP and EP (section
+    /// III-B3). With d_DP >= d_EP a group has `d_EP` members. Otherwise it has `d_DP`, each of which drops the tokens
+    /// that another member sends.
     pub fn exchange_group(&self) -> Group {
         Group { size: self.attention_dp.min(self.expert_ep), stride: self.attention_tp.max(self.expert_tp) }
     }
 
-    /// Checks that heads, experts, rows and layers can be divided.
+    /// Checks that heads, experts, rows and layers divide evenly.
     ///
     /// # Errors
-    /// The first dimension that cannot be divided.
+    /// The first dimension that does not divide evenly.
     pub fn check(&self, shape: &ModelShape) -> Result<(), Infeasible> {
         let divide = |what, size: u64, ranks| match size.is_multiple_of(ranks) {
             true => Ok(()),
@@ -151,31 +150,31 @@ impl Layout {
         Ok(())
     }
 
-    /// Layers of the fullest stage.
+    /// Number of layers in the fullest stage.
     pub fn stage_layers(&self, shape: &ModelShape) -> u64 {
         shape.layers.div_ceil(self.pipeline)
     }
 }
 
-/// The part of the model that one rank of a unit loads (MixServe, section III-C). Ranges are half open.
+/// The part of the model that one rank loads (MixServe, section III-C). Ranges are half-open.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct RankPart {
-    /// The rank, from 0; stages outermost, then DP or EP, then TP.
+    /// The rank, from 0, ordered by stage, then by DP or EP, then by TP.
     pub rank: u64,
-    /// Layers of its stage.
+    /// Layers of the rank's stage.
     pub layers: [u64; 2],
-    /// Its attention-DP group, which determines its sequences.
+    /// The rank's attention-DP group, which determines its sequences.
     pub dp_group: u64,
     /// Query heads.
     pub heads: [u64; 2],
-    /// Experts in the model's order; a placement may replace them.
+    /// Experts in model order; a placement may override them.
     pub experts: [u64; 2],
-    /// Rows of each of its experts' gate projections.
+    /// Rows of the gate projection of each of these experts.
     pub expert_rows: [u64; 2],
 }
 
 impl Layout {
-    /// The part of each rank, in rank order.
+    /// Returns every rank's part of the model, in rank order.
     ///
     /// # Errors
     /// If the shape does not fit the layout.

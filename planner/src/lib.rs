@@ -1,4 +1,4 @@
-//! Cost models, strategy search, the switch policy as a pure state machine, and their simulator.
+//! Cost models, strategy search, and switch policies as pure state machines.
 //!
 //! ```
 //! use semmoe_planner::cluster::Cluster;
@@ -22,23 +22,23 @@
 //! # Ok::<(), semmoe_planner::PlanError>(())
 //! ```
 //!
-//! | module | what |
+//! | module | contents |
 //! |---|---|
-//! | [`shape`], [`cluster`], [`workload`] | inputs: a model's `config.json`, machines and links, requests |
-//! | [`layout`], [`memory`] | degrees of parallelism, what each rank loads, whether it fits |
-//! | [`step`] | the physical model: [`step::predict`] gives TTFT and TPOT of a target, from [`step::Constants`] |
+//! | [`shape`], [`cluster`], [`workload`] | inputs: a model's `config.json`, GPUs and links, requests |
+//! | [`layout`], [`memory`] | degrees of parallelism, each rank's part of the model, whether it fits |
+//! | [`step`] | the physical model: [`step::predict`] computes TTFT and TPOT from [`step::Constants`] |
 //! | [`calibration`] | fitted constants and the errors that accompany every answer |
 //! | [`fitted`] | constants fitted to published measurements |
-//! | [`mixserve`] | the grammar of strategies, the queue |
-//! | [`hybridep`] | experts that travel to tokens: stream model, domains |
-//! | [`switching`] | how long a layout switch takes, and when it pays |
-//! | [`policy`] | when a unit that can switch should: pure state machines, learned step times, a simulator |
-//! | [`units`] | how many units should run in which layout under a trace |
-//! | [`affinity`], [`deployment`] | the regime of a deployment, modelled or measured, and what affinity gains in it |
+//! | [`mixserve`] | MixServe's grammar of strategies and queueing formulas |
+//! | [`hybridep`] | moving experts to tokens: stream model, expert domains |
+//! | [`switching`] | how long a layout switch takes, and when it pays off |
+//! | [`policy`] | when a unit should switch: pure state machines, learned step times |
+//! | [`units`] | how many units should run in which layout for a trace |
+//! | [`affinity`], [`deployment`] | a deployment's regime, modelled or measured, and the gain from affinity |
 //! | [`search`], [`advice`], [`flags`], [`report`] | ranked plans, further options, launch arguments, text |
 //!
-//! Nothing here reads files or clocks. `README.md` explains the model and lists published numbers that do
-//! not follow from their formulas.
+//! The crate never reads files or clocks. `README.md` explains the model and lists published numbers that do not follow
+//! from their formulas.
 
 pub mod advice;
 pub mod affinity;

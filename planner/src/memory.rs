@@ -1,12 +1,12 @@
-//! Memory of one GPU: weights, activations, cache (MixServe's equation 8, with bytes per parameter, stages, copies of
-//! attention, and replicated heads if there are fewer than ranks).
+//! Memory of one GPU: weights, activations and cache. Follows MixServe's equation 8, extended with bytes per parameter,
+//! stages, attention replicas, and heads replicated if there are fewer heads than ranks.
 
 use serde::Serialize;
 
 use crate::layout::{Infeasible, Layout};
 use crate::shape::ModelShape;
 
-/// Bytes of the fullest rank's GPU.
+/// Memory use of the fullest rank's GPU, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Memory {
     /// Routed experts.
@@ -17,26 +17,26 @@ pub struct Memory {
     pub other_bytes: f64,
     /// Activations of the largest step.
     pub activation_bytes: f64,
-    /// Bytes left for the cache.
+    /// Bytes left for the KV cache.
     pub cache_bytes: f64,
-    /// Token capacity of this rank's cache.
+    /// Token capacity of this rank's KV cache.
     pub cache_tokens: f64,
 }
 
 impl Memory {
-    /// All weights of the GPU, bytes.
+    /// Bytes of all weights on the GPU.
     pub fn weight_bytes(&self) -> f64 {
         self.expert_bytes + self.dense_bytes + self.other_bytes
     }
 
-    /// The memory of a GPU in this layout, with `usable` bytes for the engine and at most `step_tokens` tokens per rank
-    /// in a step.
+    /// Computes a GPU's memory use in this layout, with `usable` bytes for the engine and at most `step_tokens` tokens
+    /// per rank and step.
     ///
     /// # Errors
     /// [`Infeasible::Memory`] if the weights and activations do not fit.
     pub fn of(shape: &ModelShape, layout: &Layout, usable: f64, step_tokens: f64) -> Result<Self, Infeasible> {
         let weights = weights(shape, layout);
-        // Hidden states before and after a layer, its widest projection, and the routed copies of the tokens.
+        // Hidden states before and after a layer, the layer's widest projection, and the tokens' routed copies.
         let width = (4 * shape.hidden + 2 * shape.attention.heads() * 128 / layout.attention_tp) as f64;
         let copies = shape.top_k as f64 * (2 * shape.hidden + 3 * shape.expert_width / layout.expert_tp) as f64;
         let activation_bytes = step_tokens * (width + copies / layout.attention_tp as f64) * 2.0;
@@ -53,20 +53,20 @@ impl Memory {
         Ok(Self { expert_bytes, dense_bytes, other_bytes, activation_bytes, cache_bytes, cache_tokens })
     }
 
-    /// Token capacity of all ranks' caches; ranks that share a sequence count once.
+    /// Token capacity of all caches in the unit; ranks that share a sequence count once.
     pub fn unit_tokens(&self, layout: &Layout) -> f64 {
         self.cache_tokens * layout.attention_dp as f64
     }
 }
 
-/// Bytes of routed experts, of dense parts, and of the rest on the fullest rank.
+/// Returns the bytes of routed experts, dense parts and the rest on the fullest rank.
 fn weights(shape: &ModelShape, layout: &Layout) -> [f64; 3] {
     let stage = layout.stage_layers(shape) as f64 / shape.layers as f64;
     let (tp, ranks) = (layout.attention_tp as f64, (layout.expert_tp * layout.expert_ep) as f64);
     let experts = shape.routed_parameters() as f64 / ranks * stage * shape.precision.experts.bytes();
     let attention = (shape.layers * shape.attention.parameters(shape.hidden, layout.attention_tp)) as f64;
     let dense = (attention + shape.dense_parameters() as f64 / tp) * stage * shape.precision.dense.bytes();
-    // A stage has the embedding or the output projection; a single stage has both.
+    // The fullest stage has the embedding or the output projection; a single stage has both.
     let ends = shape.embedding_parameters() as f64 / if layout.pipeline > 1 { 2.0 } else { 1.0 };
     let other = (ends / tp + shape.small_parameters as f64 * stage) * shape.precision.other.bytes();
     [experts, dense, other]

@@ -1,4 +1,4 @@
-//! An answer as text and as one serialisable value.
+//! A plan's answer, as text and as a serialisable value.
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Write};
@@ -18,36 +18,36 @@ use crate::step::{Constants, Term};
 pub struct Answer<'a> {
     /// The model's parameters.
     pub parameters: u64,
-    /// Bytes of its weights.
+    /// Bytes of the model's weights.
     pub weight_bytes: f64,
-    /// GPUs of the cluster.
+    /// Number of GPUs in the cluster.
     pub gpus: u64,
     /// The kind of GPU.
     pub gpu: &'a str,
-    /// Where the GPU's figures are from.
+    /// Source of the GPU's figures.
     pub gpu_source: &'a str,
-    /// The expected error of times.
+    /// The expected error of predicted times.
     pub accuracy: Accuracy,
     /// The engine's constants.
     pub constants: Constants,
-    /// Ranked and rejected layouts, and the front.
+    /// Ranked and rejected layouts, and the Pareto front.
     pub plan: &'a Plan,
-    /// The best plan's launch in SGLang.
+    /// How to launch the best plan in SGLang.
     pub sglang: Option<Launch>,
-    /// The best plan's launch in vLLM.
+    /// How to launch the best plan in vLLM.
     pub vllm: Option<Launch>,
-    /// The part of each rank in a unit of the best plan.
+    /// Each rank's part of the model in a unit of the best plan.
     pub partition: Vec<RankPart>,
     /// The gain from affinity, if requested.
     pub affinity: Vec<Judged>,
 }
 
-/// The gain from affinity in one kind of step.
+/// The gain from affinity for one kind of step.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Judged {
     /// Decoding, prefill, or a measured step.
     pub step: String,
-    /// Units and layout, or the deployment's name.
+    /// Number of units and their layout, or the deployment's name.
     pub layout: String,
     /// The gain.
     pub gain: Gain,
@@ -61,7 +61,7 @@ impl fmt::Display for Judged {
 }
 
 impl<'a> Answer<'a> {
-    /// The answer to `question` from the search's `plan`.
+    /// Builds the answer to `question` from the search's `plan`.
     pub fn new(question: &Question<'a>, plan: &'a Plan, accuracy: Accuracy, affinity: Vec<Judged>) -> Self {
         let host = question.cluster.levels.first().map_or(1, |level| level.count);
         let (shape, best) = (question.shape, plan.ranked.first());
@@ -84,16 +84,16 @@ impl<'a> Answer<'a> {
         }
     }
 
-    /// The answer as text: `rows` of the ranked list, and with `explain` every term and every reason.
+    /// Writes the answer as text: `rows` rows of the ranked list and, with `explain`, every term and every reason.
     ///
     /// # Errors
-    /// Only errors of the writer.
+    /// Only if the writer fails.
     pub fn write(&self, rows: usize, explain: bool, out: &mut impl Write) -> fmt::Result {
         let (ranked, rejected) = (&self.plan.ranked, &self.plan.rejected);
         writeln!(out, "{:.1} B parameters, {:.1} GB", self.parameters as f64 / 1e9, self.weight_bytes / 1e9)?;
         writeln!(out, "{} x {} ({})", self.gpus, self.gpu, self.gpu_source)?;
         let served = ranked.len();
-        writeln!(out, "{} strategies: {served} serve the load, {} do not", self.plan.strategies, rejected.len())?;
+        writeln!(out, "{} strategies: {served} can serve the load, {} cannot", self.plan.strategies, rejected.len())?;
         writeln!(out, "modelled, {}", self.accuracy)?;
         if served > 0 {
             self.table(rows, out)?;
@@ -139,7 +139,7 @@ impl<'a> Answer<'a> {
         writeln!(out)
     }
 
-    /// Why strategies were rejected: all of them, or how many and one example of each kind.
+    /// Writes why strategies were rejected: all reasons, or a count and one example per kind.
     fn reasons(&self, all: bool, out: &mut impl Write) -> fmt::Result {
         let mut kinds = BTreeMap::<&str, (usize, String)>::new();
         for rejected in &self.plan.rejected {
@@ -165,7 +165,7 @@ impl<'a> Answer<'a> {
         }
         writeln!(out, "  {:<22} decode {:>9.3}  prefill {:>9.3}", "sum", decode.total() * 1e3, prefill.total() * 1e3)?;
         let (load, memory) = (&best.at_load, &best.memory);
-        writeln!(out, "wait {:.1} ms: MixServe eq 7 for each DP group, and half of a decoding step", load.wait * 1e3)?;
+        writeln!(out, "wait {:.1} ms: MixServe eq 7 for each DP group, plus half a decoding step", load.wait * 1e3)?;
         writeln!(
             out,
             "ITL = decoding step / (1 - share of time in prefills); TTFT = wait + request_seconds + prefill (eqs 9, 10)"
@@ -173,7 +173,7 @@ impl<'a> Answer<'a> {
         let Memory { expert_bytes, dense_bytes, other_bytes, activation_bytes, cache_bytes, .. } = memory;
         let parts = [expert_bytes, dense_bytes, other_bytes, activation_bytes, cache_bytes].map(|bytes| bytes / 1e9);
         let [experts, dense, other, activations, cache] = parts;
-        write!(out, "memory of a GPU, GB: experts {experts:.2}, attention and dense {dense:.2}, other {other:.2}, ")?;
+        write!(out, "memory per GPU, GB: experts {experts:.2}, attention and dense {dense:.2}, other {other:.2}, ")?;
         writeln!(out, "activations {activations:.2}, cache {cache:.2} (MixServe eq 8 corrected)")?;
         writeln!(out, "constants: {:?}", self.constants)?;
         writeln!(out, "each rank loads")?;
@@ -185,7 +185,7 @@ impl<'a> Answer<'a> {
                 "  rank {rank}: layers {layers}, DP group {dp_group}, heads {heads}, experts {experts}, rows {rows}"
             )?;
         }
-        writeln!(out, "the Pareto front: requests in flight, tokens/s of a user, tokens/s of a GPU")?;
+        writeln!(out, "the Pareto front: requests in flight, tokens/s per user, tokens/s per GPU")?;
         for point in &self.plan.front {
             writeln!(
                 out,

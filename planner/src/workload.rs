@@ -1,4 +1,4 @@
-//! The load: request rate, lengths, latency limits, classes of priority.
+//! The workload: request rate, lengths, latency limits, priority classes.
 
 use serde::Serialize;
 use serde_json::Value;
@@ -7,22 +7,22 @@ use crate::PlanError;
 use crate::fields::{Fields, MAX_DIMENSION, toml};
 use crate::step::Load;
 
-/// Requests as a deployment receives them.
+/// The requests that a deployment receives.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Workload {
-    /// Requests a second, of the whole cluster.
+    /// Requests per second for the whole cluster.
     pub requests_per_second: f64,
-    /// Tokens of prompts.
+    /// Prompt lengths in tokens.
     pub input: Lengths,
-    /// Tokens of answers.
+    /// Response lengths in tokens.
     pub output: Lengths,
-    /// Limits for the mean request.
+    /// Latency limits for the mean request.
     pub objective: Objective,
-    /// Classes of requests, highest priority first; empty: one class.
+    /// Request classes, highest priority first; empty means a single class.
     pub classes: Vec<Class>,
 }
 
-/// Limits on latency; `None`: no limit.
+/// Latency limits; `None` means no limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Objective {
     /// Seconds to the first token.
@@ -31,18 +31,18 @@ pub struct Objective {
     pub itl: Option<f64>,
 }
 
-/// Requests of one priority.
+/// Requests with the same priority.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Class {
     /// The class's name.
     pub name: String,
-    /// Share of the requests.
+    /// Fraction of all requests.
     pub share: f64,
     /// The class's latency limits.
     pub objective: Objective,
 }
 
-/// A distribution of lengths: ascending values and their shares, which add up to 1.
+/// A length distribution: ascending values and their fractions, which add up to 1.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Lengths(Vec<(f64, f64)>);
 
@@ -66,7 +66,8 @@ impl Workload {
     /// ```
     ///
     /// # Errors
-    /// [`PlanError::Syntax`] if it is not TOML, [`PlanError::Key`] about an unknown, missing or impossible value.
+    /// [`PlanError::Syntax`] if the text is not TOML, [`PlanError::Key`] if a key is unknown or missing, or a value is
+    /// impossible.
     pub fn from_toml(file: &str, text: &str) -> Result<Self, PlanError> {
         toml(file, text, KEYS, Self::read)
     }
@@ -85,7 +86,7 @@ impl Workload {
         })
     }
 
-    /// The mean request with `concurrency` of them in flight.
+    /// Returns the load of mean requests with `concurrency` requests in flight.
     pub fn load(&self, concurrency: f64) -> Load {
         Load { concurrency, input_tokens: self.input.mean(), output_tokens: self.output.mean() }
     }
@@ -97,7 +98,7 @@ impl Objective {
         Ok(Self { ttft: seconds("ttft_ms")?, itl: seconds("itl_ms")? })
     }
 
-    /// Whether these latencies, in seconds, are within the limits.
+    /// Whether these latencies, in seconds, meet the limits.
     pub fn met(&self, ttft: f64, itl: f64) -> bool {
         self.ttft.is_none_or(|limit| ttft <= limit) && self.itl.is_none_or(|limit| itl <= limit)
     }
@@ -126,7 +127,7 @@ impl Lengths {
         Ok(Self(rows))
     }
 
-    /// The distribution of measured lengths; `None` without any.
+    /// Returns the distribution of measured lengths; `None` if there are none.
     pub fn of_trace(lengths: &[u64]) -> Option<Self> {
         let mut counts = std::collections::BTreeMap::<u64, u64>::new();
         lengths.iter().for_each(|length| *counts.entry((*length).max(1)).or_default() += 1);
@@ -135,12 +136,12 @@ impl Lengths {
         (!rows.is_empty()).then_some(Self(rows))
     }
 
-    /// Mean tokens.
+    /// Mean length in tokens.
     pub fn mean(&self) -> f64 {
         self.0.iter().map(|(tokens, share)| tokens * share).sum()
     }
 
-    /// The length that this share of requests does not exceed.
+    /// Returns the length that this fraction of requests does not exceed.
     pub fn quantile(&self, share: f64) -> f64 {
         let mut below = 0.0;
         let found = self.0.iter().find(|(_, part)| {

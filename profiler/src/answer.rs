@@ -1,4 +1,4 @@
-//! One answer of an engine, accepted only if it agrees with the request and the model.
+//! Validates an engine's response against the request and the model.
 
 use std::collections::BTreeSet;
 
@@ -7,44 +7,45 @@ use semmoe_engines::recording::{RecordingError, ReportedAnswer, decode};
 use semmoe_tables::{FormatError, ModelInfo, Provenance, TraceBuilder};
 use semmoe_text::LinePrompt;
 
-/// This many distinct tokens cannot all have the same experts in every layer.
+/// It is implausible that this many distinct tokens all have the same experts in every layer.
 const DIFFERENT_TOKENS: usize = 8;
 
-const NO_PROMPT_IDS: &str = "the prompt's token ids are missing from the answer: send ids, with --tokenizer";
-const NO_OUTPUT_IDS: &str = "the ids of the generated tokens are missing from the answer: record with --max-tokens 1, or \
+const NO_PROMPT_IDS: &str = "the response lacks the prompt's token ids: send ids, with --tokenizer";
+const NO_OUTPUT_IDS: &str = "the response lacks the ids of the generated tokens: record with --max-tokens 1, or \
                              send ids to SGLang's /generate, with --tokenizer and without --openai-routes";
 
-/// Why a prompt has no answer that can be used.
+/// Reasons to reject the response to a prompt.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum AnswerError {
     #[error(transparent)]
     Http(#[from] HttpError),
     #[error(transparent)]
     Recording(#[from] RecordingError),
-    /// The request would not be valid in a trace.
+    /// The trace format rejects the request.
     #[error(transparent)]
     Format(#[from] FormatError),
-    /// Something is missing, or there is too much of it.
+    /// Part of the response is missing or too large.
     #[error("{0}")]
     Unusable(&'static str),
     #[error("the engine aborted the request: {0}")]
     Aborted(String),
     #[error("prompt_tokens is {counted}, but the prompt has {sent} tokens")]
     PromptCount { counted: u64, sent: u32 },
-    #[error("the engine saw another prompt: {found} tokens instead of {sent}, the first difference at {at}")]
+    #[error("the engine saw a different prompt: {found} tokens instead of {sent}, first difference at {at}")]
     OtherPrompt { found: usize, sent: usize, at: usize },
-    /// Tokens of this kind all have one route.
-    #[error("every {0} has the same experts in every layer, which no router would choose")]
+    /// All tokens of this kind have the same route.
+    #[error("every {0} has the same experts in every layer, which is implausible")]
     OneRoute(&'static str),
 }
 
 impl AnswerError {
-    /// Whether the engine refuses just this prompt, for example as too long, which says nothing about others.
+    /// Whether the engine rejected this prompt only, for example because it is too long, so others may still succeed.
     pub(crate) fn is_refusal(&self) -> bool {
         matches!(self, Self::Http(HttpError::Status { status: 400 | 413 | 422, .. }))
     }
 
-    /// Generating twice does no harm, so possibly transient failures are retried, except time-outs.
+    /// Whether to retry. Generating twice is harmless, so all failures that may be transient are retried, except
+    /// timeouts.
     pub(crate) fn worth_retrying(&self) -> bool {
         match self {
             Self::Http(HttpError::Connect { .. } | HttpError::Exchange { .. } | HttpError::Body { .. }) => true,
@@ -54,31 +55,30 @@ impl AnswerError {
     }
 }
 
-/// A checked request for the trace.
+/// A validated request, ready for the trace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Routed {
-    /// The prompt, then the generated tokens except the last, which no layer has seen.
+    /// The prompt, then all generated tokens except the last, which was never an input to the model.
     pub(crate) token_ids: Vec<u32>,
     pub(crate) prompt_len: u32,
     /// [n, L, k] over the MoE layers.
     pub(crate) experts: Vec<u16>,
 }
 
-/// An empty trace of the model, used for its checks. `model.num_hidden_layers` must be known, as answers have a row for
-/// dense layers too.
+/// Creates an empty trace of the model, whose checks validate responses. Requires `model.num_hidden_layers`, as
+/// responses contain a row for dense layers too.
 pub(crate) fn rules(model: &ModelInfo) -> Result<TraceBuilder, FormatError> {
     TraceBuilder::new(model.clone(), Provenance { source: String::new(), created: String::new() })
 }
 
-/// The routes of an answer, if it can be trusted.
+/// Extracts the routes from a response and rejects implausible ones.
 pub(crate) fn check(
     rules: &TraceBuilder,
     asked: &LinePrompt,
     reported: &ReportedAnswer,
 ) -> Result<Routed, AnswerError> {
     let (token_ids, prompt_len) = tokens(asked, reported)?;
-    let text =
-        reported.routed_experts.as_deref().ok_or(AnswerError::Unusable("routed_experts is missing from the answer"))?;
+    let text = reported.routed_experts.as_deref().ok_or(AnswerError::Unusable("the response has no routed_experts"))?;
     let routes = decode(text, token_ids.len(), rules.model())?;
     let experts = routes.experts(rules.model())?;
     rules.check(&token_ids, prompt_len, &experts)?;
@@ -88,21 +88,21 @@ pub(crate) fn check(
     alike.one_route().map_or(Ok(routed), |kind| Err(AnswerError::OneRoute(kind)))
 }
 
-/// Whether prompt tokens, or generated ones, all have the same experts in every layer.
+/// Detects that all prompt tokens or all generated tokens have the same experts in every layer.
 #[derive(Debug, Default)]
 pub(crate) struct Alike([OneRoute; 2]);
 
 #[derive(Debug, Default)]
 struct OneRoute {
     row: Vec<u16>,
-    /// Distinct tokens with this row, as many as needed.
+    /// Distinct tokens with this row, up to the number needed.
     tokens: BTreeSet<u32>,
-    /// Some token has another row.
+    /// Whether some token has a different row.
     differs: bool,
 }
 
 impl Alike {
-    /// Takes another answer into account.
+    /// Adds the tokens of another response.
     pub(crate) fn add(&mut self, routed: &Routed) {
         let row = (routed.experts.len() / routed.token_ids.len().max(1)).max(1);
         let prompt = routed.prompt_len as usize;
@@ -119,7 +119,7 @@ impl Alike {
         }
     }
 
-    /// The kind of token, if any, whose routes cannot be trusted.
+    /// Returns the kind of token, if any, whose routes are implausible.
     pub(crate) fn one_route(&self) -> Option<&'static str> {
         let one_route = |seen: &OneRoute| !seen.differs && seen.tokens.len() >= DIFFERENT_TOKENS;
         match self.0.each_ref().map(one_route) {
@@ -130,7 +130,7 @@ impl Alike {
     }
 }
 
-/// The tokens for which routes are expected, and how many of them are the prompt.
+/// Returns the tokens that need routes, and how many of them are prompt tokens.
 pub(crate) fn tokens(asked: &LinePrompt, reported: &ReportedAnswer) -> Result<(Vec<u32>, u32), AnswerError> {
     if let Some(reason) = &reported.aborted {
         return Err(AnswerError::Aborted(reason.clone()));
@@ -149,14 +149,14 @@ pub(crate) fn tokens(asked: &LinePrompt, reported: &ReportedAnswer) -> Result<(V
                 ));
             }
         },
-        // If only one token was generated, its id is not needed.
+        // A single generated token has no route, so its id is not needed.
         (None, Some(1)) => &[],
         (None, _) => return Err(AnswerError::Unusable(NO_OUTPUT_IDS)),
     };
     Ok(([prompt, seen].concat(), prompt_len))
 }
 
-/// The prompt's ids according to the engine, which must match those sent.
+/// Returns the prompt's ids as reported by the engine, which must match the ids that were sent.
 fn prompt<'a>(asked: &'a LinePrompt, reported: &'a ReportedAnswer) -> Result<&'a [u32], AnswerError> {
     match (asked, &reported.prompt_ids) {
         (LinePrompt::Ids(sent), None) => Ok(sent),

@@ -1,16 +1,16 @@
-//! Records that were left out, and how many are tolerated.
+//! Skipped records, and how many of them are tolerated.
 
 use std::fmt;
 use std::path::PathBuf;
 
 use serde::Serialize;
 
-/// A record that was left out.
+/// A record that was skipped.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct BadRecord {
     /// The file that contains it.
     pub file: PathBuf,
-    /// The record's position: "line 3", "request 17".
+    /// The record's position, such as "line 3" or "request 17".
     pub record: String,
     /// The reason.
     pub reason: String,
@@ -22,7 +22,7 @@ impl fmt::Display for BadRecord {
     }
 }
 
-/// How many of `total` records may be bad, given the allowed share.
+/// Returns how many of `total` records may be bad, given the tolerated fraction.
 pub(crate) fn allowed_bad(share: f64, total: usize) -> usize {
     (share * total as f64).floor() as usize
 }

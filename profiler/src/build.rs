@@ -1,12 +1,13 @@
-//! Builds profiles from traces of any size: checks and counts them in pieces on several threads, within a memory limit.
+//! Builds profiles from traces of any size: checks and counts them in chunks on several threads, within a memory limit.
 //!
-//! | module | what |
+//! | module | contents |
 //! |---|---|
-//! | `inputs` | the first pass: checks requests, decides which to count, counts occurrences of tokens |
+//! | `inputs` | the first pass: checks requests, decides which to count, counts token occurrences |
 //! | `slab` | further passes: counts for as many layers and tokens as memory allows |
-//! | `domains` | gives kinds of text equal weight |
+//! | `domains` | weights kinds of text equally |
 //!
-//! A profile is a pure function of its traces: it does not depend on the clock, the order of the files or the threads.
+//! A profile is a pure function of its traces: it does not depend on the clock, the file order or the number of
+//! threads.
 
 mod domains;
 mod inputs;
@@ -38,31 +39,30 @@ pub struct BuildOptions {
     pub phase: Phase,
     /// Number of threads, at least 1.
     pub threads: usize,
-    /// Bytes for counters; other memory is a few bytes per token of the vocabulary and layer.
+    /// Memory limit for counters in bytes; all else takes a few bytes per vocabulary token and layer.
     pub counter_bytes: u64,
     /// Give all domains equal weight.
     pub weight_by_domain: bool,
-    /// Requests to hold out by the hash of their prompt, and the trace to write them to.
+    /// Which requests to hold out, by prompt hash, and the trace to write them to.
     pub hold_out: Option<HoldOut>,
-    /// The trace to write the counted requests to, without router weights, which `solve` may use in addition to the
-    /// profile.
+    /// The trace to write the counted requests to, without router weights, for `solve` to use along with the profile.
     pub solve_trace: Option<PathBuf>,
-    /// The tolerated share of damaged requests, 0..1, which are left out; more is an error. A file that is damaged as a
-    /// whole counts as the number of requests estimated from its size.
+    /// Tolerated fraction of damaged requests, 0..1. They are skipped; a higher fraction is an error. A file that is
+    /// entirely damaged counts as the number of requests estimated from its size.
     pub max_bad: f64,
 }
 
 /// Requests held out for evaluation.
 #[derive(Clone, Debug)]
 pub struct HoldOut {
-    /// Approximate share of the requests, 0..1.
+    /// Approximate fraction of the requests, 0..1.
     pub share: f64,
     /// The trace to write, without router weights.
     pub out: PathBuf,
 }
 
 impl BuildOptions {
-    /// All tokens, two threads, 512 MiB of counters, 1 % damaged requests.
+    /// Default options: all tokens, two threads, 512 MiB of counters, at most 1% damaged requests.
     pub fn new(traces: Vec<DomainInput>, out: PathBuf) -> Self {
         BuildOptions {
             traces,
@@ -102,31 +102,30 @@ pub struct BuildReport {
     pub inputs: usize,
     /// Tokens counted, after weighting.
     pub tokens: u64,
-    /// Number of requests counted; 0 for merged profiles, which do not record the number.
+    /// Number of requests counted; 0 for merged profiles, which do not store the number.
     pub requests: usize,
     /// Requests held out.
     pub held_out: usize,
     /// Number of passes over the traces, including the check.
     pub passes: usize,
-    /// Domains and their multipliers, if they were weighted.
+    /// Domains and their multipliers, if counts were weighted by domain.
     pub domains: Vec<DomainReport>,
-    /// Requests that were left out, and files that are no longer traces.
+    /// Skipped requests, and files that are no longer readable as traces.
     pub bad: Vec<BadRecord>,
 }
 
 /// Counts the tokens of one phase in traces of one model.
 ///
 /// # Errors
-/// Invalid options; a trace that is missing or of another model; no readable trace; more damaged requests than allowed;
-/// a full disk. Nothing is written then.
+/// If options are invalid, a trace is missing or of another model, no trace is readable, too many requests are damaged,
+/// or a write fails. Nothing is written in these cases.
 pub fn build(options: &BuildOptions, progress: &dyn Progress) -> Result<BuildReport, ProfilerError> {
     options.validate()?;
     let mut groups = open(options)?;
     let mut total: u64 = groups.iter().map(|group| group.inputs.tokens()).sum();
     progress.set_total(total);
     let share = options.hold_out.as_ref().map_or(0.0, |hold_out| hold_out.share);
-    // Requests that were split before are split again, in the same way for all inputs, so that equal prompts stay on
-    // one side.
+    // Already split requests are split again in the same way for all inputs, which keeps equal prompts on one side.
     let splits = groups.iter().map(|group| group.inputs.origin.splits()).max().unwrap_or(0);
     let left_out = LeftOut { share, split: PromptSplit::PROFILE.after(splits) };
     let checked: Vec<Checked> =
@@ -163,13 +162,13 @@ pub fn build(options: &BuildOptions, progress: &dyn Progress) -> Result<BuildRep
     Ok(BuildReport { inputs, requests, held_out, bad, ..report })
 }
 
-/// Traces that are counted into one profile.
+/// Traces counted into one profile.
 struct Group {
     domain: Option<String>,
     inputs: Inputs,
 }
 
-/// Opens one group, or one per domain.
+/// Opens all traces as one group, or as one group per domain.
 fn open(options: &BuildOptions) -> Result<Vec<Group>, ProfilerError> {
     if !options.weight_by_domain {
         let paths: Vec<&Path> = options.traces.iter().map(|input| input.path.as_path()).collect();
@@ -200,7 +199,7 @@ fn temporary_beside(out: &Path) -> Result<tempfile::TempDir, ProfilerError> {
     directory.map_err(ProfilerError::io(out, "write"))
 }
 
-/// Runs all passes but the first. `total` is the work of all passes so far, in tokens.
+/// Runs all passes after the first. `total` is the work of all passes so far, in tokens.
 fn count(
     options: &BuildOptions,
     inputs: &Inputs,
@@ -240,7 +239,7 @@ fn count(
     })
 }
 
-/// Writes the requests with one fate as a trace.
+/// Writes all requests with the given fate to a trace.
 fn write_trace(groups: &[Group], fate: Fate, source: &str, out: &Path) -> Result<(), ProfilerError> {
     let mut origin = Origin::default();
     groups.iter().for_each(|group| origin.add(&group.inputs.origin.provenance()));

@@ -1,5 +1,5 @@
-//! The prompt that is sent before all others. It reveals dense layers that the configuration does not mention, since
-//! engines report rows without experts for them; its routes are also used in the self-check.
+//! Sends one prompt before all others. It reveals dense layers that the configuration does not mention, as engines
+//! report rows without experts for them. The self-check uses its routes too.
 
 use semmoe_engines::recording::{ReportedAnswer, decode};
 use semmoe_tables::ModelInfo;
@@ -8,17 +8,17 @@ use crate::answer::{check, rules, tokens};
 use crate::drive::{Alone, Engine};
 use crate::prompts::Prompt;
 
-/// The answer to the first prompt.
+/// The response to the first prompt.
 pub(crate) struct Probed {
     /// The model without its dense layers.
     pub(crate) model: ModelInfo,
     pub(crate) dense_layers: Vec<u16>,
-    /// `None` if the answer is unusable: the recording then reports why.
+    /// `None` if the response is unusable; the recording then reports the reason.
     pub(crate) alone: Option<Alone>,
 }
 
-/// Sends one prompt while nothing else of this recording runs: the first that the engine does not refuse. Dense layers
-/// are those with constant rows (no expert, or the same one in every slot); none are removed if no layer would be left.
+/// Sends the first prompt that the engine does not reject, while nothing else in this recording runs. Layers with
+/// constant rows (no expert, or the same expert in every slot) are dense. If all layers look dense, none are removed.
 pub(crate) async fn probe(engine: &Engine<'_>, prompts: &[&Prompt]) -> Probed {
     for prompt in prompts {
         match engine.reported(prompt).await {

@@ -1,4 +1,5 @@
-//! Drives an engine: bounded concurrency and rate, retries; good answers go to the partial recording.
+//! Drives an engine with bounded concurrency and rate, and with retries; appends good responses to the partial
+//! recording.
 
 use std::time::{Duration, Instant};
 
@@ -14,13 +15,14 @@ use crate::prompts::{Prompt, PromptKey, Prompts};
 use crate::self_check::SelfCheck;
 use crate::{BadRecord, ProfilerError, Progress, RecordOptions};
 
-/// Routed experts take about 4 kB per token for the largest models: enough for 60,000 tokens.
+/// Maximum response size. Routed experts take about 4 kB per token for the largest models, so this is enough for 60,000
+/// tokens.
 const MAX_ANSWER_BYTES: usize = 256 << 20;
 /// Maximum wait before a retry.
 const MAX_PAUSE: Duration = Duration::from_secs(15);
 /// Maximum length of a stored reason.
 const MAX_REASON_CHARS: usize = 400;
-/// Number of prompts that an engine may refuse before its first answer.
+/// Number of prompts that an engine may reject before its first good response.
 const REFUSED_AT_FIRST: usize = 100;
 /// Interval between progress messages.
 const MESSAGE_INTERVAL: Duration = Duration::from_millis(250);
@@ -30,7 +32,7 @@ struct Outcome {
     index: usize,
     retries: u32,
     routed: Result<Routed, AnswerError>,
-    /// Whether the engine refused this prompt.
+    /// Whether the engine rejected this prompt.
     refused: bool,
 }
 
@@ -39,16 +41,16 @@ struct Outcome {
 pub(crate) struct Driven {
     /// Bad records in file order.
     pub(crate) bad: Vec<(usize, BadRecord)>,
-    /// Number of bad records that the engine refused.
+    /// Number of bad records that the engine rejected.
     pub(crate) refused: usize,
     pub(crate) retries: u64,
-    /// Answers kept from an earlier run.
+    /// Responses reused from an earlier run.
     pub(crate) resumed: usize,
     pub(crate) self_check: Option<SelfCheck>,
 }
 
-/// Sends every prompt without a good answer so far, and writes the checked answers to the journal. Compares the routes
-/// of the prompt that was sent alone as soon as it is answered again.
+/// Sends every prompt that has no good response yet, and appends validated responses to the journal. Compares routes as
+/// soon as the engine responds again to the prompt that was sent alone.
 pub(crate) async fn drive(
     asked: &Engine<'_>,
     prompts: &Prompts,
@@ -91,7 +93,7 @@ pub(crate) async fn drive(
             run.check(alone, among, asked.model.top_k)?;
         }
         run.take(outcome, journal)?;
-        // Stop at the first excess bad answer: if the engine is gone, all others would fail as well.
+        // Stops once too many responses are bad: if the engine is gone, all others would fail too.
         run.refuse_bad(journal)?;
     }
     if journal.len() == 0 {
@@ -102,14 +104,14 @@ pub(crate) async fn drive(
     Ok(driven)
 }
 
-/// The answer to a prompt that was sent alone, without the prefix cache.
+/// The response to a prompt that was sent alone, without the prefix cache.
 #[derive(Clone, Debug)]
 pub(crate) struct Alone {
     pub(crate) key: PromptKey,
     pub(crate) routed: Routed,
 }
 
-/// The inputs of every request.
+/// The inputs shared by all requests.
 #[derive(Clone, Copy)]
 pub(crate) struct Engine<'a> {
     pub(crate) client: &'a HttpClient,
@@ -136,14 +138,14 @@ impl Engine<'_> {
         Outcome { index, retries, routed, refused }
     }
 
-    /// Requests the first answer to a prompt, without using a prefix cache or filling one that the recording uses.
+    /// Sends a prompt for the first time, without using the prefix cache or filling the cache that the recording uses.
     pub(crate) async fn reported(&self, prompt: &Prompt) -> Result<ReportedAnswer, AnswerError> {
         self.exchange(&uncached(self.options.engine, self.question(prompt, 1))).await
     }
 
     fn question(&self, prompt: &Prompt, max_tokens: u32) -> Question {
         let temperature = self.options.temperature;
-        // Each prompt has its own random seed, the same in every run; engines accept at least 31 bits.
+        // Each prompt has its own random seed, reproducible across runs; all engines accept 31 bits.
         let seed = (prompt.key.hash as u64).wrapping_add(prompt.key.occurrence.into()) & 0x7fff_ffff;
         let sampling = Sampling { max_tokens, temperature, seed: (temperature > 0.0).then_some(seed) };
         ask(self.options.engine, self.options.openai_routes, &self.model.model, prompt.asked(), sampling)
@@ -163,12 +165,12 @@ struct Run<'a> {
     driven: Driven,
     prompts: &'a Prompts,
     progress: &'a dyn Progress,
-    /// Tolerated number of bad records; more end the recording.
+    /// Maximum number of bad records before the recording ends.
     allowed: usize,
     asked: usize,
     answered: usize,
     tokens: u64,
-    /// Judges all answers together: short ones alone are not conclusive.
+    /// Evaluated over all responses, as a single short response is inconclusive.
     alike: Alike,
     began: Instant,
     spoke: Instant,
@@ -203,7 +205,7 @@ impl<'a> Run<'a> {
                 journal.append(prompt.key, &routed)?;
             }
             Err(error) => {
-                // Some errors quote the engine.
+                // Truncated, because some errors quote the engine's response.
                 let reason = error.to_string().chars().take(MAX_REASON_CHARS).collect();
                 self.driven.bad.push((prompt.place, self.prompts.bad_record(prompt.place, reason)));
             }
@@ -234,8 +236,8 @@ impl<'a> Run<'a> {
         self.progress.message(&format!("{} tokens, {speed:.0} tokens/s, {left:.0} s left", self.tokens));
     }
 
-    /// A prompt that the engine refused is left out and does not end the recording, unless the engine refuses
-    /// everything.
+    /// Ends the recording if too many records are bad. Prompts that the engine rejects do not count, unless it rejects
+    /// all of them.
     fn refuse_bad(&self, journal: &Journal) -> Result<(), ProfilerError> {
         let Driven { bad, refused, .. } = &self.driven;
         let refuses_all = journal.len() == 0 && *refused > self.allowed.max(REFUSED_AT_FIRST);
@@ -250,7 +252,7 @@ impl<'a> Run<'a> {
         let path = journal.path.display();
         let kept = match journal.len() {
             0 => "nothing was written".to_owned(),
-            n => format!("{n} good answers are kept in {path}: run the same command to resume"),
+            n => format!("{n} good responses are kept in {path}: run the same command to resume"),
         };
         let (bad, of) = (self.driven.bad.len(), self.prompts.bad.len() + self.answered);
         ProfilerError::TooManyBad { what: "records", bad, of, allowed: self.allowed, first, kept }

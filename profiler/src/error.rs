@@ -1,4 +1,4 @@
-//! Errors of recording and building.
+//! Errors from recording traces and building profiles.
 
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use semmoe_text::{PromptLineError, TextError};
 
 use crate::BadRecord;
 
-/// An error of this crate; every message is one sentence.
+/// This crate's error type; every message is a single sentence.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ProfilerError {
@@ -24,15 +24,15 @@ pub enum ProfilerError {
         /// The values allowed.
         expected: &'static str,
     },
-    /// This kind of engine returns no routed experts.
+    /// This kind of engine cannot return routed experts.
     #[error("{0} does not report routed experts (sglang, vllm and semmoe do)")]
     Engine(Engine),
-    /// The engine was started without routed experts.
+    /// The engine was started without the option that makes it report routed experts.
     #[error("the engine was started without --enable-return-routed-experts")]
     NoRoutedExperts,
     /// The engine reports physical slots instead of experts.
     #[error(
-        "SGLang {version} with --init-expert-location {location} reports physical slots in place of experts: record without a placement, or from 0.5.10 or later"
+        "SGLang {version} with --init-expert-location {location} reports physical slots instead of experts: record without a placement, or with 0.5.10 or later"
     )]
     PhysicalIds {
         /// The engine's version.
@@ -40,32 +40,32 @@ pub enum ProfilerError {
         /// Its placement, truncated to 100 characters.
         location: String,
     },
-    /// The routes of a prompt depend on what runs concurrently.
+    /// A prompt's routes depend on concurrent requests.
     #[error(
-        "the routes of one prompt depend on what runs concurrently: sent alone and among others, {} of its {} activations differ ({:.1}%), more than rounding explains",
+        "the routes of one prompt depend on concurrent requests: {} of its {} activations differ ({:.1}%) when it is sent with others, more than rounding explains",
         .0.differing, .0.activations, 100.0 * .0.share()
     )]
     Unsteady(crate::SelfCheck),
-    /// Each answer is plausible, but all tokens have one route.
+    /// Each response is plausible by itself, but all tokens have the same route.
     #[error(
-        "the engine's answers cannot be trusted: every {0} has the same experts in every layer, which no router would choose; \
+        "the engine's responses cannot be trusted: every {0} has the same experts in every layer, which is implausible; \
          fix the engine, then start over with --fresh"
     )]
     OneRoute(&'static str),
     /// Neither the engine nor the caller provides the model's shape.
-    #[error("the engine does not report {0}, which a trace needs; give the model's shape")]
+    #[error("the engine does not report {0}, which a trace requires; pass the model's shape")]
     UnknownModel(&'static str),
     /// The model's `config.json` is unusable.
     #[error("the model's configuration: {0}")]
     Config(#[from] ConfigError),
-    /// The given tokenizer is not that of the engine's model.
-    #[error("the tokenizer {} is not the engine's: {found}, and {expected}", path.display())]
+    /// The given tokenizer differs from that of the engine's model.
+    #[error("the tokenizer {} is not the engine's: {found}, but {expected}", path.display())]
     OtherTokenizer {
         /// The file.
         path: PathBuf,
         /// A property of the tokenizer.
         found: String,
-        /// The engine's corresponding one.
+        /// The corresponding property of the engine's tokenizer.
         expected: String,
     },
     /// The engine's key file is unusable.
@@ -90,25 +90,25 @@ pub enum ProfilerError {
     #[error(transparent)]
     Prompt(#[from] PromptLineError),
     /// The prompts file contains no prompt.
-    #[error("{} holds no prompt", .0.display())]
+    #[error("{} contains no prompt", .0.display())]
     NoPrompts(PathBuf),
     /// Too many records were missing or invalid.
-    #[error("{bad} of {of} {what} were bad, more than {allowed} allowed, and {kept}; the first: {first}")]
+    #[error("{bad} of {of} {what} were bad, more than the {allowed} allowed, and {kept}; the first: {first}")]
     TooManyBad {
-        /// The kind of record, in the plural.
+        /// The kind of record, as a plural noun.
         what: &'static str,
         /// Number of bad records.
         bad: usize,
         /// Number of records so far, including bad ones.
         of: usize,
-        /// Number of bad records that would have been allowed among all.
+        /// Number of bad records allowed in the whole input.
         allowed: usize,
         /// The first bad record.
         first: Box<BadRecord>,
-        /// The fate of the good ones.
+        /// A clause that says whether the good records were kept.
         kept: String,
     },
-    /// A domain without tokens to weight.
+    /// A domain has no tokens to weight.
     #[error("the domain {0} has too few tokens to be weighted like the others")]
     EmptyDomain(String),
     /// The caller cancelled.
@@ -122,10 +122,10 @@ pub enum ProfilerError {
         /// The difference.
         difference: String,
     },
-    /// There is no input.
+    /// No input was given.
     #[error("no {0} was given")]
     NoInput(&'static str),
-    /// The engine could not be reached or did not answer properly.
+    /// The engine could not be reached, or its response was invalid.
     #[error(transparent)]
     Http(#[from] HttpError),
     /// A trace or profile is invalid.
@@ -134,13 +134,13 @@ pub enum ProfilerError {
     /// A tokenizer or template is invalid.
     #[error(transparent)]
     Text(#[from] TextError),
-    /// Foreign files could not be imported.
+    /// Files from another tool could not be imported.
     #[error(transparent)]
     Import(#[from] crate::import::ImportError),
 }
 
 impl ProfilerError {
-    /// The error for a failed `action` on a file.
+    /// Creates the error for a failed `action` on a file.
     pub(crate) fn io(path: &Path, action: &'static str) -> impl Fn(std::io::Error) -> Self + use<> {
         let path = path.to_owned();
         move |source| Self::Io { path: path.clone(), action, source }
@@ -164,12 +164,12 @@ impl ProfilerError {
     }
 }
 
-/// Rejects a share that is not within 0..1.
+/// Rejects a fraction that is not in [0, 1].
 pub(crate) fn check_share(option: &'static str, share: f64) -> Result<(), ProfilerError> {
-    check((0.0..=1.0).contains(&share), option, share, "a share between 0 and 1")
+    check((0.0..=1.0).contains(&share), option, share, "a fraction between 0 and 1")
 }
 
-/// Rejects the value of an option unless it is `good`.
+/// Rejects an option's value unless it is `good`.
 pub(crate) fn check(
     good: bool,
     option: &'static str,

@@ -1,9 +1,9 @@
-//! The partial recording: every good answer is appended to a file next to the trace as it arrives, so that a recording
-//! that ends early, even by a crash, is resumed where it stopped, and no prompt is counted twice.
+//! The partial recording: every good response is appended to a file next to the trace as it arrives. A recording that
+//! ends early, even in a crash, resumes where it stopped, and no prompt is counted twice.
 //!
-//! A line of JSON states what was recorded and how. Frames follow: a length, a checksum, and an answer keyed by its
-//! prompt. A truncated or damaged frame ends the file: everything after it is recorded again. The file is locked while
-//! in use, and removed once the trace is written.
+//! The first line is a JSON header with the recording's settings. Frames follow, each with a length, a checksum, and a
+//! response keyed by its prompt. A truncated or damaged frame ends the file: everything after it is recorded again. The
+//! file is locked while in use, and removed once the trace is written.
 
 use std::collections::HashMap;
 use std::fmt::Display;
@@ -19,11 +19,11 @@ use crate::answer::Routed;
 use crate::prompts::PromptKey;
 
 const FORMAT: &str = "semmoe.partial.1";
-/// More than any first line written here.
+/// Limit on the header line, above any header written here.
 const MAX_HEADER_BYTES: u64 = 1 << 20;
-/// More than an answer of the longest contexts and deepest models; a larger length is damage.
+/// Frame size limit, above a response with the longest context and the deepest model; a larger length means damage.
 const MAX_FRAME_BYTES: u32 = 1 << 30;
-/// Prompt key (128-bit hash, occurrence), token count, prompt length.
+/// Size of a frame's fixed fields: prompt key (128-bit hash, occurrence), token count, prompt length.
 const HEAD_BYTES: usize = 16 + 4 + 4 + 4;
 
 /// Settings that must be equal to resume a recording.
@@ -42,7 +42,7 @@ impl Settings {
     }
 }
 
-/// The path of a trace's partial recording.
+/// Returns the path of a trace's partial recording.
 pub(crate) fn partial_path(out: &Path) -> PathBuf {
     let mut name = out.as_os_str().to_owned();
     name.push(".partial");
@@ -54,16 +54,16 @@ pub(crate) fn partial_path(out: &Path) -> PathBuf {
 pub(crate) struct Journal {
     pub(crate) path: PathBuf,
     file: File,
-    /// Offset and length of each answer's frame.
+    /// Offset and length of each response's frame.
     answers: HashMap<PromptKey, (u64, u32)>,
     end: u64,
     row_bytes: usize,
-    /// Whether the file is a partial recording with these settings: no other file is ever removed.
+    /// Whether the file is a partial recording with these settings. No other file is ever removed.
     ours: bool,
 }
 
 impl Journal {
-    /// Resumes an existing partial recording, or starts one.
+    /// Resumes an existing partial recording, or starts a new one.
     pub(crate) fn open(out: &Path, settings: &Settings, fresh: bool) -> Result<Self, ProfilerError> {
         let path = partial_path(out);
         let cannot_write = ProfilerError::io(&path, "write");
@@ -86,7 +86,7 @@ impl Journal {
         Ok(journal)
     }
 
-    /// Number of good answers so far.
+    /// Number of good responses so far.
     pub(crate) fn len(&self) -> usize {
         self.answers.len()
     }
@@ -102,14 +102,14 @@ impl Journal {
         let mut header = Vec::new();
         reader.by_ref().take(MAX_HEADER_BYTES).read_until(b'\n', &mut header).map_err(&io)?;
         if !header.ends_with(b"\n") {
-            // Nothing was recorded before the line was complete. Any other kind of file is not overwritten.
+            // An incomplete header means that nothing was recorded yet. Files of any other kind are never overwritten.
             if !header.is_empty() && !header.starts_with(b"{\"format\":\"semmoe.partial.") {
-                return Err(self.other("its first line is not that of a partial recording"));
+                return Err(self.other("its first line is not the header of a partial recording"));
             }
             return self.start(settings);
         }
         let found: Settings = serde_json::from_slice(&header)
-            .map_err(|_| self.other("its first line is not that of a partial recording of this version"))?;
+            .map_err(|_| self.other("its first line is not the header of a partial recording of this version"))?;
         if let Some(difference) = difference(&found, settings) {
             return Err(self.other(&difference));
         }
@@ -123,7 +123,7 @@ impl Journal {
         }
         drop(reader);
         self.end = at;
-        // Remove a partial frame, so that the next append starts a readable one.
+        // Remove a partial frame, so that the next frame is readable.
         self.file.set_len(at).map_err(&io)
     }
 
@@ -141,7 +141,7 @@ impl Journal {
         ProfilerError::OtherPartial { path: self.path.clone(), difference: difference.to_owned() }
     }
 
-    /// Appends one good answer.
+    /// Appends a good response.
     pub(crate) fn append(&mut self, key: PromptKey, routed: &Routed) -> Result<(), ProfilerError> {
         let mut frame = vec![0; 12];
         frame.extend_from_slice(&key.hash.to_le_bytes());
@@ -161,7 +161,7 @@ impl Journal {
         Ok(())
     }
 
-    /// Reads one good answer back.
+    /// Reads a good response back.
     pub(crate) fn read(&mut self, key: PromptKey) -> Result<Option<Routed>, ProfilerError> {
         let Some(&(at, length)) = self.answers.get(&key) else { return Ok(None) };
         let io = ProfilerError::io(&self.path, "read");
@@ -170,7 +170,7 @@ impl Journal {
         let found = next_frame(&mut self.file, 12 + u64::from(length), self.row_bytes, &mut payload).map_err(&io)?;
         match found {
             Some((found, _)) if found == key => Ok(Some(routed(&payload))),
-            _ => Err(io(std::io::Error::other("an answer changed after it was written"))),
+            _ => Err(io(std::io::Error::other("a response changed after it was written"))),
         }
     }
 
@@ -184,7 +184,7 @@ impl Journal {
 impl Drop for Journal {
     fn drop(&mut self) {
         if self.ours && self.answers.is_empty() {
-            // If this fails, the next run rejects or overwrites a file without answers.
+            // If this fails, the next run rejects or overwrites the empty recording.
             let _ = std::fs::remove_file(&self.path);
         }
     }
@@ -195,7 +195,7 @@ fn difference(found: &Settings, wanted: &Settings) -> Option<String> {
     if found.format == wanted.format && found.model != wanted.model {
         return Some(match found.model.check_compatible(&wanted.model) {
             Err(error) => error.to_string(),
-            Ok(()) => "the model's tokenizer or number of layers was not known then, or is not now".to_owned(),
+            Ok(()) => "the model's tokenizer or number of layers was unknown then, or is unknown now".to_owned(),
         });
     }
     let settings: [(&str, Setting); 4] = [
@@ -210,14 +210,14 @@ fn difference(found: &Settings, wanted: &Settings) -> Option<String> {
     })
 }
 
-/// FNV-1a: against torn writes, not against attackers.
+/// FNV-1a: detects torn writes, but not tampering.
 fn checksum(bytes: &[u8]) -> u64 {
     let fold = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3);
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, fold)
 }
 
-/// Reads the next complete frame's content into `payload`, and returns its key and length; `None` at the end of the
-/// file, or where it is damaged.
+/// Reads the next complete frame into `payload` and returns its key and length; `None` at the end of the file or at a
+/// damaged frame.
 fn next_frame(
     reader: &mut impl Read,
     left: u64,
@@ -252,7 +252,7 @@ fn word(bytes: &[u8], at: usize) -> u32 {
     u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
 }
 
-/// Decodes a payload whose length was checked.
+/// Decodes a payload whose length was validated.
 fn routed(payload: &[u8]) -> Routed {
     let tokens = word(payload, 20) as usize;
     let (ids, experts) = payload[HEAD_BYTES..].split_at(tokens * 4);
@@ -347,7 +347,7 @@ mod tests {
         assert!(!partial_path(&out).exists());
         for text in ["notes", "notes\n", "{}\n"] {
             std::fs::write(partial_path(&out), text).unwrap();
-            assert!(refused(&settings()).contains("its first line is not that of a partial recording"));
+            assert!(refused(&settings()).contains("its first line is not the header of a partial recording"));
             std::fs::remove_file(partial_path(&out)).ok();
         }
     }

@@ -1,21 +1,21 @@
-//! Records traces from engines, builds and merges profiles.
+//! Records traces from engines, and builds and merges profiles.
 //!
-//! | module | what |
+//! | module | contents |
 //! |---|---|
-//! | `options` | what to record, and how |
-//! | `record` | prompts in, trace out: drives an engine and keeps answers that pass the checks |
+//! | `options` | options of a recording |
+//! | `record` | sends prompts to an engine and records the responses that pass the checks as a trace |
 //! | `prompts` | the prompts file: JSON Lines, ShareGPT, plain text |
-//! | `answer` | one answer of an engine, checked against the request |
+//! | `answer` | validates an engine's response against the request |
 //! | `drive` | bounded concurrency and rate, retries |
-//! | `journal` | the partial recording, from which an interrupted one is resumed |
+//! | `journal` | the partial recording, which lets an interrupted recording resume |
 //! | `dense` | detects dense layers that the configuration does not mention |
-//! | [`show`](mod@show), [`html`] | the routing of a model in a trace or profile, as figures and as a page with images |
-//! | [`import`](mod@import) | converts routing recorded by others to a trace or to expert loads |
-//! | `build`, `merge` | builds profiles from traces and adds them up: any size, in parallel, identical bytes in any order |
-//! | `origin` | the sources of counts |
-//! | `bad` | records that were left out |
-//! | `self_check` | sends one prompt alone and among others, to detect routes that depend on the batch |
-//! | `split` | splits a trace in two by request content |
+//! | [`show`](mod@show), [`html`] | a model's routing in a trace or profile, as figures and as a page with images |
+//! | [`import`](mod@import) | converts routing recorded by other tools to a trace or to expert loads |
+//! | `build`, `merge` | builds and merges profiles of any size, in parallel, with identical bytes in any order |
+//! | `origin` | the sources of a profile's counts |
+//! | `bad` | skipped records |
+//! | `self_check` | sends one prompt alone and with others, to detect routes that depend on the batch |
+//! | `split` | splits a trace in two by prompt content |
 //! | `verdict` | a one-sentence interpretation of figures, and the next command |
 //! | `summary` | a short summary of a trace or profile |
 //!

@@ -1,5 +1,5 @@
-//! Adds up profiles of any size, row by row. The result depends neither on the order or grouping of the inputs, nor on
-//! the threads.
+//! Merges profiles of any size, row by row. The result does not depend on the order or grouping of the inputs or on the
+//! number of threads.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -14,7 +14,7 @@ use crate::build::{BuildReport, DomainInput, refuse_domains, weigh};
 use crate::error::check;
 use crate::origin::Origin;
 
-/// Approximate size of the entries that a thread merges at once.
+/// Approximate size of the block that a thread merges at once.
 const BLOCK_BYTES: usize = 8 << 20;
 
 /// Options of a merge.
@@ -26,22 +26,23 @@ pub struct MergeOptions {
     pub out: PathBuf,
     /// Number of threads, at least 1.
     pub threads: usize,
-    /// Give all domains equal weight: the last step, together with or after merging the shards of each domain.
+    /// Give all domains equal weight. This must be the last step: shards of a domain are merged in the same run or
+    /// before.
     pub weight_by_domain: bool,
 }
 
 impl MergeOptions {
-    /// Default options: profiles are not weighted, and two threads are used.
+    /// Default options: no weighting, two threads.
     pub fn new(profiles: Vec<DomainInput>, out: PathBuf) -> Self {
         MergeOptions { profiles, out, threads: 2, weight_by_domain: false }
     }
 }
 
-/// Adds up profiles of one model and phase.
+/// Merges profiles of one model and phase.
 ///
 /// # Errors
-/// The first profile that cannot be read or is of another model or phase; a count that overflows; a full disk. Nothing
-/// is written then.
+/// If a profile cannot be read or is of another model or phase, a count overflows, or a write fails. Nothing is written
+/// in these cases.
 pub fn merge(options: &MergeOptions) -> Result<BuildReport, ProfilerError> {
     check(options.threads > 0, "threads", 0, "at least 1")?;
     if !options.weight_by_domain {
@@ -131,17 +132,17 @@ struct Merging<'a> {
     threads: usize,
 }
 
-/// Rows of some tokens in one layer.
+/// Rows of a range of tokens in one layer.
 #[derive(Default)]
 struct Block {
-    /// Token and end of its row.
+    /// Token id and end of its row.
     rows: Vec<(u32, usize)>,
     experts: Vec<u16>,
     counts: Vec<u32>,
 }
 
 impl Merging<'_> {
-    /// Merges as many blocks of tokens at once as there are threads, and writes them in order.
+    /// Merges one block of tokens per thread in parallel, and writes the blocks in order.
     fn layer(&self, layer: LayerIdx, writer: &mut ProfileWriter) -> Result<(), ProfilerError> {
         let row_bytes = usize::from(self.model.num_experts) * (size_of::<u16>() + size_of::<u32>());
         let step = (BLOCK_BYTES / row_bytes).max(1) as u32;
@@ -173,7 +174,8 @@ impl Merging<'_> {
                     if *sum == 0 {
                         touched.push(expert);
                     }
-                    // Both factors are below 2^32, and a sum that exceeds 32 bits is rejected below.
+                    // The product cannot overflow, as both factors are below 2^32. Sums above 32 bits are rejected
+                    // below.
                     *sum = sum.saturating_add(u64::from(count) * u64::from(*multiplier));
                 }
             }

@@ -10,22 +10,22 @@ use semmoe_tables::{ModelInfo, directory_of};
 use crate::ProfilerError;
 use crate::error::{check, check_share};
 
-/// The format of a prompts file.
+/// Format of a prompts file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PromptFormat {
-    /// By file extension: `.json` is ShareGPT, `.txt` plain text, anything else JSON Lines.
+    /// Chosen by file extension: `.json` is ShareGPT, `.txt` plain text, anything else JSON Lines.
     #[default]
     Auto,
-    /// One object per line, with `messages`, `input_ids` or `prompt`, in this order of precedence.
+    /// One object per line, with `messages`, `input_ids` or `prompt`, in order of precedence.
     JsonLines,
-    /// A list of objects with `conversations`; everything after the last human turn is dropped.
+    /// A list of objects with `conversations`; turns after the last human turn are dropped.
     ShareGpt,
     /// One prompt per line.
     Text,
 }
 
 impl PromptFormat {
-    /// The format of a file: this one, or that of its extension.
+    /// Resolves `Auto` to the format for a file's extension.
     pub(crate) fn of(self, path: &Path) -> Self {
         let extension = path.extension().and_then(|extension| extension.to_str()).unwrap_or_default();
         match self {
@@ -52,21 +52,22 @@ pub struct RecordOptions {
     pub format: PromptFormat,
     /// The trace to write.
     pub out: PathBuf,
-    /// Directory with `tokenizer.json` and `tokenizer_config.json`, or a `tokenizer.json`. Prompts are then sent as
-    /// ids, and messages are rendered; without it `prompt` is sent as text and messages to the chat route.
+    /// Directory with `tokenizer.json` and `tokenizer_config.json`, or a `tokenizer.json`. If set, messages are
+    /// rendered and prompts are sent as ids; otherwise `prompt` is sent as text, and messages are sent to the chat
+    /// route.
     pub tokenizer: Option<PathBuf>,
-    /// The model's shape, for engines that do not report it (`num_hidden_layers` must be known). An empty name is
-    /// replaced by the engine's.
+    /// The model's shape, for engines that do not report it. `num_hidden_layers` is required. An empty name is replaced
+    /// with the engine's name for the model.
     pub model: Option<ModelInfo>,
     /// Tokens to generate per prompt, at least 1. With 1 the trace contains exactly the prompts' tokens.
     pub max_tokens: u32,
-    /// 0 is greedy. Otherwise each prompt has its own fixed seed.
+    /// Sampling temperature. 0 is greedy; otherwise each prompt has its own fixed seed.
     pub temperature: f32,
-    /// Longer prompts are truncated to this many tokens; needs a tokenizer unless all prompts are ids.
+    /// Truncate longer prompts to this many tokens; requires a tokenizer unless all prompts are ids.
     pub max_prompt_tokens: Option<usize>,
     /// Use only this many prompts.
     pub max_prompts: Option<usize>,
-    /// Requests in flight, at least 1.
+    /// Maximum number of requests in flight, at least 1.
     pub concurrency: usize,
     /// Maximum number of requests started per second.
     pub rate: Option<f64>,
@@ -74,21 +75,21 @@ pub struct RecordOptions {
     pub openai_routes: bool,
     /// Discard an existing partial recording.
     pub fresh: bool,
-    /// Time limit for one answer.
+    /// Timeout per request.
     pub request_timeout: Duration,
     /// Number of retries after a failed connection, a server error or a 429.
     pub retries: u32,
-    /// Pause before the first retry; doubled before each further one, up to 15 s.
+    /// Pause before the first retry; doubles with each further retry, up to 15 s.
     pub retry_pause: Duration,
-    /// Tolerated share of missing or invalid records, 0..1, which are left out; more is an error. Prompts that the
-    /// engine refuses are left out in any number, but it is an error if it refuses all.
+    /// Tolerated fraction of missing or invalid records, 0..1. They are skipped; a higher fraction is an error. Any
+    /// number of prompts that the engine rejects is skipped, but it is an error if it rejects all.
     pub max_bad: f64,
     /// Creation time, RFC 3339.
     pub created: String,
 }
 
 impl RecordOptions {
-    /// Default options: one token, greedy, 16 in flight, 120 s per answer, 1 % bad answers.
+    /// Default options: one token, greedy, 16 in flight, 120 s per request, at most 1% bad records.
     pub fn new(engine: Engine, url: BaseUrl, prompts: PathBuf, out: PathBuf, created: String) -> Self {
         RecordOptions {
             engine,
@@ -123,16 +124,16 @@ impl RecordOptions {
         check(self.concurrency > 0, "concurrency", 0, "at least 1")?;
         check(self.max_prompt_tokens != Some(0), "max_prompt_tokens", 0, "at least 1")?;
         if let Some(rate) = self.rate {
-            check((1e-6..=1e6).contains(&rate), "rate", rate, "requests a second, above 0")?;
+            check((1e-6..=1e6).contains(&rate), "rate", rate, "requests per second, above 0")?;
         }
         check_share("max_bad", self.max_bad)?;
         let usable = self.temperature.is_finite() && self.temperature >= 0.0;
-        check(usable, "temperature", self.temperature, "a number, not below 0")?;
+        check(usable, "temperature", self.temperature, "a non-negative number")?;
         check_directory(&self.out)
     }
 }
 
-/// Checks the trace's directory before an hour of recording, not after.
+/// Checks the trace's directory before a long recording rather than after it.
 fn check_directory(out: &Path) -> Result<(), ProfilerError> {
     let directory = directory_of(out);
     let failed = ProfilerError::io(out, "write");

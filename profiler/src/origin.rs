@@ -1,4 +1,4 @@
-//! The sources of a profile's counts, in a form that does not depend on the order or grouping of merges.
+//! The sources of a profile's counts, independent of the order and grouping of merges.
 
 use std::collections::BTreeSet;
 
@@ -6,11 +6,11 @@ use semmoe_tables::Provenance;
 
 /// Separates sources.
 const SEPARATOR: &str = "; ";
-/// Maximum number of sources named: the first in alphabetical order.
+/// Maximum number of sources to name, in alphabetical order.
 const NAMED: usize = 8;
-/// Represents further sources.
+/// Stands for all further sources.
 const MORE: &str = "and more";
-/// Maximum length of a source in bytes, which keeps the total within the format's limit.
+/// Maximum length of a source in bytes, to keep the total within the format's limit.
 const MAX_SOURCE_BYTES: usize = 400;
 
 /// The names of the two parts of a split.
@@ -46,13 +46,13 @@ impl Origin {
         }
     }
 
-    /// How many splits have divided these requests, according to the sources.
+    /// Number of splits that these requests went through, according to the sources.
     pub(crate) fn splits(&self) -> u64 {
         let parts = self.sources.iter().filter(|source| source.starts_with(HELD_OUT) || source.starts_with(COUNTED));
         parts.count() as u64
     }
 
-    /// The source text for a part after this many splits.
+    /// Returns the source text for a part after this many splits.
     pub(crate) fn of_split(part: &str, splits: u64) -> String {
         if splits == 0 { part.to_owned() } else { format!("{part} of split {}", splits + 1) }
     }

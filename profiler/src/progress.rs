@@ -1,12 +1,12 @@
-//! Progress reporting of long operations.
+//! Progress reporting for long operations.
 
-/// Shown by the caller as a bar, as lines or not at all.
+/// Receives progress, which the caller shows as a bar, as lines or not at all.
 pub trait Progress: Sync {
     /// Sets the number of steps.
     fn set_total(&self, total: u64);
     /// Reports that `by` more steps are done.
     fn advance(&self, by: u64);
-    /// Reports a short remark, such as speed or time left.
+    /// Reports a short message, such as the speed or the remaining time.
     fn message(&self, text: &str);
 }
 

@@ -1,5 +1,5 @@
-//! The prompts file: JSON Lines, ShareGPT's JSON or plain text, read completely before the first request. Invalid
-//! records are reported with their position, and the others are used.
+//! Reads the prompts file (JSON Lines, ShareGPT's JSON or plain text) completely before the first request. Invalid
+//! records are reported with their position and skipped.
 
 mod error;
 mod sharegpt;
@@ -20,7 +20,7 @@ use error::PromptError;
 
 const EMPTY: &str = "the prompt is empty";
 
-/// 128-bit FNV-1a over the kind and the content.
+/// Hashes a prompt's kind and content with 128-bit FNV-1a.
 fn hash(input: &LinePrompt) -> u128 {
     let fold = |hash: u128, byte: u8| (hash ^ u128::from(byte)).wrapping_mul(0x0000_0000_0100_0000_0000_0000_0000_013b);
     let start = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
@@ -33,7 +33,7 @@ fn hash(input: &LinePrompt) -> u128 {
     }
 }
 
-/// Identifies a prompt in this run and in a resumed one: its content, and its index among equal prompts.
+/// Identifies a prompt across resumed runs by its content and its index among equal prompts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct PromptKey {
     pub(crate) hash: u128,
@@ -43,10 +43,10 @@ pub(crate) struct PromptKey {
 /// One record of the file.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Prompt {
-    /// Its line, from 1, or its index in a list, from 0.
+    /// The record's line number, from 1, or its index in a list, from 0.
     pub(crate) place: usize,
     pub(crate) key: PromptKey,
-    /// The request: messages are a conversation to which the engine applies the model's template.
+    /// The request. If it contains messages, the engine applies the model's chat template.
     pub(crate) input: LinePrompt,
 }
 
@@ -59,7 +59,7 @@ impl Prompt {
         }
     }
 
-    /// Approximate length, for comparing prompts of one kind.
+    /// Approximate length, comparable only between prompts of the same kind.
     pub(crate) fn length(&self) -> usize {
         match &self.input {
             LinePrompt::Text(text) => text.len(),
@@ -69,7 +69,7 @@ impl Prompt {
     }
 }
 
-/// Tokenizer and, if present, chat template.
+/// A tokenizer and, if present, its chat template.
 #[derive(Debug)]
 pub(crate) struct Encoder {
     pub(crate) tokenizer: Tokenizer,
@@ -88,28 +88,28 @@ impl Encoder {
     }
 }
 
-/// How prompts are prepared.
+/// Settings for preparing prompts.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Preparation<'a> {
     pub(crate) encoder: Option<&'a Encoder>,
-    /// V: ids must be below it.
+    /// Vocabulary size; token ids must be below it.
     pub(crate) vocab_size: u32,
     pub(crate) options: &'a RecordOptions,
 }
 
-/// The prompts of a file, and its invalid records.
+/// A file's prompts and invalid records.
 #[derive(Debug, Default)]
 pub(crate) struct Prompts {
     pub(crate) good: Vec<Prompt>,
     /// Bad records with their positions.
     pub(crate) bad: Vec<(usize, BadRecord)>,
     pub(crate) file: PathBuf,
-    /// The term for a record: line or conversation.
+    /// The word for a record: "line" or "conversation".
     unit: &'static str,
     occurrences: HashMap<u128, u32>,
 }
 
-/// Reads and prepares all prompts; skips blank lines.
+/// Reads and prepares all prompts, skipping blank lines.
 pub(crate) fn read(how: Preparation<'_>) -> Result<Prompts, ProfilerError> {
     let path = how.options.prompts.as_path();
     let format = how.options.format.of(path);
@@ -171,7 +171,7 @@ impl Preparation<'_> {
         let mut ids = match (prompt, self.encoder) {
             (LinePrompt::Ids(ids), _) => ids,
             (_, None) if self.options.max_prompt_tokens.is_some() => {
-                return Err(PromptError::Unusable("a text can be cut to a number of tokens only with a tokenizer"));
+                return Err(PromptError::Unusable("truncating text to a token limit requires a tokenizer"));
             }
             (prompt, None) => {
                 let is_empty = match &prompt {

@@ -1,4 +1,4 @@
-//! Recording: prompts in, trace out.
+//! Records a trace by sending prompts to an engine.
 
 use std::future::Future;
 use std::path::{Path, PathBuf};
@@ -21,7 +21,7 @@ use crate::{BadRecord, ProfilerError, Progress};
 
 /// The first SGLang version that reports logical experts under a placement.
 const LOGICAL_IDS_SINCE: Version = Version::new(0, 5, 10);
-/// SGLang's name for the default placement: experts in order.
+/// SGLang's name for the default placement, with experts in order.
 const TRIVIAL_LOCATION: &str = "trivial";
 
 /// The report of a recording.
@@ -37,37 +37,37 @@ pub struct RecordReport {
     pub requests: usize,
     /// Number of tokens in the trace.
     pub tokens: u64,
-    /// How many of these are prompt tokens.
+    /// Number of prompt tokens in the trace.
     pub prompt_tokens: u64,
-    /// Number of answers kept from an interrupted run.
+    /// Number of responses reused from an interrupted run.
     pub resumed: usize,
-    /// Layers that are MoE layers in the model's configuration, but for which the engine reports no routes.
+    /// Layers that the model's configuration declares as MoE layers, but for which the engine reports no routes.
     pub dense_layers: Vec<u16>,
-    /// One prompt sent alone and among others; `None` if no such prompt had two usable answers, and for semmoe's
-    /// worker, whose results do not depend on the batch.
+    /// Comparison of one prompt sent alone and with others. `None` if it did not get two usable responses, and for
+    /// semmoe's worker, whose results do not depend on the batch.
     pub self_check: Option<SelfCheck>,
-    /// Records that were left out.
+    /// Records that were skipped.
     pub bad: Vec<BadRecord>,
-    /// Number of prompts that the engine refused (400, 413, 422), for example as too long. They do not count towards
-    /// [`RecordOptions::max_bad`].
+    /// Number of prompts that the engine rejected (400, 413, 422), for example because they are too long. They do not
+    /// count towards [`RecordOptions::max_bad`].
     pub refused: usize,
-    /// Number of repeated attempts.
+    /// Number of retries.
     pub retries: u64,
-    /// Time from the first request to the last answer of this run.
+    /// Time from the first request to the last response in this run.
     pub seconds: f64,
 }
 
-/// Sends every prompt to an engine and writes the routing that it reports as a trace, in the order of the prompts file.
-/// The last sampled token has no route and is left out.
+/// Sends every prompt to an engine and writes the reported routing to a trace, in the order of the prompts file. The
+/// last sampled token has no route and is omitted.
 ///
-/// Good answers go to a partial recording next to the trace (`OUT.partial`) as they arrive. Calling this again resumes
-/// an interrupted recording: prompts with good answers are not sent again. The run ends when `cancel` completes,
-/// dropping requests in flight.
+/// Good responses are appended to a partial recording next to the trace (`OUT.partial`) as they arrive. Calling this
+/// again resumes an interrupted recording: prompts with good responses are not sent again. When `cancel` completes, the
+/// run ends and drops requests in flight.
 ///
 /// # Errors
-/// Invalid options before the first request; an engine that cannot be reached or does not report its model; more bad
-/// records than allowed; a trace that cannot be written. There is no trace then, and the partial recording is kept if
-/// it contains an answer.
+/// If options are invalid (checked before the first request), the engine cannot be reached or does not report its
+/// model, too many records are bad, or the trace cannot be written. No trace is written in these cases; the partial
+/// recording is kept if it contains a response.
 pub async fn record(
     options: RecordOptions,
     progress: &dyn Progress,
@@ -80,10 +80,10 @@ pub async fn record(
         run = run(&options, progress) => Some(run?),
     };
     let Some(Run { model, prompts, mut journal, driven, dense_layers }) = run else {
-        // The run is dropped by now, and with it a partial recording without answers.
+        // The run was dropped, which deleted the partial recording if it was empty.
         let partial = partial_path(&options.out);
         let kept = match partial.exists() {
-            true => format!("what was recorded is kept in {}: run the same command to resume", partial.display()),
+            true => format!("the partial recording is kept in {}: run the same command to resume", partial.display()),
             false => "nothing was written".to_owned(),
         };
         return Err(ProfilerError::Cancelled(kept));
@@ -115,7 +115,7 @@ pub async fn record(
     .await
 }
 
-/// A run's output for the trace.
+/// A run's output, from which the trace is written.
 struct Run {
     model: ModelInfo,
     prompts: Prompts,
@@ -157,7 +157,7 @@ fn authorize(client: &HttpClient, options: &RecordOptions, progress: &dyn Progre
     Ok(())
 }
 
-/// The server's report about itself and its model.
+/// Queries the server for information about itself and its model.
 async fn server(client: &HttpClient, options: &RecordOptions) -> Result<ServerInfo, ProfilerError> {
     let limits = AnswerLimits::default();
     if options.engine.speaks_sglang() {
@@ -168,7 +168,7 @@ async fn server(client: &HttpClient, options: &RecordOptions) -> Result<ServerIn
     Ok(ServerInfo { served_model_name, model_path, ..ServerInfo::default() })
 }
 
-/// Writes the answers in the order of the prompts, and the trace's figures into the report.
+/// Writes the responses to the trace in prompt order, and fills in the report.
 fn write(
     mut report: RecordReport,
     provenance: Provenance,
@@ -221,11 +221,11 @@ fn refuse_physical_ids(engine: Engine, server: &ServerInfo) -> Result<(), Profil
     }
 }
 
-/// The model as described by the caller and the engine, which must agree.
+/// Combines the model descriptions of the caller and the engine, which must agree.
 fn model_of(options: &RecordOptions, server: &ServerInfo) -> Result<ModelInfo, ProfilerError> {
     let reported = server.model_info();
     let mut given = match (&options.model, &reported) {
-        // An engine on this machine reports the directory of its checkpoint.
+        // An engine on the same machine reports its checkpoint directory.
         (None, None) => local_config(server)?,
         (given, _) => given.clone(),
     };
@@ -247,11 +247,11 @@ fn model_of(options: &RecordOptions, server: &ServerInfo) -> Result<ModelInfo, P
     Ok(model)
 }
 
-/// The model's shape from `config.json`, given its path or directory, for engines that do not report it. The name is
-/// left empty.
+/// Reads the model's shape from a `config.json` or its directory, for engines that do not report it. The name is left
+/// empty.
 ///
 /// # Errors
-/// The file, and the field that is missing or unusable.
+/// If the file cannot be read, or a field is missing or unusable.
 pub fn model_config(path: &Path) -> Result<ModelInfo, ProfilerError> {
     Ok(CheckpointConfig::open(path)?.model_info()?)
 }
@@ -272,7 +272,8 @@ fn missing_field(server: &ServerInfo) -> &'static str {
     fields.into_iter().find(|(reported, _)| !reported).map_or("layer_ids", |(_, field)| field)
 }
 
-/// Checks that the tokenizer is the model's: by the hash that the engine reports, or at least by the vocabulary size.
+/// Checks that the tokenizer matches the model, by the hash if the engine reports one, otherwise by the vocabulary size
+/// only.
 fn adopt_tokenizer(model: &mut ModelInfo, encoder: &Encoder, path: &Path) -> Result<(), ProfilerError> {
     let (hash, size) = (encoder.tokenizer.sha256(), encoder.tokenizer.vocab_size());
     let other = |found, expected| Err(ProfilerError::OtherTokenizer { path: path.to_path_buf(), found, expected });
@@ -284,7 +285,7 @@ fn adopt_tokenizer(model: &mut ModelInfo, encoder: &Encoder, path: &Path) -> Res
     if engine == hash { Ok(()) } else { other(format!("its hash is {hash}"), format!("the engine's is {engine}")) }
 }
 
-/// Runs long reads, writes and computations off the runtime's threads.
+/// Runs long I/O and computations off the async runtime's threads.
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, ProfilerError> + Send + 'static,
 ) -> Result<T, ProfilerError> {

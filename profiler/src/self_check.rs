@@ -1,33 +1,34 @@
 //! Checks that routes do not depend on the batch: one prompt is sent alone before the recording, and must have the same
-//! routes among the others.
+//! routes when it is sent with the others.
 //!
-//! Engines that mix up rows of a batch, or report physical slots instead of experts, fail this at once. A different
-//! order of summation decides near-ties differently, so some difference is normal: with bf16 and 8 experts per token a
-//! tenth of the tokens may swap one expert in a layer, about 1% of the activations. A share of [`WARN`]
-//! or more is reported; above [`REFUSE`] the recording ends.
+//! Engines that mix up the rows of a batch, or report physical slots instead of experts, clearly fail this check. Some
+//! difference is normal, as a different summation order resolves near-ties differently: with bf16 and 8 experts per
+//! token, a tenth of the tokens may swap one expert in a layer, about 1% of the activations. A fraction of [`WARN`] or
+//! more is reported; above [`REFUSE`] the recording ends.
 
 use serde::Serialize;
 
 use crate::answer::Routed;
 
-/// A larger share of differing activations triggers a warning.
+/// A warning is printed if at least this fraction of activations differs.
 pub(crate) const WARN: f64 = 0.01;
-/// A larger share cannot be rounding.
+/// A larger fraction cannot be due to rounding.
 pub(crate) const REFUSE: f64 = 0.05;
-/// Fewer activations are not enough evidence for a refusal.
+/// Minimum number of activations for ending the recording.
 const FEWEST: u64 = 200;
 
-/// One prompt, sent alone and among others.
+/// Comparison of one prompt sent alone and sent with others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct SelfCheck {
     /// Number of activations compared: prompt tokens x MoE layers x experts per token.
     pub activations: u64,
-    /// Number of experts chosen in only one of the two answers.
+    /// Number of experts chosen in only one of the two responses.
     pub differing: u64,
 }
 
 impl SelfCheck {
-    /// Compares the prompts' tokens, whose routes do not depend on what was generated. `None` if the prompts differ.
+    /// Compares the routes of the prompt tokens, which do not depend on the generated tokens. `None` if the prompts
+    /// differ.
     pub(crate) fn of(alone: &Routed, among: &Routed, top_k: u16) -> Option<Self> {
         let tokens = alone.token_ids.get(..alone.prompt_len as usize)?;
         if tokens.is_empty() || among.token_ids.get(..among.prompt_len as usize)? != tokens {
@@ -41,12 +42,12 @@ impl SelfCheck {
         Some(SelfCheck { activations: a.len() as u64, differing })
     }
 
-    /// Share of differing activations, 0..1.
+    /// Fraction of differing activations, 0..1.
     pub fn share(&self) -> f64 {
         self.differing as f64 / self.activations.max(1) as f64
     }
 
-    /// Whether the share warrants a warning.
+    /// Whether the difference warrants a warning.
     pub fn is_suspicious(&self) -> bool {
         self.share() >= WARN
     }

@@ -1,15 +1,15 @@
-//! Splits a trace in two by the content of its requests, so that equal prompts stay on one side.
+//! Splits a trace in two by prompt content, so that equal prompts stay on the same side.
 
 use semmoe_tables::{PromptSplit, Trace, TraceBuilder, TraceRequest};
 
 use crate::ProfilerError;
 use crate::error::check_share;
 
-/// A trace to count and a trace for evaluation, which gets about `hold_out` (0..1) of the requests. Only a prompt's
-/// tokens decide where a request goes: not its position, its continuation or other requests.
+/// Returns a trace to count and a trace to evaluate on; the latter gets about a fraction `hold_out` (0..1) of the
+/// requests. Only a prompt's tokens determine its side, not its position, its continuation or other requests.
 ///
 /// # Errors
-/// If the share is not between 0 and 1.
+/// If the fraction is not between 0 and 1.
 pub fn split(trace: &Trace, hold_out: f64) -> Result<(Trace, Trace), ProfilerError> {
     check_share("hold_out", hold_out)?;
     let held = |request: TraceRequest<'_>| PromptSplit::STUDY.position(request) < hold_out;

@@ -1,4 +1,4 @@
-//! Summary of a trace or a profile.
+//! Short summaries of traces and profiles.
 
 use std::fmt;
 
@@ -7,28 +7,28 @@ use serde::Serialize;
 
 use crate::ProfilerError;
 
-/// A summary; its text form is for humans.
+/// A summary of a trace or profile; its text form is for humans.
 #[derive(Clone, Debug, Serialize)]
 pub struct Summary {
     /// "trace" or "profile".
     pub kind: &'static str,
     /// The model.
     pub model: ModelInfo,
-    /// Where the data came from.
+    /// Origin of the data.
     pub provenance: Provenance,
-    /// Which tokens are counted below; `None` for traces, where all are.
+    /// The phase whose tokens are counted below; `None` for traces, where all are.
     pub phase: Option<String>,
     /// Number of requests; `None` for profiles.
     pub requests: Option<usize>,
-    /// Number of tokens; for traces including those without a route.
+    /// Number of tokens; for traces, this includes tokens without a route.
     pub tokens: u64,
     /// Number of prompt tokens; `None` for profiles.
     pub prompt_tokens: Option<u64>,
     /// Number of tokens whose route is known in at least one layer.
     pub routed_tokens: u64,
-    /// Number of distinct tokens among these.
+    /// Number of distinct tokens among the routed tokens.
     pub distinct_tokens: u64,
-    /// Share of the vocabulary that occurred, 0..1.
+    /// Fraction of the vocabulary that occurred, 0..1.
     pub coverage: f64,
     /// One per MoE layer.
     pub layers: Vec<LayerSummary>,
@@ -36,7 +36,7 @@ pub struct Summary {
     pub digest: String,
 }
 
-/// How evenly the experts of a layer are used.
+/// Load balance of a layer's experts.
 #[derive(Clone, Debug, Serialize)]
 pub struct LayerSummary {
     /// The model's layer number.
@@ -45,9 +45,9 @@ pub struct LayerSummary {
     pub activations: u64,
     /// The busiest expert and its share of the activations, 0..1.
     pub busiest: (ExpertId, f64),
-    /// Load of the busiest expert over the mean; 1 = even, 0 without activations.
+    /// Load of the busiest expert over the mean; 1 if balanced, 0 without activations.
     pub max_over_mean: f64,
-    /// Entropy of the loads relative to even loads, 0..1.
+    /// Entropy of the loads relative to balanced loads, 0..1.
     pub entropy: f64,
 }
 
@@ -92,10 +92,10 @@ impl Summary {
 }
 
 impl LayerSummary {
-    /// Computed from the experts' loads.
+    /// Computes the summary from expert loads.
     pub(crate) fn of(layer_id: u16, loads: &[u64]) -> Self {
         let activations: u64 = loads.iter().sum();
-        // Ties go to the lowest.
+        // Ties go to the lowest expert id.
         let busiest = (0..loads.len()).rev().max_by_key(|&e| loads[e]).unwrap_or(0);
         let share = |load: u64| if activations == 0 { 0.0 } else { load as f64 / activations as f64 };
         let entropy: f64 = loads.iter().map(|&load| share(load)).filter(|&p| p > 0.0).map(|p| -p * p.ln()).sum();

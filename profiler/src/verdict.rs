@@ -1,4 +1,4 @@
-//! A one-sentence interpretation of figures, and the next command.
+//! A verdict: a short interpretation of figures, and the next command to run.
 
 use std::fmt;
 
@@ -8,9 +8,9 @@ use serde::Serialize;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Grade {
-    /// There is nothing to gain, or the figures are not reliable.
+    /// There is nothing to gain, or the figures are unreliable.
     Poor,
-    /// There is something to gain, but something stands in the way.
+    /// There is a gain, but an obstacle limits it.
     Fair,
     /// Worth continuing.
     Good,
@@ -27,7 +27,7 @@ impl Grade {
     }
 }
 
-/// The interpretation of figures, and the next command.
+/// An interpretation of figures, and the next command to run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Verdict {
     /// The grade.

@@ -9,15 +9,15 @@ use semmoe_tables::Phase;
 
 use super::{OutputArgs, named};
 
-/// The beginning of `profile build --help`.
+/// Introduction printed by `profile build --help`.
 pub(super) const BUILD_ABOUT: &str = "\
-Count traces into a profile: how often each token activated each expert, layer by layer.
+Build a profile from traces: how often each token activated each expert, layer by layer.
 
-Traces can be of any size. They are memory-mapped and read in pieces on all cores: once to check them, and then once for every \
-group of layers whose counters fit in --memory. The same traces give the same bytes, in any order and on any number of threads.
+Traces can be of any size. They are memory-mapped and read in chunks on all cores: once to check them, and then once for every \
+group of layers whose counters fit in --memory. The same traces always produce the same bytes, in any order and on any number of threads.
 
 Damaged requests are left out and reported with their file; so are files that are damaged as a whole, which count as the number \
-of requests that their size suggests. Above --max-bad nothing is written. With --hold-out a share of the requests, chosen by a \
+of requests that their size suggests. Above --max-bad nothing is written. With --hold-out a fraction of the requests, chosen by a \
 hash of their prompts, is not counted but written as a trace to evaluate on; --solve-trace writes the others as a trace for \
 `solve --trace`.
 
@@ -32,7 +32,7 @@ Examples:
   semmoe profile build --weight-by domain code=a.trace code=b.trace chat=c.trace \\
       --out all.profile.safetensors";
 
-/// The beginning of `profile merge --help`.
+/// Introduction printed by `profile merge --help`.
 pub(super) const MERGE_ABOUT: &str = "\
 Merge profiles of one model and phase.
 
@@ -44,7 +44,7 @@ Example:
   semmoe profile merge monday.profile.safetensors tuesday.profile.safetensors \\
       --out week.profile.safetensors";
 
-/// Parses which tokens of a trace to count.
+/// Parses the phase of the tokens to count.
 fn phase() -> impl TypedValueParser<Value = Phase> {
     named([
         (PossibleValue::new("prefill").help("Prompt tokens"), Phase::Prefill),
@@ -74,7 +74,7 @@ pub(crate) struct BuildArgs {
     /// Give every domain the same weight.
     #[arg(long, value_enum, value_name = "WHAT")]
     pub(crate) weight_by: Option<WeightArg>,
-    /// Share of the requests to hold out, chosen by a hash of their prompts.
+    /// Fraction of requests to hold out, chosen by a hash of their prompts.
     #[arg(long, value_name = "SHARE", requires = "hold_out_trace")]
     pub(crate) hold_out: Option<f64>,
     /// The trace to write the held-out requests to, without router weights.
@@ -83,13 +83,13 @@ pub(crate) struct BuildArgs {
     /// The trace to write the counted requests to, for `solve --trace`, which must not see the held-out ones.
     #[arg(long, help_heading = "Output", value_name = "FILE", requires = "hold_out")]
     pub(crate) solve_trace: Option<PathBuf>,
-    /// Maximum share of damaged requests.
+    /// Maximum fraction of damaged requests.
     #[arg(long, default_value_t = 0.01)]
     pub(crate) max_bad: f64,
     /// Number of threads [default: one per core].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub(crate) threads: Option<u16>,
-    /// Memory for counters, in MiB; less memory takes more passes over the traces.
+    /// Memory for counters, in MiB; less memory requires more passes over the traces.
     #[arg(long, value_name = "MIB", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) memory: u32,
     #[command(flatten)]

@@ -1,5 +1,4 @@
-//! Tests that every subcommand's help has an example, and that every example parses, as do the commands in the
-//! documents.
+//! Checks that every subcommand's help has an example, and that all examples and all commands in the docs parse.
 
 use std::path::{Path, PathBuf};
 
@@ -7,7 +6,7 @@ use clap::{Command, CommandFactory, Parser};
 
 use super::Cli;
 
-/// The long help of each subcommand that can be executed, by name.
+/// Collects the names and long help texts of all executable subcommands.
 fn helps(command: &mut Command, name: &str, found: &mut Vec<(String, String)>) {
     let inner: Vec<String> = command.get_subcommands().map(|inner| inner.get_name().to_owned()).collect();
     let inner: Vec<String> = inner.into_iter().filter(|inner| inner != "help").collect();
@@ -22,14 +21,14 @@ fn helps(command: &mut Command, name: &str, found: &mut Vec<(String, String)>) {
     }
 }
 
-/// The command lines in a help text, with continued lines joined and redirections and pipes removed.
+/// Returns the command lines in a help text, joining continued lines and removing redirections and pipes.
 fn examples(help: &str) -> Vec<Vec<String>> {
     let whole = help.replace("\\\n      ", " ").replace("\\\n    ", " ");
     let lines = whole.lines().filter(|line| line.starts_with("  semmoe "));
     lines
         .map(|line| {
             let command = line.split(" > ").next().and_then(|line| line.split(" < ").next()).unwrap_or(line);
-            // Three blanks begin a remark.
+            // Three spaces separate the command from a remark.
             let command = command.trim().split("   ").next().unwrap_or(command);
             command.split_whitespace().map(str::to_owned).collect()
         })
@@ -47,7 +46,7 @@ fn every_example_of_a_help_text_is_understood() {
         let examples = examples(&help);
         let of_it = |words: &Vec<String>| format!("{} ", words.join(" ")).starts_with(&format!("{name} "));
         assert!(examples.iter().any(of_it), "`{name} --help` has no example of it:\n{help}");
-        // Longer lines are wrapped, and cannot be copied then.
+        // Longer lines would wrap, which breaks copying and pasting.
         let wide = help.lines().find(|line| line.starts_with("  semmoe ") && line.len() > 100);
         assert_eq!(wide, None, "in `{name} --help`");
         for words in examples {
@@ -71,7 +70,7 @@ fn documents(folder: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// The words of the commands in a `sh` block, split like a shell does.
+/// Splits the commands in a `sh` block into words, as a shell would.
 fn commands(block: &str) -> Vec<Vec<String>> {
     let (mut found, mut words, mut word, mut quote) = (Vec::new(), Vec::new(), None::<String>, None);
     let block = block.replace("\\\n", " ") + "\n";

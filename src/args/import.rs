@@ -6,22 +6,22 @@ use clap::{Args, ValueEnum};
 
 use super::OutputArgs;
 
-/// The tool that wrote the files of an import.
+/// The tool that produced the imported files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ImportFormat {
     /// Dumps of SGLang's expert distribution recorder: per_token becomes a trace, stat and stat_approx become expert
     /// loads.
     Sglang,
-    /// Counts [layers, experts] or [steps, layers, experts] as EPLB expects them (an array, `logical_count`, or JSON):
-    /// they become expert loads.
+    /// Counts of shape [layers, experts] or [steps, layers, experts], as EPLB expects them (an array, `logical_count`,
+    /// or JSON), which become expert loads.
     Eplb,
-    /// Arrays token_ids (n), experts (n x layers x k), and optionally request_offsets (R + 1) and prompt_lengths (R):
-    /// they become a trace.
+    /// Arrays token_ids (n), experts (n x layers x k), and optionally request_offsets (R + 1) and prompt_lengths (R),
+    /// which become a trace.
     #[value(alias = "npz")]
     Routes,
 }
 
-/// The beginning of `profile import --help`.
+/// Introduction printed by `profile import --help`.
 pub(crate) const IMPORT_ABOUT: &str = "\
 Import routing recorded by other tools.
 
@@ -41,13 +41,13 @@ Example:
 
 #[derive(Debug, Args)]
 pub(crate) struct ImportArgs {
-    /// The files; for SGLang's recorder, those of all ranks.
+    /// The files to import; for SGLang's recorder, the files of all ranks.
     #[arg(required = true, value_name = "FILE")]
     pub(crate) files: Vec<PathBuf>,
     /// The format of the files.
     #[arg(long, value_enum)]
     pub(crate) format: ImportFormat,
-    /// The checkpoint's config.json or its directory; the files do not contain the model's shape.
+    /// The checkpoint's config.json or its directory, as the imported files do not contain the model's shape.
     #[arg(long, value_name = "PATH")]
     pub(crate) model_config: PathBuf,
     /// The model's name in the engine.
@@ -57,13 +57,13 @@ pub(crate) struct ImportArgs {
     /// rejected later.
     #[arg(long, value_name = "PATH")]
     pub(crate) tokenizer: Option<PathBuf>,
-    /// The file to write: a trace, or for counts a JSON file of expert loads.
+    /// The output file: a trace, or for counts a JSON file with expert loads.
     #[arg(long, value_name = "FILE")]
     pub(crate) out: PathBuf,
     /// For counts: a profile of the same model to compare the loads with.
     #[arg(long, value_name = "PROFILE")]
     pub(crate) against: Option<PathBuf>,
-    /// Maximum share of unusable records; above it the import fails.
+    /// Maximum fraction of unusable records; above it the import fails.
     #[arg(long, default_value_t = 0.01)]
     pub(crate) max_bad: f64,
     #[command(flatten)]

@@ -6,10 +6,10 @@ use super::OutputArgs;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum KeysCommand {
-    /// Generate a key; prints it and the configuration line with its digest.
+    /// Generate a key and print it, along with the configuration line that contains its digest.
     #[command(after_long_help = "Examples:\n  semmoe keys new team-a")]
     New(KeyName),
-    /// Read a key from standard input and print the configuration line with its digest.
+    /// Read a key from standard input and print the configuration line that contains its digest.
     #[command(after_long_help = "Examples:\n  semmoe keys hash team-b < key.txt")]
     Hash(KeyName),
 }

@@ -8,7 +8,7 @@ use semmoe_worker::TransportChoice;
 
 use super::number;
 
-/// The end of `plan --help`.
+/// Examples at the end of `plan --help`.
 pub(super) const PLAN_EXAMPLES: &str = "\
 Examples:
   semmoe plan calibrate --model Qwen3-30B-A3B --out here
@@ -17,7 +17,7 @@ Examples:
   semmoe plan --model config.json --cluster cluster.toml --affinity 0.4 --explain
   semmoe plan --deployment metrics.txt --affinity evaluation.json";
 
-/// The beginning of `plan --help`.
+/// Introduction printed by `plan --help`.
 pub(super) const PLAN_ABOUT: &str = "\
 Choose how to run a mixture-of-experts model on a cluster: the best layout, its performance, and what semmoe could gain.
 
@@ -50,13 +50,13 @@ workload.toml:
   share = 0.4
   ttft_ms = 500";
 
-/// The end of `plan calibrate --help`.
+/// Examples at the end of `plan calibrate --help`.
 const CALIBRATE_EXAMPLES: &str = "\
 Examples:
   semmoe plan calibrate --model Qwen3-30B-A3B --out here
   semmoe plan --model Qwen3-30B-A3B --cluster here/cluster.toml --calibration here/calibration.json";
 
-/// A planning question, or the measurements for its answer.
+/// Plans a deployment, or measures this machine to calibrate plans.
 #[derive(Debug, Args)]
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub(crate) struct PlanCommand {
@@ -69,7 +69,7 @@ pub(crate) struct PlanCommand {
 #[derive(Debug, Subcommand)]
 pub(crate) enum PlanAction {
     /// Measure ranks of semmoe's worker on this machine for later plans: link speeds by message size, compute, and the
-    /// error of predictions for layouts that were not measured.
+    /// prediction error for layouts that were not measured.
     ///
     /// Writes cluster.toml and calibration.json. Nothing else should run on the machine while it measures.
     #[command(after_long_help = CALIBRATE_EXAMPLES)]
@@ -90,7 +90,7 @@ pub(crate) struct CalibrateArgs {
     /// Transport between the ranks: shm or tcp (over loopback).
     #[arg(long, value_name = "shm|tcp", default_value = "shm", value_parser = carrier)]
     pub(crate) transport: TransportChoice,
-    /// Approximate time to measure, in addition to loading the model.
+    /// Approximate measurement time, excluding the time to load the model.
     #[arg(long, value_name = "SECONDS", default_value_t = 60.0, value_parser = number(1.0..=3600.0, "expected a number of seconds from 1 to 3600"))]
     pub(crate) seconds: f64,
     /// Print one JSON document.
@@ -117,8 +117,8 @@ pub(crate) struct PlanArgs {
     /// tokens, no limits].
     #[arg(long, value_name = "FILE")]
     pub(crate) workload: Option<PathBuf>,
-    /// Take lengths from a trace in Mooncake's format (JSON Lines with input_length and output_length) instead of the
-    /// workload.
+    /// Read lengths from a trace in Mooncake's format (JSON Lines with input_length and output_length), overriding
+    /// those of the workload.
     #[arg(long, value_name = "FILE")]
     pub(crate) lengths: Option<PathBuf>,
     /// Data type of the weights [default: the model configuration's].
@@ -131,11 +131,11 @@ pub(crate) struct PlanArgs {
     /// published measurements of the cluster's GPU and the model's weights, or a file (JSON).
     #[arg(long, value_name = "fitted:ENGINE|FILE")]
     pub(crate) calibration: Option<PathBuf>,
-    /// Also show the gain of affinity at this local activation rate: a number, or a file (the output of `semmoe
+    /// Also show the gain from affinity at this local activation rate: a number, or a file (the output of `semmoe
     /// evaluate --json`, or the gateway's /metrics with semmoe_sampled_activations_total).
     #[arg(long, value_name = "RATE|FILE")]
     pub(crate) affinity: Option<String>,
-    /// With --affinity: the current local activation rate [default: that of random ranks].
+    /// With --affinity: the current local activation rate [default: the rate of random routing].
     #[arg(long, value_name = "RATE", requires = "affinity")]
     pub(crate) lar_before: Option<f64>,
     /// With --affinity: the uncertainty of the rate.
@@ -148,13 +148,13 @@ pub(crate) struct PlanArgs {
     /// a file, or from a description that ends in .toml (docs/planner.md).
     #[arg(long, value_name = "FILE", requires = "affinity", conflicts_with_all = ["model", "cluster", "html"])]
     pub(crate) deployment: Option<PathBuf>,
-    /// Only layouts that one unit of semmoe's worker runs: on all GPUs, without pipeline stages.
+    /// Consider only layouts that a single unit of semmoe's worker can run: on all GPUs, without pipeline stages.
     #[arg(long)]
     pub(crate) worker: bool,
     /// Number of rows in the ranked list.
     #[arg(long, value_name = "N", default_value_t = 10)]
     pub(crate) top: usize,
-    /// Also print every term with its source, every reason, the load of each rank, and the Pareto front.
+    /// Also print every term with its source, every reason, each rank's load, and the Pareto front.
     #[arg(long)]
     pub(crate) explain: bool,
     /// Print one JSON document.
@@ -165,7 +165,7 @@ pub(crate) struct PlanArgs {
     pub(crate) html: Option<PathBuf>,
 }
 
-/// Clap shows the error as it is, so it is text.
+/// Parses a data type. The error is a string because clap prints it verbatim.
 fn dtype(name: &str) -> Result<Dtype, String> {
     let names = || Dtype::NAMES.map(|(name, _)| name).join(", ");
     Dtype::of(name).ok_or_else(|| format!("expected one of {}", names()))

@@ -9,7 +9,7 @@ use semmoe_profiler::PromptFormat;
 
 use super::named;
 
-/// The beginning of `profile record --help`.
+/// Introduction printed by `profile record --help`.
 pub(super) const RECORD_ABOUT: &str = "\
 Send prompts to an engine and record the routing it reports as a trace.
 
@@ -60,7 +60,7 @@ pub(crate) struct RecordArgs {
     /// Base URL of the engine.
     #[arg(long, help_heading = "Engine")]
     pub(crate) url: String,
-    /// File with the API key of the engine (its --api-key), on one line.
+    /// File that contains the engine's API key (its --api-key) on one line.
     #[arg(long, help_heading = "Engine", value_name = "FILE")]
     pub(crate) api_key_file: Option<PathBuf>,
     /// File of prompts.
@@ -79,7 +79,7 @@ pub(crate) struct RecordArgs {
     /// the engine reports a model directory that exists on this machine.
     #[arg(long, help_heading = "Engine", value_name = "PATH")]
     pub(crate) model_config: Option<PathBuf>,
-    /// Tokens to generate per prompt; with 1 only the routing of the prompt is recorded.
+    /// Tokens to generate per prompt; with 1, only the prompt's routing is recorded.
     #[arg(long, help_heading = "Requests", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) max_tokens: u32,
     /// Sampling temperature; 0 is greedy.
@@ -100,23 +100,24 @@ pub(crate) struct RecordArgs {
     /// Maximum retries after a failed connection, a 5xx or a 429.
     #[arg(long, help_heading = "Pace and failures", default_value_t = 4, value_parser = clap::value_parser!(u32).range(..=100))]
     pub(crate) retries: u32,
-    /// Timeout of a request, in seconds.
+    /// Timeout per request, in seconds.
     #[arg(long, help_heading = "Pace and failures", value_name = "SECONDS", default_value_t = 120, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) timeout: u32,
     /// Use /v1/completions even if the engine has /generate.
     #[arg(long, help_heading = "Engine")]
     pub(crate) openai_routes: bool,
-    /// Maximum share of unusable records; above it the recording fails. Prompts that the engine refuses do not count.
+    /// Maximum fraction of unusable records; above it the recording fails. Prompts that the engine rejects do not
+    /// count.
     #[arg(long, help_heading = "Pace and failures", default_value_t = 0.01)]
     pub(crate) max_bad: f64,
-    /// Start over if there is a partial recording.
+    /// Discard a partial recording and start over.
     #[arg(long, help_heading = "Pace and failures")]
     pub(crate) fresh: bool,
     /// Also build the profile (next to --out) and solve these tables from it, with the defaults of `profile build` and
     /// `solve`.
     #[arg(long, help_heading = "Output", value_name = "FILE", requires = "groups")]
     pub(crate) tables: Option<PathBuf>,
-    /// Number of groups (EP ranks) to solve --tables for.
+    /// Number of groups (EP ranks) for --tables.
     #[arg(long, help_heading = "Output", value_name = "G", requires = "tables", value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) groups: Option<u16>,
     /// Print the report as one JSON document.

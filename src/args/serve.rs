@@ -8,7 +8,7 @@ use semmoe_engines::Engine;
 
 use super::named;
 
-/// The end of `serve --help`.
+/// Environment variables and examples at the end of `serve --help`.
 pub(super) const SERVE_EXAMPLES: &str = "\
 Environment variables override any key of the configuration: SEMMOE_SERVER__LISTEN is `listen` in [server], \
 SEMMOE_MODELS__0__POLICY the policy of the first model. Variables that match no key are rejected.
@@ -23,18 +23,18 @@ Examples:
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("source").required(true).args(["config", "engine"]))]
 pub(crate) struct ServeArgs {
-    /// Configuration of the gateway (TOML); alternatively use --engine and --url.
+    /// Gateway configuration (TOML); alternatively, use --engine and --url.
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
     /// Validate the configuration and the files it names, print what would be served, then exit: with code 2 if
     /// anything is wrong. Engines are only contacted with --probe.
     ///
-    /// A running gateway reloads the file on SIGHUP, on POST /admin/reload and with --watch by itself, and keeps its
-    /// state if this check fails.
+    /// A running gateway reloads the file on SIGHUP, on POST /admin/reload and, with --watch, whenever it changes. If
+    /// this check fails, the gateway keeps its current configuration.
     #[arg(long)]
     pub(crate) check: bool,
-    /// With --check: ask every engine for its version, ranks and placement, and verify pins with one-token requests.
-    /// Exits with code 1 if an engine does not answer, does not match its tables or ignores pins.
+    /// With --check: query every engine for its version, ranks and placement, and verify pins with one-token requests.
+    /// Exits with code 1 if an engine does not respond, does not match its tables or ignores pins.
     #[arg(long, requires = "check")]
     pub(crate) probe: bool,
     /// With --check: print the result as one JSON document.
@@ -43,7 +43,7 @@ pub(crate) struct ServeArgs {
     /// Reload the configuration whenever its file changes.
     #[arg(long, requires = "config", conflicts_with = "check")]
     pub(crate) watch: bool,
-    // Last: its heading applies to everything that follows.
+    // Must stay last: its help heading applies to all arguments that follow.
     #[command(flatten)]
     pub(crate) quick: QuickArgs,
 }
@@ -54,16 +54,16 @@ pub(crate) struct QuickArgs {
     /// The engine behind --url.
     #[arg(long, value_parser = engine(), requires = "url")]
     pub(crate) engine: Option<Engine>,
-    /// Base URL of an engine; repeat the option for one backend each.
+    /// Base URL of an engine; repeat the option for several backends.
     #[arg(long, requires = "engine")]
     pub(crate) url: Vec<String>,
     /// The model's directory or tokenizer.json, required to score prompts and to match prefixes.
     #[arg(long, value_name = "PATH", requires = "engine")]
     pub(crate) tokenizer: Option<PathBuf>,
-    /// Tables of the placement that the engines run.
+    /// The tables whose placement the engines run.
     #[arg(long, value_name = "FILE", requires = "tokenizer")]
     pub(crate) tables: Option<PathBuf>,
-    /// The model's name for clients [default: the one that the first engine lists].
+    /// The model name that clients use [default: the name that the first engine lists].
     #[arg(long, value_name = "NAME", requires = "engine")]
     pub(crate) model: Option<String>,
     /// The routing policy [default: affinity with --tables, prefix with --tokenizer, otherwise least_load].
@@ -72,7 +72,7 @@ pub(crate) struct QuickArgs {
     /// Address of the data plane; the admin plane listens on the next port of the loopback address.
     #[arg(long, value_name = "ADDRESS", requires = "engine")]
     pub(crate) listen: Option<String>,
-    /// Print the configuration that these options stand for, and exit: a starting point for a file of your own.
+    /// Print the equivalent configuration file and exit; use it as a starting point for your own.
     #[arg(long, requires = "engine", conflicts_with = "check")]
     pub(crate) print_config: bool,
 }
@@ -83,6 +83,6 @@ fn engine() -> impl TypedValueParser<Value = Engine> {
         (PossibleValue::new("sglang"), Engine::Sglang),
         (PossibleValue::new("vllm"), Engine::Vllm),
         (PossibleValue::new("semmoe").help("semmoe's worker"), Engine::Semmoe),
-        (PossibleValue::new("openai").help("Any server with the OpenAI routes"), Engine::Openai),
+        (PossibleValue::new("openai").help("Any OpenAI-compatible server"), Engine::Openai),
     ])
 }

@@ -23,7 +23,7 @@ pub(crate) struct ShowArgs {
     /// If repeated, the first orders the map.
     #[arg(long, help_heading = "With --html", value_name = "FILE", requires = "html")]
     pub(crate) tables: Vec<PathBuf>,
-    /// With --html: solve for these numbers of groups (quickly, with two starts) and show their local activation rates.
+    /// With --html: solve for these group counts (quickly, from two starts) and show their local activation rates.
     #[arg(long, help_heading = "With --html", value_name = "G,G,...", value_delimiter = ',', requires = "html")]
     pub(crate) groups: Vec<u16>,
     /// With --html: the model's tokenizer or the checkpoint's directory, to show tokens as text.
@@ -32,7 +32,7 @@ pub(crate) struct ShowArgs {
     /// With --html and a trace: JSON Lines, where line r has the "domain" (or "topic") of request r.
     #[arg(long, help_heading = "With --html", value_name = "FILE", requires = "html")]
     pub(crate) topics: Option<PathBuf>,
-    /// With --html: the layer of the model that the maps show [default: the middle MoE layer].
+    /// With --html: the model layer that the maps show [default: the middle MoE layer].
     #[arg(long, help_heading = "With --html", value_name = "ID", requires = "html")]
     pub(crate) layer: Option<u16>,
 }

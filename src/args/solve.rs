@@ -30,7 +30,7 @@ pub(crate) enum SolverArg {
     Paper,
 }
 
-/// The beginning of `solve --help`.
+/// Introduction printed by `solve --help`.
 pub(super) const SOLVE_ABOUT: &str = "\
 Solve the tables T, A and E from a profile.
 
@@ -63,35 +63,34 @@ pub(crate) struct SolveArgs {
     pub(crate) profile: PathBuf,
     /// A trace of the same traffic, to cluster requests (attention dp) and to count A (attention tp).
     ///
-    /// A profile only counts tokens. Without a trace the solver cannot see whole requests, which are what attention dp
-    /// routes: give the trace whenever there is one.
+    /// A profile only counts tokens. Attention dp routes whole requests, which the solver cannot see without a trace:
+    /// pass a trace whenever possible.
     #[arg(long, help_heading = "Input", value_name = "FILE")]
     pub(crate) trace: Option<PathBuf>,
     /// The model's `tokenizer.json` or its directory: rare and unseen tokens are then expected to behave like tokens
     /// with similar spelling, which matters most for traffic unlike the profile's.
     #[arg(long, help_heading = "Input", value_name = "PATH")]
     pub(crate) tokenizer: Option<PathBuf>,
-    /// The model's weights, for the same purpose: tokens are expected to behave like those with similar input
-    /// embeddings. A safetensors file, the index of several, or a directory with either; best together with
-    /// --tokenizer.
+    /// The model's weights: rare and unseen tokens are expected to behave like tokens with similar input embeddings. A
+    /// safetensors file, the index of several, or a directory with either; best combined with --tokenizer.
     #[arg(long, help_heading = "Input", value_name = "PATH")]
     pub(crate) embeddings: Option<PathBuf>,
-    /// Name of the tensor with the input embeddings, if it does not end with `embed_tokens.weight`.
+    /// Name of the input embedding tensor, if it does not end with `embed_tokens.weight`.
     #[arg(long, help_heading = "Input", value_name = "NAME", requires = "embeddings")]
     pub(crate) embeddings_tensor: Option<String>,
-    /// Number of expert-parallel groups (ranks); must divide the number of experts, or with --redundant that of all
-    /// slots; or see --pad.
+    /// Number of expert-parallel groups (ranks); must divide the number of experts, or of slots with --redundant,
+    /// unless --pad is set.
     ///
     /// More groups spread the experts over more memory, but fewer activations are local.
     #[arg(long, help_heading = "Deployment", value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) groups: u16,
-    /// How attention is parallelized, which decides what is routed and therefore what is optimized.
+    /// How attention is parallelized, which determines what is routed and therefore what is optimized.
     #[arg(long, help_heading = "Deployment", value_parser = attention(), default_value = "dp")]
     pub(crate) attention: Attention,
     /// The algorithm that places tokens and experts.
     #[arg(long, help_heading = "Search", value_enum, default_value_t = SolverArg::Exact)]
     pub(crate) solver: SolverArg,
-    /// The objective to optimize; the report has both figures.
+    /// The objective to optimize; the report contains the figures for both.
     #[arg(long, help_heading = "Search", value_parser = objective(), default_value = "activations")]
     pub(crate) objective: Objective,
     /// The tables to write.
@@ -100,25 +99,25 @@ pub(crate) struct SolveArgs {
     /// Also write the solver's report (JSON).
     #[arg(long, help_heading = "Output", value_name = "FILE")]
     pub(crate) report: Option<PathBuf>,
-    /// Share of the trace's requests to hold out, 0 to 0.5: half of them to choose the strength of T's prior and the
-    /// layers of A, half to evaluate the tables on. With 0 the prior is not fitted and there is no A.
+    /// Fraction of the trace's requests to hold out, 0 to 0.5: half of them to choose the strength of T's prior and the
+    /// layers of A, half to evaluate the tables. With 0 the prior is not fitted and there is no A.
     ///
-    /// Their counts are subtracted from the profile if it contains them. The choice depends on the prompts alone, so
-    /// that equal prompts stay together, and runs with other options are evaluated on the same requests.
-    #[arg(long, help_heading = "Search", value_name = "SHARE", default_value_t = 0.1, value_parser = number(0.0..=0.5, "expected a share from 0 to 0.5"))]
+    /// Their counts are subtracted from the profile if it contains them. The choice depends only on the prompts: equal
+    /// prompts stay together, and runs with other options are evaluated on the same requests.
+    #[arg(long, help_heading = "Search", value_name = "SHARE", default_value_t = 0.1, value_parser = number(0.0..=0.5, "expected a fraction from 0 to 0.5"))]
     pub(crate) hold_out: f64,
     /// Random seed: the same seed and input give the same tables.
     #[arg(long, help_heading = "Search", default_value_t = 1)]
     pub(crate) seed: u64,
-    /// Extra slots per layer, over all groups together, for replicas of experts that several groups use often.
+    /// Extra slots per layer, in total over all groups, for replicas of experts that several groups activate often.
     /// Experts plus slots must be divisible by the number of groups. Only with attention dp.
     #[arg(long, help_heading = "Deployment", value_name = "R", default_value_t = 0)]
     pub(crate) redundant: u16,
     /// If the number of groups does not divide the number of experts: give every group as many slots as the largest
     /// needs, and leave some empty.
     ///
-    /// For engines that distribute experts unevenly. SGLang needs an expert in every slot: `tables export` rejects
-    /// padding.
+    /// For engines that distribute experts unevenly. SGLang requires an expert in every slot, so `tables export`
+    /// rejects padding.
     #[arg(long, help_heading = "Deployment")]
     pub(crate) pad: bool,
     /// Keep the experts where they are and solve only T (and A, and prices): `linear` (blocks of N/G experts),
@@ -129,13 +128,13 @@ pub(crate) struct SolveArgs {
     /// reported, not rejected.
     #[arg(long, help_heading = "Input", value_name = "linear|round_robin|FILE")]
     pub(crate) placement: Option<PathBuf>,
-    /// The deployed tables, for the same model and groups: one more start begins with their placement, and moving an
-    /// expert must be worth it. For traffic that has drifted; the report has the number of experts moved, and the rate
-    /// before.
+    /// The deployed tables, for the same model and groups: adds a start from their placement, and moves an expert only
+    /// if the gain is worth it. For traffic that has drifted; the report contains the number of moved experts and the
+    /// previous rate.
     #[arg(long, help_heading = "Input", value_name = "TABLES")]
     pub(crate) warm_start: Option<PathBuf>,
-    /// The gain required to move an expert: local activations, as a multiple of those of an average expert of its
-    /// layer.
+    /// The gain in local activations required to move an expert, as a multiple of an average expert's activations in
+    /// its layer.
     ///
     /// With 0 experts move for any gain, with 1 only for the activations of a whole average expert. If the old
     /// placement exceeds the limit on expert load, experts move at any cost.
@@ -144,7 +143,7 @@ pub(crate) struct SolveArgs {
     /// Number of nodes, each with G/M consecutive groups: an activation on another group of the node costs 1, one on
     /// another node --inter-cost. Must divide the number of groups.
     ///
-    /// The solver then minimizes this cost instead of maximizing the local rate; the report has the share of
+    /// The solver then minimizes this cost instead of maximizing the local rate; the report contains the fraction of
     /// activations that stay on their node.
     #[arg(long, help_heading = "Deployment", value_name = "M", value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) nodes: Option<u16>,
@@ -154,9 +153,9 @@ pub(crate) struct SolveArgs {
     #[arg(long, help_heading = "Deployment", value_name = "X", requires = "nodes", default_value_t = semmoe_solver::Nodes::DEFAULT_INTER_COST)]
     pub(crate) inter_cost: f64,
     /// `n_group` in the model's config.json (DeepSeek-V2 and -V3). Its router limits each token to a few groups of
-    /// consecutive experts, and thereby to as many nodes if every group stays on one node.
+    /// consecutive experts, and so to at most as many nodes if every group stays on one node.
     ///
-    /// With --nodes every gating group stays on one node; without it gating groups stay where `tables permute` can keep
+    /// With --nodes every gating group stays on one node. Without it they are placed so that `tables permute` can keep
     /// them whole, as it must.
     #[arg(long, help_heading = "Deployment", value_name = "N_GROUP", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) gating_groups: u16,
@@ -166,14 +165,14 @@ pub(crate) struct SolveArgs {
     /// Both end with exit code 0, as the tables are valid; a second Ctrl-C writes nothing and exits with 130.
     #[arg(long, help_heading = "Search", value_name = "TIME", value_parser = seconds)]
     pub(crate) time_limit: Option<Duration>,
-    /// Print all figures by their names in `--json`, not just the summary.
+    /// Print all figures under their `--json` names, not just the summary.
     #[arg(long, help_heading = "Output", conflicts_with = "json")]
     pub(crate) verbose: bool,
     #[command(flatten)]
     pub(crate) output: OutputArgs,
 }
 
-/// The end of `evaluate --help`.
+/// Examples at the end of `evaluate --help`.
 pub(super) const EVALUATE_EXAMPLES: &str = "\
 Examples:
   semmoe evaluate --tables m.tables.safetensors --trace held-out.trace.safetensors
@@ -193,16 +192,16 @@ pub(crate) struct EvaluateArgs {
     /// Evaluate on this profile.
     #[arg(long, help_heading = "Input", value_name = "FILE")]
     pub(crate) profile: Option<PathBuf>,
-    /// Number of nodes, each with G/M consecutive groups, for figures on traffic between nodes [default: the nodes that
-    /// the tables were solved for].
+    /// Number of nodes, each with G/M consecutive groups, for inter-node traffic figures [default: the nodes that the
+    /// tables were solved for].
     #[arg(long, help_heading = "Deployment", value_name = "M", value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) nodes: Option<u16>,
-    /// Attention tp: evaluate in steps of this many tokens of the trace, whose rows are split evenly in each layer, as
-    /// the worker does. Without it each token goes to its likeliest group by itself, the upper limit for T and A.
-    /// Attention dp: prompt tokens that a rank computes in a step [default: 2048].
+    /// Attention tp: evaluate in steps of this many trace tokens, whose rows are split evenly in each layer, as in the
+    /// worker. Without it each token goes to its most likely group independently, which is the upper bound for T and A.
+    /// Attention dp: prompt tokens that a rank computes per step [default: 2048].
     #[arg(long, value_name = "N", conflicts_with = "profile", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) step_tokens: Option<u32>,
-    /// Attention dp: sequences in flight while policies are replayed; a new request arrives whenever one ends.
+    /// Attention dp: sequences in flight during the policy replay; a new request arrives whenever one ends.
     #[arg(long, value_name = "N", conflicts_with = "profile", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) in_flight: u32,
     /// Attention dp: tokens that a request generates if the trace records none.
@@ -215,7 +214,7 @@ pub(crate) struct EvaluateArgs {
     /// Also write a self-contained HTML page with charts.
     #[arg(long, help_heading = "Output", value_name = "FILE")]
     pub(crate) html: Option<PathBuf>,
-    /// Print all figures by their names in `--json`, not just the summary.
+    /// Print all figures under their `--json` names, not just the summary.
     #[arg(long, help_heading = "Output", conflicts_with = "json")]
     pub(crate) verbose: bool,
     #[command(flatten)]

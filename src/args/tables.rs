@@ -9,12 +9,12 @@ use super::OutputArgs;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum TablesCommand {
-    /// Describe a file of tables.
+    /// Describe a tables file.
     #[command(
         after_long_help = "Examples:\n  semmoe tables show m.tables.safetensors\n  semmoe tables show m.tables.safetensors --html tables.html"
     )]
     Show(ShowTables),
-    /// Check a file of tables completely; exits with code 2 if anything is wrong.
+    /// Check a tables file completely; exits with code 2 if anything is wrong.
     #[command(after_long_help = "Examples:\n  semmoe tables verify m.tables.safetensors")]
     Verify(TablesFile),
     /// Write the placement E in the format that an engine reads, and print the arguments that the engine needs with it.
@@ -25,7 +25,7 @@ pub(crate) enum TablesCommand {
     Permute(PermuteArgs),
 }
 
-/// The beginning of `tables export --help`.
+/// Introduction printed by `tables export --help`.
 const EXPORT_ABOUT: &str = "\
 Write the placement E in the format that an engine reads, and print the arguments that the engine needs with it.
 
@@ -44,7 +44,7 @@ at all, `semmoe tables permute` writes a checkpoint in which contiguous placemen
 Example:
   semmoe tables export --tables qwen3.tables.safetensors --format sglang --out experts.json";
 
-/// Formats of an exported placement.
+/// File formats for exported placements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ExportFormat {
     Sglang,
@@ -80,7 +80,7 @@ fn engine_version(text: &str) -> Result<Version, &'static str> {
     Version::parse(text).ok_or("expected a version such as 0.5.21")
 }
 
-/// The beginning of `tables permute --help`.
+/// Introduction printed by `tables permute --help`.
 const PERMUTE_ABOUT: &str = "\
 Rewrite a checkpoint so that contiguous placement is E, for engines that accept no placement.
 
@@ -114,7 +114,7 @@ pub(crate) struct PermuteArgs {
     /// The directory to write to: new, empty, or left by an interrupted run of this command.
     #[arg(long, value_name = "DIR")]
     pub(crate) out: PathBuf,
-    /// Also write the tables of the new checkpoint: T and prices as before, E contiguous.
+    /// Also write tables for the new checkpoint: T and prices unchanged, E contiguous.
     #[arg(long, value_name = "FILE")]
     pub(crate) out_tables: Option<PathBuf>,
     #[command(flatten)]

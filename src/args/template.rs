@@ -16,8 +16,8 @@ Examples:
 pub(crate) enum TemplateCommand {
     /// Render chats with a model's chat template and compare them with Jinja2.
     ///
-    /// Prints for each chat whether it is rendered and how many tokens it has, and the language features that the
-    /// template uses. If python3 has the package jinja2, texts are compared with Jinja2 as set up by Transformers; a
+    /// Prints each chat's token count, or why it was rejected, and the language features that the template uses. If
+    /// python3 has the jinja2 package, rendered texts are compared with Jinja2 as configured by Transformers; any
     /// difference is a failure.
     #[command(after_long_help = CHECK_EXAMPLES)]
     Check(TemplateCheckArgs),
@@ -28,14 +28,14 @@ pub(crate) struct TemplateCheckArgs {
     /// The model's directory, with tokenizer.json and the chat template.
     #[arg(value_name = "TOKENIZER_DIR")]
     pub(crate) tokenizer: PathBuf,
-    /// Chats or completions, one request body per line [default: built-in ones of all shapes].
+    /// Chats or completions, one request body per line [default: a built-in set that covers all shapes].
     #[arg(long, value_name = "FILE")]
     pub(crate) chats: Option<PathBuf>,
     /// Prepare chats as this engine does: vllm, sglang or semmoe, with @VERSION for versions other than the newest.
-    /// Nothing is compared with Jinja2 then, and the date is today's.
+    /// This disables the comparison with Jinja2 and uses today's date.
     #[arg(long, value_name = "ENGINE")]
     pub(crate) engine: Option<String>,
-    /// Default variables for the template, which chats override, as a JSON object.
+    /// Default template variables as a JSON object; chats can override them.
     #[arg(long, value_name = "JSON")]
     pub(crate) default_chat_template_kwargs: Option<String>,
     /// With --json, include each chat's token ids.

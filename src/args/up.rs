@@ -6,7 +6,7 @@ use clap::Args;
 
 use super::{UnitAttentionArgs, UnitLayoutArgs};
 
-/// The end of `up --help`.
+/// Examples at the end of `up --help`.
 pub(super) const UP_EXAMPLES: &str = "\
 Examples:
   semmoe up
@@ -15,10 +15,10 @@ Examples:
   semmoe up --check
   semmoe up --model Qwen3-30B-A3B --data /var/cache/semmoe";
 
-/// The source of a plan.
+/// Source of the deployment plan.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum PlanSource {
-    /// Computed now, for this machine.
+    /// Computed at startup for this machine.
     Auto,
     /// The output of `semmoe plan --json`.
     File(PathBuf),
@@ -41,7 +41,7 @@ pub(crate) struct UpArgs {
     /// Directory of a Hugging Face checkpoint to serve [default: the bundled model].
     #[arg(long, value_name = "DIR")]
     pub(crate) model: Option<PathBuf>,
-    /// Take ranks, attention, experts and wire from a plan: auto measures this machine for a few seconds, once, and
+    /// Read ranks, attention, experts and wire from a plan: auto measures this machine once, for a few seconds, and
     /// starts the layout with the fastest responses; a file is the output of `semmoe plan --json` for this model.
     #[arg(long, value_name = "auto|FILE", conflicts_with_all = ["ranks", "attention", "attention_groups", "experts", "wire"])]
     pub(crate) plan: Option<PlanSource>,
@@ -49,7 +49,7 @@ pub(crate) struct UpArgs {
     pub(crate) attention: UnitAttentionArgs,
     #[command(flatten)]
     pub(crate) layout: UnitLayoutArgs,
-    /// Extra slots per layer, over all ranks together, for replicas of experts that several ranks use often.
+    /// Extra slots per layer, in total over all ranks, for replicas of experts that several ranks activate often.
     /// Experts plus slots must be divisible by the number of ranks. Only with --attention dp and --experts ep.
     #[arg(long, value_name = "R", default_value_t = 0)]
     pub(crate) redundant: u16,

@@ -1,4 +1,4 @@
-//! Arguments of `worker`, some of them also of `up`: layout of the unit, serving limits, network and trust.
+//! Arguments of `worker`, some shared with `up`: unit layout, serving limits, network and trust.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
@@ -13,9 +13,9 @@ use semmoe_worker::{CpuList, DeviceChoice, EngineLimits, ExpertLayout, ForcedRat
 use super::attention;
 use crate::error::CliError;
 
-/// The end of `worker --help`.
+/// Examples at the end of `worker --help`.
 pub(super) const WORKER_EXAMPLES: &str = "\
-Examples (a unit of two ranks, each in a terminal of its own):
+Examples (a unit of two ranks, each in its own terminal):
   semmoe worker --model DIR --rank 0 --world 2 --rendezvous 127.0.0.1:7000 --listen 127.0.0.1:30000
   semmoe worker --model DIR --rank 1 --world 2 --rendezvous 127.0.0.1:7000
 
@@ -27,14 +27,14 @@ pub(crate) struct WorkerArgs {
     /// Directory of a Hugging Face checkpoint.
     #[arg(long, value_name = "DIR")]
     pub(crate) model: PathBuf,
-    /// Number of this rank, from 0; rank 0 serves HTTP for the whole unit [default: 0, if all ranks are here].
+    /// This rank's number, from 0; rank 0 serves HTTP for the whole unit [default: 0, if this process runs all ranks].
     #[arg(long, required_unless_present_any = ["device", "ranks_here"])]
     pub(crate) rank: Option<u16>,
     /// Number of ranks in the unit.
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) world: u16,
-    /// Rendezvous address: rank 0 binds it (port 0 picks a free port), the other ranks connect to it [default: any port
-    /// of 127.0.0.1, if all ranks are here].
+    /// Rendezvous address: rank 0 binds it (port 0 picks a free port), the other ranks connect to it [default: a free
+    /// port on 127.0.0.1, if this process runs all ranks].
     #[arg(long, value_name = "ADDRESS", required_unless_present_any = ["device", "ranks_here"])]
     pub(crate) rendezvous: Option<SocketAddr>,
     /// HTTP address of rank 0.
@@ -43,21 +43,21 @@ pub(crate) struct WorkerArgs {
     /// Tables whose placement E the unit runs [default: contiguous placement]. Not with --experts tp.
     #[arg(long, value_name = "FILE")]
     pub(crate) tables: Option<PathBuf>,
-    /// Directory below which `/switch` may name tables, also by paths relative to it [default: that of --tables;
-    /// without either no tables are accepted].
+    /// Directory from which `/switch` may load tables; it also resolves relative paths [default: the directory of
+    /// --tables; with neither, no tables are accepted].
     #[arg(long, value_name = "DIR")]
     pub(crate) tables_root: Option<PathBuf>,
-    /// Take attention, experts, domains and wire from the output of `semmoe plan --json` for this model and number of
-    /// ranks; --domains 1 for the plan's layout with tables.
+    /// Read attention, experts, domains and wire from the output of `semmoe plan --json` for this model and number of
+    /// ranks; add --domains 1 to run the plan's layout with tables.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["attention", "attention_groups", "experts", "wire"])]
     pub(crate) plan: Option<PathBuf>,
-    /// Experts per layer that each rank has room for, so that the unit can switch to tables with more replicas than it
-    /// starts with. Must be the same on all ranks [default: as many as the initial placement needs].
+    /// Expert slots per layer to allocate on each rank, which lets the unit switch to tables with more replicas. Must
+    /// be the same on all ranks [default: as many as the initial placement needs].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) expert_slots: Option<u16>,
-    /// Independent groups of consecutive ranks that the unit can switch to: with 8 ranks 2 means two groups of four,
-    /// each with all experts and its own requests (layout tp:2x4). Keeps attention weights for each. Must be the same
-    /// on all ranks.
+    /// Numbers of independent groups of consecutive ranks that the unit can switch to: with 8 ranks, 2 means two groups
+    /// of four, each with all experts and its own requests (layout tp:2x4). Keeps attention weights for each layout.
+    /// Must be the same on all ranks.
     #[arg(long, value_name = "N", value_delimiter = ',', value_parser = clap::value_parser!(u16).range(2..))]
     pub(crate) switch_groups: Vec<u16>,
     #[command(flatten)]
@@ -66,23 +66,24 @@ pub(crate) struct WorkerArgs {
     pub(crate) attention: UnitAttentionArgs,
     #[command(flatten)]
     pub(crate) layout: UnitLayoutArgs,
-    /// With --experts ep and without tables: each of N consecutive ranks holds the experts of all N, so that tokens
-    /// leave them only for other experts (expert domains). N:S/W over two levels: ranks at one position in N groups of
-    /// W, and S neighbours within each. Must be the same on all ranks [default: those of --plan, else 1].
+    /// With --experts ep and without tables: N consecutive ranks form an expert domain, and each holds the experts of
+    /// all N, so tokens leave the domain only for other experts. N:S/W forms domains on two levels: the ranks at the
+    /// same position in N groups of W, and S neighbours within each group. Must be the same on all ranks [default:
+    /// those of --plan, else 1].
     #[arg(long, value_name = "N[:S/W]...")]
     pub(crate) domains: Option<Domains>,
-    /// Number of nodes, with consecutive ranks on each, for counting bytes by level [default: a node is the ranks that
-    /// share memory, or that of --experts hybrid].
+    /// Number of nodes, each with consecutive ranks, for counting bytes by level [default: the nodes of --experts
+    /// hybrid, otherwise the ranks that share memory form a node].
     #[arg(long, value_name = "N")]
     pub(crate) nodes: Option<u16>,
-    /// Memory for this rank's experts, in bytes: those that do not fit are prefetched from the checkpoint in every
-    /// step. Layouts and tables can only be switched if all experts stay in memory. Ranks may differ [default: all
-    /// experts stay in memory].
+    /// Memory for this rank's experts, in bytes: experts that do not fit are prefetched from the checkpoint in every
+    /// step. Switching layouts or tables requires all experts in memory. Ranks may differ [default: all experts stay in
+    /// memory].
     #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) expert_memory: Option<u64>,
     /// Measure the cost of communication: send each activation to its token's own rank with this probability (0 to 1)
-    /// and to another rank otherwise, whatever the router chose. Every answer is wrong by design, and `semmoe serve`
-    /// refuses the unit. Must be the same on all ranks.
+    /// and to another rank otherwise, whatever the router chose. All output is wrong by design, so `semmoe serve`
+    /// rejects the unit. Must be the same on all ranks.
     #[arg(long, value_name = "RATE", value_parser = forced_rate)]
     pub(crate) force_local_rate: Option<ForcedRate>,
     /// On exit, write the start and end times of the stages of this rank's last 4096 MoE layers, one JSON object per
@@ -95,9 +96,9 @@ pub(crate) struct WorkerArgs {
     /// Maximum waiting sequences per rank; more are rejected with 503.
     #[arg(long, help_heading = "Serving", value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
     pub(crate) max_waiting: u32,
-    /// Seconds of waiting that each step of a request's priority is worth: with 5, priority 2 goes before those of
-    /// priority 0 that came less than 10 s earlier. Negative if lower numbers are more urgent; 0: in order of arrival,
-    /// and a priority is refused.
+    /// Head start per priority level, in seconds: with 5, a request of priority 2 is scheduled before requests of
+    /// priority 0 that arrived less than 10 s earlier. Negative if lower numbers are more urgent. With 0, requests are
+    /// scheduled in order of arrival, and those with a priority are rejected.
     #[arg(long, help_heading = "Serving", value_name = "SECONDS", default_value_t = EngineLimits::default().priority_seconds, value_parser = head_start, allow_negative_numbers = true)]
     pub(crate) priority_seconds: f64,
     /// Maximum tokens per step and rank, prefill chunks and decoded tokens together.
@@ -113,43 +114,44 @@ pub(crate) struct WorkerArgs {
     /// Number of threads per rank for large steps. Results do not depend on it.
     #[arg(long, help_heading = "Serving", value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub(crate) threads: u16,
-    /// CPUs to pin these threads to, such as 0-3,8; give each rank on a machine its own.
+    /// CPUs to pin these threads to, such as 0-3,8; ranks on the same machine need different CPUs.
     #[arg(long, help_heading = "Serving", value_name = "LIST")]
     pub(crate) cpus: Option<CpuList>,
     /// Disable prefix caching: compute every prompt in full.
     #[arg(long, help_heading = "Serving")]
     pub(crate) no_prefix_reuse: bool,
-    /// Address of this rank for data between ranks, if they have a separate network [default: on rank 0 the rendezvous
-    /// address, on others the address from which they reach it].
+    /// This rank's address for traffic between ranks, if they have a separate network [default: the rendezvous address
+    /// on rank 0; on other ranks, the local address from which they connect to it].
     #[arg(long, help_heading = "Network and trust", value_name = "IP")]
     pub(crate) data_address: Option<IpAddr>,
-    /// File with the secret by which ranks authenticate each other, 16 bytes or more; or set SEMMOE_RANK_SECRET.
+    /// File with the secret that ranks use to authenticate each other, at least 16 bytes; or set SEMMOE_RANK_SECRET.
     /// Required unless the rendezvous and data addresses are loopback addresses.
     #[arg(long, help_heading = "Network and trust", value_name = "FILE")]
     pub(crate) secret_file: Option<PathBuf>,
-    /// File with the token for admin routes (/drain, /flush_cache), 16 bytes or more; or set SEMMOE_ADMIN_TOKEN.
-    /// Without it they are open if HTTP is served on a loopback address, and closed otherwise.
+    /// File with the token for admin routes (/drain, /flush_cache), at least 16 bytes; or set SEMMOE_ADMIN_TOKEN.
+    /// Without a token, admin routes are open if HTTP is served on a loopback address, and closed otherwise.
     #[arg(long, help_heading = "Network and trust", value_name = "FILE")]
     pub(crate) admin_token_file: Option<PathBuf>,
     /// Exit when standard input closes, so that a rank never outlives the process that started it.
     #[arg(long)]
     pub(crate) exit_on_stdin_eof: bool,
-    /// After another rank was lost, rank 0 answers 503 with the cause for this long, then exits with code 3; with never
-    /// it keeps answering until it is stopped. The other ranks exit at once.
+    /// After losing another rank, rank 0 responds with 503 and the cause for this long, then exits with code 3; with
+    /// never, it keeps responding until it is stopped. The other ranks exit immediately.
     #[arg(long, value_name = "SECONDS|never", default_value = "5")]
     pub(crate) exit_after_loss: ExitAfterLoss,
 }
 
-// No doc comment: it would become that of the command.
+// Not a doc comment, as clap would use it as the command's help.
 #[derive(Debug, Clone, Copy, Args)]
 pub(crate) struct WorkerDeviceArgs {
-    /// Compute on CPUs, or on one NVIDIA GPU (needs a build with the feature cuda).
+    /// Compute on CPUs, or on one NVIDIA GPU (requires a build with the cuda feature).
     #[arg(long, help_heading = "GPU", value_enum, default_value = "cpu")]
     device: DeviceArg,
-    /// With --device cuda: type of weights, rows, keys and values; sums are always f32 [default: bf16].
+    /// With --device cuda: data type of weights, rows, keys and values; sums are always f32 [default: bf16].
     #[arg(long, help_heading = "GPU", value_enum)]
     dtype: Option<DtypeArg>,
-    /// With --device cuda: ranks that this process runs, from --rank on, all on one GPU [default: all].
+    /// With --device cuda: number of consecutive ranks that this process runs, starting with --rank, all on one GPU
+    /// [default: all ranks].
     #[arg(long, help_heading = "GPU", value_name = "P", value_parser = clap::value_parser!(u16).range(1..=8))]
     ranks_here: Option<u16>,
 }
@@ -168,7 +170,7 @@ enum DtypeArg {
 
 impl WorkerDeviceArgs {
     /// # Errors
-    /// A GPU argument without a GPU.
+    /// If a GPU argument is given without `--device cuda`.
     pub(crate) fn read(self, world: u16) -> Result<DeviceChoice, CliError> {
         let given = [("--dtype", self.dtype.is_some()), ("--ranks-here", self.ranks_here.is_some())];
         match (self.device, given.iter().find(|(_, given)| *given)) {
@@ -183,10 +185,11 @@ impl WorkerDeviceArgs {
 }
 
 impl WorkerArgs {
-    /// The first rank of this process and the rendezvous; a unit that runs entirely in this process needs neither.
+    /// Returns this process's first rank and the rendezvous address. A unit that runs entirely in this process needs
+    /// neither argument.
     ///
     /// # Errors
-    /// One of them is missing, although other processes run ranks of the unit.
+    /// If either is missing although other processes run ranks of the unit.
     pub(crate) fn place(&self) -> Result<(u16, SocketAddr), CliError> {
         let device = self.device.read(self.world)?;
         let whole = matches!(device, DeviceChoice::Cuda { ranks_here, .. } if ranks_here == self.world);
@@ -196,18 +199,18 @@ impl WorkerArgs {
                 Ok((rank.unwrap_or(0), rendezvous.unwrap_or(SocketAddr::from(([127, 0, 0, 1], 0)))))
             }
             _ => Err(CliError::input(
-                "--rank and --rendezvous are needed: only a unit whose ranks are all on one GPU does without",
+                "--rank and --rendezvous are required unless this process runs all ranks of the unit on one GPU",
             )),
         }
     }
 }
 
-// For `worker` and `up`. No doc comment: it would become that of the command.
+// For `worker` and `up`. Not a doc comment, as clap would use it as the command's help.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct UnitAttentionArgs {
-    /// How the ranks share attention: dp = each rank has its own requests, tp = every rank computes some heads of all
-    /// requests; dp,tp or tp,dp = start with the first, and switch while serving (keeps the weights of both).
-    /// Must be the same on all ranks.
+    /// How the ranks divide attention: dp = each rank has its own requests, tp = every rank computes some heads of all
+    /// requests; dp,tp or tp,dp = start with the first, and switch while serving (keeps the weights of both). Must be
+    /// the same on all ranks.
     #[arg(
         long,
         help_heading = "Layout of the unit",
@@ -217,12 +220,12 @@ pub(crate) struct UnitAttentionArgs {
         default_value = "dp"
     )]
     attention: Vec<Attention>,
-    /// With --attention tp: groups of consecutive ranks, each with requests of its own. Without tables and switches.
-    /// Must be the same on all ranks.
+    /// With --attention tp: number of groups of consecutive ranks, each with its own requests. Excludes tables and
+    /// switching. Must be the same on all ranks.
     #[arg(long, help_heading = "Layout of the unit", value_name = "N", default_value_t = 1)]
     attention_groups: u16,
-    /// With --attention tp: where rows go after attention. auto = to the rank that the tables' T and A predict, off =
-    /// in their order, in equal parts (also without tables) [default: auto].
+    /// With --attention tp: where rows are sent after attention. auto = to the rank that the tables' T and A predict,
+    /// off = in order, in equal parts (as without tables) [default: auto].
     #[arg(long, help_heading = "Layout of the unit", value_enum)]
     shuffle: Option<ShuffleArg>,
 }
@@ -239,27 +242,27 @@ pub(crate) struct UnitAttention {
     pub(crate) attention: Attention,
     /// With tp: groups of ranks, each with its own requests.
     pub(crate) groups: u16,
-    /// Whether attention may be switched.
+    /// Whether attention can be switched while serving.
     pub(crate) both: bool,
-    /// With attention tp: whether rows are shuffled by the tables, if there are any.
+    /// With attention tp: whether to shuffle rows according to the tables, if any.
     pub(crate) shuffle: bool,
 }
 
 impl UnitAttentionArgs {
     /// # Errors
-    /// Anything but one or two attention layouts; `--shuffle` without anything to shuffle.
+    /// If `--attention` does not name one or two layouts, or `--shuffle` has nothing to shuffle.
     pub(crate) fn read(&self) -> Result<UnitAttention, CliError> {
         let (attention, both) = match self.attention[..] {
             [attention] => (attention, false),
             [first, second] if first != second => (first, true),
-            _ => return Err(CliError::input("--attention takes dp, tp, dp,tp or tp,dp")),
+            _ => return Err(CliError::input("expected --attention dp, tp, dp,tp or tp,dp")),
         };
         if self.attention_groups != 1 && (attention == Attention::Dp || both) {
-            return Err(CliError::input("--attention-groups is for --attention tp alone"));
+            return Err(CliError::input("--attention-groups requires --attention tp without dp"));
         }
         match self.shuffle {
             Some(_) if attention == Attention::Dp && !both => Err(CliError::input(
-                "--shuffle is for --attention tp: with attention dp rows stay with their request's rank",
+                "--shuffle requires --attention tp: with attention dp, rows stay on their request's rank",
             )),
             shuffle => {
                 let groups = self.attention_groups;
@@ -269,21 +272,21 @@ impl UnitAttentionArgs {
     }
 }
 
-// For `worker` and `up`. No doc comment: it would become that of the command.
+// For `worker` and `up`. Not a doc comment, as clap would use it as the command's help.
 #[derive(Debug, Clone, Copy, Args)]
 pub(crate) struct UnitLayoutArgs {
     /// How ranks exchange data: shm = shared memory of one host, tcp = TCP, auto = shm if all ranks are on one host,
     /// otherwise tcp. Must be the same on all ranks.
     #[arg(long, help_heading = "Layout of the unit", value_name = "auto|shm|tcp", default_value = "auto")]
     pub(crate) transport: TransportChoice,
-    /// Data type of the rows that ranks exchange: bf16 halves the bytes of f32, but rounds the rows and the sums over
-    /// ranks. Must be the same on all ranks [default: f32].
+    /// Data type of the rows that ranks exchange: bf16 takes half the bytes of f32, but rounds the rows and the sums
+    /// over ranks. Must be the same on all ranks [default: f32].
     #[arg(long, help_heading = "Layout of the unit", value_name = "f32|bf16")]
     pub(crate) wire: Option<WireType>,
     /// How experts are divided among the ranks: ep = each expert on one rank, by tables or in order; tp = every rank
-    /// has a slice of each expert and gathers the tokens of all ranks; hybrid:NxP = each expert on one of N nodes of P
-    /// ranks, which have a slice of it each, and hybrid:NxP:C the same with the two levels overlapped in C chunks.
-    /// Tables work with ep, and with hybrid for nodes. Must be the same on all ranks.
+    /// has a slice of each expert and gathers the tokens of all ranks; hybrid:NxP = each expert on one of N nodes,
+    /// sliced over its P ranks; hybrid:NxP:C also overlaps the two levels in C chunks. Tables work with ep, and with
+    /// hybrid if they have one group per node. Must be the same on all ranks.
     #[arg(long, help_heading = "Layout of the unit", value_name = "ep|tp|hybrid:NxP[:C]", default_value = "ep")]
     pub(crate) experts: ExpertLayout,
 }
@@ -297,7 +300,7 @@ fn forced_rate(text: &str) -> Result<ForcedRate, &'static str> {
     text.parse().ok().and_then(ForcedRate::new).ok_or("expected a number from 0 to 1")
 }
 
-/// When rank 0 exits after a rank was lost; `None` = never.
+/// How long rank 0 keeps responding after a rank is lost; `None`: until it is stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ExitAfterLoss(pub(crate) Option<Duration>);
 

@@ -59,7 +59,7 @@ fn threads(given: Option<u16>) -> usize {
 
 fn show(command: &str, report: &BuildReport, output: OutputArgs) -> Result<(), CliError> {
     for domain in &report.domains {
-        say(&format!("domain {}: {} tokens, counted {} times", domain.domain, domain.tokens, domain.multiplier));
+        say(&format!("domain {}: {} tokens, counts multiplied by {}", domain.domain, domain.tokens, domain.multiplier));
     }
     if report.tokens == 0 {
         say("nothing was counted: no token of the chosen phase has a known route");

@@ -37,7 +37,7 @@ pub(crate) fn run(args: &EvaluateArgs) -> Result<(), CliError> {
     })
 }
 
-/// Good tables are exported to engines; otherwise the next step is another solve.
+/// Returns the commands to suggest next: export good tables to an engine; otherwise solve or evaluate again.
 fn next(args: &EvaluateArgs, solved: &Tables) -> [String; 2] {
     let tables = args.tables.display();
     let good = format!("semmoe tables export --tables {tables} --format sglang --out experts.json");
@@ -74,11 +74,11 @@ fn options(args: &EvaluateArgs) -> EvalOptions {
     options
 }
 
-/// An error about two files of different models names both: the tables are "here", the traffic "there".
+/// Names both files if their models differ: the error calls the tables "here" and the traffic "there".
 fn failure(args: &EvaluateArgs, error: SolveError) -> CliError {
     match (&error, args.trace.as_ref().or(args.profile.as_ref())) {
         (SolveError::Format(FormatError::ModelMismatch { .. }), Some(traffic)) => {
-            CliError::input(format!("{} and {} are about {error}", args.tables.display(), traffic.display()))
+            CliError::input(format!("{} and {} are for {error}", args.tables.display(), traffic.display()))
         }
         _ => CliError::input(error),
     }

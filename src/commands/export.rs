@@ -15,19 +15,19 @@ use crate::args::{ExportArgs, ExportFormat};
 use crate::error::CliError;
 use crate::progress::say;
 
-/// The first SGLang version with `--attn-dp-size`.
+/// The first SGLang version that supports `--attn-dp-size`.
 const ATTN_DP_SIZE_SINCE: Version = Version::new(0, 5, 22);
 
-const SGLANG_NOTE: &str = "locality saves bytes with an all-to-all backend only: add --moe-a2a-backend deepep (with none, the \
-                           default, every rank computes over the tokens of all)";
+const SGLANG_NOTE: &str = "locality saves traffic only with an all-to-all backend: add --moe-a2a-backend deepep (with none, the \
+                           default, every rank processes the tokens of all ranks)";
 
-/// Placeholder for the file in printed arguments if there is none.
+/// Placeholder for the file name in printed arguments if there is no file.
 const NO_FILE: &str = "FILE";
 
 pub(crate) fn run(args: &ExportArgs) -> Result<(), CliError> {
     if args.format == ExportFormat::Vllm && !args.experimental {
         return Err(CliError::input(
-            "no release of vLLM reads a placement (pull request 49572 is open), expected --experimental to export it for that",
+            "no vLLM release reads a placement yet (pull request 49572 is open): pass --experimental to export one anyway",
         ));
     }
     if args.sglang_version.is_some() && args.format != ExportFormat::Sglang {
@@ -50,7 +50,7 @@ pub(crate) fn run(args: &ExportArgs) -> Result<(), CliError> {
         placement.clone().or(command.clone()).unwrap_or_else(library)
     })?;
     if let Some(command) = engine.filter(|_| placement.is_some() && !args.output.json) {
-        say(&format!("with the above in {file}: {command}"));
+        say(&format!("save the above as {file}, then run: {command}"));
     }
     if args.format == ExportFormat::Sglang {
         say(SGLANG_NOTE);
@@ -60,7 +60,7 @@ pub(crate) fn run(args: &ExportArgs) -> Result<(), CliError> {
 
 #[derive(Serialize)]
 struct Exported<'a> {
-    /// Null if the placement went to standard output.
+    /// Null if the placement was written to standard output.
     file: Option<&'a Path>,
     /// The placement's text if there is no file.
     placement: Option<&'a str>,
@@ -97,7 +97,7 @@ fn command(tables: &Tables, args: &ExportArgs, file: &str) -> Option<String> {
             let options = tensorrt_llm_options(tables, file);
             let ranks = tables.groups();
             Some(format!(
-                "trtllm-serve --tp_size {ranks} --ep_size {ranks} --extra_llm_api_options OPTIONS, which hold {options}"
+                "trtllm-serve --tp_size {ranks} --ep_size {ranks} --extra_llm_api_options OPTIONS, where OPTIONS is a file that contains {options}"
             ))
         }
         ExportFormat::Ascend => Some(format!("vllm serve {}", ascend_flags(file))),

@@ -1,4 +1,4 @@
-//! All figures of a result as lines of text, by their names in its JSON.
+//! Formats all figures in a result as lines of text, under the names used in its JSON.
 
 use std::fmt::Write;
 

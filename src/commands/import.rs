@@ -42,7 +42,7 @@ fn describe(report: &ImportReport) -> String {
              {bad_records} left out), digest {digest}"
         ),
         Imported::Loads(loads) => format!(
-            "{out}: expert loads from {files} files; counts without tokens cannot make a profile or tables\n{}",
+            "{out}: expert loads from {files} files; a profile or tables would require counts per token\n{}",
             table(loads)
         ),
     }

@@ -1,4 +1,4 @@
-//! `semmoe keys`: client keys; the configuration has only their digests.
+//! `semmoe keys`: client keys; the configuration contains only their digests.
 
 use std::io::Read;
 
@@ -28,7 +28,7 @@ pub(crate) fn run(command: &KeysCommand) -> Result<(), CliError> {
     }
 }
 
-/// A new key, which is stored nowhere.
+/// A new key, which is printed but never stored.
 #[derive(Serialize)]
 struct New<'a> {
     key: &'a str,
@@ -36,7 +36,7 @@ struct New<'a> {
     hashed: &'a Hashed<'a>,
 }
 
-/// An entry of the list `keys` in `[auth]`.
+/// An entry in the `keys` list of `[auth]`.
 #[derive(Serialize)]
 struct Hashed<'a> {
     name: &'a str,
@@ -46,12 +46,12 @@ struct Hashed<'a> {
 impl<'a> Hashed<'a> {
     fn new(name: &'a str, key: &str) -> Result<Self, CliError> {
         if name.is_empty() || !name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.@:".contains(&byte)) {
-            return Err(CliError::input(format!("{name:?} is not a name of letters, digits and any of -_.@:")));
+            return Err(CliError::input(format!("the name is {name:?}, expected letters, digits and any of -_.@:")));
         }
         Ok(Self { name, sha256: hex(&Sha256::digest(key)) })
     }
 
-    /// The entry as written in the file.
+    /// The entry as a line of the configuration file.
     fn line(&self) -> String {
         format!("{{ name = \"{}\", sha256 = \"{}\" }}", self.name, self.sha256)
     }
@@ -69,7 +69,7 @@ fn read_key() -> Result<String, CliError> {
     Ok(key.to_owned())
 }
 
-/// Bytes from the operating system's generator.
+/// Reads random bytes from the operating system.
 fn random() -> Result<[u8; RANDOM_BYTES], CliError> {
     let mut bytes = [0; RANDOM_BYTES];
     let read = std::fs::File::open("/dev/urandom").and_then(|mut source| source.read_exact(&mut bytes));

@@ -15,8 +15,8 @@ mod view;
 
 pub(crate) fn run(args: LoadArgs) -> Result<(), CliError> {
     let (output, max_errors) = (args.output, args.max_errors);
-    if max_errors.is_some_and(|share| !(0.0..=1.0).contains(&share)) {
-        return Err(CliError::input(format!("--max-errors is {max_errors:?}, expected a share from 0 to 1")));
+    if let Some(share) = max_errors.filter(|share| !(0.0..=1.0).contains(share)) {
+        return Err(CliError::input(format!("--max-errors is {share}, expected a fraction from 0 to 1")));
     }
     let (second, rounds) = (args.compare.clone(), args.rounds);
     let options = options(args)?;
@@ -48,13 +48,13 @@ fn options(args: LoadArgs) -> Result<LoadOptions, CliError> {
         (Some(concurrency), ..) => Pace::Closed { concurrency },
         (_, Some(per_second), _) => Pace::Poisson { per_second, seed: args.seed },
         (.., Some(arrivals)) => Pace::Recorded { arrivals, speed: args.speed },
-        (None, None, None) => return Err(CliError::input("none of --concurrency, --rate and --arrivals was given")),
+        (None, None, None) => return Err(CliError::input("expected one of --concurrency, --rate and --arrivals")),
     };
     let limit = match (args.requests, args.duration) {
         (Some(requests), _) => Limit::Requests(requests),
         (None, Some(time)) => Limit::Duration(time),
         (None, None) if matches!(pace, Pace::Recorded { .. }) => Limit::Arrivals,
-        (None, None) => return Err(CliError::input("the run has no end: give --requests N or --duration 60s")),
+        (None, None) => return Err(CliError::input("the run would never end: pass --requests N or --duration 60s")),
     };
     let mut options = LoadOptions {
         api: args.route,
@@ -85,7 +85,7 @@ fn fields(json: &str) -> Result<Map<String, Value>, CliError> {
     serde_json::from_str(json).map_err(|error| CliError::input(format!("--body is not a JSON object: {error}")))
 }
 
-/// The first Ctrl-C ends the run with a report, the second ends the process.
+/// The first Ctrl-C ends the run and prints a report; the second kills the process.
 async fn first_stop() {
     let mut stops = Stops::listen();
     stops.next().await;
@@ -96,7 +96,7 @@ async fn first_stop() {
     });
 }
 
-/// The exit code after the report, from the answered and failed requests of each server.
+/// Determines the exit code after the report from each server's successful and failed requests.
 fn verdict<const N: usize>(stopped: bool, servers: [(u64, u64); N], max_errors: Option<f64>) -> Result<(), CliError> {
     if stopped {
         return Err(CliError::interrupted());
@@ -104,11 +104,11 @@ fn verdict<const N: usize>(stopped: bool, servers: [(u64, u64); N], max_errors: 
     for (ok, failed) in servers {
         let share = failed as f64 / (ok + failed).max(1) as f64;
         if ok == 0 {
-            return Err(CliError::failed("no request was answered"));
+            return Err(CliError::failed("no request succeeded"));
         }
         if max_errors.is_some_and(|most| share > most) {
             return Err(CliError::failed(format!(
-                "a share of {share:.4} of the requests failed, more than --max-errors allows"
+                "the fraction of failed requests is {share:.4}, more than --max-errors allows"
             )));
         }
     }

@@ -1,4 +1,4 @@
-//! One module per subcommand: turns arguments into library calls, and prints the results.
+//! One module per subcommand: each translates arguments into library calls and prints the results.
 
 pub(crate) mod build;
 pub(crate) mod evaluate;
@@ -34,8 +34,8 @@ use crate::args::OutputArgs;
 use crate::error::CliError;
 use crate::progress::say;
 
-/// Prints text on standard output. If the reader is gone (`| head`), the work continues silently, with its own exit
-/// code.
+/// Prints text to standard output. If the reader has closed the pipe (`| head`), the command continues silently, and
+/// its exit code is unaffected.
 pub(crate) fn print(text: &str) -> Result<(), CliError> {
     let mut out = std::io::stdout().lock();
     match writeln!(out, "{text}").and_then(|()| out.flush()) {
@@ -44,14 +44,14 @@ pub(crate) fn print(text: &str) -> Result<(), CliError> {
     }
 }
 
-/// Prints the announcement of a server, which keeps serving if that fails.
+/// Announces a server on standard output. If that fails, the server keeps running.
 pub(crate) fn announce(text: &str) {
     if let Err(error) = print(text) {
         say(&format!("semmoe: {error}"));
     }
 }
 
-/// Prints one JSON document on standard output: an object that begins with the name of the subcommand.
+/// Prints one JSON document to standard output: an object whose first field is the subcommand's name.
 pub(crate) fn print_json(command: &str, value: &impl Serialize) -> Result<(), CliError> {
     #[derive(Serialize)]
     struct Document<'a, T> {
@@ -60,11 +60,11 @@ pub(crate) fn print_json(command: &str, value: &impl Serialize) -> Result<(), Cl
         value: &'a T,
     }
     let text = serde_json::to_string_pretty(&Document { command, value })
-        .map_err(|error| CliError::failed(format!("the result cannot be written as JSON: {error}")))?;
+        .map_err(|error| CliError::failed(format!("cannot write the result as JSON: {error}")))?;
     print(&text)
 }
 
-/// Prints a result, as JSON if requested, otherwise as text.
+/// Prints a result as JSON if requested, otherwise as text.
 pub(crate) fn print_result(
     output: OutputArgs,
     command: &str,
@@ -74,7 +74,7 @@ pub(crate) fn print_result(
     if output.json { print_json(command, value) } else { print(text().trim_end()) }
 }
 
-/// Reads a text file of at most `most` bytes; `what` describes it in errors.
+/// Reads a text file of at most `most` bytes; error messages call it `what`.
 pub(crate) fn read_text(path: &Path, what: &str, most: u64) -> Result<String, CliError> {
     let cannot =
         |error: &dyn std::fmt::Display| CliError::input(format!("cannot read the {what} {}: {error}", path.display()));
@@ -87,13 +87,13 @@ pub(crate) fn read_text(path: &Path, what: &str, most: u64) -> Result<String, Cl
     Ok(text)
 }
 
-/// The server behind `--url`, which may end with `/v1` as for OpenAI clients.
+/// Parses `--url`, which may end with `/v1` as OpenAI clients expect.
 pub(crate) fn server_url(text: &str) -> Result<BaseUrl, CliError> {
     text.parse().map(BaseUrl::without_v1).map_err(CliError::input)
 }
 
-/// Checks before long work that a file can be written at `out`: it is not one of the inputs, by whatever path or link,
-/// nor a directory or device, and its directory is writable.
+/// Checks before a long operation that `out` can be written: it is neither an input (under any path or link) nor a
+/// directory or device, and its directory is writable.
 pub(crate) fn check_output<'a>(out: &Path, inputs: impl IntoIterator<Item = &'a PathBuf>) -> Result<(), CliError> {
     if let Ok(there) = out.canonicalize() {
         if let Some(input) = inputs.into_iter().find(|input| input.canonicalize().is_ok_and(|input| input == there)) {
@@ -104,12 +104,12 @@ pub(crate) fn check_output<'a>(out: &Path, inputs: impl IntoIterator<Item = &'a 
             return Err(CliError::input(format!("the output {} exists and is not a regular file", out.display())));
         }
     }
-    // An unnamed file, so that nothing is left behind.
+    // An unnamed temporary file leaves nothing behind.
     let file = tempfile::tempfile_in(semmoe_tables::directory_of(out));
     file.map(drop).map_err(|error| CliError::cannot_write(out, error))
 }
 
-/// Checks that files can be opened before contacting a server.
+/// Checks that all files can be opened, before contacting a server.
 pub(crate) fn check_inputs<'a>(inputs: impl IntoIterator<Item = &'a PathBuf>) -> Result<(), CliError> {
     inputs.into_iter().try_for_each(|path| match File::open(path) {
         Ok(_) => Ok(()),
@@ -121,7 +121,7 @@ pub(crate) fn check_inputs<'a>(inputs: impl IntoIterator<Item = &'a PathBuf>) ->
 pub(crate) fn check_apart(one: &Path, other: &Path) -> Result<(), CliError> {
     let same = std::path::absolute(one).ok().zip(std::path::absolute(other).ok()).is_some_and(|(a, b)| a == b);
     if same {
-        return Err(CliError::input(format!("two outputs are {}, expected one file each", one.display())));
+        return Err(CliError::input(format!("two outputs are {}, expected different files", one.display())));
     }
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! The summary at the end of `solve` and `evaluate`: the figures without tables, those expected with them, a verdict,
+//! The summary that `solve` and `evaluate` print last: figures without tables, figures expected with them, a verdict,
 //! and the next command.
 
 use std::fmt::{self, Display};
@@ -9,16 +9,16 @@ use semmoe_profiler::{Grade, Verdict};
 use semmoe_solver::{Evaluation, SolveReport, Unit};
 use serde::Serialize;
 
-/// Tables that save a smaller share of the bytes between ranks are not worth deploying.
+/// Tables that save less than this fraction of the bytes between ranks are not worth deploying.
 const MIN_SAVED: f64 = 0.03;
-/// New requests should gain at least this share of what the requests used for the solve gain.
+/// New requests should gain at least this fraction of the gain on the requests used for the solve.
 const MIN_CARRIED_OVER: f64 = 0.7;
-/// The verdict mentions token loads whose maximum over mean exceeds this.
+/// The verdict mentions the token load if its max/mean exceeds this.
 const UNEVEN_TOKENS: f64 = 1.2;
-/// Share of a step spent on communication, for the verdict's example.
+/// Fraction of the step time spent on communication in the verdict's example.
 const EXAMPLE_SHARE: f64 = 0.3;
 
-/// The data on which the figures were measured.
+/// The data that the tables were evaluated on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum JudgedOn {
@@ -43,10 +43,10 @@ pub(crate) struct Document<'a, T> {
     pub(crate) figures: &'a T,
 }
 
-/// A figure without tables and with them.
+/// A figure without tables and with tables.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(crate) struct Change {
-    /// With random ranks and contiguous blocks of experts; `None` if unknown.
+    /// With random routing and contiguous placement; `None` if unknown.
     pub(crate) before: Option<f64>,
     pub(crate) expected: f64,
 }
@@ -55,26 +55,26 @@ pub(crate) struct Change {
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Outcome {
     pub(crate) judged_on: JudgedOn,
-    /// Whether entire requests were routed, or single tokens.
+    /// Whether whole requests or single tokens were routed.
     unit: Unit,
-    /// Share of activations on the token's own rank.
+    /// Fraction of activations on the token's own rank.
     local_activation_rate: Change,
-    /// Upper bound: for the solved traffic, over all placements; for a file, over routings with even tokens and
-    /// sequences.
+    /// Upper bound on the rate: over all placements for the solved traffic; over routings with balanced tokens and
+    /// sequences for a file.
     bound: Option<f64>,
-    /// Number of other ranks that a token is sent to; `None` for a profile.
+    /// Number of remote ranks that a token is sent to; `None` for a profile.
     remote_ranks_per_token: Option<Change>,
-    /// Share of the dispatch and combine bytes that no longer leave their rank, by the ranks that tokens go to. If
-    /// these are unknown, the share of the activations, which is larger.
+    /// Fraction of the dispatch and combine bytes saved, computed from the remote ranks per token. If those are
+    /// unknown, the fraction of remote activations saved, which is larger.
     bytes_saved: f64,
     /// Maximum over mean.
     token_load: Change,
-    /// Maximum group over the mean, mean over layers.
+    /// Maximum over mean across groups, averaged over layers.
     expert_load: Change,
 }
 
 impl Outcome {
-    /// For tables evaluated on traffic; `groups` are the loads of that traffic, or of the solved traffic.
+    /// Summarizes an evaluation; `groups` are the loads of the evaluated or of the solved traffic.
     pub(crate) fn of_evaluation(judged: &Evaluation, judged_on: JudgedOn, groups: &GroupLoads) -> Self {
         let ranks = judged.remote_ranks_per_token.zip(judged.remote_ranks_blocks);
         let ranks = ranks.map(|(expected, before)| Change { before: Some(before), expected });
@@ -82,7 +82,7 @@ impl Outcome {
         let outcome = Self::new(
             judged_on,
             judged.unit,
-            // `lar_random` applies to the tables' own placement, including its replicas.
+            // Not `lar_random`, which is for the tables' own placement, including its replicas.
             Change { before: Some(1.0 / groups.groups() as f64), expected: judged.lar },
             ranks,
             Change { before: round_robin.map(|figures| figures.request_imbalance), expected: judged.token_imbalance },
@@ -91,7 +91,7 @@ impl Outcome {
         Self { bound: judged.bound.map(|bound| bound.lar), ..outcome }
     }
 
-    /// For a solve: on the held-out requests if any, else on its input.
+    /// Summarizes a solve: on the held-out requests if any, otherwise on its input.
     pub(crate) fn of_solve(report: &SolveReport, groups: &GroupLoads) -> Self {
         let bound = report.bound_spectral.zip(report.bound_sdp).map(|(spectral, sdp)| spectral.min(sdp));
         let outcome = match &report.held_out.figures {
@@ -134,18 +134,17 @@ impl Outcome {
         }
     }
 
-    /// The obstacles to a good verdict, worst first.
+    /// The worst problem that prevents a good verdict, if any.
     fn trouble(&self, solve: Option<&SolveReport>) -> Option<(Grade, String)> {
         let percent = |share: f64| format!("{:.0}%", 100.0 * share);
         let Change { before, expected } = self.local_activation_rate;
         let gain = |rate: f64| rate - before.unwrap_or(0.0);
         if self.bytes_saved < MIN_SAVED {
-            let more = "record more prompts of your own traffic, or try fewer groups";
-            return Some((Grade::Poor, format!("That is too little for a deployment: {more}.")));
+            let more = "record more prompts from your own traffic, or try fewer groups";
+            return Some((Grade::Poor, format!("That is too little to be worth deploying: {more}.")));
         }
         if self.judged_on == JudgedOn::Input {
-            let why =
-                "The tables were evaluated on the traffic used for the solve, which flatters them: use other requests.";
+            let why = "The tables were evaluated on the traffic used for the solve, which overstates LAR: use other requests.";
             return Some((Grade::Fair, why.to_owned()));
         }
         if let Some(report) = solve.filter(|report| gain(expected) < MIN_CARRIED_OVER * gain(report.lar)) {
@@ -153,7 +152,7 @@ impl Outcome {
             return Some((
                 Grade::Fair,
                 format!(
-                    "New requests gain {share} of what the requests used for the solve gain: more prompts would help."
+                    "New requests gain only {share} as much as the requests used for the solve: more prompts would help."
                 ),
             ));
         }
@@ -164,17 +163,17 @@ impl Outcome {
         }
         let uneven = self.token_load.expected;
         (uneven > UNEVEN_TOKENS)
-            .then(|| (Grade::Fair, format!("The busiest rank gets {uneven:.2} times the mean of the tokens.")))
+            .then(|| (Grade::Fair, format!("The busiest rank gets {uneven:.2} times the mean number of tokens.")))
     }
 
-    /// Whether the tables are worthwhile. `solve` is the report of the solve that made them, if known; `next` has the
-    /// command for good tables and the one for others.
+    /// Judges whether the tables are worth deploying. `solve` is the report of the solve that produced them, if known;
+    /// `next` contains the command to suggest for good tables and the one for all others.
     pub(crate) fn verdict(&self, solve: Option<&SolveReport>, next: [String; 2]) -> Verdict {
         let Change { before, expected } = self.local_activation_rate;
         let percent = |share: f64| format!("{:.1}%", 100.0 * share);
         let on = match self.judged_on {
-            JudgedOn::HeldOut => "On requests that were held out, ",
-            JudgedOn::Input => "On the input of the solve, ",
+            JudgedOn::HeldOut => "On held-out requests, ",
+            JudgedOn::Input => "On the solver's input, ",
             JudgedOn::File => "On this file, ",
         };
         let was = before.map_or_else(String::new, |before| format!(" ({} before)", percent(before)));
@@ -202,7 +201,8 @@ impl Outcome {
         Verdict { grade, text, next: if grade == Grade::Good { good } else { other } }
     }
 
-    /// A token is sent once to a rank with several of its experts, so without a count of ranks its bytes are unknown.
+    /// The unit of traffic saved. A token is sent only once to a rank that has several of its experts, so its bytes are
+    /// unknown unless remote ranks were counted.
     fn what_moves(&self) -> &'static str {
         if self.remote_ranks_per_token.is_some() { "bytes" } else { "activations" }
     }
@@ -247,11 +247,11 @@ impl Outcome {
         let judged = match self.judged_on {
             JudgedOn::HeldOut => "held out of the solve",
             JudgedOn::Input => "from the traffic used for the solve",
-            JudgedOn::File => "of the file",
+            JudgedOn::File => "from the file",
         };
         let units = match self.unit {
             Unit::Request => format!("requests {judged}, each routed by the affinity policy"),
-            Unit::Token => format!("tokens {judged}, each on its likeliest rank, which is the best that T can achieve"),
+            Unit::Token => format!("tokens {judged}, each on its most likely rank, the best that T can achieve"),
         };
         let bound = match self.judged_on {
             _ if self.bound.is_none() => "",
@@ -260,7 +260,7 @@ impl Outcome {
             }
             _ => "; bound: over all placements, on the traffic used for the solve",
         };
-        format!("before: random ranks and blocks of experts; expected: {units}{bound}")
+        format!("before: random routing and contiguous placement; expected: {units}{bound}")
     }
 }
 

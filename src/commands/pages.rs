@@ -1,4 +1,4 @@
-//! Pages about tables and their evaluation, in the profiler's layout.
+//! HTML pages about tables and their evaluation, in the profiler's page layout.
 
 use semmoe_profiler::Verdict;
 use semmoe_profiler::html::{Axes, Bar, Cells, GroupLoads, KINDS, Mark, Scale, Sheet, Svg, bars, group_loads};
@@ -10,7 +10,7 @@ use super::outcome::Outcome;
 /// Number of histogram bars.
 const BINS: usize = 20;
 
-/// The contents of the page of an evaluation.
+/// Contents of an evaluation page.
 pub(crate) struct Judged<'a> {
     pub(crate) evaluation: &'a Evaluation,
     pub(crate) outcome: &'a Outcome,
@@ -18,7 +18,7 @@ pub(crate) struct Judged<'a> {
     pub(crate) verdict: &'a Verdict,
 }
 
-/// A page about tables alone; `facts` come first.
+/// Builds a page about tables without an evaluation; `facts` come first.
 pub(crate) fn tables(tables: &Tables, facts: Vec<(&'static str, String)>) -> Sheet {
     let mut sections = vec![("Experts by group", experts(tables))];
     if tables.attention() == Attention::Dp {
@@ -28,7 +28,7 @@ pub(crate) fn tables(tables: &Tables, facts: Vec<(&'static str, String)>) -> She
     Sheet { title: format!("Tables of {}", tables.model().model), facts, sections, ..Sheet::default() }
 }
 
-/// A page about tables evaluated on traffic.
+/// Builds a page about tables evaluated on traffic.
 pub(crate) fn evaluation(tables: &Tables, judged: &Judged<'_>) -> Sheet {
     let Judged { evaluation, outcome, groups, verdict } = *judged;
     let mut sections = vec![
@@ -53,7 +53,7 @@ pub(crate) fn evaluation(tables: &Tables, judged: &Judged<'_>) -> Sheet {
     Sheet { title, facts, verdict: Some(verdict.clone()), sections, ..Sheet::default() }
 }
 
-/// A row per layer and a cell per expert in the order of ids, coloured by group.
+/// Draws one row per layer and one cell per expert in id order, coloured by group.
 fn experts(tables: &Tables) -> String {
     const LEFT: f64 = 56.0;
     const TOP: f64 = 44.0;
@@ -90,18 +90,18 @@ fn experts(tables: &Tables) -> String {
     let replicas = if tables.physical_to_logical().is_some() { " Replicas are not drawn." } else { "" };
     format!(
         "<p>The group (rank) that hosts each expert.{replicas}</p>\n{}",
-        svg.finish(&format!("Map of the groups of {} experts in {} layers", model.num_experts, rows.len()))
+        svg.finish(&format!("Map of {} experts in {} layers by group", model.num_experts, rows.len()))
     )
 }
 
-/// Histogram of tokens by the share that T expects on their likeliest rank.
+/// Draws a histogram of tokens by T's expected share on their most likely rank.
 fn confidence(tables: &Tables) -> String {
     let mut counts = [0u64; BINS];
     let mut unknown = 0u64;
     for token in (0..tables.model().vocab_size).map(TokenId::new) {
         let best =
             tables.token_row(token).into_iter().flatten().map(|share| f64::from(share.to_f32())).fold(0.0, f64::max);
-        // A row of zeros is a token without evidence.
+        // A row of zeros means that T knows nothing about the token.
         match best > 0.0 {
             true => counts[((best * BINS as f64) as usize).min(BINS - 1)] += 1,
             false => unknown += 1,
@@ -116,10 +116,10 @@ fn confidence(tables: &Tables) -> String {
     let all: Vec<Bar> = counts.iter().enumerate().map(bar).collect();
     let most = counts.iter().copied().max().unwrap_or(0) as f64;
     format!(
-        "<p>The share of its activations that a token is expected to find on its likeliest rank, of all tokens of the vocabulary; 1/{} \
-         is no preference. Nothing is known about {unknown} tokens.</p>\n{}",
+        "<p>The share of each vocabulary token's activations that T expects on the token's most likely rank; 1/{} \
+         means no preference. Nothing is known about {unknown} tokens.</p>\n{}",
         tables.dp_ranks(),
-        bars("Histogram of the largest share of each token", &all, most, None)
+        bars("Histogram of each token's largest share", &all, most, None)
     )
 }
 
@@ -133,8 +133,8 @@ fn prices(tables: &Tables) -> String {
     let all: Vec<Bar> = tables.price().iter().enumerate().map(bar).collect();
     let most = tables.price().iter().copied().fold(0.0, f32::max);
     format!(
-        "<p>Subtracted from a request's share before ranks are compared: ranks that many tokens want cost more, so that loads stay \
-         even.</p>\n{}",
+        "<p>Subtracted from a request's share before ranks are compared: ranks in high demand cost more, which keeps loads \
+         balanced.</p>\n{}",
         bars("Price of each rank", &all, f64::from(most), None)
     )
 }
@@ -149,18 +149,18 @@ fn layers(tables: &Tables, evaluation: &Evaluation) -> String {
     };
     let all: Vec<Bar> = rates.map(bar).collect();
     format!(
-        "<p>Share of each layer's activations on the token's own rank; the dashed line shows random ranks.</p>\n{}",
+        "<p>Share of each layer's activations on the token's own rank; the dashed line marks random routing.</p>\n{}",
         rates_beside_random("Local activation rate by layer", &all, evaluation)
     )
 }
 
-/// Bars of local activation rates, with a mark for random ranks.
+/// Draws bars of local activation rates, with a mark at the rate of random ranks.
 fn rates_beside_random(title: &str, all: &[Bar], evaluation: &Evaluation) -> String {
     let random = Mark { value: evaluation.lar_random, label: &format!("random {:.3}", evaluation.lar_random) };
     bars(title, all, 1.0, Some(&random))
 }
 
-/// Online policies, and references with knowledge that no policy has.
+/// Draws the rates of online policies, and of references with information that no online policy has.
 fn policies(evaluation: &Evaluation) -> Option<String> {
     let simulated = evaluation.policies.as_ref()?;
     let references = [
@@ -182,13 +182,13 @@ fn policies(evaluation: &Evaluation) -> Option<String> {
     };
     let all: Vec<Bar> = all.map(bar).collect();
     Some(format!(
-        "<p>Local activation rate by requests; load is the tokens of the busiest rank over the mean, in all and in the worst 64 consecutive \
-         requests. The lighter bars know the future or ignore the load.</p>\n{}",
+        "<p>Local activation rate by requests; load is the busiest rank's tokens over the mean, overall and in the worst 64 consecutive \
+         requests. Lighter bars know future requests or ignore load.</p>\n{}",
         rates_beside_random("Local activation rate of each routing policy", &all, evaluation)
     ))
 }
 
-/// Predicted against observed shares.
+/// Draws the calibration curve: observed against predicted shares.
 fn calibration(of: &str, curve: &Reliability) -> String {
     const SIDE: f64 = 300.0;
     const LEFT: f64 = 60.0;
@@ -209,7 +209,7 @@ fn calibration(of: &str, curve: &Reliability) -> String {
     svg.text(LEFT + SIDE / 2.0, TOP + SIDE + 40.0, "middle", "", "share that T predicts");
     svg.upright(16.0, TOP + SIDE / 2.0, "observed share");
     format!(
-        "<p>Of {of}: expected calibration error {:.4} over {} predictions. On the dashed line predictions are exact.</p>\n{}",
+        "<p>For {of}: expected calibration error {:.4} over {} predictions. Predictions on the dashed line are exact.</p>\n{}",
         curve.expected_calibration_error,
         curve.count,
         svg.finish(&format!("Predicted against observed shares of {of}"))

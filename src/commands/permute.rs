@@ -23,17 +23,17 @@ pub(crate) fn run(args: &PermuteArgs) -> Result<(), CliError> {
     .map_err(|error| failure(error, &args.out))?;
     progress.finish(&describe(&report));
     for name in &report.left_out {
-        say(&format!("left out: {name} (not a plain file, or weights in another format)"));
+        say(&format!("left out: {name} (not a regular file, or weights in another format)"));
     }
     if let Some(out_tables) = &args.out_tables {
         let digest = write_relabelled(&tables, out_tables).map_err(CliError::failed)?;
-        say(&format!("{}: the tables of the new checkpoint, digest {digest}", out_tables.display()));
+        say(&format!("{}: tables for the new checkpoint, digest {digest}", out_tables.display()));
     }
     print_result(args.output, "tables permute", &report, || format!("{}: {}", args.out.display(), verdict(&report)))
 }
 
-/// Checked before the long work: tables must not overwrite the input, nor be among the checkpoint's files, where an
-/// engine could load them as weights.
+/// Checks before the long operation that the tables do not overwrite the input, and are not written into a checkpoint,
+/// where an engine could load them as weights.
 fn check_out_tables(args: &PermuteArgs, out_tables: &Path) -> Result<(), CliError> {
     let absolute = |path: &Path| std::path::absolute(path).map_err(CliError::input);
     let file = absolute(out_tables)?;
@@ -56,10 +56,10 @@ fn describe(report: &PermuteReport) -> String {
 }
 
 fn verdict(report: &PermuteReport) -> String {
-    format!("all bytes are the original's, digest {}", report.digest)
+    format!("all bytes match the original, digest {}", report.digest)
 }
 
-/// A failure to write the output and a failed self-check are not the input's fault; everything else is.
+/// Attributes every failure to the input, except failed writes and failed self-checks.
 fn failure(error: PermuteError, out: &Path) -> CliError {
     match &error {
         PermuteError::Format(FormatError::Io { path, .. }) if path.starts_with(out) => CliError::failed(error),

@@ -1,4 +1,4 @@
-//! Placements chosen with an option: `linear`, `round_robin`, or a file.
+//! Placements given as an option: `linear`, `round_robin`, or a file.
 
 use std::fs::File;
 use std::io::Read;
@@ -12,10 +12,10 @@ use semmoe_tables::{ModelInfo, Tables};
 use super::read_text;
 use crate::error::CliError;
 
-/// Several times what the largest published model needs.
+/// Several times the size of the largest published model's placement.
 const MAX_JSON_BYTES: u64 = 64 << 20;
 
-/// The placement given by `--placement`, for a model and its number of groups.
+/// Reads the placement given by `--placement` for a model and a number of groups.
 pub(crate) fn given(named: &Path, model: &ModelInfo, groups: u16) -> Result<GivenPlacement, CliError> {
     match named.to_str() {
         Some("linear") => Ok(GivenPlacement::Linear),
@@ -25,7 +25,7 @@ pub(crate) fn given(named: &Path, model: &ModelInfo, groups: u16) -> Result<Give
     }
 }
 
-/// Whether a file is a safetensors container: a length of eight bytes, then a JSON header.
+/// Whether a file looks like a safetensors container: an eight-byte length, then a JSON header.
 fn is_container(path: &Path) -> Result<bool, CliError> {
     let cannot = |error| CliError::input(format!("cannot read the placement {}: {error}", path.display()));
     let mut start = Vec::new();
@@ -36,7 +36,7 @@ fn is_container(path: &Path) -> Result<bool, CliError> {
 fn from_tables(path: &Path, model: &ModelInfo) -> Result<GivenPlacement, CliError> {
     let tables = Tables::open(path).map_err(CliError::input)?;
     model.check_compatible(tables.model()).map_err(|error| {
-        CliError::input(format!("the profile and the placement {} are about {error}", path.display()))
+        CliError::input(format!("the profile and the placement {} are for {error}", path.display()))
     })?;
     Ok(match tables.physical_to_logical() {
         Some(slots) => GivenPlacement::Slots(Arc::new(slots.clone())),

@@ -15,7 +15,7 @@ use crate::progress::{Progress, say};
 use crate::signals::{block_on, stop_requested};
 use crate::stamp::created;
 
-/// Number of left-out records listed; the rest are counted.
+/// Number of skipped records to list; the rest are only counted.
 const LISTED_RECORDS: usize = 10;
 
 pub(crate) fn run(command: ProfileCommand) -> Result<(), CliError> {
@@ -59,11 +59,11 @@ fn record(args: RecordArgs) -> Result<(), CliError> {
     }
 }
 
-/// Warns if the routes of a prompt depended on what ran concurrently.
+/// Warns if a prompt's routing depended on concurrent requests.
 fn say_self_check(check: Option<SelfCheck>) {
     if let Some(check) = check.filter(SelfCheck::is_suspicious) {
         say(&format!(
-            "warning: sent alone and among others, {} of the {} activations of one prompt differ ({:.1}%): with bf16 that may be rounding",
+            "warning: {} of the {} activations of one prompt differ ({:.1}%) when it is sent with other requests: with bf16 this may be rounding",
             check.differing,
             check.activations,
             100.0 * check.share()
@@ -92,7 +92,7 @@ fn record_options(args: RecordArgs, url: BaseUrl) -> Result<RecordOptions, CliEr
     })
 }
 
-/// Runs `profile build` and `solve` with their defaults, like a user would.
+/// Runs `profile build` and `solve` with their default options.
 fn solve_recorded(trace: &Path, tables: &Path, groups: u16, tokenizer: Option<&Path>) -> Result<(), CliError> {
     let name = trace.to_string_lossy();
     let stem = name.strip_suffix(".trace.safetensors").unwrap_or(&name);
@@ -124,7 +124,7 @@ pub(crate) fn describe_record(report: &RecordReport) -> String {
     };
     let refused = match report.refused {
         0 => String::new(),
-        n => format!(" ({n} of them refused by the engine)"),
+        n => format!(" ({n} of them rejected by the engine)"),
     };
     format!(
         "{} requests{resumed}, {} tokens, {:.0} tokens/s, {} left out{refused}",
@@ -135,7 +135,7 @@ pub(crate) fn describe_record(report: &RecordReport) -> String {
     )
 }
 
-/// Prints which records were left out, and why.
+/// Prints which records were skipped, and why.
 pub(crate) fn list_bad(bad: &[BadRecord]) {
     for record in bad.iter().take(LISTED_RECORDS) {
         say(&format!("left out: {record}"));

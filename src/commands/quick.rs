@@ -1,4 +1,4 @@
-//! The configuration equivalent to the options of `semmoe serve` without a file.
+//! Builds the configuration equivalent to the options of `semmoe serve` without a file.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -9,13 +9,13 @@ use super::server_url;
 use crate::args::QuickArgs;
 use crate::error::CliError;
 
-/// The text of the equivalent file. Without `--model` it uses the name that the first engine lists.
+/// Returns the text of the equivalent file. Without `--model` it uses the model name that the first engine lists.
 pub(super) async fn configuration(args: &QuickArgs) -> Result<String, CliError> {
     let Some(engine) = args.engine else { return Err(CliError::input("serve needs --config or --engine")) };
     let tokenizer = args.tokenizer.as_deref().map(tokenizer_file);
     if let Some(missing) = tokenizer.as_deref().filter(|path| !path.is_file()) {
         return Err(CliError::input(format!(
-            "there is no {}; --tokenizer takes the model's folder or its tokenizer.json",
+            "{} does not exist; --tokenizer takes the model's folder or its tokenizer.json",
             missing.display()
         )));
     }
@@ -50,7 +50,7 @@ pub(super) async fn configuration(args: &QuickArgs) -> Result<String, CliError> 
     Ok(text)
 }
 
-/// A JSON string is a TOML string, except for one control character that names do not contain.
+/// Writes a string key. JSON strings are valid TOML, except for one control character that names do not contain.
 fn key(text: &mut String, key: &str, value: &str) -> Result<(), CliError> {
     let value = serde_json::to_string(value).map_err(CliError::failed)?;
     writeln!(text, "{key} = {value}").map_err(CliError::failed)
@@ -64,7 +64,7 @@ async fn listed_model(urls: &[String]) -> Result<String, CliError> {
     let Some(url) = urls.first() else { return Err(CliError::input("--engine needs --url")) };
     let listed = semmoe_load::only_model(&server_url(url)?, &Default::default(), None).await;
     listed.map_err(|error| match error.is_input() {
-        true => CliError::input(format!("{error}; give --model NAME")),
-        false => CliError::failed(format!("{error}; start the engine first, or give --model NAME")),
+        true => CliError::input(format!("{error}; pass --model NAME")),
+        false => CliError::failed(format!("{error}; start the engine first, or pass --model NAME")),
     })
 }

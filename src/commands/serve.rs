@@ -36,14 +36,15 @@ pub(crate) fn run(args: &ServeArgs, log: LogChoice) -> Result<(), CliError> {
         if args.check {
             return check(args, config).await;
         }
-        // Before any stop request, so that no signal is missed; from here on SIGHUP does not end the process.
+        // Installed before the gateway starts, so that no signal is missed. From here on SIGHUP no longer kills the
+        // process.
         let (mut stops, mut hangups) = (Stops::listen(), Hangups::listen());
         let running = Gateway::start(config).await.map_err(|error| CliError::by_side(error.is_input(), error))?;
         notify(Notice::Ready);
         announce(&format!("ready: {}\nadmin: {}", running.data_url(), running.admin_url()));
         let stop = tokio::select! {
             stop = stops.next() => stop,
-            // The outcome of each reload is in the log and in the metrics.
+            // The log and the metrics report the outcome of each reload.
             never = reload_on(&mut hangups, watch, &running) => match never {},
         };
         notify(Notice::Stopping);
@@ -69,7 +70,7 @@ async fn check(args: &ServeArgs, config: Config) -> Result<(), CliError> {
 fn print_checked(args: &ServeArgs, Probed { served, troubles }: &Probed) -> Result<(), CliError> {
     #[derive(Serialize)]
     struct Checked<'a> {
-        /// Null if options replace the file.
+        /// Null if options are used instead of a file.
         file: Option<&'a Path>,
         ok: bool,
         served: String,

@@ -1,4 +1,4 @@
-//! `semmoe completions` and `semmoe man`, generated from the command's definition.
+//! `semmoe completions` and `semmoe man`, generated from the command's clap definition.
 
 use std::path::Path;
 

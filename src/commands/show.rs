@@ -21,9 +21,9 @@ use crate::args::ShowArgs;
 use crate::error::CliError;
 use crate::progress::{Progress, Steps as _};
 
-/// Maximum length of a line in a file of topics, which may include prompts.
+/// Maximum length of a line in a topics file, whose lines may include prompts.
 const MAX_LINE_BYTES: u64 = 16 << 20;
-/// Starts of the solves for the page: more would make no visible difference.
+/// Number of starts per solve for the page; more would make no visible difference.
 const STARTS: u32 = 2;
 
 pub(crate) fn run(args: &ShowArgs) -> Result<(), CliError> {
@@ -63,10 +63,9 @@ fn write_html(
     let tables = args.tables.iter().map(open).collect::<Result<Vec<Tables>, CliError>>()?;
     let layer = args.layer.map(|id| match model.layer_ids.binary_search(&id) {
         Ok(at) => Ok(at),
-        Err(_) => Err(CliError::input(format!(
-            "--layer is {id}, expected one of the layers with experts: {:?}",
-            model.layer_ids
-        ))),
+        Err(_) => {
+            Err(CliError::input(format!("--layer is {id}, expected one of the MoE layers: {:?}", model.layer_ids)))
+        }
     });
     let topics = args.topics.as_deref().map(read_topics).transpose()?;
     let topics = match (&topics, input) {
@@ -94,11 +93,11 @@ fn write_html(
     write_page(html, study, &page).map_err(failure)
 }
 
-/// The text of every token id; a token without text is shown by its id.
+/// Returns the text of every token id, or the id itself for tokens without text.
 fn token_texts(path: &Path) -> Result<Vec<String>, CliError> {
     let tokenizer = Tokenizer::from_file(&tokenizer_file(path)).map_err(CliError::input)?;
     let text = |id: u32| match tokenizer.decode_with(&[id], false) {
-        // Otherwise the bytes are only part of a character.
+        // U+FFFD means that the token's bytes are only part of a character.
         Ok(text) if !text.is_empty() && !text.contains('\u{fffd}') => text,
         _ => tokenizer.id_to_token(id).unwrap_or_else(|| format!("id {id}")),
     };
@@ -127,7 +126,7 @@ fn read_topics(path: &Path) -> Result<Vec<String>, CliError> {
     }
 }
 
-/// The data to solve from and the data to evaluate tables on: requests if the files have them.
+/// The data to solve from and the data to evaluate tables on: requests if the files contain any.
 struct Parts<'a> {
     counted: &'a Profile,
     counted_requests: Option<&'a Trace>,
@@ -136,7 +135,7 @@ struct Parts<'a> {
 }
 
 impl<'a> Parts<'a> {
-    /// `halves` are those of a trace that is evaluated on itself.
+    /// `halves` are the two halves of a trace that is evaluated on itself.
     fn of(held_out: Option<&'a Input>, study: &'a Study, halves: Option<&'a (Trace, Trace)>) -> Result<Self, CliError> {
         let Some((counted, others)) = &study.parts else {
             let judged = EvalInput::Profile(&study.whole);
@@ -149,7 +148,7 @@ impl<'a> Parts<'a> {
         Ok(Self { counted, counted_requests: halves.map(|(solved, _)| solved), judged, held_out: true })
     }
 
-    /// The local activation rate of tables: of entire requests if there are any and the tables route requests.
+    /// Returns the tables' local activation rate: by requests if there are any and the tables route requests.
     fn rate(&self, tables: &Tables, kind: RateKind, held_out: bool) -> Result<RatePoint, CliError> {
         let judged = evaluate(tables, self.judged, &EvalOptions::default()).map_err(CliError::input)?;
         let (groups, by_requests) = (tables.groups(), judged.unit == Unit::Request);
@@ -157,9 +156,9 @@ impl<'a> Parts<'a> {
     }
 }
 
-/// Rates of the given tables, and of quick solves.
+/// Returns the rates of the given tables and of quick solves.
 fn rates(args: &ShowArgs, parts: &Parts<'_>, tables: &[Tables]) -> Result<Vec<RatePoint>, CliError> {
-    // The input of given tables is unknown, unless the user names a held-out file.
+    // It is unknown whether the given tables were solved from this data, unless the user passes a held-out file.
     let given = tables.iter().map(|tables| parts.rate(tables, RateKind::Given, args.held_out.is_some()));
     let mut points = given.collect::<Result<Vec<_>, _>>()?;
     if args.groups.is_empty() {

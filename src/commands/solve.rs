@@ -22,7 +22,7 @@ use crate::progress::{Progress, Steps as _, say};
 use crate::signals::stop_flag;
 use crate::stamp::created;
 
-/// Fewer mean activations per expert and layer cause a warning.
+/// Below this mean number of activations per expert and layer, a warning is printed.
 const FEW_ACTIVATIONS: f64 = 10.0;
 
 pub(crate) fn run(args: &SolveArgs) -> Result<(), CliError> {
@@ -54,7 +54,7 @@ pub(crate) fn run(args: &SolveArgs) -> Result<(), CliError> {
         }
     };
     if solved.report.stopped {
-        say("solving: stopped early, the best so far is written");
+        say("solving: stopped early, writing the best result so far");
     }
     let digest = solved.tables.write(&args.out).map_err(CliError::failed)?;
     if let Some(path) = &args.report {
@@ -72,7 +72,7 @@ pub(crate) fn run(args: &SolveArgs) -> Result<(), CliError> {
     })
 }
 
-/// Good tables are exported to engines; others are evaluated, or solved from more data.
+/// Returns the commands to suggest next: export good tables to an engine; otherwise evaluate, or record more data.
 fn next(args: &SolveArgs, report: &SolveReport) -> [String; 2] {
     let tables = args.out.display();
     let good = format!("semmoe tables export --tables {tables} --format sglang --out experts.json");
@@ -83,15 +83,15 @@ fn next(args: &SolveArgs, report: &SolveReport) -> [String; 2] {
     [good, other]
 }
 
-/// Warns if the profile has so few tokens that chance decides the placement.
+/// Warns if the profile has so few tokens that the placement is mostly noise.
 fn warn_of_few_tokens(path: &Path, profile: &Profile) {
     let (tokens, model) = (profile.total_tokens(), profile.model());
     let each = tokens as f64 * f64::from(model.top_k) / f64::from(model.num_experts);
     if each < FEW_ACTIVATIONS {
         let counted = if tokens == 1 { "1 token".to_owned() } else { format!("{tokens} tokens") };
         say(&format!(
-            "warning: {} counts {counted}, so each expert was chosen {each:.1} times a layer on average: chance decides where it \
-             goes; record some thousand prompts",
+            "warning: {} counts {counted}, so each expert was chosen {each:.1} times per layer on average and its placement is \
+             mostly noise; record a few thousand prompts",
             path.display()
         ));
     }
@@ -99,9 +99,10 @@ fn warn_of_few_tokens(path: &Path, profile: &Profile) {
 
 /// Checks that the profile and another file belong to one model.
 fn check_same_model(args: &SolveArgs, profile: &Profile, path: &Path, model: &ModelInfo) -> Result<(), CliError> {
-    profile.model().check_compatible(model).map_err(|error| {
-        CliError::input(format!("{} and {} are about {error}", args.profile.display(), path.display()))
-    })
+    profile
+        .model()
+        .check_compatible(model)
+        .map_err(|error| CliError::input(format!("{} and {} are for {error}", args.profile.display(), path.display())))
 }
 
 fn same_models_trace(args: &SolveArgs, profile: &Profile, path: &Path) -> Result<Trace, CliError> {
@@ -110,7 +111,7 @@ fn same_models_trace(args: &SolveArgs, profile: &Profile, path: &Path) -> Result
     Ok(trace)
 }
 
-/// The tables to start from, if any.
+/// Loads the tables to start from, if any.
 fn warm_start(args: &SolveArgs, profile: &Profile) -> Result<Option<WarmStart>, CliError> {
     let Some(path) = &args.warm_start else { return Ok(None) };
     let tables = Tables::open(path).map_err(CliError::input)?;
@@ -118,27 +119,27 @@ fn warm_start(args: &SolveArgs, profile: &Profile) -> Result<Option<WarmStart>, 
     Ok(Some(WarmStart { tables: Arc::new(tables), migration_cost: args.migration_cost }))
 }
 
-/// Checks before the work that outputs can be written.
+/// Checks that the outputs can be written before solving.
 fn check_outputs(args: &SolveArgs) -> Result<(), CliError> {
     let optional = [&args.trace, &args.tokenizer, &args.embeddings, &args.placement, &args.warm_start];
     let inputs = || [&args.profile].into_iter().chain(optional.into_iter().flatten());
     check_output(&args.out, inputs())?;
     match &args.report {
-        // A report may go to a pipe or a terminal.
+        // The report may be written to a pipe or a terminal.
         Some(report) if std::fs::metadata(report).is_ok_and(|there| !there.is_file() && !there.is_dir()) => Ok(()),
         Some(report) => check_apart(report, &args.out).and_then(|()| check_output(report, inputs())),
         None => Ok(()),
     }
 }
 
-/// The strings of a tokenizer's tokens; `path` is a `tokenizer.json`, or its directory.
+/// Loads a tokenizer's token strings; `path` is a `tokenizer.json` or its directory.
 pub(crate) fn token_strings(path: &Path) -> Result<Arc<TokenStrings>, CliError> {
     let file = tokenizer_file(path);
     let tokenizer = Tokenizer::from_file(&file).map_err(CliError::input)?;
     Ok(Arc::new(TokenStrings::new(tokenizer.pieces(), Some(tokenizer.sha256().to_owned()))))
 }
 
-/// When to end a solve early.
+/// Conditions for stopping a solve early.
 #[derive(Debug, Default)]
 pub(crate) struct Stop {
     deadline: Option<Instant>,
@@ -157,7 +158,7 @@ impl Stop {
     }
 }
 
-/// Solves under a progress bar.
+/// Solves while showing a progress bar.
 pub(crate) fn solve_with_progress(
     profile: &Profile,
     trace: Option<&Trace>,
@@ -184,7 +185,7 @@ fn under_progress(stop: &Stop, solve: impl FnOnce(Step<'_>) -> Result<Solved, So
     Ok(solved)
 }
 
-/// Number of threads for the solver; the result does not depend on it.
+/// Number of solver threads, which does not affect the result.
 pub(crate) fn threads() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
@@ -192,7 +193,7 @@ pub(crate) fn threads() -> usize {
 fn write_report(path: &Path, report: &SolveReport) -> Result<(), CliError> {
     let text = serde_json::to_string_pretty(report).map_err(|error| CliError::cannot_write(path, error))?;
     match std::fs::metadata(path) {
-        // A pipe or a terminal cannot be replaced by a rename.
+        // Pipes and terminals are written directly, as a rename would replace them.
         Ok(there) if !there.is_file() => {
             std::fs::write(path, text).map_err(|error| CliError::cannot_write(path, error))
         }

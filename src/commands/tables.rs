@@ -1,4 +1,4 @@
-//! `semmoe tables show|verify`, and dispatch to its other subcommands.
+//! `semmoe tables show|verify`, and dispatch to the other `tables` subcommands.
 
 use std::path::Path;
 
@@ -21,7 +21,7 @@ pub(crate) fn run(command: &TablesCommand) -> Result<(), CliError> {
             print_result(*output, "tables show", &Described::new(&tables), || text(&facts(&tables)))
         }
         TablesCommand::Verify(TablesFile { file, output }) => {
-            // Opening checks everything: a file that opens is valid.
+            // Opening a file validates it completely.
             let tables = Tables::open(file).map_err(CliError::input)?;
             let (path, digest) = (file.display(), tables.digest());
             print_result(*output, "tables verify", &Verified { file, digest }, || {
@@ -48,7 +48,7 @@ struct Described<'a> {
     slots: Slots,
     price: &'a [f32],
     sequence_price: &'a [f32],
-    /// On requests held out of the solve; null if there were none, or the solver does not state the rate.
+    /// Measured on requests held out from the solve; null if there were none or the solver does not state the rate.
     promised_lar: Option<f64>,
     solver: &'a str,
     provenance: &'a Provenance,
@@ -73,7 +73,7 @@ impl Slots {
         Self { all, redundant: (all - empty).saturating_sub(experts), empty }
     }
 
-    /// The arguments with which `solve` makes tables of this shape.
+    /// Returns the `solve` arguments that produce tables of this shape.
     pub(super) fn solve_arguments(self, tables: &Tables) -> String {
         let redundant = if self.redundant > 0 { format!(" --redundant {}", self.redundant) } else { String::new() };
         let pad = if self.empty > 0 { " --pad" } else { "" };
@@ -116,9 +116,8 @@ fn facts(tables: &Tables) -> Vec<(&'static str, String)> {
         model.top_k,
         model.vocab_size
     );
-    let promised = tables
-        .promised_lar()
-        .map(|lar| format!("{lar:.4} of the activations local, on requests held out of the solve"));
+    let promised =
+        tables.promised_lar().map(|lar| format!("{lar:.4} of activations local, on requests held out from the solve"));
     let mut facts = vec![
         ("model", model.model.clone()),
         ("tokenizer", model.tokenizer_sha256.clone().unwrap_or_else(|| "unknown".to_owned())),

@@ -1,4 +1,4 @@
-//! `semmoe template check`: tries a chat template on chats, and compares it with Jinja2.
+//! `semmoe template check`: renders chats with a chat template and compares the results with Jinja2.
 
 use std::fmt::Write as _;
 use std::io::{Read as _, Write as _};
@@ -16,20 +16,20 @@ use super::{print_result, read_text};
 use crate::args::{TemplateCheckArgs, TemplateCommand};
 use crate::error::CliError;
 
-/// Chats of all shapes, one request body per line.
+/// Built-in chats that cover all shapes, one request body per line.
 const CHATS: &str = include_str!("template/chats.jsonl");
-/// Jinja2 as set up by Transformers.
+/// Python script that runs Jinja2 as configured by Transformers.
 const REFERENCE: &str = include_str!("../../tests/templates/reference.py");
 const MAX_CHATS_BYTES: u64 = 64 << 20;
-/// The fixed time for both: 2024-02-29 13:05:09.
+/// The fixed time for both renderers: 2024-02-29 13:05:09.
 const NOW: i64 = 1_709_211_909;
-/// Jinja2 has no time limit of its own.
+/// Time limit for the Python process, as Jinja2 has none.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 #[derive(Serialize)]
 struct Report {
     features: Vec<String>,
-    /// Whether texts were compared with Jinja2's.
+    /// Whether the texts were compared with Jinja2's.
     compared: bool,
     differ: usize,
     chats: Vec<Outcome>,
@@ -44,7 +44,7 @@ struct Outcome {
     ids: Option<Vec<u32>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     refused: Option<String>,
-    /// Jinja2's text or error, if different.
+    /// Jinja2's text or error, if it differs from ours.
     #[serde(skip_serializing_if = "Option::is_none")]
     jinja2: Option<String>,
 }
@@ -53,7 +53,7 @@ pub(crate) fn run(command: &TemplateCommand) -> Result<(), CliError> {
     let TemplateCommand::Check(args) = command;
     let file = tokenizer_file(&args.tokenizer);
     let input = |error: semmoe_text::TextError| CliError::input(error.to_string());
-    // Jinja2's clock is fixed, an engine's is not.
+    // Jinja2 runs with a fixed clock; an engine uses the current time.
     let clock: fn() -> i64 = if args.engine.is_some() { semmoe_engines::unix_seconds } else { || NOW };
     let template = ChatTemplate::beside(&file, clock).map_err(input)?.with_options(options(args)?);
     let tokenizer = Tokenizer::from_file(&file).map_err(input)?;
@@ -80,7 +80,7 @@ pub(crate) fn run(command: &TemplateCommand) -> Result<(), CliError> {
     print_result(args.output, "template check", &report, || described(&report))?;
     match differ {
         0 => Ok(()),
-        differ => Err(CliError::failed(format!("{differ} chats are rendered differently by Jinja2"))),
+        differ => Err(CliError::failed(format!("Jinja2 renders {differ} chats differently"))),
     }
 }
 
@@ -96,14 +96,14 @@ fn chats(args: &TemplateCheckArgs) -> Result<Vec<Value>, CliError> {
         }
         match serde_json::from_str::<Value>(line) {
             Ok(chat) if chat["messages"].is_array() || chat["prompt"].is_string() => chats.push(chat),
-            Ok(_) => return Err(CliError::input(format!("line {} of the chats has no list of messages", at + 1))),
+            Ok(_) => return Err(CliError::input(format!("line {} of the chats has no messages or prompt", at + 1))),
             Err(error) => return Err(CliError::input(format!("line {} of the chats is not JSON: {error}", at + 1))),
         }
     }
     Ok(chats)
 }
 
-/// Templates inside requests are rendered, too: the chats are the operator's.
+/// Templates inside requests are rendered too, because the operator supplies the chats.
 fn options(args: &TemplateCheckArgs) -> Result<ChatOptions, CliError> {
     let variables = match &args.default_chat_template_kwargs {
         Some(text) => serde_json::from_str(text)
@@ -124,13 +124,13 @@ fn preparation(engine: &str) -> Result<&'static Preparation, CliError> {
     Ok(Preparation::of(engine.name(), numbers.transpose()?))
 }
 
-/// A chat as passed to both renderers, after the engine's preparation; null if the engine rejects it.
+/// Prepares a chat as the engine does, for both renderers; null if the engine rejects it.
 fn request(template: &ChatTemplate, preparation: &Preparation, chat: &Value) -> Value {
     let body = chat.as_object().cloned().unwrap_or_default();
     template.prepared(preparation, &body).unwrap_or_default()
 }
 
-/// Jinja2's text or error, if different.
+/// Jinja2's text or error, if it differs from ours.
 fn difference(template: &ChatTemplate, request: &Value, theirs: &Value) -> Option<String> {
     let given = Given {
         tools: Some(&request["tools"]),
@@ -145,7 +145,7 @@ fn difference(template: &ChatTemplate, request: &Value, theirs: &Value) -> Optio
     text.map(str::to_owned)
 }
 
-/// Jinja2's answers; `None` if there is no Python with it, or it does not finish.
+/// Renders the requests with Jinja2; `None` if no Python with Jinja2 is installed, or if it times out.
 fn reference(requests: &[Value]) -> Option<Vec<Value>> {
     let mut python = Command::new("python3")
         .args(["-c", REFERENCE])
@@ -158,7 +158,7 @@ fn reference(requests: &[Value]) -> Option<Vec<Value>> {
     let (mut input, mut output) = (python.stdin.take()?, python.stdout.take()?);
     let lines: String =
         requests.iter().map(|request| format!("{}\n", if request.is_null() { &skipped } else { request })).collect();
-    // Python without jinja2 reads nothing.
+    // Writes on a thread, because Python without jinja2 never reads its input.
     let writing = std::thread::spawn(move || input.write_all(lines.as_bytes()).is_ok());
     let reading = std::thread::spawn(move || {
         let mut text = String::new();

@@ -11,14 +11,14 @@ use crate::error::CliError;
 use crate::progress::say;
 use crate::up::default_folder;
 
-/// The variable with the secret if there is no file.
+/// The environment variable with the rank secret, used if no file is given.
 const SECRET_VARIABLE: &str = "SEMMOE_RANK_SECRET";
 const TOKEN_VARIABLE: &str = "SEMMOE_ADMIN_TOKEN";
 
 pub(crate) fn run(args: WorkerArgs) -> Result<(), CliError> {
     let (rank, rendezvous) = args.place()?;
     if rank >= args.world {
-        return Err(CliError::input(format!("--rank {rank} is not below --world {}", args.world)));
+        return Err(CliError::input(format!("--rank {rank} must be below --world {}", args.world)));
     }
     let limits = limits(&args);
     let mut config = WorkerConfig::new(args.model, rank, args.world, rendezvous);
@@ -66,8 +66,8 @@ pub(crate) fn run(args: WorkerArgs) -> Result<(), CliError> {
     semmoe_worker::run(config).map_err(|error| CliError::with_code(error.exit_code(), error))
 }
 
-/// Ranks on one GPU have a stream each, whose kernels wait for those of the others: two of them in one of the driver's
-/// queues (8 by default) would wait forever.
+/// Gives each rank's stream its own hardware queue. Ranks that share a GPU have a stream each, whose kernels wait for
+/// the other ranks' kernels; two streams in the same queue (of 8 by default) would deadlock.
 fn give_streams_queues() {
     const QUEUES: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
     if std::env::var_os(QUEUES).is_none() {
@@ -76,7 +76,7 @@ fn give_streams_queues() {
     }
 }
 
-/// A secret from its file or, without one, from the environment: never from the command line, which others can see.
+/// Reads a secret from its file, or else from the environment. Never from the command line, which other users can see.
 fn secret(file: Option<&Path>, variable: &str) -> Result<Option<Secret>, CliError> {
     match (file, std::env::var_os(variable)) {
         (Some(path), _) => Secret::read(path).map(Some).map_err(CliError::input),
@@ -88,7 +88,7 @@ fn secret(file: Option<&Path>, variable: &str) -> Result<Option<Secret>, CliErro
 }
 
 fn limits(args: &WorkerArgs) -> EngineLimits {
-    // Lossless on 64-bit machines; on others the maximum exceeds what is available.
+    // Lossless on 64-bit machines; elsewhere, `usize::MAX` exceeds the available memory.
     let size = |tokens: u64| usize::try_from(tokens).unwrap_or(usize::MAX);
     EngineLimits {
         running: size(args.max_running.into()),
@@ -104,8 +104,8 @@ fn limits(args: &WorkerArgs) -> EngineLimits {
     }
 }
 
-/// Prints an event as one JSON line, for the process that started this rank. A closed pipe is a reason to exit only
-/// with --exit-on-stdin-eof.
+/// Prints an event as one JSON line for the process that started this rank. If the pipe is closed, the rank keeps
+/// running unless --exit-on-stdin-eof is set.
 fn announce(event: &WorkerEvent) {
     match serde_json::to_string(event) {
         Ok(line) => super::announce(&line),

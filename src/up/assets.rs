@@ -4,9 +4,9 @@ use std::path::{Path, PathBuf};
 
 use crate::error::CliError;
 
-/// Directory of the bundled model inside the assets.
+/// The bundled model's directory inside the assets.
 const MODEL: &str = "tiny-qwen3moe-15m";
-/// The variable that names the assets directory.
+/// The environment variable with the assets directory.
 const VARIABLE: &str = "SEMMOE_ASSETS";
 
 /// The inputs of `up`.
@@ -14,16 +14,16 @@ const VARIABLE: &str = "SEMMOE_ASSETS";
 pub(crate) struct Assets {
     /// A Hugging Face checkpoint directory.
     pub(crate) model: PathBuf,
-    /// Whether that is the bundled model.
+    /// Whether `model` is the bundled model.
     pub(crate) bundled: bool,
     /// Prompts to profile with.
     pub(crate) profile_prompts: PathBuf,
-    /// Prompts never used for profiling, for `--check`.
+    /// Prompts for `--check`, never used for profiling.
     pub(crate) heldout_prompts: PathBuf,
 }
 
 impl Assets {
-    /// The bundled assets, with `model` instead of the bundled model if given.
+    /// Finds the bundled assets; `model` replaces the bundled model if given.
     pub(crate) fn find(model: Option<PathBuf>) -> Result<Self, CliError> {
         let folder = assets_folder()?;
         Ok(Self {
@@ -34,10 +34,10 @@ impl Assets {
         })
     }
 
-    /// The model's name, which is that of its directory.
+    /// The model's name, taken from its directory.
     pub(crate) fn model_name(&self) -> Result<String, CliError> {
         let folder = self.model.canonicalize().map_err(|error| {
-            CliError::input(format!("the model directory {} cannot be read: {error}", self.model.display()))
+            CliError::input(format!("cannot read the model directory {}: {error}", self.model.display()))
         })?;
         folder
             .file_name()
@@ -47,14 +47,14 @@ impl Assets {
     }
 }
 
-/// The directory named by `SEMMOE_ASSETS`; otherwise `assets/` in the working directory, next to the executable or
-/// above it (`target/release/semmoe` in a checkout), `share/semmoe` of an installation prefix, or the source tree it
-/// was built in.
+/// Returns the directory in `SEMMOE_ASSETS`; otherwise `assets/` in the working directory, next to the executable or in
+/// a parent directory (`target/release/semmoe` in a checkout), `share/semmoe` under an installation prefix, or the
+/// source tree of the build.
 fn assets_folder() -> Result<PathBuf, CliError> {
     if let Some(named) = std::env::var_os(VARIABLE).filter(|named| !named.is_empty()).map(PathBuf::from) {
         return is_assets(&named).then_some(named.clone()).ok_or_else(|| {
             CliError::input(format!(
-                "{VARIABLE} is {}, which holds no {MODEL} and prompts; expected the folder `assets` of the source tree",
+                "{VARIABLE} is {}, which does not contain {MODEL} and prompts; expected the source tree's `assets` directory",
                 named.display()
             ))
         });
@@ -68,9 +68,9 @@ fn assets_folder() -> Result<PathBuf, CliError> {
     candidates.into_iter().find(|folder| is_assets(folder)).ok_or_else(|| {
         let executable = executable.map_or_else(|_| "the executable".to_owned(), |path| path.display().to_string());
         CliError::input(format!(
-            "the model and prompts of `up` were not found in ./assets, nor in assets or share/semmoe beside {executable} or \
-             above it; set {VARIABLE} to the folder `assets` of the source tree, or install the wheel or the tarball, which \
-             bring them along (`serve` needs none of this)"
+            "cannot find the model and prompts of `up` in ./assets, nor in assets or share/semmoe next to {executable} or \
+             above it; set {VARIABLE} to the source tree's `assets` directory, or install the wheel or the tarball, which \
+             include them (`serve` does not need them)"
         ))
     })
 }

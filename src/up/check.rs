@@ -1,6 +1,6 @@
-//! `up --check`: the same held-out prompts under contiguous placement with round robin, and under tables with affinity;
-//! with attention tp under contiguous placement with rows in their order, and under tables with rows shuffled by them.
-//! If there are slots for replicas, also under tables that use them.
+//! `up --check`: serves the same held-out prompts twice. With attention dp: contiguous placement with round robin, then
+//! solved tables with affinity. With attention tp: contiguous placement with rows in order, then solved tables with
+//! shuffled rows. If there are slots for replicas, a third run uses tables with replicas.
 
 use std::path::Path;
 use std::time::Duration;
@@ -19,13 +19,13 @@ use super::setup::{Recording, recorded};
 use super::unit::UnitLayout;
 use crate::error::CliError;
 
-/// Tokens generated per prompt: a little decode, as in real traffic.
+/// Tokens to generate per prompt: a short decode phase, as in real traffic.
 const MAX_TOKENS: u32 = 16;
 /// Requests in flight per rank.
 const CONCURRENCY_PER_RANK: u16 = 4;
-/// The registered name of the policy under test.
+/// Name of the policy under test.
 const AFFINITY: &str = "affinity";
-/// The title of the configuration with replicas.
+/// Title of the configuration with replicas.
 const REPLICAS: &str = "tables with replicas";
 
 /// Measures the configurations and predicts those with tables.
@@ -55,7 +55,7 @@ pub(crate) async fn check(assets: &Assets, cache: &Cache, layout: UnitLayout) ->
     Ok(CheckReport { titles, baseline, affinity, predicted_lar: predicted.lar, predicted, replicas })
 }
 
-/// The routing of the held-out prompts, unseen by profile and solver; recorded directly from a unit.
+/// Records the routing of the held-out prompts, which neither profile nor solver has seen, directly from a unit.
 async fn heldout(assets: &Assets, cache: &Cache, layout: UnitLayout) -> Result<Trace, CliError> {
     let work = Recording {
         prompts: &assets.heldout_prompts,
@@ -66,8 +66,9 @@ async fn heldout(assets: &Assets, cache: &Cache, layout: UnitLayout) -> Result<T
     recorded(assets, cache, layout, work).await
 }
 
-/// The figures that `evaluate` expects of tables on that routing; it does not model the gateway and its live loads.
-/// With attention tp it gets the mean number of tokens per step, as the rows of small steps are harder to split evenly.
+/// Predicts the figures by running `evaluate` on the held-out routing, which models neither the gateway nor its live
+/// loads. With attention tp it uses the measured mean tokens per step, as rows of small steps are harder to split
+/// evenly.
 fn predict(heldout: &Trace, tables: &Path, layout: UnitLayout, measured: &Measured) -> Result<Predicted, CliError> {
     let tables = Tables::open(tables).map_err(CliError::input)?;
     let judged = |input, options| evaluate(&tables, input, &options).map_err(CliError::failed);
@@ -98,7 +99,7 @@ fn predict(heldout: &Trace, tables: &Path, layout: UnitLayout, measured: &Measur
     })
 }
 
-/// The figures of one configuration.
+/// Measures one configuration, with and without streaming.
 async fn measure(
     assets: &Assets,
     layout: UnitLayout,
@@ -111,7 +112,7 @@ async fn measure(
     Ok(Measured { requests: jobs.len(), streamed: of(true).await?, whole: of(false).await? })
 }
 
-/// The figures of one kind of traffic, on fresh ranks and through a fresh gateway.
+/// Measures one kind of traffic with newly started ranks and a new gateway.
 async fn traffic(
     assets: &Assets,
     layout: UnitLayout,

@@ -12,17 +12,17 @@ use serde_json::{Value, json};
 use crate::error::CliError;
 use crate::progress::{Progress, Steps as _};
 
-/// Limits on one answer.
+/// Limits on one response.
 const ANSWER_LIMITS: AnswerLimits = AnswerLimits { timeout: Duration::from_secs(120), max_bytes: 1 << 20 };
 
-/// One request: its route and body.
+/// A request's route and body.
 #[derive(Debug, Clone)]
 pub(crate) struct Job {
     path: &'static str,
     body: Value,
 }
 
-/// Reads prompts (JSON Lines) as greedy OpenAI requests for `model`.
+/// Reads prompts (JSON Lines) into greedy OpenAI requests for `model`.
 pub(crate) fn read_jobs(path: &Path, model: &str, max_tokens: u32) -> Result<Vec<Job>, CliError> {
     let job = |line: Result<(usize, LinePrompt), PromptLineError>| {
         let (_, prompt) = line.map_err(CliError::input)?;
@@ -37,18 +37,18 @@ pub(crate) fn read_jobs(path: &Path, model: &str, max_tokens: u32) -> Result<Vec
     PromptLines::open(path, LineForm::Json).map_err(CliError::input)?.map(job).collect()
 }
 
-/// How jobs are sent.
+/// Options for sending jobs.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Sending {
     /// Requests in flight.
     pub(crate) concurrency: usize,
-    /// Whether answers are streamed.
+    /// Whether to stream responses.
     pub(crate) stream: bool,
     /// Title of the progress line.
     pub(crate) title: &'static str,
 }
 
-/// Sends every job once; the first failure ends the run. Returns the time taken.
+/// Sends every job once and returns the elapsed time; the first failure aborts the run.
 pub(crate) async fn drive(
     client: &HttpClient,
     url: &BaseUrl,

@@ -8,17 +8,17 @@ use semmoe_gateway::{Config, Gateway, RawBackend, RawConfig, RawModel, RawSampli
 use super::assets::Assets;
 use crate::error::CliError;
 
-/// Settings of the gateway.
+/// Settings for the gateway that `up` starts.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Front {
-    /// The data port on loopback; the admin listener takes the next one. 0: both ports are chosen by the system.
+    /// Data port on loopback; the admin listener uses the next port. With 0 the system chooses both ports.
     pub(crate) port: u16,
-    /// Whether every request asks for its routed experts, so that the admin page shows observed figures.
+    /// Whether to request routed experts with every request, so that the admin page shows observed figures.
     pub(crate) samples: bool,
 }
 
-/// Starts the gateway in front of the unit at `engine_url`, where a request can go to one of `ranks` ranks. With tables
-/// the policy is `affinity`, without them `round_robin`.
+/// Starts the gateway in front of the unit at `engine_url`, which has `ranks` ranks to route to. The policy is
+/// `affinity` with tables, otherwise `round_robin`.
 pub(crate) async fn start_gateway(
     assets: &Assets,
     engine_url: &str,
@@ -64,7 +64,7 @@ pub(crate) fn check_ports(port: u16) -> Result<(), CliError> {
                 std::io::ErrorKind::AddrInUse => "it is in use by another process".to_owned(),
                 _ => error.to_string(),
             };
-            CliError::failed(format!("port {port} on 127.0.0.1 cannot be served: {cause}; choose another with --port"))
+            CliError::failed(format!("cannot listen on port {port} of 127.0.0.1: {cause}; choose another with --port"))
         })?;
     }
     Ok(())
@@ -73,7 +73,7 @@ pub(crate) fn check_ports(port: u16) -> Result<(), CliError> {
 fn next_port(port: u16) -> Result<u16, CliError> {
     match port {
         0 => Ok(0),
-        u16::MAX => Err(CliError::input("--port 65535 leaves no next port for the admin listener")),
+        u16::MAX => Err(CliError::input("--port 65535 leaves no port for the admin listener")),
         port => Ok(port + 1),
     }
 }

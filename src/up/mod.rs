@@ -1,4 +1,4 @@
-//! `semmoe up`: everything on this machine, from prompts to a served model.
+//! `semmoe up`: the full pipeline on one machine, from prompts to a served model.
 
 mod assets;
 mod cache;
@@ -33,11 +33,11 @@ use unit::{UnitLayout, UnitSpec};
 
 /// Grace period for requests in flight after a stop request.
 const GRACE: Duration = Duration::from_secs(5);
-/// How long the gateway keeps answering after a rank died, so that clients get the cause rather than a refused
+/// How long the gateway keeps responding after a rank dies, so that clients see the cause rather than a refused
 /// connection.
 const AFTER_DEATH: Duration = Duration::from_secs(5);
 
-/// The messages, as JSON, of a request like those that the bundled model was trained on.
+/// JSON messages of an example request, similar to the bundled model's training data.
 const EXAMPLE: &str = r#"[{"role": "system", "content": "You are a voice assistant that takes orders for a coffee business."},
      {"role": "user", "content": "I would like to order a cappuccino."}]"#;
 
@@ -54,7 +54,7 @@ pub(crate) fn run(args: &UpArgs) -> Result<(), CliError> {
     block_on(async {
         let mut stops = Stops::listen();
         if layout.takes_tables() {
-            // The check compares with the tables without replicas.
+            // The check also measures tables without replicas, for comparison.
             let plain = UnitLayout { redundant: 0, ..layout };
             for layout in [plain, layout].iter().skip(usize::from(!args.check || layout.redundant == 0)) {
                 stops.until_stopped(setup::prepare(&assets, &cache, *layout)).await?;
@@ -68,7 +68,7 @@ pub(crate) fn run(args: &UpArgs) -> Result<(), CliError> {
     })
 }
 
-/// The unit chosen by a plan.
+/// Returns the unit that a plan chose.
 fn planned(source: &PlanSource, assets: &Assets, data: &Path) -> Result<UnitPlan, CliError> {
     let path = match source {
         PlanSource::Auto => {
@@ -82,7 +82,7 @@ fn planned(source: &PlanSource, assets: &Assets, data: &Path) -> Result<UnitPlan
         1 => chosen.unit(),
         units => {
             let path = path.display();
-            Err(CliError::input(format!("the plan {path} has {units} units side by side, and `up` starts one")))
+            Err(CliError::input(format!("the plan {path} has {units} units side by side, but `up` starts only one")))
         }
     }
 }
@@ -109,7 +109,7 @@ async fn serve(
     }
 }
 
-/// Totals of the ranks since they were started.
+/// Formats the ranks' totals since they started.
 async fn totals(engine: &str) -> String {
     let counted = async {
         let engine = engine.parse().map_err(CliError::failed)?;
@@ -126,7 +126,7 @@ async fn totals(engine: &str) -> String {
     }
 }
 
-/// Starts a unit with these tables, and a gateway in front of it.
+/// Starts a unit with these tables and a gateway in front of it.
 async fn start(
     assets: &Assets,
     layout: UnitLayout,
@@ -135,13 +135,14 @@ async fn start(
 ) -> Result<(Ranks, Running), CliError> {
     let spec = UnitSpec { model: assets.model.clone(), tables: tables.map(Path::to_owned), layout };
     let unit = spec.start().await?;
-    // With attention tp the unit is one rank to the gateway, which has no choice to make.
+    // With attention tp, the gateway sees the unit as a single rank and has nothing to choose between.
     let tables = tables.filter(|_| layout.attention.attention == Attention::Dp);
     let gateway = start_gateway(assets, &unit.url, layout.replicas(), tables, front).await?;
     Ok((unit, gateway))
 }
 
-/// A unit cannot continue without one of its ranks: clients get the cause for a while, then everything ends.
+/// Shuts down after a rank dies, as a unit cannot continue without it. The gateway first keeps reporting the cause to
+/// clients for a while.
 async fn after_death(death: RankDeath, unit: Ranks, gateway: Running, mut stops: Stops) -> Result<(), CliError> {
     say(&format!("{death}; requests are rejected with this cause for {AFTER_DEATH:?}, then everything stops"));
     tokio::select! {
@@ -153,13 +154,13 @@ async fn after_death(death: RankDeath, unit: Ranks, gateway: Running, mut stops:
     Err(CliError::failed(death))
 }
 
-/// The address first, for scripts; then what is served there, an example request, and further pointers.
+/// The startup message: the address first, for scripts; then the model, an example request, and further commands.
 fn welcome(gateway: &Running, assets: &Assets, cache: &Cache) -> Result<String, CliError> {
     let (data, admin, model) = (gateway.data_addr(), gateway.admin_addr(), assets.model_name()?);
     let toy = match assets.bundled {
         true => format!(
-            "{model}, a toy of 15 million parameters: it takes orders in a coffee bar, more or less, and knows nothing else.\n       \
-             What is real is its routing"
+            "{model}, a toy model with 15 million parameters: it takes orders in a coffee shop, more or less, and knows nothing else.\n       \
+             Only its routing is real"
         ),
         false => model.clone(),
     };
@@ -169,14 +170,14 @@ fn welcome(gateway: &Running, assets: &Assets, cache: &Cache) -> Result<String, 
          admin: http://{admin}\n\
          model: {toy}\n\
          data:  {}\n\n\
-         Ask it something (-N: words as they come; x-semmoe-rank: the rank that was chosen):\n  \
+         Send it a request (-N: print words as they arrive; x-semmoe-rank: the chosen rank):\n  \
          curl -isN http://{data}/v1/chat/completions -H 'content-type: application/json' \\\n    \
          -d '{{\"model\": \"{model}\", \"max_tokens\": 32, \"temperature\": 0, \"stream\": true, \"messages\":\n     {EXAMPLE}}}'\n\n\
-         Then look at the ranks, and at how they take load:\n  \
+         Then inspect the ranks, and put them under load:\n  \
          http://{admin}/ui in a browser\n  \
          curl -s http://{admin}/admin/backends\n  \
          semmoe load --url http://{data} --prompts {prompts} --max-tokens 16 --concurrency 8 --requests 200\n\n\
-         Ctrl-C stops everything; `semmoe up --check` then shows what the tables gain",
+         Ctrl-C stops everything; `semmoe up --check` then shows the gain from the tables",
         cache.folder.display()
     ))
 }

@@ -8,44 +8,45 @@ use serde::Serialize;
 
 use super::scrape::{ByRank, Samples, UnitCounters};
 
-/// The measurements of one configuration, streamed answers first.
+/// Measurements of one configuration, with and without streaming.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Measured {
-    /// Requests served of each kind.
+    /// Requests served in each mode.
     pub(crate) requests: usize,
     /// Streamed answers.
     #[serde(flatten)]
     pub(crate) streamed: Traffic,
-    /// Answers that are not streamed.
+    /// Responses that are not streamed.
     #[serde(rename = "not_streamed")]
     pub(crate) whole: Traffic,
 }
 
-/// One kind of traffic, by the worker's counters. Evenness is the maximum over ranks over the mean.
+/// Measurements of one kind of traffic from the worker's counters. `max_over_mean` is the maximum over ranks divided by
+/// the mean.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Traffic {
     /// Local activation rate.
     pub(crate) lar: f64,
-    /// Dispatch and combine bytes to other ranks per token run.
+    /// Dispatch and combine bytes sent to other ranks per token.
     pub(crate) remote_bytes_per_token: f64,
-    /// Prompt tokens; rows with attention tp.
+    /// Balance of prompt tokens, or of rows with attention tp.
     pub(crate) prefill_max_over_mean: f64,
-    /// Generated tokens; rows with attention tp.
+    /// Balance of generated tokens, or of rows with attention tp.
     pub(crate) decode_max_over_mean: f64,
     /// Sequences running or waiting, averaged over time.
     pub(crate) running_max_over_mean: f64,
-    /// KV cache pages held by sequences, averaged over time.
+    /// KV cache pages used by sequences, averaged over time.
     pub(crate) kv_max_over_mean: f64,
-    /// Tokens run (prefill and decode) per second of wall time.
+    /// Tokens computed (prefill and decode) per second of wall time.
     pub(crate) tokens_per_second: f64,
     /// Tokens run.
     pub(crate) tokens: u64,
-    /// Mean tokens of all ranks per step.
+    /// Mean tokens per step over all ranks.
     pub(crate) tokens_per_step: f64,
 }
 
 impl Traffic {
-    /// The figures of a run that took `took`.
+    /// Computes the figures for a run that took `took`.
     pub(crate) fn of(counters: &UnitCounters, samples: &Samples, took: Duration) -> Self {
         let even = |by_rank: &ByRank| max_over_mean(&counters.rows).or(max_over_mean(by_rank)).unwrap_or(1.0);
         Self {
@@ -62,41 +63,42 @@ impl Traffic {
     }
 }
 
-/// The prediction of `evaluate` for tables, from the recorded routing of the same held-out prompts.
+/// The figures that `evaluate` predicts for tables, from the recorded routing of the same held-out prompts.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Predicted {
-    /// Local activation rate under `affinity`; with attention tp, with rows split evenly.
+    /// Local activation rate with the `affinity` policy or, with attention tp, with rows split evenly.
     pub(crate) lar: f64,
-    /// Local activation rate if each token were on its best rank independently; with attention tp equal to `lar`.
+    /// Local activation rate if each token could be routed to its best rank independently; equal to `lar` with
+    /// attention tp.
     pub(crate) token_lar: f64,
-    /// Maximum activations of a rank's experts over the mean, mean over layers.
+    /// Maximum over mean of expert activations across ranks, averaged over layers.
     pub(crate) expert_load_max_over_mean: f64,
 }
 
-/// The measurement and prediction with replicas.
+/// Measurement and prediction for tables with replicas.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct WithReplicas {
-    /// Slots per layer beyond one per expert.
+    /// Slots per layer in addition to one per expert.
     pub(crate) redundant: u16,
     pub(crate) measured: Measured,
     pub(crate) predicted: Predicted,
 }
 
-/// Contiguous placement with round robin against solved tables with affinity.
+/// The report: contiguous placement with round robin compared with solved tables and affinity.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct CheckReport {
-    /// The titles of the two.
+    /// Titles of the two configurations.
     #[serde(skip)]
     pub(crate) titles: [&'static str; 2],
-    /// Contiguous placement with `round_robin`; with attention tp, rows in their order.
+    /// Contiguous placement with `round_robin` or, with attention tp, rows in order.
     pub(crate) baseline: Measured,
-    /// The solved placement, `affinity`; with attention tp rows shuffled by the tables.
+    /// Solved placement with `affinity` or, with attention tp, rows shuffled by the tables.
     pub(crate) affinity: Measured,
     /// `predicted.lar`.
     pub(crate) predicted_lar: f64,
-    /// Prediction for `affinity`.
+    /// Prediction for the `affinity` run.
     pub(crate) predicted: Predicted,
-    /// The solved placement with replicas, `affinity`.
+    /// Solved placement with replicas, with `affinity`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) replicas: Option<WithReplicas>,
 }
@@ -140,7 +142,7 @@ impl CheckReport {
             write!(f, "  {name:<30} {before:>24.digits$}")?;
             for after in after().map(of) {
                 write!(f, " {after:>20.digits$}")?;
-                // One rank sends nothing to others, with or without tables.
+                // The baseline is zero with a single rank, which sends no bytes to others.
                 if before > 0.0 { write!(f, " {:>8.2}", after / before)? } else { write!(f, " {:>8}", "-")? }
             }
             writeln!(f)

@@ -8,14 +8,14 @@ use semmoe_engines::metrics::{Growth, NoSample, max_over_mean};
 
 use crate::error::CliError;
 
-/// Interval between samples, and the page that they read.
+/// Sampling interval, and the metrics page that each sample reads.
 const SAMPLE_EVERY: Duration = Duration::from_millis(20);
 const SAMPLED_PAGE: &str = "/metrics?name[]=semmoe_requests_in_flight&name[]=semmoe_kv_pages";
 
-/// One count per rank.
+/// A count for each rank.
 pub(crate) type ByRank = BTreeMap<u16, f64>;
 
-/// The page with the counters of the unit at `url`.
+/// Fetches the metrics page of the unit at `url`.
 pub(crate) async fn page(client: &HttpClient, url: &BaseUrl) -> Result<String, CliError> {
     client.get_text(url, "/metrics", &AnswerLimits::default()).await.map_err(CliError::failed)
 }
@@ -24,26 +24,26 @@ fn no_sample(error: NoSample) -> CliError {
     CliError::failed(format!("the unit's /metrics has {error}"))
 }
 
-/// Counters of one unit, summed as the report needs them.
+/// Counters of one unit, aggregated for the report.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct UnitCounters {
-    /// Activations of experts on the token's own rank; and all activations.
+    /// Expert activations on the token's own rank, and all activations.
     local: f64,
     activations: f64,
-    /// Bytes sent to other ranks by dispatch and combine.
+    /// Dispatch and combine bytes sent to other ranks.
     remote_bytes: f64,
-    /// Prompt tokens run, by rank. With attention tp rank 0 counts all of them.
+    /// Prompt tokens computed, by rank. With attention tp, rank 0 counts all of them.
     pub(crate) prefill: ByRank,
     /// Generated tokens, by rank.
     pub(crate) decode: ByRank,
-    /// Steps, including empty ones; equal for all ranks.
+    /// Steps by rank, including empty ones; equal on all ranks.
     steps: ByRank,
-    /// With attention tp: rows (tokens in MoE layers) by the rank that continued with them.
+    /// With attention tp: rows (tokens in MoE layers) by the rank that processed them after attention.
     pub(crate) rows: ByRank,
 }
 
 impl UnitCounters {
-    /// The counts between two pages of a unit; all of `after` where `before` is empty.
+    /// Computes the difference between two metrics pages of a unit; with an empty `before`, the totals in `after`.
     pub(crate) fn between(before: String, after: String) -> Result<Self, CliError> {
         Growth::between(before, after).and_then(|growth| Self::of(&growth)).map_err(no_sample)
     }
@@ -61,17 +61,17 @@ impl UnitCounters {
         })
     }
 
-    /// Mean tokens of all ranks per step.
+    /// Mean tokens per step over all ranks.
     pub(crate) fn tokens_per_step(&self) -> f64 {
         ratio(self.tokens(), self.steps.values().copied().fold(0.0, f64::max))
     }
 
-    /// Total tokens run.
+    /// Total tokens computed.
     pub(crate) fn tokens(&self) -> f64 {
         self.prefill.values().chain(self.decode.values()).sum()
     }
 
-    /// Local activation rate; 0 if nothing was activated.
+    /// Local activation rate; 0 without any activations.
     pub(crate) fn lar(&self) -> f64 {
         ratio(self.local, self.activations)
     }
@@ -82,7 +82,7 @@ impl UnitCounters {
     }
 }
 
-/// Running sequences and the KV cache, sampled during a run.
+/// Running sequences and KV cache usage, sampled during a run.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Samples {
     running: Mean,
@@ -107,7 +107,7 @@ impl Mean {
 }
 
 impl Samples {
-    /// Samples until the caller drops it; returns only on an error.
+    /// Samples periodically until dropped; returns only on an error.
     pub(crate) async fn go_on(&mut self, client: &HttpClient, url: &BaseUrl) -> CliError {
         loop {
             let page = client.get_text(url, SAMPLED_PAGE, &AnswerLimits::default()).await;
@@ -125,12 +125,12 @@ impl Samples {
         Ok(())
     }
 
-    /// Sequences of the fullest rank over the mean, averaged over the samples that found any.
+    /// Maximum over mean of sequences across ranks, averaged over the samples with any sequences.
     pub(crate) fn running(&self) -> Option<f64> {
         self.running.get()
     }
 
-    /// Held pages of the fullest rank over the mean, averaged over the samples that found any.
+    /// Maximum over mean of used KV cache pages across ranks, averaged over the samples with any used pages.
     pub(crate) fn held_pages(&self) -> Option<f64> {
         self.held_pages.get()
     }

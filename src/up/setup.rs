@@ -1,4 +1,4 @@
-//! The first run: records a profile from the bundled prompts, solves, and caches the tables.
+//! First-run setup: records a profile from the bundled prompts, solves the tables and caches them.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -19,22 +19,22 @@ use crate::error::CliError;
 use crate::progress::{Progress, say};
 use crate::stamp::created;
 
-/// Requests in flight while recording, per rank.
+/// Requests in flight per rank while recording.
 const RECORD_CONCURRENCY_PER_RANK: usize = 4;
-/// Only prompts are profiled: their tokens are most of what is served, and each is run once.
+/// Only prompts are profiled: prompt tokens dominate the traffic, and each is computed only once.
 const PROFILE_MAX_TOKENS: u32 = 1;
-/// The tables of a model depend only on the recorded routing, the tokenizer and this.
+/// Solver seed. A model's tables depend only on this, the recorded routing and the tokenizer.
 const SEED: u64 = 1;
-/// Share of the requests held out to evaluate the tables, which gives the rate promised on the admin page.
+/// Fraction of requests held out to evaluate the tables, which yields the expected rate on the admin page.
 const HOLD_OUT: f64 = 0.1;
 
-/// Ensures that the cache holds valid tables for a unit.
+/// Ensures that the cache contains valid tables for a unit.
 pub(crate) async fn prepare(assets: &Assets, cache: &Cache, layout: UnitLayout) -> Result<(), CliError> {
     let (profile_path, tables_path) = (cache.profile(), cache.tables(layout.redundant));
     if tables_path.exists() {
         match Tables::open(&tables_path) {
             Ok(_) => return Ok(()),
-            Err(cause) => say(&format!("the cached tables cannot be used ({cause}); solving again")),
+            Err(cause) => say(&format!("cannot use the cached tables ({cause}); solving again")),
         }
     }
     let work = Recording {
@@ -64,7 +64,7 @@ fn solve(
     options.seed = SEED;
     options.hold_out = HOLD_OUT;
     options.threads = threads();
-    // The report is not used, and the tables do not depend on it.
+    // The bounds only appear in the report, which is not used here.
     options.bounds = None;
     options.token_strings = Some(strings);
     let solved = solve_with_progress(&profile, Some(trace), &options, &Stop::default())?;
@@ -77,12 +77,12 @@ fn solve_options(layout: UnitLayout, provenance: Provenance) -> SolveOptions {
     SolveOptions { redundant, ..SolveOptions::new(layout.ranks, layout.attention.attention, provenance) }
 }
 
-/// Reports experts or slots for replicas that cannot be distributed before anything is recorded.
+/// Rejects experts or replica slots that cannot be divided among the ranks, before anything is recorded.
 pub(super) fn check_slots(assets: &Assets, layout: UnitLayout, check: bool) -> Result<(), CliError> {
-    // The worker reports models that cannot be read, as it knows what it needs.
+    // The worker reports unreadable models, as it knows which files it needs.
     let Ok(config) = ModelConfig::load(&assets.model) else { return Ok(()) };
     let (experts, ranks) = (config.num_experts as u16, layout.ranks);
-    // The check compares with experts in blocks, without replicas.
+    // The check's baseline is contiguous placement without replicas.
     if layout.takes_tables() && (layout.redundant == 0 || check) && !experts.is_multiple_of(ranks) {
         let divisors = (1..=experts).filter(|ranks| experts.is_multiple_of(*ranks)).map(|ranks| ranks.to_string());
         let divisors = divisors.collect::<Vec<_>>().join(", ");
@@ -98,15 +98,15 @@ pub(super) fn check_slots(assets: &Assets, layout: UnitLayout, check: bool) -> R
     solve_options(layout, provenance).check_redundant(experts).map_err(CliError::input)
 }
 
-/// The layout with the largest number of ranks, up to its own, that divides the number of experts: without tables,
-/// experts are placed in blocks.
+/// Reduces the layout to the largest number of ranks that divides the number of experts, as contiguous placement
+/// requires.
 fn dividing(assets: &Assets, layout: UnitLayout) -> UnitLayout {
     let Ok(config) = ModelConfig::load(&assets.model) else { return layout };
     let divides = |ranks: &u16| config.num_experts.is_multiple_of((*ranks).into());
     UnitLayout { ranks: (1..=layout.ranks).rev().find(divides).unwrap_or(1), ..layout }
 }
 
-/// One recording from a unit.
+/// A recording to make from a unit.
 #[derive(Debug)]
 pub(crate) struct Recording<'a> {
     pub(crate) prompts: &'a Path,
@@ -115,7 +115,8 @@ pub(crate) struct Recording<'a> {
     pub(crate) title: &'static str,
 }
 
-/// The routing of some prompts: from an earlier run of any kind of unit, else recorded now from one without tables.
+/// Returns the routing of some prompts: recorded by an earlier run with any kind of unit, otherwise recorded now from a
+/// unit without tables.
 pub(crate) async fn recorded(
     assets: &Assets,
     cache: &Cache,
@@ -125,7 +126,7 @@ pub(crate) async fn recorded(
     if work.out.exists() {
         match Trace::open(&work.out) {
             Ok(trace) => return Ok(trace),
-            Err(cause) => say(&format!("the cached recording cannot be used ({cause}); recording again")),
+            Err(cause) => say(&format!("cannot use the cached recording ({cause}); recording again")),
         }
     }
     let layout = dividing(assets, layout.to_record());
@@ -134,11 +135,11 @@ pub(crate) async fn recorded(
     record(assets, &mut unit, layout.ranks, Recording { out: recording.clone(), ..work }).await?;
     unit.stop().await;
     std::fs::rename(recording, &out)
-        .map_err(|error| CliError::failed(format!("the recording {} cannot be kept: {error}", out.display())))?;
+        .map_err(|error| CliError::failed(format!("cannot store the recording {}: {error}", out.display())))?;
     Trace::open(&out).map_err(CliError::failed)
 }
 
-/// Sends the prompts straight to the unit and keeps the routing that it reports.
+/// Sends the prompts directly to the unit and records the routing that it reports.
 async fn record(assets: &Assets, unit: &mut Ranks, ranks: u16, work: Recording<'_>) -> Result<(), CliError> {
     let url = unit.url.parse().map_err(CliError::failed)?;
     let options = RecordOptions {
@@ -150,10 +151,10 @@ async fn record(assets: &Assets, unit: &mut Ranks, ranks: u16, work: Recording<'
     let progress = Progress::start(work.title, 0);
     let recording = async {
         match semmoe_profiler::record(options.clone(), &progress, std::future::pending()).await {
-            // The directory belongs to this model and these prompts: only another version can have recorded
+            // The directory is specific to this model and these prompts, so only another version can have recorded
             // differently.
             Err(ProfilerError::OtherPartial { difference, .. }) => {
-                say(&format!("the interrupted recording cannot be resumed ({difference}); starting over"));
+                say(&format!("cannot resume the interrupted recording ({difference}); starting over"));
                 semmoe_profiler::record(RecordOptions { fresh: true, ..options }, &progress, std::future::pending())
                     .await
             }

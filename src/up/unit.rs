@@ -1,4 +1,4 @@
-//! The ranks of the unit that `up` runs: their layout, and how they are started.
+//! The layout of the unit that `up` runs, and starting its ranks.
 
 use std::io;
 use std::path::PathBuf;
@@ -12,33 +12,33 @@ use crate::args::{UnitAttention, UpArgs};
 use crate::commands::plan::UnitPlan;
 use crate::error::CliError;
 
-/// Start-up limit for all ranks together.
+/// Startup timeout for all ranks together.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The layout of a unit over its ranks.
+/// A unit's layout over its ranks.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct UnitLayout {
     /// Number of ranks.
     pub(crate) ranks: u16,
     /// How attention is parallelized.
     pub(crate) attention: UnitAttention,
-    /// How experts are divided.
+    /// How experts are divided among ranks.
     pub(crate) experts: ExpertLayout,
-    /// Ranks that hold each other's experts.
+    /// Expert domains: sets of ranks that hold each other's experts.
     pub(crate) domains: Domains,
     /// Transport between ranks.
     pub(crate) transport: TransportChoice,
     /// Element type of the rows sent between ranks.
     pub(crate) wire: WireType,
-    /// Slots per layer beyond one per expert, for replicas.
+    /// Replica slots per layer, in addition to one per expert.
     pub(crate) redundant: u16,
 }
 
 impl UnitLayout {
-    /// The planned layout, or that of the arguments.
+    /// Returns the planned layout, otherwise the layout given by the arguments.
     ///
     /// # Errors
-    /// Arguments that contradict each other.
+    /// If arguments contradict each other.
     pub(crate) fn of(args: &UpArgs, planned: Option<UnitPlan>) -> Result<Self, CliError> {
         let mut attention = args.attention.read()?;
         let given = UnitPlan {
@@ -54,12 +54,12 @@ impl UnitLayout {
         (attention.attention, attention.groups) = (unit.attention, unit.attention_groups);
         if args.check && (domains != Domains::NONE || attention.groups > 1) {
             return Err(CliError::input(
-                "--check compares placements of experts, and there are none with expert domains or attention groups",
+                "--check compares expert placements, and there are none with expert domains or attention groups",
             ));
         }
         if args.check && experts != ExpertLayout::Ep {
             return Err(CliError::input(format!(
-                "--check compares placements of experts, and there are none with --experts {experts}"
+                "--check compares expert placements, and there are none with --experts {experts}"
             )));
         }
         let no_replicas = match (experts, attention.attention) {
@@ -77,7 +77,8 @@ impl UnitLayout {
         Ok(Self { ranks, attention, experts, domains, transport, wire, redundant })
     }
 
-    /// The simplest layout with the same number of ranks, which records fastest: the routing depends only on the model.
+    /// Returns the simplest layout with the same number of ranks, which records fastest. Routing depends only on the
+    /// model.
     pub(crate) fn to_record(self) -> Self {
         let attention = UnitAttention { attention: Attention::Dp, groups: 1, both: false, shuffle: true };
         let domains = Domains::NONE;
@@ -89,7 +90,7 @@ impl UnitLayout {
         self.experts == ExpertLayout::Ep && self.domains == Domains::NONE && self.attention.groups == 1
     }
 
-    /// Number of ranks that a request can go to.
+    /// Number of ranks that a request can be routed to.
     pub(crate) fn replicas(self) -> u16 {
         match self.attention.attention {
             Attention::Dp => self.ranks,
@@ -98,7 +99,7 @@ impl UnitLayout {
     }
 }
 
-/// The unit to start.
+/// Specification of a unit to start.
 #[derive(Debug, Clone)]
 pub(crate) struct UnitSpec {
     /// Checkpoint directory.
@@ -109,7 +110,7 @@ pub(crate) struct UnitSpec {
 }
 
 impl UnitSpec {
-    /// Starts the ranks, and waits until all are ready.
+    /// Starts all ranks and waits until they are ready.
     pub(crate) async fn start(&self) -> Result<Ranks, CliError> {
         let started = Ranks::start(self.layout.ranks, "127.0.0.1:0", START_TIMEOUT, |rank| self.command(rank)).await;
         started.map_err(|error| match error {
@@ -145,7 +146,8 @@ impl UnitSpec {
     }
 }
 
-/// A death as a failure of this command; a rank that refused its input (exit code 2) is an input error here too.
+/// Converts a rank's death to this command's error; if the rank rejected its input (exit code 2), it is an input error
+/// here too.
 pub(crate) fn failure(death: RankDeath) -> CliError {
     match (death.exit_code(), &death.last_words) {
         (Some(2), Some(words)) => CliError::input(words.trim_start_matches("semmoe: ")),

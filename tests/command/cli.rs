@@ -134,7 +134,7 @@ fn solve_and_evaluate_end_with_an_outcome_and_the_next_command() {
     let profile = text(&folder.path().join("p.profile.safetensors"));
     let judged =
         String::from_utf8(run(&["evaluate", "--tables", &tables, "--profile", &profile]).stdout).expect("UTF-8");
-    assert!(judged.contains("tokens of the file, each on its likeliest rank"), "{judged}");
+    assert!(judged.contains("tokens from the file, each on its most likely rank"), "{judged}");
     // Its counts do not reveal to how many ranks a token goes, either.
     assert!(judged.contains("activations between ranks") && !judged.contains("bytes between ranks"), "{judged}");
 }
@@ -147,9 +147,9 @@ fn wrong_arguments_exit_with_2() {
     refused(&["nonsense"], 2, &["nonsense"]);
     let off =
         ["worker", "--model", ".", "--rank", "0", "--world", "1", "--rendezvous", "127.0.0.1:0", "--shuffle", "off"];
-    refused(&off, 2, &["--shuffle is for --attention tp"]);
-    refused(&["up", "--shuffle", "auto"], 2, &["--shuffle is for --attention tp"]);
-    refused(&["up", "--experts", "tp", "--check"], 2, &["--check compares placements", "--experts tp"]);
+    refused(&off, 2, &["--shuffle requires --attention tp"]);
+    refused(&["up", "--shuffle", "auto"], 2, &["--shuffle requires --attention tp"]);
+    refused(&["up", "--experts", "tp", "--check"], 2, &["--check compares expert placements", "--experts tp"]);
     refused(&["up", "--transport", "pigeons"], 2, &["pigeons"]);
     refused(&["worker", "--model", ".", "--rank", "4", "--world", "4", "--rendezvous", "127.0.0.1:0"], 2, &["4"]);
 }

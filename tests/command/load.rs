@@ -107,7 +107,7 @@ fn what_cannot_be_run_is_refused() {
         (vec!["--concurrency", "1", "--requests", "1", "--header", "authorization: Bearer k"], "--api-key-env"),
         (vec!["--concurrency", "1", "--requests", "1", "--api-key-env", "SEMMOE_NO_SUCH"], "SEMMOE_NO_SUCH is not set"),
         (vec!["--concurrency", "1", "--requests", "1", "--body", "[]"], "--body is not a JSON object"),
-        (vec!["--concurrency", "1", "--requests", "1", "--max-errors", "2"], "expected a share"),
+        (vec!["--concurrency", "1", "--requests", "1", "--max-errors", "2"], "expected a fraction"),
     ] {
         let refused = load(&mock.url, &prompts, &more);
         assert_eq!(refused.status.code(), Some(2), "{more:?}: {}", describe(&refused));

@@ -251,7 +251,7 @@ fn ctrl_c_writes_the_best_so_far() {
     stderr.read_to_string(&mut said).expect("UTF-8");
     let status = child.wait().expect("a child of ours");
     assert_eq!(status.code(), Some(0), "as the help says: {said}");
-    assert!(said.contains("stopped early, the best so far is written"), "{said}");
+    assert!(said.contains("stopped early, writing the best result so far"), "{said}");
     assert_eq!(Tables::open(&tables).expect("valid tables").groups(), 8);
     assert!(run(&["tables", "verify", &text(&tables)]).status.success());
 }

@@ -1,5 +1,5 @@
-//! Constants fitted to steps of one rank, and the contention of several ranks fitted to steps of few layouts, which
-//! leaves the other layouts to be predicted.
+//! Fits constants to single-rank steps, and contention between ranks to steps of a few layouts. All other layouts are
+//! predicted.
 
 use super::Errors;
 use crate::PlanError;
@@ -12,17 +12,17 @@ use crate::step::{Constants, Part, Target, Work, step};
 /// A measured step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepPoint {
-    /// Its layout.
+    /// Layout of the unit.
     pub layout: Layout,
-    /// Its work.
+    /// Work in the step.
     pub work: Work,
-    /// Its duration.
+    /// Duration of the step.
     pub seconds: f64,
     /// The time spent on routed experts, if measured.
     pub experts: Option<f64>,
 }
 
-/// A parameter of the fit, and its range.
+/// A parameter to fit, and its range.
 struct Fitted<T> {
     of: fn(&mut T) -> &mut f64,
     low: f64,
@@ -33,7 +33,7 @@ const fn fitted<T>(of: fn(&mut T) -> &mut f64, low: f64, high: f64) -> Fitted<T>
     Fitted { of, low, high }
 }
 
-/// The constants determined by a step's computation.
+/// The constants that describe a step's computation.
 const FITTED: [Fitted<Constants>; 11] = [
     fitted(|c| &mut c.dense_flops_share, 1e-3, 1e3),
     fitted(|c| &mut c.expert_flops_share, 1e-3, 1e3),
@@ -47,18 +47,18 @@ const FITTED: [Fitted<Constants>; 11] = [
     fitted(|c| &mut c.sequence_seconds, 1e-9, 1e-2),
     fitted(|c| &mut c.step_seconds, 1e-9, 1e-1),
 ];
-/// The initial factor by which a constant is changed, and the one at which the search ends.
+/// Factor by which the search initially changes a constant; `LAST_FACTOR` is the factor at which it ends.
 const FIRST_FACTOR: f64 = 2.0;
 const LAST_FACTOR: f64 = 1.002;
-/// Maximum rounds over all constants; each predicts every point twice for each constant.
+/// Maximum number of rounds over all constants. A round predicts every point twice per constant.
 const MAX_ROUNDS: usize = 400;
-/// Far more points than a calibration measures.
+/// Limit on points, far above the number that a calibration measures.
 const MAX_POINTS: usize = 4096;
 
-/// The constants of computation that minimise the sum of squares of ln(predicted / measured), searched from `start`.
+/// Fits the computation constants, starting from `start`, to minimise the sum of squares of ln(predicted / measured).
 ///
 /// # Errors
-/// [`PlanError::Value`] without points, with too many, or for a time that is not above 0.
+/// [`PlanError::Value`] if there are no points or too many, or a time is not positive.
 pub fn fit(
     shape: &ModelShape,
     cluster: &Cluster,
@@ -72,10 +72,10 @@ pub fn fit(
     Ok(descend(*start, &FITTED, loss))
 }
 
-/// The contention of `ranks` ranks of `cluster` that minimises the sum of squares of ln(predicted / measured).
+/// Fits the contention between `ranks` ranks of `cluster` to minimise the sum of squares of ln(predicted / measured).
 ///
 /// # Errors
-/// [`PlanError::Value`] without points, with too many, or for a time that is not above 0.
+/// [`PlanError::Value`] if there are no points or too many, or a time is not positive.
 pub fn fit_contention(
     shape: &ModelShape,
     cluster: &Cluster,
@@ -95,9 +95,9 @@ pub fn fit_contention(
     Ok(descend(Contention { slowdown: ranks as f64, wait: 1e-6 }, &range, loss))
 }
 
-/// Coordinate descent on a logarithmic scale from `best` to the minimum of the loss.
+/// Minimises the loss by coordinate descent on a logarithmic scale, starting from `best`.
 fn descend<T: Copy>(mut best: T, range: &[Fitted<T>], loss: impl Fn(&T) -> f64) -> T {
-    // A value of 0 could never change.
+    // Clamped, because a factor could never change a value of 0.
     for Fitted { of: value, low, high } in range {
         let value = value(&mut best);
         *value = value.clamp(*low, *high);
@@ -134,7 +134,7 @@ fn check(points: &[StepPoint]) -> Result<(), PlanError> {
     }
     for point in points {
         positive("the seconds of a measured step", point.seconds)?;
-        point.experts.map(|seconds| positive("the seconds of measured experts", seconds)).transpose()?;
+        point.experts.map(|seconds| positive("the measured seconds of the experts", seconds)).transpose()?;
     }
     Ok(())
 }
@@ -146,10 +146,10 @@ fn miss(shape: &ModelShape, cluster: &Cluster, constants: &Constants, point: &St
     square(terms.total(), point.seconds) + experts
 }
 
-/// Prediction errors on these steps.
+/// Computes the prediction errors on these steps.
 ///
 /// # Errors
-/// [`PlanError::Value`] without steps, or for a time that is not above 0.
+/// [`PlanError::Value`] if there are no steps, or a time is not positive.
 pub fn errors(
     shape: &ModelShape,
     cluster: impl Fn(&StepPoint) -> Cluster,

@@ -1,4 +1,4 @@
-//! The measurements that constants were fitted to, and the prediction errors, which accompany every answer.
+//! Calibrations: fitted constants with the prediction errors that accompany every answer.
 
 mod fit;
 
@@ -12,23 +12,23 @@ use crate::fields::json;
 use crate::step::Constants;
 pub use fit::{StepPoint, errors, fit, fit_contention};
 
-/// Fitted constants and their residuals, as in the JSON file.
+/// Fitted constants and their residuals, as stored in the JSON file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Calibration {
     /// The engine and its version.
     pub engine: String,
-    /// The GPU that was measured.
+    /// The GPU that the measurements ran on.
     pub gpu: String,
-    /// The measurements, the command that made them, and their licence.
+    /// Description of the measurements, such as the command that made them and their licence.
     pub source: String,
-    /// The fit.
+    /// The fitted constants.
     pub constants: Constants,
     /// Errors of TTFT on held-out rows.
     pub ttft: Errors,
     /// Errors of TPOT on held-out rows.
     pub tpot: Errors,
-    /// Errors of measured links on sizes between those of the tables; `None` if none were measured.
+    /// Interpolation errors of measured links at sizes between table entries; `None` if none were measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub links: Option<Errors>,
 }
@@ -37,7 +37,7 @@ pub struct Calibration {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Errors {
-    /// Measured rows.
+    /// Number of measured rows.
     pub rows: u64,
     /// Median.
     pub median: f64,
@@ -46,10 +46,10 @@ pub struct Errors {
 }
 
 impl Errors {
-    /// Errors of pairs of a predicted and a measured value.
+    /// Computes the errors of (predicted, measured) pairs.
     ///
     /// # Errors
-    /// [`PlanError::Value`] without pairs, or if a measured value is not above 0.
+    /// [`PlanError::Value`] if there are no pairs, or a measured value is not positive.
     pub fn of(pairs: &[[f64; 2]]) -> Result<Self, PlanError> {
         positive("the measured rows", pairs.len() as f64)?;
         let mut errors = Vec::with_capacity(pairs.len());
@@ -68,12 +68,12 @@ impl Calibration {
     /// Reads a calibration; `file` names it in errors.
     ///
     /// # Errors
-    /// [`PlanError::Syntax`] if it is malformed, [`PlanError::Value`] for a constant outside its domain.
+    /// [`PlanError::Syntax`] if the text is malformed, [`PlanError::Value`] if a constant is outside its domain.
     pub fn from_json(file: &str, text: &str) -> Result<Self, PlanError> {
         let calibration: Self = json(file, "JSON of a calibration", text)?;
         calibration.constants.check()?;
         for errors in [calibration.ttft, calibration.tpot].into_iter().chain(calibration.links) {
-            positive("the rows of a calibration", errors.rows as f64)?;
+            positive("the number of rows in a calibration", errors.rows as f64)?;
             not_negative("the mean error of a calibration", errors.mean)?;
             not_negative("the median error of a calibration", errors.median)?;
         }
@@ -87,7 +87,7 @@ impl Calibration {
 pub enum Accuracy {
     /// Nothing was measured.
     Uncalibrated,
-    /// From a calibration's residuals.
+    /// Known from a calibration's residuals.
     Calibrated {
         /// The engine.
         engine: String,
@@ -101,7 +101,7 @@ pub enum Accuracy {
 }
 
 impl Accuracy {
-    /// The accuracy of answers with these constants.
+    /// Returns the accuracy of answers that use these constants.
     pub fn of(calibration: Option<&Calibration>) -> Self {
         calibration.map_or(Self::Uncalibrated, |found| Self::Calibrated {
             engine: found.engine.clone(),
@@ -111,7 +111,7 @@ impl Accuracy {
         })
     }
 
-    /// The factor by which a predicted time is typically off, in either direction.
+    /// Returns the factor by which a predicted time is typically off, in either direction.
     pub fn factor(&self) -> f64 {
         match self {
             Self::Uncalibrated => crate::affinity::UNCALIBRATED_FACTOR,
@@ -127,7 +127,7 @@ impl fmt::Display for Accuracy {
             Self::Calibrated { engine, gpu, ttft, tpot } => {
                 let [tpot, ttft] = [tpot, ttft].map(|of| (of.median * 100.0, of.mean * 100.0, of.rows));
                 let (median, mean, rows) = tpot;
-                write!(f, "calibrated for {engine} on {gpu}; on rows held out TPOT is off by {median:.0}% ")?;
+                write!(f, "calibrated for {engine} on {gpu}; on held-out rows TPOT is off by {median:.0}% ")?;
                 write!(f, "(median; mean {mean:.0}%, {rows} rows), ")?;
                 let (median, mean, rows) = ttft;
                 write!(f, "TTFT by {median:.0}% (mean {mean:.0}%, {rows} rows)")
@@ -168,7 +168,7 @@ mod tests {
         let cases = [
             ("\"overlap_share\":0.0", "\"overlap_share\":-1.0", "overlap_share is -1"),
             ("overlap_share", "overlap", "f is not valid JSON of a calibration: unknown field `overlap`"),
-            ("\"rows\":100", "\"rows\":0", "the rows of a calibration is 0"),
+            ("\"rows\":100", "\"rows\":0", "the number of rows in a calibration is 0"),
         ];
         for (from, to, message) in cases {
             let error = Calibration::from_json("f", &text.replace(from, to)).unwrap_err().to_string();

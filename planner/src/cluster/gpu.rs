@@ -7,7 +7,7 @@ use crate::PlanError;
 use crate::fields::Fields;
 use crate::shape::Dtype;
 
-/// Memory and peak rates of one GPU. Rates are those of dense matrices, without sparsity.
+/// A GPU's memory and peak rates. Rates are for dense matrices, without sparsity.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Gpu {
     /// Name for tables.
@@ -22,47 +22,47 @@ pub struct Gpu {
     pub fp8: Option<f64>,
     /// FLOP/s with 4-bit floats, if supported.
     pub fp4: Option<f64>,
-    /// Slowdown of ranks that share processors, by their number; empty if each has its own GPU.
+    /// Slowdown by the number of ranks that share processors; empty if each rank has its own GPU.
     pub sharing: Vec<Sharing>,
-    /// Source of the figures.
+    /// Source of the figures, such as a data sheet.
     pub source: String,
 }
 
 /// Ranks that share the processors of one machine.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Sharing {
-    /// Number of ranks that compute at once.
+    /// Number of ranks computing at the same time.
     pub ranks: u64,
-    /// Slowdown of each relative to running alone, at least 1.
+    /// Slowdown of each rank relative to running alone, at least 1.
     pub slowdown: f64,
 }
 
-/// How steps of several ranks that contend for processors differ from those of one rank, with collectives measured
-/// separately.
+/// How much slower steps are when several ranks contend for processors, excluding the cost of the collectives, which
+/// are measured separately.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Contention {
     /// Slowdown of computation, at least 1.
     pub slowdown: f64,
-    /// Seconds that each collective waits for ranks that have not been scheduled yet.
+    /// Seconds that each collective waits for ranks that are not scheduled yet.
     pub wait: f64,
 }
 
 const SHARING_KEYS: &[&str] = &["ranks", "slowdown"];
 
-/// A row of the table of presets.
+/// A row in the preset table.
 struct Preset {
     /// The name in `cluster.toml`.
     name: &'static str,
     memory_gb: f64,
     hbm_tb_per_second: f64,
-    /// 16 bits, 8 bits, 4 bits; 0 if unsupported.
+    /// Rates for 16, 8 and 4 bits; 0 if unsupported.
     tflops: [f64; 3],
     source: &'static str,
 }
 
-/// GPUs that a cluster file can name. Half of these sources' NVLink figures is one direction, as
-/// `bandwidth_gb_per_second` of the innermost level requires: A100 300, H100, H200 and H20 450, B200, B300, GB200 and
-/// GB300 900, MI300X 448.
+/// GPUs that a cluster file can name. For `bandwidth_gb_per_second` of the innermost level, use half of the NVLink
+/// figure in these sources, which is one direction: A100 300, H100, H200 and H20 450, B200, B300, GB200 and GB300 900,
+/// MI300X 448.
 const PRESETS: &[Preset] = &[
     preset("H100", [80.0, 3.35], [989.4, 1978.9, 0.0], "NVIDIA H100 data sheet, SXM5, without sparsity"),
     preset("H200", [141.0, 4.8], [989.4, 1978.9, 0.0], "NVIDIA H200 data sheet, SXM5, without sparsity"),
@@ -90,7 +90,7 @@ const fn preset(name: &'static str, memory: [f64; 2], tflops: [f64; 3], source: 
 }
 
 impl Gpu {
-    /// A preset by its name.
+    /// Returns a preset by name.
     pub fn preset(name: &str) -> Option<Self> {
         let found = PRESETS.iter().find(|preset| preset.name == name)?;
         let rate = |at: usize| (found.tflops[at] > 0.0).then_some(found.tflops[at] * 1e12);
@@ -130,8 +130,8 @@ impl Gpu {
         })
     }
 
-    /// Slowdown of computation if `ranks` compute at once: linear between measured numbers of ranks, proportional above
-    /// the last.
+    /// Returns the slowdown of computation if `ranks` ranks compute at the same time: interpolated linearly between
+    /// measured rank counts, proportional above the last.
     pub fn slowdown(&self, ranks: u64) -> f64 {
         let (mut low, ranks) = (Sharing { ranks: 1, slowdown: 1.0 }, ranks as f64);
         for &high in &self.sharing {
@@ -144,7 +144,8 @@ impl Gpu {
         if self.sharing.is_empty() { 1.0 } else { low.slowdown * ranks / low.ranks as f64 }
     }
 
-    /// FLOP/s of a product with weights of this type. Types that the GPU lacks are widened first.
+    /// Returns the FLOP/s of a product with weights of this type. Types that the GPU does not support are widened
+    /// first.
     pub fn flops(&self, weights: Dtype) -> f64 {
         match weights {
             Dtype::F32 => self.bf16 / 2.0,
@@ -162,7 +163,7 @@ impl Sharing {
         let rows: Vec<Self> = gpu.list("sharing", SHARING_KEYS, row)?;
         let rising = rows.is_sorted_by(|one, next| one.ranks < next.ranks);
         let good = rising && rows.iter().all(|row| row.ranks > 1 && row.slowdown >= 1.0);
-        let expected = "rows of { ranks, slowdown }, ranks rising from 2, slowdowns of at least 1";
+        let expected = "rows of { ranks, slowdown }, with ranks ascending from 2 and slowdowns of at least 1";
         if good { Ok(rows) } else { Err(gpu.unexpected("sharing", expected)) }
     }
 }

@@ -1,4 +1,4 @@
-//! Measured times of a GPU's computation, which replace the roofline.
+//! Measured kernel times on a GPU, which replace the roofline model.
 
 use std::mem::discriminant;
 
@@ -10,7 +10,7 @@ use crate::PlanError;
 use crate::fields::Fields;
 use crate::shape::Dtype;
 
-/// One kernel, or several that always run together, of one layer on one rank.
+/// A kernel, or several that always run together, for one layer on one rank.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(tag = "operator", rename_all = "snake_case")]
 pub enum Kernel {
@@ -20,10 +20,11 @@ pub enum Kernel {
         dtype: Dtype,
         /// Inner dimension.
         inputs: u64,
-        /// Outputs of this rank.
+        /// Number of outputs on this rank.
         outputs: u64,
     },
-    /// All products of the routed experts on one rank. Tokens are those of the whole unit, spread over all experts.
+    /// All products of the routed experts on one rank. Tokens are counted over the whole unit and spread over all
+    /// experts.
     Experts {
         /// Type of the weights.
         dtype: Dtype,
@@ -38,46 +39,45 @@ pub enum Kernel {
         /// k.
         top_k: u64,
     },
-    /// Attention over one prompt of this many tokens, with an empty cache.
+    /// Attention over a single prompt with an empty cache.
     Prefill {
         /// Type of the cache.
         dtype: Dtype,
         /// Query heads of this rank.
         heads: u64,
-        /// Heads of keys and values of this rank.
+        /// Key and value heads of this rank.
         kv_heads: u64,
-        /// Elements of a key. Multi-head latent attention: one head per query head, positional and other parts
-        /// together.
+        /// Elements of a key. With multi-head latent attention, this is per query head and includes the rotary part.
         head_dim: u64,
     },
-    /// Attention of one new token for each of this many sequences.
+    /// Attention of one new token per sequence.
     Decode {
         /// Type of the cache.
         dtype: Dtype,
         /// Query heads of this rank.
         heads: u64,
-        /// Heads of keys and values of this rank. Multi-head latent attention: 1.
+        /// Key and value heads of this rank; 1 with multi-head latent attention.
         kv_heads: u64,
-        /// Elements of a key. Multi-head latent attention: latent and rotary key together.
+        /// Elements of a key. With multi-head latent attention, the latent and the rotary key together.
         head_dim: u64,
-        /// Cached tokens of each sequence.
+        /// Cached tokens per sequence.
         context: u64,
     },
 }
 
-/// Times of one kernel by tokens.
+/// Measured times of a kernel by number of tokens.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct MeasuredKernel {
-    /// The kernel measured.
+    /// The kernel that was measured.
     pub kernel: Kernel,
-    /// Tokens (for decoding: sequences), ascending, and seconds.
+    /// Tokens (sequences for decoding) in ascending order, and seconds.
     pub points: Curve,
 }
 
-/// Tables of other shapes are used within this factor in each dimension, scaled by the roofline.
+/// Tables for other shapes are used if each dimension is within this factor, scaled by the roofline model.
 const NEAR: f64 = 2.0;
 
-/// The keys of a table by operator.
+/// The keys in a table, by operator.
 const KEYS: [(&str, &[&str]); 4] = [
     ("product", &["operator", "points", "dtype", "inputs", "outputs"]),
     ("experts", &["operator", "points", "dtype", "hidden", "width", "experts", "local", "top_k"]),
@@ -85,13 +85,13 @@ const KEYS: [(&str, &[&str]); 4] = [
     ("decode", &["operator", "points", "dtype", "heads", "kv_heads", "head_dim", "context"]),
 ];
 
-/// The keys of a table of this operator, if it is a kernel.
+/// Returns the keys in a table for this operator, if it is a kernel.
 pub(super) fn keys(operator: &str) -> Option<&'static [&'static str]> {
     KEYS.iter().find(|(known, _)| *known == operator).map(|(_, keys)| *keys)
 }
 
 impl MeasuredKernel {
-    /// Reads a table with the keys of its operator.
+    /// Reads a table with its operator's keys.
     pub(super) fn read(fields: &Fields<'_>) -> Result<Self, PlanError> {
         let dtype = fields.get("dtype").and_then(Value::as_str).and_then(Dtype::of);
         let names = || Dtype::NAMES.map(|(name, _)| name).join(", ");
@@ -126,7 +126,7 @@ impl MeasuredKernel {
 }
 
 impl Kernel {
-    /// Type, values that a substitute table must share, and the dimensions in which it may differ.
+    /// Returns the type, the values that a substitute table must share, and the dimensions in which it may differ.
     fn shape(&self) -> (Dtype, [u64; 2], [u64; 3]) {
         match *self {
             Self::Product { dtype, inputs, outputs } => (dtype, [1, 1], [inputs, outputs, 1]),
@@ -138,8 +138,8 @@ impl Kernel {
         }
     }
 
-    /// Distance to another kernel: the sum of the logarithms of the dimensions' ratios, contexts excluded. `None` if
-    /// its kind, type, k or number of experts differs, or a dimension differs by more than a factor of two.
+    /// Returns the distance to another kernel: the sum of the logarithms of the dimension ratios, excluding contexts.
+    /// `None` if the kind, type, k or number of experts differs, or a dimension differs by more than a factor of two.
     fn distance(&self, other: &Self) -> Option<f64> {
         let ((dtype, fixed, wanted), (other_dtype, other_fixed, found)) = (self.shape(), other.shape());
         if discriminant(self) != discriminant(other) || dtype != other_dtype || fixed != other_fixed {
@@ -157,8 +157,8 @@ impl Kernel {
     }
 }
 
-/// Seconds of `kernel` for `tokens`, if there is a table of it or of a similar shape. Tables of other shapes are scaled
-/// by `modelled`, the roofline; between two measured contexts times are interpolated.
+/// Returns the seconds of `kernel` for `tokens` if there is a table for it or for a similar shape. Tables for other
+/// shapes are scaled by `modelled`, the roofline model; times are interpolated between measured contexts.
 pub(crate) fn seconds(
     tables: &[MeasuredKernel],
     kernel: &Kernel,
@@ -174,7 +174,7 @@ pub(crate) fn seconds(
     let above = near.filter(|table| table.kernel.context() >= context);
     let above = above.min_by(|a, b| a.kernel.context().total_cmp(&b.kernel.context()));
     let scaled = |table: &MeasuredKernel| {
-        // A substitute's shape is scaled by the roofline at the substitute's own context.
+        // Substitute tables are scaled by the roofline model at the substitute's own context.
         let mut shape = *kernel;
         if let Kernel::Decode { context, .. } = &mut shape {
             *context = table.kernel.context() as u64;

@@ -1,5 +1,5 @@
-//! `[[measured]]`: times of collectives, which replace latency and bandwidth, and of kernels, which replace the
-//! roofline. All have one form: an operator, its sizes, and `points` of a size and microseconds.
+//! `[[measured]]` tables: times of collectives, which replace latency and bandwidth, and of kernels, which replace the
+//! roofline model. Every table has an operator, its dimensions, and `points` of size and microseconds.
 
 use serde::Serialize;
 
@@ -8,17 +8,17 @@ use super::kernels::{self, MeasuredKernel};
 use crate::PlanError;
 use crate::fields::Fields;
 
-/// A collective.
+/// A collective operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Operator {
-    /// Reduce-scatter or allgather; bytes are those of the whole tensor.
+    /// Reduce-scatter or allgather; bytes of the whole tensor.
     Scatter,
     /// All-reduce; bytes of the tensor.
     AllReduce,
-    /// All-to-all; bytes of one rank for all ranks, itself included.
+    /// All-to-all; bytes that one rank has for all ranks, including itself.
     AllToAll,
-    /// From one rank to another.
+    /// A transfer from one rank to another.
     PointToPoint,
 }
 
@@ -30,29 +30,29 @@ const OPERATORS: [(&str, Operator); 4] = [
 ];
 
 impl Operator {
-    /// Its name in cluster files.
+    /// Returns the operator's name in cluster files.
     pub fn name(self) -> &'static str {
         OPERATORS.iter().find(|(_, operator)| *operator == self).map_or("", |(name, _)| *name)
     }
 }
 
-/// A latency and a bandwidth: `latency + bytes x seconds_per_byte`.
+/// A linear cost model: `latency + bytes x seconds_per_byte`.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Line {
-    /// Seconds of the smallest message.
+    /// Seconds for the smallest message.
     pub latency: f64,
-    /// The reciprocal of the bandwidth, above 0.
+    /// Reciprocal of the bandwidth, above 0.
     pub seconds_per_byte: f64,
 }
 
 impl Line {
-    /// The size at which latency and bytes take equally long; smaller messages are latency-bound.
+    /// Returns the size at which the latency equals the transfer time; smaller messages are latency-bound.
     pub fn knee(&self) -> f64 {
         self.latency / self.seconds_per_byte
     }
 }
 
-/// Times of one operator over a number of ranks of one level.
+/// Measured times of a collective between ranks on one level.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Measured {
     /// The level's name.
@@ -61,21 +61,21 @@ pub struct Measured {
     pub operator: Operator,
     /// Number of ranks.
     pub ranks: u64,
-    /// Bytes, ascending, and seconds.
+    /// Bytes in ascending order, and seconds.
     pub points: Curve,
 }
 
 const KEYS: &[&str] = &["level", "operator", "ranks", "points"];
-/// Far more points than a sweep over all sizes has.
+/// Limit on points, far above a sweep over all sizes.
 const MAX_POINTS: usize = 4096;
 
-/// Seconds by size: at least one point, ascending sizes, times above 0.
+/// Seconds by size: at least one point, with ascending sizes and positive times.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Curve(Vec<[f64; 2]>);
 
 impl Curve {
-    /// A curve through points of a size and seconds; `None` unless sizes ascend from 0 or more and times are finite and
-    /// above 0.
+    /// Creates a curve through (size, seconds) points; `None` unless sizes are non-negative and ascending, and times
+    /// are finite and positive.
     pub fn new(points: Vec<[f64; 2]>) -> Option<Self> {
         let good =
             |[size, seconds]: &[f64; 2]| size.is_finite() && *size >= 0.0 && seconds.is_finite() && *seconds > 0.0;
@@ -88,37 +88,37 @@ impl Curve {
         &self.0
     }
 
-    /// The curve with `wait` seconds added at every size.
+    /// Returns the curve with `wait` seconds added at every size.
     pub(super) fn later(&self, wait: f64) -> Self {
         Self(self.0.iter().map(|&[size, seconds]| [size, seconds + wait]).collect())
     }
 
-    /// `points` of a table, with sizes under the key `size`.
+    /// Reads a table's `points`, whose sizes have the key `size`.
     pub(super) fn read(fields: &Fields<'_>, size: &'static str) -> Result<Self, PlanError> {
         let point = |point: &Fields<'_>| Ok([point.not_negative(size)?, point.positive("us")? * 1e-6]);
         let points = fields.list("points", &[size, "us"], point)?;
-        let expected = || format!("1 to {MAX_POINTS} of {{ {size}, us }}, {size} rising");
+        let expected = || format!("1 to {MAX_POINTS} of {{ {size}, us }}, {size} ascending");
         Self::new(points).ok_or_else(|| fields.unexpected("points", expected()))
     }
 
-    /// Seconds at `size`, interpolated linearly, which is exact for times that are constant, proportional, or latency
-    /// plus bytes over bandwidth; only at a knee between two points it overestimates. Below the points the first time,
-    /// above them the last slope.
+    /// Interpolates the seconds at `size` linearly. This is exact for times that are constant, proportional, or latency
+    /// plus bytes over bandwidth, except that a knee between two points is overestimated. Below all points it returns
+    /// the first time; above them it extrapolates the last slope.
     pub fn seconds(&self, size: f64) -> f64 {
         let points = &self.0;
         let above = points.iter().position(|point| point[0] >= size).unwrap_or(points.len() - 1);
         let (high, low) = (points[above], points[above.saturating_sub(1)]);
         if above == 0 || high[0] <= low[0] {
-            // A single point determines no slope: times of larger sizes are proportional.
+            // A single point has no slope, so times for larger sizes are proportional.
             return if size > high[0] && high[0] > 0.0 { high[1] * size / high[0] } else { high[1] };
         }
-        // Noise must not make an extrapolated time decrease.
+        // Noise must not make extrapolated times decrease.
         let slope = ((high[1] - low[1]) / (high[0] - low[0])).max(if size > high[0] { 0.0 } else { f64::NEG_INFINITY });
         if size > high[0] { high[1] + slope * (size - high[0]) } else { low[1] + slope * (size - low[0]) }
     }
 }
 
-/// The tables of a cluster file.
+/// All tables in a cluster file.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Tables {
     /// Tables of collectives.
@@ -158,7 +158,7 @@ impl Measured {
         })
     }
 
-    /// The line through the smallest and the largest size; `None` if time does not grow with the bytes.
+    /// Returns the line through the smallest and the largest size; `None` if the time does not grow with the bytes.
     pub fn line(&self) -> Option<Line> {
         let (first, last) = (self.points.0.first()?, self.points.0.last()?);
         let seconds_per_byte = (last[1] - first[1]) / (last[0] - first[0]);

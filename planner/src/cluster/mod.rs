@@ -1,10 +1,10 @@
-//! The machines: one kind of GPU, and the levels of links between them, innermost first.
+//! A cluster: one kind of GPU, and the levels of links between GPUs, innermost first.
 //!
-//! | module | what |
+//! | module | contents |
 //! |---|---|
-//! | `gpu` | GPU data, presets with their sources |
+//! | `gpu` | GPU data, and presets with their sources |
 //! | `measured` | `[[measured]]`: times of collectives and kernels |
-//! | `kernels` | kernels, and the nearest table for each |
+//! | `kernels` | kernels, and finding the nearest table for each |
 //! | `span` | which levels a group of ranks crosses |
 
 mod gpu;
@@ -22,16 +22,17 @@ pub use span::{Group, Span};
 use crate::PlanError;
 use crate::fields::{Fields, toml};
 
-/// GPUs of one kind, and how they are connected.
+/// GPUs of one kind, and their interconnect.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Cluster {
     /// The GPU of every rank.
     pub gpu: Gpu,
-    /// Links, innermost first: level 0 connects GPUs, level 1 groups of `levels[0].count` GPUs, and so on.
+    /// Levels of links, innermost first: level 0 connects GPUs, level 1 connects groups of `levels[0].count` GPUs, and
+    /// so on.
     pub levels: Vec<Level>,
     /// Measured times, which replace the levels' figures and the roofline.
     pub measured: Tables,
-    /// US dollars an hour for one GPU, if known.
+    /// US dollars per GPU hour, if known.
     pub usd_per_gpu_hour: Option<f64>,
 }
 
@@ -40,24 +41,24 @@ pub struct Cluster {
 pub struct Level {
     /// Name for messages.
     pub name: String,
-    /// Members of the level below that these links connect.
+    /// Number of units of the next inner level that these links connect.
     pub count: u64,
-    /// Bytes a second that one GPU sends, in one direction.
+    /// Bytes per second that one GPU can send, in one direction.
     pub bytes_per_second: f64,
-    /// Seconds before the first byte of an operation arrives.
+    /// Seconds until the first byte of an operation arrives.
     pub latency: f64,
 }
 
 const KEYS: &[&str] = &["gpu", "levels", "measured", "usd_per_gpu_hour"];
 const LEVEL_KEYS: &[&str] = &["name", "count", "bandwidth_gb_per_second", "latency_us"];
-/// A plan lists the part of each rank, hence a limit.
+/// Limit on GPUs, because a plan lists the part of every rank.
 const MAX_GPUS: u64 = 1 << 16;
-/// GPU, NVLink domain, node, rack, hall, data centre: anything beyond eight levels must be a mistake.
+/// Limit on levels: GPU, NVLink domain, node, rack, hall and data centre are fewer than eight.
 const MAX_LEVELS: usize = 8;
 
 impl Cluster {
-    /// This cluster with `ranks` ranks contending for its processors: their sharing is given by `contention`, and
-    /// measured collectives between that many ranks take longer by its wait.
+    /// Returns this cluster with `ranks` ranks contending for its processors: applies the slowdown of `contention`, and
+    /// adds its wait to measured collectives between that many ranks.
     pub fn contended(&self, ranks: u64, contention: Contention) -> Self {
         let mut cluster = self.clone();
         let sharing = &mut cluster.gpu.sharing;
@@ -99,8 +100,8 @@ impl Cluster {
     /// ```
     ///
     /// # Errors
-    /// [`PlanError::Syntax`] if it is not TOML, [`PlanError::Key`] about an unknown, missing, negative, NaN or
-    /// impossible value.
+    /// [`PlanError::Syntax`] if the text is not TOML, [`PlanError::Key`] if a key is unknown or missing, or a value is
+    /// negative, NaN or impossible.
     pub fn from_toml(file: &str, text: &str) -> Result<Self, PlanError> {
         toml(file, text, KEYS, Self::read)
     }
@@ -110,14 +111,14 @@ impl Cluster {
         let levels = fields.list("levels", LEVEL_KEYS, Level::read)?;
         let gpus = levels.iter().try_fold(1u64, |gpus, level| gpus.checked_mul(level.count));
         if levels.is_empty() || levels.len() > MAX_LEVELS || gpus.is_none_or(|gpus| gpus > MAX_GPUS) {
-            let expected = format!("1 to {MAX_LEVELS} levels of {MAX_GPUS} GPUs at most, innermost first");
+            let expected = format!("1 to {MAX_LEVELS} levels with at most {MAX_GPUS} GPUs, innermost first");
             return Err(fields.unexpected("levels", expected));
         }
         let measured = Tables::read(fields, &levels)?;
         Ok(Self { gpu, levels, measured, usd_per_gpu_hour: fields.positive_if("usd_per_gpu_hour")? })
     }
 
-    /// GPUs of all levels together.
+    /// Total number of GPUs.
     pub fn gpus(&self) -> u64 {
         self.levels.iter().map(|level| level.count).product()
     }

@@ -1,8 +1,8 @@
-//! Levels crossed by a group of ranks whose members are `size` GPUs, `stride` apart.
+//! The levels that a group of `size` ranks crosses, whose GPUs are `stride` apart.
 
 use super::{Cluster, Level, Measured, Operator};
 
-/// Ranks that take part in one collective.
+/// Ranks that participate in a collective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Group {
     /// Ranks.
@@ -11,38 +11,40 @@ pub struct Group {
     pub stride: u64,
 }
 
-/// How a group is distributed over the levels.
+/// A group's distribution over the levels.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Span<'a> {
     cluster: &'a Cluster,
-    /// Members within reach of a member without leaving level l, itself included; ascending, the last is the size.
+    /// For each level l: number of members that a member reaches without leaving level l, including itself. Ascending;
+    /// the last is the group size.
     reach: Vec<f64>,
-    /// Achieved share of the links' bandwidth.
+    /// Achieved fraction of the link bandwidth.
     share: f64,
-    /// Seconds of every operation beyond its latencies.
+    /// Seconds of overhead per operation, in addition to its latencies.
     overhead: f64,
 }
 
 /// A level that a group crosses.
 struct Crossed<'a> {
     level: &'a Level,
-    /// Members reached inside it.
+    /// Members reached inside this level.
     below: f64,
-    /// Members reached with it.
+    /// Members reached when including this level.
     reach: f64,
     is_innermost: bool,
 }
 
 impl Crossed<'_> {
-    /// Rounds of a reduce-scatter or an allgather over a level. Inside the innermost domain members read all others at
-    /// once; between domains those whose data has arrived can at most double in a round, as in NCCL's trees.
+    /// Rounds of a reduce-scatter or an allgather over a level. Inside the innermost domain, members read from all
+    /// others at once. Between domains, each round at most doubles the number of members whose data has arrived, as in
+    /// NCCL's trees.
     fn rounds(&self) -> f64 {
         if self.is_innermost { 1.0 } else { (self.reach / self.below).log2().ceil() }
     }
 }
 
 impl Cluster {
-    /// The distribution of a group over the levels.
+    /// Computes a group's distribution over the levels.
     pub fn span(&self, group: Group) -> Span<'_> {
         let mut domain = 1;
         let last = self.levels.len() - 1;
@@ -55,13 +57,13 @@ impl Cluster {
 }
 
 impl<'a> Span<'a> {
-    /// Sets the achieved share of the bandwidth, and seconds that every operation takes beyond its latencies. Measured
-    /// times ignore both.
+    /// Sets the achieved fraction of the bandwidth, and the overhead in seconds per operation. Measured times ignore
+    /// both.
     pub fn tuned(self, share: f64, overhead: f64) -> Self {
         Self { share, overhead, ..self }
     }
 
-    /// Members of the group.
+    /// Number of members in the group.
     pub fn size(&self) -> f64 {
         self.reach.last().copied().unwrap_or(1.0)
     }
@@ -74,12 +76,13 @@ impl<'a> Span<'a> {
         crossed.filter(|at| at.reach > at.below)
     }
 
-    /// Seconds for `bytes` over one level's links.
+    /// Seconds to send `bytes` over one level's links.
     fn sent(&self, level: &Level, bytes: f64) -> f64 {
         level.latency + bytes / (level.bytes_per_second * self.share)
     }
 
-    /// The table of an operator if it was measured over as many ranks of the only level that the group crosses.
+    /// Returns an operator's table if it was measured with the same number of ranks, and the group crosses only the
+    /// table's level.
     fn table(&self, operator: Operator) -> Option<&'a Measured> {
         let mut crossed = self.crossed();
         let (Some(first), None) = (crossed.next(), crossed.next()) else { return None };
@@ -89,12 +92,12 @@ impl<'a> Span<'a> {
         self.cluster.measured.collectives.iter().find(fits)
     }
 
-    /// Whether the times of an operator are measured.
+    /// Whether measured times are available for an operator.
     pub fn is_measured(&self, operator: Operator) -> bool {
         self.table(operator).is_some()
     }
 
-    /// Seconds of an operation: measured if a table covers the group, otherwise modelled.
+    /// Returns an operation's seconds: measured if a table covers the group, otherwise modelled.
     fn operation(&self, operator: Operator, bytes: f64, modelled: impl Fn() -> f64) -> f64 {
         if self.size() <= 1.0 {
             return 0.0;
@@ -103,8 +106,8 @@ impl<'a> Span<'a> {
     }
 
     /// Seconds of a reduce-scatter or an allgather of `bytes`, the size of the whole tensor (MixServe, equation 1, with
-    /// a bandwidth and a latency per level): every level moves `x (d - 1) / (d B)` and adds its latency for each
-    /// round, where x is what the inner levels left.
+    /// a bandwidth and a latency per level): every level moves `x (d - 1) / (d B)` and adds its latency per round,
+    /// where x is the bytes that remain after the inner levels.
     pub fn scatter(&self, bytes: f64) -> f64 {
         self.operation(Operator::Scatter, bytes, || self.modelled_scatter(bytes))
     }
@@ -123,8 +126,9 @@ impl<'a> Span<'a> {
         self.operation(Operator::AllReduce, bytes, || 2.0 * self.modelled_scatter(bytes))
     }
 
-    /// Seconds of an all-to-all in which each member has `bytes` for all members together, itself included (MixServe,
-    /// equation 3): data for members within reach only through level l crosses its links, level after level.
+    /// Seconds of an all-to-all in which each member has `bytes` in total for all members, including itself (MixServe,
+    /// equation 3): data for members that are only reachable through level l crosses its links, one level after
+    /// another.
     pub fn all_to_all(&self, bytes: f64) -> f64 {
         let of = |at: Crossed<'_>| self.sent(at.level, bytes * (at.reach - at.below) / self.size());
         self.operation(Operator::AllToAll, bytes, || self.crossed().map(of).sum())

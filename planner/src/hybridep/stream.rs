@@ -1,22 +1,22 @@
-//! The stream model: computation and communication of one MoE layer overlap where they can.
+//! The stream model: computation and communication in an MoE layer overlap where possible.
 
 use serde::Serialize;
 
 use crate::PlanError;
 use crate::error::{not_negative, positive};
 
-/// One level of equal workers, one expert set each (Table I).
+/// A single level of equal workers, each with its own set of experts (Table I).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Stream {
-    /// G, workers, at least 2.
+    /// G: number of workers, at least 2.
     pub workers: u64,
-    /// B, bytes a second of one worker.
+    /// B: bytes per second of one worker.
     pub bytes_per_second: f64,
-    /// Lat_PE, seconds of computation before the experts, which can hide the transfer of experts.
+    /// Lat_PE: seconds of computation before the experts, which can hide expert transfers.
     pub before_experts: f64,
-    /// D, bytes of hidden states of one worker.
+    /// D: bytes of one worker's hidden states.
     pub data_bytes: f64,
-    /// P_E, bytes of one worker's experts.
+    /// P_E: bytes of one worker's experts.
     pub expert_bytes: f64,
 }
 
@@ -24,7 +24,7 @@ impl Stream {
     /// Checks all values.
     ///
     /// # Errors
-    /// [`PlanError::Value`] for the first invalid one.
+    /// [`PlanError::Value`] for the first invalid value.
     pub fn check(&self) -> Result<(), PlanError> {
         positive("the workers less one", self.workers as f64 - 1.0)?;
         positive("the bandwidth in bytes/s", self.bytes_per_second)?;
@@ -33,8 +33,8 @@ impl Stream {
         positive("the bytes of experts", self.expert_bytes).map(drop)
     }
 
-    /// Seconds if a share `p` of what leaves a worker is sent as data (equation 10): `max(PE, (1 - p) P_E (G - 1) / B)
-    /// + 2 p D (G - 1) / (G B)`. Expert computation is hidden and not counted.
+    /// Seconds of a layer if a fraction `p` of the transfers are data rather than experts (equation 10): `max(PE, (1 -
+    /// p) P_E (G - 1) / B) + 2 p D (G - 1) / (G B)`. Expert computation is hidden and not counted.
     pub fn seconds(&self, p: f64) -> f64 {
         let (workers, others) = (self.workers as f64, self.workers as f64 - 1.0);
         let experts = (1.0 - p) * self.expert_bytes * others / self.bytes_per_second;
@@ -42,34 +42,35 @@ impl Stream {
         self.before_experts.max(experts) + data
     }
 
-    /// The p of expert domains of `size` workers: (G - S) / (G - 1).
+    /// Returns p for expert domains of `size` workers: (G - S) / (G - 1).
     pub fn share_of(&self, size: u64) -> f64 {
         (self.workers - size.clamp(1, self.workers)) as f64 / (self.workers as f64 - 1.0)
     }
 
-    /// Bytes that one worker receives in a layer with domains of `size`: experts `P_E (S - 1)`, tokens in dispatch and
-    /// combine `2 D (1 - S / G)`. With one domain they do not depend on the tokens (Figure 16).
+    /// Bytes that one worker receives in a layer with domains of `size`: `P_E (S - 1)` for experts, and `2 D (1 - S /
+    /// G)` for tokens in dispatch and combine. With a single domain the total does not depend on the tokens (Figure
+    /// 16).
     pub fn traffic(&self, size: u64) -> [f64; 2] {
         let size = size.clamp(1, self.workers) as f64;
         [self.expert_bytes * (size - 1.0), 2.0 * self.data_bytes * (1.0 - size / self.workers as f64)]
     }
 }
 
-/// A level of a hierarchy, outermost first.
+/// A level in a hierarchy of workers, listed outermost first.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct HybridLevel {
-    /// SF, workers inside one worker of the next outer level.
+    /// SF: number of workers inside one worker of the next outer level.
     pub workers: u64,
-    /// Bytes a second of one GPU over these links.
+    /// Bytes per second of one GPU over these links.
     pub bytes_per_second: f64,
 }
 
-/// Use of gathered experts in serving.
+/// How serving uses gathered experts.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub enum Use {
-    /// Gathered once and kept: at most this many bytes on a GPU for all `layers` MoE layers.
+    /// Gathered once and kept, within `memory` bytes per GPU for all `layers` MoE layers.
     Resident {
-        /// Bytes for experts on a GPU, its own included.
+        /// Bytes for experts on a GPU, including its own experts.
         memory: f64,
         /// MoE layers.
         layers: u64,
@@ -78,37 +79,37 @@ pub enum Use {
     Streamed,
 }
 
-/// Domain sizes, and the resulting time of a layer.
+/// Domain sizes and the resulting time of a layer.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Choice {
-    /// S of each level, outermost first.
+    /// Domain size S of each level, outermost first.
     pub domains: Vec<u64>,
     /// Seconds of a layer, without expert computation.
     pub seconds: f64,
-    /// Seconds of a layer without domains: expert parallelism over everything.
+    /// Seconds of a layer without domains: expert parallelism over all workers.
     pub ep_seconds: f64,
-    /// Bytes of experts on a GPU for one layer.
+    /// Bytes of experts per GPU and layer.
     pub expert_bytes: f64,
 }
 
-/// The fastest of [`domain_choices`].
+/// Returns the fastest of [`domain_choices`].
 ///
 /// # Errors
-/// [`PlanError::Value`] for invalid values of `stream` or of a level.
+/// [`PlanError::Value`] if a value of `stream` or of a level is invalid.
 pub fn best_domains(stream: &Stream, levels: &[HybridLevel], used: Use) -> Result<Choice, PlanError> {
     let mut choices = domain_choices(stream, levels, used)?;
     choices.sort_by(|a, b| a.seconds.total_cmp(&b.seconds));
-    // Never empty: no domains are always a choice.
+    // Never empty, as using no domains is always a choice.
     Ok(choices.swap_remove(0))
 }
 
-/// All domain sizes over all levels that fit the memory, including none. A GPU gathers from the outermost level
-/// inwards: at level l it receives the experts that its peers have gathered further out, `(S_l - 1) x P_E x
+/// Returns all combinations of domain sizes that fit in memory, including no domains. A GPU gathers from the outermost
+/// level inwards: at level l it receives the experts that its peers gathered at outer levels, `(S_l - 1) x P_E x
 /// prod(S_j, j < l)` bytes, and sends `D (1 - S_l / SF_l)` of its data, twice. `stream` provides everything except
 /// workers and bandwidth.
 ///
 /// # Errors
-/// [`PlanError::Value`] for invalid values of `stream` or of a level.
+/// [`PlanError::Value`] if a value of `stream` or of a level is invalid.
 pub fn domain_choices(stream: &Stream, levels: &[HybridLevel], used: Use) -> Result<Vec<Choice>, PlanError> {
     let workers: u64 = levels.iter().map(|level| level.workers).product();
     Stream { workers, bytes_per_second: 1.0, ..*stream }.check()?;
@@ -141,7 +142,7 @@ fn layer_seconds(stream: &Stream, levels: &[HybridLevel], domains: &[u64], used:
     }
 }
 
-/// Every choice of a divisor for each level.
+/// Returns every combination of one divisor per level.
 fn combinations(levels: &[HybridLevel]) -> Vec<Vec<u64>> {
     levels.iter().fold(vec![Vec::new()], |all, level| {
         let longer = |begun: &Vec<u64>| {

@@ -5,19 +5,19 @@
 //! block    -> intra-node + inter-node | parallel     parallel -> TP | EP (DP) = degree      degree -> 2^k
 //! ```
 //!
-//! Attention takes TP and DP, experts TP and EP. Three counts differ in what they consider equal; the first is
-//! searched:
+//! Attention uses TP and DP, experts use TP and EP. The number of strategies depends on which ones are considered
+//! equal. The planner searches those of the first row:
 //!
-//! | a block of 2^m GPUs counts as | strategies for 8, 16, 32, 64 GPUs |
+//! | a block of 2^m GPUs is identified by | strategies for 8, 16, 32, 64 GPUs |
 //! |---|---|
 //! | its degrees (TP, other) | 30, 55, 91, 140 |
-//! | its degrees, and which of the two is inside: 2m, or 1 for one GPU | 57, 121, 221, 365 |
+//! | its degrees and which of the two is inside: 2m, or 1 for one GPU | 57, 121, 221, 365 |
 //! | its parse tree, in nodes of 8 GPUs | 980, 1304, 1628, 1952 |
 
 use crate::layout::Layout;
 
-/// All layouts of `gpus` GPUs by their degrees, PP x (TP, DP) x (TP, EP); none unless it is a power of two. Fewest
-/// stages first, then most tensor parallelism.
+/// Returns all layouts of `gpus` GPUs by their degrees, PP x (TP, DP) x (TP, EP); empty unless `gpus` is a power of
+/// two. Sorted by fewest stages, then by most tensor parallelism.
 pub fn strategies(gpus: u64) -> Vec<Layout> {
     let mut layouts = Vec::new();
     if !gpus.is_power_of_two() {
@@ -35,7 +35,7 @@ pub fn strategies(gpus: u64) -> Vec<Layout> {
     layouts
 }
 
-/// Powers of two up to and including `most`.
+/// Returns the powers of two up to and including `most`.
 fn degrees(most: u64) -> impl Iterator<Item = u64> {
     (0..=most.ilog2()).map(|exponent| 1 << exponent)
 }

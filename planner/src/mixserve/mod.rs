@@ -1,11 +1,11 @@
-//! MixServe's formulas with corrections, and its grammar of strategies.
+//! MixServe's formulas, with corrections, and its grammar of strategies.
 //!
-//! | module | what |
+//! | module | contents |
 //! |---|---|
-//! | `grammar` | all strategies, counted and listed (section III-B1) |
-//! | `queue` | waiting (equation 7) |
+//! | `grammar` | enumeration of all strategies (section III-B1) |
+//! | `queue` | waiting times (equation 7) |
 //!
-//! `README.md` lists the errors in the formulas as printed.
+//! `README.md` lists the errors in the published formulas.
 
 mod grammar;
 mod queue;

@@ -3,11 +3,12 @@
 use crate::PlanError;
 use crate::error::{not_negative, positive};
 
-/// Mean wait before service in an M/M/1 queue: `arriving / (served (served - arriving))`, in seconds if both rates
-/// count the same unit per second (equation 7; `served` is a rate of that unit, never steps).
+/// Mean waiting time before service in an M/M/1 queue (equation 7): `arriving / (served (served - arriving))`. In
+/// seconds if both rates count the same unit per second; `served` must not count steps.
 ///
 /// # Errors
-/// [`PlanError::Unstable`] if at least as much arrives as is served, [`PlanError::Value`] for an invalid rate.
+/// [`PlanError::Unstable`] if the arrival rate is not below the service rate, [`PlanError::Value`] if a rate is
+/// invalid.
 pub fn waiting(arriving: f64, served: f64, unit: &'static str) -> Result<f64, PlanError> {
     not_negative("the arrival rate", arriving)?;
     positive("the service rate", served)?;
@@ -17,13 +18,13 @@ pub fn waiting(arriving: f64, served: f64, unit: &'static str) -> Result<f64, Pl
     Ok(arriving / (served * (served - arriving)))
 }
 
-/// Mean waits of classes with these shares of the arrivals, highest priority first, in a non-preemptive M/M/1 queue
-/// (Cobham): `rho / (mu (1 - s_before) (1 - s_with))`, where s is the utilisation by the higher classes, without and
-/// with this one.
+/// Mean waiting times per class in a non-preemptive priority M/M/1 queue (Cobham), given each class's share of the
+/// arrivals, highest priority first: `rho / (mu (1 - s_before) (1 - s_with))`, where s is the utilisation by all higher
+/// classes, without and with this class.
 ///
 /// # Errors
-/// [`PlanError::Unstable`] if at least as much arrives as is served in all classes together, [`PlanError::Value`] for
-/// an invalid rate.
+/// [`PlanError::Unstable`] if the total arrival rate is not below the service rate, [`PlanError::Value`] if a rate is
+/// invalid.
 pub fn class_waits(arriving: f64, served: f64, shares: &[f64], unit: &'static str) -> Result<Vec<f64>, PlanError> {
     waiting(arriving, served, unit)?;
     let load = arriving / served;
@@ -49,7 +50,10 @@ mod tests {
             assert!((waiting(arriving, 10.0, "tokens/s").unwrap() - wait).abs() < 1e-9);
         }
         let error = waiting(10.0, 10.0, "tokens/s").unwrap_err().to_string();
-        assert_eq!(error, "the queue is unstable: 10 tokens/s arrive, at most 10 are served (utilisation 1.000)");
+        assert_eq!(
+            error,
+            "the queue is unstable: 10 tokens/s arrive, but at most 10 can be served (utilisation 1.000)"
+        );
         assert!(waiting(f64::NAN, 10.0, "tokens/s").is_err() && waiting(1.0, 0.0, "tokens/s").is_err());
     }
 

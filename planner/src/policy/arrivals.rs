@@ -1,9 +1,9 @@
-//! Arriving prompt tokens per second: the larger of a fast and a slow moving average, the fast one less its noise.
+//! Arrival rate of prompt tokens: the maximum of a slow moving average and of a fast one minus its noise.
 
-/// The fast average counts where it exceeds the slow one by this many standard deviations.
+/// The fast average counts only where it exceeds the slow average by this many standard deviations.
 const DEVIATIONS: f64 = 2.0;
 
-/// A sum whose terms decay.
+/// A sum whose terms decay exponentially.
 #[derive(Clone, Copy, Debug)]
 struct Fading {
     window_seconds: f64,
@@ -25,15 +25,15 @@ impl Fading {
         self.at = self.at.max(at);
     }
 
-    /// The moving average per second.
+    /// Returns the moving average per second.
     fn rate(&self, at: f64) -> f64 {
         self.left(at) / self.window_seconds
     }
 }
 
-/// The arrival rate: a burst shows in the fast average at once, and a short pause is bridged by the slow one. A few
-/// long prompts are not a burst: if arrivals are Poisson with sizes x, the variance of an average over the window w is
-/// E(x^2) times their rate over 2 w, which the slow window estimates.
+/// Estimates the arrival rate. The fast average reacts to bursts at once, and the slow average bridges short pauses. A
+/// few long prompts are not a burst: for Poisson arrivals with sizes x, the variance of an average over the window w is
+/// E(x^2) times the arrival rate over 2 w, which the slow window estimates.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Arrivals {
     fast: Fading,
@@ -54,7 +54,7 @@ impl Arrivals {
         self.squares.add(at, tokens * tokens);
     }
 
-    /// Tokens per second.
+    /// Returns the arrival rate in tokens per second.
     pub(super) fn rate(&self, at: f64) -> f64 {
         let deviation = (self.squares.rate(at) / (2.0 * self.fast.window_seconds)).sqrt();
         self.slow.rate(at).max(self.fast.rate(at) - DEVIATIONS * deviation)

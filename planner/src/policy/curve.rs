@@ -1,18 +1,18 @@
-//! Decode step time of one layout by batch: measured points, interpolated.
+//! A layout's decode step time by batch size, interpolated between measured points.
 
-/// Far more points than any table of measurements has; longer ones are refused.
+/// Limit on points, far above any table of measurements.
 pub const MAX_POINTS: usize = 4096;
 
 /// One measurement.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Point {
-    /// Sequences in the batch of the whole unit, at least 1.
+    /// Batch size of the whole unit in sequences, at least 1.
     pub sequences: u32,
-    /// Seconds of a step in which each decodes one token.
+    /// Seconds of a step in which each sequence decodes one token.
     pub seconds: f64,
 }
 
-/// Why points do not form a curve.
+/// The reason why points do not form a curve.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CurveError {
@@ -22,15 +22,15 @@ pub enum CurveError {
         /// The number of points.
         found: usize,
     },
-    /// The batches do not ascend.
-    #[error("a batch of {sequences} follows one of {before}, expected rising batches from 1")]
+    /// Batch sizes are not in ascending order.
+    #[error("a batch of {sequences} follows a batch of {before}, expected ascending batches from 1")]
     Order {
         /// The batch.
         sequences: u32,
-        /// The batch before, or 0.
+        /// The preceding batch size, or 0.
         before: u32,
     },
-    /// An impossible step time.
+    /// A step time is not a positive number.
     #[error("a step of {sequences} sequences takes {seconds} s, expected a positive number")]
     Seconds {
         /// The batch.
@@ -40,15 +40,15 @@ pub enum CurveError {
     },
 }
 
-/// Seconds of a decode step as a function of the batch: linear in log2 of the batch between points, constant below the
-/// first, unknown above the last.
+/// Decode step time by batch size: linear in log2 of the batch size between points, constant below the first point,
+/// unknown above the last.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StepCurve {
     points: Vec<Point>,
 }
 
 impl StepCurve {
-    /// A curve through `points` with ascending batches.
+    /// Creates a curve through `points`, which must be in ascending order of batch size.
     pub fn new(points: Vec<Point>) -> Result<Self, CurveError> {
         if points.is_empty() || points.len() > MAX_POINTS {
             return Err(CurveError::Count { found: points.len() });
@@ -66,7 +66,7 @@ impl StepCurve {
         Ok(StepCurve { points })
     }
 
-    /// Seconds of a step of `sequences`; `None` above the last point.
+    /// Returns the seconds of a step with `sequences` sequences; `None` above the last point.
     pub fn seconds(&self, sequences: u32) -> Option<f64> {
         let above = self.points.partition_point(|point| point.sequences < sequences);
         let high = self.points.get(above)?;

@@ -1,8 +1,8 @@
-//! The policy of a fixed layout.
+//! A policy that keeps the unit's layout fixed.
 
 use super::{Decision, Event, Layout, Stay, SwitchPolicy, UnitView};
 
-/// Never switches.
+/// A policy that never switches.
 #[derive(Clone, Copy, Debug)]
 pub struct Fixed {
     /// The unit's layout.

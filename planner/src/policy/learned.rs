@@ -1,36 +1,37 @@
-//! Step times by layout and batch: a prior, corrected by measured steps.
+//! Step times by layout and batch size: a prior, corrected by measured steps.
 //!
-//! A step of B decoding sequences and x prompt tokens takes `f(layout, B) + x / p(layout)`. Both parts are kept as the
-//! log of their ratio to the prior, f by half octaves of B. A measured step corrects each part in proportion to its
-//! share of the time, so steps without prompt tokens determine f, and steps full of them determine p. An unmeasured
-//! batch borrows from its neighbours and, at a small weight, from the other layout: whatever makes both slower than the
-//! prior (longer contexts, a slower clock) must move both, since comparing a corrected layout with an uncorrected one
-//! would mislead. At a larger weight a prior that is wrong for only one layout would never be corrected.
+//! A step with B decoding sequences and x prompt tokens takes `f(layout, B) + x / p(layout)`. Both parts are stored as
+//! the log of their ratio to the prior, f in half-octave buckets of B. A measured step corrects each part in proportion
+//! to its share of the time, so steps without prompt tokens determine f, and steps full of prompt tokens determine p.
+//! An unmeasured batch size borrows from neighbouring buckets and, with a small weight, from the other layout: an
+//! effect that slows down both layouts (longer contexts, a lower clock rate) must correct both, as comparing a
+//! corrected layout with an uncorrected one would be misleading. With a larger weight, a prior that is wrong for only
+//! one layout would never be corrected.
 
 use super::{ByLayout, Layout, Step, StepCurve};
 
-/// The prior of a layout, before any measurement. `None` means unknown.
+/// A layout's prior, before any measurement. `None` means unknown.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct LayoutPrior {
-    /// Seconds of a decode step by batch.
+    /// Decode step time by batch size.
     pub steps: Option<StepCurve>,
-    /// Prompt tokens per second of the whole unit in pure prefill; a positive number.
+    /// Prefill rate of the whole unit, in prompt tokens per second; positive.
     pub prefill_tokens_per_second: Option<f64>,
 }
 
-/// The priors of both layouts: a planner's curves, or a calibration at start.
+/// Both layouts' priors: the planner's curves, or a calibration at startup.
 pub type Prior = ByLayout<LayoutPrior>;
 
-/// Half octaves of a `u32`.
+/// Number of half octaves in a `u32`.
 const BUCKETS: usize = 65;
-/// Further samples do not increase a bucket's weight, so that it keeps adapting.
+/// Maximum weight of a bucket's samples, so that the bucket keeps adapting.
 const MAX_SAMPLES: f64 = 50.0;
-/// Weight of the other layout's samples: all of a bucket's together count as much as the prior.
+/// Weight of the other layout's samples. At most, all samples in a bucket together weigh as much as the prior.
 const SHARED: f64 = 0.02;
-/// A single step changes an estimate by at most this many factors of e.
+/// Maximum change of an estimate by a single step, in natural log units.
 const MAX_ERROR: f64 = 1.0;
 
-/// A logarithm estimated from samples.
+/// An estimate of a logarithm from samples.
 #[derive(Clone, Copy, Debug, Default)]
 struct Estimate {
     log: f64,
@@ -38,7 +39,7 @@ struct Estimate {
 }
 
 impl Estimate {
-    /// Moves to `log` with the weight of `weight` samples, from `believed` if this is the first.
+    /// Moves the estimate towards `log` with the weight of `weight` samples. The first sample starts from `believed`.
     fn add(&mut self, believed: f64, log: f64, weight: f64) {
         let before = if self.samples > 0.0 { self.log } else { believed };
         let share = weight / (self.samples.min(MAX_SAMPLES) + 1.0);
@@ -47,7 +48,7 @@ impl Estimate {
     }
 }
 
-/// The learned times.
+/// Learned step times of both layouts.
 #[derive(Clone, Debug)]
 pub(super) struct Learned {
     prior: Prior,
@@ -65,7 +66,7 @@ impl Learned {
         Learned { prior, steps: ByLayout { tp: none, ep: none }, prefill: ByLayout::default() }
     }
 
-    /// Seconds of a decode step, if given or measured.
+    /// Returns the seconds of a decode step, if known from the prior or measured.
     pub(super) fn decode_seconds(&self, layout: Layout, sequences: u32) -> Option<f64> {
         match &self.prior[layout].steps {
             Some(curve) => Some(curve.seconds(sequences)? * self.correction(layout, bucket(sequences)).exp()),
@@ -73,7 +74,7 @@ impl Learned {
         }
     }
 
-    /// Prompt tokens per second, if given or measured.
+    /// Returns the prefill rate in tokens per second, if known from the prior or measured.
     pub(super) fn prefill_rate(&self, layout: Layout) -> Option<f64> {
         let own = self.prefill[layout];
         match self.prior[layout].prefill_tokens_per_second {
@@ -89,7 +90,7 @@ impl Learned {
         }
     }
 
-    /// Learns from a step. Ignores times that are not positive numbers, and steps with two unknown parts.
+    /// Learns from a step. Ignores non-positive times, and steps whose two parts are both unknown.
     pub(super) fn learn(&mut self, step: &Step) {
         if !(step.seconds.is_finite() && step.seconds > 0.0) {
             return;
@@ -124,13 +125,13 @@ impl Learned {
         }
     }
 
-    /// The base of the logs of step times: the prior, or one second.
+    /// Returns the reference for the logs of step times: the prior, or one second.
     fn base(&self, layout: Layout, sequences: u32) -> f64 {
         self.prior[layout].steps.as_ref().and_then(|curve| curve.seconds(sequences)).unwrap_or(1.0)
     }
 
-    /// The log of the true time over the prior's: a mean over measured buckets, weighted by distance, and one sample of
-    /// 0.
+    /// Estimates the log of the ratio of the true time to the prior's: the mean over measured buckets, weighted by
+    /// distance, and one sample of 0.
     fn correction(&self, layout: Layout, at: usize) -> f64 {
         let mut sum = 0.0;
         let mut weights = 1.0;
@@ -146,8 +147,9 @@ impl Learned {
         sum / weights
     }
 
-    /// Without a prior: the measured bucket, or interpolation between its measured neighbours. Unknown above the
-    /// largest; below the smallest its time, because smaller batches take no longer.
+    /// Returns the step time in seconds without a prior: the measured bucket, or an interpolation between measured
+    /// neighbours. Below the smallest measured bucket its time applies, because smaller batches take no longer. Unknown
+    /// above the largest.
     fn measured(&self, layout: Layout, at: usize) -> Option<f64> {
         let buckets = &self.steps[layout];
         let known = |&number: &usize| buckets[number].samples > 0.0;

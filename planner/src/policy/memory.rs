@@ -1,24 +1,24 @@
-//! The time that a switch takes, and the guard that refuses a layout without room for the KV cache.
+//! The switch time model, and a guard that rejects layouts without room for the KV cache.
 
 use super::{ByLayout, Layout};
 
-/// The time of a switch: `T = ((P - 1) / P * W + KV bytes into a rank) / B + fixed`.
+/// Switch time model: `T = ((P - 1) / P * W + KV bytes into a rank) / B + fixed`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SwitchCost {
-    /// P: ranks of the unit, at least 1.
+    /// P: number of ranks in the unit, at least 1.
     pub ranks: u32,
     /// W: bytes of expert weights on each rank.
     pub weight_bytes: u64,
-    /// Bytes of a KV token that cross ranks, by target layout.
+    /// Bytes per KV token that cross ranks, by target layout.
     pub token_bytes: ByLayout<u64>,
     /// B: bytes per second into each rank.
     pub bytes_per_second: f64,
-    /// Fixed seconds: the vote, the barriers, the first step.
+    /// Fixed overhead in seconds: the vote, the barriers and the first step.
     pub fixed_seconds: f64,
 }
 
 impl SwitchCost {
-    /// Seconds of a switch to `to` with `live_tokens` in the cache, spread evenly over ranks.
+    /// Returns the seconds of a switch to `to` with `live_tokens` in the cache, evenly spread over ranks.
     pub fn seconds(&self, to: Layout, live_tokens: u64) -> f64 {
         let ranks = f64::from(self.ranks.max(1));
         let weights = self.weight_bytes as f64 * (ranks - 1.0) / ranks;
@@ -27,19 +27,19 @@ impl SwitchCost {
     }
 }
 
-/// The KV cache of the new layout is too small.
+/// The new layout's KV cache is too small.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the KV cache of {} takes {room_tokens} tokens at most before a switch, {needed_tokens} are promised", to.name())]
+#[error("a switch requires at most {room_tokens} tokens in the KV cache of {}, but {needed_tokens} are reserved", to.name())]
 pub struct NoRoom {
     /// The layout.
     pub to: Layout,
     /// Tokens reserved for admitted requests.
     pub needed_tokens: u64,
-    /// The limit that applies: the closing limit, or while closed the reopening limit.
+    /// The applicable limit: the closing limit, or the reopening limit while closed.
     pub room_tokens: u64,
 }
 
-/// Refuses a layout whose cache would exceed a limit, until the need has fallen to a lower one.
+/// Rejects a layout whose KV cache would exceed a limit, until the need falls to a lower limit.
 #[derive(Clone, Debug)]
 pub struct Guard {
     close: ByLayout<u64>,
@@ -48,8 +48,8 @@ pub struct Guard {
 }
 
 impl Guard {
-    /// A guard over caches of `room_tokens` that closes above the share `close` and reopens at `reopen`. Shares are
-    /// clamped to `0 <= reopen <= close <= 1`.
+    /// Creates a guard for caches of `room_tokens` that closes above the fraction `close` and reopens at `reopen`.
+    /// Fractions are clamped to `0 <= reopen <= close <= 1`.
     pub fn new(room_tokens: ByLayout<u64>, close: f64, reopen: f64) -> Self {
         let close = close.clamp(0.0, 1.0);
         let reopen = reopen.clamp(0.0, close);
@@ -58,14 +58,14 @@ impl Guard {
         Guard { close: limit(close), reopen: limit(reopen), closed: ByLayout::default() }
     }
 
-    /// Records the need; must be called at every decision, so that the guard closes in time.
+    /// Updates the guard with the needed tokens. Must be called at every decision, so that the guard closes in time.
     pub fn update(&mut self, needed_tokens: u64) {
         for layout in [Layout::Tp, Layout::Ep] {
             self.closed[layout] = needed_tokens > self.limit(layout);
         }
     }
 
-    /// Checks that the cache of `to` has room for `needed_tokens`.
+    /// Checks that the KV cache of `to` has room for `needed_tokens`.
     pub fn check(&self, to: Layout, needed_tokens: u64) -> Result<(), NoRoom> {
         let room_tokens = self.limit(to);
         if needed_tokens > room_tokens { Err(NoRoom { to, needed_tokens, room_tokens }) } else { Ok(()) }

@@ -1,16 +1,17 @@
 //! Policies for switching a unit between its TP and EP layouts: pure state machines behind one interface.
 //!
-//! A caller reports events ([`SwitchPolicy::observe`]) and asks at step boundaries ([`SwitchPolicy::decide`]). Time is
-//! an argument, in seconds since any fixed origin; a time before the previous one counts as the previous one. Equal
-//! calls give equal decisions.
+//! Callers report events ([`SwitchPolicy::observe`]) and request decisions at step boundaries
+//! ([`SwitchPolicy::decide`]). Time is passed as an argument, in seconds since any fixed origin; it is clamped so that
+//! it never decreases. Decisions are deterministic.
 //!
-//! | policy | what it knows | switches |
+//! | policy | information used | switches |
 //! |---|---|---|
 //! | [`Fixed`] | nothing | never |
-//! | [`Adaptive`] | step times by layout and batch, arrivals, switch time at the live KV | when the time saved exceeds the cost of the switch |
+//! | [`Adaptive`] | step times by layout and batch size, arrivals, switch time at the live KV | when the time saved
+//! exceeds the cost of the switch |
 //!
-//! No policy assumes a step time: [`Adaptive`] uses its [`Prior`] and its measurements, and answers [`Stay::Unknown`]
-//! if it has neither.
+//! No policy assumes step times: [`Adaptive`] uses its [`Prior`] and measurements, and returns [`Stay::Unknown`] if it
+//! has neither.
 
 mod adaptive;
 mod arrivals;
@@ -27,13 +28,13 @@ pub use learned::{LayoutPrior, Prior};
 pub use memory::{Guard, NoRoom, SwitchCost};
 pub use settings::{Settings, SettingsError, TtftTarget};
 
-/// The layout of attention and experts over a unit's ranks.
+/// How attention and experts are divided over a unit's ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Layout {
-    /// Attention by heads, every expert cut over all ranks.
+    /// Attention divided by heads, every expert sliced over all ranks.
     Tp,
-    /// Attention by sequence, whole experts on one rank each.
+    /// Attention divided by sequence, each expert whole on one rank.
     Ep,
 }
 
@@ -55,7 +56,7 @@ impl Layout {
     }
 }
 
-/// One value for each layout.
+/// One value per layout.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct ByLayout<T> {
     /// The value for [`Layout::Tp`].
@@ -87,7 +88,7 @@ impl<T> std::ops::IndexMut<Layout> for ByLayout<T> {
 /// A measured step of the unit.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Step {
-    /// The layout it ran in.
+    /// The layout that the step ran in.
     pub layout: Layout,
     /// Sequences that decoded one token each.
     pub sequences: u32,
@@ -102,7 +103,7 @@ pub struct Step {
 pub enum Event {
     /// A request arrived at the unit.
     Arrived {
-        /// Prompt tokens that must be computed.
+        /// Number of prompt tokens to compute.
         prompt_tokens: u32,
     },
     /// A step ended.
@@ -111,54 +112,54 @@ pub enum Event {
     Switched {
         /// The current layout.
         to: Layout,
-        /// From the last step in the old layout to the first in the new one.
+        /// Seconds from the last step in the old layout to the first step in the new layout.
         seconds: f64,
-        /// KV tokens that moved.
+        /// Number of KV tokens moved.
         kv_tokens: u64,
     },
-    /// A switch was refused or rolled back; the old layout continues.
+    /// A switch was rejected or rolled back; the unit continues in the old layout.
     Failed {
         /// The target layout.
         to: Layout,
     },
 }
 
-/// The oldest waiting request of a priority.
+/// The oldest waiting request with a given priority.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Head {
-    /// The request's priority; compared with [`TtftTarget::priority`] for equality.
+    /// The request's priority, which selects the matching [`TtftTarget::priority`].
     pub priority: u8,
-    /// Seconds since it arrived.
+    /// Seconds since the request arrived.
     pub waited_seconds: f64,
-    /// Prompt tokens to be computed before its first token, including its own.
+    /// Prompt tokens to compute before the request's first token, including its own.
     pub tokens_ahead: u64,
 }
 
-/// The unit at a step boundary.
+/// The unit's state at a step boundary.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct UnitView<'a> {
     /// The current layout.
     pub layout: Layout,
-    /// Sequences that decode.
+    /// Number of decoding sequences.
     pub running: u32,
-    /// Requests without their first token.
+    /// Number of requests without a first token yet.
     pub waiting: u32,
-    /// Uncomputed prompt tokens of the requests without their first token.
+    /// Uncomputed prompt tokens of requests without a first token yet.
     pub waiting_tokens: u64,
     /// Tokens in the KV cache, which a switch moves.
     pub live_kv_tokens: u64,
-    /// Tokens that admitted requests may grow to, which must fit the new layout. At least `live_kv_tokens`.
+    /// Tokens that admitted requests may grow to, which must fit in the new layout's cache. At least `live_kv_tokens`.
     pub promised_kv_tokens: u64,
-    /// The next request waits for KV room rather than for computation.
+    /// Whether the next request is waiting for KV room rather than for computation.
     pub blocked: bool,
-    /// The oldest waiting request of each priority with a target; others may be omitted.
+    /// The oldest waiting request of each priority that has a target; others may be omitted.
     pub heads: &'a [Head],
 }
 
 /// The decision at a step boundary.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Decision {
-    /// Stay in this layout.
+    /// Stay in the current layout.
     Stay(Stay),
     /// Switch. The policy then waits for [`Event::Switched`] or [`Event::Failed`].
     Switch(Switch),
@@ -167,57 +168,57 @@ pub enum Decision {
 /// A switch and its reason.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Switch {
-    /// The layout to go to.
+    /// The target layout.
     pub to: Layout,
     /// Why.
     pub cause: Cause,
 }
 
-/// Why a unit switches.
+/// The reason for a switch.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Cause {
     /// The other layout saves more time than the switch takes.
     Gain {
-        /// Share of a step's time that the other layout saves now.
+        /// Fraction of the step time that the other layout currently saves.
         gain: f64,
-        /// Request-seconds lost in this layout since the other one became better.
+        /// Request-seconds lost in this layout since the other layout became faster.
         regret: f64,
-        /// Seconds that the switch takes at the live KV.
+        /// Expected switch duration at the live KV, in seconds.
         switch_seconds: f64,
     },
-    /// A request with a TTFT target would miss it in this layout and wait less in the other.
+    /// A request would miss its TTFT target in this layout and wait less in the other layout.
     Ttft {
         /// The request's priority.
         priority: u8,
-        /// Predicted wait in this layout, from its arrival.
+        /// Predicted wait in this layout, from the request's arrival.
         here_seconds: f64,
-        /// Predicted wait after a switch, the switch included.
+        /// Predicted wait if the unit switches, including the switch.
         there_seconds: f64,
     },
-    /// The rule, in words, of a policy defined elsewhere.
+    /// A textual rule, for policies defined elsewhere.
     Rule(&'static str),
 }
 
-/// Why a unit stays.
+/// The reason for staying in the current layout.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Stay {
-    /// This policy always considers the layout right.
+    /// The policy never switches.
     Fixed,
     /// No request is running or waiting.
     Idle,
-    /// This layout is faster, or nearly.
+    /// This layout is faster, or about as fast.
     Best {
-        /// Share of a step's time that the other layout would save; negative if it is slower.
+        /// Fraction of the step time that the other layout would save; negative if it is slower.
         gain: f64,
     },
     /// The other layout is faster, but not yet for long enough to pay for a switch.
     Unpaid {
         /// Request-seconds lost so far and expected to be lost over the horizon.
         saved: f64,
-        /// Request-seconds that switching there and back costs, with the margin.
+        /// Request-seconds that switching there and back costs, including the margin.
         needed: f64,
     },
-    /// The last switch, or the last failure, is too recent.
+    /// The last switch or failure is too recent.
     Dwell {
         /// Seconds until the next switch is allowed.
         left_seconds: f64,
@@ -227,23 +228,23 @@ pub enum Stay {
         /// The target layout.
         to: Layout,
     },
-    /// The KV cache of the other layout cannot hold the tokens reserved for admitted requests.
+    /// The other layout's KV cache has no room for the tokens reserved for admitted requests.
     NoRoom(NoRoom),
-    /// A step time is neither measured nor given.
+    /// A step time is neither measured nor known from the prior.
     Unknown {
         /// The layout of the step.
         layout: Layout,
-        /// The batch, in sequences.
+        /// The batch size in sequences.
         sequences: u32,
     },
 }
 
-/// A policy: observes events, and decides at step boundaries.
+/// A switch policy: observes events and decides at step boundaries.
 pub trait SwitchPolicy {
-    /// Its name in tables.
+    /// Returns the policy's name for tables.
     fn name(&self) -> &'static str;
-    /// Observes `event` at the time `at` in seconds.
+    /// Observes `event` at time `at`, in seconds.
     fn observe(&mut self, at: f64, event: &Event);
-    /// Decides for the unit as it is at the time `at` in seconds.
+    /// Decides for the unit in its state at time `at`, in seconds.
     fn decide(&mut self, at: f64, unit: &UnitView<'_>) -> Decision;
 }

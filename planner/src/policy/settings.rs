@@ -1,6 +1,6 @@
 //! Settings of the adaptive policy.
 
-/// A TTFT target for requests of a priority.
+/// The TTFT target for requests with one priority.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TtftTarget {
     /// The requests' priority.
@@ -9,31 +9,32 @@ pub struct TtftTarget {
     pub seconds: f64,
 }
 
-/// Settings of [`Adaptive`](super::Adaptive). The defaults were chosen on seeds and hours other than those of the table
-/// in bench/switch/README.md.
+/// Settings of [`Adaptive`](super::Adaptive). The defaults were tuned on seeds and hours that the table in
+/// bench/switch/README.md does not use.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
-    /// How long a gain is expected to last: it counts in advance for this many seconds, later only as it accrues.
+    /// How long a gain is expected to last: this many seconds of it count in advance, and the rest only as it accrues.
     pub horizon_seconds: f64,
-    /// Smaller shares of a step's time are noise: they neither justify a switch nor add to the regret.
+    /// Minimum gain, as a fraction of the step time. Smaller gains are noise: they neither justify a switch nor add to
+    /// the regret.
     pub least_gain: f64,
     /// The time saved must exceed the cost of switching there and back by this factor.
     pub margin: f64,
-    /// Minimum time between switches, whatever their cause.
+    /// Minimum time between switches, regardless of their cause.
     pub dwell_seconds: f64,
-    /// Window of the fast average of arrivals.
+    /// Window of the fast moving average of arrivals.
     pub fast_seconds: f64,
-    /// Window of the slow average; a backlog of prompts is assumed to clear within it.
+    /// Window of the slow moving average; a backlog of prompts is assumed to clear within this time.
     pub slow_seconds: f64,
-    /// The KV guard closes a layout that would exceed this share.
+    /// The KV guard closes a layout whose cache would fill beyond this fraction.
     pub guard_close: f64,
-    /// The KV guard reopens it at this share.
+    /// The KV guard reopens a layout once its cache would fill to at most this fraction.
     pub guard_reopen: f64,
-    /// Maximum prompt tokens that the engine computes in one step.
+    /// Maximum number of prompt tokens that the engine computes per step.
     pub chunk_tokens: u32,
-    /// Maximum sequences that the engine decodes at once.
+    /// Maximum number of sequences that the engine decodes at once.
     pub max_sequences: u32,
-    /// Targets by priority; other requests never cause a switch.
+    /// TTFT targets by priority. Requests without a target never cause a switch.
     pub ttft: Vec<TtftTarget>,
 }
 
@@ -55,7 +56,7 @@ impl Default for Settings {
     }
 }
 
-/// A setting outside its range.
+/// An invalid setting.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SettingsError {
@@ -70,14 +71,14 @@ pub enum SettingsError {
         expected: &'static str,
     },
     /// A priority with two targets.
-    #[error("priority {priority} has two targets for its first token, expected one")]
+    #[error("priority {priority} has two TTFT targets, expected one")]
     Priority {
         /// The priority.
         priority: u8,
     },
 }
 
-/// An hour: longer windows are mistakes.
+/// Maximum of all durations: one hour.
 const MAX_SECONDS: f64 = 3600.0;
 
 impl Settings {

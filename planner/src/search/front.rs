@@ -1,24 +1,24 @@
-//! Speed for a user against throughput of a GPU.
+//! The Pareto front of speed per user against throughput per GPU.
 
 use serde::Serialize;
 
 use super::{Candidate, Operating};
 use crate::layout::Layout;
 
-/// A point that no other point dominates in both.
+/// A point that no other point dominates.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct FrontPoint {
     /// The layout's degrees.
     pub layout: Layout,
-    /// Units side by side.
+    /// Number of units.
     pub units: u64,
-    /// GPUs of the cluster.
+    /// Number of GPUs in the cluster.
     pub gpus: u64,
-    /// Requests in flight in a unit.
+    /// Requests in flight per unit.
     pub concurrency: f64,
-    /// Tokens a second that one user receives.
+    /// Tokens per second that one user receives.
     pub user_tokens_per_second: f64,
-    /// Tokens a second that one GPU generates.
+    /// Tokens per second that one GPU generates.
     pub gpu_tokens_per_second: f64,
     /// Seconds to the first token.
     pub ttft: f64,
@@ -38,7 +38,7 @@ impl FrontPoint {
     }
 }
 
-/// The Pareto-optimal points, fastest for a user first.
+/// Returns the Pareto-optimal points, fastest per user first.
 pub fn front(mut points: Vec<FrontPoint>) -> Vec<FrontPoint> {
     points.retain(|point| point.user_tokens_per_second.is_finite() && point.gpu_tokens_per_second.is_finite());
     points.sort_by(|a, b| {

@@ -1,4 +1,4 @@
-//! Operating points: a layout's behaviour with a number of requests in flight, and at a rate.
+//! Operating points: a layout's behaviour at a given number of requests in flight or at a given request rate.
 
 use serde::Serialize;
 
@@ -8,49 +8,49 @@ use crate::mixserve::{class_waits, waiting};
 use crate::step::{StepTerms, Target, decoding, predict, prefill_occupancy, prompts, step};
 use crate::workload::Workload;
 
-/// Growth of requests in flight between two points of a curve.
+/// Growth factor of the requests in flight between points of a curve.
 const GROWTH: f64 = 1.25;
-/// Bisection steps to find a rate.
+/// Number of bisection steps to find a rate.
 const HALVINGS: u32 = 40;
 
-/// A steady state.
+/// A layout's steady state.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Operating {
-    /// Requests a second, of all units.
+    /// Requests per second over all units.
     pub requests_per_second: f64,
-    /// Requests that one unit decodes at a time, mean.
+    /// Mean number of requests that one unit decodes at a time.
     pub concurrency: f64,
-    /// Mean seconds before a prefill begins, over the classes.
+    /// Mean seconds until the prefill begins, over all classes.
     pub wait: f64,
-    /// Seconds to the first token, mean.
+    /// Mean seconds to the first token.
     pub ttft: f64,
-    /// Seconds from token to token, mean.
+    /// Mean seconds between tokens.
     pub itl: f64,
-    /// Seconds of a whole request, mean.
+    /// Mean seconds per request.
     pub request_seconds: f64,
-    /// Generated tokens per second and GPU; GPUs without a unit count.
+    /// Generated tokens per second and GPU, including GPUs that no unit uses.
     pub tokens_per_second_per_gpu: f64,
-    /// US dollars for a million generated tokens, if the price of a GPU is known.
+    /// US dollars per million generated tokens, if the GPU price is known.
     pub usd_per_million_tokens: Option<f64>,
 }
 
-/// A layout under a workload.
+/// A layout that serves a workload.
 #[derive(Clone, Copy, Debug)]
 pub struct Served<'a> {
     target: Target<'a>,
     workload: &'a Workload,
     units: f64,
-    /// Seconds of one prompt's prefill, alone.
+    /// Seconds of a single prompt's prefill.
     ttft: f64,
-    /// Sequences that a unit's cache holds.
+    /// Number of sequences that fit in a unit's KV cache.
     most: f64,
 }
 
 impl<'a> Served<'a> {
-    /// A layout in `units` equal units.
+    /// Creates the model of `units` equal units in this layout.
     ///
     /// # Errors
-    /// [`Infeasible::Cache`] if the longest sequence does not fit a rank's cache.
+    /// [`Infeasible::Cache`] if the longest sequence does not fit in a rank's cache.
     pub fn new(target: Target<'a>, workload: &'a Workload, units: u64, memory: &Memory) -> Result<Self, Infeasible> {
         let longest = workload.input.quantile(1.0) + workload.output.quantile(1.0);
         if memory.cache_tokens < longest {
@@ -66,24 +66,24 @@ impl<'a> Served<'a> {
         })
     }
 
-    /// The parts of a decoding step with this many requests in flight in a unit.
+    /// Returns the parts of a decoding step with this many requests in flight per unit.
     pub fn decode(&self, concurrency: f64) -> StepTerms {
         step(&self.target, &decoding(concurrency.max(1.0), &self.workload.load(1.0)))
     }
 
-    /// The parts of the prefill of one prompt.
+    /// Returns the parts of one prompt's prefill.
     pub fn prefill(&self) -> StepTerms {
         step(&self.target, &prompts(1.0, &self.workload.load(1.0)))
     }
 
-    /// Requests per second of one unit that decodes `concurrency` of them: prefills take part of the time, decoding the
-    /// rest, so `rate x output = (1 - rate x occupancy) x concurrency / step`.
+    /// Returns the requests per second of a unit that decodes `concurrency` requests. Prefills take part of the time
+    /// and decoding the rest, so `rate x output = (1 - rate x occupancy) x concurrency / step`.
     fn rate(&self, concurrency: f64) -> f64 {
         let tokens = concurrency / self.decode(concurrency).total();
         tokens / (self.workload.output.mean() + tokens * self.occupancy(concurrency))
     }
 
-    /// Seconds of a unit's time per prompt.
+    /// Returns the seconds of a unit's time that each prompt takes.
     fn occupancy(&self, concurrency: f64) -> f64 {
         prefill_occupancy(&self.target, &self.workload.load(concurrency))
     }
@@ -93,8 +93,8 @@ impl<'a> Served<'a> {
         let groups = self.target.layout.attention_dp as f64;
         let step = self.decode(concurrency).total();
         let itl = step / (1.0 - rate * occupancy);
-        // Each attention-DP group has its own queue; its prefills take `groups` times the unit's part. A request also
-        // waits for half of the running step.
+        // Each attention-DP group has its own queue, whose prefills take `groups` times the unit's occupancy. On
+        // average, a request also waits for half of the running step.
         let queue = waiting(rate / groups, 1.0 / (occupancy * groups), "requests/s").unwrap_or(f64::INFINITY);
         let wait = queue + step / 2.0;
         let output = self.workload.output.mean();
@@ -113,17 +113,17 @@ impl<'a> Served<'a> {
         }
     }
 
-    /// Points from one request in flight to a full cache.
+    /// Returns the operating points from one request in flight to a full cache.
     pub fn curve(&self) -> Vec<Operating> {
         let growing = std::iter::successors(Some(1.0), |concurrency| Some(concurrency * GROWTH));
         let all = growing.take_while(|concurrency| *concurrency < self.most).chain([self.most]);
         all.map(|concurrency| self.operating(concurrency)).collect()
     }
 
-    /// The point at which all units together serve `rate` requests per second.
+    /// Returns the operating point at which all units together serve `rate` requests per second.
     ///
     /// # Errors
-    /// [`Infeasible::Unstable`] if they cannot, even with full caches.
+    /// [`Infeasible::Unstable`] if the units cannot serve this rate even with full caches.
     pub fn at_rate(&self, rate: f64) -> Result<Operating, Infeasible> {
         let wanted = rate / self.units;
         let served = self.rate(self.most);
@@ -138,7 +138,7 @@ impl<'a> Served<'a> {
         Ok(self.operating(high))
     }
 
-    /// Whether the mean request and every class are within their limits.
+    /// Whether the mean request and every class meet their limits.
     pub fn within_limits(&self, at: &Operating) -> bool {
         if !self.workload.objective.met(at.ttft, at.itl) {
             return false;

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-/// An element type; bytes include scales.
+/// An element type, including its quantisation scales.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Dtype {
@@ -10,13 +10,13 @@ pub enum Dtype {
     F32,
     /// bfloat16 or float16: 2 bytes.
     Bf16,
-    /// 8-bit floats, one f32 scale for each 128 x 128 block.
+    /// 8-bit floats with one f32 scale per 128 x 128 block.
     Fp8,
-    /// 4-bit integers, one f16 scale for each 128.
+    /// 4-bit integers with one f16 scale per 128 elements.
     Int4,
-    /// OCP microscaling FP4: an 8-bit scale for each 32.
+    /// OCP microscaling FP4, with an 8-bit scale per 32 elements.
     Mxfp4,
-    /// NVIDIA's FP4: an 8-bit scale for each 16.
+    /// NVIDIA's FP4, with an 8-bit scale per 16 elements.
     Nvfp4,
 }
 
@@ -31,7 +31,7 @@ impl Dtype {
         ("nvfp4", Self::Nvfp4),
     ];
 
-    /// Bytes of an element, with its part of the scales.
+    /// Bytes per element, including its share of the scales.
     pub fn bytes(self) -> f64 {
         match self {
             Self::F32 => 4.0,
@@ -43,7 +43,7 @@ impl Dtype {
         }
     }
 
-    /// Rows and columns that must stay together when a matrix is divided; 1 if any division works.
+    /// Number of rows and columns that must stay together when a matrix is divided; 1 if there is no restriction.
     pub fn block(self) -> u64 {
         match self {
             Self::F32 | Self::Bf16 => 1,
@@ -53,7 +53,7 @@ impl Dtype {
         }
     }
 
-    /// The type of this name, as in [`Dtype::NAMES`].
+    /// Returns the type with this name, as in [`Dtype::NAMES`].
     pub fn of(name: &str) -> Option<Self> {
         Self::NAMES.iter().find(|(known, _)| *known == name).map(|(_, dtype)| *dtype)
     }
@@ -64,7 +64,7 @@ impl Dtype {
     }
 }
 
-/// Element types of the parts of a model.
+/// Element types of a model's parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Precision {
     /// Routed experts.
@@ -78,7 +78,7 @@ pub struct Precision {
 }
 
 impl Precision {
-    /// Everything in one type, except the embedding, which keeps at least 2 bytes, and the cache, which stays bfloat16.
+    /// Uses one type for everything, except that the embedding has at least 2 bytes and the cache stays bfloat16.
     pub fn uniform(dtype: Dtype) -> Self {
         let other = if dtype == Dtype::F32 { Dtype::F32 } else { Dtype::Bf16 };
         Self { experts: dtype, dense: dtype, other, cache: Dtype::Bf16 }

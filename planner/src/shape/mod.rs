@@ -1,11 +1,11 @@
-//! The shape of a mixture-of-experts model: dimensions, parameters, bytes, and the cache of keys and values.
+//! The shape of a mixture-of-experts model: dimensions, parameters, bytes, and the KV cache.
 //!
-//! | module | what |
+//! | module | contents |
 //! |---|---|
-//! | `read` | from a Hugging Face `config.json` |
+//! | `read` | reads a shape from a Hugging Face `config.json` |
 //! | `dtype` | bytes of a parameter |
 //!
-//! Parameter counts are exact: those of the published checkpoints, without multi-token-prediction heads.
+//! Parameter counts equal those of the published checkpoints, without multi-token-prediction heads.
 
 mod dtype;
 mod read;
@@ -18,33 +18,33 @@ use serde::Serialize;
 /// A model's dimensions.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ModelShape {
-    /// `architectures` of `config.json`.
+    /// The `architectures` entry in `config.json`.
     pub architecture: String,
-    /// H, elements.
+    /// H: elements of a hidden state.
     pub hidden: u64,
     /// Decoder layers.
     pub layers: u64,
     /// Layers with experts, at most `layers`.
     pub moe_layers: u64,
-    /// Rows of the embedding.
+    /// Vocabulary size: rows of the embedding.
     pub vocab: u64,
-    /// Whether the output projection is the embedding.
+    /// Whether the output projection shares the embedding's weights.
     pub tied_embeddings: bool,
-    /// Attention of every layer.
+    /// The kind of attention in every layer.
     pub attention: Attention,
-    /// E, routed experts of an MoE layer.
+    /// E: routed experts per MoE layer.
     pub experts: u64,
-    /// k, routed experts that a token activates.
+    /// k: routed experts that a token activates.
     pub top_k: u64,
-    /// I, rows of a routed expert's gate projection.
+    /// I: rows of a routed expert's gate projection.
     pub expert_width: u64,
-    /// Rows of all shared experts together; 0 without any.
+    /// Total rows of all shared experts; 0 without shared experts.
     pub shared_width: u64,
     /// Rows of a dense layer's gate projection; 0 if every layer has experts.
     pub dense_width: u64,
-    /// Parameters of routers, norms, biases and sinks, all layers together.
+    /// Parameters of routers, norms, biases and sinks over all layers.
     pub small_parameters: u64,
-    /// Layers with sliding-window attention, and the window's tokens.
+    /// Sliding-window attention, if some layers use it.
     pub window: Option<Window>,
     /// Element types of weights and cache.
     pub precision: Precision,
@@ -53,7 +53,7 @@ pub struct ModelShape {
 /// Sliding-window attention in some layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Window {
-    /// Layers with the window.
+    /// Number of layers with the window.
     pub layers: u64,
     /// Tokens in the window.
     pub tokens: u64,
@@ -64,39 +64,39 @@ pub struct Window {
 pub struct Product {
     /// Inner dimension.
     pub inputs: u64,
-    /// Outputs.
+    /// Number of outputs.
     pub outputs: u64,
 }
 
 impl Product {
-    /// Its weights.
+    /// Number of weights.
     pub fn parameters(&self) -> u64 {
         self.inputs * self.outputs
     }
 }
 
-/// The kind of attention, which determines computation and cache.
+/// The kind of attention, which determines computation and cache size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Attention {
-    /// Grouped-query attention: keys and values of `kv_heads` heads are cached.
+    /// Grouped-query attention, which caches keys and values of `kv_heads` heads.
     Grouped {
         /// Query heads.
         heads: u64,
-        /// Heads of keys and values.
+        /// Key and value heads.
         kv_heads: u64,
         /// Elements of a head.
         head_dim: u64,
     },
-    /// Multi-head latent attention: a latent and a rotary key are cached, shared by all heads.
+    /// Multi-head latent attention, which caches a latent and a rotary key shared by all heads.
     Latent {
         /// Heads.
         heads: u64,
-        /// Rank of the query's projection; `None` if it is not factored.
+        /// Rank of the query projection; `None` if it is not factored.
         query_rank: Option<u64>,
         /// Elements of the latent.
         kv_rank: u64,
-        /// Elements of a head's key without position.
+        /// Elements of a head's key without the rotary part.
         nope_dim: u64,
         /// Elements of the rotary key.
         rope_dim: u64,
@@ -111,12 +111,12 @@ impl ModelShape {
         3 * self.hidden * self.expert_width
     }
 
-    /// Parameters of all routed experts: layers x E x 3 H I.
+    /// Parameters of all routed experts: MoE layers x E x 3 H I.
     pub fn routed_parameters(&self) -> u64 {
         self.moe_layers * self.experts * self.expert_parameters()
     }
 
-    /// Parameters of the attention projections of all layers.
+    /// Parameters of all layers' attention projections.
     pub fn attention_parameters(&self) -> u64 {
         self.layers * self.attention.parameters(self.hidden, 1)
     }
@@ -126,7 +126,7 @@ impl ModelShape {
         3 * self.hidden * (self.moe_layers * self.shared_width + (self.layers - self.moe_layers) * self.dense_width)
     }
 
-    /// Parameters of the embedding and of the output projection.
+    /// Parameters of the embedding and the output projection.
     pub fn embedding_parameters(&self) -> u64 {
         self.vocab * self.hidden * if self.tied_embeddings { 1 } else { 2 }
     }
@@ -140,31 +140,33 @@ impl ModelShape {
             + self.small_parameters
     }
 
-    /// Bytes of the cache for one token on one rank of `tensor` that share a sequence, over all layers, ignoring
-    /// windows. Heads are replicated if there are fewer than ranks; every rank caches the whole latent.
+    /// KV cache bytes per token on one of `tensor` ranks that share a sequence, over all layers, ignoring windows.
+    /// Heads are replicated if there are fewer heads than ranks; every rank caches the whole latent.
     pub fn kv_bytes_per_token(&self, tensor: u64) -> f64 {
         self.layers as f64 * self.kv_bytes_per_layer(tensor)
     }
 
-    /// Bytes of the cache for one token and one layer on one rank of `tensor` that share a sequence.
+    /// KV cache bytes per token and layer on one of `tensor` ranks that share a sequence.
     pub fn kv_bytes_per_layer(&self, tensor: u64) -> f64 {
         self.attention.cached_elements(tensor) as f64 * self.precision.cache.bytes()
     }
 
-    /// Tokens of a sequence of `context` tokens that a layer reads, averaged over the layers, respecting windows.
+    /// Number of tokens that a layer reads of a sequence with `context` tokens, averaged over layers, with windows
+    /// applied.
     pub fn seen_tokens(&self, context: f64) -> f64 {
         let Some(window) = self.window else { return context };
         let windowed = window.layers as f64 / self.layers as f64;
         windowed * context.min(window.tokens as f64) + (1.0 - windowed) * context
     }
 
-    /// Bytes of the cache per token to send when a sequence's attention moves from one rank (EP) to `ranks` (TP): all
-    /// ranks but the owner receive their heads.
+    /// KV cache bytes per token to send when a sequence's attention moves from one rank (EP) to `ranks` ranks (TP): all
+    /// ranks except the owner receive their heads.
     pub fn kv_moved_to_tp(&self, ranks: u64) -> f64 {
         (ranks.max(1) - 1) as f64 * self.kv_bytes_per_token(ranks)
     }
 
-    /// Bytes of the cache per token to send on the way back: the owner receives the heads that it lacks.
+    /// KV cache bytes per token to send when a sequence moves back from `ranks` ranks (TP) to one (EP): the owner
+    /// receives the heads that it lacks.
     pub fn kv_moved_to_ep(&self, ranks: u64) -> f64 {
         self.kv_bytes_per_token(1) - self.kv_bytes_per_token(ranks)
     }
@@ -178,14 +180,13 @@ impl Attention {
         }
     }
 
-    /// Parameters of the projections of one layer on one of `tensor` ranks that share the heads, without biases and
-    /// norms.
+    /// Parameters of one layer's projections on one of `tensor` ranks that share the heads, without biases and norms.
     pub fn parameters(&self, hidden: u64, tensor: u64) -> u64 {
         self.products(hidden, tensor).map(|product| product.parameters()).sum()
     }
 
-    /// The projections of one layer on one of `tensor` ranks that share the heads, as engines fuse them: key and value
-    /// heads are replicated if there are fewer than ranks, and every rank has the projections down to a latent.
+    /// One layer's projections on one of `tensor` ranks that share the heads, fused as in engines: key and value heads
+    /// are replicated if there are fewer heads than ranks, and every rank has the down-projections to a latent.
     pub fn products(&self, hidden: u64, tensor: u64) -> impl Iterator<Item = Product> + use<> {
         let product = |inputs, outputs| Some(Product { inputs, outputs });
         let found = match *self {
@@ -206,7 +207,7 @@ impl Attention {
         found.into_iter().flatten()
     }
 
-    /// Elements cached for a token in one layer on one of `tensor` ranks.
+    /// Elements cached per token and layer on one of `tensor` ranks.
     pub fn cached_elements(&self, tensor: u64) -> u64 {
         match *self {
             Self::Grouped { kv_heads, head_dim, .. } => 2 * head_dim * kv_heads.div_ceil(tensor),

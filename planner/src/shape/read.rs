@@ -1,4 +1,4 @@
-//! A shape from a Hugging Face `config.json`. Keys and defaults are those of `transformers`.
+//! Reads a shape from a Hugging Face `config.json`, with the keys and defaults of `transformers`.
 
 use std::path::Path;
 
@@ -8,37 +8,37 @@ use serde_json::{Map, Value};
 use super::{Attention, Dtype, ModelShape, Precision, Window};
 use crate::PlanError;
 
-/// Limit: a thousand times the largest published model.
+/// Limit on parameters: a thousand times the largest published model.
 const MAX_PARAMETERS: f64 = 1e15;
 
-/// An architecture's names for its dimensions, and its additional small tensors.
+/// An architecture's configuration keys, and its additional small tensors.
 struct Family {
     name: &'static str,
-    /// Empty for a dense model, which is planned with TP and DP.
+    /// Empty for a dense model, which can only be planned with TP and DP.
     experts_key: &'static str,
     expert_width_key: &'static str,
     /// Extra elements of one attention layer.
     small: Small,
 }
 
-/// Norms and biases in addition to the two norms of every layer.
+/// Small tensors in addition to the two norms of every layer.
 #[derive(Clone, Copy, PartialEq)]
 enum Small {
     /// None.
     Plain,
-    /// A norm of one head's size for queries and one for keys.
+    /// Two norms of head size, one for queries and one for keys.
     HeadNorms,
     /// Norms over all heads.
     WholeNorms,
-    /// Norms over all heads; a correction for each expert.
+    /// Norms over all heads, and a correction bias per expert.
     Corrected,
-    /// Biases of the query, key and value projections; a gate for the shared expert.
+    /// Biases of the query, key and value projections, and a gate for the shared expert.
     QkvBias,
     /// Norms of the latents.
     LatentNorms,
-    /// Norms of the latents; a correction for each expert.
+    /// Norms of the latents, and a correction bias per expert.
     LatentNormsAndCorrection,
-    /// Biases everywhere, a sink for each head.
+    /// Biases on all projections, and a sink per head.
     Biased,
 }
 
@@ -63,14 +63,14 @@ impl ModelShape {
     /// Reads a `config.json`; `file` names it in errors.
     ///
     /// # Errors
-    /// [`PlanError::Syntax`] if it is not JSON, [`PlanError::Key`] about an architecture that is not known or a
-    /// dimension that is missing, out of range, or does not divide.
+    /// [`PlanError::Syntax`] if the text is not JSON, [`PlanError::Key`] if the architecture is unknown, or a dimension
+    /// is missing, out of range or not divisible.
     pub fn from_config(file: &str, text: &str) -> Result<Self, PlanError> {
         let fields = CheckpointConfig::parse(Path::new(file), text.as_bytes())?;
         let family = family_of(&fields)?;
         let (hidden, depth): (_, u16) = (fields.dimension("hidden_size")?, fields.dimension("num_hidden_layers")?);
         let layers = u64::from(depth);
-        // A dense model counts as one expert that no layer has.
+        // A dense model is represented as one expert that no layer contains.
         let dense = family.experts_key.is_empty();
         let experts = if dense { 1 } else { fields.dimension(family.experts_key)? };
         let top_k = if dense { 1 } else { fields.bounded("num_experts_per_tok", experts)? };
@@ -100,11 +100,11 @@ impl ModelShape {
             window: window(&fields, layers)?,
             precision: precision(&fields)?,
         };
-        // Summed as floats, so that an invalid configuration cannot overflow.
+        // Uses floats, so that an invalid configuration cannot overflow.
         let widths = 3.0 * (experts * expert_width + shape.shared_width + shape.dense_width) as f64;
         let layer = widths * hidden as f64 + shape.attention.parameters(hidden, 1) as f64;
         if layer * layers as f64 > MAX_PARAMETERS {
-            let expected = format!("at most {MAX_PARAMETERS:e} parameters in all");
+            let expected = format!("at most {MAX_PARAMETERS:e} parameters in total");
             return Err(fields.unexpected("num_hidden_layers", expected).into());
         }
         shape.small_parameters = small(&shape, family);
@@ -143,13 +143,13 @@ fn attention(fields: &CheckpointConfig, hidden: u64) -> Result<Attention, Config
     Ok(Attention::Grouped { heads, kv_heads, head_dim: head_dim.unwrap_or(hidden / heads) })
 }
 
-/// GPT-OSS lists the kind of each layer; without the list every layer has the window.
+/// Reads the sliding window. GPT-OSS lists the kind of each layer; without a list every layer has the window.
 fn window(fields: &CheckpointConfig, layers: u64) -> Result<Option<Window>, ConfigError> {
     if fields.get("sliding_window").is_none() || !fields.flag("use_sliding_window", true)? {
         return Ok(None);
     }
     let tokens = fields.dimension("sliding_window")?;
-    let kinds = fields.optional("layer_types", "a list of the kinds of layers", Value::as_array)?;
+    let kinds = fields.optional("layer_types", "a list of layer kinds", Value::as_array)?;
     let has_window = |kind: &&Value| kind.as_str() == Some("sliding_attention");
     let windowed = kinds.map_or(layers, |kinds| kinds.iter().filter(has_window).count() as u64);
     fields.require(windowed <= layers, "layer_types", || format!("at most {layers} entries"))?;
@@ -168,7 +168,7 @@ fn precision(fields: &CheckpointConfig) -> Result<Precision, ConfigError> {
     match quantized.get("quant_method").and_then(Value::as_str) {
         Some("fp8") => Ok(Precision { experts: Dtype::Fp8, dense: Dtype::Fp8, ..uniform }),
         Some("mxfp4") => Ok(Precision { experts: Dtype::Mxfp4, ..uniform }),
-        // The exceptions include attention, shared experts and dense layers.
+        // Attention, shared experts and dense layers are exempt from quantization.
         Some("compressed-tensors") if group_bits(quantized) == Some(4) => {
             Ok(Precision { experts: Dtype::Int4, ..uniform })
         }
@@ -177,18 +177,18 @@ fn precision(fields: &CheckpointConfig) -> Result<Precision, ConfigError> {
         }
         _ => Err(fields.unexpected(
             key,
-            "quant_method fp8, mxfp4, or gptq, awq or compressed-tensors with 4 bits; give other types with --weights",
+            "quant_method fp8, mxfp4, or gptq, awq or compressed-tensors with 4 bits; pass other types with --weights",
         )),
     }
 }
 
-/// Bits of the only group of `compressed-tensors`.
+/// Returns the bits of the only group in a `compressed-tensors` configuration.
 fn group_bits(quantized: &Map<String, Value>) -> Option<u64> {
     let groups = quantized.get("config_groups")?.as_object().filter(|groups| groups.len() == 1)?;
     groups.values().next()?.get("weights")?.get("num_bits")?.as_u64()
 }
 
-/// Parameters of routers, norms, biases and sinks.
+/// Counts the parameters of routers, norms, biases and sinks.
 fn small(shape: &ModelShape, family: &Family) -> u64 {
     let (hidden, experts) = (shape.hidden, shape.experts);
     let (attention, moe) = match (shape.attention, family.small) {

@@ -1,10 +1,10 @@
-//! Seconds of kernels: measured, or else by roofline.
+//! Kernel times: measured, otherwise from the roofline model.
 
 use super::{Target, Timed};
 use crate::cluster::{Kernel, kernel_seconds};
 use crate::shape::{Attention, Dtype};
 
-/// Achieved shares of the GPU's peak rates.
+/// Achieved fractions of the GPU's peak rates.
 #[derive(Clone, Copy)]
 struct Shares {
     flops: f64,
@@ -12,7 +12,7 @@ struct Shares {
 }
 
 impl Target<'_> {
-    /// Seconds of a kernel for `tokens`.
+    /// Returns a kernel's seconds for `tokens` tokens.
     pub(super) fn kernel(&self, kernel: &Kernel, tokens: f64) -> Timed {
         let roofline = |kernel: &Kernel| self.roofline(kernel, tokens);
         match kernel_seconds(&self.cluster.measured.kernels, kernel, tokens, roofline) {
@@ -34,7 +34,7 @@ impl Target<'_> {
                 let (own, share, k) = (local as f64, local as f64 / experts as f64, top_k as f64);
                 let (mean, chosen) =
                     (tokens * k * share, activated(k / experts as f64, tokens * constants.expert_spread));
-                // All groups of ranks wait for the one with the most tokens or the most experts to read.
+                // All rank groups wait for the group with the most tokens or the most experts to read.
                 let groups = if constants.slowest_group { 1.0 / share } else { 1.0 };
                 let most = fullest(groups, mean, mean * (1.0 - share)).min(tokens * k.min(own));
                 let busiest = most * constants.expert_load_max_over_mean;
@@ -55,8 +55,8 @@ impl Target<'_> {
         }
     }
 
-    /// Computes `flops` with elements of `dtype` and reads `bytes`, each at a share of the peak: the maximum of both,
-    /// smoothed if they are similar.
+    /// Returns the time to compute `flops` with elements of `dtype` and to read `bytes`, each at a fraction of the peak
+    /// rate: the maximum of both times, smoothed if they are similar.
     fn product(&self, flops: f64, bytes: f64, dtype: Dtype, shares: Shares) -> f64 {
         let compute = flops / (self.cluster.gpu.flops(dtype) * shares.flops);
         let read = bytes / (self.cluster.gpu.hbm * shares.bandwidth);
@@ -73,18 +73,18 @@ impl Target<'_> {
         compute.max(bytes / (self.cluster.gpu.hbm * self.constants.cache_bandwidth_share))
     }
 
-    /// FLOPs of one query head with one cached token; `head_dim` is that of the key.
+    /// FLOPs of one query head per cached token; `head_dim` is the key's.
     fn pair_operations(&self, head_dim: u64) -> f64 {
         let value = match self.shape.attention {
             Attention::Grouped { .. } => head_dim,
-            // Absorbed: values are the latent, keys have the rotary part, too.
+            // Absorbed form: values are the latent, and keys also have the rotary part.
             Attention::Latent { kv_rank, rope_dim, .. } if head_dim == kv_rank + rope_dim => kv_rank,
             Attention::Latent { value_dim, .. } => value_dim,
         };
         2.0 * (head_dim + value) as f64
     }
 
-    /// Elements cached for a token and a head of keys and values.
+    /// Elements cached per token and KV head.
     fn cached(&self, head_dim: u64) -> f64 {
         match self.shape.attention {
             Attention::Latent { .. } => head_dim as f64,
@@ -93,12 +93,12 @@ impl Target<'_> {
     }
 }
 
-/// The expected share of experts activated by tokens that each choose an expert with `probability`.
+/// Expected fraction of experts that are activated if each token chooses an expert with `probability`.
 pub(super) fn activated(probability: f64, tokens: f64) -> f64 {
     1.0 - (1.0 - probability).powf(tokens)
 }
 
-/// The expected largest count among `groups` groups for normally distributed counts (Harter 1961, table 1); within 0.08
+/// Expected maximum of normally distributed counts over `groups` groups (Harter 1961, table 1), accurate within 0.08
 /// standard deviations for 2 to 128 groups.
 pub(super) fn fullest(groups: f64, mean: f64, variance: f64) -> f64 {
     let deviations = if groups > 1.0 { (2.0 * groups.ln()).sqrt() - 0.6 } else { 0.0 };

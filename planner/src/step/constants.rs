@@ -5,73 +5,77 @@ use serde::{Deserialize, Serialize};
 use crate::PlanError;
 use crate::error::{not_negative, positive};
 
-/// How far an engine on a GPU stays below the data sheet. A set applies to one engine and one kind of GPU.
+/// Constants that relate an engine's performance on a GPU to the data sheet. A set applies to one engine and one kind
+/// of GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Constants {
-    /// Share of the GPU's FLOP/s achieved by products with dense weights.
+    /// Fraction of the GPU's FLOP/s achieved by products with dense weights.
     pub dense_flops_share: f64,
-    /// Share of the GPU's FLOP/s achieved by routed experts.
+    /// Fraction of the GPU's FLOP/s achieved by routed experts.
     pub expert_flops_share: f64,
-    /// Share of the GPU's FLOP/s achieved by attention over the prompt.
+    /// Fraction of the GPU's FLOP/s achieved by prompt attention.
     pub attention_flops_share: f64,
-    /// Share of the memory bandwidth achieved when reading dense weights.
+    /// Fraction of the memory bandwidth achieved when reading dense weights.
     pub weight_bandwidth_share: f64,
-    /// Share of the memory bandwidth achieved when reading routed experts, in grouped products of a few rows each.
+    /// Fraction of the memory bandwidth achieved when reading routed experts, in grouped products of a few rows each.
     pub expert_bandwidth_share: f64,
-    /// Share of the memory bandwidth achieved when reading the cache.
+    /// Fraction of the memory bandwidth achieved when reading the KV cache.
     pub cache_bandwidth_share: f64,
-    /// How sharply products change from memory-bound to compute-bound: with p the time is `(read^p + compute^p)^(1/p)`.
+    /// Sharpness p of the transition from memory-bound to compute-bound products: the time is `(read^p +
+    /// compute^p)^(1/p)`.
     pub roofline_sharpness: f64,
-    /// Share of a link's bandwidth achieved by collectives.
+    /// Fraction of a link's bandwidth achieved by collectives.
     pub link_bandwidth_share: f64,
-    /// Seconds of a collective beyond the latencies of its levels.
+    /// Overhead of a collective in seconds, in addition to the latencies of its levels.
     pub collective_seconds: f64,
-    /// Seconds of a layer beyond its products and collectives: small kernels, launches.
+    /// Overhead of a layer in seconds, in addition to its products and collectives: small kernels, launches.
     pub layer_seconds: f64,
-    /// Additional seconds of a layer with experts: routing, sorting, scaling of activations.
+    /// Additional seconds of an MoE layer: routing, sorting, scaling of activations.
     pub moe_layer_seconds: f64,
-    /// Seconds of a step beyond its layers: scheduling, sampling.
+    /// Overhead of a step in seconds, in addition to its layers: scheduling, sampling.
     pub step_seconds: f64,
-    /// Seconds of a step per sequence of an attention-DP group.
+    /// Additional seconds of a step per sequence in an attention-DP group.
     pub sequence_seconds: f64,
-    /// Seconds of a request before its prefill begins: HTTP, tokenizing, admission.
+    /// Seconds that a request takes before its prefill begins: HTTP, tokenization, admission.
     pub request_seconds: f64,
-    /// Decoding steps that a new request waits for if others are in flight.
+    /// Number of decoding steps that a new request waits for if other requests are in flight.
     pub admission_steps: f64,
-    /// Share of the requests in flight whose prompts arrive together, each waiting for half of the others.
+    /// Fraction of the requests in flight whose prompts arrive together, each waiting for half of the others.
     pub burst_share: f64,
-    /// Tokens of the busiest rank's experts, over the mean.
+    /// Token load of the busiest rank's experts over the mean.
     pub expert_load_max_over_mean: f64,
-    /// Share of a step's tokens that choose experts independently; the others follow their neighbours and read no
-    /// additional experts.
+    /// Fraction of a step's tokens that choose experts independently; the others choose the same experts as their
+    /// neighbours, so no additional experts are read.
     pub expert_spread: f64,
-    /// Bytes of an element in dispatch (1: FP8).
+    /// Bytes per element in dispatch (1: FP8).
     pub dispatch_bytes: f64,
-    /// Bytes of an element in combine and in reductions.
+    /// Bytes per element in combine and in reductions.
     pub combine_bytes: f64,
-    /// Share of communication between ranks of the experts that is hidden behind computation: 0 without overlap, up to
-    /// 1 with two micro-batches.
+    /// Fraction of the communication between expert ranks that is hidden behind computation: 0 without overlap, up to 1
+    /// with two micro-batches.
     pub overlap_share: f64,
-    /// Share of a prefill that delays the decoding of others: 1 if they wait for all of it.
+    /// Fraction of a prefill that delays other requests' decoding: 1 if they wait for the whole prefill.
     pub prefill_interference: f64,
-    /// Share of the GPU's memory that the engine uses.
+    /// Fraction of the GPU's memory that the engine uses.
     pub memory_share: f64,
-    /// Tokens of a rank's largest step (the prefill chunk).
+    /// Maximum tokens per step and rank (the prefill chunk).
     pub step_tokens: f64,
-    /// With attention TP, whether each rank continues with a part of the rows from attention to the next layer (SRS and
-    /// SAG, as in semmoe's worker), so that only one rank sends a token to its experts; otherwise every rank keeps all
-    /// rows, and sums are all-reduced.
+    /// With attention TP, whether each rank processes only a part of the rows after attention until the next layer (SRS
+    /// and SAG, as in semmoe's worker), so that only one rank sends a token to its experts. Otherwise every rank keeps
+    /// all rows, and sums are all-reduced.
     #[serde(default)]
     pub scattered_rows: bool,
-    /// Whether a step takes as long as its slowest group of ranks: the one with the most experts to read, or the only
-    /// one with a prompt. Off in constants fitted without it, which have absorbed its mean effect.
+    /// Whether a step takes as long as its slowest rank group: the group with the most experts to read, or the only
+    /// group with a prompt. Disabled for constants that were fitted without it, as they already include its mean
+    /// effect.
     #[serde(default)]
     pub slowest_group: bool,
 }
 
 impl Constants {
-    /// Round values in the range of existing engines. Not fitted to anything: predictions with them are uncalibrated.
+    /// Returns round values in the range of existing engines. They are not fitted to measurements, so predictions with
+    /// them are uncalibrated.
     pub fn uncalibrated() -> Self {
         Self {
             dense_flops_share: 0.7,
@@ -106,7 +110,7 @@ impl Constants {
     /// Checks all values.
     ///
     /// # Errors
-    /// [`PlanError::Value`] for the first one outside its domain.
+    /// [`PlanError::Value`] for the first value outside its domain.
     pub fn check(&self) -> Result<(), PlanError> {
         let shares = [
             ("dense_flops_share", self.dense_flops_share),

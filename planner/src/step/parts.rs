@@ -1,4 +1,4 @@
-//! The kernels and collectives of a step.
+//! The kernels and collectives in a step.
 
 use super::{Batch, Part, StepTerms, Target, Timed, Work};
 use crate::cluster::{Group, Kernel, Operator};
@@ -13,7 +13,7 @@ impl Target<'_> {
         let shape = self.shape;
         let layers = shape.layers as f64;
         let dense = shape.precision.dense;
-        // Norms, residuals and rotations read and write the hidden states about ten times.
+        // Norms, residuals and rotary embeddings read and write the hidden states about ten times.
         let elementwise = batch.tokens * shape.hidden as f64 * 20.0;
         let elementwise = elementwise / (self.cluster.gpu.hbm * self.constants.weight_bandwidth_share);
         let products = shape.attention.products(shape.hidden, self.layout.attention_tp);
@@ -35,7 +35,8 @@ impl Target<'_> {
         };
         if !decodes {
             let one = self.kernel(&Kernel::Prefill { dtype, heads, kv_heads, head_dim }, work.tokens);
-            // On average a token of a causal prompt attends over half of it; windows and cached tokens change that.
+            // On average, a token of a causal prompt attends to half of the prompt; windows and cached tokens change
+            // this.
             let seen = shape.seen_tokens(work.cached + work.tokens / 2.0) / (work.tokens / 2.0);
             return one * (batch.sequences * seen);
         }
@@ -68,7 +69,7 @@ impl Target<'_> {
         terms.set(Part::Dense, dense.sum());
     }
 
-    /// Attention's reduction, dispatch and combine, and the sums over the ranks that share an expert.
+    /// Adds attention's reduction, dispatch and combine, and the sums over ranks that share an expert.
     pub(super) fn communication(&self, batch: Batch, terms: &mut StepTerms) {
         let (shape, layout, constants) = (self.shape, &self.layout, self.constants);
         let (layers, moe, hidden) = (shape.layers as f64, shape.moe_layers as f64, shape.hidden as f64);
@@ -79,10 +80,10 @@ impl Target<'_> {
         let reduce = timed(attention.all_reduce(batch.tokens * back), attention.is_measured(Operator::AllReduce));
         terms.set(Part::AttentionReduce, reduce * layers);
 
-        // A token is sent once to each group of ranks that has one of its experts; each of its attention ranks sends a
+        // A token is sent once to each rank group that has one of its experts; each of its attention ranks sends a
         // part.
         let slice = batch.tokens * self.copies() / layout.attention_tp as f64;
-        // A rank with its own rows sends them as an attention-DP group of one rank would.
+        // With scattered rows, a rank sends its rows like an attention-DP group of a single rank.
         let scattered = constants.scattered_rows && layout.attention_tp > 1;
         let exchange = span(match scattered {
             true => Group { size: layout.stage().min(layout.expert_ep), stride: layout.expert_tp },
@@ -100,11 +101,11 @@ impl Target<'_> {
             shared = shared + timed(there_and_back, shards.is_measured(Operator::Scatter));
         }
         if !scattered && (layout.attention_dp == 1 || layout.attention_tp > layout.expert_tp) {
-            // Ranks of one attention group have all its tokens, and host different experts or rows: their sums are
-            // all-reduced.
+            // All ranks of an attention group have all of its tokens, but host different experts or rows, so their sums
+            // are all-reduced.
             shared = shared + reduce;
         }
-        // Dense layers are divided like attention.
+        // Dense layers are divided in the same way as attention.
         terms.set(Part::ExpertShards, shared * moe + reduce * (layers - moe));
         let hop = span(Group { size: layout.pipeline, stride: layout.stage() });
         let seconds = hop.point_to_point(batch.tokens / layout.attention_tp as f64 * back);
@@ -112,18 +113,19 @@ impl Target<'_> {
         terms.set(Part::Pipeline, hop * (layout.pipeline - 1) as f64);
     }
 
-    /// Expected number of rank groups that host a token's k experts.
+    /// Expected number of rank groups that host any of a token's k experts.
     pub fn copies(&self) -> f64 {
         let groups = self.layout.expert_ep as f64;
         groups * (1.0 - (1.0 - 1.0 / groups).powf(self.shape.top_k as f64))
     }
 
-    /// The output projection, and the remaining costs of steps and layers.
+    /// Adds the output projection and the remaining costs of steps and layers.
     pub(super) fn ends(&self, batch: Batch, terms: &mut StepTerms) {
         let (shape, constants) = (self.shape, self.constants);
         let outputs = shape.vocab.div_ceil(self.layout.attention_tp);
         let output = Product { inputs: shape.hidden, outputs };
-        // Only the last stage has the output and the end of a step; each micro-batch waits there for the others.
+        // Only the last stage has the output projection and the end of a step; each micro-batch waits there for the
+        // others.
         terms.set(Part::Output, self.dense(output, shape.precision.other, batch.sequences) * batch.in_flight);
         let layers =
             shape.layers as f64 * constants.layer_seconds + shape.moe_layers as f64 * constants.moe_layer_seconds;

@@ -10,29 +10,29 @@ use serde::{Serialize, Serializer};
 pub enum Part {
     /// Query, key, value and output projections, norms.
     AttentionProducts,
-    /// Attention over the cache and the prompt.
+    /// Attention over the KV cache and the prompt.
     AttentionCore,
-    /// Routed experts of the busiest rank.
+    /// Routed experts on the busiest rank.
     Experts,
     /// Shared experts and dense layers.
     Dense,
     /// Output projection.
     Output,
-    /// Sums over the ranks that share a sequence's heads.
+    /// Sums over ranks that share a sequence's heads.
     AttentionReduce,
-    /// Sending tokens to their experts, as far as it is not hidden.
+    /// The exposed part of sending tokens to their experts.
     Dispatch,
-    /// Returning results, as far as it is not hidden.
+    /// The exposed part of returning expert results.
     Combine,
-    /// Allgather and sums over the ranks that share an expert or a dense layer.
+    /// Allgather and sums over ranks that share an expert or a dense layer.
     ExpertShards,
-    /// Transfers between stages.
+    /// Transfers between pipeline stages.
     Pipeline,
     /// Small kernels, launches, scheduling, sampling.
     Overhead,
 }
 
-/// A part, its key in JSON, its name in tables, and the source of its formula.
+/// Each part, its JSON key, its name in tables, and the source of its formula.
 const PARTS: [(Part, &str, &str, &str); 11] = [
     (
         Part::AttentionProducts,
@@ -72,7 +72,7 @@ const PARTS: [(Part, &str, &str, &str); 11] = [
     ),
 ];
 
-/// Seconds, and whether they come from a measured table.
+/// A time, and whether it comes from a measured table.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Timed {
     /// Seconds.
@@ -108,23 +108,23 @@ impl Sum for Timed {
     }
 }
 
-/// Seconds of one step over all layers. Serialised as an object with the seconds of each part.
+/// Seconds of one step over all layers. Serialised as an object with each part's seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct StepTerms([Timed; PARTS.len()]);
 
-/// One part, for a table.
+/// One part of a step, for display in a table.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Term {
     /// The part's name.
     pub name: &'static str,
     /// Seconds in the step.
     pub seconds: f64,
-    /// The source of the seconds: measured tables, or a formula.
+    /// Source of the time: measured tables, or a formula.
     pub source: &'static str,
 }
 
 impl StepTerms {
-    /// Multiplies all parts so far by `times`.
+    /// Multiplies all parts set so far by `times`.
     pub(super) fn scale(&mut self, times: f64) {
         self.0 = self.0.map(|part| part * times);
     }
@@ -138,7 +138,7 @@ impl StepTerms {
         self.0.iter().map(|part| part.seconds).sum()
     }
 
-    /// Seconds that depend on the ranks of a token's experts.
+    /// Seconds that depend on which ranks host a token's experts.
     pub fn exchange(&self) -> f64 {
         self[Part::Dispatch] + self[Part::Combine]
     }

@@ -1,9 +1,8 @@
-//! Domains: inputs weighted so that each kind of text counts equally, however much of it was recorded.
+//! Domains: weights inputs so that each kind of text counts equally, no matter how much of it was recorded.
 //!
-//! Counts stay integers: every count of a domain is multiplied by one integer. The multipliers are the smallest for
-//! which the domains' weighted tokens are within [`TOLERANCE`] of each other, so that evidence is not inflated more
-//! than necessary. Multiplication does not commute with adding different domains, so it is the last step: shards of one
-//! domain are added first.
+//! Counts stay integers: each domain's counts are multiplied by one integer. The multipliers are the smallest for which
+//! the domains' weighted token counts are within [`TOLERANCE`] of each other, to inflate counts no more than necessary.
+//! Multiplication does not commute with adding up domains, so it comes last: shards of one domain are added first.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -15,12 +14,12 @@ use serde::Serialize;
 use crate::ProfilerError;
 use crate::error::check;
 
-/// How far a domain's weight may be below the largest one.
+/// Maximum relative shortfall of a domain's weight against the largest weight.
 const TOLERANCE: f64 = 0.05;
-/// With this many steps the tolerance can always be met, since it is half a step.
+/// This many steps always meet the tolerance, because rounding errs by at most half a step.
 const MAX_STEPS: u64 = 10;
 
-/// A file and its domain. Text form: `NAME=PATH`, or just `PATH`: the domain is then the file name up to its first dot.
+/// A file and its domain. Written as `NAME=PATH`, or as `PATH` if the domain is the file name up to its first dot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DomainInput {
     /// The file.
@@ -43,7 +42,7 @@ impl From<PathBuf> for DomainInput {
     }
 }
 
-/// A text that names no file.
+/// The text contains no path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("expected PATH or NAME=PATH")]
 pub struct NoPath;
@@ -51,7 +50,7 @@ pub struct NoPath;
 impl FromStr for DomainInput {
     type Err = NoPath;
 
-    /// The text before the first `=` is a name if it contains only letters, digits, `-` and `_`; `./a=b` is a file.
+    /// Text before the first `=` is a domain name if it contains only letters, digits, `-` and `_`; `./a=b` is a path.
     fn from_str(text: &str) -> Result<Self, NoPath> {
         let is_name =
             |name: &str| !name.is_empty() && name.chars().all(|c| c.is_alphanumeric() || c == '-' || c == '_');
@@ -72,14 +71,14 @@ impl fmt::Display for DomainInput {
     }
 }
 
-/// The report on a domain.
+/// Report about one domain.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct DomainReport {
     /// Name of the domain.
     pub domain: String,
     /// Number of tokens before weighting.
     pub tokens: u64,
-    /// The multiplier of its counts.
+    /// The factor that its counts are multiplied by.
     pub multiplier: u32,
 }
 
@@ -90,13 +89,13 @@ pub(crate) fn by_domain(inputs: &[DomainInput]) -> BTreeMap<String, Vec<&Path>> 
     domains
 }
 
-/// Rejects domain names if nothing is weighted by domain.
+/// Rejects explicit domain names if counts are not weighted by domain.
 pub(crate) fn refuse_domains(inputs: &[DomainInput]) -> Result<(), ProfilerError> {
     const EXPECTED: &str = "a path, as nothing is weighted by domain (for a file with this name, write ./NAME=PATH)";
     inputs.iter().try_for_each(|input| check(input.domain.is_none(), "an input", input, EXPECTED))
 }
 
-/// The multipliers of domains with these numbers of tokens.
+/// Computes the multipliers for domains with these token counts.
 pub(crate) fn weigh(domains: &BTreeMap<String, u64>) -> Result<Vec<DomainReport>, ProfilerError> {
     let most = domains.values().copied().max().unwrap_or(0);
     if let Some((domain, _)) = domains.iter().find(|(_, tokens)| **tokens == 0) {

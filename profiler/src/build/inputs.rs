@@ -1,5 +1,4 @@
-//! The first pass over traces: checks every request, decides which ones count, and counts the occurrences of each
-//! token.
+//! The first pass over traces: checks every request, decides which to count, and counts each token's occurrences.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -12,10 +11,10 @@ use semmoe_tables::{
 use crate::origin::Origin;
 use crate::{BadRecord, ProfilerError, Progress};
 
-/// Requests are processed in pieces with this many bytes of routes, whose pages are then released.
+/// Requests are processed in chunks with this many bytes of routes, whose pages are released afterwards.
 pub(super) const PIECE_BYTES: usize = 8 << 20;
 
-/// The fate of a request.
+/// How a request is handled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fate {
     Counted,
@@ -29,9 +28,9 @@ pub(super) struct Inputs {
     pub(super) model: ModelInfo,
     pub(super) origin: Origin,
     pub(super) files: Vec<InputFile>,
-    /// Files that are no longer traces.
+    /// Files that are no longer readable as traces.
     pub(super) unreadable: Vec<BadRecord>,
-    /// Estimated number of requests in them, from their size relative to the others; at least one each.
+    /// Estimated number of requests in the unreadable files, from their size relative to the others; at least one each.
     pub(super) lost: usize,
 }
 
@@ -39,11 +38,11 @@ pub(super) struct Inputs {
 pub(super) struct InputFile {
     pub(super) path: PathBuf,
     pub(super) rows: TraceRows,
-    /// One per request, once checked.
+    /// One per request, filled in by the check.
     pub(super) fates: Vec<Fate>,
 }
 
-/// Some requests of one file.
+/// A range of requests in one file.
 #[derive(Clone, Debug)]
 pub(super) struct Piece {
     pub(super) file: usize,
@@ -54,15 +53,15 @@ pub(super) struct Piece {
 /// The result of the first pass.
 #[derive(Debug)]
 pub(super) struct Checked {
-    /// \[V\]: counted occurrences, with a known route in at least one layer.
+    /// \[V\]: counted occurrences that have a known route in at least one layer.
     pub(super) occurrences: Vec<u64>,
     pub(super) bad: Vec<BadRecord>,
-    /// Number of requests of each fate except bad ones.
+    /// Number of counted requests; `held_out` is the number of held-out requests.
     pub(super) counted: usize,
     pub(super) held_out: usize,
 }
 
-/// The requests to hold out: about this share, by this split.
+/// Selects the requests to hold out: about `share` of them, according to `split`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LeftOut {
     pub(super) share: f64,
@@ -75,7 +74,7 @@ impl LeftOut {
     }
 }
 
-/// Positions of a request that belong to a phase.
+/// Returns the positions in a request that belong to a phase.
 pub(super) fn positions(request: TraceRequest<'_>, phase: Phase) -> Range<usize> {
     let (prompt, all) = (request.prompt_len(), request.token_ids().len());
     match phase {
@@ -86,7 +85,7 @@ pub(super) fn positions(request: TraceRequest<'_>, phase: Phase) -> Range<usize>
 }
 
 impl Inputs {
-    /// The first file determines the model. Files that are damaged as a whole are left out, unless none is left.
+    /// Opens the traces; the first determines the model. Entirely damaged files are skipped, unless no other is left.
     pub(super) fn open(paths: &[&Path]) -> Result<Self, ProfilerError> {
         let mut files = Vec::with_capacity(paths.len());
         let (mut model, mut origin): (Option<ModelInfo>, _) = (None, Origin::default());
@@ -120,7 +119,7 @@ impl Inputs {
         self.files.iter().map(|file| file.rows.tokens() as u64).sum()
     }
 
-    /// All requests, in order, in pieces that are small relative to memory (except for a single long request).
+    /// Splits all requests, in order, into chunks that are small relative to memory, except for single long requests.
     pub(super) fn pieces(&self) -> Vec<Piece> {
         let row_bytes = self.model.layers() * usize::from(self.model.top_k) * 2;
         let most = (PIECE_BYTES / row_bytes.max(1)).max(1);
@@ -142,7 +141,7 @@ impl Inputs {
         pieces
     }
 
-    /// Checks every request on this many threads.
+    /// Checks all requests on `threads` threads.
     pub(super) fn check(
         &mut self,
         phase: Phase,
@@ -212,7 +211,7 @@ impl Inputs {
         }
     }
 
-    /// Appends the requests with one fate to a trace, in order.
+    /// Appends all requests with the given fate to a trace, in order.
     pub(super) fn write(&self, fate: Fate, out: &mut TraceWriter) -> Result<(), ProfilerError> {
         for file in &self.files {
             for r in (0..file.rows.requests()).filter(|&r| file.fates[r] == fate) {
@@ -226,7 +225,7 @@ impl Inputs {
     }
 }
 
-/// Whether a file's content is damaged, rather than being the wrong file: another format is the caller's mistake.
+/// Whether the error means that the file is damaged. A file of another format is the caller's mistake instead.
 fn is_damage(error: &FormatError) -> bool {
     match error {
         FormatError::File { source, .. } => is_damage(source),
@@ -235,7 +234,7 @@ fn is_damage(error: &FormatError) -> bool {
     }
 }
 
-/// Estimated number of requests that a file held, if they were as long as the others'.
+/// Estimates the number of requests in a damaged file, assuming that they are as long as those in the other files.
 fn requests_in(path: &Path, others: &[InputFile]) -> usize {
     let size = |path: &Path| std::fs::metadata(path).map_or(0, |metadata| metadata.len()) as f64;
     let requests: usize = others.iter().map(|other| other.rows.requests()).sum();

@@ -1,9 +1,10 @@
-//! Counts in slabs: as many (layer, token) cells as the memory limit allows, with one pass over the traces per slab.
+//! Counts in slabs. A slab is as many (layer, token) cells as the memory limit allows, and needs one pass over the
+//! traces.
 //!
-//! A cell counts one token in one layer. For frequent tokens it has N counters; for rare ones it is a list of experts
-//! with the maximum possible length. So a slab is never larger than a small multiple of the routes it counts, nor than
-//! N counters per token that occurred. Slabs follow file order, layer by layer, so results are written immediately.
-//! Threads own ranges of tokens: none waits for another, and the counts do not depend on the number of threads.
+//! A cell counts one token in one layer. For frequent tokens it contains N counters; for rare tokens, a list of experts
+//! sized for the worst case. So a slab is never larger than a small multiple of the routes it counts, nor than N
+//! counters per token that occurred. Slabs follow file order, layer by layer, so results are written immediately. Each
+//! thread owns a range of tokens: threads never wait for each other, and the counts do not depend on their number.
 
 use std::ops::Range;
 
@@ -15,13 +16,13 @@ use crate::{ProfilerError, Progress};
 /// The memory layout of cells.
 #[derive(Debug)]
 pub(super) struct Cells {
-    /// \[V + 1\]: words of one layer before each token.
+    /// \[V + 1\]: number of words in one layer before each token.
     before: Vec<u64>,
     num_experts: usize,
     top_k: usize,
 }
 
-/// Prefix sums, including the total.
+/// Returns the prefix sums, including the total.
 pub(super) fn sums_before(numbers: impl Iterator<Item = u64>) -> Vec<u64> {
     let mut sums = vec![0];
     let mut sum = 0;
@@ -32,7 +33,7 @@ pub(super) fn sums_before(numbers: impl Iterator<Item = u64>) -> Vec<u64> {
     sums
 }
 
-/// A rectangle of cells that is counted in one pass.
+/// A rectangle of cells counted in one pass.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Slab {
     pub(super) layers: Range<usize>,
@@ -42,7 +43,7 @@ pub(super) struct Slab {
 impl Cells {
     pub(super) fn new(occurrences: &[u64], num_experts: u16, top_k: u16) -> Self {
         let (n, k) = (u64::from(num_experts), u64::from(top_k));
-        // One word for the length of a list; a full row of counters is never longer.
+        // A list takes one extra word for its length, and at most as many words as a full row of counters.
         let words = |times: u64| if times == 0 { 0 } else { n.min(times.saturating_mul(k).saturating_add(1)) };
         let before = sums_before(occurrences.iter().map(|times| words(*times)));
         Cells { before, num_experts: num_experts.into(), top_k: top_k.into() }
@@ -52,12 +53,13 @@ impl Cells {
         (self.before[token + 1] - self.before[token]) as usize
     }
 
-    /// Number of words for these tokens in one layer.
+    /// Returns the number of words that these tokens take in one layer.
     fn words(&self, tokens: &Range<usize>) -> u64 {
         self.before[tokens.end] - self.before[tokens.start]
     }
 
-    /// Slabs of at most `most_words` words (except for a single large cell), in file order.
+    /// Divides all cells into slabs of at most `most_words` words, in file order. A single large cell may exceed the
+    /// limit.
     pub(super) fn slabs(&self, layers: usize, most_words: u64) -> Vec<Slab> {
         let tokens = 0..self.before.len() - 1;
         let all = self.words(&tokens);
@@ -66,7 +68,7 @@ impl Cells {
         }
         let at_once = usize::try_from(most_words / all).unwrap_or(usize::MAX).min(layers);
         if at_once > 0 {
-            // Slabs of equal size need as many passes and no more memory than necessary.
+            // Slabs of equal size take the same number of passes and no more memory than necessary.
             let step = layers.div_ceil(layers.div_ceil(at_once));
             let slab = |first| Slab { layers: first..(first + step).min(layers), tokens: tokens.clone() };
             return (0..layers).step_by(step).map(slab).collect();
@@ -76,7 +78,8 @@ impl Cells {
         (0..layers).flat_map(of_layer).collect()
     }
 
-    /// Splits tokens into ranges of at most `most` according to `before`, except for single tokens that exceed it.
+    /// Splits tokens into ranges with a weight of at most `most`, given prefix sums `before`. A single token may exceed
+    /// it.
     fn parts(&self, tokens: &Range<usize>, before: impl Fn(usize) -> u64, most: u64) -> Vec<Range<usize>> {
         let mut parts = Vec::new();
         let mut start = tokens.start;
@@ -91,20 +94,20 @@ impl Cells {
     }
 }
 
-/// Everything that counting needs.
+/// The inputs shared by all counting passes.
 #[derive(Clone, Copy)]
 pub(super) struct Counting<'a> {
     pub(super) inputs: &'a Inputs,
     pub(super) pieces: &'a [Piece],
     pub(super) phase: Phase,
     pub(super) cells: &'a Cells,
-    /// \[V + 1\]: occurrences before each token.
+    /// \[V + 1\]: number of occurrences before each token.
     pub(super) before: &'a [u64],
     pub(super) threads: usize,
     pub(super) progress: &'a dyn Progress,
 }
 
-/// Counters for a range of tokens: token by token, and layer by layer within a token.
+/// Counters for a range of tokens, ordered by token, then by layer.
 struct Part {
     tokens: Range<usize>,
     words: Vec<u32>,
@@ -155,7 +158,7 @@ impl Counting<'_> {
         part
     }
 
-    /// Counts those tokens of a request that belong to the part.
+    /// Counts the tokens of a request that belong to the part.
     fn add<T: Copy + Into<u16> + PartialEq>(
         &self,
         part: &mut Part,
@@ -227,7 +230,7 @@ impl Counting<'_> {
     }
 }
 
-/// A row to be passed to the writer.
+/// Buffer for a row to pass to the writer.
 #[derive(Default)]
 struct Row {
     experts: Vec<u16>,

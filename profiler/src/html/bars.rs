@@ -1,4 +1,4 @@
-//! Figures as a bar chart.
+//! Bar charts of labelled figures.
 
 use super::draw::{KINDS, Svg};
 use super::escape;
@@ -8,7 +8,7 @@ use super::escape;
 pub struct Bar {
     /// Text before the bar.
     pub label: String,
-    /// Its length in chart units; not negative.
+    /// Length of the bar in chart units; not negative.
     pub value: f64,
     /// Text after the bar.
     pub shown: String,
@@ -30,7 +30,7 @@ const WIDTH: f64 = 420.0;
 const ROW: f64 = 20.0;
 const TOP: f64 = 24.0;
 
-/// Draws bars from 0 to `most`; `label` describes the chart in words.
+/// Draws bars on an axis from 0 to `most`; `label` is the chart's text description.
 pub fn bars(label: &str, bars: &[Bar], most: f64, mark: Option<&Mark<'_>>) -> String {
     let most = if most > 0.0 { most } else { 1.0 };
     let bottom = TOP + ROW * bars.len() as f64;

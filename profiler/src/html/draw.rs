@@ -4,12 +4,12 @@
 use std::fmt::Write;
 
 type Stops = [[f64; 3]; 5];
-/// From the page's background to the strongest colour, in steps of similar lightness: for light pages, dark pages.
+/// Colours from the page's background to the strongest, with evenly spaced lightness: for light and for dark pages.
 const SEQUENTIAL: [Stops; 2] = [
     [[255.0, 255.0, 255.0], [190.0, 215.0, 235.0], [90.0, 160.0, 205.0], [25.0, 95.0, 165.0], [8.0, 35.0, 90.0]],
     [[24.0, 26.0, 30.0], [20.0, 58.0, 95.0], [30.0, 105.0, 165.0], [105.0, 175.0, 225.0], [225.0, 242.0, 255.0]],
 ];
-/// Blue below, orange above: distinguishable under all common kinds of colour blindness.
+/// Blue below the centre, orange above it: distinguishable with all common kinds of colour blindness.
 const DIVERGING: [Stops; 2] = [
     [[5.0, 70.0, 150.0], [120.0, 175.0, 220.0], [250.0, 250.0, 250.0], [245.0, 170.0, 90.0], [170.0, 75.0, 0.0]],
     [[120.0, 190.0, 255.0], [45.0, 95.0, 145.0], [34.0, 36.0, 40.0], [150.0, 90.0, 30.0], [255.0, 175.0, 90.0]],
@@ -18,7 +18,7 @@ const DIVERGING: [Stops; 2] = [
 pub const KINDS: [&str; 6] = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00"];
 /// Number of colour steps for cells.
 const STEPS: usize = 24;
-/// With more cells than this, a tooltip shows an entire row.
+/// Beyond this many cells, each tooltip covers an entire row.
 const MAX_CELL_TIPS: usize = 600;
 
 /// An image being drawn; all lengths in pixels.
@@ -31,9 +31,9 @@ pub struct Svg {
 /// Maps values to colours.
 #[derive(Clone, Copy)]
 pub enum Scale {
-    /// From 0 (the background) to this.
+    /// From 0 (the background colour) to this value.
     Up(f64),
-    /// From minus this to this, centred on 0.
+    /// From minus this value to this value, centred on 0.
     Around(f64),
 }
 
@@ -47,7 +47,7 @@ impl Scale {
         (share * (STEPS - 1) as f64).round() as usize
     }
 
-    /// The class of a cell is this plus the step.
+    /// Returns the first letter of a cell's CSS class; the colour step follows.
     fn prefix(self) -> char {
         match self {
             Self::Up(_) => 'u',
@@ -56,7 +56,7 @@ impl Scale {
     }
 }
 
-/// The style for all steps of both scales; `dark` selects the mode.
+/// Returns the CSS rules for all steps of both scales; `dark` selects dark mode.
 pub(super) fn palette(dark: bool) -> String {
     let scales = [('u', SEQUENTIAL), ('d', DIVERGING)];
     let rule = |(prefix, stops): (char, [Stops; 2]), step| {
@@ -73,7 +73,7 @@ fn mixed(stops: &Stops, step: usize) -> String {
     format!("#{:02x}{:02x}{:02x}", of(0), of(1), of(2))
 }
 
-/// Values in rows, with their position and colours.
+/// A grid of values to draw, with its position and colour scale.
 pub struct Cells<'a> {
     /// Left edge of the cells.
     pub x: f64,
@@ -85,7 +85,7 @@ pub struct Cells<'a> {
     pub high: f64,
     /// Rows of equal length.
     pub rows: &'a [Vec<f64>],
-    /// Colours of the values.
+    /// The colour scale for the values.
     pub scale: Scale,
 }
 
@@ -95,7 +95,7 @@ impl Cells<'_> {
     }
 }
 
-/// The axes of a diagram with its origin in the lower left corner.
+/// The axes of a diagram whose origin is in the lower left corner.
 pub struct Axes {
     /// Pixel position of the left edge.
     pub left: f64,
@@ -105,14 +105,14 @@ pub struct Axes {
     pub top: f64,
     /// Pixel position of the lower edge.
     pub bottom: f64,
-    /// The value at the end of the horizontal axis.
+    /// Maximum value on the horizontal axis.
     pub across: f64,
-    /// The value at the end of the vertical axis.
+    /// Maximum value on the vertical axis.
     pub up: f64,
 }
 
 impl Axes {
-    /// The pixel position of a point.
+    /// Returns a point's pixel position.
     pub fn at(&self, x: f64, y: f64) -> (f64, f64) {
         let Self { left, right, top, bottom, across, up } = self;
         (left + x / across * (right - left), bottom - y / up * (bottom - top))
@@ -120,12 +120,12 @@ impl Axes {
 }
 
 impl Svg {
-    /// An empty image of this size.
+    /// Creates an empty image of this size.
     pub fn new(width: f64, height: f64) -> Self {
         Self { width, height, body: String::new() }
     }
 
-    /// The image for the page; `label` describes it in words.
+    /// Returns the image as markup for the page; `label` is its text description.
     pub fn finish(self, label: &str) -> String {
         let Self { width, height, body } = self;
         let label = super::escape(label);
@@ -135,7 +135,7 @@ impl Svg {
         )
     }
 
-    /// The image as a separate file, on white.
+    /// Returns the image as a standalone SVG file with a white background.
     pub fn file(self) -> String {
         let Self { width, height, body } = self;
         format!(
@@ -165,7 +165,7 @@ impl Svg {
         let _ = write!(self.body, "<path d=\"M{x1:.1} {y1:.1}L{x2:.1} {y2:.1}\" fill=\"none\" {style}/>");
     }
 
-    /// Adds grid lines at fifths of the vertical axis, and the values at fifths of both axes.
+    /// Adds horizontal grid lines at every fifth of the vertical axis, and values at every fifth of both axes.
     pub fn grid(&mut self, axes: &Axes, decimals: usize) {
         for share in (0..=5).map(|tick| f64::from(tick) / 5.0) {
             let (across, up) = (share * axes.across, share * axes.up);
@@ -199,7 +199,7 @@ impl Svg {
         );
     }
 
-    /// Adds cells of equal size row by row, merging neighbours of one colour.
+    /// Adds cells of equal size row by row, merging adjacent cells of the same colour.
     pub fn cells(&mut self, cells: &Cells<'_>) {
         let Cells { x, y, wide, high, rows, scale } = *cells;
         let mut paths = vec![String::new(); STEPS];
@@ -226,7 +226,7 @@ impl Svg {
         );
     }
 
-    /// Adds tooltips to cells: `text` of a row and column, or of an entire row if there are many cells.
+    /// Adds tooltips to cells. `text` receives a row and a column, or only the row if there are too many cells.
     pub fn tips(&mut self, cells: &Cells<'_>, text: impl Fn(usize, Option<usize>) -> String) {
         let Cells { x, y, wide, high, rows, .. } = *cells;
         let columns = cells.columns();
@@ -242,13 +242,13 @@ impl Svg {
         }
     }
 
-    /// Labels the rows as layers, from top to bottom, with a colour legend below.
+    /// Labels the rows as layers and adds a colour legend below.
     pub fn layers(&mut self, x: f64, top: f64, bottom: f64, scale: Scale, title: &str, marks: [&str; 3]) {
         self.upright(14.0, (top + bottom) / 2.0, "layer");
         self.legend(x, bottom + 26.0, scale, title, marks);
     }
 
-    /// Adds a colour legend with values at the ends and in the middle.
+    /// Adds a colour legend with marks at both ends and in the middle.
     pub fn legend(&mut self, x: f64, y: f64, scale: Scale, title: &str, marks: [&str; 3]) {
         const WIDTH: f64 = 240.0;
         let values = (0..STEPS).map(|step| {
@@ -271,7 +271,7 @@ impl Svg {
         self.columns(x, y - 6.0, wide, &(0..count).map(|at| at.to_string()).collect::<Vec<_>>());
     }
 
-    /// Labels the tops of columns, no denser than is readable.
+    /// Labels columns at the top, skipping labels that would overlap.
     pub fn columns(&mut self, x: f64, y: f64, wide: f64, labels: &[String]) {
         let longest = labels.iter().map(String::len).max().unwrap_or(1) as f64 * 6.5 + 6.0;
         let every = (longest / wide).ceil().max(1.0) as usize;

@@ -1,10 +1,10 @@
-//! Group loads, before and after.
+//! Group loads with contiguous placement and with the tables.
 
 use semmoe_tables::{ExpertId, LayerIdx, ModelInfo, Placement, Profile, Tables};
 
 use super::draw::{Cells, Scale, Svg};
 
-/// Load of each group over the layer's mean: with blocks of N/G experts, and with the tables.
+/// Each group's load over the layer's mean, with contiguous placement and with the tables.
 #[derive(Debug)]
 pub struct GroupLoads {
     layer_ids: Vec<u16>,
@@ -14,7 +14,8 @@ pub struct GroupLoads {
 }
 
 impl GroupLoads {
-    /// For the traffic counted by a profile. The activations of an expert with replicas are split evenly among them.
+    /// Computes the loads for the traffic in a profile. Activations of an expert with replicas are split evenly among
+    /// them.
     pub fn of_profile(profile: &Profile, tables: &Tables) -> Self {
         let model = profile.model();
         let loads = |layer: usize| profile.expert_loads(LayerIdx::new(layer as u16));
@@ -40,7 +41,7 @@ impl GroupLoads {
         self.after.first().map_or(1, Vec::len)
     }
 
-    /// Maximum over mean, mean over layers: before, if known, and after.
+    /// Returns maximum over mean, averaged over layers: before, if known, and after.
     pub fn max_over_mean(&self) -> (Option<f64>, f64) {
         let mean = |layers: &Vec<Vec<f64>>| {
             layers.iter().map(|layer| largest(layer)).sum::<f64>() / layers.len().max(1) as f64
@@ -53,7 +54,7 @@ fn largest(layer: &[f64]) -> f64 {
     layer.iter().copied().fold(0.0, f64::max)
 }
 
-/// [L][G] over the mean; `hosts` returns the groups that serve an expert.
+/// Computes group loads over the mean, [L][G]; `hosts` returns the groups that serve an expert.
 fn over_mean(loads: &[Vec<u64>], groups: u16, hosts: impl Fn(LayerIdx, ExpertId) -> Vec<usize>) -> Vec<Vec<f64>> {
     let of_layer = |(layer, loads): (usize, &Vec<u64>)| {
         let mut sums = vec![0.0; usize::from(groups)];
@@ -62,7 +63,7 @@ fn over_mean(loads: &[Vec<u64>], groups: u16, hosts: impl Fn(LayerIdx, ExpertId)
             hosts.iter().for_each(|group| sums[*group] += *load as f64 / hosts.len() as f64);
         }
         let mean = sums.iter().sum::<f64>() / sums.len() as f64;
-        // A layer without activations counts as even.
+        // A layer without activations counts as balanced.
         sums.into_iter().map(|sum| if mean > 0.0 { sum / mean } else { 1.0 }).collect()
     };
     loads.iter().enumerate().map(of_layer).collect()
@@ -73,7 +74,7 @@ const TOP: f64 = 44.0;
 const HALF: f64 = 300.0;
 const GAP: f64 = 70.0;
 
-/// Two maps side by side, followed by the maximum load of each layer.
+/// Draws both maps side by side, followed by each layer's maximum load.
 pub fn group_loads(loads: &GroupLoads) -> String {
     let groups = loads.groups();
     let wide = (HALF / groups as f64).clamp(3.0, 60.0);

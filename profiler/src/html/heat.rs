@@ -1,4 +1,4 @@
-//! Heat map of tokens and experts: the paper's figure 6 (b). Bands are tokens that share experts.
+//! Heat map of tokens and experts: the paper's figure 6 (b). Tokens that share experts form bands.
 
 use std::fmt::Write;
 
@@ -11,13 +11,13 @@ use crate::show::Study;
 use crate::show::rows::activations;
 use crate::show::table1::hottest;
 
-/// Number of tokens drawn: the most frequent ones.
+/// Number of tokens to draw, most frequent first.
 pub(super) const TOKENS: usize = 120;
 const ROW: f64 = 9.0;
 const LEFT: f64 = 150.0;
 const TOP: f64 = 62.0;
 
-/// The map of one layer.
+/// The heat map of one layer.
 struct Map<'a> {
     study: &'a Study,
     page: &'a Page<'a>,
@@ -53,18 +53,18 @@ impl Map<'_> {
         self.study.rows.row(self.layer, token)
     }
 
-    /// The sort key of a token: the group with most of its experts, then its hottest experts.
+    /// Returns a token's sort key: the group with most of its activations, then its hottest experts.
     fn place(&self, token: usize) -> (usize, Vec<usize>, usize) {
         let row = self.row(token);
         let place_of = |expert: u16| self.experts.iter().position(|other| *other == usize::from(expert)).unwrap_or(0);
         let mut shares = vec![0u64; usize::from(self.placement.map_or(1, Placement::groups))];
         row.iter().for_each(|(expert, count)| shares[usize::from(self.group((*expert).into()))] += u64::from(*count));
-        // Ties go to the first.
+        // Ties go to the first group.
         let best = (0..shares.len()).rev().max_by_key(|at| shares[*at]).unwrap_or(0);
         (best, hottest(row).iter().map(|(expert, _)| place_of(*expert)).take(2).collect(), token)
     }
 
-    /// Tooltip for one expert, or for the token's hottest ones.
+    /// Returns the tooltip for one expert, or for the token's hottest experts.
     fn tip(&self, token: usize, expert: Option<usize>) -> String {
         let row = self.row(token);
         let total = activations(row);
@@ -78,7 +78,7 @@ impl Map<'_> {
         tip
     }
 
-    /// Shares of a token's activations, by expert in drawing order.
+    /// Returns each expert's share of a token's activations, in drawing order.
     fn shares(&self, token: usize) -> Vec<f64> {
         let row = self.row(token);
         let total = activations(row);
@@ -104,8 +104,8 @@ impl Map<'_> {
         }
         let (title, order) = match placement {
             Some(placement) => (
-                format!("experts, in the {} groups of the tables", placement.groups()),
-                "Experts are ordered by the tables' groups, tokens by the group that holds most of their experts.",
+                format!("experts, in the tables' {} groups", placement.groups()),
+                "Experts are ordered by the tables' groups, tokens by the group with most of their activations.",
             ),
             None => (
                 "experts".into(),
@@ -129,8 +129,8 @@ impl Map<'_> {
         let id = study.rows.layer_ids[*layer];
         let label = format!("Heat map of {} tokens and {} experts in layer {id}", tokens.len(), experts.len());
         format!(
-            "<p>How often the {} most frequent tokens activate each expert of layer {id}. {order} White rows with few dark cells: the experts \
-             of a token hardly depend on its context.</p>\n{}",
+            "<p>How often the {} most frequent tokens activate each expert of layer {id}. {order} A white row with few dark cells means that the \
+             token's experts hardly depend on context.</p>\n{}",
             tokens.len(),
             svg.finish(&label)
         )

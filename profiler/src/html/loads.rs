@@ -13,7 +13,8 @@ pub(super) fn picture(study: &Study) -> String {
     let over_mean = |layer: usize| {
         let loads = rows.loads(layer);
         let mean = mean(&loads);
-        // A layer without activations counts as even; an expert without activations is at the end of the scale.
+        // A layer without activations counts as balanced; an expert without activations is drawn at the end of the
+        // scale.
         let colour = |load: &u64| if mean > 0.0 { (*load as f64 / mean).max(0.125).log2() } else { 0.0 };
         loads.iter().map(colour).collect()
     };
@@ -44,8 +45,8 @@ pub(super) fn picture(study: &Study) -> String {
     }
     svg.layers(LEFT, TOP, bottom, Scale::Around(2.0), "load over the layer's mean", ["1/4 or less", "1", "4 or more"]);
     format!(
-        "<p>Activations of each expert. An even layer is white; entropy 1 is even.</p>\n{}",
-        svg.finish(&format!("Heat map of the loads of {} experts in {} layers", rows.experts, rows.layers()))
+        "<p>Activations of each expert. A balanced layer is white and has entropy 1.</p>\n{}",
+        svg.finish(&format!("Heat map of expert loads: {} experts in {} layers", rows.experts, rows.layers()))
     )
 }
 

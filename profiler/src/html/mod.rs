@@ -1,20 +1,20 @@
-//! One self-contained page with images: no scripts, no external resources, readable in any browser, in light and dark
+//! Self-contained HTML pages with images: no scripts, no external resources, readable in any browser, in light and dark
 //! mode.
 //!
-//! This module renders the page of a study ([`render`]); other pages are [`Sheet`]s with the same layout and images.
-//! Texts from files (names of models, tokens, topics) are untrusted: all of them go through [`escape`].
+//! This module renders the page for a study ([`render`]); other pages are [`Sheet`]s with the same layout and images.
+//! Text from files (model names, tokens, topics) is untrusted and must be passed through [`escape`].
 //!
-//! | module | what |
+//! | module | contents |
 //! |---|---|
 //! | `text` | escaping |
-//! | `draw` | SVG: cells, axes, legends, tooltips, colours distinguishable for colour-blind people |
-//! | `sheet` | the page around the images: style, facts, verdict, the layer selector |
+//! | `draw` | SVG: cells, axes, legends, tooltips, colour-blind-safe colours |
+//! | `sheet` | the page around the images: style, facts, verdict, layer selector |
 //! | `bars` | bar charts |
-//! | `groups` | loads of groups, before and after |
-//! | `heat` | tokens and experts |
-//! | `loads` | loads of experts, by layer |
-//! | `next` | experts of a layer, given those of the previous one |
-//! | `topics` | requests in two dimensions |
+//! | `groups` | group loads, before and after |
+//! | `heat` | heat maps of tokens and experts |
+//! | `loads` | expert loads by layer |
+//! | `next` | a layer's experts, given the experts of the previous layer |
+//! | `topics` | two-dimensional map of requests |
 //! | `rate` | local activation rate against the number of groups |
 
 mod bars;
@@ -42,21 +42,21 @@ pub use rate::{RateKind, RatePoint};
 pub use sheet::{Sheet, write_sections};
 pub use text::escape;
 
-/// Maximum cells in the images of all layers; with more layers than fit, evenly spaced ones are drawn.
+/// Maximum number of cells in the images of all layers together. If not all layers fit, evenly spaced layers are drawn.
 const MAX_CELLS: usize = 1 << 20;
 
-/// The contents of the page, except for the study.
+/// Optional contents of the page, in addition to the study.
 #[derive(Debug, Default)]
 pub struct Page<'a> {
-    /// A placement: if given, heat maps are sorted by its groups, and the groups' loads are drawn.
+    /// If given, heat maps are sorted by the placement's groups, and group loads are drawn.
     pub tables: Option<&'a Tables>,
-    /// The text of every token, by id; empty to show ids.
+    /// Token texts by id; empty to show ids.
     pub token_texts: Vec<String>,
-    /// The trace and the topic of each of its requests.
+    /// A trace, and the topic of each of its requests.
     pub topics: Option<(&'a Trace, &'a [String])>,
-    /// Local activation rates by groups.
+    /// Local activation rates by number of groups.
     pub rates: Vec<RatePoint>,
-    /// Index of the MoE layer shown first in the maps; the middle one by default.
+    /// Index of the MoE layer that the maps show first; the middle layer by default.
     pub layer: Option<usize>,
     /// The verdict on the figures.
     pub verdict: Option<Verdict>,
@@ -65,7 +65,7 @@ pub struct Page<'a> {
 /// Writes the page.
 ///
 /// # Errors
-/// If the topics do not match the trace, there is no such layer, or the file cannot be written.
+/// If the topics do not match the trace, the layer does not exist, or the file cannot be written.
 pub fn write_page(path: &Path, study: &Study, page: &Page<'_>) -> Result<(), ProfilerError> {
     let text = render(study, page)?;
     Ok(semmoe_tables::write_atomically(path, |out| out.write_all(text.as_bytes()))?)
@@ -74,21 +74,21 @@ pub fn write_page(path: &Path, study: &Study, page: &Page<'_>) -> Result<(), Pro
 /// Renders the page.
 ///
 /// # Errors
-/// If the topics do not match the trace, or there is no such layer.
+/// If the topics do not match the trace, or the layer does not exist.
 pub fn render(study: &Study, page: &Page<'_>) -> Result<String, ProfilerError> {
     let layers = study.rows.layers();
     let layer = page.layer.unwrap_or(layers / 2);
-    check(layer < layers, "layer", layer, "the index of a MoE layer of the file")?;
+    check(layer < layers, "layer", layer, "the index of an MoE layer in the file")?;
     let missing = |what: &str| format!("<p class=\"none\">Not drawn: {what}</p>");
     let topics = match page.topics {
         Some((trace, topics)) => topics::picture(&map::requests(trace, topics)?),
         None => missing(
-            "requests and their topics are needed. Give a trace, and <code>--topics</code> with one JSON line for each request.",
+            "requests and topics are required. Pass a trace, and <code>--topics</code> with one JSON line per request.",
         ),
     };
     let rates = match page.rates.is_empty() {
         false => rate::picture(&page.rates),
-        true => missing("give <code>--groups 2,4,8</code> to solve for each, or <code>--tables</code>."),
+        true => missing("pass <code>--groups 2,4,8</code> to solve for each, or <code>--tables</code>."),
     };
     let groups = page.tables.map_or_else(
         || missing("give <code>--tables</code>."),
@@ -124,7 +124,7 @@ pub fn render(study: &Study, page: &Page<'_>) -> Result<String, ProfilerError> {
     Ok(sheet.render())
 }
 
-/// The layers whose maps are drawn, in order, including `wanted`.
+/// Returns the layers whose maps are drawn, in order, including `wanted`.
 fn drawn_layers(study: &Study, wanted: usize) -> Vec<usize> {
     let (layers, experts) = (study.rows.layers(), study.rows.experts);
     let fit = (MAX_CELLS / (experts * (experts + heat::TOKENS))).clamp(1, layers);
@@ -137,7 +137,7 @@ fn drawn_layers(study: &Study, wanted: usize) -> Vec<usize> {
 
 fn facts(study: &Study, model: &ModelInfo) -> Vec<(&'static str, String)> {
     let summary = &study.summary;
-    let shape = format!("{} layers with experts, {} experts, top-{}", model.layers(), model.num_experts, model.top_k);
+    let shape = format!("{} MoE layers, {} experts, top-{}", model.layers(), model.num_experts, model.top_k);
     let distinct = format!("{} of {} ({:.1}%)", summary.distinct_tokens, model.vocab_size, summary.coverage * 100.0);
     let source = format!("{} ({})", summary.provenance.source, summary.provenance.created);
     let requests =
@@ -149,11 +149,11 @@ fn facts(study: &Study, model: &ModelInfo) -> Vec<(&'static str, String)> {
         ("requests", requests),
         ("tokens with a route", summary.routed_tokens.to_string()),
         ("token ids seen", distinct),
-        ("tokens with evidence", format!("{:.1}% of the traffic", study.coverage_of_traffic * 100.0)),
+        ("known tokens", format!("{:.1}% of the traffic", study.coverage_of_traffic * 100.0)),
     ]
 }
 
-/// The paper's Table 1, and related figures.
+/// Renders the paper's Table 1 and related figures.
 fn table(study: &Study) -> String {
     let row = |layer: &crate::show::LayerTable| {
         let quartiles = [&layer.f1, &layer.cumulative_hotness, &layer.hottest_other];
@@ -169,8 +169,8 @@ fn table(study: &Study) -> String {
     let rows: String = study.layers.iter().map(row).collect();
     let quartiles = "<th>p25</th><th>p50</th><th>p75</th>".repeat(4);
     format!(
-        "<p>Each token's top-k hottest experts as a prediction of those that it activates; quartiles over tokens, {}. Hotness is the share of \
-         a token's activations. High kurtosis means that a few experts get them all (3: a normal distribution).</p>\n\
+        "<p>How well each token's k hottest experts predict those that it activates; quartiles over tokens, {}. Hotness is the share of \
+         a token's activations. High kurtosis means that a few experts receive them all (a normal distribution has 3).</p>\n\
          <div class=\"wide\"><table><thead><tr><th rowspan=\"2\">layer</th><th colspan=\"3\">F1</th><th colspan=\"3\">cumulative hotness, top-k\
          </th><th colspan=\"3\">hottest other expert</th><th colspan=\"3\">kurtosis</th><th rowspan=\"2\">F1, mean over occurrences</th></tr>\
          <tr>{quartiles}</tr></thead>\n<tbody>{rows}</tbody></table></div>\n",

@@ -1,4 +1,4 @@
-//! Experts of a layer, given those of the previous one: the paper's figure 6 (c).
+//! Draws a layer's experts given the experts of the previous layer: the paper's figure 6 (c).
 
 use super::draw::{Cells, Scale, Svg};
 use crate::show::Study;
@@ -49,7 +49,7 @@ pub(super) fn picture(study: &Study, layer: usize) -> String {
     let basis = if next.seen_together {
         "as observed token by token"
     } else {
-        "as expected from each token's counts: a profile does not show which experts occurred together"
+        "as estimated from each token's counts: a profile does not record which experts occurred together"
     };
     let label =
         format!("Map of how often experts of layer {} follow those of layer {}", next.to_layer, next.from_layer);
@@ -61,7 +61,7 @@ pub(super) fn picture(study: &Study, layer: usize) -> String {
     )
 }
 
-/// Figures for all pairs of layers.
+/// Renders the figures for all pairs of layers.
 pub(super) fn table(study: &Study) -> String {
     if study.next.is_empty() {
         return String::new();
@@ -73,7 +73,7 @@ pub(super) fn table(study: &Study) -> String {
         )
     });
     format!(
-        "<p>Share of a layer's activations on the top-k experts that most often follow the previous layer's expert, and without knowing that expert:</p>\n\
+        "<p>Share of a layer's activations on the top-k experts that most often follow the previous layer's expert, compared with chance:</p>\n\
          <div class=\"wide\"><table><thead><tr><th>layers</th><th>share</th><th>by chance</th></tr></thead><tbody>{}</tbody></table></div>\n",
         figures.collect::<String>()
     )

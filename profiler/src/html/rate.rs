@@ -1,13 +1,13 @@
-//! Local activation rate against the number of groups.
+//! Draws the local activation rate against the number of groups.
 
 use super::draw::{KINDS, Svg};
 
-/// Origin of a point's tables. Only points of one kind are connected.
+/// Origin of a point's tables. Lines only connect points of the same kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RateKind {
     /// Solved for the page, all from the same counts.
     Solved,
-    /// A given tables file, solved from unknown data.
+    /// A tables file given by the user, solved from unknown data.
     Given,
 }
 
@@ -18,12 +18,12 @@ pub struct RatePoint {
     pub groups: u16,
     /// Local activation rate with the tables.
     pub rate: f64,
-    /// Local activation rate on random ranks.
+    /// Local activation rate with random routing.
     pub random: f64,
-    /// Whether entire requests were routed, each to the rank chosen by the affinity policy; otherwise tokens, each to
+    /// Whether whole requests were routed, each to the rank that the affinity policy chooses; otherwise tokens, each to
     /// its best rank.
     pub by_requests: bool,
-    /// Whether it was evaluated on held-out data; for given tables, as stated by the caller.
+    /// Whether the rate was evaluated on held-out data; for given tables, as stated by the caller.
     pub held_out: bool,
     /// Origin of its tables.
     pub kind: RateKind,
@@ -34,16 +34,16 @@ const RIGHT: f64 = 560.0;
 const TOP: f64 = 20.0;
 const BOTTOM: f64 = 320.0;
 
-/// Points that belong together, with their name and style.
+/// Points of one kind, with a name and a style.
 struct Series<'a> {
     name: String,
     colour: &'a str,
-    /// The dash pattern of the line that connects them; `None` = not connected.
+    /// Dash pattern of the connecting line; `None` draws no line.
     dashes: Option<&'a str>,
     points: Vec<(u16, f64)>,
 }
 
-/// Solved and given tables, by requests and by tokens, are separate series: no line connects unlike figures.
+/// Separates solved from given tables, and request rates from token rates, so that no line connects unlike figures.
 fn series(points: &[RatePoint]) -> Vec<Series<'static>> {
     let mut all = Vec::new();
     let kinds =
@@ -101,11 +101,11 @@ pub(super) fn picture(points: &[RatePoint]) -> String {
     let judged = if points.iter().all(|point| point.held_out) {
         "Evaluated on held-out data."
     } else {
-        "Evaluated on the data of the solve, which flatters the result: pass a trace, or <code>--held-out</code>."
+        "Evaluated on the data used for the solve, which overstates the rate: pass a trace, or <code>--held-out</code>."
     };
     format!(
-        "<p>Share of activations on the token's own rank. By requests: each request on the rank that the affinity policy chooses, with even \
-         loads. By tokens: each token on its best rank according to T, which is more than requests can reach. {judged}</p>\n{}",
+        "<p>Share of activations on the token's own rank. By requests: each request on the rank that the affinity policy chooses, with balanced \
+         loads. By tokens: each token on its best rank according to T, a rate that requests cannot reach. {judged}</p>\n{}",
         svg.finish("Local activation rate against the number of groups")
     )
 }

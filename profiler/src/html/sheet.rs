@@ -7,16 +7,16 @@ use super::draw::palette;
 use super::escape;
 use crate::{ProfilerError, Verdict};
 
-/// A page. Everything is escaped here except titles, bodies and names of facts.
+/// A page. It escapes everything except section titles, section bodies and fact names.
 #[derive(Debug, Default)]
 pub struct Sheet {
     /// The page's title.
     pub title: String,
-    /// Names and values at the top.
+    /// Names and values of the facts at the top.
     pub facts: Vec<(&'static str, String)>,
     /// The verdict on the figures.
     pub verdict: Option<Verdict>,
-    /// Ids of the selectable layers, and the index of the one shown first.
+    /// Ids of the selectable layers, and the index of the layer shown first.
     pub layers: Option<(Vec<u16>, usize)>,
     /// Title and markup of each section.
     pub sections: Vec<(&'static str, String)>,
@@ -51,7 +51,7 @@ impl Sheet {
     }
 }
 
-/// Writes a page that has only sections.
+/// Writes a page that contains only sections.
 ///
 /// # Errors
 /// If the file cannot be written.
@@ -68,12 +68,12 @@ fn verdict(Verdict { grade, text, next }: &Verdict) -> String {
     )
 }
 
-/// The image of each layer, one of which is shown.
+/// Renders one image per layer; the selector shows one at a time.
 pub(super) fn of_layers(ids: &[u16], picture: impl Fn(usize) -> String) -> String {
     ids.iter().enumerate().map(|(at, id)| format!("<div class=\"of l{id}\">{}</div>\n", picture(at))).collect()
 }
 
-/// Style and markup of the layer selector: a radio group, which works without scripts and by keyboard.
+/// Returns the style and markup of the layer selector: a radio group, which works without scripts and with a keyboard.
 fn chooser(ids: &[u16], shown: usize) -> (String, String) {
     let (mut rules, mut buttons) = (String::new(), String::new());
     for (at, id) in ids.iter().enumerate() {

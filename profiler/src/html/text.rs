@@ -1,6 +1,6 @@
 //! Escaping of untrusted texts.
 
-/// Escapes a text for the page: markup as entities; invisible characters, and those that change the text direction, as
+/// Escapes text for the page: markup as entities, and characters that are invisible or change the text direction as
 /// numbers.
 pub fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
@@ -20,13 +20,13 @@ pub fn escape(text: &str) -> String {
     escaped
 }
 
-/// Control characters, direction marks, and characters that no browser shows.
+/// Whether this is a control character, a direction mark, or a character that browsers do not display.
 fn hidden(character: char) -> bool {
     character.is_control()
         || matches!(u32::from(character), 0xad | 0x61c | 0x200b..=0x200f | 0x2028..=0x202e | 0x2060..=0x206f | 0xfeff | 0xfff0..=0xffff | 0xe0000..=0xe0fff)
 }
 
-/// Escapes and shortens a token, with its spaces made visible.
+/// Escapes and truncates a token, and makes its spaces visible.
 pub(super) fn token(text: &str) -> String {
     const SHOWN: usize = 18;
     let mut shown: String = text.chars().take(SHOWN).map(|c| if c == ' ' { '\u{2423}' } else { c }).collect();

@@ -1,4 +1,4 @@
-//! Requests in two dimensions: the paper's figure 6 (a).
+//! Draws requests in two dimensions: the paper's figure 6 (a).
 
 use std::fmt::Write;
 
@@ -7,7 +7,7 @@ use super::text::escape;
 use crate::show::RequestMap;
 
 const SIDE: f64 = 520.0;
-/// Further topics are drawn as one.
+/// Number of topics with a distinct mark; all others share one.
 const NAMED: usize = 18;
 
 pub(super) fn picture(map: &RequestMap) -> String {
@@ -31,14 +31,14 @@ pub(super) fn picture(map: &RequestMap) -> String {
         svg.text(SIDE + 34.0, row, "start", "", &escape(&name));
     }
     format!(
-        "<p>{} requests by the experts that they activate over all layers: those close together activate the same ones (t-SNE; directions and \
+        "<p>{} requests, placed by the experts that they activate in all layers: nearby requests activate the same experts (t-SNE; directions and \
          scales have no meaning).</p>\n{}",
         map.points.len(),
-        svg.finish(&format!("Scatter of {} requests of {} topics", map.points.len(), map.topics.len()))
+        svg.finish(&format!("Scatter plot of {} requests with {} topics", map.points.len(), map.topics.len()))
     )
 }
 
-/// Topics are distinguished by colour and shape together.
+/// Draws a request's mark; colour and shape together identify the topic.
 fn mark(x: f64, y: f64, topic: usize) -> String {
     if topic >= NAMED {
         return format!("<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"2\" fill=\"#999\"/>");

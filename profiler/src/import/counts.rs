@@ -1,4 +1,4 @@
-//! Counts of experts without tokens: `stat` dumps, EPLB's arrays.
+//! Reads expert counts without tokens: `stat` dumps and EPLB's arrays.
 
 use std::fs::File;
 use std::io::Read;
@@ -11,7 +11,7 @@ use crate::ProfilerError;
 
 use super::{ContentError, ImportError, integers, layer_rows, open};
 
-/// JSON counts are small: a few numbers per layer and expert.
+/// Size limit of JSON counts, which have only a few numbers per layer and expert.
 const MAX_JSON_BYTES: u64 = 64 << 20;
 
 /// Counts so far.
@@ -22,7 +22,7 @@ pub(super) struct Counts<'a> {
     pub(super) files: usize,
 }
 
-/// The format that SGLang reads as well.
+/// The JSON format, which SGLang reads as well.
 #[derive(Deserialize)]
 struct Json {
     logical_count: Vec<Vec<u64>>,
@@ -33,7 +33,7 @@ impl<'a> Counts<'a> {
         Self { model, sums: vec![vec![0; usize::from(model.num_experts)]; model.layers()], files: 0 }
     }
 
-    /// Adds a file of counts, JSON or arrays.
+    /// Adds a file of counts, either JSON or arrays.
     pub(super) fn add_file(&mut self, path: &Path) -> Result<(), ProfilerError> {
         if path.extension().is_some_and(|extension| extension == "json") {
             return Ok(self.add_json(path).map_err(ImportError::content(path))?);
@@ -41,7 +41,7 @@ impl<'a> Counts<'a> {
         self.add_arrays(path, &open(path)?)
     }
 
-    /// Adds the array `logical_count`, or the only array of a file.
+    /// Adds the array `logical_count`, or the file's only array.
     pub(super) fn add_arrays(&mut self, path: &Path, arrays: &Arrays) -> Result<(), ProfilerError> {
         let counts = match integers(arrays, "logical_count") {
             Ok(None) => integers(arrays, "array"),
@@ -51,7 +51,7 @@ impl<'a> Counts<'a> {
         Ok(counts.and_then(|counts| self.add(&counts)).map_err(ImportError::content(path))?)
     }
 
-    /// [layers, experts], or [steps, layers, experts].
+    /// Adds an array of shape [layers, experts] or [steps, layers, experts].
     fn add(&mut self, array: &Array<'_>) -> Result<(), ContentError> {
         let experts = u64::from(self.model.num_experts);
         let (steps, layers) = match *array.shape() {
@@ -88,7 +88,7 @@ impl<'a> Counts<'a> {
         if length > MAX_JSON_BYTES {
             return Err(ContentError::unexpected(format!("{length} bytes"), format!("at most {MAX_JSON_BYTES}")));
         }
-        // Reads through `take`: a device has no length, and a file may grow.
+        // Reads through `take`, because devices report no length and files may grow.
         let json: Json = serde_json::from_str(&std::io::read_to_string(file.take(MAX_JSON_BYTES))?)?;
         let rows = layer_rows("counts of", self.model, json.logical_count.len() as u64)?;
         for (layer, row) in rows.into_iter().enumerate() {

@@ -1,4 +1,4 @@
-//! Why nothing was imported.
+//! Errors that make an import fail.
 
 use std::error::Error;
 use std::path::{Path, PathBuf};
@@ -7,11 +7,11 @@ use semmoe_tables::FormatError;
 
 use crate::BadRecord;
 
-/// An error of an import; every message is one sentence that names the file.
+/// The error type for imports; every message is a single sentence that names the file.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ImportError {
-    /// The file, or its content, cannot be imported.
+    /// The file or its content cannot be imported.
     #[error("{}: {source}", path.display())]
     Content {
         /// The file.
@@ -19,15 +19,15 @@ pub enum ImportError {
         /// The problem.
         source: Box<dyn Error + Send + Sync>,
     },
-    /// The files are of several kinds.
+    /// The files are of different kinds.
     #[error("some files have counts and some have tokens, expected files of one kind")]
     Mixed,
     /// The files contain nothing to import.
-    #[error("{0} files hold no token with a route")]
+    #[error("{0} files contain no token with a route")]
     Nothing(usize),
-    /// Too many records were left out.
+    /// Too many records were bad.
     #[error(
-        "{bad} of {records} records were bad, more than {allowed} allowed, and nothing was written; first, {first}"
+        "{bad} of {records} records were bad, more than the {allowed} allowed, and nothing was written; first, {first}"
     )]
     TooManyBad {
         /// Number of bad records.
@@ -41,19 +41,19 @@ pub enum ImportError {
     },
 }
 
-/// Why a file, or a record of one, cannot be imported.
+/// Reasons to reject a file or a record in it.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ContentError {
     #[error("cannot be read: {0}")]
     Io(#[from] std::io::Error),
     #[error("{0}, expected {{\"logical_count\": [layers][experts]}}")]
     Json(#[from] serde_json::Error),
-    /// The request would not be valid in a trace.
+    /// The trace format rejects the request.
     #[error(transparent)]
     Format(#[from] FormatError),
-    #[error("a .{kind} file is converted first: `semmoe-convert {file}` writes {file}.safetensors, which is imported")]
+    #[error("convert .{kind} files first: `semmoe-convert {file}` writes {file}.safetensors, which can be imported")]
     Unconverted { kind: String, file: String },
-    /// SGLang's recorder ran in a mode that records no tokens.
+    /// SGLang's recorder ran in a mode that does not record tokens.
     #[error(
         "its records have no `topk_ids_of_layer`: the mode per_pass counts experts without tokens; record with \
          --expert-distribution-recorder-mode per_token, or stat for loads"
@@ -63,12 +63,12 @@ pub(super) enum ContentError {
     Missing(String),
     #[error("{found}, expected {expected}")]
     Unexpected { found: String, expected: String },
-    /// The route of a token, by its index in the record and the dump's row.
+    /// A token's route is invalid. Gives the token's index in the record and the dump's layer row.
     #[error("token {token}, layer {layer}: {source}")]
     Route { token: usize, layer: usize, source: Box<ContentError> },
-    #[error("layer {layer}, slot {slot}: the routes name it {times} times, `global_physical_count` does not")]
+    #[error("layer {layer}, slot {slot}: the routes contain it {times} times, unlike `global_physical_count`")]
     OtherCount { layer: usize, slot: usize, times: i64 },
-    #[error("the counts of expert {expert} do not fit into 64 bits")]
+    #[error("the total count of expert {expert} exceeds 64 bits")]
     Overflow { expert: usize },
 }
 
@@ -88,7 +88,7 @@ impl ImportError {
         |error| Self::Content { path, source: error.into() }
     }
 
-    /// Whether the files as a whole are at fault.
+    /// Whether the files as a whole are invalid, rather than some records.
     pub(crate) fn is_input(&self) -> bool {
         !matches!(self, Self::TooManyBad { .. })
     }

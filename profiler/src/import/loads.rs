@@ -1,4 +1,4 @@
-//! The load of every expert, without tokens: all that counts alone can show.
+//! Loads of all experts, without tokens: the most that plain counts can show.
 
 use std::path::Path;
 
@@ -15,7 +15,7 @@ pub struct Loads {
     pub format: &'static str,
     /// The model.
     pub model: ModelInfo,
-    /// Where the counts came from.
+    /// Origin of the counts in these loads.
     pub provenance: Provenance,
     /// One per MoE layer.
     pub layers: Vec<LayerLoads>,
@@ -32,12 +32,12 @@ pub struct LayerLoads {
     pub activations: u64,
     /// The busiest expert.
     pub busiest: ExpertId,
-    /// Load of the busiest expert over the mean; 1 = even.
+    /// Load of the busiest expert over the mean; 1 if balanced.
     pub max_over_mean: f64,
-    /// Entropy of the loads relative to even loads, 0..1.
+    /// Entropy of the loads relative to balanced loads, 0..1.
     pub entropy: f64,
-    /// If compared with a profile: the share of activations that would have to move to other experts to match it, 0
-    /// (equal) to 1.
+    /// Distance to a profile, if compared: the fraction of activations that would have to move to other experts to
+    /// match it, 0 (equal) to 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub distance: Option<f64>,
 }
@@ -53,7 +53,8 @@ impl Loads {
         Self { format: "semmoe.loads", model: model.clone(), provenance: provenance.clone(), layers }
     }
 
-    /// Fills in `distance` for every layer: total variation between the experts' shares here and in the profile.
+    /// Sets `distance` for every layer: the total variation distance between the experts' shares in these loads and in
+    /// the profile.
     pub(super) fn compare(&mut self, profile: &Profile) -> Result<(), FormatError> {
         self.model.check_compatible(profile.model())?;
         for (index, layer) in self.layers.iter_mut().enumerate() {

@@ -1,18 +1,18 @@
-//! Imports routing recorded by others: as a trace if it includes tokens, as expert loads if it has only counts.
+//! Imports routing recorded by other tools: as a trace if it includes tokens, as expert loads if it only has counts.
 //!
-//! | module | what |
+//! | module | contents |
 //! |---|---|
 //! | `options` | what to import, and the outcome |
-//! | `error`, `tally` | rejected files; records left out, and how many are tolerated |
+//! | `error`, `tally` | rejected files; skipped records, and how many are tolerated |
 //! | `passes`, `physical` | converts SGLang's `per_token` records to requests; maps physical experts to logical ones |
-//! | `routes` | arrays of routes to requests |
+//! | `routes` | converts arrays of routes to requests |
 //! | `counts`, `loads` | counts without tokens: the load of every expert, compared with a profile |
 //!
-//! A profile states which experts a *token* activates. Counts of experts without tokens cannot become one: they become
-//! a file of expert loads, which shows how even an engine's traffic is and how well a profile represents it.
+//! A profile states which experts a *token* activates, so expert counts without tokens cannot become a profile. They
+//! become a file of expert loads, which shows how balanced an engine's traffic is and how well a profile represents it.
 //!
-//! Files are safetensors. `python/semmoe_convert.py` creates them from `.pt`, `.npy` and `.npz`, naming each array by
-//! its path: a dump has `records.N.FIELD` and `last_physical_to_logical_map`, or `logical_count`.
+//! Files are safetensors. `python/semmoe_convert.py` creates them from `.pt`, `.npy` and `.npz`, naming each array
+//! after its path: a dump contains `records.N.FIELD` and `last_physical_to_logical_map`, or `logical_count`.
 
 mod counts;
 mod error;
@@ -36,11 +36,11 @@ use crate::ProfilerError;
 use crate::error::check_share;
 use tally::Tally;
 
-/// Imports files into one trace, or into one file of expert loads.
+/// Imports files into a single trace, or into a single file of expert loads.
 ///
 /// # Errors
-/// The first file that cannot be used at all; too many bad records; a file that cannot be written. Nothing is written
-/// then.
+/// If a file is unusable as a whole, too many records are bad, or the output cannot be written. Nothing is written in
+/// these cases.
 pub fn import(options: &ImportOptions) -> Result<ImportReport, ProfilerError> {
     if options.files.is_empty() {
         return Err(ProfilerError::NoInput("file"));
@@ -85,11 +85,11 @@ fn open(path: &Path) -> Result<Arrays, ProfilerError> {
     Ok(Arrays::open(path)?)
 }
 
-/// An array, if present, which must hold integers.
+/// Returns an array, if present; it must contain integers.
 fn integers<'a>(arrays: &'a Arrays, name: &str) -> Result<Option<Array<'a>>, ContentError> {
     match arrays.get(name) {
         Some(array) if !array.is_integer() => {
-            Err(ContentError::unexpected(format!("`{name}` holds {:?}", array.dtype()), "integers"))
+            Err(ContentError::unexpected(format!("`{name}` contains {:?}", array.dtype()), "integers"))
         }
         found => Ok(found),
     }
@@ -123,7 +123,7 @@ fn report(options: &ImportOptions, imported: Imported, tally: Tally) -> ImportRe
     ImportReport { out: options.out.clone(), files: options.files.len(), imported, records, repeated, bad_records, bad }
 }
 
-/// The origin, with the names of the first few files.
+/// Builds the provenance, which names the first few files.
 fn provenance(options: &ImportOptions) -> Provenance {
     const NAMED: usize = 8;
     let names: Vec<_> = options
@@ -138,8 +138,8 @@ fn provenance(options: &ImportOptions) -> Provenance {
     Provenance { source: source.chars().take(1000).collect(), created: options.created.clone() }
 }
 
-/// A dump's rows for the MoE layers, given its number of rows: all layers of the model, or only the MoE layers. `what`
-/// begins the message.
+/// Returns a dump's row for each MoE layer. Its `found` rows must be all layers of the model, or only the MoE layers.
+/// `what` is the start of the error message.
 fn layer_rows(what: &str, model: &ModelInfo, found: u64) -> Result<Vec<usize>, ContentError> {
     let layers = model.layers();
     if found == u64::from(model.num_hidden_layers) {
@@ -148,6 +148,6 @@ fn layer_rows(what: &str, model: &ModelInfo, found: u64) -> Result<Vec<usize>, C
     if found == layers as u64 {
         return Ok((0..layers).collect());
     }
-    let expected = format!("the model's {} or its {layers} with experts", model.num_hidden_layers);
+    let expected = format!("all {} layers of the model or its {layers} MoE layers", model.num_hidden_layers);
     Err(ContentError::unexpected(format!("{what} {found} layers"), expected))
 }

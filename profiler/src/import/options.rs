@@ -8,12 +8,12 @@ use serde::Serialize;
 use super::Loads;
 use crate::BadRecord;
 
-/// The program that wrote the files.
+/// The tool that produced the files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
     /// SGLang's expert distribution recorder: `per_token` (a trace), `stat` and `stat_approx` (expert loads).
     Sglang,
-    /// Counts per layer and expert, as used by EPLB: arrays or JSON (expert loads).
+    /// Counts per layer and expert as used by EPLB, in arrays or JSON (expert loads).
     Eplb,
     /// Arrays of tokens and routes (a trace).
     Routes,
@@ -33,17 +33,17 @@ impl Format {
 /// Options of an import.
 #[derive(Clone, Debug)]
 pub struct ImportOptions {
-    /// The program that wrote the files.
+    /// The tool that produced the files.
     pub format: Format,
     /// The input files.
     pub files: Vec<PathBuf>,
-    /// The file for the trace or the loads.
+    /// The output file for the trace or the loads.
     pub out: PathBuf,
-    /// The model, which dumps do not describe.
+    /// The model, which the dumps do not describe.
     pub model: ModelInfo,
     /// RFC 3339.
     pub created: String,
-    /// Tolerated share of bad records, 0 to 1.
+    /// Tolerated fraction of bad records, 0 to 1.
     pub max_bad: f64,
     /// A profile to compare loads with.
     pub against: Option<PathBuf>,
@@ -78,9 +78,9 @@ pub struct ImportReport {
     pub imported: Imported,
     /// Number of records found, including bad ones.
     pub records: u64,
-    /// Forward passes repeated in another rank's file, which are counted once.
+    /// Number of forward passes repeated in another rank's file, which are counted once.
     pub repeated: u64,
-    /// Number of records left out.
+    /// Number of records skipped as bad.
     pub bad_records: u64,
     /// The first hundred bad records.
     pub bad: Vec<BadRecord>,

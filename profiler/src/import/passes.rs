@@ -1,8 +1,8 @@
 //! Converts `per_token` records to requests.
 //!
 //! A record is a forward pass: the concatenated tokens of several requests. Apart from `extend_seq_lens`, the dump does
-//! not say which request a token belongs to. So each piece of a prompt becomes a separate request, and so does each
-//! decoded token: nothing is joined that may not belong together.
+//! not state which request a token belongs to. So each prompt chunk and each decoded token becomes a separate request,
+//! which never joins tokens of different requests.
 
 use std::collections::{BTreeSet, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -24,19 +24,19 @@ mod mode {
     pub(super) const IDLE: i64 = 4;
 }
 
-/// All passes so far.
+/// Converts passes and skips repeated ones.
 pub(super) struct Passes<'a> {
     model: &'a ModelInfo,
-    /// Hashes of number and tokens: with attention TP every rank records the same passes.
+    /// Hashes of pass number and tokens, as every rank records the same passes with attention TP.
     seen: HashSet<u64>,
 }
 
-/// One pass, read and checked.
+/// A forward pass, read and validated.
 struct Pass {
     tokens: Vec<u32>,
     /// Expert ids [n, L, k].
     experts: Vec<u16>,
-    /// Number of tokens of each request, and how many of them are prompt.
+    /// For each request, its number of tokens and how many of them are prompt tokens.
     requests: Vec<(usize, u32)>,
     hash: u64,
 }
@@ -46,7 +46,7 @@ impl<'a> Passes<'a> {
         Self { model, seen: HashSet::new() }
     }
 
-    /// Adds the records of a dump to a trace.
+    /// Adds all records in a dump to a trace.
     pub(super) fn add_file(
         &mut self,
         path: &Path,
@@ -72,7 +72,7 @@ impl<'a> Passes<'a> {
         Ok(())
     }
 
-    /// Adds all requests of a pass, or none: the pass was checked, so only the format's own rules remain.
+    /// Adds all requests of a pass or none. The pass was validated, so only the trace format's rules can still fail.
     fn push(&self, trace: &mut TraceBuilder, pass: &Pass) -> Result<(), FormatError> {
         let width = self.model.layers() * usize::from(self.model.top_k);
         trace.check(&pass.tokens, 0, &pass.experts)?;
@@ -86,7 +86,7 @@ impl<'a> Passes<'a> {
     }
 }
 
-/// The numbers of a dump's records; an error if it is not a dump of the mode `per_token`.
+/// Returns the numbers of a dump's records; fails unless the dump was recorded in `per_token` mode.
 fn records(arrays: &Arrays) -> Result<BTreeSet<u64>, ContentError> {
     let named = |name: &str| {
         let (number, field) = name.strip_prefix("records.")?.split_once('.')?;
@@ -97,7 +97,7 @@ fn records(arrays: &Arrays) -> Result<BTreeSet<u64>, ContentError> {
         let expected = "a dump of SGLang's recorder";
         return Err(ContentError::unexpected("it has neither `records` nor `logical_count`", expected));
     }
-    // All records of a dump have one mode.
+    // All records in a dump have the same mode.
     if !fields.iter().any(|field| field.1) {
         return Err(ContentError::PerPass);
     }
@@ -113,7 +113,7 @@ struct Record<'a> {
 }
 
 impl Record<'_> {
-    /// `None` for a pass without tokens.
+    /// Reads the pass; `None` if it has no tokens.
     fn read(&self) -> Result<Option<Pass>, ContentError> {
         let number = self.int("forward_pass_id")?;
         let mode = self.int("forward_mode")?;
@@ -135,7 +135,7 @@ impl Record<'_> {
         Ok(Some(Pass { tokens, experts, requests, hash: hasher.finish() }))
     }
 
-    /// Logical experts of the MoE layers: [n, L, k].
+    /// Reads the logical experts in the MoE layers: [n, L, k].
     fn experts(&self, array: &Array<'_>, tokens: usize) -> Result<Vec<u16>, ContentError> {
         let k = usize::from(self.model.top_k);
         let expected = || format!("[{}, {tokens}, {k} or more]", self.map.depth);
@@ -160,7 +160,7 @@ impl Record<'_> {
         Ok(experts)
     }
 
-    /// One token in one layer; all -1 means unknown.
+    /// Reads one token's experts in one layer; all -1 means unknown.
     fn route(&self, layer: usize, ids: &[i64], k: usize, experts: &mut Vec<u16>) -> Result<(), ContentError> {
         let known = ids.iter().filter(|id| **id != -1).count();
         if known == 0 {
@@ -179,7 +179,7 @@ impl Record<'_> {
         Ok(())
     }
 
-    /// Compares the routes with `global_physical_count`, which the recorder counted from the same numbers.
+    /// Compares the routes with `global_physical_count`, which the recorder computed from the same routes.
     fn recount(&self, array: &Array<'_>) -> Result<(), ContentError> {
         let Some(counted) = self.find("global_physical_count")? else { return Ok(()) };
         let (slots, shape) = (self.map.slots, array.shape());
@@ -219,7 +219,7 @@ impl Record<'_> {
         number.ok_or_else(|| ContentError::shape(&format!("`{name}`"), array.shape(), "one integer"))
     }
 
-    /// A list of small numbers; `None` if absent.
+    /// Reads a list of 32-bit numbers; `None` if absent.
     fn numbers(&self, name: &str) -> Result<Option<Vec<u32>>, ContentError> {
         let Some(array) = self.find(name)? else { return Ok(None) };
         let &[_] = array.shape() else {
@@ -227,7 +227,7 @@ impl Record<'_> {
         };
         let number = |(at, number): (usize, Option<i64>)| {
             let number = number.unwrap_or(i64::MAX);
-            let wrong = || ContentError::unexpected(format!("`{name}` holds {number} at {at}"), "32 bits");
+            let wrong = || ContentError::unexpected(format!("`{name}` contains {number} at {at}"), "32 bits");
             u32::try_from(number).map_err(|_| wrong())
         };
         array.ints().enumerate().map(number).collect::<Result<_, _>>().map(Some)
@@ -238,7 +238,7 @@ fn missing(name: &str) -> ContentError {
     ContentError::Missing(format!("`{name}`"))
 }
 
-/// Number of tokens of each request of a pass, and how many of them are prompt.
+/// Splits a pass into requests: the number of tokens of each, and how many of them are prompt tokens.
 fn requests(mode: i64, positions: &[u32], lens: Option<Vec<u32>>) -> Result<Vec<(usize, u32)>, ContentError> {
     match (mode, lens) {
         (mode::DECODE, _) => Ok(vec![(1, 0); positions.len()]),
@@ -253,10 +253,10 @@ fn requests(mode: i64, positions: &[u32], lens: Option<Vec<u32>>) -> Result<Vec<
             for length in lens.into_iter().filter(|length| *length > 0) {
                 let piece = &positions[from..from + length as usize];
                 if piece.windows(2).any(|pair| pair[0].checked_add(1) != Some(pair[1])) {
-                    let found = format!("positions do not rise by one from token {from} on");
+                    let found = format!("positions do not increase by one from token {from}");
                     return Err(ContentError::unexpected(found, "those of one request"));
                 }
-                // In a mixed pass decoded tokens are pieces of length one that do not begin a request.
+                // In a mixed pass, decoded tokens are chunks of length one that do not start a request.
                 let decoded = mode == mode::MIXED && length == 1 && piece[0] > 0;
                 requests.push((piece.len(), if decoded { 0 } else { length }));
                 from += piece.len();
@@ -266,7 +266,7 @@ fn requests(mode: i64, positions: &[u32], lens: Option<Vec<u32>>) -> Result<Vec<
         (mode::EXTEND | mode::MIXED, None) => Err(missing("extend_seq_lens")),
         (other, _) => Err(ContentError::unexpected(
             format!("forward mode {other}"),
-            "extend, decode, mixed or idle (1 to 4): speculative decoding is not read",
+            "extend, decode, mixed or idle (1 to 4): speculative decoding is not supported",
         )),
     }
 }

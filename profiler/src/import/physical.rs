@@ -1,4 +1,4 @@
-//! Maps physical experts back to logical ones, using the map in the dump.
+//! Maps physical experts back to logical experts, using the map in the dump.
 
 use semmoe_tables::{Arrays, ModelInfo};
 
@@ -6,7 +6,7 @@ use super::{ContentError, integers, layer_rows};
 
 const NAME: &str = "last_physical_to_logical_map";
 
-/// `last_physical_to_logical_map`: the logical expert in every slot, for the MoE layers.
+/// The array `last_physical_to_logical_map`: the logical expert in every slot of the MoE layers.
 pub(super) struct PhysicalMap {
     /// Logical expert of each slot, [L][slots].
     layers: Vec<Vec<u16>>,
@@ -19,7 +19,7 @@ pub(super) struct PhysicalMap {
 }
 
 impl PhysicalMap {
-    /// Reads the map, which must contain exactly the model's experts.
+    /// Reads the map, which must contain all of the model's experts and no others.
     pub(super) fn of(arrays: &Arrays, model: &ModelInfo) -> Result<Self, ContentError> {
         let array = integers(arrays, NAME)?.ok_or(ContentError::Missing(format!("`{NAME}`")))?;
         let &[depth, slots] = array.shape() else {
@@ -35,7 +35,7 @@ impl PhysicalMap {
                 let logical = found.and_then(|id| u16::try_from(id).ok()).filter(|id| *id < experts);
                 let logical = logical.ok_or_else(|| {
                     let found = found.map_or("no integer".to_owned(), |id| id.to_string());
-                    let found = format!("{NAME} holds {found} at layer {row}, slot {slot}");
+                    let found = format!("{NAME} contains {found} at layer {row}, slot {slot}");
                     ContentError::unexpected(found, format!("experts below {experts}"))
                 })?;
                 seen[usize::from(logical)] = true;
@@ -52,7 +52,7 @@ impl PhysicalMap {
         Ok(Self { layers: rows.iter().map(layer).collect::<Result<_, _>>()?, slots, rows, depth })
     }
 
-    /// The logical expert of a slot in the `layer`-th MoE layer.
+    /// Returns the logical expert in a slot of the `layer`-th MoE layer.
     pub(super) fn logical(&self, layer: usize, slot: i64) -> Option<u16> {
         let slot = usize::try_from(slot).ok()?;
         self.layers[layer].get(slot).copied()

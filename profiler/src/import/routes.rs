@@ -1,6 +1,6 @@
-//! Arrays of routes: a file with `token_ids` [n], `experts` [n, L, k], and optionally `request_offsets` [R + 1] and
-//! `prompt_lengths` [R], as in a trace; integers of any width. An unknown route has -1, or the maximum of unsigned
-//! bytes or words, in all k places.
+//! Reads arrays of routes: `token_ids` [n], `experts` [n, L, k], and optionally `request_offsets` [R + 1] and
+//! `prompt_lengths` [R], as in a trace, with integers of any width. An unknown route is -1, or the maximum unsigned
+//! 8-bit or 16-bit value, in all k slots.
 
 use std::path::Path;
 
@@ -13,7 +13,7 @@ use super::{ContentError, ImportError, integers, layer_rows, open};
 
 const NAMES: [&str; 4] = ["token_ids", "experts", "request_offsets", "prompt_lengths"];
 
-/// Adds the requests of a file to a trace.
+/// Adds all requests in a file to a trace.
 pub(super) fn add_file(path: &Path, trace: &mut TraceBuilder, tally: &mut Tally) -> Result<(), ProfilerError> {
     let arrays = open(path)?;
     let routes = Routes::of(&arrays, trace.model()).map_err(ImportError::content(path))?;
@@ -76,7 +76,7 @@ impl<'a> Routes<'a> {
         Ok(Self { token_ids, experts, prompt_lengths, offsets, rows, k: k.into(), unknown })
     }
 
-    /// Tokens, prompt length and experts of a request.
+    /// Returns a request's tokens, prompt length and experts.
     fn request(&self, request: usize) -> Result<(Vec<u32>, u32, Vec<u16>), ContentError> {
         let (from, to) = (self.offsets[request], self.offsets[request + 1]);
         let token = |at: usize| {
@@ -94,7 +94,7 @@ impl<'a> Routes<'a> {
             .flat_map(|at| self.rows.iter().flat_map(move |row| (0..self.k).map(move |slot| (at, *row, slot))))
         {
             let found = self.experts.int(&[at, row, slot]).unwrap_or(i64::MAX);
-            // Ids beyond all experts become one that the trace rejects, naming its position.
+            // Ids that do not fit in 16 bits become an id that the trace rejects with its position.
             experts.push(if found == self.unknown {
                 UNKNOWN_EXPERT
             } else {
@@ -107,7 +107,7 @@ impl<'a> Routes<'a> {
 
 fn offsets(array: &Array<'_>, tokens: usize) -> Result<Vec<usize>, ContentError> {
     let found = || format!("`request_offsets` of shape {:?}", array.shape());
-    let wrong = || ContentError::unexpected(found(), format!("offsets that rise from 0 to {tokens}"));
+    let wrong = || ContentError::unexpected(found(), format!("offsets that increase from 0 to {tokens}"));
     let &[_] = array.shape() else { return Err(wrong()) };
     let offsets: Option<Vec<usize>> = array.ints().map(|offset| usize::try_from(offset?).ok()).collect();
     let rises = |offsets: &Vec<usize>| {

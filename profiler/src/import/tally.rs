@@ -1,11 +1,11 @@
-//! Records left out, and how many are tolerated.
+//! Counts skipped records and checks how many are tolerated.
 
 use std::path::Path;
 
 use super::error::{ContentError, ImportError};
 use crate::BadRecord;
 
-/// How many are listed; further ones are only counted.
+/// Number of bad records to list; the rest are only counted.
 const LISTED: usize = 100;
 
 /// Records so far.
@@ -19,7 +19,7 @@ pub(super) struct Tally {
 }
 
 impl Tally {
-    /// Counts a record that was added, or left out for a reason.
+    /// Counts a record that was added, or skipped because of an error.
     pub(super) fn count(&mut self, path: &Path, record: String, added: Result<(), ContentError>) {
         self.records += 1;
         let Err(error) = added else { return };
@@ -29,9 +29,9 @@ impl Tally {
         }
     }
 
-    /// Checks that few enough are bad.
+    /// Fails if too many records are bad.
     pub(super) fn check(&self, max_bad: f64) -> Result<(), ImportError> {
-        // Exact: fewer than 2^53 records.
+        // Exact, as there are fewer than 2^53 records.
         let allowed = (self.records as f64 * max_bad) as u64;
         match self.bad.first() {
             Some(first) if self.bad_count > allowed => {

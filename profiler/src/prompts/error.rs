@@ -1,10 +1,10 @@
-//! Why a prompt cannot be sent.
+//! Errors that prevent a prompt from being sent.
 
 use std::error::Error;
 
 use semmoe_text::TextError;
 
-/// A record that is not a prompt, or not one for this engine.
+/// The record is not a prompt, or not a valid one for this engine.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum PromptError {
     /// The line is not a record.
@@ -19,7 +19,7 @@ pub(crate) enum PromptError {
     TokenId { id: u32, vocabulary: u32 },
     #[error("turn {turn} is from {from:?}, expected human, gpt or system")]
     Speaker { turn: usize, from: String },
-    #[error("turn {0} does not say who it is from")]
+    #[error("turn {0} has no speaker")]
     NoSpeaker(usize),
     #[error("turn {0} has no text")]
     NoText(usize),

@@ -1,4 +1,4 @@
-//! ShareGPT's format: one JSON list of conversations, read one at a time.
+//! Reads ShareGPT's format, a JSON list of conversations, one conversation at a time.
 
 use std::fs::File;
 use std::io::BufReader;
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use super::error::PromptError;
 use crate::ProfilerError;
 
-/// Passes on conversations one by one, with their indices from 0, until `take` has enough.
+/// Passes each conversation and its index, from 0, to `take` until `take` returns false.
 pub(super) fn read(
     path: &Path,
     take: &mut dyn FnMut(usize, Result<LinePrompt, PromptError>) -> bool,
@@ -44,7 +44,7 @@ impl<'de> Visitor<'de> for &mut List<'_> {
         let mut number = 0;
         while let Some(record) = list.next_element::<Value>()? {
             if !(self.take)(number, conversation(record)) {
-                // The rest is skipped, which the list reader treats as an error.
+                // Skips the rest, which the list reader treats as an error.
                 self.enough = true;
                 return Ok(());
             }
@@ -54,7 +54,7 @@ impl<'de> Visitor<'de> for &mut List<'_> {
     }
 }
 
-/// The turns up to the last human one, which a model would answer next.
+/// Returns the turns up to the last human turn, which the model answers next.
 fn conversation(mut record: Value) -> Result<LinePrompt, PromptError> {
     let turns = match record.get_mut("conversations").map(Value::take) {
         Some(Value::Array(turns)) => turns,
@@ -122,7 +122,7 @@ mod tests {
                 "no human turn",
                 "turn 0 has no text",
                 "turn 0 is from \"dog\", expected human, gpt or system",
-                "turn 0 does not say who it is from",
+                "turn 0 has no speaker",
             ]
         );
         assert_eq!(*found[8].as_ref().unwrap(), json!([{"role": "user", "content": "last"}]));

@@ -3,27 +3,27 @@
 use super::Study;
 use crate::verdict::{Grade, Verdict};
 
-/// Affinity works once a token predicts this share of its experts.
+/// Affinity works well once a token predicts this fraction of its experts.
 const GOOD_PREDICTION: f64 = 0.5;
-/// A solve is worthwhile from this multiple of chance.
+/// A solve is worthwhile if the prediction is at least this multiple of chance.
 const FAIR_OVER_CHANCE: f64 = 2.0;
-/// More prompts are recommended if a smaller share of the traffic has evidence.
+/// More prompts are recommended if less than this fraction of the traffic consists of known tokens.
 const ENOUGH_EVIDENCE: f64 = 0.9;
 
 impl Study {
-    /// Share of a token's experts predicted by its hottest top-k, over occurrences, mean over the layers with a result;
-    /// `None` without any.
+    /// Fraction of a token's experts that its hottest top-k predict, averaged over occurrences and over the layers with
+    /// a result; `None` without any.
     pub fn prediction(&self) -> Option<f64> {
         let judged: Vec<f64> = self.layers.iter().filter_map(|layer| layer.f1_mean).collect();
         (!judged.is_empty()).then(|| judged.iter().sum::<f64>() / judged.len() as f64)
     }
 
-    /// The share predicted by chance.
+    /// The fraction that chance predicts: k / N.
     pub fn by_chance(&self) -> f64 {
         self.rows.top_k as f64 / self.rows.experts as f64
     }
 
-    /// Whether a solve is worthwhile; `file` is the user's name for the file.
+    /// Judges whether a solve is worthwhile; `file` is the path as the user wrote it.
     pub fn verdict(&self, file: &str) -> Verdict {
         let Some(prediction) = self.prediction() else { return self.nothing_judged() };
         let (chance, evidence) = (self.by_chance(), self.coverage_of_traffic);
@@ -34,16 +34,14 @@ impl Study {
         };
         let percent = |share: f64| format!("{:.0}%", 100.0 * share);
         let mut text = format!(
-            "A token alone predicts {} of the experts that it activates ({} by chance), and {} of the traffic has evidence.",
+            "A token by itself predicts {} of the experts that it activates ({} by chance), and {} of the traffic consists of known tokens.",
             percent(prediction),
             percent(chance),
             percent(evidence)
         );
         text.push_str(match grade {
-            Grade::Poor => " Routing by tokens has little to work with.",
-            _ if evidence < ENOUGH_EVIDENCE => {
-                " More prompts would help: tokens that were never seen are routed by load."
-            }
+            Grade::Poor => " Token-based routing has little to work with.",
+            _ if evidence < ENOUGH_EVIDENCE => " More prompts would help: unseen tokens are routed by load.",
             _ => "",
         });
         let next = if self.summary.kind == "profile" {
@@ -57,10 +55,10 @@ impl Study {
         Verdict { grade, text, next }
     }
 
-    /// The verdict if there is too little data for any figure.
+    /// Returns the verdict if there is too little data for any figure.
     fn nothing_judged(&self) -> Verdict {
         let text = format!(
-            "Nothing can be said about this model: of {} tokens, none occurs both in the counted part and, often enough, in the judged one. \
+            "There is too little data to judge this model: of {} tokens, none occurs both in the counted part and often enough in the held-out part. \
              Record more prompts.",
             self.summary.tokens
         );

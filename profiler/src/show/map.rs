@@ -1,19 +1,18 @@
-//! Requests in two dimensions, by the experts that they activate: the paper's figure 6 (a).
+//! Maps requests to two dimensions by the experts that they activate: the paper's figure 6 (a).
 //!
-//! t-SNE (van der Maaten and Hinton, 2008), starting from the first two principal components, without randomness.
-//! Distances are between the square roots of the requests' shares of activations (Hellinger), so that busy experts do
-//! not dominate.
+//! Uses t-SNE (van der Maaten and Hinton, 2008), initialized with the first two principal components, without
+//! randomness. Distances are Hellinger distances between the requests' expert shares, so busy experts do not dominate.
 
 use semmoe_tables::{LayerIdx, Trace};
 
 use crate::ProfilerError;
 use crate::error::check;
 
-/// Number of requests drawn, evenly spaced over the trace.
+/// Maximum number of requests to draw, evenly spaced over the trace.
 const MAX_REQUESTS: usize = 400;
 const PERPLEXITY: f64 = 25.0;
 const ROUNDS: usize = 400;
-/// The first rounds, in which stronger attraction between neighbours lets clusters form.
+/// Number of initial rounds, in which stronger attraction between neighbours lets clusters form.
 const EARLY: usize = 100;
 const EXAGGERATION: f64 = 8.0;
 
@@ -34,7 +33,7 @@ pub struct RequestMap {
 /// If the number of topics differs from the number of requests.
 pub(crate) fn requests(trace: &Trace, topics: &[String]) -> Result<RequestMap, ProfilerError> {
     let found = format!("a file of {} lines", topics.len());
-    check(topics.len() == trace.requests(), "topics", found, "one line for each request of the trace")?;
+    check(topics.len() == trace.requests(), "topics", found, "one line per request in the trace")?;
     let step = topics.len().div_ceil(MAX_REQUESTS).max(1);
     let chosen: Vec<usize> = (0..topics.len()).step_by(step).collect();
     let vectors: Vec<Vec<f64>> = chosen.iter().map(|request| vector(trace, *request)).collect();
@@ -46,7 +45,7 @@ pub(crate) fn requests(trace: &Trace, topics: &[String]) -> Result<RequestMap, P
     Ok(RequestMap { points: embed(&distances), topic_of, topics: names })
 }
 
-/// Square roots of the shares of all experts over all layers.
+/// Returns the square roots of all experts' shares in all layers.
 fn vector(trace: &Trace, request: usize) -> Vec<f64> {
     let (model, request) = (trace.model(), trace.request(request));
     let experts = usize::from(model.num_experts);
@@ -64,7 +63,7 @@ fn vector(trace: &Trace, request: usize) -> Vec<f64> {
     counts.iter().map(|count| (count / total).sqrt()).collect()
 }
 
-/// Pairwise squared distances.
+/// Computes all pairwise squared distances.
 fn distances(vectors: &[Vec<f64>]) -> Vec<Vec<f64>> {
     let apart = |a: &Vec<f64>, b: &Vec<f64>| a.iter().zip(b).map(|(x, y)| (x - y).powi(2)).sum::<f64>();
     vectors.iter().map(|a| vectors.iter().map(|b| apart(a, b)).collect()).collect()
@@ -101,7 +100,8 @@ fn embed(distances: &[Vec<f64>]) -> Vec<[f64; 2]> {
     points
 }
 
-/// Symmetric neighbour probabilities; bisection chooses each row's spread such that its perplexity is the constant.
+/// Computes symmetric neighbour probabilities; bisection finds each row's spread such that its perplexity is
+/// `PERPLEXITY`.
 fn neighbours(distances: &[Vec<f64>]) -> Vec<Vec<f64>> {
     let count = distances.len();
     let target = PERPLEXITY.min((count - 1) as f64 / 3.0).max(1.5).ln();
@@ -130,7 +130,7 @@ fn neighbours(distances: &[Vec<f64>]) -> Vec<Vec<f64>> {
     (0..count).map(|one| (0..count).map(|other| both(one, other)).collect()).collect()
 }
 
-/// The first two principal components (classical scaling by power iteration), scaled down, as t-SNE requires.
+/// Computes the first two principal components (classical scaling by power iteration), scaled down as t-SNE requires.
 fn principal(distances: &[Vec<f64>]) -> Vec<[f64; 2]> {
     let count = distances.len();
     let mean = |row: &[f64]| row.iter().sum::<f64>() / count.max(1) as f64;
@@ -141,7 +141,7 @@ fn principal(distances: &[Vec<f64>]) -> Vec<[f64; 2]> {
     let mut points = vec![[0.0; 2]; count];
     let mut found: Vec<Vec<f64>> = Vec::new();
     for axis in 0..2 {
-        // Start vectors differ between axes, and none is orthogonal to the first eigenvector by its pattern.
+        // Start vectors differ between axes and have no regular pattern that could be orthogonal to the eigenvector.
         let mut vector: Vec<f64> = (0..count).map(|at| ((at * (axis + 2) + 1) as f64).sin()).collect();
         for _ in 0..100 {
             let mut next: Vec<f64> = gram.iter().map(|row| row.iter().zip(&vector).map(|(a, b)| a * b).sum()).collect();

@@ -1,14 +1,14 @@
-//! A model's routing in a trace or profile: the paper's Table 1 for every layer, loads, evidence, and relations between
-//! layers.
+//! Analyses a model's routing in a trace or profile: the paper's Table 1 for every layer, loads, token coverage, and
+//! relations between layers.
 //!
-//! | module | what |
+//! | module | contents |
 //! |---|---|
-//! | `rows` | sparse counts of tokens and experts; halves of a profile |
-//! | `table1` | how well a token's hottest experts predict, their share, kurtosis |
-//! | `next` | experts of one layer, given those of the previous layer |
+//! | `rows` | sparse token and expert counts; splits a profile in half |
+//! | `table1` | how well a token's hottest experts predict its experts, their share, kurtosis |
+//! | `next` | experts of one layer, given the experts of the previous layer |
 //! | `judge` | interprets the figures and recommends a next step |
 //! | `text` | the study as a table for terminals |
-//! | `map` | requests in two dimensions, by the experts they activate |
+//! | `map` | two-dimensional map of requests by the experts that they activate |
 
 mod judge;
 pub(crate) mod map;
@@ -32,23 +32,23 @@ use crate::{ProfilerError, Summary, split};
 /// All results of a study.
 #[derive(Debug, Serialize)]
 pub struct Study {
-    /// The content of the file.
+    /// A summary of the file.
     pub summary: Summary,
     /// The source of held-out data.
     pub held_out: HeldOutKind,
-    /// Share of the held-out occurrences whose token was counted, 0..1.
+    /// Fraction of held-out occurrences whose token was counted, 0..1.
     pub coverage_of_traffic: f64,
     /// One per MoE layer.
     pub layers: Vec<LayerTable>,
-    /// One for each pair of consecutive layers; empty if there are too many pairs of experts.
+    /// One per pair of consecutive layers; empty if there are too many expert pairs.
     pub next: Vec<NextLayer>,
-    /// All counts, for images.
+    /// All counts, used for drawing images.
     #[serde(skip)]
     pub(crate) rows: Rows,
     /// The counts of the file.
     #[serde(skip)]
     pub whole: Profile,
-    /// The counted profile and the held-out one, if there are two.
+    /// The counted profile and the held-out profile, if separate.
     #[serde(skip)]
     pub parts: Option<(Profile, Profile)>,
 }
@@ -57,18 +57,18 @@ pub struct Study {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum HeldOutKind {
-    /// Half of a trace's requests, by their prompts.
+    /// Half of a trace's requests, selected by their prompts.
     Requests,
     /// Another file.
     File,
-    /// A random half of each count: a profile has no requests, and those of a trace may be too few or too similar for
-    /// two halves.
+    /// A random half of each count, as a profile has no requests, and a trace's requests may be too few or too similar
+    /// to split.
     Counts,
 }
 
 impl HeldOutKind {
-    /// Tokens with fewer occurrences are excluded from F1: half of the activations of one occurrence reveal nothing
-    /// about the other half.
+    /// Minimum occurrences of a token to be included in F1. With split counts, half of a single occurrence's
+    /// activations says nothing about the other half.
     fn least_occurrences(self) -> u64 {
         match self {
             Self::Requests | Self::File => 1,
@@ -76,13 +76,13 @@ impl HeldOutKind {
         }
     }
 
-    /// Description in words.
+    /// Describes the evaluation in words.
     pub fn describe(self) -> &'static str {
         match self {
-            Self::Requests => "judged on half of the requests, predicted from the other half",
-            Self::File => "predicted from this file, judged on the held-out file",
+            Self::Requests => "predicted from half of the requests, evaluated on the other half",
+            Self::File => "predicted from this file, evaluated on the held-out file",
             Self::Counts => {
-                "judged on a random half of every count, predicted from the other half, for tokens with at least eight occurrences (there are no requests to hold out)"
+                "predicted from a random half of every count, evaluated on the other half, for tokens with at least eight occurrences (no requests to hold out)"
             }
         }
     }
@@ -101,7 +101,7 @@ impl Input {
     /// Opens a file.
     ///
     /// # Errors
-    /// If it is neither, or is damaged.
+    /// If the file is neither a trace nor a profile, or is damaged.
     pub fn open(path: &Path) -> Result<Self, ProfilerError> {
         match Trace::open(path) {
             Ok(trace) => Ok(Self::Trace(trace)),
@@ -130,7 +130,7 @@ impl Input {
     fn profile(&self) -> Result<Profile, ProfilerError> {
         match self {
             Self::Trace(trace) => Ok(Profile::of_trace(trace)?),
-            // The bytes are equal, so a second map would suffice; profiles are small compared with traces.
+            // Copies the profile. Mapping the file twice would suffice, but profiles are small compared with traces.
             Self::Profile(profile) => {
                 let mut builder = ProfileBuilder::like(profile)?;
                 builder.add_profile(profile)?;
@@ -140,7 +140,7 @@ impl Input {
     }
 }
 
-/// The counts of two halves of the requests; `None` if a half has no known route.
+/// Counts two halves of the requests separately; `None` if a half has no known route.
 fn halves(trace: &Trace) -> Result<Option<(Profile, Profile)>, ProfilerError> {
     let (counted, judged) = split(trace, 0.5)?;
     let (counted, judged) = (Profile::of_trace(&counted)?, Profile::of_trace(&judged)?);
@@ -150,12 +150,12 @@ fn halves(trace: &Trace) -> Result<Option<(Profile, Profile)>, ProfilerError> {
 /// Summarises a trace or a profile file.
 ///
 /// # Errors
-/// If the file is neither, or is damaged.
+/// If the file is neither a trace nor a profile, or if it is damaged.
 pub fn show(path: &Path) -> Result<Summary, ProfilerError> {
     Input::open(path)?.summary()
 }
 
-/// Studies a trace or profile; `held_out` is another one of the same model to evaluate on.
+/// Studies a trace or profile; `held_out` is another file of the same model to evaluate on.
 ///
 /// # Errors
 /// If the two are of different models, or a count overflows.
@@ -182,8 +182,7 @@ pub fn study(input: &Input, held_out: Option<&Input>) -> Result<Study, ProfilerE
     let layers = (0..rows.layers()).map(layer).collect();
     let next = next::all(input, &rows);
     let coverage_of_traffic = match kind {
-        // A token that occurs once would not have been known: the share of such occurrences estimates that of new
-        // tokens (Good-Turing).
+        // Good-Turing: the fraction of tokens that occur once estimates the fraction of unknown tokens in new traffic.
         HeldOutKind::Counts => rows.repeated_share(),
         _ => judged.known_share(&counted),
     };

@@ -1,4 +1,4 @@
-//! Experts of one layer, given those of the previous layer: the paper's inter-layer expert-expert affinity.
+//! Experts of one layer, given the experts of the previous layer: the paper's inter-layer expert-expert affinity.
 
 use semmoe_tables::{LayerIdx, Trace};
 use serde::Serialize;
@@ -6,43 +6,43 @@ use serde::Serialize;
 use super::rows::{Rows, activations};
 use super::{Input, Study};
 
-/// Number of tokens of a trace examined: enough for figures of three digits.
+/// Maximum number of tokens to examine in a trace, enough for three significant digits.
 const MAX_TOKENS: usize = 500_000;
 
-/// Two consecutive layers.
+/// Figures for two consecutive layers.
 #[derive(Clone, Debug, Serialize)]
 pub struct NextLayer {
-    /// The model's number of the first layer.
+    /// The first layer's number in the model.
     pub from_layer: u16,
-    /// The model's number of the second layer.
+    /// The second layer's number in the model.
     pub to_layer: u16,
-    /// Share of the second layer's activations on the top-k experts that most often follow the token's expert in the
-    /// first.
+    /// Fraction of the second layer's activations on the top-k experts that most often follow the token's expert in the
+    /// first layer.
     pub share: f64,
-    /// That share without knowledge of the first layer.
+    /// That fraction by chance, without knowledge of the first layer.
     pub by_chance: f64,
-    /// Whether pairs were observed token by token (a trace); otherwise they are expected from a token's counts in both
-    /// layers, as a profile does not show which occurred together.
+    /// Whether pairs were observed token by token, in a trace. Otherwise they are estimated from each token's counts in
+    /// both layers, as a profile does not record which experts occurred together.
     pub seen_together: bool,
     /// [N][N]: how often each expert of the second layer followed one of the first.
     #[serde(skip)]
     pub(crate) pairs: Vec<Vec<f64>>,
 }
 
-/// Maximum pairs of experts over all layers: half a gigabyte. The largest published model, with 94 layers of 512
-/// experts, has 24 million.
+/// Maximum number of expert pairs over all layers, which take half a gigabyte. The largest published model, with 94
+/// layers of 512 experts, has 24 million pairs.
 const MAX_PAIRS: usize = 1 << 26;
 
 impl Study {
-    /// Why figures for consecutive layers are left out, if they are.
+    /// Returns why the figures for consecutive layers are omitted, if they are.
     pub(super) fn next_left_out(&self) -> Option<String> {
         let (experts, layers) = (self.rows.experts, self.rows.layers());
         let left_out = self.next.is_empty() && layers > 1;
-        left_out.then(|| format!("left out, as {experts} experts in {layers} layers make more than {MAX_PAIRS} pairs"))
+        left_out.then(|| format!("omitted, as {experts} experts in {layers} layers make more than {MAX_PAIRS} pairs"))
     }
 }
 
-/// All pairs of consecutive layers, unless there are too many.
+/// Computes the figures for all pairs of consecutive layers, unless there are too many.
 pub(super) fn all(input: &Input, rows: &Rows) -> Vec<NextLayer> {
     if rows.experts.saturating_mul(rows.experts).saturating_mul(rows.layers() - 1) > MAX_PAIRS {
         return Vec::new();

@@ -1,4 +1,4 @@
-//! Sparse counts of tokens and experts.
+//! Sparse token and expert counts.
 
 use semmoe_tables::{LayerIdx, Profile, mix64};
 
@@ -51,20 +51,20 @@ impl Rows {
         self.tokens.len()
     }
 
-    /// Experts and counts of a token in a layer, by expert.
+    /// Returns a token's experts and counts in a layer, sorted by expert.
     pub(crate) fn row(&self, layer: usize, token: usize) -> &[(u16, u32)] {
         let rows = &self.layers[layer];
         &rows.entries[rows.starts[token]..rows.starts[token + 1]]
     }
 
-    /// Activations of each expert of a layer.
+    /// Returns the activations of each expert in a layer.
     pub(crate) fn loads(&self, layer: usize) -> Vec<u64> {
         let mut loads = vec![0u64; self.experts];
         self.layers[layer].entries.iter().for_each(|(expert, count)| loads[usize::from(*expert)] += u64::from(*count));
         loads
     }
 
-    /// Splits every activation between two halves by a coin flip; deterministic.
+    /// Assigns every activation to one of two halves by a deterministic coin flip.
     pub(super) fn halves(&self) -> (Self, Self) {
         let mut coins = Coins(0x5eed);
         let mut parts = (self.empty(), self.empty());
@@ -96,7 +96,7 @@ impl Rows {
         }
     }
 
-    /// Share of the occurrences here whose token `other` has counted.
+    /// Fraction of the occurrences in `self` whose token occurs in `other`.
     pub(super) fn known_share(&self, other: &Self) -> f64 {
         let all: u64 = self.tokens.iter().sum();
         let known: u64 =
@@ -104,7 +104,7 @@ impl Rows {
         if all == 0 { 0.0 } else { known as f64 / all as f64 }
     }
 
-    /// Share of the occurrences whose token occurs more than once.
+    /// Fraction of the occurrences whose token occurs more than once.
     pub(super) fn repeated_share(&self) -> f64 {
         let all: u64 = self.tokens.iter().sum();
         let once = self.tokens.iter().filter(|count| **count == 1).count();
@@ -112,12 +112,12 @@ impl Rows {
     }
 }
 
-/// Total activations of a token in a layer.
+/// Returns a token's total activations in a layer.
 pub(crate) fn activations(row: &[(u16, u32)]) -> f64 {
     row.iter().map(|(_, count)| f64::from(*count)).sum()
 }
 
-/// Fair coins (SplitMix64).
+/// A source of fair coin flips (SplitMix64).
 struct Coins(u64);
 
 impl Coins {

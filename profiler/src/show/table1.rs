@@ -5,32 +5,32 @@ use serde::Serialize;
 use super::rows::{Rows, activations};
 use crate::LayerSummary;
 
-/// A layer's figures.
+/// The figures for one layer.
 #[derive(Clone, Debug, Serialize)]
 pub struct LayerTable {
     /// The model's layer number.
     pub layer_id: u16,
-    /// F1 on held-out data if a token's k hottest experts are the prediction; quartiles over tokens. As many are
-    /// predicted as are activated, so precision, recall and F1 are equal.
+    /// F1 of predicting a token's k hottest experts, on held-out data; quartiles over tokens. The prediction has as
+    /// many experts as a token activates, so precision, recall and F1 are equal.
     pub f1: Quartiles,
-    /// Mean of that F1 over occurrences; `None` if no token was both counted and held out.
+    /// Mean F1 over occurrences; `None` if no token was both counted and held out.
     pub f1_mean: Option<f64>,
     /// Share of a token's activations on its hottest top-k.
     pub cumulative_hotness: Quartiles,
-    /// Share of the hottest expert outside the top-k.
+    /// Share of a token's activations on its hottest expert outside the top-k.
     pub hottest_other: Quartiles,
-    /// Kurtosis of a token's activations over the experts (3 for a normal distribution): high if few experts get all of
-    /// them.
+    /// Kurtosis of a token's activations over the experts (3 for a normal distribution); high if a few experts receive
+    /// all of them.
     pub kurtosis: Quartiles,
-    /// Entropy of the experts' loads relative to even loads, 0..1.
+    /// Entropy of the expert loads relative to balanced loads, 0..1.
     pub load_entropy: f64,
-    /// Skewness of the loads; above 0 if few experts are busy.
+    /// Skewness of the expert loads; above 0 if only a few experts are busy.
     pub load_skewness: f64,
     /// Load of the busiest expert over the mean.
     pub load_max_over_mean: f64,
 }
 
-/// Quartiles over tokens; 0 if there are none.
+/// Quartiles over tokens; 0 without tokens.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Quartiles {
     /// First quartile.
@@ -42,7 +42,7 @@ pub struct Quartiles {
 }
 
 impl Quartiles {
-    /// With linear interpolation, like NumPy.
+    /// Computes quartiles with linear interpolation, like NumPy.
     pub(super) fn of(mut values: Vec<f64>) -> Self {
         values.sort_by(f64::total_cmp);
         let at = |share: f64| {
@@ -55,8 +55,8 @@ impl Quartiles {
     }
 }
 
-/// Computes one layer: hotness from all counts; F1 of predicting `judged` from `counted`, for tokens that occurred at
-/// least `least` times.
+/// Computes one layer's figures: hotness from all counts, and F1 of predicting `judged` from `counted` for tokens that
+/// occur at least `least` times.
 pub(super) fn layer(layer: usize, all: &Rows, counted: &Rows, judged: &Rows, least: u64) -> LayerTable {
     let (mut hot, mut others, mut kurtosis) = (Vec::new(), Vec::new(), Vec::new());
     for token in 0..all.vocabulary() {
@@ -88,14 +88,14 @@ pub(super) fn layer(layer: usize, all: &Rows, counted: &Rows, judged: &Rows, lea
     }
 }
 
-/// A row's experts with their counts, hottest first; ties go to the lowest.
+/// Returns a row's experts and counts, hottest first; ties go to the lowest id.
 pub(crate) fn hottest(row: &[(u16, u32)]) -> Vec<(u16, u32)> {
     let mut order = row.to_vec();
     order.sort_by_key(|(expert, count)| (std::cmp::Reverse(*count), *expert));
     order
 }
 
-/// F1 over tokens that occur often enough in both parts, and over all their occurrences, if there are any.
+/// Returns F1 quartiles over tokens that occur often enough in both parts, and the mean over their occurrences, if any.
 fn f1(layer: usize, counted: &Rows, judged: &Rows, least: u64) -> (Quartiles, Option<f64>) {
     let (mut each, mut hit, mut all) = (Vec::new(), 0.0, 0.0);
     for token in 0..judged.vocabulary() {
@@ -114,7 +114,7 @@ fn f1(layer: usize, counted: &Rows, judged: &Rows, least: u64) -> (Quartiles, Op
     (Quartiles::of(each), (all > 0.0).then(|| hit / all))
 }
 
-/// Kurtosis of a token's counts over all experts, including zeros.
+/// Computes the kurtosis of a token's counts over all experts, including zeros.
 fn kurtosis_of(row: &[(u16, u32)], experts: usize) -> f64 {
     let mut counts = vec![0.0; experts];
     row.iter().for_each(|(expert, count)| counts[usize::from(*expert)] = f64::from(*count));

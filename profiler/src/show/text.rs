@@ -1,4 +1,4 @@
-//! The study as a table for terminals.
+//! Formats a study as a table for terminals.
 
 use std::fmt;
 
@@ -6,7 +6,7 @@ use super::{LayerTable, NextLayer, Study};
 
 type Figure = fn(&LayerTable, Option<&NextLayer>) -> String;
 
-/// A column: its heading lines, from the subject down to what is good and what is poor, and its figure.
+/// A column: its heading lines (subject, name, good value, poor value) and its figure.
 struct Column {
     subject: &'static str,
     name: &'static str,
@@ -19,7 +19,7 @@ fn three(value: f64) -> String {
     format!("{value:.3}")
 }
 
-/// From left to right; the subject is above its first column.
+/// Returns the columns from left to right; a subject is printed above its first column.
 fn columns(chance: f64) -> Vec<Column> {
     let column =
         |subject, name, good, poor: &str, figure: Figure| Column { subject, name, good, poor: poor.to_owned(), figure };
@@ -44,12 +44,9 @@ fn columns(chance: f64) -> Vec<Column> {
 impl fmt::Display for Study {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{}\n", self.summary)?;
-        writeln!(
-            f,
-            "Each token's top-k hottest experts as a prediction of those that it activates; quartiles over tokens."
-        )?;
+        writeln!(f, "How well each token's k hottest experts predict those that it activates; quartiles over tokens.")?;
         writeln!(f, "Predicted: {}.", self.held_out.describe())?;
-        writeln!(f, "Tokens with evidence: {:.1}% of the traffic.", self.coverage_of_traffic * 100.0)?;
+        writeln!(f, "Known tokens: {:.1}% of the traffic.", self.coverage_of_traffic * 100.0)?;
         if let Some(why) = self.next_left_out() {
             writeln!(f, "Next layer: {why}.")?;
         }
@@ -59,7 +56,7 @@ impl fmt::Display for Study {
             write!(f, "{name:<6}")?;
             columns.iter().try_for_each(|column| write!(f, " {:>8}", cell(column)))
         };
-        // A subject is longer than a column: it starts at its first column's name, and extends over the others.
+        // A subject can be wider than a column: it starts at its first column's name and extends over the next columns.
         let mut subjects = String::from("      ");
         for (at, column) in columns.iter().enumerate().filter(|(_, column)| !column.subject.is_empty()) {
             let from = 6 + 9 * (at + 1) - column.name.len();

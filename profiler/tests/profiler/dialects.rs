@@ -50,8 +50,8 @@ async fn sglang_0_5_16_records_what_it_reports_ids_of() {
     let ids = r#"{"input_ids": [7, 8, 9]}"#;
     let chat = r#"{"messages": [{"role": "user", "content": "what"}]}"#;
     let text = r#"{"prompt": "hello"}"#;
-    let no_prompt = "the prompt's token ids are missing from the answer: send ids, with --tokenizer";
-    let no_output = "the ids of the generated tokens are missing from the answer: record with --max-tokens 1, or";
+    let no_prompt = "the response lacks the prompt's token ids: send ids, with --tokenizer";
+    let no_output = "the response lacks the ids of the generated tokens: record with --max-tokens 1, or";
     for (line, prompt, openai_routes, max_tokens, reason) in [
         (ids, vec![7, 8, 9], false, 5, None),
         (text, bytes("hello"), false, 5, None),
@@ -86,7 +86,7 @@ async fn routes_that_depend_on_the_batch_are_reported_or_refused() {
                     assert_eq!(check.is_suspicious(), unsteady_tokens > 0);
                 }
                 (Err(error), None) => {
-                    let part = "54 of its 900 activations differ (6.0%), more than rounding explains";
+                    let part = "54 of its 900 activations differ (6.0%) when it is sent with others, more than rounding explains";
                     assert!(error.to_string().contains(part), "{error}");
                 }
                 (found, _) => panic!("{dialect:?} {unsteady_tokens}: {found:?}"),
@@ -131,8 +131,8 @@ fn lies(dialect: Dialect) -> Vec<(Fault, &'static str)> {
         (Fault::ForeignExpert, "token 0 is routed to expert 8 in layer 0, expected ids below 8"),
         (Fault::SameExpertTwice, "distinct experts per token"),
         (Fault::Truncated, "routed experts"),
-        (Fault::NoRoutes, "routed_experts is missing"),
-        (Fault::OtherPrompt, "saw another prompt: 13 tokens instead of 12, the first difference at 12"),
+        (Fault::NoRoutes, "the response has no routed_experts"),
+        (Fault::OtherPrompt, "saw a different prompt: 13 tokens instead of 12, first difference at 12"),
         (
             Fault::TooLong,
             "answered 400: {\"object\":\"error\",\"message\":\"This model's maximum context length is 4096 tokens",
@@ -202,7 +202,7 @@ async fn an_engine_that_dies_half_way_is_gone_on_with() {
         let error = bench.record(options.clone()).await.unwrap_err();
         assert!(matches!(&error, ProfilerError::TooManyBad { bad: 1, of: 9, allowed: 0, .. }), "{error}");
         let text = error.to_string();
-        assert!(text.contains("8 good answers are kept in ") && text.contains("line 9: "), "{text}");
+        assert!(text.contains("8 good responses are kept in ") && text.contains("line 9: "), "{text}");
         assert!(bench.partial().exists() && !bench.path("out.trace.safetensors").exists());
 
         bench.engine.settings().lives_for = u64::MAX;

@@ -152,8 +152,8 @@ fn dumps_of_another_model_are_refused() {
         import
     };
     with(&|model| model.num_experts = 16).refused(&["per_token_0.pt.safetensors", "no slot for expert 8"]);
-    with(&|model| model.num_experts = 6).refused(&["holds 6 at layer 1", "experts below 6"]);
-    with(&|model| model.num_hidden_layers = 9).refused(&["4 layers, expected the model's 9 or its 3"]);
+    with(&|model| model.num_experts = 6).refused(&["contains 6 at layer 1", "experts below 6"]);
+    with(&|model| model.num_hidden_layers = 9).refused(&["4 layers, expected all 9 layers of the model or its 3"]);
     with(&|model| model.top_k = 3).refused(&["2 experts, expected 3: another model"]);
     with(&|model| model.top_k = 1).refused(&["2 experts, expected 1: another model"]);
     with(&|model| model.vocab_size = 40).refused(&["holds 50 at token 4, expected ids below 40"]);
@@ -220,7 +220,7 @@ fn files_of_torch_and_numpy_name_the_converter() {
     ] {
         let import = Import::of(format, &[name]);
         let command = format!("`semmoe-convert {0}` writes {0}.safetensors", data(name).display());
-        import.refused(&[&command, "converted first"]);
+        import.refused(&[&command, "files first"]);
         assert_eq!(import.run().unwrap_err().to_string().lines().count(), 1);
     }
 }

@@ -163,7 +163,7 @@ fn what_cannot_be_judged_is_not_called_a_poor_model() {
         let study = studied(&files.trace(name, 16, &requests));
         let verdict = study.verdict("t");
         assert_eq!(study.prediction(), None, "{name}");
-        assert!(verdict.text.starts_with("Nothing can be said about this model"), "{}", verdict.text);
+        assert!(verdict.text.starts_with("There is too little data to judge this model"), "{}", verdict.text);
         assert!(verdict.next.contains("record") && !study.to_string().contains("NaN"), "{}", study);
     }
 }

@@ -77,9 +77,9 @@ async fn wrong_lines_are_named() {
     let mut options = mock.lines(&[r#"{"prompt": "x"}"#.into()]);
     options.max_prompt_tokens = Some(3);
     let error = mock.record(options).await.unwrap_err().to_string();
-    assert!(error.ends_with("line 1: a text can be cut to a number of tokens only with a tokenizer"), "{error}");
+    assert!(error.ends_with("line 1: truncating text to a token limit requires a tokenizer"), "{error}");
     let error = mock.record(mock.lines(&[String::new()])).await.unwrap_err().to_string();
-    assert!(error.ends_with("prompts.jsonl holds no prompt"), "{error}");
+    assert!(error.ends_with("prompts.jsonl contains no prompt"), "{error}");
     assert!(mock.engine.ran().is_empty());
 }
 

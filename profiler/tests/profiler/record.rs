@@ -217,7 +217,7 @@ async fn what_the_engine_does_not_tell_the_caller_must() {
     let lines = [ids_line(&[1])];
     mock.engine.report("top_k", Value::Null);
     let error = mock.record(mock.lines(&lines)).await.unwrap_err().to_string();
-    assert_eq!(error, "the engine does not report top_k, which a trace needs; give the model's shape");
+    assert_eq!(error, "the engine does not report top_k, which a trace requires; pass the model's shape");
     let mut options = mock.lines(&lines);
     let model = mock.engine.model.clone();
     options.model = Some(model.clone());
@@ -244,7 +244,7 @@ async fn wrong_options_are_reported_before_the_first_request() {
         (|o| o.max_tokens = 0, "max_tokens is 0, expected at least 1"),
         (|o| o.concurrency = 0, "concurrency is 0, expected at least 1"),
         (|o| o.max_prompt_tokens = Some(0), "max_prompt_tokens is 0"),
-        (|o| o.max_bad = 1.5, "max_bad is 1.5, expected a share between 0 and 1"),
+        (|o| o.max_bad = 1.5, "max_bad is 1.5, expected a fraction between 0 and 1"),
         (|o| o.max_bad = f64::NAN, "max_bad is NaN"),
         (|o| o.temperature = -1.0, "temperature is -1"),
         (|o| o.out = "/nonexistent/dir/out".into(), "cannot write /nonexistent/dir/out: "),

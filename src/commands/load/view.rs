@@ -1,5 +1,4 @@
-//! Live view of a run: two lines that are updated on a terminal, an occasional line elsewhere; always on standard
-//! error.
+//! Live view of a run, on standard error: two updating lines on a terminal, an occasional plain line elsewhere.
 
 use std::io::IsTerminal;
 use std::sync::Mutex;
@@ -11,7 +10,7 @@ use semmoe_load::{LatencySummary, Snapshot};
 
 use crate::progress::say;
 
-/// Without a terminal every nth snapshot is printed; there is about one per second.
+/// Without a terminal, one in this many snapshots is printed. Snapshots arrive about once per second.
 const PLAIN_EVERY: u64 = 5;
 
 #[derive(Debug)]
@@ -33,7 +32,7 @@ impl View {
     pub(super) fn start() -> Self {
         let line = std::io::stderr().is_terminal().then(|| {
             let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
-            // The template is constant; if it were invalid, the default view would do.
+            // The template is a valid constant; the fallback is never reached.
             bar.set_style(
                 ProgressStyle::with_template("{spinner} {wide_msg}\n  {prefix}")
                     .unwrap_or_else(|_| ProgressStyle::default_spinner()),
@@ -74,13 +73,13 @@ impl View {
     }
 }
 
-/// Counts and latencies. Rates are since the previous snapshot.
+/// Formats counts and latencies. Rates cover the time since the previous snapshot.
 fn describe(now: &Snapshot, before: Before) -> (String, String) {
     let block = if now.block.1 > 1 { format!("block {} of {}, ", now.block.0, now.block.1) } else { String::new() };
     let Some(elapsed) = now.elapsed else {
         return (format!("{block}warm-up, {} in flight", now.in_flight), String::new());
     };
-    // The previous snapshot belongs to another block.
+    // Starts over if the previous snapshot belongs to another block.
     let before = if elapsed < before.elapsed || now.ok < before.ok { Before::default() } else { before };
     let seconds = elapsed.saturating_sub(before.elapsed).as_secs_f64().max(1e-3);
     let rate = |now: u64, before: u64| now.saturating_sub(before) as f64 / seconds;

@@ -1,4 +1,4 @@
-//! `--affinity`: the gain from placing tokens and experts together, in the best plan or in a running deployment.
+//! `--affinity`: the gain from co-locating tokens with their experts, in the best plan or in a running deployment.
 
 use std::path::Path;
 
@@ -16,12 +16,12 @@ use crate::args::PlanArgs;
 use crate::commands::read_text;
 use crate::error::CliError;
 
-/// The rates given by `--affinity`: with affinity, and with random ranks if known.
+/// The rates given by `--affinity`: with affinity, and with random routing if known.
 #[derive(Clone, Copy, Debug, Default)]
 struct Promised {
     local_rate: f64,
     local_random: Option<f64>,
-    /// Number of other ranks that a token is sent to.
+    /// Number of remote ranks that a token is sent to.
     remote_ranks: Option<f64>,
     remote_random: Option<f64>,
 }
@@ -33,7 +33,7 @@ struct Now {
     remote_ranks: Option<f64>,
 }
 
-/// The gain in the best plan with complete experts, for decode and prefill.
+/// Returns the gains in decode and prefill for the best plan with unsliced experts.
 pub(super) fn of_plan(
     args: &PlanArgs,
     question: &Question<'_>,
@@ -61,14 +61,14 @@ pub(super) fn of_plan(
     judged.collect()
 }
 
-/// The gain in each step of a running deployment.
+/// Returns the gain in each step of a running deployment.
 pub(super) fn of_deployment(args: &PlanArgs, path: &Path) -> Result<Vec<Judged>, CliError> {
     let named = args.affinity.as_deref().unwrap_or_default();
     let (deployment, promised) = (deployment(path)?, promised(named)?);
     let now = Now { local_rate: args.lar_before.or(deployment.local_rate), remote_ranks: deployment.remote_ranks };
     let rows = now.remote_ranks.is_some() && promised.remote_ranks.is_some();
     if !rows && now.local_rate.is_none() && promised.local_random.is_none() {
-        let missing = "neither it nor --lar-before has the current local rate to compare --affinity with";
+        let missing = "neither this file nor --lar-before states the current local rate to compare --affinity with";
         return Err(CliError::input(format!("{}: {missing}", path.display())));
     }
     let remote = remote(args, &promised, now, 0.0)?;
@@ -80,12 +80,12 @@ pub(super) fn of_deployment(args: &PlanArgs, path: &Path) -> Result<Vec<Judged>,
     judged.collect()
 }
 
-/// Compares rows with rows if both are known, otherwise shares of activations; `chance` is the local rate of random
-/// ranks if nothing else is known.
+/// Compares remote ranks per token if known before and after, otherwise local rates; `chance` is the local rate of
+/// random routing, for use if no other rate is known.
 fn remote(args: &PlanArgs, promised: &Promised, now: Now, chance: f64) -> Result<Remote, CliError> {
     let known = now.remote_ranks.or(promised.remote_random.filter(|_| now.local_rate.is_none()));
     if let Some((before, after)) = known.zip(promised.remote_ranks) {
-        // Rows in proportion to the rate's error.
+        // The error in remote ranks is proportional to the error in the rate.
         let error = args.lar_error * after / (1.0 - promised.local_rate).max(args.lar_error);
         return Ok(Remote { before, after, error });
     }
@@ -115,17 +115,17 @@ fn deployment(path: &Path) -> Result<Deployment, CliError> {
         }
     }
     if ranks == 0 {
-        let expected = "a description that ends in .toml, or the /metrics of semmoe's worker";
+        let expected = "a deployment description ending in .toml, or the /metrics of semmoe's worker";
         return Err(CliError::input(format!("{} has no semmoe_steps_total, expected {expected}", path.display())));
     }
     let of = |error| CliError::input(format!("{}: {error}", path.display()));
     Deployment::of_counts(format!("{ranks} running ranks"), &counts).map_err(of)
 }
 
-/// Activations of sampled requests in a gateway's metrics.
+/// The gateway metric that counts activations in sampled requests.
 const SAMPLED: &str = "semmoe_sampled_activations_total";
 
-/// A rate, the output of `semmoe evaluate --json`, or a gateway's metrics.
+/// Parses `--affinity`: a rate, the output of `semmoe evaluate --json`, or a gateway's metrics.
 fn promised(named: &str) -> Result<Promised, CliError> {
     if let Ok(local_rate) = named.parse() {
         return Ok(Promised { local_rate, ..Promised::default() });

@@ -1,15 +1,15 @@
-//! `semmoe plan calibrate`: measures this machine's ranks through the worker's code, for `semmoe plan`.
+//! `semmoe plan calibrate`: measures this machine by running the worker's code, for use by `semmoe plan`.
 //!
-//! | module | what |
+//! | module | contents |
 //! |---|---|
-//! | `team` | ranks as threads over the worker's carriers, the length of a measurement |
-//! | `links` | collectives by size |
-//! | `steps` | steps of the model: on one rank, in layouts of several |
-//! | `files` | the cluster and the calibration as files |
+//! | `team` | ranks as threads over the worker's transports, and the timing loop |
+//! | `links` | time of collectives by size |
+//! | `steps` | time of model steps, on one rank and in layouts of several ranks |
+//! | `files` | reading and writing the cluster and calibration files |
 //!
-//! The constants are fitted to steps of one rank, and the contention of several ranks for processors to a few steps of
-//! layouts with complete experts. Other steps, in every layout, are predicted from these and the collectives, and then
-//! measured, which gives the error stated in the calibration.
+//! The constants are fitted to single-rank steps. Contention between ranks for processors is fitted to a few steps of
+//! layouts with unsliced experts. All other steps, in every layout, are predicted from these fits and the collectives,
+//! then measured; the calibration states the resulting error.
 
 mod files;
 mod links;
@@ -38,7 +38,7 @@ use crate::progress::{Progress, Steps as _, say};
 use steps::{Job, WorkerLayout};
 use team::Team;
 
-/// Steps of one rank to which the constants are fitted.
+/// Single-rank steps that the constants are fitted to.
 const FITTED: [Job; 13] = [
     job(1, 1, 32),
     job(2, 1, 256),
@@ -54,9 +54,10 @@ const FITTED: [Job; 13] = [
     job(2, 256, 0),
     job(1, 512, 0),
 ];
-/// Steps to which the contention of ranks is fitted, in layouts with complete experts.
+/// Steps that contention between ranks is fitted to, in layouts with unsliced experts.
 const CONTENDED: [Job; 3] = [job(4, 1, 128), job(24, 1, 128), job(1, 192, 0)];
-/// Steps to predict, in every layout: per rank with attention dp, over all ranks with attention tp.
+/// Held-out steps, predicted in every layout. Sizes are per rank with attention dp, and over all ranks with attention
+/// tp.
 const HELD_OUT: [Job; 6] =
     [job(3, 1, 96), job(12, 1, 48), job(3, 1, 384), job(40, 1, 24), job(1, 96, 0), job(1, 384, 0)];
 
@@ -70,7 +71,7 @@ struct Findings {
     tables: Vec<Measured>,
     between: Vec<[f64; 2]>,
     contended: Vec<StepPoint>,
-    /// Held out from the fits.
+    /// Steps held out from the fits, in every layout.
     layouts: Vec<StepPoint>,
 }
 
@@ -79,7 +80,7 @@ pub(super) fn run(args: &CalibrateArgs) -> Result<(), CliError> {
     print(&text)
 }
 
-/// Measures, writes both files and returns the report.
+/// Measures this machine, writes both files and returns the report.
 fn calibrate(args: &CalibrateArgs) -> Result<String, CliError> {
     files::check(&args.out)?;
     let shape = parse(&args.model.join("config.json"), ModelShape::from_config)?;
@@ -107,7 +108,7 @@ fn calibrate(args: &CalibrateArgs) -> Result<String, CliError> {
         let contention = fit_contention(&shape, &of_ranks(&cluster, ranks), &constants, &points, ranks);
         cluster = cluster.contended(ranks, contention.map_err(CliError::failed)?);
     }
-    // Written and parsed like a user's file, so that the predictions below are those of `semmoe plan`.
+    // Writes and parses the cluster like a user's file, so the predictions below equal those of `semmoe plan`.
     let described = files::describe(&cluster.measured.collectives, &cluster.gpu.sharing, most, args.transport);
     let cluster = read(&described)?;
     let of = |prefill: bool| -> Result<Errors, CliError> {
@@ -137,13 +138,13 @@ fn calibrate(args: &CalibrateArgs) -> Result<String, CliError> {
     report(args, &shape, &cluster, &calibration, &found)
 }
 
-/// How long `up --plan auto` measures.
+/// Measurement time of `up --plan auto`.
 const AUTO_SECONDS: f64 = 20.0;
-/// Numbers of ranks that `up --plan auto` measures.
+/// The numbers of ranks that `up --plan auto` measures.
 const AUTO_RANKS: [u16; 3] = [1, 2, 4];
 
-/// The unit of this machine with the fastest responses, according to the measurements in `folder`, which are made first
-/// if there are none for this machine.
+/// Returns the unit with the fastest responses on this machine according to the calibration in `folder`. Calibrates
+/// first if `folder` has no calibration for this machine.
 pub(crate) fn for_this_machine(model: &Path, folder: &Path) -> Result<UnitPlan, CliError> {
     let known = || -> Result<(Cluster, Calibration), CliError> {
         let cluster = parse(&folder.join(files::CLUSTER), Cluster::from_toml)?;
@@ -172,38 +173,38 @@ pub(crate) fn for_this_machine(model: &Path, folder: &Path) -> Result<UnitPlan, 
             if candidate.units > 1 || best.as_ref().is_some_and(|(least, ..)| seconds >= *least) {
                 continue;
             }
-            // A layout that the worker cannot run is skipped in favour of the next best.
+            // Layouts that the worker cannot run are skipped.
             if let Ok(unit) = Chosen::of(&shape, &candidate, constants, None)?.unit() {
                 best = Some((seconds, candidate.layout.name(), unit));
             }
         }
     }
     let (seconds, layout, unit) =
-        best.ok_or_else(|| CliError::failed("no layout of this machine serves the default workload"))?;
+        best.ok_or_else(|| CliError::failed("no layout on this machine can serve the default workload"))?;
     let ranks = unit.ranks;
     say(&format!(
-        "plan: {layout} on {ranks} ranks, {seconds:.2} s a request (modelled; {})",
+        "plan: {layout} on {ranks} ranks, {seconds:.2} s per request (modelled; {})",
         Accuracy::of(Some(&calibration))
     ));
     Ok(unit)
 }
 
-/// Sorted, distinct numbers of ranks.
+/// Sorts and deduplicates the numbers of ranks.
 fn ranks(given: &[u16]) -> Result<Vec<usize>, CliError> {
     let mut ranks: Vec<usize> = given.iter().map(|&ranks| ranks.into()).collect();
     ranks.sort_unstable();
     ranks.dedup();
-    if ranks.is_empty() { Err(CliError::input("--ranks names no number of ranks")) } else { Ok(ranks) }
+    if ranks.is_empty() { Err(CliError::input("--ranks is empty")) } else { Ok(ranks) }
 }
 
-/// The machine with `ranks` ranks in use.
+/// Returns the cluster with only `ranks` ranks in use.
 fn of_ranks(cluster: &Cluster, ranks: u64) -> Cluster {
     let mut cluster = cluster.clone();
     cluster.levels.iter_mut().for_each(|level| level.count = ranks);
     cluster
 }
 
-/// The worker's layouts of `ranks` ranks that fit the model; reports the others.
+/// Returns the worker layouts over `ranks` ranks that fit the model, and reports the rest.
 fn layouts(ranks: usize, shape: &ModelShape) -> Vec<WorkerLayout> {
     if ranks == 1 {
         return vec![WorkerLayout::ONE];
@@ -268,7 +269,7 @@ fn measure(args: &CalibrateArgs, config: &ModelConfig, ranks: &[usize]) -> Resul
     Ok(Findings { alone, tables, between, contended: seen, layouts: unseen })
 }
 
-/// The results, with every predicted step.
+/// Formats the results, including every predicted step.
 fn report(
     args: &CalibrateArgs,
     shape: &ModelShape,
@@ -325,7 +326,7 @@ fn report(
         }
     }
     for Sharing { ranks, slowdown } in &cluster.gpu.sharing {
-        text.push_str(&format!("{ranks} ranks that share the processors compute {slowdown:.2} times slower\n"));
+        text.push_str(&format!("{ranks} ranks that share the processors are {slowdown:.2} times slower\n"));
     }
     text.push_str(&files::accuracy(calibration));
     Ok(text.trim_end().to_owned())

@@ -15,37 +15,37 @@ use serde_json::Value;
 use crate::commands::read_text;
 use crate::error::CliError;
 
-/// A plan lists what each of up to 65,536 ranks loads.
+/// Size limit of a plan, which lists the load of each of up to 65,536 ranks.
 const MAX_PLAN_BYTES: u64 = 64 << 20;
-/// More ranks than a worker's unit can have are a mistake.
+/// Maximum degree of parallelism, above the number of ranks that a worker unit can have.
 const MAX_DEGREE: u64 = 1 << 10;
 
-/// The best plan of a search.
+/// The best plan found by a search.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Chosen {
-    /// Version of semmoe that made the plan.
+    /// Version of semmoe that computed the plan.
     version: String,
-    /// The model's shape, without its element types.
+    /// The model's shape, without element types.
     model: Value,
-    /// Number of units side by side.
+    /// Number of identical units in the plan.
     pub(crate) units: u64,
     /// Layout of each unit.
     layout: Layout,
     /// Expert domains.
     #[serde(default)]
     domains: Domains,
-    /// Bytes per element sent between ranks.
+    /// Bytes per element in rows sent between ranks.
     element_bytes: f64,
 }
 
-/// The part of the document that is read.
+/// The only part of the document that is read.
 #[derive(Deserialize)]
 struct Document {
     chosen: Option<Chosen>,
 }
 
-/// The layout options to start a worker's unit with.
+/// Layout options for starting a worker unit.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct UnitPlan {
     pub(crate) ranks: u16,
@@ -57,7 +57,7 @@ pub(crate) struct UnitPlan {
 }
 
 impl Chosen {
-    /// With expert domains as in `--domains`, if any.
+    /// Builds the chosen plan from the best candidate, with the expert domains of `--domains`, if any.
     pub(crate) fn of(
         shape: &ModelShape,
         best: &Candidate,
@@ -85,7 +85,7 @@ impl Chosen {
             .ok_or_else(|| refuse(&"`chosen` is missing, expected the output of `semmoe plan --json`"))?;
         if chosen.version != env!("CARGO_PKG_VERSION") {
             let (found, own) = (chosen.version.chars().take(40).collect::<String>(), env!("CARGO_PKG_VERSION"));
-            return Err(refuse(&format_args!("it was made by semmoe {found}, and this is {own}: plan again")));
+            return Err(refuse(&format_args!("it was computed by semmoe {found}, but this is {own}: plan again")));
         }
         let shape = super::parse(&folder.join("config.json"), ModelShape::from_config)?;
         if let Some((key, found, own)) = difference(&chosen.model, &identity(&shape)?) {
@@ -97,16 +97,16 @@ impl Chosen {
         Ok(chosen)
     }
 
-    /// The unit that the worker runs for it.
+    /// Converts the plan to the layout options of a worker unit.
     ///
     /// # Errors
-    /// Layouts that the worker does not support, by name and with the reason.
+    /// If the worker does not support the layout, with its name and the reason.
     pub(crate) fn unit(&self) -> Result<UnitPlan, CliError> {
         let Layout { pipeline, attention_tp, attention_dp, expert_tp, expert_ep } = self.layout;
         let degrees = [pipeline, attention_tp, attention_dp, expert_tp, expert_ep];
         if degrees.iter().any(|degree| !(1..=MAX_DEGREE).contains(degree)) {
             return Err(CliError::input(format!(
-                "a degree of the planned layout {degrees:?} is not in 1 to {MAX_DEGREE}"
+                "the planned layout {degrees:?} has a degree outside 1 to {MAX_DEGREE}"
             )));
         }
         let (name, ranks) = (self.layout.name(), attention_tp * attention_dp);
@@ -118,7 +118,7 @@ impl Chosen {
         if pipeline > 1 {
             return Err(refuse(&format_args!("it has no pipeline stages, the plan has {pipeline}")));
         }
-        // Both are at most 1024.
+        // Both degrees are at most 1024.
         let (attention, attention_groups) = match (attention_tp, attention_dp) {
             (1, _) => (Attention::Dp, 1),
             (_, groups) => (Attention::Tp, groups as u16),
@@ -133,7 +133,7 @@ impl Chosen {
             2.0 => WireType::Bf16,
             other => {
                 return Err(refuse(&format_args!(
-                    "rows have elements of 4 bytes (f32) or 2 (bf16), planned are {other}"
+                    "row elements have 4 bytes (f32) or 2 (bf16), but the plan has {other}"
                 )));
             }
         };
@@ -147,7 +147,7 @@ impl Chosen {
     }
 }
 
-/// The identity of a plan's model: its shape without the element types, which `--weights` and `--cache` replace.
+/// Identifies a plan's model by its shape, without the element types, which `--weights` and `--cache` override.
 fn identity(shape: &ModelShape) -> Result<Value, CliError> {
     let mut value = serde_json::to_value(shape).map_err(CliError::failed)?;
     if let Value::Object(fields) = &mut value {
@@ -156,7 +156,7 @@ fn identity(shape: &ModelShape) -> Result<Value, CliError> {
     Ok(value)
 }
 
-/// The first key that differs, with both values, shortened.
+/// Returns the first key that differs, and both values, truncated.
 fn difference(found: &Value, own: &Value) -> Option<(String, String, String)> {
     let short = |value: Option<&Value>| {
         value.map_or_else(|| "missing".to_owned(), |value| value.to_string().chars().take(60).collect())
@@ -229,7 +229,7 @@ mod tests {
             }
         }
         let error = Chosen { element_bytes: 1.0, ..chosen([1, 1, 2, 1, 2]) }.unit().unwrap_err().to_string();
-        assert!(error.contains("planned are 1"), "{error}");
+        assert!(error.contains("but the plan has 1"), "{error}");
         let domains = |text: &str| Chosen { domains: text.parse().unwrap(), ..chosen([1, 1, 4, 1, 4]) }.unit();
         assert_eq!(domains("2:1/2").unwrap().domains.to_string(), "2:1/2");
         let error = domains("3").unwrap_err().to_string();

@@ -1,4 +1,4 @@
-//! The page of a plan: its Pareto front as an image, its ranked list as a table.
+//! The HTML page for a plan: the Pareto front as an image and the ranked list as a table.
 
 use std::path::Path;
 
@@ -27,7 +27,7 @@ pub(super) fn write(path: &Path, model: &str, answer: &Answer<'_>) -> Result<(),
     write_sections(path, &format!("Plan for {model}"), &sections).map_err(failure)
 }
 
-/// Escapes every line; `escape` would show line ends as text.
+/// Escapes each line separately, because `escape` would print line breaks as text.
 fn lines(text: &str) -> String {
     text.lines().map(escape).collect::<Vec<_>>().join("\n")
 }
@@ -56,7 +56,7 @@ fn picture(front: &[FrontPoint]) -> String {
     svg.text((LEFT + RIGHT) / 2.0, BOTTOM + 40.0, "middle", "", "tokens/s per user");
     svg.upright(16.0, (TOP + BOTTOM) / 2.0, "tokens/s per GPU");
     format!(
-        "<p>Every point is a layout with a number of requests in flight; none is better in both respects. Modelled.</p>\n{}",
+        "<p>Each point is a layout at a given number of requests in flight; no other is better in both respects. All figures are modelled.</p>\n{}",
         svg.finish("Throughput per GPU against speed per user")
     )
 }

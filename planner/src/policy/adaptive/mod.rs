@@ -1,17 +1,17 @@
-//! A policy that measures its own thresholds and knows when not to switch.
+//! A policy that learns its own thresholds from measurements and avoids switches that do not pay off.
 //!
-//! At each step boundary it predicts a step's time in both layouts for the upcoming batch and the arriving prompt
-//! tokens, `D = min(f / (1 - a / p), f + C / p)`: decode time f, arrival rate a, prefill rate p, and at most C prompt
-//! tokens in a step. The *gain* is the share of D that the other layout saves.
+//! At each step boundary it predicts the step time in both layouts for the upcoming batch and the arriving prompt
+//! tokens, `D = min(f / (1 - a / p), f + C / p)`, with decode time f, arrival rate a, prefill rate p, and at most C
+//! prompt tokens per step. The *gain* is the fraction of D that the other layout saves.
 //!
-//! The *regret* is what past steps would have saved in the other layout, times the requests in flight, in
-//! request-seconds. A step that is faster in this layout reduces it, and so does a small allowance per step.
+//! The *regret*, in request-seconds, is the time that past steps would have saved in the other layout, times the
+//! requests in flight. Steps that are faster in this layout reduce it, and so does a small allowance per step.
 //!
-//! It switches when regret plus gain over the horizon exceed the cost of switching there and back: switching stops the
-//! requests in flight for the switch time at the live KV, and switching back is assumed to cost what the last switch to
-//! this layout did. So a large gain pays at once, a small one after it has lasted, and an intermittent one never. A
-//! switch that earned less than the cost there and back doubles the requirement for the next one; one that earned it
-//! halves the requirement again.
+//! It switches when the regret plus the gain over the horizon exceeds the cost of switching there and back. Switching
+//! stops the requests in flight for the switch time at the live KV; switching back is assumed to cost as much as the
+//! last switch to this layout. So a large gain pays off at once, a small gain only if it persists, and an intermittent
+//! gain never. A switch that earned less than the round-trip cost doubles the requirement for the next switch; a switch
+//! that earned it halves the requirement again.
 
 use super::arrivals::Arrivals;
 use super::learned::Learned;
@@ -20,9 +20,9 @@ use super::{
     SwitchCost, SwitchPolicy, UnitView,
 };
 
-/// Maximum factor by which the required gain of a switch is raised.
+/// Maximum factor on the gain required for a switch.
 const MAX_PATIENCE: f64 = 8.0;
-/// A failed switch is retried after the dwell time, which doubles at most this often.
+/// A failed switch is retried after the dwell time, which doubles with each failure, at most this many times.
 const MAX_FAILURES: u32 = 6;
 
 /// The policy's state.
@@ -30,9 +30,9 @@ const MAX_FAILURES: u32 = 6;
 pub enum State {
     /// May switch.
     Stable,
-    /// Switched or failed recently.
+    /// Switched or failed to switch recently.
     Dwelling {
-        /// The time at which it may switch again.
+        /// The time from which switching is allowed again.
         until: f64,
     },
     /// Waiting for the outcome of a requested switch.
@@ -45,13 +45,13 @@ pub enum State {
 /// A comparison of the other layout with the current one.
 #[derive(Clone, Copy, Debug)]
 struct Comparison {
-    /// Share of a step's time that the other layout saves.
+    /// Fraction of the step time that the other layout saves.
     gain: f64,
-    /// Prompt tokens per second of each layout in steps full of them.
+    /// Prefill rate of each layout, in prompt tokens per second.
     prefill: ByLayout<f64>,
 }
 
-/// The adaptive policy; see the module documentation.
+/// The adaptive policy, described in the module documentation.
 #[derive(Clone, Debug)]
 pub struct Adaptive {
     settings: Settings,
@@ -67,22 +67,22 @@ pub struct Adaptive {
     in_flight: f64,
     /// Request-seconds lost since the other layout became faster.
     regret: f64,
-    /// Request-seconds saved by the last switch so far, and its cost.
+    /// Request-seconds that the last switch has saved so far; `price` is its cost.
     earned: f64,
     price: f64,
-    /// Request-seconds that the last switch to each layout cost: lost before the decision, and while it stopped the
-    /// unit. The estimate for switching back to it.
+    /// Cost of the last switch to each layout in request-seconds: lost before the decision and while the switch stopped
+    /// the unit. It estimates the cost of switching back.
     way: ByLayout<f64>,
-    /// Seconds of the last switch.
+    /// Duration of the last switch.
     stopped_seconds: f64,
     patience: f64,
-    /// Log of the measured over the predicted time of switches.
+    /// Log of the ratio of measured to predicted switch times.
     switch_error: f64,
     failures: u32,
 }
 
 impl Adaptive {
-    /// A policy with a prior, the cost of a switch and the KV capacity of both layouts.
+    /// Creates a policy from a prior, the switch cost model and both layouts' KV capacity.
     pub fn new(
         settings: Settings,
         prior: Prior,
@@ -112,13 +112,14 @@ impl Adaptive {
         })
     }
 
-    /// The layout that the prior prefers at a batch of `sequences`, for a unit's start. `None` if it covers neither.
+    /// Returns the layout to start a unit in: the one that the prior prefers for a batch of `sequences`. `None` if the
+    /// prior does not cover both layouts.
     pub fn start_layout(prior: &Prior, sequences: u32) -> Option<Layout> {
         let seconds = |layout: Layout| prior[layout].steps.as_ref()?.seconds(sequences);
         Some(if seconds(Layout::Ep)? < seconds(Layout::Tp)? { Layout::Ep } else { Layout::Tp })
     }
 
-    /// The state at the time `at`.
+    /// Returns the state at time `at`.
     pub fn state(&self, at: f64) -> State {
         match self.state {
             State::Dwelling { until } if at >= until => State::Stable,
@@ -126,7 +127,7 @@ impl Adaptive {
         }
     }
 
-    /// Seconds that a switch to `to` is expected to take.
+    /// Returns the expected duration of a switch to `to` in seconds.
     pub fn switch_seconds(&self, to: Layout, live_tokens: u64) -> f64 {
         self.cost.seconds(to, live_tokens) * self.switch_error.exp()
     }
@@ -150,7 +151,8 @@ impl Adaptive {
         Ok(Comparison { gain: 1.0 - step[unit.layout.other()] / step[unit.layout], prefill })
     }
 
-    /// Adds to the regret what a completed step would have saved in the other layout, times the requests in flight.
+    /// Adds to the regret the time that a completed step would have saved in the other layout, times the requests in
+    /// flight.
     fn account(&mut self, step: &Step) {
         let seconds = |layout: Layout| {
             let decode = match step.sequences {
@@ -164,16 +166,17 @@ impl Adaptive {
             Some(decode + prefill)
         };
         let (Some(here), Some(there)) = (seconds(step.layout), seconds(step.layout.other())) else { return };
-        // As in a CUSUM test, the allowance keeps fluctuations around zero from accumulating by chance.
+        // As in a CUSUM test, the allowance keeps random fluctuations around zero from accumulating.
         let allowance = self.settings.least_gain * here;
         self.regret = (self.regret + (here - there - allowance) * self.in_flight).max(0.0);
         self.earned -= (here - there) * self.in_flight;
     }
 
-    /// The first request that would miss its target in this layout and get its first token sooner after a switch.
+    /// Finds the first request that would miss its TTFT target in this layout and would get its first token sooner
+    /// after a switch.
     fn urgent(&self, unit: &UnitView<'_>, compared: &Comparison, switch_seconds: f64) -> Option<Cause> {
         let to = unit.layout.other();
-        // More room in the other layout admits requests that memory keeps out of this one.
+        // With more KV room, the other layout can admit requests that are blocked in this layout.
         let stuck = unit.blocked && self.room_tokens[to] > self.room_tokens[unit.layout];
         unit.heads.iter().find_map(|&Head { priority, waited_seconds, tokens_ahead }| {
             let target = self.settings.ttft.iter().find(|target| target.priority == priority)?;
@@ -186,7 +189,7 @@ impl Adaptive {
         })
     }
 
-    /// Whether the gain pays for switching there and back; otherwise why not.
+    /// Checks whether the gain pays for switching there and back, and otherwise returns the reason to stay.
     fn paying(&self, gain: f64, to: Layout, switch_seconds: f64) -> Result<Cause, Stay> {
         if gain < self.settings.least_gain {
             return Err(Stay::Best { gain });
@@ -208,7 +211,7 @@ impl Adaptive {
         match self.state(self.now) {
             State::Switching { to } => return Err(Stay::Switching { to }),
             State::Dwelling { until } => {
-                // Requests that arrived while the unit was stopped waited, too.
+                // Requests that arrived while the unit was stopped also waited.
                 let price = self.stopped_seconds * self.in_flight;
                 if self.failures == 0 && price > self.price {
                     self.way[unit.layout] += price - self.price;

@@ -1,4 +1,4 @@
-//! The measured machine as files for `semmoe plan`.
+//! The files that describe the measured machine to `semmoe plan`.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -12,25 +12,25 @@ use crate::error::CliError;
 
 pub(super) const CLUSTER: &str = "cluster.toml";
 pub(super) const CALIBRATION: &str = "calibration.json";
-/// Nominal figures that the constants are relative to. Only the products matter.
+/// Nominal figures that the fitted constants scale. Only the products matter.
 const NOMINAL: &str = "hbm_tb_per_second = 0.01\nbf16_tflops = 0.1\n";
 
-/// The link name for a carrier.
+/// The level name for a transport.
 pub(super) fn level(carrier: TransportChoice) -> &'static str {
     if carrier == TransportChoice::Tcp { "loopback" } else { "shared memory" }
 }
 
-/// Checks before long work that the directory is writable.
+/// Checks that the directory is writable before measuring.
 pub(super) fn check(folder: &Path) -> Result<(), CliError> {
     let writable = fs::create_dir_all(folder).and_then(|()| tempfile::tempfile_in(folder));
     writable.map(drop).map_err(|error| CliError::cannot_write(folder, error))
 }
 
-/// The cluster file of a machine with these collectives and shared processors.
+/// Formats the cluster file for a machine with these collectives and this processor sharing.
 pub(super) fn describe(tables: &[Measured], sharing: &[Sharing], ranks: u64, carrier: TransportChoice) -> String {
     let level = level(carrier);
     let line = tables.iter().rfind(|table| table.operator == Operator::PointToPoint).and_then(Measured::line);
-    // One rank has no links, so any figures will do.
+    // A single rank uses no links, so these figures are arbitrary.
     let (gigabytes, microseconds) = line.map_or((1.0, 0.0), |line| (1e-9 / line.seconds_per_byte, line.latency * 1e6));
     let mut text = String::from("# Measured by `semmoe plan calibrate`.\n");
     let sharing: Vec<String> = sharing
@@ -64,7 +64,7 @@ pub(super) fn describe(tables: &[Measured], sharing: &[Sharing], ranks: u64, car
     text
 }
 
-/// The processor and their number: a calibration belongs to one machine.
+/// Identifies this machine by its processor model and count, as a calibration is valid for one machine only.
 pub(super) fn machine() -> String {
     let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let name = text.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
@@ -94,10 +94,8 @@ pub(super) fn accuracy(calibration: &Calibration) -> String {
     let mut text = format!("{}\n", Accuracy::of(Some(calibration)));
     if let Some(links) = calibration.links {
         let (median, mean, rows) = (links.median * 100.0, links.mean * 100.0, links.rows);
-        let _ = writeln!(
-            text,
-            "links, sizes between those in the tables: off by {median:.0}% (mean {mean:.0}%, {rows} rows)"
-        );
+        let _ =
+            writeln!(text, "links, at sizes between table entries: off by {median:.0}% (mean {mean:.0}%, {rows} rows)");
     }
     text
 }

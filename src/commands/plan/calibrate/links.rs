@@ -1,4 +1,4 @@
-//! Collectives between ranks by size, and the interpolation error for sizes between those in the tables.
+//! Measures collectives between ranks by size, and the interpolation error at sizes between the tables' entries.
 
 use std::time::Duration;
 
@@ -11,11 +11,11 @@ use crate::error::CliError;
 
 /// Elements per row.
 const HIDDEN: usize = 256;
-/// Numbers of rows over all ranks: those in the tables, and those between them.
+/// Total rows over all ranks: the tables' sizes, and sizes between them.
 const ROWS: [usize; 6] = [4, 16, 64, 256, 1024, 4096];
 const ROWS_BETWEEN: [usize; 3] = [32, 128, 2048];
 
-/// A pair of collectives, there and back, as used in a layer.
+/// A pair of collectives as used in a layer: one before the experts, one after.
 #[derive(Clone, Copy, Debug)]
 enum Pair {
     /// Reduce-scatter and allgather.
@@ -28,20 +28,20 @@ enum Pair {
 
 const PAIRS: [Pair; 3] = [Pair::Scatter, Pair::AllToAll, Pair::PointToPoint];
 
-/// The tables for one number of ranks.
+/// Measured tables for one number of ranks.
 #[derive(Debug)]
 pub(super) struct Links {
     pub(super) tables: Vec<Measured>,
-    /// Predicted and measured seconds for sizes between those in the tables.
+    /// Predicted and measured seconds at sizes between the tables' entries.
     pub(super) between: Vec<[f64; 2]>,
 }
 
-/// Measurements per number of ranks, to divide the time.
+/// Number of measurements per number of ranks, used to divide the time.
 pub(super) const MEASUREMENTS: usize = PAIRS.len() * (ROWS.len() + ROWS_BETWEEN.len());
-/// Elements of the largest collective.
+/// Number of elements in the largest collective.
 pub(super) const ELEMENTS: usize = ROWS[ROWS.len() - 1] * HIDDEN;
 
-/// Measures the collectives of a team, each size for about `each`.
+/// Measures a team's collectives, each size for about `each`.
 pub(super) fn measure(team: Team, level: &str, each: Duration) -> Result<Links, CliError> {
     let times = on_ranks(team.units()?, |rank, mut unit, meeting| {
         let sizes = || ROWS.into_iter().chain(ROWS_BETWEEN);
@@ -62,7 +62,7 @@ pub(super) fn measure(team: Team, level: &str, each: Duration) -> Result<Links, 
         Ok(())
     };
     for (pair, times) in PAIRS.into_iter().zip(times.chunks(ROWS.len() + ROWS_BETWEEN.len())) {
-        // Tables of reductions count the entire tensor, others one rank's part.
+        // Reduction tables count the entire tensor, other tables one rank's part.
         match pair {
             Pair::Scatter => {
                 add(Operator::Scatter, &|rows| rows, times, 0.5)?;
@@ -75,7 +75,7 @@ pub(super) fn measure(team: Team, level: &str, each: Duration) -> Result<Links, 
     Ok(links)
 }
 
-/// Seconds of one pair over `rows` rows of all ranks.
+/// Measures the seconds that one pair takes for `rows` rows over all ranks.
 fn one(
     rank: usize,
     meeting: &Meeting,
@@ -102,7 +102,7 @@ fn one(
         Pair::AllToAll => |row, _, ranks| row % ranks,
         Pair::PointToPoint => |_, rank, ranks| (rank + 1) % ranks,
     };
-    // One expert per rank, one pair per row.
+    // One expert per rank, one activation per row.
     let experts: Vec<u16> = (0..own_rows).map(|row| to(row, rank, ranks) as u16).collect();
     let hosts: Vec<u16> = (0..ranks as u16).collect();
     let mut plan = DispatchPlan::default();

@@ -1,4 +1,4 @@
-//! Steps of the worker's model: on one rank, and in layouts of several.
+//! Measures steps of the worker's model on one rank and in layouts of several ranks.
 
 use std::path::Path;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use semmoe_worker::model::{KvCache, Model, ModelConfig, StepItem, Wants};
 use super::team::{Meeting, Team, on_ranks, seconds};
 use crate::error::CliError;
 
-/// The work of a step: per rank with attention dp, over all ranks with attention tp.
+/// The work in a step: per rank with attention dp, over all ranks with attention tp.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Job {
     pub(super) sequences: usize,
@@ -26,7 +26,7 @@ pub(super) struct Job {
     pub(super) cached: usize,
 }
 
-/// The layout of a worker's unit.
+/// Layout of a worker unit.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct WorkerLayout {
     pub(super) ranks: usize,
@@ -37,16 +37,16 @@ pub(super) struct WorkerLayout {
 /// One rank's model, ready to run steps.
 struct Rank {
     rank: usize,
-    /// Whether attention is split over the ranks.
+    /// Whether attention is split across the ranks.
     split: bool,
     model: Model,
     ep: ExpertParallel,
-    /// Number of tokens drawn so far: they are spread over the vocabulary, in the same way in every run.
+    /// Number of tokens drawn so far. Draws are spread over the vocabulary and reproducible.
     drawn: u64,
 }
 
 impl Job {
-    /// Whether a sequence of this length fits the model.
+    /// Whether the model's context fits a sequence of this length.
     pub(super) fn fits(&self, config: &ModelConfig) -> bool {
         self.cached + self.tokens <= config.max_positions
     }
@@ -103,15 +103,15 @@ impl Rank {
             ((*drawn >> 33) % vocabulary) as u32
         };
         let words: Vec<u32> = (0..caches.len() * tokens).map(word).collect();
-        // With attention tp each sequence has a rank that samples its tokens.
+        // With attention tp, each sequence's tokens are sampled on one rank.
         let wanted = |at: usize| if !*split || at % ep.world() == *rank { Wants::Logits } else { Wants::Nothing };
         let item = |(at, (kv, tokens))| StepItem { kv, tokens, wants: wanted(at), phase };
         let mut items: Vec<StepItem<'_>> = caches.iter_mut().zip(words.chunks(tokens)).enumerate().map(item).collect();
         model.step(&mut items, ep).map(drop).map_err(CliError::failed)
     }
 
-    /// Measures the seconds of the job's step, and those spent in experts: the mean per layer times the number of
-    /// layers.
+    /// Measures the seconds of a step with this job, and the seconds spent in experts: the mean per layer times the
+    /// number of layers.
     fn measure(&mut self, job: Job, meeting: &Meeting, time: Duration) -> Result<Measured, CliError> {
         let mut caches: Vec<KvCache> = (0..job.sequences).map(|_| self.model.new_sequence()).collect();
         let phase = if job.tokens > 1 { StepPhase::Prefill } else { StepPhase::Decode };
@@ -135,11 +135,11 @@ impl Rank {
 #[derive(Clone, Copy, Debug)]
 struct Measured {
     whole: f64,
-    /// Spent in the experts, mean over all steps.
+    /// Seconds spent in the experts, averaged over all steps.
     experts: f64,
 }
 
-/// Seconds that a rank has spent computing experts so far.
+/// Seconds that a rank has spent on expert computation so far.
 fn experts(timings: &Timings) -> f64 {
     let of = |layer: &LayerTimings| {
         let exchange = layer.of(TimedCollective::Dispatch) + layer.of(TimedCollective::Combine);
@@ -148,7 +148,7 @@ fn experts(timings: &Timings) -> f64 {
     timings.layers.iter().map(of).sum()
 }
 
-/// Steps of one rank, with the time spent in experts.
+/// Measures single-rank steps, with the time spent in experts.
 pub(super) fn alone(folder: &Path, jobs: &[Job], each: Duration) -> Result<Vec<StepPoint>, CliError> {
     on_ranks(vec![()], |_, (), meeting| {
         let mut rank = Rank::alone(folder)?;
@@ -161,7 +161,7 @@ pub(super) fn alone(folder: &Path, jobs: &[Job], each: Duration) -> Result<Vec<S
     })
 }
 
-/// Steps of a unit over a carrier.
+/// Measures steps of a unit over a transport.
 pub(super) fn together(
     folder: &Path,
     layout: WorkerLayout,

@@ -1,4 +1,4 @@
-//! Ranks as threads of this process, over the worker's own carriers.
+//! Ranks as threads of this process, over the worker's own transports.
 
 use std::io;
 use std::net::{TcpListener, TcpStream};
@@ -11,26 +11,26 @@ use semmoe_worker::ep::{ShmMemory, ShmTransport, TcpTransport};
 
 use crate::error::CliError;
 
-/// The collectives of one rank.
+/// One rank's handle to the collectives.
 pub(super) type Unit = Box<dyn Collectives<f32>>;
 
-/// A rank that is later than this has failed.
+/// A rank that does not respond for this long has failed.
 const LIMIT: Duration = Duration::from_secs(60);
-/// A measurement is the median of the last blocks, this many.
+/// A measurement is the median of this many final blocks.
 const BLOCKS: f64 = 5.0;
 const MAX_BLOCKS: usize = 64;
 
-/// The hosts of ranks and the carriers of their rows.
+/// Number of ranks in a measurement, and the transport for their rows.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Team {
     pub(super) ranks: usize,
     pub(super) carrier: TransportChoice,
-    /// Elements of rows that fit into shared memory.
+    /// Number of row elements to allocate in shared memory.
     pub(super) elements: usize,
 }
 
 impl Team {
-    /// The units of all ranks.
+    /// Connects the ranks and returns the collectives of each.
     pub(super) fn units(self) -> Result<Vec<Unit>, CliError> {
         let links = links(self.ranks).map_err(|error| CliError::failed(format!("loopback connections: {error}")))?;
         let shared = match self.carrier {
@@ -50,7 +50,7 @@ impl Team {
     }
 }
 
-/// Both ends of every pair of ranks: `links[a][b]` is a's link to b.
+/// Connects every pair of ranks: `links[a][b]` is a's link to b.
 fn links(ranks: usize) -> io::Result<Vec<Vec<Option<TcpStream>>>> {
     let mut links: Vec<Vec<Option<TcpStream>>> = (0..ranks).map(|_| (0..ranks).map(|_| None).collect()).collect();
     let listener = TcpListener::bind("127.0.0.1:0")?;
@@ -61,7 +61,7 @@ fn links(ranks: usize) -> io::Result<Vec<Vec<Option<TcpStream>>>> {
     Ok(links)
 }
 
-/// Where the threads of a measurement agree on its length.
+/// A barrier at which the threads of a measurement agree on its length.
 #[derive(Debug)]
 pub(super) struct Meeting {
     ranks: usize,
@@ -73,9 +73,9 @@ pub(super) struct Meeting {
 struct MeetingState {
     arrived: usize,
     meetings: u64,
-    /// The numbers that rank 0 brought to this meeting and to the previous one, which some ranks may not have left yet.
+    /// Rank 0's numbers for this meeting and the previous one, which some ranks may still be reading.
     numbers: [u32; 2],
-    /// A rank failed: no further meeting will be complete.
+    /// Set once a rank has failed, so no further meeting can complete.
     broken: bool,
 }
 
@@ -102,7 +102,7 @@ impl Meeting {
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
         if state.broken {
-            Err(CliError::failed("another rank of the measurement failed"))
+            Err(CliError::failed("another rank failed during the measurement"))
         } else {
             Ok(state.numbers[slot])
         }
@@ -113,7 +113,7 @@ impl Meeting {
     }
 }
 
-/// Breaks the meeting if its rank ends with an error or a panic.
+/// Breaks the meeting if its rank fails or panics.
 struct Attendance<'a>(&'a Meeting, bool);
 
 impl Drop for Attendance<'_> {
@@ -125,7 +125,7 @@ impl Drop for Attendance<'_> {
     }
 }
 
-/// Runs every rank on its own thread; returns rank 0's result, or the first error.
+/// Runs every rank on its own thread and returns rank 0's result or the first error.
 pub(super) fn on_ranks<E: Send, T: Send>(
     ends: Vec<E>,
     work: impl Fn(usize, E, &Meeting) -> Result<T, CliError> + Sync,
@@ -143,15 +143,15 @@ pub(super) fn on_ranks<E: Send, T: Send>(
         };
         let threads: Vec<_> = ends.into_iter().enumerate().map(run).collect();
         let outcomes = threads.into_iter().map(|thread| {
-            thread.join().unwrap_or_else(|_| Err(CliError::failed("a rank's thread panicked: a defect of semmoe")))
+            thread.join().unwrap_or_else(|_| Err(CliError::failed("a rank's thread panicked: this is a bug in semmoe")))
         });
         let outcomes: Vec<T> = outcomes.collect::<Result<_, _>>()?;
         outcomes.into_iter().next().ok_or_else(|| CliError::failed("no ranks to measure"))
     })
 }
 
-/// Seconds of one round: the median over blocks that take about `time` in total. Blocks grow from one round, so that a
-/// first round that happens to be quick does not cause a long measurement. All ranks must make the same calls.
+/// Measures the seconds of one round: the median over blocks that take about `time` in total. Blocks start at one round
+/// and grow, so an unusually fast first round does not cause a long measurement. All ranks must make the same calls.
 pub(super) fn seconds(
     rank: usize,
     meeting: &Meeting,
@@ -170,7 +170,7 @@ pub(super) fn seconds(
         let longer = took * BLOCKS < time.as_secs_f64();
         rounds = meeting.agree(rank, if more { rounds << u32::from(longer) } else { 0 })?;
     }
-    // The last blocks are the long ones.
+    // The last blocks are the longest, so they are the most accurate.
     let mut last = times.split_off(times.len().saturating_sub(BLOCKS as usize));
     last.sort_by(f64::total_cmp);
     Ok(last[last.len() / 2])

@@ -285,7 +285,7 @@ mod tests {
         assert!(refusal.ends_with("expected 'grpc'"), "{refusal}");
         assert_eq!(ips(&one(json!([{ "name": "", "port": 8 }])).answer(None).unwrap().addresses), ["10.0.0.1:8"]);
         let udp = json!([{ "name": "http", "port": 1, "protocol": "UDP" }, { "port": null }]);
-        assert!(one(udp).answer(None).unwrap_err().to_string().contains("the ports none"));
+        assert!(one(udp).answer(None).unwrap_err().to_string().contains("have ports none"));
         assert!(one(Value::Null).answer(None).is_err());
         // An empty set is not an error.
         assert_eq!(slices(vec![slice("a", Value::Null, Vec::new())]).answer(None).unwrap(), Answer::default());
