@@ -1,4 +1,4 @@
-//! A hash of numbers, which ranks compare to detect that they disagree.
+//! A hash over numbers that ranks compare to detect disagreement.
 
 /// Computes one step of an order-dependent hash of words.
 pub fn mix(hash: u64, word: u64) -> u64 {

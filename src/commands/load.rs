@@ -96,7 +96,7 @@ async fn first_stop() {
     });
 }
 
-/// Determines the exit code after the report from each server's successful and failed requests.
+/// Determines the exit code from each server's counts of successful and failed requests.
 fn verdict<const N: usize>(stopped: bool, servers: [(u64, u64); N], max_errors: Option<f64>) -> Result<(), CliError> {
     if stopped {
         return Err(CliError::interrupted());

@@ -66,9 +66,8 @@ async fn heldout(assets: &Assets, cache: &Cache, layout: UnitLayout) -> Result<T
     recorded(assets, cache, layout, work).await
 }
 
-/// Predicts the figures by running `evaluate` on the held-out routing, which models neither the gateway nor its live
-/// loads. With attention tp it uses the measured mean tokens per step, as rows of small steps are harder to split
-/// evenly.
+/// Predicts the results by running `evaluate` on the held-out routing. This models neither the gateway nor its live
+/// loads. With attention tp it uses the measured mean tokens per step, because small steps are harder to split evenly.
 fn predict(heldout: &Trace, tables: &Path, layout: UnitLayout, measured: &Measured) -> Result<Predicted, CliError> {
     let tables = Tables::open(tables).map_err(CliError::input)?;
     let judged = |input, options| evaluate(&tables, input, &options).map_err(CliError::failed);

@@ -19,8 +19,8 @@ pub struct LikelyGroup {
 }
 
 impl GroupLabels<'_> {
-    /// Returns the share of one of `groups` groups. Groups without a label share the remainder evenly, `(1 - sum of the
-    /// m labels) / (G - m)`, capped at the last label.
+    /// Returns the share of one of `groups` groups. Groups without a label split the remainder evenly, `(1 - sum of the
+    /// m labels) / (G - m)` each, but no more than the last label.
     pub fn share_of(&self, group: u16, groups: u16) -> f64 {
         match self.groups.iter().position(|&labelled| labelled == group) {
             Some(label) => self.probs[label].to_f64().max(LEAST_SHARE),

@@ -14,7 +14,7 @@ use crate::{
 
 /// The `format` field of tables.
 pub(crate) const FORMAT: &str = "semmoe.tables";
-/// Prefix of the promised rate in the solver field.
+/// Prefix of the held-out local activation rate in the `solver` field.
 const PROMISE: &str = "held_out_lar=";
 /// An optional tensor, absent from files written before it was introduced.
 const SEQUENCE_PRICE: &str = "sequence_price";

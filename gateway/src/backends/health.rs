@@ -296,7 +296,7 @@ async fn watch_streams(backends: &Arc<Backends>, backend: &Arc<Backend>) {
             answered = answer_of(&mut probe) => Some(answered),
         };
         if !backend.health().is_healthy() {
-            // A backend that returns is a new process.
+            // A backend that comes back is treated as a new process.
             (silence, probe) = (Silence::default(), None);
             backend.gate.set_aside(Aside::Silent, false);
             continue;
@@ -352,6 +352,6 @@ fn note_silence(backends: &Backends, backend: &Backend, change: Option<Change>, 
             "backend receives requests only if no other can serve"
         );
     } else {
-        tracing::info!(backend = name, "the scheduler is alive after all: backend receives requests again");
+        tracing::info!(backend = name, "the scheduler responds after all: the backend receives requests again");
     }
 }

@@ -189,7 +189,7 @@ fn urls(key: &str, engine: Engine, raw: &RawBackend) -> Result<Vec<BaseUrl>> {
 fn ranks(key: &str, engine: Engine, ranks: Option<u16>, urls: usize) -> Result<Option<u16>> {
     match (engine, ranks) {
         (Engine::Vllm, Some(ranks)) if urls > 1 && usize::from(ranks) % urls != 0 => {
-            Err(ConfigError::value(key, format!("{ranks}, but there are {urls} URLs, expected a multiple of that")))
+            Err(ConfigError::value(key, format!("{ranks} is not a multiple of the number of URLs ({urls})")))
         }
         (Engine::Openai, Some(ranks)) if urls > 1 && usize::from(ranks) != urls => {
             Err(ConfigError::value(key, format!("{ranks}, but there are {urls} URLs, expected one rank per URL")))

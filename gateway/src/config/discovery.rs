@@ -35,7 +35,8 @@ pub(crate) struct SourceKey {
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RawDiscovery {
-    /// `host:port`: every address (A and AAAA) of the host is a backend on that port. Set this, `srv` or `kubernetes`.
+    /// `host:port`: every address (A and AAAA) of the host is a backend on that port. Set exactly one of
+    /// this, `srv` and `kubernetes`.
     pub dns: Option<String>,
     /// A name with SRV records: every address of each target is a backend on the record's port. Set this, `dns` or
     /// `kubernetes`.

@@ -7,7 +7,7 @@ use super::value::{any, positive, seconds, share, within};
 
 /// An upper bound: no budget sustains more attempts.
 const MAX_ATTEMPTS: u32 = 16;
-/// An upper bound: clients do not wait longer for a response head.
+/// Upper bound: no client waits longer than this for a response head.
 const MAX_HOLD_SECONDS: f64 = 3600.0;
 /// An upper bound: no gateway serves more.
 const MAX_PER_SECOND: f64 = 1e6;

@@ -1,4 +1,4 @@
-//! `[sampling]`: requests routed experts for a fraction of the requests, and configures what is recorded from them.
+//! `[sampling]`: the fraction of requests whose routed experts are requested from the engine, and what is recorded.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -6,8 +6,9 @@ use std::time::Duration;
 use super::ConfigError;
 use super::value::{at_least, share, within};
 
-/// A month and a year: longer periods are probably mistakes.
+/// A month; a longer interval is probably a mistake.
 const MAX_INTERVAL_SECONDS: f64 = 31.0 * 86_400.0;
+/// A year; a longer retention is probably a mistake.
 const MAX_RETENTION_HOURS: f64 = 366.0 * 24.0;
 
 section! { RawSampling, "`[sampling]`";

@@ -228,7 +228,7 @@ fn wrong_sources_name_the_key() {
         ("ranks = 1", "ranks = 0", format!("{key}.ranks: 0")),
         ("ranks = 1", "rank = 1", "unknown field `rank`".to_owned()),
         ("ranks = 1", "url = \"http://a\"", "models[0].discovery[0].url: set, but".to_owned()),
-        ("dns = ", "#", format!("{key}: has none of `dns`, `srv` and `kubernetes`")),
+        ("dns = ", "#", format!("{key}: none of `dns`, `srv` and `kubernetes` is set")),
         #[cfg(not(feature = "kube"))]
         (
             "dns = \"engines.example:30000\"",

@@ -67,7 +67,7 @@ async fn no_adapter_goes_round_the_models_own() {
                 (404, Some("model_not_found")),
                 "{bad}"
             );
-            assert!(answer.message().ends_with("(there are: base, base:sql)"), "{}", answer.message());
+            assert!(answer.message().ends_with("(available: base, base:sql)"), "{}", answer.message());
         }
         for wrong in [json!(5), json!({"a": "sql"}), json!([["sql"]])] {
             let body = json!({ "model": "base", "lora_path": wrong }).to_string();

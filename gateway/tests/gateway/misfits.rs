@@ -202,7 +202,7 @@ async fn an_engine_that_serves_another_model_is_not_ready() {
         let gateway = start(&format!("identity_seconds = 0.05\n{toml}")).await;
         let ready = Client::admin(&gateway).get("/readyz").await;
         let says = ready.text();
-        assert!(ready.status == 503 && says.contains("another model, 'other'"), "{engine}: {says}");
+        assert!(ready.status == 503 && says.contains("a different model, 'other'"), "{engine}: {says}");
         // By an alias, by the configured name, or by any name.
         for serves in ["small", "tiny", "any"] {
             mock.lists(serves);

@@ -88,7 +88,7 @@ async fn trusted_pins_are_honoured() {
         assert_eq!(mock.next().await.header_pin(), Some(3));
     }
     let answer = client.post("/generate", r#"{"routed_dp_rank":4}"#).await;
-    assert_eq!((answer.status, answer.message().as_str()), (400, "the pin 4 is not a rank of model 'tiny'"));
+    assert_eq!((answer.status, answer.message().as_str()), (400, "pin 4 is not a rank of model 'tiny'"));
     let answer = client.post("/generate", r#"{"routed_dp_rank":-1}"#).await;
     assert_eq!((answer.status, answer.message().as_str()), (400, "the pin '-1' is not a valid rank"));
 }

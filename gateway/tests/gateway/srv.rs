@@ -190,7 +190,7 @@ fn wrong_sources_name_the_key() {
         ("srv = \"engines.example:30000\"", format!("{key}.srv: 'engines.example:30000' is not a DNS name")),
         ("srv = \"\"", format!("{key}.srv: ''")),
         ("srv = \"a..b\"", format!("{key}.srv: 'a..b'")),
-        ("", format!("{key}: has none of `dns`, `srv` and `kubernetes`")),
+        ("", format!("{key}: none of `dns`, `srv` and `kubernetes` is set")),
         (both, format!("{key}.srv: `dns` is set too")),
     ] {
         let toml = TOML.replace("srv = \"_http._tcp.engines.example.\"", to);

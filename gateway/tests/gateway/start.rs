@@ -50,7 +50,7 @@ fn configuration_errors_name_the_key() {
         (with("[server]\nlisten = \"127.0.0.1:65535\""), "server.admin: must be set"),
         (with("[server]\nadmin = \"0.0.0.0:9\""), "server.admin_token_sha256 must be set"),
         (with("[server]\nadmin_token_sha256 = \"secret\""), "server.admin_token_sha256: not 64 hexadecimal digits"),
-        (with("[server]\nadmin = \"127.0.0.1:8080\""), "server.admin: 127.0.0.1:8080 is server.listen already"),
+        (with("[server]\nadmin = \"127.0.0.1:8080\""), "server.admin: 127.0.0.1:8080 is already used by server.listen"),
         (with("[limits]\nbody_bytes = 0"), "limits.body_bytes: 0, expected at least 1"),
         (with("[limits]\nbody_bytes = -1"), "line 2: "),
         (with("[timeouts]\nidle_seconds = 0.0"), "timeouts.idle_seconds: 0"),
@@ -104,7 +104,7 @@ fn configuration_errors_of_policies_name_the_key() {
         (model("canary = 101\n"), "models[0].canary: 101, expected 0 to 100 percent"),
         (model("canary = -1\n"), "line 4: "),
         (model("canary = 10\nbaseline = \"round_robin\"\n"), "canary: policy and baseline are both 'round_robin'"),
-        (model("canary = 10\nbaseline = \"shadow\"\n"), "baseline: `baseline` of policy `shadow` is `shadow`"),
+        (model("canary = 10\nbaseline = \"shadow\"\n"), "baseline: policy `shadow` cannot be its own `baseline`"),
         (
             model("canary = 10\nbaseline = \"leastload\"\n"),
             "models[0].baseline: unknown policy `leastload`, expected one of: affinity, ",
@@ -112,7 +112,7 @@ fn configuration_errors_of_policies_name_the_key() {
         (policy("shadow", "canary = 10\n"), "models[0].canary: policy 'shadow' places no requests itself"),
         (model("baseline = \"random\"\n"), "models[0].baseline: 'random' would never be used"),
         (policy("shadow", ""), "models[0].tokenizer: must be set"),
-        (policy("shadow", "baseline = \"shadow\"\n"), "policy: `baseline` of policy `shadow` is `shadow`"),
+        (policy("shadow", "baseline = \"shadow\"\n"), "policy: policy `shadow` cannot be its own `baseline`"),
         (policy("prefix", ""), "models[0].tokenizer: must be set, because policy 'prefix' reads prompts"),
     ] {
         refused(&text, says);
@@ -161,7 +161,7 @@ fn configuration_errors_of_backends_name_the_key() {
     let (two, same) = ("urls = [\"http://a\", \"http://b\"]", "urls = [\"http://a\", \"http://a\"]");
     for (text, says) in [
         (with("") + "urls = [\"http://a\"]\n", "models[0].backends[0].urls: `url` is set too"),
-        (backend(url, two, ""), "models[0].backends[0].urls: one sglang engine has all of its ranks behind one URL"),
+        (backend(url, two, ""), "models[0].backends[0].urls: sglang serves all of its ranks at one URL"),
         (backend(url, same, "").replace("sglang", "vllm"), "models[0].backends[0].urls[1]: duplicate URL http://a"),
         (
             backend(url, two, "ranks = 3\n").replace("sglang", "openai"),

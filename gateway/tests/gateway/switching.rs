@@ -370,7 +370,7 @@ async fn a_webhook_is_asked_again_after_a_failure_and_believed_only_by_its_answe
     let unit = until(&gateway, "pod-a", |unit| unit["layout"] == "ep" && ended(unit)).await;
     let outcomes: Vec<&Value> = unit["decisions"].as_array().unwrap().iter().map(|past| &past["outcome"]).collect();
     assert_eq!(outcomes, ["committed", "refused", "refused"], "{unit}");
-    assert!(unit["decisions"][1]["cause"].as_str().unwrap().contains("answers that tp runs"), "{unit}");
+    assert!(unit["decisions"][1]["cause"].as_str().unwrap().contains("reports that tp is running"), "{unit}");
     let asked = json!({ "backend": "pod-a", "from": "tp", "to": "ep" });
     assert_eq!(*hook.asked.lock().unwrap(), [asked.clone(), asked.clone(), asked]);
     running.iter().for_each(tokio::task::JoinHandle::abort);

@@ -86,7 +86,8 @@ pub(crate) fn has_cuda() -> bool {
 
 #[cfg(not(feature = "cuda"))]
 pub(crate) fn not_built() -> Failure {
-    let message = "this library was built without CUDA: build it with the feature cuda and SEMMOE_KERNEL_IMAGES set";
+    let message =
+        "this library was built without CUDA: rebuild it with the feature `cuda` and with SEMMOE_KERNEL_IMAGES set";
     Failure::new(Code::NotBuilt, message)
 }
 

@@ -111,7 +111,7 @@ fn reduce_scatter<T: Element>(comm: &mut Communicator, args: &ReduceScatter) -> 
         };
         comm.reduce_scatter_norm(part, hidden, split, norm, out)
     };
-    // SAFETY: the caller guarantees lengths.
+    // SAFETY: the caller guarantees that the pointers are valid for these lengths.
     unsafe { with_split(comm, args.rows(), run) }
 }
 
@@ -122,7 +122,7 @@ fn allgather<T: Element>(comm: &mut Communicator, args: &Allgather) -> Result<()
         // SAFETY: `rows` has `capacity` rows, at least as many as are read, and does not overlap the output (checked).
         comm.allgather(unsafe { slice::<T>(args.rows.cast(), rows * args.hidden) }, hidden, split, out)
     };
-    // SAFETY: the caller guarantees lengths.
+    // SAFETY: the caller guarantees that the pointers are valid for these lengths.
     unsafe { with_split(comm, args.rows(), run) }
 }
 

@@ -14,7 +14,7 @@ pub trait Runner: Send {
     /// The driver's message.
     ///
     /// # Safety
-    /// The launch's memory must belong to this GPU until the stream has passed the launch.
+    /// All memory that the launch uses must be on this GPU and stay valid until the launch has completed on the stream.
     unsafe fn launch(&self, launch: &Launch) -> Result<(), GpuError>;
 
     /// Copies bytes from the host; they may change as soon as this returns.

@@ -61,11 +61,9 @@ fn ranks_that_disagree_find_out() {
 #[test]
 fn labels_out_of_bounds_and_missing_ones_are_refused_by_the_rank_that_sent_them() {
     let split = [0, 1, 2];
-    for (host, width, label, expected) in [
-        (0, 2, 5, "row label 5, expected below 5"),
-        (2, 2, 5, "label 5 of a row"),
-        (2, 1, 1, "rows of 2 bytes, expected 4"),
-    ] {
+    for (host, width, label, expected) in
+        [(0, 2, 5, "row label 5, expected below 5"), (2, 2, 5, "row label 5"), (2, 1, 1, "rows of 2 bytes, expected 4")]
+    {
         let errors = on_ranks(ends::<f32>(2, host, 8), |rank, mut end| {
             let split = RowSplit::contiguous(&split).unwrap();
             let (width, labels) = if rank == 0 { (2, vec![1; 2]) } else { (width, vec![label; width]) };

@@ -74,7 +74,7 @@ pub struct MeasuredKernel {
     pub points: Curve,
 }
 
-/// Tables for other shapes are used if each dimension is within this factor, scaled by the roofline model.
+/// A table for another shape is used, scaled by the roofline model, if each dimension is within this factor.
 const NEAR: f64 = 2.0;
 
 /// The keys in a table, by operator.

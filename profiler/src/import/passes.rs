@@ -1,8 +1,8 @@
 //! Converts `per_token` records to requests.
 //!
 //! A record is a forward pass: the concatenated tokens of several requests. Apart from `extend_seq_lens`, the dump does
-//! not state which request a token belongs to. So each prompt chunk and each decoded token becomes a separate request,
-//! which never joins tokens of different requests.
+//! not state which request a token belongs to. So each prompt chunk and each decoded token becomes a separate request;
+//! tokens of different requests are never merged.
 
 use std::collections::{BTreeSet, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -27,7 +27,7 @@ mod mode {
 /// Converts passes and skips repeated ones.
 pub(super) struct Passes<'a> {
     model: &'a ModelInfo,
-    /// Hashes of pass number and tokens, as every rank records the same passes with attention TP.
+    /// Hashes of pass number and tokens, to drop duplicates: with attention TP every rank records the same passes.
     seen: HashSet<u64>,
 }
 

@@ -123,7 +123,7 @@ fn lies(dialect: Dialect) -> Vec<(Fault, &'static str)> {
     let rows = if vllm {
         ["shape [11, 4, 3], expected [12, 4 or 3, 3]", "shape [13, 4, 3]"]
     } else {
-        ["hold 132 values, expected 12 rows", "hold 156 values, expected 12 rows"]
+        ["have 132 values, expected 12 rows", "have 156 values, expected 12 rows"]
     };
     let mut lies = vec![
         (Fault::FewerRows, rows[0]),

@@ -1,9 +1,9 @@
-//! Balanced assignment of experts with intact gating groups: each stays within one cell of consecutive groups.
+//! Balanced expert assignment that keeps each gating group within one cell, a run of consecutive expert groups.
 //!
 //! A router with group-limited gating first chooses among n gating groups of N/n consecutive experts. If each gating
-//! group is in one cell (a node), the router's limit also limits network traffic. Within a cell, the best assignment of
-//! given gating groups is the same transportation problem. Their distribution over K cells is also optimal, computed
-//! from the values of all sets of n/K gating groups in every cell:
+//! group is in one cell (a node), the router's limit also limits network traffic. Within a cell, assigning the
+//! experts of given gating groups is the same transportation problem. The split of gating groups over K cells is also
+//! optimal, by dynamic programming over the values of all sets of n/K gating groups in every cell:
 //!
 //! ```text
 //! best(c, S) = max over Q in S, |Q| = n/K of  best(c - 1, S \ Q) + value(c, Q)

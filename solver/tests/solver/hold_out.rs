@@ -81,7 +81,7 @@ fn nothing_is_held_out_where_it_cannot_be_or_is_not_asked_for() {
         let cases = [
             (solve_trace(&trace, &options(4, attention)), "no requests were held out"),
             (solve(&profile_of(&trace), None, &held(attention), &mut quiet), "without a trace has no requests"),
-            (solve_trace(&few, &held(attention)), "of 12 requests"),
+            (solve_trace(&few, &held(attention)), "the 12 requests"),
         ];
         for (solved, said) in cases {
             let solved = solved.unwrap();

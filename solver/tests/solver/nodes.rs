@@ -198,7 +198,7 @@ fn what_does_not_fit_is_reported() {
     let tables = Arc::new(solve_trace(&trace, &given).unwrap().tables);
     let warm =
         SolveOptions { warm_start: Some(WarmStart { tables: Arc::clone(&tables), migration_cost: 0.1 }), ..gated(4) };
-    refused(warm, "cannot be combined with gating groups: they are split up");
+    refused(warm, "cannot be combined with gating groups: the tables split up gating groups");
     let error = evaluate(&tables, EvalInput::Trace(&trace), &EvalOptions { nodes: Some(3), ..EvalOptions::default() });
     assert!(error.unwrap_err().to_string().contains("3 nodes"));
 }

@@ -170,7 +170,7 @@ fn tensors_that_do_not_fit_are_named() {
         (
             Checkpoint::qwen3(),
             |c| c.add("model.layers.1.mlp.gate.weight", Dtype::BF16, &[11, 3]),
-            "`model.layers.1.mlp.gate.weight` is BF16 [11, 3], expected a tensor of 12 rows",
+            "`model.layers.1.mlp.gate.weight` is BF16 [11, 3], expected a tensor with 12 rows",
         ),
         (
             Checkpoint::qwen3(),
@@ -180,7 +180,7 @@ fn tensors_that_do_not_fit_are_named() {
         (
             Checkpoint::gpt_oss(true),
             |c| c.add("model.layers.1.mlp.experts.down_proj_scales", Dtype::U8, &[2, 12]),
-            "is U8 [2, 12], expected a tensor of 12 rows",
+            "is U8 [2, 12], expected a tensor with 12 rows",
         ),
     ];
     for (checkpoint, change, expected) in cases {

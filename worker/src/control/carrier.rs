@@ -131,7 +131,7 @@ impl Sharing<'_> {
     /// it over the data links. `leaders` is the result of [`host_leaders`], as sent by rank 0.
     ///
     /// # Errors
-    /// Memory that must be shared cannot be, or a rank disconnects.
+    /// If memory that must be shared cannot be set up, or a rank disconnects.
     pub(super) fn share(&self, leaders: &[u16]) -> Result<Option<SharedMemory>, RendezvousError> {
         let leader = leaders[self.rank.index()];
         let ranks: Vec<usize> = (0..leaders.len()).filter(|&other| leaders[other] == leader).collect();

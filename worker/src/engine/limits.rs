@@ -139,7 +139,7 @@ impl EngineLimits {
     ) -> Result<UnitLimits, NoPage> {
         let running = self.running.max(1);
         // The budget covers one token for every running sequence and leaves some for prompts. If attention can switch
-        // to tp, a rank then runs the sequences of all ranks.
+        // to tp, each rank runs the sequences of all ranks after the switch.
         let ranks = if slices.len() > 1 { usize::from(world) } else { 1 };
         let step_tokens = self.step_tokens.max(running.saturating_mul(2 * ranks));
         Ok(UnitLimits {

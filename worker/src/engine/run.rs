@@ -265,8 +265,8 @@ impl Engine {
                     return Ok(());
                 }
                 Err(StepError::Transport(error)) => return Err(error),
-                // Nothing was sent, so restart the step without the sequence, because peers may be waiting. Under
-                // attention tp, every rank makes the same decision.
+                // Peers may already be waiting for this step. Nothing was sent yet, so restart it without the sequence.
+                // Under attention tp, every rank makes the same decision.
                 Err(StepError::Item { item, source }) => {
                     drop(items);
                     let sequence = self.running.remove(members[item].index);

@@ -2,7 +2,7 @@
 
 use semmoe_tables::LayerIdx;
 
-/// Receives a step's intermediate results, with all rows of all items. The default methods ignore them.
+/// Receives a step's intermediate results for all rows of all items. The default methods ignore them.
 pub trait Probe {
     /// The residual stream `[rows, H]` after the embedding (`layers` = 0) or after `layers` layers.
     fn residual(&mut self, _layers: usize, _rows: &[f32]) {}

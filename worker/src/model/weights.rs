@@ -69,7 +69,7 @@ pub(super) trait Packer {
         bias: Option<Vec<f32>>,
     ) -> Result<Self::Matrix, ModelError>;
 
-    /// Packs the transpose of one weight, which is row-major `[inputs, any]`.
+    /// Packs the transpose of a row-major weight `[inputs, any]`.
     ///
     /// # Errors
     /// Fails if there is not enough memory.

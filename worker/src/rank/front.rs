@@ -138,7 +138,7 @@ async fn given_up(mut status: watch::Receiver<UnitStatus>, after: Option<Duratio
     // The unit owns the sender, so this cannot fail.
     let _ = status.wait_for(|status| status.lost.is_some()).await;
     let Some(after) = after else {
-        tracing::warn!("requests get 503 until this process is asked to stop");
+        tracing::warn!("requests will get 503 until this process is shut down");
         return std::future::pending().await;
     };
     tracing::warn!(seconds = after.as_secs_f64(), "requests get 503 until this process exits");

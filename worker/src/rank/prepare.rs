@@ -294,7 +294,7 @@ fn check_forced_rate(config: &WorkerConfig, model: &ModelConfig) -> Result<(), W
     let others = [
         (config.device != DeviceChoice::Cpu, "a GPU"),
         (config.tables.is_some(), "tables"),
-        (config.attention != Attention::Dp || config.both_attentions, "an attention other than dp"),
+        (config.attention != Attention::Dp || config.both_attentions, "attention other than dp"),
         (config.experts != ExpertLayout::Ep, "experts other than ep"),
         (config.domains != Domains::NONE, "expert domains"),
         (config.expert_memory.is_some(), "streamed experts"),

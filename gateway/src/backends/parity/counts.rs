@@ -1,8 +1,8 @@
-//! Evidence from responses: the engine's token count of a prompt against the gateway's.
+//! Evidence from responses: the engine's token count for a prompt, compared with the gateway's.
 //!
-//! A single difference may have other causes, but several consecutive ones on chats of the same shapes prove a
-//! mismatch. Of these shapes, those that occur in no chat with equal counts then lose trust until counts of such chats
-//! agree again. They are still scored.
+//! A single difference may have other causes, but several consecutive ones on chats with the same shapes prove a
+//! mismatch. Any of those shapes that has never appeared in a chat with matching counts is then distrusted until the
+//! counts match again. Chats with distrusted shapes are still scored.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};

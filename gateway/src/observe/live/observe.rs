@@ -54,8 +54,8 @@ pub(super) fn observe(seen: &Seen, answer: &[u8]) -> Result<Observed, &'static s
     if let Some(output_ids) = answer_.output_ids.filter(|ids| ids.len() == generated) {
         ids.extend_from_slice(&output_ids);
     }
-    // A stream may contain only its newest ids, and SGLang's OpenAI routes return none: then only the prompt's are
-    // known.
+    // A stream may contain only its newest ids. SGLang's OpenAI routes return none, in which case only the prompt's ids
+    // are known.
     ids.truncate(rows);
     let per_token = model.layers() * usize::from(model.top_k);
     routes.truncate(ids.len() * per_token);

@@ -44,7 +44,7 @@ impl Task {
         Some(Self { stop, task })
     }
 
-    /// Evaluates the waiting responses and writes the profiles.
+    /// Evaluates the queued responses and writes the profiles.
     pub(crate) async fn stop(self) {
         self.stop.cancel();
         if let Err(error) = self.task.await {

@@ -223,7 +223,7 @@ fn wrong_sources_name_the_key() {
         ("port = ", "token_file = \"t\"\nport = ", format!("{key}.token_file: set, but the API server's URL")),
         ("port = ", "pot = ", "unknown field `pot`".to_owned()),
         (OFTEN, "dns = \"a:1\"", format!("{key}: `dns` is set too")),
-        (OFTEN, "url = \"http://a\"", "models[0].discovery[0].url: set, but discovery finds the addresses".to_owned()),
+        (OFTEN, "url = \"http://a\"", "models[0].discovery[0].url: set, but these backends' addresses".to_owned()),
         ("namespace = \"prod\"\n", "", "missing field `namespace`".to_owned()),
     ] {
         let error = Config::from_toml(&good.replace(from, to), std::path::Path::new("")).unwrap_err().to_string();

@@ -147,7 +147,7 @@ pub struct MetaInfo {
     pub prompt_tokens: u64,
     /// Tokens generated so far.
     pub completion_tokens: u64,
-    /// Tokens of the prompt found in a prefix cache.
+    /// Number of prompt tokens found in the prefix cache.
     pub cached_tokens: u64,
     /// Seconds from the request's arrival to this response.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -82,7 +82,7 @@ struct ExpertLocation {
 }
 
 impl ServerInfo {
-    /// Returns the reported placement; if the engine names a file, reads that file for at most `within`.
+    /// Returns the reported placement. If the engine names a file, reads it, with a time limit of `within`.
     ///
     /// # Errors
     /// [`Unseen`] if the placement is not reported or cannot be read.

@@ -46,7 +46,7 @@ impl Window {
         })
     }
 
-    /// Iterates over the stored assignments as rank and tokens, oldest first. May miss concurrent writes.
+    /// Iterates over the stored assignments as `(rank, tokens)` pairs, oldest first. May miss concurrent writes.
     pub(super) fn held(&self) -> impl Iterator<Item = (u16, u64)> {
         let (now, places) = (self.now(), self.places.len() as u64);
         let held = (now.saturating_sub(places)..now).map(move |at| self.places[(at % places) as usize].load(Relaxed));

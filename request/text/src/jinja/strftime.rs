@@ -6,7 +6,7 @@ use chrono::format::{Fixed, Item, Numeric, StrftimeItems};
 /// Formats a time given in Unix seconds; returns an empty string outside chrono's range.
 pub(super) fn strftime(format: &str, seconds: i64) -> String {
     let Some(time) = DateTime::from_timestamp(seconds, 0) else { return String::new() };
-    // Python formats microseconds, and a time without a zone has neither a zone name nor an offset.
+    // In Python `%f` is microseconds, and `%Z` and `%z` are empty for a time without a zone.
     let items = StrftimeItems::new_lenient(format).map(|item| match item {
         Item::Numeric(Numeric::Nanosecond, _) => Item::Literal("000000"),
         Item::Fixed(Fixed::TimezoneName | Fixed::TimezoneOffset) => Item::Literal(""),

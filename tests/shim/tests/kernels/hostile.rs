@@ -278,7 +278,7 @@ fn what_the_host_can_see_is_refused_before_any_launch() {
         (ordered(RowOrder { rows: Rows { hidden: 0, ..rows }, ..order }), GRID, "hidden is 0"),
         (ordered(RowOrder { capacity: u64::MAX, ..order }), GRID, "capacity is"),
         (good, Grid { blocks: 257, ..GRID }, "blocks is 257"),
-        (good, Grid { threads: 33, ..GRID }, "last whole warp is 1"),
+        (good, Grid { threads: 33, ..GRID }, "threads modulo the warp size is 1"),
         (good, Grid { threads: 1024, ..GRID }, "threads is 1024"),
     ];
     for (call, grid, expected) in refusals {

@@ -121,7 +121,7 @@ fn lightest(candidates: &[Candidate]) -> f32 {
     candidates.iter().fold(f32::INFINITY, |least, candidate| least.min(candidate.weight))
 }
 
-/// Draws a token with top-k or top-p. `all` means that only candidates have a positive weight.
+/// Samples a token with top-k or top-p. If `all` is set, every token with a positive weight is a candidate.
 fn among_likeliest(
     draw: &Draw,
     row: &CandidateRow,
