@@ -43,8 +43,8 @@ fn what_else_says_where_experts_are_is_refused() {
     type Adjust = fn(&mut WorkerConfig);
     let refusals: [(&str, Adjust); 6] = [
         ("tables", |config| config.tables = Some("x.safetensors".into())),
-        ("an attention other than dp", |config| config.attention = Attention::Tp),
-        ("an attention other than dp", |config| config.both_attentions = true),
+        ("attention other than dp", |config| config.attention = Attention::Tp),
+        ("attention other than dp", |config| config.both_attentions = true),
         ("experts other than ep", |config| config.experts = ExpertLayout::Tp),
         ("expert domains", |config| config.domains = 2.into()),
         ("streamed experts", |config| config.expert_memory = Some(1 << 30)),
