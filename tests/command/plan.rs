@@ -159,7 +159,7 @@ fn a_plan_is_loaded_by_the_worker_or_refused() {
         ("model", good.replace("\"experts\":32", "\"experts\":64"), "it is for another model: its experts is 64"),
         ("none", "{}".to_owned(), "`chosen` is missing"),
         ("cut", good[..good.len() / 2].to_owned(), "expected the output of `semmoe plan --json`"),
-        ("huge", layout(u64::MAX, u64::MAX, 1, 1), "is not in 1 to 1024"),
+        ("huge", layout(u64::MAX, u64::MAX, 1, 1), "a degree outside 1 to 1024"),
     ];
     for (name, text, message) in cases {
         let path = file(folder.path(), name, &text);

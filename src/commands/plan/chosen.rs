@@ -214,8 +214,8 @@ mod tests {
         for (layout, message) in [
             ([2, 1, 2, 1, 2], "the worker does not run DP2, EP2 PP2: it has no pipeline stages, the plan has 2"),
             ([1, 1, 4, 1, 2], "attention is on 4 ranks and experts on 2"),
-            ([1, 0, 4, 1, 4], "is not in 1 to 1024"),
-            ([1, u64::MAX, u64::MAX, 1, 4], "is not in 1 to 1024"),
+            ([1, 0, 4, 1, 4], "a degree outside 1 to 1024"),
+            ([1, u64::MAX, u64::MAX, 1, 4], "a degree outside 1 to 1024"),
             ([1, 1, 1024, 1024, 1], ""),
             ([1, 1024, 1024, 1024, 1024], "1048576 ranks are too many"),
         ] {
