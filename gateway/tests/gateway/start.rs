@@ -169,7 +169,7 @@ fn configuration_errors_of_backends_name_the_key() {
         ),
         (backend(url, "", ""), "models[0].backends[0].url: "),
         (with("") + "placement_digest = \"beef\"\n", "models[0].backends[0].placement_digest: not 64"),
-        (with("") + "rank_base = \"local\"\n", "models[0].backends[0].rank_base: only vllm"),
+        (with("") + "rank_base = \"local\"\n", "models[0].backends[0].rank_base: only supported by vllm"),
         (with("") + "rank_base = \"node\"\n", "unknown variant `node`"),
     ] {
         refused(&text, says);
