@@ -8,7 +8,9 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 use semmoe_kernels::Dtype;
 use semmoe_tables::{Attention, Domains};
-use semmoe_worker::{CpuList, DeviceChoice, EngineLimits, ExpertLayout, ForcedRate, TransportChoice, WireType};
+use semmoe_worker::{
+    CpuList, DeviceChoice, EngineLimits, ExpertLayout, ForcedRate, NodeLayout, TransportChoice, WireType,
+};
 
 use super::attention;
 use crate::error::CliError;
@@ -60,6 +62,11 @@ pub(crate) struct WorkerArgs {
     /// Must be the same on all ranks.
     #[arg(long, value_name = "N", value_delimiter = ',', value_parser = clap::value_parser!(u16).range(2..))]
     pub(crate) switch_groups: Vec<u16>,
+    /// Nodes that the unit can switch to (layout dp-hybrid): each of N nodes of P consecutive ranks has the experts of
+    /// its ranks, and every rank a slice of them, as with --experts hybrid:NxP[:C]. With that it starts so, and can
+    /// switch to other layouts. Tables are for its ranks. Must be the same on all ranks.
+    #[arg(long, value_name = "NxP[:C]")]
+    pub(crate) switch_hybrid: Option<NodeLayout>,
     #[command(flatten)]
     pub(crate) device: WorkerDeviceArgs,
     #[command(flatten)]

@@ -41,6 +41,7 @@ pub(crate) fn run(args: WorkerArgs) -> Result<(), CliError> {
     let unit = args.attention.read()?;
     (config.attention, config.both_attentions, config.shuffle) = (unit.attention, unit.both, unit.shuffle);
     (config.attention_groups, config.switch_groups) = (unit.groups, args.switch_groups);
+    config.switch_hybrid = args.switch_hybrid;
     if let Some(path) = &args.plan {
         let planned = Chosen::read(path, &config.model_dir)?.unit()?;
         if planned.ranks != args.world {

@@ -389,6 +389,13 @@ fn the_gateway_switches_real_ranks_to_independent_groups_and_back() {
     switches_both_ways(Ranks::start_with(anywhere, &model_dir(), 4, &["--switch-groups", "2"]), "tp:2x2");
 }
 
+#[test]
+fn the_gateway_switches_real_ranks_to_hybrid_nodes_and_back() {
+    let anywhere = SocketAddr::from(([127, 0, 0, 1], 0));
+    let ranks = Ranks::start_with(anywhere, &model_dir(), 4, &["--switch-hybrid", "2x2"]);
+    switches_both_ways(ranks, "dp-hybrid");
+}
+
 /// With a prior in which TP is free up to four sequences and EP above, real ranks switch to TP under one client and
 /// back under sixteen, and every request is answered.
 fn switches_both_ways(ranks: Ranks, tp_layout: &str) {

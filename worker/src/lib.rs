@@ -26,7 +26,7 @@ mod unit;
 
 pub use control::{RendezvousError, Secret, SecretError, TransportChoice};
 pub use engine::{EngineLimits, KvBudget};
-pub use ep::{ExpertLayout, ForcedRate, UnknownName, WireType};
+pub use ep::{ExpertLayout, ForcedRate, NodeLayout, UnknownName, WireType};
 pub use launch::{LaunchError, RankDeath, Ranks};
 #[cfg(feature = "gpu")]
 pub use rank::GpuProvider;

@@ -39,6 +39,7 @@ fn rank_process() {
     config.both_attentions = arguments[8].parse().unwrap();
     config.switch_groups =
         arguments[9].split(',').filter_map(|groups| groups.parse().ok()).filter(|groups| *groups > 0).collect();
+    config.switch_hybrid = arguments[10].parse().ok();
     config.announce = Arc::new(|event| eprintln!("event {}", serde_json::to_string(event).unwrap()));
     let code = match run(config) {
         Ok(()) => 0,
@@ -65,6 +66,8 @@ struct Started {
     both_attentions: bool,
     /// Groups that the unit can be switched to; none if 0.
     groups: u16,
+    /// Whether the unit can be switched to hybrid nodes of two ranks.
+    hybrid: bool,
 }
 
 /// The transports under test.
@@ -73,8 +76,8 @@ const TRANSPORTS: [TransportChoice; 2] = [TransportChoice::Shm, TransportChoice:
 impl Started {
     fn patient(world: u16, transport: TransportChoice) -> Self {
         let (attention, experts) = (Attention::Dp, "ep");
-        let (exit_ms, both_attentions, groups) = (None, false, 0);
-        Self { world, collective_ms: 120_000, transport, attention, exit_ms, experts, both_attentions, groups }
+        let (exit_ms, both_attentions, groups, hybrid) = (None, false, 0, false);
+        Self { world, collective_ms: 120_000, transport, attention, exit_ms, experts, both_attentions, groups, hybrid }
     }
 }
 
@@ -87,11 +90,13 @@ struct Rank {
 
 impl Rank {
     fn start(rank: u16, unit: Started, rendezvous: SocketAddr) -> Self {
-        let Started { world, collective_ms, transport, attention, exit_ms, experts, both_attentions, groups } = unit;
+        let Started { world, collective_ms, transport, attention, exit_ms, experts, both_attentions, groups, hybrid } =
+            unit;
         let exit = exit_ms.map_or_else(|| "never".to_owned(), |after| after.to_string());
+        let nodes = if hybrid { format!("{}x2", world / 2) } else { "none".to_owned() };
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["rank_process", "--exact", "--nocapture"])
-            .env(RANK, format!("{rank} {world} {rendezvous} {collective_ms} {transport} {attention} {exit} {experts} {both_attentions} {groups}"))
+            .env(RANK, format!("{rank} {world} {rendezvous} {collective_ms} {transport} {attention} {exit} {experts} {both_attentions} {groups} {nodes}"))
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
@@ -299,7 +304,8 @@ async fn lost_while_switching(there: &str, moments_ms: &[u64]) {
         let world = if case % 3 == 0 || in_groups { 4 } else { 2 };
         let groups = if in_groups { 2 } else { 0 };
         let patient = Started::patient(world, transport);
-        let started = Started { collective_ms: 2000, both_attentions: true, groups, ..patient };
+        let hybrid = there == "dp-hybrid";
+        let started = Started { collective_ms: 2000, both_attentions: true, groups, hybrid, ..patient };
         let mut unit = Processes::start(started);
         let bodies: Vec<Value> = (0..world).map(|rank| long(rank.into(), false)).collect();
         let requests = futures_util::future::join_all(bodies.iter().map(|body| unit.post(body)));
@@ -340,6 +346,11 @@ async fn a_rank_lost_while_keys_and_values_move_ends_the_unit_with_its_name() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_rank_lost_while_a_unit_becomes_groups_ends_the_unit_with_its_name() {
     lost_while_switching("tp:2x2", &[0, 3, 9, 17, 30]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_rank_lost_while_experts_move_to_nodes_ends_the_unit_with_its_name() {
+    lost_while_switching("dp-hybrid", &[0, 2, 5, 9, 14, 24]).await;
 }
 
 /// Exits so that a supervisor restarts it. Requests in flight are answered first, and the exit reports its cause.

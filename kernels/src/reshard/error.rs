@@ -63,6 +63,12 @@ pub enum ReshardError {
         /// Ranks of a group.
         width: usize,
     },
+    /// Hybrid nodes in a buffer that has no room for them.
+    #[error("the buffer has no room for experts shared by the ranks of {nodes} nodes")]
+    NoHybrid {
+        /// The nodes.
+        nodes: usize,
+    },
     /// The old and the new layout have the same slices.
     #[error("the experts are already in this sliced layout")]
     Same,

@@ -11,61 +11,61 @@ use crate::split::even_part;
 /// Marks an empty expert slot.
 pub const NO_HOST: u16 = u16::MAX;
 
-/// The experts that each rank hosts in each layer: any placement E, including replicas and empty slots.
+/// The experts that each host has in each layer: any placement E, including replicas and empty slots. A host is a rank,
+/// or a node whose ranks share the experts.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Hosts {
     experts: usize,
-    ranks: usize,
-    /// S: slots per rank
+    count: usize,
+    /// S: slots per host
     slots: usize,
-    /// `[K][ranks x S]`
+    /// `[K][hosts x S]`
     layers: Vec<Vec<u16>>,
 }
 
 impl Hosts {
-    /// Creates a placement from `layers`, `[K][ranks x S]`: in layer i, rank r hosts the experts `layers[i][r * S..(r +
+    /// Creates a placement from `layers`, `[K][count x S]`: in layer i, host h has the experts `layers[i][h * S..(h +
     /// 1) * S]`, with [`NO_HOST`] for empty slots.
     ///
     /// # Errors
-    /// If the layers differ in length or do not split evenly over the ranks, or an expert is out of range, hosted twice
-    /// by one rank, or hosted by no rank.
-    pub fn new(experts: usize, ranks: usize, layers: Vec<Vec<u16>>) -> Result<Self, ReshardError> {
+    /// If the layers differ in length or do not split evenly over the hosts, or an expert is out of range, on one host
+    /// twice, or on no host.
+    pub fn new(experts: usize, count: usize, layers: Vec<Vec<u16>>) -> Result<Self, ReshardError> {
         check_count("experts", experts)?;
-        check_count("ranks", ranks)?;
+        check_count("ranks", count)?;
         let all = layers.first().map_or(0, Vec::len);
-        if !all.is_multiple_of(ranks) {
-            return Err(ReshardError::Divides { what: "expert slots per layer", found: all, divisor: ranks });
+        if !all.is_multiple_of(count) {
+            return Err(ReshardError::Divides { what: "expert slots per layer", found: all, divisor: count });
         }
-        let slots = all / ranks;
+        let slots = all / count;
         check_count("expert slots per rank", slots)?;
-        let hosts = Self { experts, ranks, slots, layers };
+        let hosts = Self { experts, count, slots, layers };
         for layer in 0..hosts.layers.len() {
             hosts.check(layer)?;
         }
         Ok(hosts)
     }
 
-    /// Assigns complete experts to ranks in order and as evenly as possible: the first `experts % ranks` ranks host one
-    /// more expert.
+    /// Assigns experts to hosts in order and as evenly as possible: the first `experts % count` hosts have one more.
     ///
     /// # Errors
     /// See [`Hosts::new`].
-    pub fn contiguous(experts: usize, ranks: usize, layers: usize) -> Result<Self, ReshardError> {
+    pub fn contiguous(experts: usize, count: usize, layers: usize) -> Result<Self, ReshardError> {
         check_count("experts", experts)?;
-        check_count("ranks", ranks)?;
-        let slots = experts.div_ceil(ranks);
-        let mut layer = vec![NO_HOST; slots * ranks];
-        for (rank, hosted) in layer.chunks_exact_mut(slots).enumerate() {
-            let (first, end) = (even_part(experts, ranks, rank), even_part(experts, ranks, rank + 1));
+        check_count("ranks", count)?;
+        let slots = experts.div_ceil(count);
+        let mut layer = vec![NO_HOST; slots * count];
+        for (host, hosted) in layer.chunks_exact_mut(slots).enumerate() {
+            let (first, end) = (even_part(experts, count, host), even_part(experts, count, host + 1));
             hosted.iter_mut().zip(first..end).for_each(|(slot, expert)| *slot = expert as u16);
         }
-        Self::new(experts, ranks, vec![layer; layers])
+        Self::new(experts, count, vec![layer; layers])
     }
 
     fn check(&self, layer: usize) -> Result<(), ReshardError> {
         let row = &self.layers[layer];
-        check_equal("expert slots per layer", row.len(), self.slots * self.ranks)?;
-        // For each expert, 1 plus the last rank found to host it; 0 if none was found yet.
+        check_equal("expert slots per layer", row.len(), self.slots * self.count)?;
+        // For each expert, 1 plus the last host found to have it; 0 if none was found yet.
         let mut last = vec![0; self.experts];
         for (slot, &expert) in row.iter().enumerate().filter(|(_, expert)| **expert != NO_HOST) {
             let rank = slot / self.slots;
@@ -81,14 +81,19 @@ impl Hosts {
         }
     }
 
-    /// Returns S, the number of expert slots per rank.
+    /// Returns S, the number of expert slots per host.
     pub fn slots(&self) -> usize {
         self.slots
     }
 
-    /// Returns the experts that a rank hosts in a layer, `[S]`. Panics if there is no such layer or rank.
-    pub fn of_rank(&self, layer: usize, rank: usize) -> &[u16] {
-        &self.layers[layer][rank * self.slots..(rank + 1) * self.slots]
+    /// Returns the number of hosts.
+    pub fn count(&self) -> usize {
+        self.count
+    }
+
+    /// Returns the experts that a host has in a layer, `[S]`. Panics if there is no such layer or host.
+    pub fn of_host(&self, layer: usize, host: usize) -> &[u16] {
+        &self.layers[layer][host * self.slots..(host + 1) * self.slots]
     }
 }
 
@@ -102,6 +107,19 @@ pub enum Layout {
     /// TP within groups of this many consecutive ranks: each group has all experts, and each rank has consecutive
     /// slices of them.
     Groups(usize),
+    /// TP in nodes of neighbouring ranks, each with some experts: a rank has some neighbouring slices of those that its
+    /// node hosts.
+    Hybrid(Hosts),
+}
+
+impl Layout {
+    /// Returns the hosts of experts; `None` if every group of ranks has all experts.
+    pub fn hosts(&self) -> Option<&Hosts> {
+        match self {
+            Self::Ep(hosts) | Self::Hybrid(hosts) => Some(hosts),
+            Self::Tp | Self::Groups(_) => None,
+        }
+    }
 }
 
 /// The end of the buffer that a layout occupies; the rest is spare space for the next switch.
@@ -135,14 +153,17 @@ pub struct Pool {
     ep_bytes: usize,
     tp_bytes: usize,
     /// Slot sizes for the group widths that the buffer has room for.
-    groups: Vec<GroupSlot>,
+    groups: Vec<SharedSlot>,
+    /// Slot sizes for the widths of hybrid nodes that the buffer has room for.
+    nodes: Vec<SharedSlot>,
     bytes: usize,
 }
 
-/// The size of a layer's slot with groups of `width` ranks.
+/// The size of a layer's slot where `width` neighbouring ranks share at most `experts` experts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct GroupSlot {
+struct SharedSlot {
     width: usize,
+    experts: usize,
     bytes: usize,
 }
 
@@ -175,7 +196,8 @@ impl Pool {
             (bytes <= isize::MAX as usize).then_some((ep, tp, bytes))
         };
         let (ep_bytes, tp_bytes, bytes) = bytes().ok_or(ReshardError::TooLarge)?;
-        Ok(Self { shape, grid, experts, layers, slots, ep_bytes, tp_bytes, groups: Vec::new(), bytes })
+        let (groups, nodes) = (Vec::new(), Vec::new());
+        Ok(Self { shape, grid, experts, layers, slots, ep_bytes, tp_bytes, groups, nodes, bytes })
     }
 
     /// Also makes room for groups of these widths. The buffer then has `K S + X` bytes, where S is the largest slot of
@@ -184,20 +206,42 @@ impl Pool {
     /// # Errors
     /// If a width does not divide the number of ranks per node, or the size exceeds the address space.
     pub fn with_groups(mut self, widths: &[usize]) -> Result<Self, ReshardError> {
-        let slices = self.grid.width();
         for &width in widths {
-            if width == 0 || !slices.is_multiple_of(width) {
-                let what = "ranks per node";
-                return Err(ReshardError::Divides { what, found: slices, divisor: width });
-            }
-            let of_group = |place| self.held(&Layout::Groups(width), place).len();
-            let widest = (0..width).map(of_group).max().unwrap_or(0);
-            let expert = self.shape.first_bytes(self.shape.arrays().len(), widest);
-            let bytes = expert.checked_mul(self.experts).ok_or(ReshardError::TooLarge)?;
-            self.groups.push(GroupSlot { width, bytes });
+            let slot = self.shared_slot(width, self.experts)?;
+            self.groups.push(slot);
         }
-        let mut slots: Vec<usize> = self.groups.iter().map(|group| group.bytes).collect();
-        slots.extend([self.ep_bytes, self.ep_bytes, self.tp_bytes]);
+        self.resized()
+    }
+
+    /// Adds room for hybrid nodes of this many ranks each, with at most the experts that their ranks have room
+    /// for under EP. The bytes are those of [`Pool::with_groups`].
+    ///
+    /// # Errors
+    /// Hybrid nodes that do not divide the ranks of a node, more bytes than can be addressed.
+    pub fn with_hybrid(mut self, widths: &[usize]) -> Result<Self, ReshardError> {
+        for &width in widths {
+            let slot = self.shared_slot(width, self.slots.saturating_mul(width).min(self.experts))?;
+            self.nodes.push(slot);
+        }
+        self.resized()
+    }
+
+    fn shared_slot(&self, width: usize, experts: usize) -> Result<SharedSlot, ReshardError> {
+        let slices = self.grid.width();
+        if width == 0 || !slices.is_multiple_of(width) {
+            return Err(ReshardError::Divides { what: "ranks per node", found: slices, divisor: width });
+        }
+        let widest = (0..width).map(|local| self.steps(width, local).len()).max().unwrap_or(0);
+        let expert = self.shape.first_bytes(self.shape.arrays().len(), widest);
+        let bytes = expert.checked_mul(experts).ok_or(ReshardError::TooLarge)?;
+        Ok(SharedSlot { width, experts, bytes })
+    }
+
+    /// Room for a switch between any two layouts; experts may also move from one placement to another.
+    fn resized(mut self) -> Result<Self, ReshardError> {
+        let placed = self.nodes.iter().map(|slot| slot.bytes).chain([self.ep_bytes]);
+        let mut slots: Vec<usize> = placed.flat_map(|bytes| [bytes; 2]).collect();
+        slots.extend(self.groups.iter().map(|slot| slot.bytes).chain([self.tp_bytes]));
         slots.sort_unstable_by_key(|&bytes| std::cmp::Reverse(bytes));
         let bytes = slots[0].checked_mul(self.layers).and_then(|bytes| bytes.checked_add(slots[1]));
         self.bytes = bytes.filter(|&bytes| bytes <= isize::MAX as usize).ok_or(ReshardError::TooLarge)?;
@@ -237,12 +281,28 @@ impl Pool {
             Layout::Ep(_) => self.ep_bytes,
             Layout::Tp => self.tp_bytes,
             Layout::Groups(width) => self.group_bytes(*width).unwrap_or(0),
+            Layout::Hybrid(hosts) => self.node_slot(hosts).map_or(0, |slot| slot.bytes),
         }
     }
 
     /// Returns the slot size for groups of `width` ranks, or `None` if the buffer has no room for them.
     fn group_bytes(&self, width: usize) -> Option<usize> {
         self.groups.iter().find(|group| group.width == width).map(|group| group.bytes)
+    }
+
+    /// Returns the slot of these nodes; `None` if there is no room for them.
+    fn node_slot(&self, hosts: &Hosts) -> Option<&SharedSlot> {
+        self.nodes.iter().find(|slot| slot.width * hosts.count == self.grid.ranks())
+    }
+
+    /// Returns how many neighbouring ranks share experts: 1 under EP.
+    pub fn width(&self, layout: &Layout) -> usize {
+        match layout {
+            Layout::Ep(_) => 1,
+            Layout::Tp => self.grid.width(),
+            Layout::Groups(width) => *width,
+            Layout::Hybrid(hosts) => self.grid.ranks() / hosts.count,
+        }
     }
 
     /// Returns a layer's byte range in every rank's buffer. Panics if there is no such layer.
@@ -271,8 +331,12 @@ impl Pool {
     /// # Errors
     /// If the number of experts, ranks or layers differs, or the buffer has no room for the layout.
     pub fn check(&self, layout: &Layout) -> Result<(), ReshardError> {
-        let hosts = match layout {
-            Layout::Ep(hosts) => hosts,
+        let (hosts, ranks, limit) = match layout {
+            Layout::Ep(hosts) => (hosts, self.grid.ranks(), self.slots),
+            Layout::Hybrid(hosts) => {
+                let slot = self.node_slot(hosts).ok_or(ReshardError::NoHybrid { nodes: hosts.count })?;
+                (hosts, hosts.count, slot.experts)
+            }
             Layout::Tp if self.tp_bytes == 0 => return Err(ReshardError::EpOnly),
             Layout::Tp => return Ok(()),
             Layout::Groups(width) => {
@@ -280,10 +344,10 @@ impl Pool {
             }
         };
         check_equal("experts of the layout", hosts.experts, self.experts)?;
-        check_equal("ranks of the layout", hosts.ranks, self.grid.ranks())?;
+        check_equal("ranks of the layout", hosts.count, ranks)?;
         check_equal("layers of the layout", hosts.layers.len(), self.layers)?;
-        if hosts.slots > self.slots {
-            return Err(ReshardError::Slots { found: hosts.slots, limit: self.slots });
+        if hosts.slots > limit {
+            return Err(ReshardError::Slots { found: hosts.slots, limit });
         }
         Ok(())
     }
@@ -291,35 +355,35 @@ impl Pool {
     /// Returns the experts of a layer that a rank hosts in whole or in part, in slot order, each with its position in
     /// the slot.
     pub(super) fn hosted(&self, layout: &Layout, layer: usize, rank: usize) -> Vec<Hosted> {
-        match layout {
-            Layout::Tp | Layout::Groups(_) => {
-                (0..self.experts).map(|expert| Hosted { expert: expert as u16, position: expert }).collect()
-            }
-            Layout::Ep(hosts) => {
-                let slots = hosts.of_rank(layer, rank).iter().enumerate();
-                let used = slots.filter(|(_, expert)| **expert != NO_HOST);
-                used.map(|(position, &expert)| Hosted { expert, position }).collect()
-            }
-        }
+        let Some(hosts) = layout.hosts() else {
+            return (0..self.experts).map(|expert| Hosted { expert: expert as u16, position: expert }).collect();
+        };
+        let slots = hosts.of_host(layer, rank / self.width(layout)).iter().enumerate();
+        let used = slots.filter(|(_, expert)| **expert != NO_HOST);
+        used.map(|(position, &expert)| Hosted { expert, position }).collect()
     }
 
     /// Returns the slices that a rank stores of each expert it hosts.
     pub(super) fn slices(&self, layout: &Layout, rank: usize) -> Range<usize> {
-        match layout {
-            Layout::Ep(_) => 0..self.grid.width(),
-            Layout::Tp => self.grid.local(rank)..self.grid.local(rank) + 1,
-            Layout::Groups(width) => {
-                let each = self.grid.width() / width;
-                rank % width * each..(rank % width + 1) * each
-            }
-        }
+        self.slices_of(self.width(layout), rank)
+    }
+
+    /// Returns a rank's slices where `width` neighbouring ranks share experts.
+    fn slices_of(&self, width: usize, rank: usize) -> Range<usize> {
+        let each = self.grid.width() / width;
+        rank % width * each..(rank % width + 1) * each
+    }
+
+    /// Returns the steps of an expert's width that a rank has where `width` neighbouring ranks share experts.
+    fn steps(&self, width: usize, rank: usize) -> Range<usize> {
+        let steps = |slice| self.shape.steps(slice, self.grid.width());
+        let slices = self.slices_of(width, rank);
+        steps(slices.start).start..steps(slices.end - 1).end
     }
 
     /// Returns the width steps that a rank stores of each expert it hosts.
     fn held(&self, layout: &Layout, rank: usize) -> Range<usize> {
-        let steps = |slice| self.shape.steps(slice, self.grid.width());
-        let slices = self.slices(layout, rank);
-        steps(slices.start).start..steps(slices.end - 1).end
+        self.steps(self.width(layout), rank)
     }
 
     /// Fills `parts` with the locations of everything that a rank stores for a layer, ordered by position in the slot,

@@ -2,9 +2,9 @@
 //!
 //! Each rank stores the experts of all K layers in one buffer whose address never changes. Under expert parallelism
 //! (EP) a rank has complete experts; under tensor parallelism (TP) it has a *slice* of every expert, which is part of
-//! the intermediate width. A switch converts one layout into another, including EP(E) -> EP(E'), layer by layer, with
-//! one spare slot and no staging area (ParaSMoE, section 3.2, needs two spare slots and Moebius, section 3, needs one;
-//! both require contiguous experts under EP).
+//! the intermediate width; in a hybrid layout it has a slice of each of its node's experts. A switch converts one
+//! layout into another, including EP(E) -> EP(E'), layer by layer, with one spare slot and no staging area (ParaSMoE,
+//! section 3.2, needs two spare slots and Moebius, section 3, needs one; both require contiguous experts under EP).
 //!
 //! | module | contents |
 //! |---|---|

@@ -55,7 +55,7 @@ impl<'a> Switch<'a> {
     pub fn new(pool: &'a Pool, from: &'a Layout, to: &'a Layout, side: Side) -> Result<Self, ReshardError> {
         pool.check(from)?;
         pool.check(to)?;
-        if from == to && !matches!(from, Layout::Ep(_)) {
+        if from == to && from.hosts().is_none() {
             return Err(ReshardError::Same);
         }
         Ok(Self { pool, from, to, side })
@@ -100,7 +100,7 @@ impl<'a> Switch<'a> {
     ///
     /// If an expert has several copies, a rank prefers its own, then one on its node, then any other; among equally
     /// close ones, it picks the rank read least so far. From TP to EP nothing therefore crosses nodes, and to TP each
-    /// slice that a node lacks crosses once. Groups are treated like nodes.
+    /// slice that a node lacks crosses once. Groups and hybrid nodes are treated like nodes.
     ///
     /// # Panics
     /// If there is no such layer.
@@ -122,11 +122,11 @@ impl<'a> Switch<'a> {
         }
     }
 
-    /// Returns the locations of each complete expert before the switch, `[N]`; empty if experts are sliced.
+    /// Returns the first rank of each host of an expert before the switch, `[N]`; empty without hosts.
     fn copies(&self, layer: usize) -> Vec<Vec<HostedAt>> {
         let mut copies = vec![Vec::new(); self.pool.experts()];
-        if let Layout::Ep(_) = self.from {
-            for rank in 0..self.pool.grid.ranks() {
+        if self.from.hosts().is_some() {
+            for rank in (0..self.pool.grid.ranks()).step_by(self.pool.width(self.from)) {
                 for hosted in self.pool.hosted(self.from, layer, rank) {
                     copies[usize::from(hosted.expert)].push(HostedAt { rank, position: hosted.position });
                 }
@@ -136,23 +136,28 @@ impl<'a> Switch<'a> {
     }
 
     fn source(&self, copies: &[Vec<HostedAt>], taken: &[usize], to: usize, expert: u16, slice: usize) -> HostedAt {
-        let (grid, expert) = (self.pool.grid, usize::from(expert));
-        let near = |rank: usize| match self.to {
-            Layout::Groups(width) => rank / width,
-            _ => grid.node(rank),
-        };
+        let (expert, width) = (usize::from(expert), self.pool.width(self.from));
+        let near = self.near();
         let distance = |rank: usize| match rank {
             _ if rank == to => 0,
-            _ if near(rank) == near(to) => 1,
+            _ if rank / near == to / near => 1,
             _ => 2,
         };
-        let nearest = copies[expert].iter().min_by_key(|copy| (distance(copy.rank), taken[copy.rank], copy.rank));
-        // There is no complete copy of the expert: each node or group has each slice once.
-        let rank = || match self.from {
-            Layout::Groups(width) => to / width * width + slice * width / grid.width(),
-            _ => grid.rank(grid.node(to), slice),
-        };
-        nearest.copied().unwrap_or_else(|| HostedAt { rank: rank(), position: expert })
+        // Among the ranks that share the expert, the one that has this slice.
+        let local = slice * width / self.pool.grid.width();
+        let copies = copies[expert].iter().map(|host| HostedAt { rank: host.rank + local, ..*host });
+        let nearest = copies.min_by_key(|copy| (distance(copy.rank), taken[copy.rank], copy.rank));
+        // No host has the expert: the node, or the group, has each slice once.
+        nearest.unwrap_or_else(|| HostedAt { rank: to / width * width + local, position: expert })
+    }
+
+    /// Returns how many neighbouring ranks count as one node.
+    fn near(&self) -> usize {
+        match (self.to, self.from) {
+            (Layout::Groups(_) | Layout::Hybrid(_), _) => self.pool.width(self.to),
+            (_, Layout::Hybrid(_)) => self.pool.width(self.from),
+            _ => self.pool.grid.width(),
+        }
     }
 
     /// Appends the moves of one piece.
@@ -182,13 +187,13 @@ impl<'a> Switch<'a> {
         word(usize::from(self.side == Side::Low));
         for layout in [self.from, self.to] {
             word(pool.slot_bytes(layout));
-            if let Layout::Groups(width) = layout {
-                word(*width);
+            if let Layout::Groups(_) | Layout::Hybrid(_) = layout {
+                word(pool.width(layout));
             }
-            let Layout::Ep(hosts) = layout else { continue };
+            let Some(hosts) = layout.hosts() else { continue };
             for layer in 0..pool.layers() {
-                for rank in 0..pool.grid.ranks() {
-                    hosts.of_rank(layer, rank).iter().for_each(|&expert| word(usize::from(expert)));
+                for host in 0..hosts.count() {
+                    hosts.of_host(layer, host).iter().for_each(|&expert| word(usize::from(expert)));
                 }
             }
         }

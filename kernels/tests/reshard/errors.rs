@@ -57,6 +57,9 @@ fn layouts_that_do_not_fit() {
     let refuse = |from: &Layout, to: &Layout| sentence(Switch::new(&pool, from, to, Side::High));
     let layout = |experts, ranks, layers| Layout::Ep(Hosts::contiguous(experts, ranks, layers).unwrap());
     let wide = Layout::Ep(Hosts::new(4, 2, vec![vec![0, 1, NO_HOST, 2, 3, 0]; 2]).unwrap());
+    let nodes = |nodes, layers| Layout::Hybrid(Hosts::contiguous(4, nodes, layers).unwrap());
+    let one_node = pool.clone().with_hybrid(&[2]).unwrap();
+    let hybrid = |to: &Layout| sentence(Switch::new(&one_node, &ep, to, Side::High));
     for (found, expected) in [
         (refuse(&ep, &layout(5, 2, 2)), "experts of the layout: 5, expected 4"),
         (refuse(&layout(4, 4, 2), &Layout::Tp), "ranks of the layout: 4, expected 2"),
@@ -68,6 +71,11 @@ fn layouts_that_do_not_fit() {
         ),
         (refuse(&Layout::Tp, &Layout::Tp), "the experts are already in this sliced layout"),
         (refuse(&ep, &Layout::Groups(1)), "the buffer has no room for groups of 1 ranks"),
+        (refuse(&ep, &nodes(1, 2)), "the buffer has no room for experts shared by the ranks of 1 nodes"),
+        (hybrid(&nodes(2, 2)), "the buffer has no room for experts shared by the ranks of 2 nodes"),
+        (hybrid(&nodes(1, 3)), "layers of the layout: 3, expected 2"),
+        (sentence(pool.clone().with_hybrid(&[3])), "ranks per node: 2, expected a multiple of 3"),
+        (sentence(pool.clone().with_hybrid(&[0])), "ranks per node: 2, expected a multiple of 0"),
         (sentence(pool.clone().with_groups(&[3])), "ranks per node: 2, expected a multiple of 3"),
         (sentence(pool.clone().with_groups(&[0])), "ranks per node: 2, expected a multiple of 0"),
     ] {
@@ -77,9 +85,11 @@ fn layouts_that_do_not_fit() {
 
 #[test]
 fn digests_differ_where_switches_do() {
-    let pool = pool(3).unwrap();
-    let ep = |layer: [u16; 4]| Layout::Ep(Hosts::new(4, 2, vec![layer.to_vec(); 2]).unwrap());
-    let (a, b) = (ep([0, 1, 2, 3]), ep([0, 1, 3, 2]));
+    let pool = pool(3).unwrap().with_hybrid(&[1, 2]).unwrap();
+    let hosts = |layer: [u16; 4]| Hosts::new(4, 2, vec![layer.to_vec(); 2]).unwrap();
+    let (a, b) = (Layout::Ep(hosts([0, 1, 2, 3])), Layout::Ep(hosts([0, 1, 3, 2])));
+    let apart = |layer| Layout::Hybrid(hosts(layer));
+    let together = Layout::Hybrid(Hosts::new(4, 1, vec![vec![0, 1, 2, 3]; 2]).unwrap());
     let digest = |from: &Layout, to: &Layout, side| Switch::new(&pool, from, to, side).unwrap().digest();
     let all = [
         digest(&a, &b, Side::High),
@@ -87,6 +97,9 @@ fn digests_differ_where_switches_do() {
         digest(&a, &b, Side::Low),
         digest(&a, &Layout::Tp, Side::High),
         digest(&Layout::Tp, &a, Side::High),
+        digest(&a, &apart([0, 1, 2, 3]), Side::High),
+        digest(&a, &apart([0, 1, 3, 2]), Side::High),
+        digest(&a, &together, Side::High),
     ];
     for (index, digest) in all.iter().enumerate() {
         assert!(!all[..index].contains(digest), "{all:?}");

@@ -48,7 +48,13 @@ fn shape(per_node: usize, random: &mut Random) -> ExpertShape {
 
 /// Places every expert at random, some on several ranks; uses fewer slots than the pool has, if they suffice.
 fn hosts(case: Case, slots: usize, random: &mut Random) -> Hosts {
-    let ranks = case.nodes * case.per_node;
+    hosts_of(1, case, slots, random)
+}
+
+/// Places every expert at random on nodes of `width` ranks.
+fn hosts_of(width: usize, case: Case, slots: usize, random: &mut Random) -> Hosts {
+    let ranks = case.nodes * case.per_node / width;
+    let slots = case.experts.min(slots * width);
     let least = case.experts.div_ceil(ranks);
     let slots = least + random.below(slots - least + 1);
     let layer = |random: &mut Random| {
@@ -90,19 +96,27 @@ fn slots(pool: &Pool, case: Case) -> usize {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, cases: 200, ..ProptestConfig::default() })]
 
-    /// A walk over TP, groups and any E, then all the way back: each layout holds every expert's bytes, and the end
-    /// equals the beginning.
+    /// A walk over TP, groups, and any E over ranks or hybrid nodes, then all the way back: each layout holds every
+    /// expert's bytes, and the end equals the beginning.
     #[test]
     fn a_walk_over_layouts_and_back_is_the_identity(case in cases(), side in prop::sample::select(vec![Side::Low, Side::High])) {
         let mut random = Random(case.seed);
-        let widths: Vec<usize> = (1..case.per_node).filter(|width| case.per_node.is_multiple_of(*width)).collect();
-        let pool = pool(case, &mut random).with_groups(&widths).unwrap();
-        let sliced = |at: usize| widths.get(at).map_or(Layout::Tp, |width| Layout::Groups(*width));
+        let widths: Vec<usize> = (1..=case.per_node).filter(|width| case.per_node.is_multiple_of(*width)).collect();
+        let groups = &widths[..widths.len() - 1];
+        let pool = pool(case, &mut random).with_groups(groups).unwrap().with_hybrid(&widths).unwrap();
+        let sliced = |at: usize| groups.get(at).map_or(Layout::Tp, |width| Layout::Groups(*width));
         let mut layouts = vec![Layout::Ep(hosts(case, slots(&pool, case), &mut random))];
         for _ in 0..6 {
-            let slices = sliced(random.below(widths.len() + 1));
-            let whole = random.below(3) == 0 || layouts.last() == Some(&slices);
-            layouts.push(if whole { Layout::Ep(hosts(case, slots(&pool, case), &mut random)) } else { slices });
+            let slices = sliced(random.below(groups.len() + 1));
+            let kind = if layouts.last() == Some(&slices) { random.below(2) } else { random.below(4) };
+            layouts.push(match kind {
+                0 => Layout::Ep(hosts(case, slots(&pool, case), &mut random)),
+                1 => {
+                    let width = widths[random.below(widths.len())];
+                    Layout::Hybrid(hosts_of(width, case, slots(&pool, case), &mut random))
+                }
+                _ => slices,
+            });
         }
         let first = Sim::load(&pool, &layouts[0], side, &truth);
         let mut sim = first.clone();
@@ -198,6 +212,47 @@ proptest! {
             prop_assert_eq!(crossing(&switch.inverse(), rank), 0);
         }
     }
+}
+
+/// Hybrid nodes have the experts that their ranks have under EP, so no byte leaves a node, in either direction. To TP
+/// each slice that a node lacks crosses once.
+#[test]
+fn hybrid_nodes_take_what_their_ranks_have() {
+    let shape = ExpertShape::slice_major(6, 8).unwrap();
+    let grid = NodeGrid::of_nodes(1, 6).unwrap();
+    let pool = Pool::new(shape, grid, 6, 1, 2).unwrap().with_hybrid(&[2]).unwrap();
+    // Expert 0 has a copy on ranks 0 and 5; nodes are of two ranks.
+    let ep = Layout::Ep(
+        Hosts::new(6, 6, vec![vec![0, NO_HOST, 3, NO_HOST, 1, 2, 4, NO_HOST, 5, NO_HOST, 0, NO_HOST]]).unwrap(),
+    );
+    let hybrid = Layout::Hybrid(Hosts::new(6, 3, vec![vec![0, 3, NO_HOST, 1, 2, 4, 0, 5, NO_HOST]]).unwrap());
+    let mut moves = Vec::new();
+    let mut crossing = |switch: &Switch<'_>| {
+        switch.moves(0, &mut moves);
+        moves.iter().filter(|moved| moved.from.rank / 2 != moved.to.rank / 2).map(Move::total_bytes).sum::<usize>()
+    };
+    let switch = Switch::new(&pool, &ep, &hybrid, Side::Low).unwrap();
+    assert_eq!([crossing(&switch), crossing(&switch.inverse())], [0, 0]);
+    let switch = Switch::new(&pool, &hybrid, &Layout::Tp, Side::Low).unwrap();
+    // Each of six ranks needs a slice of each of six experts, and has those of its node's.
+    assert_eq!(crossing(&switch), 6 * 6 * 8 - 2 * (2 + 3 + 2) * 8);
+    // Back, a node lacks four of the six slices of each of its experts.
+    assert_eq!(crossing(&switch.inverse()), 7 * 4 * 8);
+}
+
+/// Of three columns one rank of a node has two, so a slot of a node is larger than one of EP, and moves to another one.
+#[test]
+fn hybrid_nodes_have_room_for_another_placement() {
+    let shape = ExpertShape::new(3, vec![ExpertArray { outer: 1, inner_bytes: 1 }]).unwrap();
+    let pool = Pool::new(shape, NodeGrid::of_nodes(1, 4).unwrap(), 4, 2, 1).unwrap();
+    // Slots: 3 bytes in EP, 4 in TP and on nodes; two layers and a spare one.
+    assert_eq!((pool.bytes(), pool.clone().with_hybrid(&[2]).unwrap().bytes()), (2 * 4 + 3, 2 * 4 + 4));
+    let pool = pool.with_hybrid(&[2]).unwrap();
+    let nodes = |layer: [u16; 4]| Layout::Hybrid(Hosts::new(4, 2, vec![layer.to_vec(); 2]).unwrap());
+    let (from, to) = (nodes([0, 1, 2, 3]), nodes([1, 2, 0, 3]));
+    let switch = Switch::new(&pool, &from, &to, Side::Low).unwrap();
+    let mut sim = Sim::load(&pool, &from, Side::Low, &truth);
+    assert!(sim.run(&switch, order(&switch), &mut Random(1)).is_some() && sim.holds(&to, &truth));
 }
 
 /// Experts on several ranks: a rank reads its own copy, and remote copies are read equally often.

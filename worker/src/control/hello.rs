@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::carrier::{Host, TransportChoice};
 use crate::engine::{KvPages, UnitLimits};
-use crate::ep::{ExpertLayout, WireType};
+use crate::ep::{ExpertLayout, NodeLayout, WireType};
 
 /// The first field of every handshake, by which ranks recognize each other.
 pub(super) const MAGIC: &str = "semmoe-rank";
@@ -29,6 +29,8 @@ pub(crate) struct Identity {
     pub(crate) placement: String,
     /// Layout of the experts.
     pub(crate) experts: ExpertLayout,
+    /// Nodes of hybrid experts that the unit can switch to.
+    pub(crate) switch_hybrid: Option<NodeLayout>,
     /// Configured capacity of each rank in whole experts per layer.
     pub(crate) expert_slots: Option<u16>,
     /// The configured transport.
@@ -103,18 +105,20 @@ impl Identity {
     }
 
     /// Returns everything except the model, in the order of comparison.
-    fn settings(&self) -> [Setting; 10] {
+    fn settings(&self) -> [Setting; 11] {
         let shuffle = match &self.shuffle[..] {
             "" => "nothing".to_owned(),
             digest => format!("tables {digest}"),
         };
         let slots = self.expert_slots.map_or_else(|| "those of its placement".to_owned(), |slots| slots.to_string());
+        let hybrid = self.switch_hybrid.map_or_else(|| "none".to_owned(), |nodes| nodes.to_string());
         [
             ("runs version", self.version.clone()),
             ("was started for a world of", self.world.to_string()),
             ("has a checkpoint with digest", self.checkpoint.clone()),
             ("has a placement with digest", self.placement.clone()),
             ("was started with experts", self.experts.to_string()),
+            ("was started with --switch-hybrid", hybrid),
             ("was started with expert slots", slots),
             ("was started with transport", self.transport.to_string()),
             ("sends rows as", self.wire.to_string()),

@@ -14,7 +14,7 @@ use super::counters::{Collective, Counters, StepPhase};
 use super::forced::ForcedRate;
 use super::hosts::LayerHosts;
 use super::inbox::Inbox;
-use super::layout::{ExpertLayout, RankGroups, SwitchableRows};
+use super::layout::{ExpertLayout, SwitchableRows};
 use super::placement::ExpertPlacement;
 use super::stages::StageLog;
 use super::timings::{StepBatch, TimedCollective, Timings};
@@ -61,8 +61,7 @@ pub struct RoutedBatch<'a> {
     pub hidden: usize,
 }
 
-/// The placement's number of groups differs from the unit's number of ranks, or of nodes in a hybrid layout. Group g is
-/// rank g or node g.
+/// The placement's number of groups is neither the unit's number of ranks nor, in a hybrid layout, that of its nodes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("the placement has {groups} groups, but the unit has {world} ranks and expert layout {layout}")]
 pub struct WorldMismatch {
@@ -80,10 +79,10 @@ const EXPERTS: &str = "experts";
 /// One rank's side of the unit: its collectives, the location of every expert, and its counters.
 pub struct ExpertParallel {
     pub(super) unit: WireRows,
-    /// The collectives of this rank's group, for each grouping that the unit can switch to.
-    groups: Vec<(RankGroups, WireRows)>,
-    /// Index of the active grouping, if groups currently step independently.
-    pub(super) group: Option<usize>,
+    /// Collectives of the layouts that have their own and that the unit can switch to.
+    targets: Vec<(ExpertLayout, WireRows)>,
+    /// Index of the current layout, if it is one of these.
+    target: Option<usize>,
     pub(super) placement: ExpertPlacement,
     layers: Vec<LayerHosts>,
     /// `[W]`: whether each rank, including this one, is on this rank's node. Hybrid experts use the layout's nodes
@@ -105,15 +104,15 @@ pub struct ExpertParallel {
     incoming: Vec<Vec<u8>>,
 }
 
-/// Returns the collectives among the ranks that step together.
+/// Returns the collectives of the current layout.
 fn stepping<'a>(
     unit: &'a mut WireRows,
-    groups: &'a mut [(RankGroups, WireRows)],
-    group: Option<usize>,
+    targets: &'a mut [(ExpertLayout, WireRows)],
+    target: Option<usize>,
 ) -> &'a mut WireRows {
-    match group {
+    match target {
         None => unit,
-        Some(at) => &mut groups[at].1,
+        Some(at) => &mut targets[at].1,
     }
 }
 
@@ -138,10 +137,11 @@ impl ExpertParallel {
         placement: impl Into<ExpertCopies>,
         layout: ExpertLayout,
     ) -> Result<Self, WorldMismatch> {
-        let SwitchableRows { unit, groups: switchable } = unit.into();
+        let SwitchableRows { unit, targets } = unit.into();
         let placement = ExpertPlacement { layout, replicas: placement.into() };
         let (groups, world) = (usize::from(placement.replicas.groups()), unit.world());
-        if groups != layout.hosts(world) || layout.world(groups) != world {
+        let hosts = layout.hosts(world);
+        if ![hosts, world].contains(&groups) || layout.world(hosts) != world {
             return Err(WorldMismatch { groups, world, layout });
         }
         let mut joined = Self {
@@ -153,15 +153,15 @@ impl ExpertParallel {
             stages: None,
             forced: None,
             unit,
-            groups: switchable,
-            group: None,
+            targets,
+            target: None,
             placement,
             plan: DispatchPlan::default(),
             inbox: Inbox::default(),
             outgoing: vec![Vec::new(); world],
             incoming: vec![Vec::new(); world],
         };
-        joined.regroup();
+        joined.set_collectives();
         Ok(joined)
     }
 
@@ -200,29 +200,32 @@ impl ExpertParallel {
 
     /// The ranks that step together: all ranks, or this rank's independent group.
     pub(crate) fn step_ranks(&self) -> Range<usize> {
-        if self.group.is_some() { self.attention_group() } else { 0..self.world() }
+        if self.is_in_groups() { self.attention_group() } else { 0..self.world() }
     }
 
-    /// The groupings that the unit can switch to.
-    pub(crate) fn groupings(&self) -> impl Iterator<Item = RankGroups> {
-        self.groups.iter().map(|(grouping, _)| *grouping)
+    /// Returns whether groups of ranks step independently.
+    pub(super) fn is_in_groups(&self) -> bool {
+        self.placement.layout.groups().is_some()
     }
 
-    /// Returns the collectives among the ranks that step together.
+    /// Returns whether the unit can switch to, and from, a layout that has collectives of its own.
+    pub(crate) fn is_target(&self, layout: ExpertLayout) -> bool {
+        self.targets.iter().any(|(target, _)| *target == layout)
+    }
+
+    /// Returns the collectives of the current layout.
     fn rows(&mut self) -> &mut WireRows {
-        stepping(&mut self.unit, &mut self.groups, self.group)
+        stepping(&mut self.unit, &mut self.targets, self.target)
     }
 
-    /// Makes each of the layout's groups step independently, or all ranks step together if it has none.
-    fn regroup(&mut self) {
-        let before = self.group;
-        self.group = self.placement.layout.groups().and_then(|of| self.groupings().position(|grouping| grouping == of));
-        if let Some(at) = self.group {
-            let (grouping, rank) = (self.groups[at].0, self.unit.rank());
-            let first = rank - rank % usize::from(grouping.ranks);
-            self.attention_group = first..first + usize::from(grouping.ranks);
-        } else if before.is_some() {
-            self.attention_group = 0..self.world();
+    /// Selects the collectives of the current layout, in which each group steps independently or all ranks together.
+    fn set_collectives(&mut self) {
+        let layout = self.placement.layout;
+        self.target = self.targets.iter().position(|(target, _)| *target == layout);
+        if let Some(groups) = layout.groups() {
+            let (rank, ranks) = (self.unit.rank(), usize::from(groups.ranks));
+            let first = rank - rank % ranks;
+            self.attention_group = first..first + ranks;
         }
         let ranks = self.step_ranks().len();
         self.outgoing.resize(ranks, Vec::new());
@@ -243,8 +246,11 @@ impl ExpertParallel {
     pub(crate) fn set_placement(&mut self, placement: ExpertPlacement) {
         debug_assert_eq!(placement.replicas.layers(), self.layers.len());
         self.layers = LayerHosts::of_placement(&placement, self.rank());
+        if self.is_in_groups() {
+            self.attention_group = 0..self.world();
+        }
         self.placement = placement;
-        self.regroup();
+        self.set_collectives();
     }
 
     /// Sends each other rank its message and returns the received messages by rank; this rank's slot is meaningless.
@@ -319,7 +325,7 @@ impl ExpertParallel {
             to.clear();
             to.extend_from_slice(message);
         }
-        stepping(&mut self.unit, &mut self.groups, self.group).all_to_all(&self.outgoing, &mut self.incoming)?;
+        stepping(&mut self.unit, &mut self.targets, self.target).all_to_all(&self.outgoing, &mut self.incoming)?;
         Ok(&self.incoming)
     }
 
@@ -402,13 +408,13 @@ impl ExpertParallel {
         let RoutedBatch { x, hidden, .. } = batch;
         self.log(|stages| stages.begin_layer(layer, batch.phases.len()));
         let dispatch = self.begin(TimedCollective::Dispatch);
-        stepping(&mut self.unit, &mut self.groups, self.group).dispatch(x, hidden, &self.plan)?;
+        stepping(&mut self.unit, &mut self.targets, self.target).dispatch(x, hidden, &self.plan)?;
         self.end(layer, TimedCollective::Dispatch, dispatch);
 
         experts.ready().map_err(|error| UnitError::lost(self.unit.rank(), error.to_string()))?;
         self.log(|stages| stages.begin(EXPERTS, 0));
         let hosts = &self.layers[layer.index()];
-        let received = stepping(&mut self.unit, &mut self.groups, self.group).received();
+        let received = stepping(&mut self.unit, &mut self.targets, self.target).received();
         self.inbox.apply(received, hidden, hosts, experts).map_err(|wrong| {
             let from = self.placement.layout.source(self.unit.rank(), wrong.from);
             UnitError::protocol(from, wrong.to_string())
@@ -417,7 +423,7 @@ impl ExpertParallel {
         self.log(|stages| stages.end(EXPERTS, 0));
 
         let combine = self.begin(TimedCollective::Combine);
-        stepping(&mut self.unit, &mut self.groups, self.group).combine(&self.plan, out)?;
+        stepping(&mut self.unit, &mut self.targets, self.target).combine(&self.plan, out)?;
         self.end(layer, TimedCollective::Combine, combine);
         self.timings.add_moe(layer, began.elapsed());
         Ok(())

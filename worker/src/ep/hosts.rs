@@ -64,7 +64,7 @@ impl LayerHosts {
         let slot_of = (0..placement.replicas.experts()).map(slot).collect();
         let rank_of = match placement.layout {
             ExpertLayout::Tp | ExpertLayout::Groups(_) => Vec::new(),
-            layout => placement.replicas.used_at(layout.host(rank.index()), layer).to_vec(),
+            ExpertLayout::Ep | ExpertLayout::Hybrid(_) => placement.used_by(rank, layer),
         };
         Self { rank_of, slot_of, slots: slots.into() }
     }

@@ -55,7 +55,7 @@ impl fmt::Display for RankGroups {
 /// The nodes of a hybrid layout, each with at least one rank: rank r is on node r / P.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct NodeLayout {
-    /// The number of nodes, equal to the placement's number of groups.
+    /// N
     pub nodes: u16,
     /// P: ranks per node.
     pub width: u16,
@@ -76,6 +76,39 @@ impl NodeLayout {
         };
         nodes.checked_mul(width)?;
         Some(Self { nodes, width, chunks })
+    }
+}
+
+impl FromStr for NodeLayout {
+    type Err = UnknownName;
+
+    fn from_str(text: &str) -> Result<Self, UnknownName> {
+        let expected = || format!("NODESxRANKS or, fused, NODESxRANKS:CHUNKS with 1 to {MAX_CHUNKS} chunks");
+        Self::parse(text).ok_or_else(|| UnknownName::new(text, "a layout of nodes", expected()))
+    }
+}
+
+impl fmt::Display for NodeLayout {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}x{}", self.nodes, self.width)?;
+        self.chunks.map_or(Ok(()), |chunks| write!(f, ":{chunks}"))
+    }
+}
+
+/// The layouts with collectives of their own that a unit can switch to.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct SwitchTargets {
+    /// Groups of ranks that step independently.
+    pub groups: Vec<RankGroups>,
+    /// The nodes of hybrid experts. With them the unit's placements are over ranks, also while experts are hybrid: a
+    /// node has the experts of its ranks.
+    pub hybrid: Option<NodeLayout>,
+}
+
+impl SwitchTargets {
+    /// Returns whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.groups.is_empty() && self.hybrid.is_none()
     }
 }
 
@@ -200,42 +233,48 @@ impl ExpertLayout {
         let group = wire(Box::new(RowCollectives::of_group(link.inside(), inside)));
         Ok(unit.with_groups(link, group))
     }
+}
 
-    /// Creates the collectives among all ranks, and among this rank's group in each grouping that the unit can switch
-    /// to, over one link. Within a group, rows are sent as messages.
+/// A rank's collectives in every layout that the unit can have.
+pub struct SwitchableRows {
+    /// Those of the initial layout; in a unit with targets, those of experts ep and tp.
+    pub unit: WireRows,
+    /// Those of the targets.
+    pub targets: Vec<(ExpertLayout, WireRows)>,
+}
+
+impl SwitchableRows {
+    /// Creates the collectives among all ranks and those of each target, over one link. Within groups and nodes, rows
+    /// are sent as messages. `observer` observes the stages of a hybrid dispatch and combine.
     ///
     /// # Errors
-    /// See [`ExpertLayout::join`]; also fails if a grouping does not divide the ranks.
-    pub fn join_switchable<T: Element>(
-        self,
-        groupings: &[RankGroups],
+    /// See [`ExpertLayout::join`]; also fails if groups do not divide the ranks.
+    pub fn join<T: Element>(
+        targets: &SwitchTargets,
         wire: fn(Box<dyn Collectives<T>>) -> WireRows,
         link: impl Lockstep + 'static,
         memory: impl RowMemory<T> + 'static,
         observer: Box<dyn StageObserver + Send>,
-    ) -> Result<SwitchableRows, UnitError> {
+    ) -> Result<Self, UnitError> {
         let shared = UnitLink::join(link, 1)?;
-        let mut groups = Vec::new();
-        for grouping in groupings {
-            let link = UnitLink::join(shared.clone(), grouping.groups.into())?;
+        let mut rows_of = Vec::new();
+        for groups in &targets.groups {
+            let link = UnitLink::join(shared.clone(), groups.groups.into())?;
             let inside = PrivateMemory::new(link.grid().local(link.rank()));
-            groups.push((*grouping, wire(Box::new(RowCollectives::of_group(link.inside(), inside)))));
+            let rows = wire(Box::new(RowCollectives::of_group(link.inside(), inside)));
+            rows_of.push((ExpertLayout::Groups(*groups), rows));
         }
-        Ok(SwitchableRows { unit: wire(self.join(shared, memory, observer)?), groups })
+        if let Some(layout) = targets.hybrid.map(ExpertLayout::Hybrid) {
+            let private = PrivateMemory::new(shared.rank());
+            rows_of.push((layout, wire(layout.join(shared.clone(), private, observer)?)));
+        }
+        Ok(Self { unit: wire(Box::new(RowCollectives::new(shared, memory))), targets: rows_of })
     }
-}
-
-/// A rank's collectives: among all ranks, and within its group in each grouping that the unit can switch to.
-pub struct SwitchableRows {
-    /// Among all ranks.
-    pub unit: WireRows,
-    /// Collectives within this rank's group, for each grouping.
-    pub groups: Vec<(RankGroups, WireRows)>,
 }
 
 impl From<WireRows> for SwitchableRows {
     fn from(unit: WireRows) -> Self {
-        Self { unit, groups: Vec::new() }
+        Self { unit, targets: Vec::new() }
     }
 }
 
@@ -245,10 +284,7 @@ impl fmt::Display for ExpertLayout {
             Self::Ep => f.write_str("ep"),
             Self::Tp => f.write_str("tp"),
             Self::Groups(groups) => write!(f, "tp:{groups}"),
-            Self::Hybrid(NodeLayout { nodes, width, chunks: None }) => write!(f, "hybrid:{nodes}x{width}"),
-            Self::Hybrid(NodeLayout { nodes, width, chunks: Some(chunks) }) => {
-                write!(f, "hybrid:{nodes}x{width}:{chunks}")
-            }
+            Self::Hybrid(nodes) => write!(f, "hybrid:{nodes}"),
         }
     }
 }
@@ -278,6 +314,9 @@ mod tests {
             let error = name.parse::<ExpertLayout>().unwrap_err().to_string();
             assert!(error.starts_with(&format!("'{name}' is not an expert layout: expected ep, tp, ")), "{error}");
         }
+        assert_eq!("2x3:4".parse::<NodeLayout>().unwrap().to_string(), "2x3:4");
+        let error = "hybrid:2x2".parse::<NodeLayout>().unwrap_err().to_string();
+        assert!(error.starts_with("'hybrid:2x2' is not a layout of nodes: expected NODESxRANKS or"), "{error}");
     }
 
     #[test]

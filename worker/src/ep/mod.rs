@@ -43,7 +43,7 @@ pub use exchange::{ExpertParallel, ExpertsLost, LocalExperts, RoutedBatch, World
 pub use forced::ForcedRate;
 #[cfg(feature = "gpu")]
 pub(crate) use hosts::{LayerHosts, NotHere};
-pub use layout::{ExpertLayout, NodeLayout, RankGroups, SwitchableRows};
+pub use layout::{ExpertLayout, NodeLayout, RankGroups, SwitchTargets, SwitchableRows};
 pub use placement::ExpertPlacement;
 pub(crate) use poll::poll_until;
 pub(crate) use semmoe_kernels::collectives::{AllRows, Norm, OwnRows};

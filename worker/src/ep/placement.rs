@@ -1,6 +1,6 @@
 //! The layout and placement of a model's experts, as dispatch uses them.
 
-use semmoe_tables::{ExpertCopies, ExpertId, GroupId, LayerIdx, RankId};
+use semmoe_tables::{ExpertCopies, ExpertId, LayerIdx, RankId};
 use serde::{Deserialize, Serialize};
 
 use super::layout::ExpertLayout;
@@ -10,7 +10,8 @@ use super::layout::ExpertLayout;
 pub struct ExpertPlacement {
     /// How experts are divided among ranks.
     pub layout: ExpertLayout,
-    /// The ranks that host each expert if experts are whole; for sliced experts, only the shape is used.
+    /// The ranks that host each expert if experts are whole; for sliced experts, only the shape is used. With experts
+    /// hybrid, its groups are nodes, or ranks: a node then has the experts of its ranks.
     #[serde(rename = "copies")]
     pub replicas: ExpertCopies,
 }
@@ -18,12 +19,37 @@ pub struct ExpertPlacement {
 impl ExpertPlacement {
     /// Whether a rank has this expert, or a slice of it.
     pub fn has(&self, rank: RankId, layer: LayerIdx, expert: ExpertId) -> bool {
-        let host = GroupId::new(self.layout.host(rank.index()) as u16);
-        self.layout.is_sliced() || self.replicas.holds(host, layer, expert)
+        let host = self.layout.host(rank.index());
+        self.layout.is_sliced() || self.hosts_of(layer, expert).any(|of| of == host)
     }
 
     /// Returns the experts of a layer that a rank hosts, whole or sliced, in ascending id order.
     pub fn experts_of(&self, rank: RankId, layer: LayerIdx) -> impl Iterator<Item = ExpertId> {
         (0..self.replicas.experts()).map(ExpertId::new).filter(move |&expert| self.has(rank, layer, expert))
+    }
+
+    /// Returns the host whose copy of each expert of a layer a rank's tokens use, `[N]`: its own if that has one.
+    pub(super) fn used_by(&self, rank: RankId, layer: LayerIdx) -> Vec<u16> {
+        let (host, each) = (self.layout.host(rank.index()), self.groups_of_host());
+        if each == 1 {
+            return self.replicas.used_at(host, layer).to_vec();
+        }
+        let used = (0..).map(ExpertId::new).zip(self.replicas.used_at(rank.index(), layer));
+        let nearest = |(expert, group): (ExpertId, &u16)| match self.has(rank, layer, expert) {
+            true => host as u16,
+            false => (usize::from(*group) / each) as u16,
+        };
+        used.map(nearest).collect()
+    }
+
+    /// Returns the ranks or nodes that host an expert, ascending; a node once for each rank of it that does.
+    fn hosts_of(&self, layer: LayerIdx, expert: ExpertId) -> impl Iterator<Item = usize> {
+        let each = self.groups_of_host();
+        self.replicas.held_by(layer, expert).iter().map(move |&group| usize::from(group) / each)
+    }
+
+    /// Returns the number of placement groups per rank or node.
+    fn groups_of_host(&self) -> usize {
+        self.layout.nodes().map_or(1, |nodes| usize::from(self.replicas.groups() / nodes.nodes).max(1))
     }
 }

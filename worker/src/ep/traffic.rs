@@ -39,7 +39,7 @@ impl ExpertParallel {
 
     /// Returns the rank at index 0 of the collectives: the first rank of an independent group, otherwise rank 0.
     fn first_host(&self) -> usize {
-        if self.group.is_some() { self.attention_group().start } else { 0 }
+        if self.is_in_groups() { self.attention_group().start } else { 0 }
     }
 
     /// Counts the bytes for one host by distance. In a hybrid layout, all ranks of a node gather the rows sent to it,

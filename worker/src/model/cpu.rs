@@ -82,7 +82,10 @@ impl CpuBackend {
         let others = others.collect::<Result<_, ModelError>>()?;
         let loader = loader(slices.start);
         let experts = match room.memory {
-            None => RankExperts::Resident(loader.experts(at, placement, SwitchRoom { slots: room.slots, groups })?),
+            None => {
+                let room = SwitchRoom { slots: room.slots, groups, hybrid: room.hybrid };
+                RankExperts::Resident(loader.experts(at, placement, room)?)
+            }
             Some(limit) => RankExperts::Streamed(StreamedExperts::new(&loader, at, placement, limit)?),
         };
         let angles = RotaryTable::new(config.rope_dim(), &config.rope);

@@ -41,7 +41,9 @@ pub enum ModelError {
     #[error("{0} is not supported on a GPU (--device cuda)")]
     NotOnGpu(&'static str),
     /// The expert layout does not allow experts to move after startup.
-    #[error("experts {0} cannot be switched while the unit is running")]
+    #[error(
+        "experts {0} cannot be switched while the unit is running: the ranks were not started with --switch-hybrid"
+    )]
     FixedLayout(ExpertLayout),
     /// The unit was started without support for these groups.
     #[error("the ranks were started without {groups} rank groups: expected --switch-groups {}", groups.groups)]

@@ -25,7 +25,7 @@ use super::checkpoint::TensorData;
 use super::compute::{Linear, Matrix, PanelType, Sizes, group_of, multiply, silu_product};
 use super::slices::expert_columns;
 use super::{ModelConfig, ModelError};
-use crate::ep::{ExpertLayout, ExpertPlacement, LocalExperts};
+use crate::ep::{ExpertLayout, ExpertPlacement, LocalExperts, NodeLayout};
 use crate::threads::threads_for;
 
 const GATE_UP: usize = 0;
@@ -60,8 +60,7 @@ pub(super) struct Packing {
 impl Packing {
     fn new(config: &ModelConfig, layout: ExpertLayout, at: Place, types: ExpertTypes) -> Result<Self, ModelError> {
         let part = Self::in_place(config, layout, at, types)?;
-        // Except in hybrid layouts, every slice is stored somewhere in the unit.
-        Ok(match layout.nodes().is_none() && config.expert_width.is_multiple_of(at.world) {
+        Ok(match config.expert_width.is_multiple_of(at.world) {
             true => Self { slices: at.world, width: config.expert_width / at.world, first: 0, ..part },
             false => part,
         })
@@ -189,6 +188,15 @@ pub(super) struct SwitchRoom<'a> {
     pub(super) slots: Option<u16>,
     /// Sizes, in ranks, of the independent groups to reserve capacity for.
     pub(super) groups: &'a [usize],
+    /// Nodes of hybrid experts.
+    pub(super) hybrid: Option<NodeLayout>,
+}
+
+impl SwitchRoom<'_> {
+    /// Returns whether experts in this layout can move; those of a hybrid layout need room to leave it.
+    fn is_movable(&self, layout: ExpertLayout) -> bool {
+        layout.nodes().is_none() || self.hybrid.is_some()
+    }
 }
 
 /// A rank's routed experts, whole or sliced.
@@ -215,16 +223,19 @@ impl Experts {
         types: ExpertTypes,
         room: SwitchRoom<'_>,
     ) -> Result<Self, ModelError> {
-        let SwitchRoom { slots, groups } = room;
-        let packing = Packing::new(config, placement.layout, at, types)?;
-        let capacity = Capacity::new(placement, at.world, slots).map_err(ModelError::Experts)?;
+        let packing = match room.is_movable(placement.layout) {
+            true => Packing::new(config, placement.layout, at, types)?,
+            false => Packing::in_place(config, placement.layout, at, types)?,
+        };
+        let capacity = Capacity::new(placement, at.world, room).map_err(ModelError::Experts)?;
         let shape = packing.shape().map_err(ModelError::Experts)?;
         let pool = capacity.pool(shape, config.num_experts, packing.slices == at.world).map_err(ModelError::Experts)?;
-        if !groups.is_empty() && packing.slices != at.world {
+        if (!room.groups.is_empty() || room.hybrid.is_some()) && packing.slices != at.world {
             return Err(ModelError::ExpertWidth { width: config.expert_width, ranks: at.world });
         }
-        let pool = if groups.is_empty() { pool } else { pool.with_groups(groups).map_err(ModelError::Experts)? };
-        let layout = capacity.layout;
+        let nodes: Vec<usize> = room.hybrid.iter().map(|nodes| nodes.width.into()).collect();
+        let pool = pool.with_groups(room.groups).and_then(|pool| pool.with_hybrid(&nodes));
+        let (pool, layout) = (pool.map_err(ModelError::Experts)?, capacity.layout);
         let memory = SharedExperts::create(at.rank, at.world, pool.bytes())
             .map_err(|error| ModelError::ExpertMemory(error.into()))?;
         let checksums = Checksums::new(&pool);
@@ -291,9 +302,9 @@ impl Experts {
     /// Number of slices that this rank stores per expert.
     fn slices(&self) -> usize {
         match self.layout {
+            // Whole experts may have a single slice.
             Layout::Ep(_) => self.packing.slices,
-            Layout::Tp => 1,
-            Layout::Groups(ranks) => self.packing.slices / ranks,
+            _ => self.packing.slices / self.pool.width(&self.layout),
         }
     }
 
@@ -331,17 +342,15 @@ pub(super) struct Capacity {
 }
 
 impl Capacity {
-    /// Computes the capacity for this placement and for any other with at most `slots` whole experts per rank; `slots`
-    /// is raised to this placement's maximum if lower.
-    pub(super) fn new(placement: &ExpertPlacement, world: usize, slots: Option<u16>) -> Result<Self, ReshardError> {
-        let whole = match placement.layout.is_sliced() {
-            true => ExpertPlacement { layout: ExpertLayout::Ep, ..placement.clone() },
-            false => placement.clone(),
-        };
-        let (whole, layers) = (hosts(&whole, world)?, placement.replicas.layers());
-        let slots = whole.slots().max(slots.unwrap_or(0).into());
-        let layout = sliced(placement.layout).unwrap_or(Layout::Ep(whole));
-        Ok(Self { layout, world, layers, slots })
+    /// Computes the capacity for this placement and for any other with at most `room.slots` whole experts per rank;
+    /// that is raised to this placement's maximum if lower.
+    pub(super) fn new(placement: &ExpertPlacement, world: usize, room: SwitchRoom<'_>) -> Result<Self, ReshardError> {
+        let movable = room.is_movable(placement.layout);
+        let layout = if movable { ExpertLayout::Ep } else { placement.layout };
+        let whole = hosts(&ExpertPlacement { layout, ..placement.clone() }, world, 1)?;
+        let slots = whole.slots().max(room.slots.unwrap_or(0).into());
+        let layout = if movable { layout_of(placement, world)? } else { Layout::Ep(whole) };
+        Ok(Self { layout, world, layers: placement.replicas.layers(), slots })
     }
 
     /// Creates a pool for experts of this shape. If `sliced`, experts consist of one slice per rank in every layout.
@@ -353,42 +362,41 @@ impl Capacity {
 
 /// Converts a placement to an assignment of experts to a pool's slots, and checks that it fits the pool.
 pub(super) fn arrange(pool: &Pool, placement: &ExpertPlacement) -> Result<Layout, ReshardError> {
-    let layout = match sliced(placement.layout) {
-        Some(layout) => layout,
-        None => Layout::Ep(hosts(placement, pool.grid().ranks())?),
-    };
+    let layout = layout_of(placement, pool.grid().ranks())?;
     pool.check(&layout).map(|()| layout)
 }
 
-/// Returns the pool layout for ranks that store slices of all experts, or `None` for ep and hybrid.
-fn sliced(layout: ExpertLayout) -> Option<Layout> {
-    match layout {
-        ExpertLayout::Tp => Some(Layout::Tp),
-        ExpertLayout::Groups(groups) => Some(Layout::Groups(groups.ranks.into())),
-        ExpertLayout::Ep | ExpertLayout::Hybrid(_) => None,
-    }
+/// Returns the pool layout of a placement whose experts can move.
+fn layout_of(placement: &ExpertPlacement, world: usize) -> Result<Layout, ReshardError> {
+    Ok(match placement.layout {
+        ExpertLayout::Tp => Layout::Tp,
+        ExpertLayout::Groups(groups) => Layout::Groups(groups.ranks.into()),
+        ExpertLayout::Ep => Layout::Ep(hosts(placement, world, 1)?),
+        ExpertLayout::Hybrid(nodes) => Layout::Hybrid(hosts(placement, world, nodes.width.into())?),
+    })
 }
 
-/// Number of experts on a rank in a layer.
+/// Number of experts that a rank has a part of in a layer.
 pub(super) fn hosted(pool: &Pool, layout: &Layout, layer: LayerIdx, rank: usize) -> usize {
-    match layout {
-        Layout::Tp | Layout::Groups(_) => pool.experts(),
-        Layout::Ep(hosts) => hosts.of_rank(layer.index(), rank).iter().filter(|&&expert| expert != NO_HOST).count(),
-    }
+    let Some(hosts) = layout.hosts() else { return pool.experts() };
+    let slots = hosts.of_host(layer.index(), rank / pool.width(layout));
+    slots.iter().filter(|&&expert| expert != NO_HOST).count()
 }
 
-/// Assigns each rank's experts to its slots, in ascending order of their ids.
-fn hosts(placement: &ExpertPlacement, world: usize) -> Result<Hosts, ReshardError> {
-    let experts: usize = placement.replicas.experts().into();
-    let of = |rank: usize, layer: usize| placement.experts_of(RankId::new(rank as u16), LayerIdx::new(layer as u16));
+/// Assigns the experts of each host, of `width` ranks, to its slots, in ascending order of their ids.
+fn hosts(placement: &ExpertPlacement, world: usize, width: usize) -> Result<Hosts, ReshardError> {
+    let (experts, count): (usize, usize) = (placement.replicas.experts().into(), world / width);
+    let of = |host: usize, layer: usize| {
+        placement.experts_of(RankId::new((host * width) as u16), LayerIdx::new(layer as u16))
+    };
     let layers = 0..placement.replicas.layers();
-    let counts = layers.clone().flat_map(|layer| (0..world).map(move |rank| of(rank, layer).count()));
+    let counts = layers.clone().flat_map(|layer| (0..count).map(move |host| of(host, layer).count()));
     let slots = counts.max().unwrap_or(0);
     let layer = |layer: usize| {
-        let slots_of = |rank: usize| of(rank, layer).map(ExpertId::get).chain(std::iter::repeat(NO_HOST)).take(slots);
-        (0..world).flat_map(slots_of).collect::<Vec<u16>>()
+        let slots_of = |host: usize| of(host, layer).map(ExpertId::get).chain(std::iter::repeat(NO_HOST)).take(slots);
+        (0..count).flat_map(slots_of).collect::<Vec<u16>>()
     };
-    Hosts::new(experts, world, layers.map(layer).collect())
+    Hosts::new(experts, count, layers.map(layer).collect())
 }
 
 /// Minimum rows of an expert per thread. With fewer rows, it does not pay off for another thread to read the expert's

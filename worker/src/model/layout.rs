@@ -10,7 +10,7 @@ use super::error::ModelError;
 use super::expert::Place;
 use super::rows::RowPlan;
 use super::slices::HeadSlice;
-use crate::ep::ExpertLayout;
+use crate::ep::{ExpertLayout, NodeLayout};
 
 /// The expert layout, and a rank's capacity for experts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -23,6 +23,9 @@ pub struct ExpertRoom {
     /// Limit on resident experts; the rank streams the others from the checkpoint, ahead of their layer. Without a
     /// limit all experts are resident and can be moved.
     pub memory: Option<ExpertMemory>,
+    /// The nodes of hybrid experts that the unit may be switched to, or starts with and may leave. Placements are then
+    /// over ranks in every layout.
+    pub hybrid: Option<NodeLayout>,
 }
 
 /// A limit on the experts resident in a rank's memory.
@@ -37,7 +40,7 @@ pub enum ExpertMemory {
 
 impl From<ExpertLayout> for ExpertRoom {
     fn from(layout: ExpertLayout) -> Self {
-        Self { layout, slots: None, memory: None }
+        Self { layout, slots: None, memory: None, hybrid: None }
     }
 }
 

@@ -159,7 +159,7 @@ impl Model {
 
     /// Loads a model directory with any expert layout and attention plan. With [`ExpertLayout::Tp`] the rank loads its
     /// slice of every expert, and only the placement's dimensions are used. With [`ExpertLayout::Hybrid`] it loads its
-    /// slice of its node's experts, and group g is node g.
+    /// slice of its node's experts, and group g is node g, or rank g with [`ExpertRoom::hybrid`].
     ///
     /// # Errors
     /// See [`Model::load`]. Also fails if the experts cannot be divided into this many slices, or the heads cannot be
@@ -174,7 +174,9 @@ impl Model {
         let (replicas, room) = (placement.into(), experts.into());
         let config = Arc::new(ModelConfig::load(model_dir)?);
         check_placement(&config, GroupId::new(room.layout.host(rank.index()) as u16), &replicas)?;
-        let at = Place { rank: rank.index(), world: room.layout.world(replicas.groups().into()) };
+        let groups = usize::from(replicas.groups());
+        let world = if room.hybrid.is_some() { groups } else { room.layout.world(groups) };
+        let at = Place { rank: rank.index(), world };
         expert_columns(&config, room.layout, at.rank, at.world)?;
         let plan: AttentionPlan = attention.into();
         let (layout, others, slices) = AttentionLayout::all(&config, at, &plan)?;
@@ -213,13 +215,13 @@ impl Model {
     ) -> Result<Self, ModelError> {
         use crate::ep::Lockstep as _;
         let (replicas, plan) = (placement.into(), attention.into());
-        let ExpertRoom { layout, slots, memory } = experts.into();
+        let ExpertRoom { layout, slots, memory, hybrid } = experts.into();
         let config = Arc::new(ModelConfig::load(model_dir)?);
         let at = Place { rank: link.rank(), world: link.world() };
         check_placement(&config, GroupId::new(layout.host(at.rank) as u16), &replicas)?;
         let refused = [
             (matches!(config.attention, AttentionKind::Latent(_)), LATENT),
-            (layout.nodes().is_some(), "hybrid experts"),
+            (layout.nodes().or(hybrid).is_some(), "hybrid experts"),
             (memory.is_some(), error::STREAMED),
             (plan.group.is_some_and(|ranks| ranks != at.world), "attention tp in rank groups"),
             (!plan.groups.is_empty(), "switching to rank groups (--switch-groups)"),

@@ -16,7 +16,7 @@ use super::error::WorkerError;
 use super::gpu::GpuProvider;
 use crate::control::{Location, Secret, TransportChoice};
 use crate::engine::EngineLimits;
-use crate::ep::{ExpertLayout, ForcedRate, RankGroups, WireType};
+use crate::ep::{ExpertLayout, ForcedRate, NodeLayout, RankGroups, SwitchTargets, WireType};
 use crate::unit::Shutdown;
 
 /// Receives the events of a starting rank; each should be printed as one line of JSON.
@@ -109,6 +109,9 @@ pub struct WorkerConfig {
     /// Group counts that the unit can switch to if attention can switch. Each group consists of consecutive ranks that
     /// step independently and have all experts.
     pub switch_groups: Vec<u16>,
+    /// Nodes of hybrid experts that the unit can switch to, or starts with and can leave. Tables are then for its ranks
+    /// in every layout.
+    pub switch_hybrid: Option<NodeLayout>,
     /// Whether attention can switch while the unit is serving; ranks then store the weights for both layouts.
     pub both_attentions: bool,
     /// Under attention tp, whether the tables, if any, shuffle rows among ranks.
@@ -172,6 +175,7 @@ impl WorkerConfig {
             attention: Attention::Dp,
             attention_groups: 1,
             switch_groups: Vec::new(),
+            switch_hybrid: None,
             both_attentions: false,
             shuffle: true,
             exit_on_stdin_eof: false,
@@ -193,9 +197,18 @@ impl WorkerConfig {
         Location { rendezvous: self.rendezvous, data: self.data_address, place: self.place.as_deref() }
     }
 
-    /// Returns the groupings that the unit can switch to, skipping invalid ones, which `prepare` rejects.
-    pub(super) fn groups(&self) -> Vec<RankGroups> {
-        self.switch_groups.iter().filter_map(|&groups| RankGroups::new(groups, self.world)).collect()
+    /// Returns the layouts that the unit can switch to, skipping invalid groups, which `prepare` rejects.
+    pub(super) fn targets(&self) -> SwitchTargets {
+        let groups = self.switch_groups.iter().filter_map(|&groups| RankGroups::new(groups, self.world)).collect();
+        SwitchTargets { groups, hybrid: self.switch_hybrid }
+    }
+
+    /// Returns the number of groups of this unit's placements: its ranks, or its nodes if experts stay hybrid.
+    pub(super) fn placement_groups(&self) -> u16 {
+        match self.switch_hybrid {
+            Some(_) => self.world,
+            None => self.experts.hosts(self.world.into()) as u16,
+        }
     }
 
     /// Returns the possible attention layouts, initial layout first.

@@ -74,6 +74,7 @@ pub(super) fn check(config: &WorkerConfig) -> Result<(), WorkerError> {
         (config.domains != Domains::NONE, "expert domains"),
         (config.expert_memory.is_some(), "experts streamed from the checkpoint (--expert-memory)"),
         (config.attention_groups != 1, "attention groups"),
+        (config.switch_hybrid.is_some(), "switches to experts hybrid (--switch-hybrid)"),
     ];
     if let Some((_, what)) = not_built.iter().find(|(given, _)| *given) {
         return Err(ModelError::NotOnGpu(what).into());
@@ -108,7 +109,7 @@ mod tests {
     #[test]
     fn what_is_not_built_for_gpus_is_refused_by_name() {
         type Adjust = fn(&mut WorkerConfig);
-        let refused: [(&str, Adjust); 8] = [
+        let refused: [(&str, Adjust); 9] = [
             ("type f16", |config| config.device = DeviceChoice::Cuda { dtype: Dtype::F16, ranks_here: 4 }),
             ("2 of 4 ranks", |config| config.device = DeviceChoice::Cuda { dtype: Dtype::F32, ranks_here: 2 }),
             ("9 ranks on a GPU", |config| {
@@ -118,6 +119,7 @@ mod tests {
             ("expert domains", |config| config.domains = 2.into()),
             ("--expert-memory", |config| config.expert_memory = Some(1)),
             ("attention groups", |config| config.attention_groups = 2),
+            ("--switch-hybrid", |config| config.switch_hybrid = Some("2x2".parse().unwrap())),
             ("--wire bf16", |config| config.wire = WireType::Bf16),
         ];
         check(&config(|_| {})).unwrap();

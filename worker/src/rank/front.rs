@@ -54,7 +54,7 @@ pub(super) fn run(config: WorkerConfig, runtime: &Handle) -> Result<(), WorkerEr
     let unit = Unit::new(
         config.world,
         config.attention_groups,
-        config.groups(),
+        config.targets(),
         UnitLayout { epoch: 0, attention: config.attention, placement, placement_digest },
         limits,
         Timeouts { step: config.collective_timeout, prepared: config.prepared_timeout },

@@ -96,7 +96,7 @@ pub(super) fn load(
     };
     let room = settings.room(link.world(), prepared.served.config.hidden);
     let rank = gpu.rank(link.rank(), room).map_err(ModelError::Gpu)?;
-    let experts = ExpertRoom { layout: config.experts, slots: config.expert_slots, memory: None };
+    let experts = ExpertRoom { slots: config.expert_slots, ..config.experts.into() };
     Ok(Model::load_on(&prepared.served.dir, &prepared.placement, experts, attention, settings, rank, link)?)
 }
 

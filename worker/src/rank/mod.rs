@@ -7,6 +7,7 @@
 //! | `device` | the compute device, including a GPU shared by the ranks of a process |
 //! | `error` | reasons why a rank ended, and the exit codes |
 //! | `prepare` | all checks that can fail before anything is bound or loaded |
+//! | `targets` | those of groups of ranks and of the layouts that the unit can switch to |
 //! | `start` | transport, model and engine once the unit has formed |
 //! | `front` | rank 0: rendezvous, HTTP, and shutdown of the whole unit |
 //! | `follower` | all other ranks |
@@ -25,6 +26,7 @@ mod prepare;
 mod several;
 mod start;
 mod stop;
+mod targets;
 
 pub use config::{Announce, WorkerConfig, WorkerEvent};
 pub use cpus::{CpuError, CpuList};

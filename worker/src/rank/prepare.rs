@@ -17,10 +17,11 @@ use sha2::{Digest, Sha256};
 use super::config::WorkerConfig;
 use super::device::{self, DeviceChoice};
 use super::error::WorkerError;
+use super::targets::{check_attention_groups, check_targets, first_given, refused};
 
 use crate::control::Identity;
 use crate::engine::{EngineLimits, KvMemory, UnitLimits};
-use crate::ep::{ExpertLayout, ExpertPlacement, RankGroups, StageLog};
+use crate::ep::{ExpertLayout, ExpertPlacement, StageLog};
 use crate::memory::available_bytes;
 use crate::model::{
     HeadSlice, ModelConfig, ModelError, check_expert_memory, expert_columns, read_small_file, token_ids,
@@ -81,7 +82,7 @@ pub(super) fn prepare(config: &WorkerConfig) -> Result<Prepared, WorkerError> {
     device::check_model(config, &model)?;
     check_experts(config, &model)?;
     check_attention_groups(config)?;
-    check_switch_groups(config, &model)?;
+    check_targets(config, &model)?;
     check_forced_rate(config, &model)?;
     let node = node(config)?;
     let tokenizer = tokenizer(&model_dir, &model)?;
@@ -115,6 +116,7 @@ pub(super) fn prepare(config: &WorkerConfig) -> Result<Prepared, WorkerError> {
         checkpoint: checkpoint_digest(&model_dir)?,
         placement: placement_digest,
         experts: config.experts,
+        switch_hybrid: config.switch_hybrid,
         expert_slots: config.expert_slots,
         transport: config.transport,
         wire: config.wire,
@@ -128,7 +130,7 @@ pub(super) fn prepare(config: &WorkerConfig) -> Result<Prepared, WorkerError> {
         top_k: generation.top_k.unwrap_or(neutral.top_k),
     };
     // In a group, a rank runs the sequences of all of the group's ranks.
-    let ranks = config.groups().iter().map(|groups| groups.ranks).max().unwrap_or(1);
+    let ranks = config.targets().groups.iter().map(|groups| groups.ranks).max().unwrap_or(1);
     let least = if ranks > 1 { config.limits.running.max(1).saturating_mul(2 * usize::from(ranks)) } else { 0 };
     let wanted = EngineLimits { step_tokens: config.limits.step_tokens.max(least), ..config.limits };
     let limits = wanted
@@ -179,9 +181,9 @@ fn tables(config: &WorkerConfig, info: &ModelInfo) -> Result<Option<Tables>, Wor
         let (found, expected) = (tables.attention(), config.attention);
         return unfit(format!("are for attention {found}, but this unit runs attention {expected}"));
     }
-    let (found, expected) = (tables.groups(), config.experts.hosts(config.world.into()) as u16);
+    let (found, expected) = (tables.groups(), config.placement_groups());
     if found != expected {
-        let hosts = if config.experts.nodes().is_some() { "nodes" } else { "ranks" };
+        let hosts = if expected == config.world { "ranks" } else { "nodes" };
         return unfit(format!("are for {found} groups, but this unit has {expected} {hosts}"));
     }
     match config.attentions().contains(&Attention::Tp) && tables.physical_to_logical().is_some() {
@@ -202,9 +204,8 @@ fn placement(
             Ok((replicas, tables.placement_digest().to_owned()))
         }
         None => {
-            let hosts = config.experts.hosts(config.world.into()) as u16;
-            let placement =
-                Placement::contiguous(info.layers(), info.num_experts, hosts).map_err(WorkerError::Placement)?;
+            let placement = Placement::contiguous(info.layers(), info.num_experts, config.placement_groups())
+                .map_err(WorkerError::Placement)?;
             let digest = placement.digest();
             let (replicas, domains) = (ExpertCopies::in_domains(&placement, config.domains), config.domains);
             let digest = if domains.size() == 1 { digest } else { format!("{digest}, domains of {domains}") };
@@ -228,62 +229,6 @@ fn attention_name(config: &WorkerConfig) -> String {
         1 => names,
         groups => format!("{names} in {groups} groups"),
     }
-}
-
-fn refused<T>(detail: String) -> Result<T, WorkerError> {
-    Err(WorkerError::Arguments(detail))
-}
-
-/// Returns the name of the first setting that was given.
-fn first_given(settings: &[(bool, &'static str)]) -> Option<&'static str> {
-    settings.iter().find(|(given, _)| *given).map(|(_, name)| *name)
-}
-
-/// Checks that attention can be divided into this many groups.
-fn check_attention_groups(config: &WorkerConfig) -> Result<(), WorkerError> {
-    let (groups, world) = (config.attention_groups, config.world);
-    let refused = |detail: &str| refused(format!("{groups} attention groups {detail}"));
-    if groups == 1 {
-        return Ok(());
-    }
-    if config.attention != Attention::Tp || config.both_attentions {
-        return refused("are only for attention tp");
-    }
-    if groups == 0 || groups == world || !world.is_multiple_of(groups) {
-        return refused(&format!("of at least two ranks each do not divide the world of {world}"));
-    }
-    match &config.tables {
-        Some(path) => refused(&format!("do not support tables, but {} was given", path.display())),
-        None => Ok(()),
-    }
-}
-
-/// Checks that the unit can switch to these groups.
-fn check_switch_groups(config: &WorkerConfig, model: &ModelConfig) -> Result<(), WorkerError> {
-    let (all, world) = (&config.switch_groups, config.world);
-    let Some(first) = all.first() else { return Ok(()) };
-    let refused = |groups: u16, detail: String| refused(format!("--switch-groups {groups}: {detail}"));
-    let others = [
-        (config.device != DeviceChoice::Cpu, "a GPU"),
-        (!config.attentions().contains(&Attention::Dp), "attention tp alone: start with dp, or with both"),
-        (config.experts.nodes().is_some(), "experts hybrid"),
-        (config.domains != Domains::NONE, "expert domains"),
-        (config.expert_memory.is_some(), "streamed experts"),
-    ];
-    if let Some(other) = first_given(&others) {
-        return refused(*first, format!("cannot be combined with {other}"));
-    }
-    for (at, &groups) in all.iter().enumerate() {
-        let Some(RankGroups { ranks, .. }) = RankGroups::new(groups, world) else {
-            return refused(groups, format!("a world of {world} does not divide into equal groups of two or more"));
-        };
-        if all[..at].contains(&groups) {
-            return refused(groups, "given twice".to_owned());
-        }
-        HeadSlice::new(model, (config.rank % ranks).into(), ranks.into())?;
-    }
-    // Slices move individually, so they must be whole in every layout.
-    expert_columns(model, ExpertLayout::Tp, config.rank.into(), world.into()).map(|_| ()).map_err(WorkerError::from)
 }
 
 /// Checks that a local rate can be forced: no other setting may determine the expert locations, and both this rank and
@@ -361,9 +306,9 @@ fn node(config: &WorkerConfig) -> Result<Option<Range<usize>>, WorkerError> {
     let (rank, world) = (usize::from(config.rank), usize::from(config.world));
     let grid = NodeGrid::new(world, nodes.into());
     let grid = grid.map_err(|error| WorkerError::arguments(format!("--nodes: {error}")))?;
-    if config.experts.nodes().is_some_and(|layout| layout.nodes != nodes) {
-        let experts = config.experts;
-        return refused(format!("{nodes} nodes and experts {experts} contradict each other"));
+    let hybrid = config.experts.nodes().or(config.switch_hybrid).filter(|layout| layout.nodes != nodes);
+    if let Some(hybrid) = hybrid.map(ExpertLayout::Hybrid) {
+        return refused(format!("{nodes} nodes and experts {hybrid} contradict each other"));
     }
     let first = grid.rank(grid.node(rank), 0);
     Ok(Some(first..first + grid.width()))

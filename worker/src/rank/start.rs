@@ -134,7 +134,7 @@ impl Ends {
     }
 }
 
-/// Creates the collectives over a link, with groups if attention runs or can run in groups.
+/// Creates the collectives over a link, in all layouts that the unit can have.
 fn join_over<T: Element>(
     config: &WorkerConfig,
     wire: fn(Box<dyn Collectives<T>>) -> WireRows,
@@ -142,17 +142,20 @@ fn join_over<T: Element>(
     rows: impl RowMemory<T> + 'static,
     observer: Box<dyn StageObserver + Send>,
 ) -> Result<SwitchableRows, UnitError> {
-    match &config.groups()[..] {
-        [] => config.experts.join_grouped(config.attention_groups.into(), wire, link, rows, observer).map(Into::into),
-        groups => config.experts.join_switchable(groups, wire, link, rows, observer),
+    let targets = config.targets();
+    if targets.is_empty() {
+        let groups = config.attention_groups.into();
+        return config.experts.join_grouped(groups, wire, link, rows, observer).map(Into::into);
     }
+    SwitchableRows::join(&targets, wire, link, rows, observer)
 }
 
 /// Loads the rank's model on the host.
 fn load(config: &WorkerConfig, prepared: &Prepared) -> Result<Model, WorkerError> {
     let rank = RankId::new(config.rank);
     let memory = config.expert_memory.map(ExpertMemory::Bytes);
-    let experts = ExpertRoom { layout: config.experts, slots: config.expert_slots, memory };
+    let (layout, slots, hybrid) = (config.experts, config.expert_slots, config.switch_hybrid);
+    let experts = ExpertRoom { layout, slots, memory, hybrid };
     let attention = attention_plan(config, prepared);
     Ok(Model::load_divided(&prepared.served.dir, rank, &prepared.placement, experts, attention)?)
 }
@@ -160,7 +163,7 @@ fn load(config: &WorkerConfig, prepared: &Prepared) -> Result<Model, WorkerError
 /// Returns the rank's attention plan.
 fn attention_plan(config: &WorkerConfig, prepared: &Prepared) -> AttentionPlan {
     let (group, tables) = (Some((config.world / config.attention_groups).into()), prepared.shuffle.clone());
-    let groups = config.groups().iter().map(|groups| groups.ranks.into()).collect();
+    let groups = config.targets().groups.iter().map(|groups| groups.ranks.into()).collect();
     AttentionPlan { start: config.attention, both: config.both_attentions, group, groups, tables }
 }
 

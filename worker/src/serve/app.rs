@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use super::admin::Gate;
 use super::error::ApiError;
-use crate::ep::ExpertLayout;
+use crate::ep::{ExpertLayout, SwitchTargets};
 use crate::model::{ModelConfig, instructions};
 use crate::unit::{LayoutName, Unit};
 
@@ -147,7 +147,8 @@ impl App {
     /// experts cannot move.
     pub(crate) fn layouts(&self) -> Vec<LayoutName> {
         let (current, both) = (self.unit.layout().name(), self.unit.both_attentions);
-        let in_groups = !self.unit.groups.is_empty();
+        let SwitchTargets { groups, hybrid } = &self.unit.targets;
+        let in_groups = !groups.is_empty();
         let even = self.served.config.expert_width.is_multiple_of(self.unit.world.into());
         let has = |layout: &LayoutName| {
             let attention = match layout {
@@ -158,13 +159,13 @@ impl App {
             };
             attention
                 && (self.moves_experts || *layout == current)
-                && match (current.experts(), layout.experts()) {
+                && match (current.experts(*hybrid), layout.experts(*hybrid)) {
                     (Some(_), Some(experts)) => even || experts == ExpertLayout::Ep,
                     (None, None) => true,
                     _ => false,
                 }
         };
-        let groups = self.unit.groups.iter().copied().map(LayoutName::Groups);
+        let groups = groups.iter().copied().map(LayoutName::Groups);
         LayoutName::ALL.into_iter().chain(groups).filter(has).collect()
     }
 }

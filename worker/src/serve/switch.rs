@@ -74,7 +74,7 @@ async fn target(app: &Arc<App>, to: SwitchTarget) -> Result<UnitLayout, ApiError
                 let message = format!("this unit cannot be switched to '{name}', only to one of {possible}");
                 return Err(ApiError::param("to", message));
             };
-            let experts = layout.experts().unwrap_or(current.placement.layout);
+            let experts = layout.experts(app.unit.targets.hybrid).unwrap_or(current.placement.layout);
             let placement = ExpertPlacement { layout: experts, replicas: current.placement.replicas.clone() };
             Ok(UnitLayout { placement, attention: layout.attention(), ..(*current).clone() })
         }

@@ -15,7 +15,7 @@ use super::switch::{Switch, SwitchHistory};
 use crate::control::link::LinkSender;
 use crate::control::message::{FromRank, ToRank};
 use crate::engine::{Inbox, RankStats, SequenceEvent, SequenceRequest, UnitLimits, due_us};
-use crate::ep::RankGroups;
+use crate::ep::SwitchTargets;
 use crate::threads::lock;
 
 /// Time limit for a rank to report its statistics between two steps.
@@ -97,8 +97,8 @@ pub(crate) struct Shared {
     pub(super) timeouts: Timeouts,
     /// Whether attention can switch, so that requests can be pinned in either layout.
     pub(crate) both_attentions: bool,
-    /// Groupings that the unit can switch to.
-    pub(crate) groups: Vec<RankGroups>,
+    /// The layouts that the unit can be switched to.
+    pub(crate) targets: SwitchTargets,
     state: Mutex<State>,
     status: watch::Sender<UnitStatus>,
 }
@@ -138,7 +138,7 @@ impl Unit {
     pub(crate) fn new(
         world: u16,
         attention_groups: u16,
-        groups: Vec<RankGroups>,
+        targets: SwitchTargets,
         layout: UnitLayout,
         limits: UnitLimits,
         timeouts: Timeouts,
@@ -168,7 +168,7 @@ impl Unit {
             began: Instant::now(),
             timeouts,
             both_attentions,
-            groups,
+            targets,
             state,
             status,
         }))
@@ -193,7 +193,7 @@ impl Unit {
 
     /// Number of ranks that a sequence can be pinned to, in any of the layouts that the unit can have.
     pub(crate) fn pins(&self) -> u16 {
-        if self.both_attentions || !self.groups.is_empty() { self.world } else { self.replicas() }
+        if self.both_attentions || !self.targets.groups.is_empty() { self.world } else { self.replicas() }
     }
 
     /// Subscribes to changes of the unit's status.

@@ -4,7 +4,7 @@ use std::fmt;
 
 use semmoe_tables::Attention;
 
-use crate::ep::{ExpertLayout, ExpertPlacement, RankGroups};
+use crate::ep::{ExpertLayout, ExpertPlacement, NodeLayout, RankGroups};
 use crate::model::AttentionShape;
 
 /// The layout that the unit runs in; each switch creates a new one.
@@ -61,13 +61,14 @@ impl LayoutName {
         }
     }
 
-    /// Returns the expert layout; `None` for hybrid layouts, which a unit cannot switch to.
-    pub(crate) fn experts(self) -> Option<ExpertLayout> {
+    /// Returns the expert layout; `None` for hybrid layouts, except `dp-hybrid` in a unit that can switch to `hybrid`.
+    pub(crate) fn experts(self, hybrid: Option<NodeLayout>) -> Option<ExpertLayout> {
         match self {
             Self::Ep | Self::TpEp => Some(ExpertLayout::Ep),
             Self::Tp | Self::DpTp => Some(ExpertLayout::Tp),
             Self::Groups(groups) => Some(ExpertLayout::Groups(groups)),
-            Self::DpHybrid | Self::TpHybrid => None,
+            Self::DpHybrid => hybrid.map(ExpertLayout::Hybrid),
+            Self::TpHybrid => None,
         }
     }
 }
@@ -112,8 +113,9 @@ mod tests {
         let groups = LayoutName::Groups(RankGroups::new(2, 4).unwrap());
         assert_eq!(groups.to_string(), "tp:2x2");
         for layout in LayoutName::ALL.into_iter().chain([groups]) {
-            let hybrid = || "hybrid:2x2".parse().unwrap();
-            assert_eq!(LayoutName::of(layout.attention(), layout.experts().unwrap_or_else(hybrid)), layout);
+            let nodes: NodeLayout = "2x2".parse().unwrap();
+            let experts = layout.experts(Some(nodes)).unwrap_or(ExpertLayout::Hybrid(nodes));
+            assert_eq!(LayoutName::of(layout.attention(), experts), layout);
         }
         let names: std::collections::BTreeSet<_> = LayoutName::ALL.iter().map(ToString::to_string).collect();
         assert_eq!(names.len(), LayoutName::ALL.len());

@@ -13,8 +13,8 @@ use semmoe_tables::{
     TablesBuilder, TpParts,
 };
 use semmoe_worker::ep::{
-    Counters, ExpertLayout, ExpertParallel, LocalTransport, Lockstep, StepPhase, UnitError, Wake, Waker, WireRows,
-    WireType,
+    Counters, ExpertLayout, ExpertParallel, LocalTransport, Lockstep, StepPhase, SwitchTargets, SwitchableRows,
+    UnitError, Wake, Waker, WireRows, WireType,
 };
 use semmoe_worker::model::{AttentionPlan, ExpertRoom, KvCache, Model, ModelConfig, StepItem, Wants};
 use serde_json::Value;
@@ -189,6 +189,21 @@ impl Rank {
         let (rank, experts, placement) = (transport.rank(), experts.into(), &placement.into());
         let model = Model::load_divided(model_dir, RankId::new(rank as u16), placement, experts, plan).unwrap();
         Self { rank, model, ep: join(transport, placement, experts.layout) }
+    }
+
+    /// A rank that can switch to the hybrid experts of its room.
+    pub(crate) fn switchable(
+        model_dir: &Path,
+        transport: Box<dyn Lockstep>,
+        placement: impl Placed,
+        room: ExpertRoom,
+    ) -> Self {
+        let (rank, placement) = (transport.rank(), &placement.into());
+        let model = Model::load_divided(model_dir, RankId::new(rank as u16), placement, room, Attention::Dp).unwrap();
+        let targets = SwitchTargets { hybrid: room.hybrid, ..SwitchTargets::default() };
+        let (memory, observer) = (PrivateMemory::new(rank), Box::new(Unobserved));
+        let rows = SwitchableRows::join(&targets, WireRows::f32, transport, memory, observer).unwrap();
+        Self { rank, model, ep: ExpertParallel::over(rows, placement, room.layout).unwrap() }
     }
 
     /// A rank of a unit with attention tp in `groups` groups.

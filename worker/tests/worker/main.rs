@@ -37,6 +37,7 @@ mod switch_experts;
 mod switching;
 mod switching_attention;
 mod switching_groups;
+mod switching_hybrid;
 mod transport;
 mod trust;
 mod wire;

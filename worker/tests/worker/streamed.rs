@@ -17,7 +17,7 @@ use serde_json::json;
 
 /// The minimum memory for streaming on rank 0.
 fn least(dir: &Path, copies: &ExpertCopies, layout: ExpertLayout) -> u64 {
-    let room = ExpertRoom { layout, slots: None, memory: Some(ExpertMemory::Bytes(1)) };
+    let room = ExpertRoom { memory: Some(ExpertMemory::Bytes(1)), ..layout.into() };
     let model = Model::load_divided(dir, RankId::new(0), copies, room, Attention::Dp);
     let Err(error) = model else { panic!("experts in one byte") };
     let ModelError::ExpertBudget { limit: 1, least } = error else { panic!("{error}") };

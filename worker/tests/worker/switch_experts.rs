@@ -7,7 +7,7 @@ use crate::common::{
     FIXTURES, Rank, argmax, contiguous_of, fixture, join, local_mesh, model_dir, replicated_of, shuffled_of,
 };
 use semmoe_tables::{Attention, ExpertCopies, RankId};
-use semmoe_worker::ep::{ExpertLayout, ExpertPlacement, Lockstep, StepPhase};
+use semmoe_worker::ep::{ExpertLayout, ExpertPlacement, Lockstep, NodeLayout, StepPhase};
 use semmoe_worker::model::{ExpertRoom, KvCache, Model, ModelConfig, StepItem, SwitchOutcome, Wants};
 
 fn whole(copies: impl Into<ExpertCopies>) -> ExpertPlacement {
@@ -18,12 +18,22 @@ fn slices(copies: impl Into<ExpertCopies>) -> ExpertPlacement {
     ExpertPlacement { layout: ExpertLayout::Tp, replicas: copies.into() }
 }
 
-/// Room for every placement of the schedule.
-fn room(config: &ModelConfig, world: u16, layout: ExpertLayout) -> ExpertRoom {
-    ExpertRoom { layout, slots: Some((config.num_experts / usize::from(world)) as u16 + 2), memory: None }
+/// Experts on nodes of two ranks.
+fn on_nodes(copies: impl Into<ExpertCopies>, world: u16) -> ExpertPlacement {
+    ExpertPlacement { layout: ExpertLayout::Hybrid(nodes(world)), replicas: copies.into() }
 }
 
-/// From E to another E, to slices, and back; with replicas added and removed.
+fn nodes(world: u16) -> NodeLayout {
+    format!("{}x2", world / 2).parse().unwrap()
+}
+
+/// Room for every placement of the schedule.
+fn room(config: &ModelConfig, world: u16, layout: ExpertLayout) -> ExpertRoom {
+    let slots = Some((config.num_experts / usize::from(world)) as u16 + 2);
+    ExpertRoom { slots, hybrid: Some(nodes(world)), ..layout.into() }
+}
+
+/// From E to another E, to slices, to nodes, and back; with replicas added and removed.
 fn schedule(config: &ModelConfig, world: u16) -> Vec<ExpertPlacement> {
     let contiguous = || ExpertCopies::from(&contiguous_of(config, world));
     let shuffled = |seed| ExpertCopies::from(&shuffled_of(config, world, seed));
@@ -33,10 +43,14 @@ fn schedule(config: &ModelConfig, world: u16) -> Vec<ExpertPlacement> {
         whole(shuffled(1)),
         slices(shuffled(1)),
         whole(shuffled(2)),
+        on_nodes(shuffled(2), world),
         whole(replicated(1, 3)),
         whole(replicated(1, 4)),
+        on_nodes(replicated(1, 4), world),
         slices(contiguous()),
         slices(shuffled(5)),
+        on_nodes(shuffled(5), world),
+        on_nodes(shuffled(6), world),
         whole(replicated(2, 6)),
         whole(contiguous()),
     ]
@@ -71,7 +85,7 @@ fn switched(
     (host, prompt): (usize, &[u32]),
 ) -> Vec<Seen> {
     let room = room(&ModelConfig::load(dir).unwrap(), link.world() as u16, schedule[0].layout);
-    let Rank { rank, mut model, mut ep } = Rank::with_experts(dir, link, &schedule[0].replicas, room);
+    let Rank { rank, mut model, mut ep } = Rank::switchable(dir, link, &schedule[0].replicas, room);
     model.share_experts(&(0..ep.world()).filter(|peer| peer / host == rank / host).collect::<Vec<_>>());
     let mut kv = model.new_sequence();
     run_text(prompt, schedule.len(), |at, tokens| {
@@ -88,15 +102,18 @@ fn switched(
 /// A model loaded for each part of the schedule, all over one link in turn.
 fn reloaded(dir: &Path, links: Vec<Box<dyn Lockstep>>, schedule: &[ExpertPlacement], prompt: &[u32]) -> Vec<Seen> {
     let mut kv = None;
+    // No rank may leave before all have finished.
+    let mut joined = Vec::new();
     let mut links = links.into_iter();
     run_text(prompt, schedule.len(), |at, tokens| {
         let ExpertPlacement { layout, replicas: copies } = &schedule[at];
         let link = links.next().unwrap();
-        let rank = RankId::new(link.rank() as u16);
-        let mut model = Model::load_divided(dir, rank, copies, *layout, Attention::Dp).unwrap();
-        let mut ep = join(link, copies, *layout);
+        let (rank, world) = (RankId::new(link.rank() as u16), link.world() as u16);
+        let room = ExpertRoom { hybrid: Some(nodes(world)), ..(*layout).into() };
+        let mut model = Model::load_divided(dir, rank, copies, room, Attention::Dp).unwrap();
+        joined.push(join(link, copies, *layout));
         let kv = kv.get_or_insert_with(|| model.new_sequence());
-        step(&mut model, &mut ep, kv, tokens)
+        step(&mut model, joined.last_mut().unwrap(), kv, tokens)
     })
 }
 
@@ -155,16 +172,17 @@ fn an_objection_takes_every_layer_back() {
     let config = ModelConfig::load(&dir).unwrap();
     let schedule = schedule(&config, 2);
     // From slices to slices nothing moves that could be rolled back.
-    let moves = schedule.windows(2).filter(|pair| pair.iter().any(|placement| placement.layout == ExpertLayout::Ep));
+    let moves = schedule.windows(2).filter(|pair| pair.iter().any(|placement| placement.layout != ExpertLayout::Tp));
     for pair in moves {
         let expected = on_threads(local_mesh(2), |rank, link| {
-            let Rank { mut model, mut ep, .. } = Rank::with_experts(&dir, link, &pair[0].replicas, pair[0].layout);
+            let room = room(&config, 2, pair[0].layout);
+            let Rank { mut model, mut ep, .. } = Rank::with_experts(&dir, link, &pair[0].replicas, room);
             let mut kv = model.new_sequence();
             step(&mut model, &mut ep, &mut kv, &prompt(&config, rank))
         });
         let found = on_threads(local_mesh(2), |rank, link| {
             let room = room(&config, 2, pair[0].layout);
-            let Rank { mut model, mut ep, .. } = Rank::with_experts(&dir, link, &pair[0].replicas, room);
+            let Rank { mut model, mut ep, .. } = Rank::switchable(&dir, link, &pair[0].replicas, room);
             model.share_experts(&[0, 1]);
             for objector in 0..2 {
                 for at in 0..config.num_moe_layers() {

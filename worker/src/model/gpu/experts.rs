@@ -15,7 +15,7 @@ use super::memory::WordLists;
 use crate::ep::{ExpertPlacement, LayerHosts, NotHere};
 use crate::model::ModelError;
 use crate::model::checkpoint::TensorData;
-use crate::model::expert::{Capacity, Place, arrange, hosted};
+use crate::model::expert::{Capacity, Place, SwitchRoom, arrange, hosted};
 use crate::model::load::Loader;
 use crate::model::slices::expert_columns;
 
@@ -56,7 +56,8 @@ impl DeviceExperts {
     ) -> Result<Self, ModelError> {
         let (hidden, width, uploader) = (loader.config.hidden, loader.config.expert_width, loader.packer);
         let arrays = [(2, hidden * size_of::<T>()), (hidden, size_of::<T>())];
-        let capacity = Capacity::new(placement, at.world, slots).map_err(ModelError::Experts)?;
+        let room = SwitchRoom { slots, groups: &[], hybrid: None };
+        let capacity = Capacity::new(placement, at.world, room).map_err(ModelError::Experts)?;
         let pool = |(outer, inner_bytes)| -> Result<Pool, ReshardError> {
             let shape = ExpertShape::new(width, vec![ExpertArray { outer, inner_bytes }])?;
             capacity.pool(shape, loader.config.num_experts, width.is_multiple_of(at.world))

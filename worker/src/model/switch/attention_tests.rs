@@ -12,7 +12,9 @@ use semmoe_tables::{ExpertCopies, RankId};
 use tempfile::TempDir;
 
 use super::*;
-use crate::ep::{ExpertLayout, LocalTransport, Lockstep, RankGroups, StepPhase, WireRows};
+use crate::ep::{
+    ExpertLayout, LocalTransport, Lockstep, RankGroups, StepPhase, SwitchTargets, SwitchableRows, WireRows,
+};
 use crate::model::kv::{KvArrival, KvCache, KvPhase, KvUsage, MovingSequence, PAGE_TOKENS};
 use crate::model::slices::HeadSlice;
 use crate::model::step::{StepItem, Wants};
@@ -24,7 +26,7 @@ mod content;
 mod schedule;
 
 use content::{Content, bits, content, first_head, rebuilt};
-use schedule::{Part, dp_and_tp, groupings, named};
+use schedule::{Part, dp_and_tp, named, targets};
 
 const FIXTURES: [&str; 7] =
     ["qwen3-moe", "qwen2-moe", "mixtral", "olmoe", "deepseek-v2-lite", "deepseek-v2", "deepseek-v3"];
@@ -188,16 +190,26 @@ fn joined(link: LocalTransport, placement: &ExpertCopies) -> ExpertParallel {
     ExpertParallel::over(unit, placement, ExpertLayout::Ep).unwrap()
 }
 
-/// A rank of a unit that can switch to these groupings.
+/// A rank of a unit that can switch to these targets.
 fn switchable(
     link: LocalTransport,
     placement: &ExpertCopies,
     experts: ExpertLayout,
-    groupings: &[RankGroups],
+    targets: &SwitchTargets,
 ) -> ExpertParallel {
     let memory = PrivateMemory::new(Lockstep::rank(&link));
-    let rows = experts.join_switchable(groupings, WireRows::f32, link, memory, Box::new(Unobserved)).unwrap();
+    let rows = SwitchableRows::join(targets, WireRows::f32, link, memory, Box::new(Unobserved)).unwrap();
     ExpertParallel::over(rows, placement, experts).unwrap()
+}
+
+/// A rank of a unit that has this layout only.
+fn fixed(link: LocalTransport, placement: &ExpertCopies, experts: ExpertLayout) -> ExpertParallel {
+    if let Some(groups) = experts.groups() {
+        return switchable(link, placement, experts, &SwitchTargets { groups: vec![groups], hybrid: None });
+    }
+    let memory = PrivateMemory::new(Lockstep::rank(&link));
+    let rows = experts.join(link, memory, Box::new(Unobserved)).unwrap();
+    ExpertParallel::over(WireRows::f32(rows), placement, experts).unwrap()
 }
 
 fn both(dir: &Path, rank: usize, world: usize) -> Model {
@@ -207,11 +219,12 @@ fn both(dir: &Path, rank: usize, world: usize) -> Model {
 /// A model that can run in all these layouts.
 fn able(dir: &Path, rank: usize, world: usize, parts: &[Part]) -> Model {
     let config = ModelConfig::load(dir).unwrap();
-    let groups = groupings(parts).iter().map(|groups| groups.ranks.into()).collect();
+    let SwitchTargets { groups, hybrid } = targets(parts);
+    let groups = groups.iter().map(|groups| groups.ranks.into()).collect();
     let tp = parts.iter().any(|part| part.attention == Attention::Tp && part.experts.groups().is_none());
     let plan = AttentionPlan { both: tp, groups, ..Attention::Dp.into() };
     let slots = parts.iter().map(|part| part.slots(&config, world)).max();
-    let room = ExpertRoom { slots, ..ExpertLayout::Ep.into() };
+    let room = ExpertRoom { slots, hybrid, ..parts[0].experts.into() };
     Model::load_divided(dir, RankId::new(rank as u16), parts[0].copies(&config, world), room, plan).unwrap()
 }
 
@@ -261,7 +274,7 @@ fn run_switched(dir: &Path, (shared, lazily): (&Shared, bool), rank: usize, link
     let config = ModelConfig::load(dir).unwrap();
     let mut model = able(dir, rank, shared.world, &shared.parts);
     let copies = shared.parts[0].copies(&config, shared.world);
-    let mut ep = switchable(link, &copies, ExpertLayout::Ep, &groupings(&shared.parts));
+    let mut ep = switchable(link, &copies, shared.parts[0].experts, &targets(&shared.parts));
     let mut pool = KvPool::new(model.cache_shape(), 400, true);
     let mut caches = admitted(&pool, shared.own(rank, model.attention_shape()));
     let mut arrival: Option<KvArrival> = None;
@@ -331,9 +344,9 @@ fn run_naively(dir: &Path, shared: &Shared, homes: &[BTreeMap<u64, u16>], rank: 
         let groups: Vec<RankGroups> = experts.groups().into_iter().collect();
         let widths = groups.iter().map(|groups| groups.ranks.into()).collect();
         let plan = AttentionPlan { group: Some(ranks), groups: widths, ..attention.into() };
-        let copies = layout.copies(&config, shared.world);
+        let copies = layout.fixed_copies(&config, shared.world);
         let mut model = Model::load_divided(dir, id, copies.clone(), experts, plan).unwrap();
-        let mut ep = switchable(link, &copies, experts, &groups);
+        let mut ep = fixed(link, &copies, experts);
         if part == 0 {
             caches =
                 shared.own(rank, model.attention_shape()).into_keys().map(|id| (id, model.new_sequence())).collect();
@@ -415,6 +428,20 @@ fn every_family_steps_as_the_oracle_between_any_two_layouts() {
         check(name, 4, named(&["ep", "ep+", "tp", "ep+", "tp:2", "ep+", "ep"], 4), false);
     }
     check("qwen3-moe", 4, named(&["ep", "tp:2", "dp-tp", "tp:2", "tp-ep", "tp:2", "ep"], 4), false);
+}
+
+/// Between two nodes of two and each of ep, ep with replicas, tp, two groups of two and the mixed layouts. The oracle's
+/// ranks are loaded with experts hybrid and a placement over nodes, and cannot switch.
+#[test]
+fn every_family_steps_as_the_oracle_to_hybrid_nodes_and_back() {
+    for name in FIXTURES {
+        let (hybrid, replicated) = ("hybrid:2x2", "hybrid:2x2+");
+        check(name, 4, named(&["ep", hybrid, "tp", hybrid, "tp:2", hybrid, "ep"], 4), false);
+        check(name, 4, named(&["ep+", replicated, "ep+", hybrid, "ep+", replicated, hybrid], 4), false);
+    }
+    let fused = "hybrid:2x2:2";
+    check("qwen3-moe", 4, named(&[fused, "dp-tp", fused, "tp-ep", fused, "tp", fused], 4), true);
+    check("mixtral", 8, named(&["ep", "hybrid:2x4", "tp:4", "hybrid:2x4", "tp:2", "hybrid:2x4", "ep"], 8), false);
 }
 
 /// Groups of two, of four, and all heads again, on a unit that cannot have attention tp over all its ranks.

@@ -13,7 +13,7 @@ use semmoe_ranks::BufferAddress;
 use semmoe_tables::{GroupId, LayerIdx};
 
 use super::{Objection, SwitchOutcome, stays, unfit};
-use crate::ep::{ExpertParallel, ExpertPlacement, UnitError};
+use crate::ep::{ExpertLayout, ExpertParallel, ExpertPlacement, UnitError};
 use crate::model::cpu::{CpuBackend, Peers};
 use crate::model::expert::Experts;
 use crate::model::slices::expert_columns;
@@ -44,10 +44,11 @@ impl Model {
     /// # Errors
     /// See [`Model::load_divided`]. Also fails if a rank would have more experts than slots.
     pub fn check_switch(&self, to: &ExpertPlacement, ep: &ExpertParallel) -> Result<(), ModelError> {
-        if let Some(fixed) = [ep.placement().layout, to.layout].into_iter().find(|layout| layout.nodes().is_some()) {
+        let is_fixed = |layout: &ExpertLayout| layout.nodes().is_some() && !ep.is_target(*layout);
+        if let Some(fixed) = [ep.placement().layout, to.layout].into_iter().find(is_fixed) {
             return Err(ModelError::FixedLayout(fixed));
         }
-        if let Some(groups) = to.layout.groups().filter(|to| !ep.groupings().any(|grouping| grouping == *to)) {
+        if let Some(groups) = to.layout.groups().filter(|_| !ep.is_target(to.layout)) {
             return Err(ModelError::Groups { groups });
         }
         check_placement(&self.config, GroupId::new(ep.rank().get()), &to.replicas)?;

@@ -60,7 +60,7 @@ fn experts_take_one_slot_more_than_they_are() {
     for redundant in [0_u64, 4] {
         let run = |link: LocalTransport| {
             let rank = RankId::new(crate::ep::Lockstep::rank(&link) as u16);
-            let room = ExpertRoom { layout: ExpertLayout::Ep, slots: Some(16 + redundant as u16 / 2), memory: None };
+            let room = ExpertRoom { slots: Some(16 + redundant as u16 / 2), ..ExpertLayout::Ep.into() };
             let mut model = Model::load_divided(dir, rank, &whole.replicas, room, Attention::Dp).unwrap();
             model.share_experts(&[0, 1]);
             let (experts, slot) = (7 * 16 * EXPERT_BYTES, (32 + redundant) / 2 * EXPERT_BYTES);

@@ -83,7 +83,7 @@ pub enum SwitchFault {
 
 /// Whether a switch between these layouts would move nothing.
 pub(super) fn stays(from: &Layout, to: &Layout) -> bool {
-    from == to && !matches!(from, Layout::Ep(_))
+    from == to && from.hosts().is_none()
 }
 
 /// Returns a function that reports that a placement does not fit even though it passed the checks.

@@ -1,6 +1,6 @@
 //! Schedules of layouts: which ones follow each other, with how many steps in each.
 
-use semmoe_tables::{GroupId, LayerIdx, Placement, Replicas};
+use semmoe_tables::{ExpertId, GroupId, LayerIdx, Placement, Replicas};
 
 use super::*;
 use crate::ep::ExpertPlacement;
@@ -52,6 +52,25 @@ impl Part {
         ExpertCopies::from(&Replicas::new(&info, world as u16, each, slots).unwrap())
     }
 
+    /// The placement of a unit that cannot switch. That of hybrid experts is over nodes, each with the experts of its
+    /// ranks.
+    pub(super) fn fixed_copies(self, config: &ModelConfig, world: usize) -> ExpertCopies {
+        let (copies, layers, experts) =
+            (self.copies(config, world), config.num_moe_layers(), config.num_experts as u16);
+        let ExpertLayout::Hybrid(nodes) = self.experts else { return copies };
+        let mut slots = Vec::new();
+        for layer in (0..layers).map(|layer| LayerIdx::new(layer as u16)) {
+            for node in 0..nodes.nodes {
+                let on_node = |rank: &u16| rank / nodes.width == node;
+                let has = |expert: &u16| copies.held_by(layer, ExpertId::new(*expert)).iter().any(on_node);
+                let held = (0..experts).filter(has).map(i32::from);
+                slots.extend(held.chain(std::iter::repeat(-1)).take(experts.into()));
+            }
+        }
+        let info = config.model_info("fixture", None);
+        ExpertCopies::from(&Replicas::new(&info, nodes.nodes, slots.len() / layers, slots).unwrap())
+    }
+
     pub(super) fn placement(self, config: &ModelConfig, world: usize) -> ExpertPlacement {
         ExpertPlacement { layout: self.experts, replicas: self.copies(config, world) }
     }
@@ -66,11 +85,13 @@ pub(super) fn dp_and_tp() -> Vec<Part> {
         .collect()
 }
 
-/// The layouts of these names, two steps in each. `ep+` is ep with replicas.
+/// The layouts of these names, two steps in each; with a plus, experts have replicas.
 pub(super) fn named(names: &[&str], world: usize) -> Vec<Part> {
     let part = |name: &&str| {
-        let (attention, experts) = match *name {
-            "ep" | "ep+" => (Attention::Dp, ExpertLayout::Ep),
+        let plain = name.trim_end_matches('+');
+        let (attention, experts) = match plain {
+            "ep" => (Attention::Dp, ExpertLayout::Ep),
+            _ if plain.starts_with("hybrid") => (Attention::Dp, plain.parse().unwrap()),
             "dp-tp" => (Attention::Dp, ExpertLayout::Tp),
             "tp" => (Attention::Tp, ExpertLayout::Tp),
             "tp-ep" => (Attention::Tp, ExpertLayout::Ep),
@@ -79,15 +100,15 @@ pub(super) fn named(names: &[&str], world: usize) -> Vec<Part> {
                 (Attention::Tp, ExpertLayout::Groups(RankGroups::new(groups, world as u16).unwrap()))
             }
         };
-        Part { attention, experts, replicas: *name == "ep+", steps: 2 }
+        Part { attention, experts, replicas: *name != plain, steps: 2 }
     };
     names.iter().map(part).collect()
 }
 
-/// The groupings that parts need.
-pub(super) fn groupings(parts: &[Part]) -> Vec<RankGroups> {
-    let mut all: Vec<RankGroups> = parts.iter().filter_map(|part| part.experts.groups()).collect();
-    all.sort();
-    all.dedup();
-    all
+/// The layouts that a unit switches to in these parts.
+pub(super) fn targets(parts: &[Part]) -> SwitchTargets {
+    let mut groups: Vec<RankGroups> = parts.iter().filter_map(|part| part.experts.groups()).collect();
+    groups.sort();
+    groups.dedup();
+    SwitchTargets { groups, hybrid: parts.iter().find_map(|part| part.experts.nodes()) }
 }
