@@ -16,7 +16,7 @@ check:
 
 # A wheel and a tarball in dist/.
 package:
-    cargo build --release --locked --features kube
+    cargo build --release --locked --features kube,cuda
     deploy/package target/release/semmoe dist
 
 # What CI runs.

@@ -5,7 +5,7 @@ import json, re, signal, subprocess, sys, tempfile, threading, time, urllib.requ
 import examples
 
 # The packaged features: everything that needs no further build tools.
-subprocess.run(["cargo", "build", "--release", "--locked", "--features", "kube"], check=True)
+subprocess.run(["cargo", "build", "--release", "--locked", "--features", "kube,cuda"], check=True)
 SEMMOE, MOCK = "target/release/semmoe", "target/debug/semmoe-mock-engine"
 # The tests have built these already: with examples, dependencies get the features of the tests.
 subprocess.run(["cargo", "build", "--workspace", "--bins", "--examples", "--locked"], check=True)

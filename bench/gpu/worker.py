@@ -1,4 +1,4 @@
-"""`semmoe worker --device cuda` on one GPU: logits beside the CPU's, tokens per second beside Transformers.
+"""`semmoe worker --device cuda`: logits beside the CPU's, tokens per second beside Transformers.
 
     worker.py make FOLDER SEED SIZE:DTYPE...        checkpoints of Qwen3-MoE's shape, and the bandwidth of a copy
     worker.py transformers FOLDER PROMPT NEW B...   tokens per second of eager Transformers at these batches
@@ -28,7 +28,7 @@ GREEDY = {"temperature": 0}
 DRAWS = ({"temperature": 0.7, "top_p": 0.8}, {"temperature": 0.9, "top_k": 20}, {"temperature": 1.0})
 LEAST_EQUAL_DRAWS = 0.9
 # Time limit of a step in seconds.
-LIMITS_S = {"checkpoints": 120, "logits": 100, "switch": 30, "speed": 75, "transformers": 75, "tp": 30}
+LIMITS_S = {"checkpoints": 120, "logits": 100, "switch": 30, "speed": 75, "transformers": 75, "tp": 30, "processes": 45}
 # Limits: logits and log probabilities in f32; the gap below which either of the two best tokens is accepted.
 MOST_DIFFERENCE = 1e-4
 TOOLS = pathlib.Path(__file__).resolve()
@@ -200,21 +200,20 @@ def step_bytes(model, batch, width=2):
 
 
 class Unit:
-    """A unit of ranks on one device: one process on a GPU, else a process each."""
+    """A unit of ranks: `here` of them in a process on a GPU (all, unless given), else a process each."""
 
-    def __init__(self, lab, model, world=1, attention="dp", dtype="f32", device=None, more=()):
+    def __init__(self, lab, model, world=1, attention="dp", dtype="f32", device=None, more=(), here=None):
         self.lab, self.processes, self.log = lab, [], lab.folder / "worker.log"
         device = device or lab.device
         begin = [lab.program, "worker", "--model", model, "--world", str(world), "--attention", attention, *more]
-        front = ["--listen", "127.0.0.1:0"]
+        here = (here or world) if device == "cuda" else 1
+        if device == "cuda":
+            begin += ["--device", "cuda", "--dtype", dtype, "--ranks-here", str(here)]
         try:
-            if device == "cuda":
-                events = self.start([*begin, "--device", "cuda", "--dtype", dtype, "--ranks-here", str(world), *front])
-            else:
-                events = self.start([*begin, "--rank", "0", "--rendezvous", "127.0.0.1:0", *front])
-                address = self.event(events, "bound")["rendezvous"]
-                for rank in range(1, world):
-                    self.start([*begin, "--rank", str(rank), "--rendezvous", address])
+            events = self.start([*begin, "--rank", "0", "--rendezvous", "127.0.0.1:0", "--listen", "127.0.0.1:0"])
+            address = self.event(events, "bound")["rendezvous"]
+            for rank in range(here, world, here):
+                self.start([*begin, "--rank", str(rank), "--rendezvous", address])
             while not (ready := self.event(events, "ready")).get("http"):
                 pass
         except BaseException:
@@ -407,6 +406,22 @@ class Lab:
                 "seconds": [round(each, 4) for each in seconds], **compare(expected, found)}
         return said if inside or not said["passed"] else {**said, "passed": False, "reason": "requests were over before a switch was"}
 
+    def processes(self, seed):
+        """f32, two processes of a rank each, on GPUs of their own where there are two: greedy tokens, with two switches between, beside those
+        of a CPU worker. On one GPU, which runs the processes in turns, this is slow."""
+        generator = random.Random(int(seed) + 2)
+        prompts = [[generator.randrange(256) for _ in range(generator.randrange(3, 60))] for _ in range(4)]
+        asked = {"return_logprob": True, "top_logprobs_num": 2}
+        with Unit(self, self.folder / "f32", device="cpu") as unit:
+            expected, _ = unit.together(prompts, 8, **asked)
+        found = []
+        with Unit(self, self.folder / "f32", 2, "dp,tp", more=["--step-tokens", "64"], here=1) as unit:
+            for to in (None, "tp", "ep"):
+                if to:
+                    unit.ask("POST", "/switch", {"to": to})
+                found += unit.together(prompts, 8, **asked)[0]
+        return {"sequences": len(found), "switches": 2, **compare(expected * 3, found)}
+
     def speed(self, seed, world=1, attention="dp", batches=BATCHES):
         """bf16: tokens per second by batch, over HTTP, and what reading the weights alone would allow."""
         generator = random.Random(int(seed))
@@ -495,6 +510,8 @@ def lines(document):
                  if "equal" in row else row.get("reason", "")))
     if "equal" in (row := document.get("worker-switch", {})):
         print(f"worker f32, 2 ranks, {row['switches']} switches of {max(row['seconds'])} s at most: {row['equal']} equal, {row['close']} undecided, {row['differing']} differ")
+    if "equal" in (row := document.get("worker-processes", {})):
+        print(f"worker f32, 2 processes, {row['switches']} switches: {row['equal']} equal, {row['close']} undecided, {row['differing']} differ")
     theirs = {row["batch"]: row for row in document.get("worker-transformers", {}).get("batches", [])}
     for step in ("worker-speed", "worker-tp"):
         for row in document.get(step, {}).get("batches", []):

@@ -22,7 +22,11 @@ Examples (a unit of two ranks, each in its own terminal):
   semmoe worker --model DIR --rank 1 --world 2 --rendezvous 127.0.0.1:7000
 
 The same on one GPU, in one process:
-  semmoe worker --model DIR --world 2 --device cuda --listen 127.0.0.1:30000";
+  semmoe worker --model DIR --world 2 --device cuda --listen 127.0.0.1:30000
+
+On two GPUs, in a process each; rank R uses GPU R:
+  semmoe worker --model DIR --rank 0 --world 2 --ranks-here 1 --device cuda --rendezvous 127.0.0.1:7000
+  semmoe worker --model DIR --rank 1 --world 2 --ranks-here 1 --device cuda --rendezvous 127.0.0.1:7000";
 
 #[derive(Debug, Args)]
 pub(crate) struct WorkerArgs {
@@ -157,10 +161,15 @@ pub(crate) struct WorkerDeviceArgs {
     /// With --device cuda: data type of weights, rows, keys and values; sums are always f32 [default: bf16].
     #[arg(long, help_heading = "GPU", value_enum)]
     dtype: Option<DtypeArg>,
-    /// With --device cuda: number of consecutive ranks that this process runs, starting with --rank, all on one GPU
+    /// With --device cuda: number of consecutive ranks that this process runs, starting with --rank, all on one GPU.
+    /// With 1, each rank has a process and a GPU; all processes must be on one host. Must be the same in all processes
     /// [default: all ranks].
     #[arg(long, help_heading = "GPU", value_name = "P", value_parser = clap::value_parser!(u16).range(1..=8))]
     ranks_here: Option<u16>,
+    /// With --device cuda: this process's GPU, counted among those that CUDA_VISIBLE_DEVICES leaves visible [default:
+    /// the only one, or --rank / --ranks-here].
+    #[arg(long, help_heading = "GPU", value_name = "INDEX")]
+    pub(crate) gpu: Option<u16>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -179,7 +188,11 @@ impl WorkerDeviceArgs {
     /// # Errors
     /// If a GPU argument is given without `--device cuda`.
     pub(crate) fn read(self, world: u16) -> Result<DeviceChoice, CliError> {
-        let given = [("--dtype", self.dtype.is_some()), ("--ranks-here", self.ranks_here.is_some())];
+        let given = [
+            ("--dtype", self.dtype.is_some()),
+            ("--ranks-here", self.ranks_here.is_some()),
+            ("--gpu", self.gpu.is_some()),
+        ];
         match (self.device, given.iter().find(|(_, given)| *given)) {
             (DeviceArg::Cpu, Some((name, _))) => Err(CliError::input(format!("{name} requires --device cuda"))),
             (DeviceArg::Cpu, None) => Ok(DeviceChoice::Cpu),

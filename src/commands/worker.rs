@@ -23,7 +23,7 @@ pub(crate) fn run(args: WorkerArgs) -> Result<(), CliError> {
     let limits = limits(&args);
     let mut config = WorkerConfig::new(args.model, rank, args.world, rendezvous);
     config.listen = (rank == 0).then_some(args.listen);
-    config.device = args.device.read(args.world)?;
+    (config.device, config.gpu_index) = (args.device.read(args.world)?, args.device.gpu);
     if config.device != DeviceChoice::Cpu {
         give_streams_queues();
         config.kernels = Some(default_folder().join("kernels"));

@@ -60,6 +60,8 @@ worker --model $MODEL --world 2 --device cpu
 worker --model $MODEL --world 2 --device cuda
 worker --model $MODEL --world 9 --device cuda
 worker --model $MODEL --world 2 --ranks-here 1 --device cuda
+worker --model $MODEL --world 4 --rank 1 --rendezvous 127.0.0.1:0 --ranks-here 2 --device cuda
+worker --model $MODEL --rank 0 --world 1 --rendezvous 127.0.0.1:0 --gpu 0
 worker --model $MODEL --world 2 --ranks-here 9 --device cuda
 worker --model $MODEL --world 2 --ranks-here 2 --device cuda --dtype f16
 worker --model $MODEL --world 2 --ranks-here 2 --device cuda --wire bf16

@@ -3,7 +3,8 @@
 
 Both are made from the binary by deploy/package; with --made those of deploy/release are taken, as far as they are for this machine. The wheel goes
 into an empty virtual environment, without a registry; the tarball is unpacked. Neither sees the source tree: working directory, home and cache are
-empty folders. A binary on its own must say where its assets can be had. With --installed a program that cargo, pip or maturin installed is run."""
+empty folders. A binary on its own must say where its assets can be had. All but static ones can compute on a GPU, and refuse to without a driver. With
+--installed a program that cargo, pip or maturin installed is run."""
 import json, os, pathlib, platform, re, shutil, signal, subprocess, sys, tempfile, threading, time, urllib.request, venv
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -44,13 +45,25 @@ def installed(wheel, folder):
     home = folder / "environment"
     venv.create(home, with_pip=True)
     subprocess.run([home / "bin/pip", "install", "--quiet", "--no-index", "--no-deps", "--disable-pip-version-check", wheel], check=True)
-    assert "kube" in subprocess.run([home / "bin/semmoe", "--version"], check=True, capture_output=True, text=True).stdout
     return home / "bin/semmoe"
 
 
 def unpacked(tarball, folder):
     shutil.unpack_archive(tarball, folder)
     return next(folder.glob("semmoe-*/bin/semmoe"))
+
+
+def featured(program, folder):
+    """`--version` names the features and the GPU kernels. A build that can open the CUDA driver says if there is none."""
+    about = dict(re.findall(r"^(\w+): +(.+)$", subprocess.run([program, "--version"], check=True, capture_output=True, text=True).stdout, re.MULTILINE))
+    dynamic = not about["target"].endswith("musl")
+    assert "kube" in about["features"] and ("cuda" in about["features"]) == dynamic == ("kernels" in about), about
+    model = next((ROOT / "assets").glob("tiny-*"))
+    command = [program, "worker", "--model", model, "--world", "1", "--device", "cuda", "--listen", "127.0.0.1:0"]
+    done = subprocess.run(command, cwd=folder, env={**environment(folder), "CUDA_VISIBLE_DEVICES": ""}, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    reason = "CUDA driver|GPUs are visible" if dynamic else "needs one with the feature cuda"
+    assert done.returncode == 2 and re.search(reason, done.stderr) and done.stderr.count("\n") == 1, done
+    return about.get("kernels", "none: a static build")
 
 
 def converted(program, folder):
@@ -82,7 +95,7 @@ def in_time(what, install, place, own_assets=True):
     program = install()
     ready = time.monotonic()
     seconds = answered(program, place, own_assets) - began
-    print(f"{what}: answered after {seconds:.1f} s, {ready - began:.1f} s of them to install")
+    print(f"{what}: answered after {seconds:.1f} s, {ready - began:.1f} s of them to install; GPU kernels: {featured(program, place)}")
     assert seconds < LONGEST_SECONDS, f"{what}: longer than {LONGEST_SECONDS:.0f} s"
     return program
 

@@ -78,6 +78,18 @@ pub trait Accelerator: Runner {
     /// # Errors
     /// The driver's message.
     fn free_bytes(&self) -> Result<u64, GpuError>;
+
+    /// A handle by which another process of this host can [`import`](Self::import) an allocation, while it lives.
+    ///
+    /// # Errors
+    /// The driver's message.
+    fn export(&self, memory: Buffer) -> Result<Vec<u8>, GpuError>;
+
+    /// Maps `bytes` bytes that another process exported, as long as the accelerator lives.
+    ///
+    /// # Errors
+    /// An invalid handle; the driver's message, for example if this GPU cannot access the other one.
+    fn import(&self, handle: &[u8], bytes: u64) -> Result<Buffer, GpuError>;
 }
 
 /// A stream that a rank's collectives share with its compute backend.

@@ -389,6 +389,10 @@ fn what_cannot_be_is_refused() {
     assert_eq!(full.to_string(), "no rank has room for sequence 7 with 2 pages; the limit per rank is 1");
     let pools = KvPlan::gather(shape, &[good.clone(), good], 9).unwrap_err();
     assert_eq!(pools.to_string(), "2 pools, expected 1: one per rank or group");
+}
+
+#[test]
+fn groups_and_heads_that_do_not_divide_are_refused() {
     let groups = KvPlan::split(
         KvShape::grouped(1, 4, 1, 4).unwrap(),
         3,

@@ -109,6 +109,6 @@ mod tests {
         guard.update(1900);
         let refused = guard.check(Layout::Ep, 1900).unwrap_err();
         assert_eq!(refused, NoRoom { to: Layout::Ep, needed_tokens: 1900, room_tokens: 1400 });
-        assert!(refused.to_string().contains("ep takes 1400"));
+        assert!(refused.to_string().contains("at most 1400 tokens in the KV cache of ep"));
     }
 }

@@ -20,7 +20,7 @@ fn every_strategy_is_ranked_or_rejected_with_its_reason() {
     assert_eq!((plan.strategies, plan.ranked.len() + plan.rejected.len()), (105, 105));
     assert!(plan.rejected.iter().all(|rejected| !matches!(rejected.reason, Infeasible::Block { .. })));
     let one = plan.rejected.iter().find(|rejected| rejected.layout.gpus() == 1).unwrap();
-    assert!(one.reason.to_string().starts_with("weights need 470.2 GB a GPU"), "{}", one.reason);
+    assert!(one.reason.to_string().starts_with("weights need 470.2 GB per GPU"), "{}", one.reason);
     assert!(plan.ranked.windows(2).all(|p| p[0].at_load.request_seconds <= p[1].at_load.request_seconds));
     for candidate in &plan.ranked {
         assert!((candidate.at_load.requests_per_second / 4.0 - 1.0).abs() < 1e-6);

@@ -230,7 +230,7 @@ fn damaged_requests_are_named_and_left_out() {
     assert!(!error.is_input() || matches!(error, ProfilerError::TooManyBad { .. }));
     let error = error.to_string();
     assert!(
-        error.starts_with("1 of 20 requests were bad, more than 0 allowed, and nothing was written; the first: "),
+        error.starts_with("1 of 20 requests were bad, more than the 0 allowed, and nothing was written; the first: "),
         "{error}"
     );
     assert!(error.contains("damaged request 3: "), "{error}");
@@ -266,7 +266,7 @@ fn a_damaged_file_among_others_is_named_and_left_out() {
         assert!(!error.is_input());
         let error = error.to_string();
         assert!(
-            error.starts_with("10 of 40 requests were bad, more than 9 allowed, and nothing was written"),
+            error.starts_with("10 of 40 requests were bad, more than the 9 allowed, and nothing was written"),
             "{error}"
         );
         assert!(error.contains("b as a whole: "), "{error}");

@@ -129,7 +129,7 @@ fn passes_that_every_rank_recorded_count_once() {
 fn bad_records_are_left_out_counted_and_named() {
     let mut import = Import::of(Format::Sglang, &["per_token_bad.pt.safetensors"]);
     import.refused(&[
-        "2 of 3 records were bad, more than 0 allowed",
+        "2 of 3 records were bad, more than the 0 allowed",
         "per_token_bad.pt.safetensors record 0",
         "shape [4, 6, 8]",
         "[4, 7, 2",

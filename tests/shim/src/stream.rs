@@ -123,6 +123,14 @@ impl Accelerator for ShimStream {
     fn free_bytes(&self) -> Result<u64, GpuError> {
         Ok(self.memory().free)
     }
+
+    fn export(&self, _: Buffer) -> Result<Vec<u8>, GpuError> {
+        Err("this memory belongs to one process".into())
+    }
+
+    fn import(&self, _: &[u8], _: u64) -> Result<Buffer, GpuError> {
+        Err("this stream maps no memory of other processes".into())
+    }
 }
 
 impl Drop for ShimStream {

@@ -1,6 +1,7 @@
 //! Ranks of the worker whose GPUs are the shim.
 #![allow(clippy::unwrap_used, clippy::print_stderr, reason = "tests")]
 
+mod process;
 mod watched;
 
 use std::path::Path;
@@ -10,14 +11,15 @@ use std::time::Duration;
 use half::bf16;
 use semmoe_kernels::Dtype;
 use semmoe_kernels::collectives::{Lockstep, PrivateMemory, RowCollectives, UnitLink};
-use semmoe_kernels_cuda::unit::{Room, UnitRank};
-use semmoe_kernels_cuda::{Accelerator, Buffer, Launch, SIGNAL_BYTES, Team};
+use semmoe_kernels_cuda::unit::{LocalRank, Room, UnitRank};
+use semmoe_kernels_cuda::{Accelerator, Buffer, Launch, SIGNAL_BYTES};
 use semmoe_kernels_shim::{Compiler, Group, HostBuffer, Shim, ShimStream};
 use semmoe_tables::{Attention, ExpertCopies, RankId};
 use semmoe_worker::ep::{ExpertLayout, ExpertParallel, LocalTransport, WireRows};
 use semmoe_worker::model::gpu::GpuSettings;
 use semmoe_worker::model::{AttentionPlan, Model, ModelConfig, ModelError};
 
+pub use process::ProcessStart;
 pub use watched::Watched;
 
 /// How long a rank waits for another inside a kernel: far above any test's need.
@@ -97,6 +99,20 @@ impl ShimUnit {
         self.rank_with(rank, |stream| stream)
     }
 
+    /// A rank with a modified stream, before it knows the others' memory.
+    pub fn local_with<A: Accelerator + Sync + 'static>(
+        &self,
+        rank: usize,
+        change: impl FnOnce(ShimStream) -> A,
+    ) -> LocalRank {
+        let report = &self.reports[rank];
+        let stream = ShimStream::new(self.shim, rank, Some(Arc::clone(&self.group)), Arc::clone(report));
+        stream.keep([&self.signals, &self.symmetric, &self.own].into_iter().flatten().cloned());
+        let [signals, symmetric, own] = [&self.signals, &self.symmetric, &self.own].map(|of| of[rank].buffer());
+        let (gpu, report, timeout) = ("shim".to_owned(), report.buffer(), TIMEOUT);
+        LocalRank { runner: Arc::new(change(stream)), gpu, report, timeout, signals, symmetric, own }
+    }
+
     /// A rank with a modified stream.
     pub fn rank_with<A: Accelerator + Sync + 'static>(
         &self,
@@ -104,12 +120,7 @@ impl ShimUnit {
         change: impl FnOnce(ShimStream) -> A,
     ) -> UnitRank {
         let buffers = |of: &[Arc<HostBuffer>]| of.iter().map(|memory| memory.buffer()).collect::<Vec<Buffer>>();
-        let report = &self.reports[rank];
-        let team = Team::new(&buffers(&self.signals), rank as u32, &[report.buffer()], TIMEOUT).unwrap();
-        let stream = ShimStream::new(self.shim, rank, Some(Arc::clone(&self.group)), Arc::clone(report));
-        stream.keep([&self.signals, &self.symmetric, &self.own].into_iter().flatten().cloned());
-        let (symmetric, own) = (buffers(&self.symmetric), self.own[rank].buffer());
-        UnitRank { runner: Arc::new(change(stream)), team, symmetric, own }
+        self.local_with(rank, change).join(rank, &buffers(&self.signals), buffers(&self.symmetric)).unwrap()
     }
 }
 

@@ -67,4 +67,12 @@ impl Accelerator for Watched {
     fn free_bytes(&self) -> Result<u64, GpuError> {
         self.stream.free_bytes()
     }
+
+    fn export(&self, memory: Buffer) -> Result<Vec<u8>, GpuError> {
+        self.stream.export(memory)
+    }
+
+    fn import(&self, handle: &[u8], bytes: u64) -> Result<Buffer, GpuError> {
+        self.stream.import(handle, bytes)
+    }
 }

@@ -12,7 +12,7 @@ use crate::ep::{ExpertLayout, NodeLayout, WireType};
 /// The first field of every handshake, by which ranks recognize each other.
 pub(super) const MAGIC: &str = "semmoe-rank";
 /// Version of the handshake frames and of the control link.
-pub(super) const PROTOCOL: u32 = 8;
+pub(super) const PROTOCOL: u32 = 9;
 
 /// Settings that all ranks of a unit must share.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -39,6 +39,10 @@ pub(crate) struct Identity {
     pub(crate) wire: WireType,
     /// `dp` or `tp`; if attention can switch, both of them, initial layout first.
     pub(crate) attention: String,
+    /// The device, and the element type on it.
+    pub(crate) device: String,
+    /// Whether all ranks must be on one host.
+    pub(crate) one_host: bool,
     /// Digest of the tables that shuffle rows (attention tp); empty without tables.
     pub(crate) shuffle: String,
 }
@@ -105,7 +109,7 @@ impl Identity {
     }
 
     /// Returns everything except the model, in the order of comparison.
-    fn settings(&self) -> [Setting; 11] {
+    fn settings(&self) -> [Setting; 12] {
         let shuffle = match &self.shuffle[..] {
             "" => "nothing".to_owned(),
             digest => format!("tables {digest}"),
@@ -122,6 +126,7 @@ impl Identity {
             ("was started with expert slots", slots),
             ("was started with transport", self.transport.to_string()),
             ("sends rows as", self.wire.to_string()),
+            ("computes on", self.device.clone()),
             ("was started with attention", self.attention.clone()),
             ("shuffles rows by", shuffle),
         ]

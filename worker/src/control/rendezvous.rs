@@ -17,6 +17,9 @@ use super::patience::{Impatience, Patience, listen, unlimited};
 use super::secret::Secret;
 use crate::engine::{KvPages, UnitLimits};
 
+/// Appended if ranks that map each other's GPU memory are on several hosts.
+const ONE_HOST: &str = "ranks on GPUs map each other's memory, which is not supported between hosts (NVLink domains, \
+     InfiniBand) or containers";
 /// How long rank 0 keeps listening after it has rejected a rank, to notify ranks that connect later.
 const LINGER: Duration = Duration::from_secs(3);
 
@@ -148,10 +151,14 @@ impl Host {
             let fits = (1..identity.world).contains(&hello.rank);
             (!fits).then(|| format!("a process registered as rank {rank}, expected {expected}"))
         };
-        let apart = || match identity.transport {
-            TransportChoice::Shm => carrier::apart(rank, self.place.as_ref(), hello.host.as_ref())
-                .map(|why| format!("{why}: expected --transport auto or tcp")),
-            TransportChoice::Auto | TransportChoice::Tcp => None,
+        let apart = || {
+            let expected = match identity.transport {
+                _ if identity.one_host => ONE_HOST,
+                TransportChoice::Shm => "expected --transport auto or tcp",
+                TransportChoice::Auto | TransportChoice::Tcp => return None,
+            };
+            let why = carrier::apart(rank, self.place.as_ref(), hello.host.as_ref())?;
+            Some(format!("{why}: {expected}"))
         };
         let mismatch = identity.difference(rank, &hello.identity).or_else(misplaced).or_else(apart);
         if let Some(reason) = mismatch {

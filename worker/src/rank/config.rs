@@ -57,7 +57,10 @@ pub struct WorkerConfig {
     pub rendezvous: SocketAddr,
     /// The compute device, and how many ranks this process runs.
     pub device: DeviceChoice,
-    /// The GPU for [`DeviceChoice::Cuda`]; by default, the driver's first GPU.
+    /// The index of the process's GPU among the visible ones; by default the only one, or that of the process's
+    /// position in the unit.
+    pub gpu_index: Option<u16>,
+    /// The GPU for [`DeviceChoice::Cuda`], in place of one of the driver's.
     #[cfg(feature = "gpu")]
     pub gpu: Option<Arc<dyn GpuProvider>>,
     /// Cache folder for kernels that are compiled for the machine's GPU if this build includes none for it. Without a
@@ -153,6 +156,7 @@ impl WorkerConfig {
             world,
             rendezvous,
             device: DeviceChoice::Cpu,
+            gpu_index: None,
             #[cfg(feature = "gpu")]
             gpu: None,
             kernels: None,

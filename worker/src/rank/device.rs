@@ -1,4 +1,6 @@
-//! A rank's compute device: CPUs, or a GPU shared with other ranks of its process.
+//! A rank's compute device: CPUs, or its process's GPU.
+
+use std::fmt;
 
 use semmoe_kernels::Dtype;
 use semmoe_tables::Domains;
@@ -23,9 +25,19 @@ pub enum DeviceChoice {
     Cuda {
         /// Element type of weights, rows, keys and values: f32 or bf16. Sums are in f32.
         dtype: Dtype,
-        /// Number of consecutive ranks in this process, each on its own thread. They share the GPU.
+        /// Number of consecutive ranks in this process, each on its own thread. They share the GPU. Every process
+        /// has as many.
         ranks_here: u16,
     },
+}
+
+impl fmt::Display for DeviceChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Cpu => f.write_str("CPUs"),
+            Self::Cuda { dtype, ranks_here } => write!(f, "GPUs ({}, ranks on each: {ranks_here})", dtype.name()),
+        }
+    }
 }
 
 impl DeviceChoice {
@@ -57,16 +69,15 @@ pub(super) fn check(config: &WorkerConfig) -> Result<(), WorkerError> {
     if !cfg!(feature = "gpu") {
         return refused(NO_GPU.to_owned());
     }
-    let world = config.world;
+    let (rank, world) = (config.rank, config.world);
     if !(1..=MAX_RANKS_HERE).contains(&ranks_here) {
         return refused(format!("{ranks_here} ranks on a GPU, expected 1 to {MAX_RANKS_HERE}"));
     }
-    // Mapping the memory of other processes is not implemented.
-    if ranks_here != world {
-        return refused(format!(
-            "{ranks_here} of {world} ranks are in this process, but ranks on a GPU can only reach ranks in the same \
-             process: expected --ranks-here {world}"
-        ));
+    if !world.is_multiple_of(ranks_here) {
+        return refused(format!("{ranks_here} ranks per process do not divide the world of {world}"));
+    }
+    if !rank.is_multiple_of(ranks_here) {
+        return refused(format!("this process begins at rank {rank}, expected a multiple of its {ranks_here} ranks"));
     }
     let not_built = [
         (dtype == Dtype::F16, "the type f16"),
@@ -83,6 +94,25 @@ pub(super) fn check(config: &WorkerConfig) -> Result<(), WorkerError> {
         WireType::F32 => Ok(()),
         wire => refused(format!("--wire {wire} is CPU-only: on a GPU, rows are sent as --dtype")),
     }
+}
+
+/// Returns the index of the process's GPU among the visible ones: that of `--gpu`, of the only one, or of the process's
+/// position in the unit.
+#[cfg(feature = "gpu")]
+#[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "other GPUs are not numbered"))]
+pub(super) fn gpu_index(config: &WorkerConfig, visible: usize) -> Result<usize, WorkerError> {
+    let index = match config.gpu_index {
+        Some(index) => index.into(),
+        None if visible == 1 => 0,
+        None => usize::from(config.rank / config.device.ranks_here()),
+    };
+    if index < visible {
+        return Ok(index);
+    }
+    let rank = config.rank;
+    Err(WorkerError::Arguments(format!(
+        "rank {rank} needs GPU {index}, and {visible} GPUs are visible: see --gpu and CUDA_VISIBLE_DEVICES"
+    )))
 }
 
 /// Rejects models that are not implemented on GPUs.
@@ -109,9 +139,12 @@ mod tests {
     #[test]
     fn what_is_not_built_for_gpus_is_refused_by_name() {
         type Adjust = fn(&mut WorkerConfig);
-        let refused: [(&str, Adjust); 9] = [
+        let refused: [(&str, Adjust); 10] = [
             ("type f16", |config| config.device = DeviceChoice::Cuda { dtype: Dtype::F16, ranks_here: 4 }),
-            ("2 of 4 ranks", |config| config.device = DeviceChoice::Cuda { dtype: Dtype::F32, ranks_here: 2 }),
+            ("3 ranks per process", |config| config.device = DeviceChoice::Cuda { dtype: Dtype::F32, ranks_here: 3 }),
+            ("begins at rank 1", |config| {
+                (config.rank, config.device) = (1, DeviceChoice::Cuda { dtype: Dtype::F32, ranks_here: 2 });
+            }),
             ("9 ranks on a GPU", |config| {
                 (config.world, config.device) = (9, DeviceChoice::Cuda { dtype: Dtype::F32, ranks_here: 9 });
             }),
@@ -124,6 +157,10 @@ mod tests {
         ];
         check(&config(|_| {})).unwrap();
         check(&config(|config| config.both_attentions = true)).unwrap();
+        check(&config(|config| {
+            (config.rank, config.device) = (2, DeviceChoice::Cuda { dtype: Dtype::F32, ranks_here: 2 });
+        }))
+        .unwrap();
         for (name, adjust) in refused {
             let error = check(&config(adjust)).expect_err(name);
             assert!(error.to_string().contains(name), "{name}: {error}");
@@ -133,6 +170,25 @@ mod tests {
             (config.device, config.wire) = (DeviceChoice::Cpu, WireType::Bf16);
         }))
         .unwrap();
+    }
+
+    #[test]
+    fn a_process_uses_the_gpu_of_its_place_among_the_unit_s_processes() {
+        let here = |rank, ranks_here, gpu_index| {
+            config(|config| {
+                (config.rank, config.gpu_index) = (rank, gpu_index);
+                config.device = DeviceChoice::Cuda { dtype: Dtype::Bf16, ranks_here };
+            })
+        };
+        assert_eq!(gpu_index(&here(3, 1, None), 4).unwrap(), 3);
+        assert_eq!(gpu_index(&here(2, 2, None), 4).unwrap(), 1);
+        assert_eq!(gpu_index(&here(3, 1, None), 1).unwrap(), 0, "the only one that CUDA_VISIBLE_DEVICES leaves");
+        assert_eq!(gpu_index(&here(3, 1, Some(1)), 4).unwrap(), 1);
+        for (config, visible) in [(here(3, 1, None), 2), (here(0, 4, Some(4)), 4), (here(0, 4, None), 0)] {
+            let error = gpu_index(&config, visible).unwrap_err();
+            assert!(error.to_string().contains(&format!("{visible} GPUs are visible")), "{error}");
+            assert_eq!(error.exit_code(), 2);
+        }
     }
 
     #[test]

@@ -12,18 +12,20 @@ use semmoe_kernels::Dtype;
 use semmoe_kernels::collectives::{Lockstep as _, PrivateMemory, RowCollectives, UnitLink};
 use semmoe_kernels_cuda::GpuError;
 #[cfg(feature = "cuda")]
-use semmoe_kernels_cuda::driver::DeviceUnit;
-use semmoe_kernels_cuda::unit::{Room, UnitRank};
+use semmoe_kernels_cuda::driver::{DeviceUnit, visible_devices};
+use semmoe_kernels_cuda::unit::{LocalRank, Room};
 
 use super::config::WorkerConfig;
 use super::device::DeviceChoice;
+#[cfg(feature = "cuda")]
+use super::device::gpu_index;
 use super::error::WorkerError;
 use super::prepare::Prepared;
 use crate::control::Ends;
 use crate::engine::{KvMemory, UnitLimits};
-use crate::ep::WireRows;
-use crate::model::gpu::{GpuLink, GpuSettings};
-use crate::model::{AttentionPlan, ExpertRoom, Model, ModelError};
+use crate::ep::{ExpertParallel, WireRows};
+use crate::model::gpu::{GpuLink, GpuSettings, meet};
+use crate::model::{AttentionPlan, ExpertRoom, Model, ModelConfig, ModelError};
 #[cfg(feature = "cuda")]
 use crate::threads::lock;
 
@@ -35,16 +37,21 @@ pub trait GpuProvider: Send + Sync {
     /// The driver's message.
     fn free_bytes(&self) -> Result<u64, GpuError>;
 
-    /// Returns a rank's part of the GPU; every rank calls this once, with the same `room` for collectives.
+    /// Returns the part of the GPU for a rank, counted from the first rank of this process. Each rank calls this once,
+    /// with the same `room` for collectives.
     ///
     /// # Errors
     /// The driver's message, for example if memory is insufficient.
-    fn rank(&self, rank: usize, room: Room) -> Result<UnitRank, GpuError>;
+    fn rank(&self, rank: usize, room: Room) -> Result<LocalRank, GpuError>;
 }
 
 /// Returns the GPU memory that the weights leave for keys and values, estimated from the checkpoint's file sizes.
-pub(super) fn kv_memory(config: &WorkerConfig, model_dir: &Path) -> Result<Option<KvMemory>, WorkerError> {
-    let (DeviceChoice::Cuda { dtype, ranks_here }, Some(gpu)) = (config.device, &config.gpu) else { return Ok(None) };
+pub(super) fn kv_memory(
+    config: &WorkerConfig,
+    model_dir: &Path,
+    model: &ModelConfig,
+) -> Result<Option<KvMemory>, WorkerError> {
+    let (Some(gpu), DeviceChoice::Cuda { dtype, ranks_here }) = (&config.gpu, config.device) else { return Ok(None) };
     let free = gpu.free_bytes().map_err(|error| WorkerError::Model(ModelError::Gpu(error)))?;
     let mut weights = 0;
     for entry in std::fs::read_dir(model_dir).map_err(ModelError::io(model_dir))?.flatten() {
@@ -54,7 +61,12 @@ pub(super) fn kv_memory(config: &WorkerConfig, model_dir: &Path) -> Result<Optio
     }
     // Checkpoints nearly always use two-byte types, so scale their size to `dtype`.
     let weights = weights.saturating_mul(dtype.bytes() as u64) / 2;
-    let available = Some(free.saturating_sub(weights) / u64::from(ranks_here) * u64::from(config.world));
+    let (here, world) = (u64::from(ranks_here), u64::from(config.world));
+    let experts = (model.num_moe_layers() * model.num_experts) as u64;
+    let experts = experts * (3 * model.hidden * model.expert_width * dtype.bytes()) as u64;
+    // Ranks divide the experts; all have the rest.
+    let weights = weights.saturating_sub(experts) * here + experts * here / world;
+    let available = Some(free.saturating_sub(weights) / here * world);
     Ok(Some(KvMemory { available, element_bytes: dtype.bytes() }))
 }
 
@@ -80,8 +92,9 @@ pub(super) fn load(
     limits: UnitLimits,
     attention: AttentionPlan,
     link: GpuLink,
+    ep: &mut ExpertParallel,
 ) -> Result<Model, WorkerError> {
-    let (DeviceChoice::Cuda { dtype, .. }, Some(gpu)) = (config.device, &config.gpu) else {
+    let (DeviceChoice::Cuda { dtype, ranks_here }, Some(gpu)) = (config.device, &config.gpu) else {
         return Err(WorkerError::arguments("this rank has no GPU"));
     };
     let start = config.attention;
@@ -95,7 +108,12 @@ pub(super) fn load(
         other_pages: limits.kv_pages.of(start.other()),
     };
     let room = settings.room(link.world(), prepared.served.config.hidden);
-    let rank = gpu.rank(link.rank(), room).map_err(ModelError::Gpu)?;
+    // The ranks of a process begin at a multiple of their number.
+    let local = gpu.rank(link.rank() % usize::from(ranks_here), room).map_err(ModelError::Gpu)?;
+    let rank = meet(local, ep).map_err(|error| match error.rank() == link.rank() {
+        true => WorkerError::arguments(error),
+        false => WorkerError::Lost(error.to_string()),
+    })?;
     let experts = ExpertRoom { slots: config.expert_slots, ..config.experts.into() };
     Ok(Model::load_on(&prepared.served.dir, &prepared.placement, experts, attention, settings, rank, link)?)
 }
@@ -115,9 +133,10 @@ pub(super) fn with_gpu(mut config: WorkerConfig) -> Result<WorkerConfig, WorkerE
 fn open(config: &WorkerConfig) -> Result<Arc<dyn GpuProvider>, WorkerError> {
     #[cfg(feature = "cuda")]
     {
-        let unit = DeviceUnit::open(0, config.kernels.as_deref())
-            .map_err(|error| WorkerError::arguments(error.to_string()))?;
-        Ok(Arc::new(CudaGpu { unit, timeout: config.collective_timeout, parts: Mutex::default() }))
+        let index = visible_devices().map_err(WorkerError::arguments).and_then(|visible| gpu_index(config, visible))?;
+        let unit = DeviceUnit::open(index, config.kernels.as_deref()).map_err(WorkerError::arguments)?;
+        let (here, timeout) = (config.device.ranks_here().into(), config.collective_timeout);
+        Ok(Arc::new(CudaGpu { unit, here, timeout, parts: Mutex::default() }))
     }
     #[cfg(not(feature = "cuda"))]
     {
@@ -130,10 +149,12 @@ fn open(config: &WorkerConfig) -> Result<Arc<dyn GpuProvider>, WorkerError> {
 #[cfg(feature = "cuda")]
 struct CudaGpu {
     unit: DeviceUnit,
+    /// Number of ranks of this process.
+    here: usize,
     /// How long a kernel waits for another rank's kernel.
     timeout: Duration,
     /// Each rank's part, once the first rank has requested its own.
-    parts: Mutex<Option<Vec<Option<UnitRank>>>>,
+    parts: Mutex<Option<Vec<Option<LocalRank>>>>,
 }
 
 #[cfg(feature = "cuda")]
@@ -142,10 +163,10 @@ impl GpuProvider for CudaGpu {
         Ok(self.unit.memory()?.0)
     }
 
-    fn rank(&self, rank: usize, room: Room) -> Result<UnitRank, GpuError> {
+    fn rank(&self, rank: usize, room: Room) -> Result<LocalRank, GpuError> {
         let mut parts = lock(&self.parts);
         if parts.is_none() {
-            let ranks = self.unit.ranks(&room, self.timeout)?;
+            let ranks = self.unit.ranks(self.here, &room, self.timeout)?;
             *parts = Some(ranks.into_iter().map(Some).collect());
         }
         let part = parts.as_mut().and_then(|parts| parts.get_mut(rank)?.take());

@@ -121,6 +121,8 @@ pub(super) fn prepare(config: &WorkerConfig) -> Result<Prepared, WorkerError> {
         transport: config.transport,
         wire: config.wire,
         attention: attention_name(config),
+        device: config.device.to_string(),
+        one_host: config.device != DeviceChoice::Cpu,
         shuffle: shuffle.as_ref().map_or_else(String::new, |tables| tables.digest().to_owned()),
     };
     let neutral = Defaults::NEUTRAL;
@@ -134,7 +136,7 @@ pub(super) fn prepare(config: &WorkerConfig) -> Result<Prepared, WorkerError> {
     let least = if ranks > 1 { config.limits.running.max(1).saturating_mul(2 * usize::from(ranks)) } else { 0 };
     let wanted = EngineLimits { step_tokens: config.limits.step_tokens.max(least), ..config.limits };
     let limits = wanted
-        .fitted(&model, &slices[..], config.world, kv_memory(config, &model_dir)?)
+        .fitted(&model, &slices[..], config.world, kv_memory(config, &model_dir, &model)?)
         .map_err(WorkerError::arguments)?;
     let tokenizer = Arc::new(tokenizer);
     Ok(Prepared {
@@ -151,12 +153,12 @@ pub(super) fn prepare(config: &WorkerConfig) -> Result<Prepared, WorkerError> {
 }
 
 /// Returns the memory for keys and values; on a GPU, the memory that the weights leave.
-fn kv_memory(config: &WorkerConfig, model_dir: &Path) -> Result<KvMemory, WorkerError> {
+fn kv_memory(config: &WorkerConfig, model_dir: &Path, model: &ModelConfig) -> Result<KvMemory, WorkerError> {
     #[cfg(feature = "gpu")]
-    if let Some(memory) = super::gpu::kv_memory(config, model_dir)? {
+    if let Some(memory) = super::gpu::kv_memory(config, model_dir, model)? {
         return Ok(memory);
     }
-    let (_, _) = (config, model_dir);
+    let (_, _, _) = (config, model_dir, model);
     Ok(KvMemory::host(available_bytes()))
 }
 

@@ -181,9 +181,13 @@ impl Connected {
     ) -> Result<JoinHandle<Engine>, WorkerError> {
         let rank = RankId::new(config.rank);
         #[cfg(feature = "gpu")]
+        let mut ep = self.ep;
+        #[cfg(not(feature = "gpu"))]
+        let ep = self.ep;
+        #[cfg(feature = "gpu")]
         let mut model = match self.link {
             None => load(config, prepared)?,
-            Some(link) => gpu::load(config, prepared, limits, attention_plan(config, prepared), link)?,
+            Some(link) => gpu::load(config, prepared, limits, attention_plan(config, prepared), link, &mut ep)?,
         };
         #[cfg(not(feature = "gpu"))]
         let mut model = load(config, prepared)?;
@@ -191,7 +195,7 @@ impl Connected {
         model.share_experts(&self.near);
         tracing::info!(%rank, instructions = instructions(), threads, "the model is loaded");
         let stages = self.stages;
-        let mut engine = Engine::new(model, self.ep, Arc::clone(&prepared.served.tokenizer), limits, self.inbox, emit);
+        let mut engine = Engine::new(model, ep, Arc::clone(&prepared.served.tokenizer), limits, self.inbox, emit);
         engine.affinity = prepared.affinity.clone();
         let work = move || {
             if let Some(Err(error)) = cpus.as_ref().map(CpuList::pin) {

@@ -7,7 +7,9 @@ use std::time::Duration;
 use semmoe_kernels::Element;
 use semmoe_kernels::collectives::Collectives;
 use semmoe_kernels_cuda::driver::DeviceUnit;
-use semmoe_kernels_cuda::unit::{DeviceCollectives, DeviceReceived, DeviceRows, Gpu, PeerMemory, Room, UnitRank};
+use semmoe_kernels_cuda::unit::{
+    DeviceCollectives, DeviceReceived, DeviceRows, Gpu, LocalRank, PeerMemory, Room, UnitRank,
+};
 use semmoe_kernels_cuda::{Accelerator, Buffer};
 use semmoe_ranks::LocalTransport;
 
@@ -103,7 +105,8 @@ pub(super) fn holds<T: Element>(world: usize, case: Case) -> Result<(), String> 
     let room = Room { ranks: world, rows: case.tokens * world, hidden: case.hidden, dtype: T::DTYPE };
     let mut ends: Vec<Box<dyn Collectives<T, Gpu>>> = Vec::new();
     let mut ranks = Vec::new();
-    let unit = device.ranks(&room, Duration::from_secs(10)).map_err(text)?;
+    let unit = device.ranks(world, &room, Duration::from_secs(10)).map_err(text)?;
+    let unit = LocalRank::join_all(unit).map_err(text)?;
     for (link, UnitRank { runner, team, symmetric, own }) in LocalTransport::mesh(world).into_iter().zip(unit) {
         let bytes = 64 * (case.hidden * case.tokens * world * size_of::<T>()).next_multiple_of(256) + (1 << 16);
         let rows = runner.allocate(bytes as u64).map_err(text)?;

@@ -83,11 +83,19 @@ impl DeviceBuffer {
     /// # Errors
     /// If the driver refuses the call.
     pub fn export(&self) -> Result<[u8; 64], DeviceError> {
-        let mut handle = CUipcMemHandle { reserved: [0; 64] };
-        // SAFETY: the memory came from cuMemAlloc.
-        unsafe { sys::cuIpcGetMemHandle(&raw mut handle, self.pointer).result()? };
-        Ok(handle.reserved.map(|byte| byte as u8))
+        export(self.buffer())
     }
+}
+
+/// The handle by which another process on this machine maps a [`DeviceBuffer`].
+///
+/// # Errors
+/// The driver refuses the call.
+pub(super) fn export(memory: Buffer) -> Result<[u8; 64], DeviceError> {
+    let mut handle = CUipcMemHandle { reserved: [0; 64] };
+    // SAFETY: the handle outlives the call; addresses that are not from cuMemAlloc are refused.
+    unsafe { sys::cuIpcGetMemHandle(&raw mut handle, memory.address).result()? };
+    Ok(handle.reserved.map(|byte| byte as u8))
 }
 
 impl Drop for DeviceBuffer {

@@ -97,6 +97,27 @@ pub fn available() -> bool {
     embedded(Target::Sm90).is_some() && unsafe { sys::is_culib_present() }
 }
 
+/// GPUs that this process sees: those of `CUDA_VISIBLE_DEVICES`, if it is set.
+///
+/// # Errors
+/// No driver, one that is too old, or one that refuses.
+pub fn visible_devices() -> Result<usize, DeviceError> {
+    driver_version()?;
+    Ok(usize::try_from(CudaContext::device_count()?).unwrap_or(0))
+}
+
+/// The driver's version.
+fn driver_version() -> Result<i32, DeviceError> {
+    // Without the library cudarc panics, so check for it first. SAFETY: only looks for the library.
+    if !unsafe { sys::is_culib_present() } {
+        return Err(DeviceError::NoDriver);
+    }
+    let mut version = 0;
+    // SAFETY: the number outlives the call, which needs nothing before it.
+    unsafe { sys::cuDriverGetVersion(&raw mut version).result()? };
+    if version < LEAST_DRIVER { Err(DeviceError::OldDriver { version }) } else { Ok(version) }
+}
+
 impl Device {
     /// Opens a GPU by its ordinal and loads the kernels for it.
     ///
@@ -112,16 +133,7 @@ impl Device {
     /// # Errors
     /// See [`Device::open`]; also if NVRTC is missing.
     pub fn open_with(ordinal: usize, kept: Option<&Path>) -> Result<Self, DeviceError> {
-        // Without the library cudarc panics, so check for it first. SAFETY: this only searches for the library.
-        if !unsafe { sys::is_culib_present() } {
-            return Err(DeviceError::NoDriver);
-        }
-        let mut version = 0;
-        // SAFETY: the number outlives the call, which has no preconditions.
-        unsafe { sys::cuDriverGetVersion(&raw mut version).result()? };
-        if version < LEAST_DRIVER {
-            return Err(DeviceError::OldDriver { version });
-        }
+        let version = driver_version()?;
         let context = CudaContext::new(ordinal)?;
         let (major, minor) = context.compute_capability()?;
         let capability = u32::try_from(major * 10 + minor).unwrap_or(0);
@@ -182,6 +194,16 @@ impl Device {
     /// If the driver refuses the call.
     pub fn name(&self) -> Result<String, DeviceError> {
         Ok(self.context.name()?)
+    }
+
+    /// Its identifier, as `nvidia-smi -L` prints it.
+    ///
+    /// # Errors
+    /// The driver refuses the call.
+    pub fn uuid(&self) -> Result<String, DeviceError> {
+        let digits: String = self.context.uuid()?.bytes.iter().map(|&byte| format!("{:02x}", byte as u8)).collect();
+        let (a, b, c, d, e) = (&digits[..8], &digits[8..12], &digits[12..16], &digits[16..20], &digits[20..]);
+        Ok(format!("GPU-{a}-{b}-{c}-{d}-{e}"))
     }
 
     /// Binds the GPU to the calling thread.

@@ -7,7 +7,7 @@ use cudarc::driver::result;
 use cudarc::driver::sys::CUstream;
 
 use super::graph::{Graph, Stream};
-use super::memory::{DeviceBuffer, HostWords};
+use super::memory::{DeviceBuffer, HostWords, PeerBuffer};
 use super::pinned::{Pinned, Ring};
 use super::unit::UnitMemory;
 use super::{Device, DeviceError, memory};
@@ -33,6 +33,8 @@ pub struct DeviceStream {
     read: Mutex<Pinned>,
     /// Memory that the rank allocated.
     allocated: Mutex<Vec<DeviceBuffer>>,
+    /// Memory of other processes.
+    imported: Mutex<Vec<PeerBuffer>>,
     /// Set for a rank that does not wait for others: creating a graph may allocate memory, which must not wait for
     /// kernels that wait for this rank.
     graphs: Option<Mutex<Repeats<Graph>>>,
@@ -65,6 +67,7 @@ impl DeviceStream {
             ring: Mutex::new(Ring::new(RING_BYTES)?),
             read: Mutex::new(Pinned::new(READ_BYTES)?),
             allocated: Mutex::default(),
+            imported: Mutex::default(),
             graphs: None,
             own: None,
             shared: None,
@@ -186,6 +189,22 @@ impl Accelerator for DeviceStream {
 
     fn free_bytes(&self) -> Result<u64, GpuError> {
         self.bound(|| Ok(result::mem_get_info()?.0 as u64))
+    }
+
+    fn export(&self, memory: Buffer) -> Result<Vec<u8>, GpuError> {
+        self.bound(|| Ok(memory::export(memory)?.to_vec()))
+    }
+
+    fn import(&self, handle: &[u8], bytes: u64) -> Result<Buffer, GpuError> {
+        let Ok(handle) = handle.try_into() else {
+            return Err(format!("a handle of memory has {} bytes, expected 64", handle.len()).into());
+        };
+        self.bound(|| {
+            let imported = PeerBuffer::open(handle, bytes)?;
+            let buffer = imported.buffer();
+            locked(&self.imported).push(imported);
+            Ok(buffer)
+        })
     }
 }
 

@@ -1,4 +1,4 @@
-//! Several ranks of one process on one GPU: one stream per rank, and memory that all of them can access.
+//! The ranks of one process on its GPU: one stream per rank, and memory that all ranks of the unit can access.
 //!
 //! Kernels of a collective wait for those of the other ranks. Meanwhile, the GPU must not need anything that itself
 //! waits for these kernels: memory is allocated and kernels are loaded before the first collective, every rank has its
@@ -14,8 +14,8 @@ use cudarc::driver::sys::{self, CUfunction_attribute, CUlimit};
 use super::memory::{DeviceBuffer, synchronize};
 use super::{Device, DeviceError, DeviceStream};
 use crate::params::{COLLECTIVE_THREADS, MAX_BLOCKS, MAX_LOCAL, NORM_THREADS, SIGNAL_BYTES};
-use crate::team::{Buffer, Team, in_range};
-use crate::unit::{Room, UnitRank};
+use crate::team::{Buffer, in_range};
+use crate::unit::{LocalRank, Room};
 
 /// Waiting blocks occupy at most 1 / `WAITING_SHARE` of each multiprocessor's slots.
 const WAITING_SHARE: u32 = 4;
@@ -75,14 +75,14 @@ impl DeviceUnit {
         Ok((free as u64, all as u64))
     }
 
-    /// Creates all ranks of a unit, with the memory for their collectives. A kernel waits for another rank for at most
-    /// `timeout`.
+    /// Creates the `here` ranks of this process in a unit of `room.ranks`, with the memory for their collectives. A
+    /// kernel waits for another rank for at most `timeout`.
     ///
     /// # Errors
     /// If the GPU cannot run that many ranks at once, there is too little memory, or the driver refuses the call.
-    pub fn ranks(&self, room: &Room, timeout: Duration) -> Result<Vec<UnitRank>, DeviceError> {
+    pub fn ranks(&self, here: usize, room: &Room, timeout: Duration) -> Result<Vec<LocalRank>, DeviceError> {
         self.device.bind()?;
-        let ranks = in_range("ranks on a GPU", room.ranks as u64, 1, MAX_LOCAL as u64)?;
+        let ranks = in_range("ranks on a GPU", here as u64, 1, MAX_LOCAL as u64)?;
         let blocks = self.device.waiting_blocks(ranks)?;
         let sizes = [SIGNAL_BYTES, room.symmetric_bytes(), room.own_bytes()];
         let mut buffers = Vec::new();
@@ -98,14 +98,16 @@ impl DeviceUnit {
         };
         let [signals, symmetric, own] = [each(sizes[0])?, each(sizes[1])?, each(sizes[2])?];
         synchronize()?;
+        let gpu = self.device.uuid()?;
         let memory = Arc::new(UnitMemory { buffers, device: Arc::clone(&self.device) });
-        let rank = |rank: u32| {
+        let rank = |rank: usize| {
             let stream = DeviceStream::of(Arc::clone(&self.device), blocks)?.sharing(Arc::clone(&memory));
-            let stream = if ranks == 1 { stream.alone() } else { stream };
-            let team = Team::new(&signals, rank, &[stream.word()], timeout)?;
-            Ok(UnitRank { runner: Arc::new(stream), team, symmetric: symmetric.clone(), own: own[rank as usize] })
+            let stream = if room.ranks == 1 { stream.alone() } else { stream };
+            let report = stream.word();
+            let (signals, symmetric, own) = (signals[rank], symmetric[rank], own[rank]);
+            Ok(LocalRank { runner: Arc::new(stream), gpu: gpu.clone(), report, timeout, signals, symmetric, own })
         };
-        (0..ranks).map(rank).collect()
+        (0..here).map(rank).collect()
     }
 }
 

@@ -17,7 +17,7 @@ use semmoe_kernels::{DispatchPlan, Element, RowSplit, lockstep_through};
 
 pub use mover::{MoveError, Region, Room, RowMover, SentRows, SplitRows};
 pub(crate) use mover::{Stream, check_room, cut, padded};
-pub use peers::{PeerMemory, UnitRank};
+pub use peers::{LocalRank, PeerMemory, UnitRank};
 pub use space::{DeviceReceived, DeviceRows, Gpu};
 
 use crate::calls::Rows;

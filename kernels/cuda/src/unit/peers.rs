@@ -2,6 +2,7 @@
 //! them.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use semmoe_kernels::Element;
 use semmoe_kernels::collectives::NormIn;
@@ -9,13 +10,31 @@ use semmoe_kernels::collectives::NormIn;
 use super::mover::{MoveError, Region, Room, RowMover, SentRows, SplitRows, Stream, check_room, cut, padded};
 use super::space::{DeviceRows, Gpu};
 use crate::calls::{Allgather, RowOrder};
-use crate::error::Stopped;
+use crate::error::{LaunchError, Stopped};
 use crate::exchange::{Combine, Dispatch, Received};
 use crate::params::{MAX_RANKS, SIGNAL_BYTES, SORT_THREADS};
 use crate::runner::{Accelerator, Runner};
 use crate::team::{Buffer, Team, count};
 
-/// Stream, team and memory of one of several ranks that share a GPU, before its first call.
+/// A rank's part of a GPU, before the memory of the other ranks is known.
+pub struct LocalRank {
+    /// Its stream, which keeps the memory of all ranks of this process alive.
+    pub runner: Arc<dyn Accelerator + Sync>,
+    /// Identifies the GPU on this host.
+    pub gpu: String,
+    /// The word that its kernels report to, zeroed.
+    pub report: Buffer,
+    /// How long its kernels wait for another rank.
+    pub timeout: Duration,
+    /// Memory that the other ranks reach, zeroed: [`SIGNAL_BYTES`].
+    pub signals: Buffer,
+    /// Memory that the other ranks reach: [`Room::symmetric_bytes`].
+    pub symmetric: Buffer,
+    /// Memory of this rank alone: [`Room::own_bytes`].
+    pub own: Buffer,
+}
+
+/// Stream, team and memory of one rank of a unit, before its first call.
 pub struct UnitRank {
     /// The rank's stream, which keeps the memory of all ranks alive.
     pub runner: Arc<dyn Accelerator + Sync>,
@@ -25,6 +44,28 @@ pub struct UnitRank {
     pub symmetric: Vec<Buffer>,
     /// Memory that only this rank uses.
     pub own: Buffer,
+}
+
+impl LocalRank {
+    /// Rank `rank` of a unit. `signals` and `symmetric` are `[P]`, as mapped on its GPU.
+    ///
+    /// # Errors
+    /// See [`Team::new`].
+    pub fn join(self, rank: usize, signals: &[Buffer], symmetric: Vec<Buffer>) -> Result<UnitRank, LaunchError> {
+        let Self { runner, report, timeout, own, .. } = self;
+        let team = Team::new(signals, rank as u32, &[report], timeout)?;
+        Ok(UnitRank { runner, team, symmetric, own })
+    }
+
+    /// The ranks of a unit that is all in this process, by rank.
+    ///
+    /// # Errors
+    /// See [`Team::new`].
+    pub fn join_all(ranks: Vec<Self>) -> Result<Vec<UnitRank>, LaunchError> {
+        let signals: Vec<Buffer> = ranks.iter().map(|rank| rank.signals).collect();
+        let symmetric: Vec<Buffer> = ranks.iter().map(|rank| rank.symmetric).collect();
+        ranks.into_iter().enumerate().map(|(rank, local)| local.join(rank, &signals, symmetric.clone())).collect()
+    }
 }
 
 /// One rank that has mapped the memory of its peers.

@@ -1,6 +1,8 @@
 //! The worker's steps over the CUDA sources: the GPU's results equal the CPU's.
 #![allow(clippy::unwrap_used, clippy::print_stderr, reason = "tests")]
 
+mod client;
+mod processes;
 mod serving;
 mod switch;
 

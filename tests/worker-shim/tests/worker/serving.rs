@@ -1,18 +1,17 @@
 //! The worker's whole loop over the CUDA sources: HTTP requests to tokens.
 
-use std::io::{Read as _, Write as _};
-use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, mpsc};
 use std::thread::JoinHandle;
 
 use semmoe_kernels::Dtype;
-use semmoe_kernels_cuda::unit::{Room, UnitRank};
+use semmoe_kernels_cuda::unit::{LocalRank, Room};
 use semmoe_kernels_cuda::{GpuError, Launch};
 use semmoe_kernels_shim::{Shim, ShimStream};
 use semmoe_tables::Attention;
 use semmoe_worker::{DeviceChoice, EngineLimits, GpuProvider, KvBudget, WorkerConfig, WorkerError, WorkerEvent, run};
 
+use super::client::Client;
 use super::switch::long_fixture;
 use semmoe_worker_shim::{ShimUnit, Watched, shim};
 
@@ -28,7 +27,7 @@ impl GpuProvider for ShimGpu {
         Ok(1 << 30)
     }
 
-    fn rank(&self, rank: usize, room: Room) -> Result<UnitRank, GpuError> {
+    fn rank(&self, rank: usize, room: Room) -> Result<LocalRank, GpuError> {
         let mut unit = self.unit.lock().unwrap_or_else(PoisonError::into_inner);
         let failure = Arc::clone(&self.failure);
         let on_launch = move |_: &ShimStream, _: &Launch| match failure.get() {
@@ -36,24 +35,24 @@ impl GpuProvider for ShimGpu {
             _ => Ok(()),
         };
         let unit = unit.get_or_insert_with(|| ShimUnit::new(self.shim, room));
-        Ok(unit.rank_with(rank, |stream| Watched::new(stream, on_launch)))
+        Ok(unit.local_with(rank, |stream| Watched::new(stream, on_launch)))
     }
 }
 
 /// A serving unit, all of it in this process.
-struct Unit {
-    http: SocketAddr,
+pub(super) struct Unit {
+    pub(super) client: Client,
     shutdown: semmoe_worker::Shutdown,
     process: JoinHandle<Result<(), WorkerError>>,
     failure: Arc<OnceLock<&'static str>>,
 }
 
 impl Unit {
-    fn start(gpu: Option<&'static Shim>, world: u16, attention: Attention) -> Self {
+    pub(super) fn start(gpu: Option<&'static Shim>, world: u16, attention: Attention) -> Self {
         Self::start_with(gpu, world, |config| config.attention = attention)
     }
 
-    fn start_with(gpu: Option<&'static Shim>, world: u16, adjust: impl FnOnce(&mut WorkerConfig)) -> Self {
+    pub(super) fn start_with(gpu: Option<&'static Shim>, world: u16, adjust: impl FnOnce(&mut WorkerConfig)) -> Self {
         let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../assets/tiny-qwen3moe-15m");
         let mut config = WorkerConfig::new(model, 0, world, ([127, 0, 0, 1], 0).into());
         let (sender, events) = mpsc::channel();
@@ -76,61 +75,21 @@ impl Unit {
                 _ => continue,
             }
         };
-        Self { http, shutdown, process, failure }
+        Self { client: Client(http), shutdown, process, failure }
     }
 
-    /// Status and body of an answer.
-    fn ask(&self, method: &str, path: &str, body: &str) -> (u16, String) {
-        let mut stream = TcpStream::connect(self.http).unwrap();
-        let head = format!("{method} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n");
-        let length = body.len();
-        write!(stream, "{head}Content-Type: application/json\r\nContent-Length: {length}\r\n\r\n{body}").unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).unwrap();
-        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
-        (head[9..12].parse().unwrap(), body.to_owned())
-    }
-
-    /// The tokens that follow each prompt, all requested at once.
-    fn continued(&self, prompts: &[String], sampling: &str) -> Vec<String> {
-        self.continued_by(4, prompts, sampling)
-    }
-
-    fn continued_by(&self, tokens: usize, prompts: &[String], sampling: &str) -> Vec<String> {
-        std::thread::scope(|scope| {
-            let ask = |prompt: &String| {
-                let params = format!(r#"{{"max_new_tokens": {tokens}, {sampling}}}"#);
-                let body = format!(r#"{{"input_ids": {prompt}, "sampling_params": {params}}}"#);
-                scope.spawn(move || {
-                    let (status, answer) = self.ask("POST", "/generate", &body);
-                    assert_eq!(status, 200, "{answer}");
-                    let from = answer.find("\"output_ids\"").expect("an answer names its tokens");
-                    answer[from..].split_once(']').unwrap().0.to_owned()
-                })
-            };
-            let asked: Vec<_> = prompts.iter().map(ask).collect();
-            asked.into_iter().map(|answer| answer.join().unwrap()).collect()
-        })
-    }
-
-    /// The sum of a metric over ranks.
-    fn counted(&self, name: &str) -> f64 {
-        let (_, metrics) = self.ask("GET", "/metrics", "");
-        metrics.lines().filter_map(|line| line.strip_prefix(name)?.split_once(' ')?.1.parse::<f64>().ok()).sum()
-    }
-
-    fn stop(self) {
+    pub(super) fn stop(self) {
         self.shutdown.request();
         self.process.join().unwrap().unwrap();
     }
 }
 
 /// The last one fills more than one page, and more than one step.
-fn prompts() -> [String; 3] {
+pub(super) fn prompts() -> [String; 3] {
     ["[5, 9, 200, 31]".to_owned(), "[77]".to_owned(), format!("{:?}", (1..=90).collect::<Vec<u32>>())]
 }
 
-const GREEDY: &str = r#""temperature": 0"#;
+pub(super) const GREEDY: &str = r#""temperature": 0"#;
 /// Drawn from candidates of the GPU, the last one by logits that were read back: there are more candidates than places.
 const SAMPLED: [&str; 4] = [
     r#""temperature": 0.7, "top_p": 0.6, "sampling_seed": 7"#,
@@ -143,32 +102,39 @@ const SAMPLED: [&str; 4] = [
 fn a_unit_on_gpus_answers_as_one_on_cpus() {
     let Some(shim) = shim() else { return };
     let cpu = Unit::start(None, 1, Attention::Dp);
-    let expected = cpu.continued(&prompts(), GREEDY);
-    let sampled = SAMPLED.map(|sampling| cpu.continued(&prompts()[..1], sampling));
+    let expected = cpu.client.continued(&prompts(), GREEDY);
+    let sampled = SAMPLED.map(|sampling| cpu.client.continued(&prompts()[..1], sampling));
     cpu.stop();
     for (attention, other) in [(Attention::Dp, "tp"), (Attention::Tp, "ep")] {
         let gpu = Unit::start(Some(shim), 2, attention);
-        assert_eq!(gpu.continued(&prompts(), GREEDY), expected, "attention {attention}");
+        assert_eq!(gpu.client.continued(&prompts(), GREEDY), expected, "attention {attention}");
         let mut logit_rows = Vec::new();
         for (sampling, expected) in SAMPLED.into_iter().zip(&sampled) {
-            assert_eq!(gpu.continued(&prompts()[..1], sampling), *expected, "attention {attention}, {sampling}");
-            logit_rows.push(gpu.counted("semmoe_gpu_logit_rows_total{"));
+            assert_eq!(gpu.client.continued(&prompts()[..1], sampling), *expected, "attention {attention}, {sampling}");
+            logit_rows.push(gpu.client.counted("semmoe_gpu_logit_rows_total{"));
         }
         assert_eq!(logit_rows, [0.0, 0.0, 0.0, 4.0], "of 4 tokens each");
-        assert_eq!(gpu.continued(&prompts()[2..], GREEDY), expected[2..], "from pages that were computed before");
-        let (_, metrics) = gpu.ask("GET", "/metrics", "");
-        assert!(gpu.counted("semmoe_gpu_launches_total{") > 1000.0, "{metrics}");
-        assert!(gpu.counted("semmoe_cached_prompt_tokens_total{") >= 64.0 || attention == Attention::Dp, "{metrics}");
-        let (status, refusal) = gpu.ask("POST", "/switch", &format!(r#"{{"to": "{other}"}}"#));
+        assert_eq!(
+            gpu.client.continued(&prompts()[2..], GREEDY),
+            expected[2..],
+            "from pages that were computed before"
+        );
+        let (_, metrics) = gpu.client.ask("GET", "/metrics", "");
+        assert!(gpu.client.counted("semmoe_gpu_launches_total{") > 1000.0, "{metrics}");
+        assert!(
+            gpu.client.counted("semmoe_cached_prompt_tokens_total{") >= 64.0 || attention == Attention::Dp,
+            "{metrics}"
+        );
+        let (status, refusal) = gpu.client.ask("POST", "/switch", &format!(r#"{{"to": "{other}"}}"#));
         assert!(status == 400 && refusal.contains("cannot be switched to"), "{status}: {refusal}");
-        assert_eq!(gpu.ask("POST", "/flush_cache", "").0, 200);
-        assert_eq!(gpu.continued(&prompts()[..1], GREEDY), expected[..1], "after the cache was flushed");
+        assert_eq!(gpu.client.ask("POST", "/flush_cache", "").0, 200);
+        assert_eq!(gpu.client.continued(&prompts()[..1], GREEDY), expected[..1], "after the cache was flushed");
         gpu.stop();
     }
 }
 
 /// A fixture that can be served: it has a tokenizer of single letters.
-fn served_fixture() -> tempfile::TempDir {
+pub(super) fn served_fixture() -> tempfile::TempDir {
     let dir = long_fixture("qwen3-moe");
     let letters = ('!'..='~').chain(['\u{120}']).enumerate();
     let letters: Vec<String> = letters.map(|(id, letter)| format!("{:?}:{id}", letter.to_string())).collect();
@@ -201,29 +167,13 @@ fn a_unit_on_gpus_switches_in_mid_request() {
         })
     };
     let cpu = of(None, 1);
-    let expected = cpu.continued_by(TOKENS, &prompt, &greedy);
+    let expected = cpu.client.continued_by(TOKENS, &prompt, &greedy);
     cpu.stop();
     let gpu = of(Some(shim), 2);
-    let running = || {
-        let (_, metrics) = gpu.ask("GET", "/metrics", "");
-        metrics.lines().any(|line| line.starts_with("semmoe_requests_in_flight{") && !line.ends_with(" 0"))
-    };
-    std::thread::scope(|scope| {
-        let request = scope.spawn(|| gpu.continued_by(TOKENS, &prompt, &greedy));
-        while !running() {
-            assert!(!request.is_finished(), "the request was over before a switch began");
-            std::thread::yield_now();
-        }
-        for to in ["tp", "ep", "tp"] {
-            let (status, answer) = gpu.ask("POST", "/switch", &format!(r#"{{"to": "{to}"}}"#));
-            assert!(status == 200 && answer.contains(&format!(r#""layout":"{to}""#)), "{status}: {answer}");
-        }
-        assert!(!request.is_finished(), "the request was over before the switches were");
-        assert_eq!(request.join().unwrap(), expected);
-    });
-    let (status, refusal) = gpu.ask("POST", "/switch", r#"{"to": "ep", "kv_step_bytes": 1000}"#);
+    assert_eq!(gpu.client.continued_through_switches(TOKENS, &prompt, &greedy), expected);
+    let (status, refusal) = gpu.client.ask("POST", "/switch", r#"{"to": "ep", "kv_step_bytes": 1000}"#);
     assert!(status >= 400 && refusal.contains("(kv_step_bytes) is not supported on a GPU"), "{status}: {refusal}");
-    assert_eq!(gpu.continued_by(TOKENS, &prompt, &greedy), expected, "after a switch that was refused");
+    assert_eq!(gpu.client.continued_by(TOKENS, &prompt, &greedy), expected, "after a switch that was refused");
     gpu.stop();
 }
 
@@ -233,10 +183,10 @@ fn a_gpu_that_fails_ends_the_unit_with_its_cause() {
     const CAUSE: &str = "the CUDA driver refused: uncorrectable ECC error encountered";
     let Some(shim) = shim() else { return };
     let gpu = Unit::start(Some(shim), 2, Attention::Dp);
-    gpu.continued(&prompts()[..1], GREEDY);
+    gpu.client.continued(&prompts()[..1], GREEDY);
     gpu.failure.set(CAUSE).unwrap();
     let body = r#"{"input_ids": [5, 9], "sampling_params": {"max_new_tokens": 4, "temperature": 0}}"#;
-    let (status, answer) = gpu.ask("POST", "/generate", body);
+    let (status, answer) = gpu.client.ask("POST", "/generate", body);
     assert!(status >= 500 && answer.contains("rank 1") && answer.contains(CAUSE), "{status}: {answer}");
     let ended = gpu.process.join().unwrap().unwrap_err().to_string();
     assert!(ended.contains("rank 1") && ended.contains(CAUSE), "{ended}");

@@ -11,6 +11,7 @@
 //! | `attention` | one layer's attention |
 //! | `exchange` | sends rows to other ranks and back, and applies the experts in between |
 //! | `choose` | selects tokens from logits |
+//! | `peers` | maps the memory of other ranks |
 //! | `switch` | moves experts and pages to another layout |
 //! | `backend`, `load` | combine all of this behind the compute backend interface |
 //!
@@ -26,6 +27,7 @@ mod experts;
 mod load;
 mod matrix;
 mod memory;
+mod peers;
 mod rows;
 mod switch;
 
@@ -38,6 +40,7 @@ use semmoe_kernels_cuda::unit::Room;
 
 pub(super) use backend::GpuBackend;
 pub(super) use load::GpuLoad;
+pub(crate) use peers::meet;
 pub(super) use switch::DeviceBackend;
 
 /// A rank's GPU: its memory and a stream that orders its work.

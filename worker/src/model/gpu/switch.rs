@@ -10,6 +10,7 @@ use super::attention::Cache;
 use super::backend::GpuBackend;
 use super::experts::DeviceExperts;
 use super::memory::Stream;
+use super::peers::share;
 use crate::ep::{ExpertParallel, ExpertPlacement, UnitError};
 use crate::model::backend::ComputeBackend;
 use crate::model::kv::PageMoves;
@@ -100,23 +101,13 @@ impl Mover {
 }
 
 impl SwitchParts<'_> {
-    /// Exchanges the memory addresses of all ranks, which run in a single process.
+    /// Exchanges the memory of all ranks. All have launched the kernels of earlier steps, so mapping waits for no rank.
     fn exchange_memory(&mut self, ep: &mut ExpertParallel) -> Result<[Vec<Buffer>; 2], UnitError> {
         if let Some(known) = &self.mover.memory {
             return Ok(known.clone());
         }
         let own = [self.experts.memory(), self.cache.pool];
-        let words = own.iter().flat_map(|buffer| [buffer.address, buffer.bytes]);
-        let message: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
-        let mut all = [Vec::new(), Vec::new()];
-        for (rank, message) in allgather_messages(ep, message)?.iter().enumerate() {
-            let words: Vec<u64> = message.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word)).collect();
-            for ((all, own), words) in all.iter_mut().zip(own).zip(words.as_chunks().0) {
-                let [address, bytes] = *words;
-                UnitError::check(rank, "expert or page memory", bytes as usize, own.bytes as usize)?;
-                all.push(Buffer { address, bytes });
-            }
-        }
+        let all = share(&self.stream.gpu, own, ep)?;
         Ok(self.mover.memory.insert(all).clone())
     }
 
