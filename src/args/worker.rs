@@ -25,8 +25,10 @@ The same on one GPU, in one process:
   semmoe worker --model DIR --world 2 --device cuda --listen 127.0.0.1:30000
 
 On two GPUs, in a process each; rank R uses GPU R:
-  semmoe worker --model DIR --rank 0 --world 2 --ranks-here 1 --device cuda --rendezvous 127.0.0.1:7000
-  semmoe worker --model DIR --rank 1 --world 2 --ranks-here 1 --device cuda --rendezvous 127.0.0.1:7000";
+  semmoe worker --model DIR --rank 0 --world 2 --ranks-here 1 --device cuda \\
+    --rendezvous 127.0.0.1:7000 --listen 127.0.0.1:30000
+  semmoe worker --model DIR --rank 1 --world 2 --ranks-here 1 --device cuda \\
+    --rendezvous 127.0.0.1:7000";
 
 #[derive(Debug, Args)]
 pub(crate) struct WorkerArgs {
