@@ -84,7 +84,7 @@ impl CpuBackend {
         let experts = match room.memory {
             None => {
                 let room = SwitchRoom { slots: room.slots, groups, hybrid: room.hybrid };
-                RankExperts::Resident(loader.experts(at, placement, room)?)
+                RankExperts::Resident(Box::new(loader.experts(at, placement, room)?))
             }
             Some(limit) => RankExperts::Streamed(StreamedExperts::new(&loader, at, placement, limit)?),
         };

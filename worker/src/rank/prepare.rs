@@ -76,6 +76,18 @@ struct Generation {
     top_k: Option<u32>,
 }
 
+impl Generation {
+    /// Returns the sampling parameters of requests that do not set them.
+    fn defaults(&self) -> Defaults {
+        let neutral = Defaults::NEUTRAL;
+        Defaults {
+            temperature: self.temperature.unwrap_or(neutral.temperature),
+            top_p: self.top_p.unwrap_or(neutral.top_p),
+            top_k: self.top_k.unwrap_or(neutral.top_k),
+        }
+    }
+}
+
 pub(super) fn prepare(config: &WorkerConfig) -> Result<Prepared, WorkerError> {
     let model_dir = fs::canonicalize(&config.model_dir).map_err(ModelError::io(&config.model_dir))?;
     let model = ModelConfig::load(&model_dir)?;
@@ -125,22 +137,20 @@ pub(super) fn prepare(config: &WorkerConfig) -> Result<Prepared, WorkerError> {
         one_host: config.device != DeviceChoice::Cpu,
         shuffle: shuffle.as_ref().map_or_else(String::new, |tables| tables.digest().to_owned()),
     };
-    let neutral = Defaults::NEUTRAL;
-    let defaults = Defaults {
-        temperature: generation.temperature.unwrap_or(neutral.temperature),
-        top_p: generation.top_p.unwrap_or(neutral.top_p),
-        top_k: generation.top_k.unwrap_or(neutral.top_k),
-    };
-    // In a group, a rank runs the sequences of all of the group's ranks.
-    let ranks = config.targets().groups.iter().map(|groups| groups.ranks).max().unwrap_or(1);
-    let least = if ranks > 1 { config.limits.running.max(1).saturating_mul(2 * usize::from(ranks)) } else { 0 };
-    let wanted = EngineLimits { step_tokens: config.limits.step_tokens.max(least), ..config.limits };
-    let limits = wanted
+    let limits = limits_with_groups(config)
         .fitted(&model, &slices[..], config.world, kv_memory(config, &model_dir, &model)?)
         .map_err(WorkerError::arguments)?;
     let tokenizer = Arc::new(tokenizer);
     Ok(Prepared {
-        served: ServedModel { name, dir: model_dir, config: model, tokenizer, template, eos, defaults },
+        served: ServedModel {
+            name,
+            dir: model_dir,
+            config: model,
+            tokenizer,
+            template,
+            eos,
+            defaults: generation.defaults(),
+        },
         placement,
         shuffle,
         affinity,
@@ -150,6 +160,14 @@ pub(super) fn prepare(config: &WorkerConfig) -> Result<Prepared, WorkerError> {
         tables_root,
         limits,
     })
+}
+
+/// Returns the limits with enough tokens per step for a switch to groups, where a rank runs the sequences of all of the
+/// group's ranks.
+fn limits_with_groups(config: &WorkerConfig) -> EngineLimits {
+    let ranks = config.targets().groups.iter().map(|groups| groups.ranks).max().unwrap_or(1);
+    let least = if ranks > 1 { config.limits.running.max(1).saturating_mul(2 * usize::from(ranks)) } else { 0 };
+    EngineLimits { step_tokens: config.limits.step_tokens.max(least), ..config.limits }
 }
 
 /// Returns the memory for keys and values; on a GPU, the memory that the weights leave.

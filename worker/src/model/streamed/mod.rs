@@ -38,7 +38,7 @@ use crate::ep::{ExpertPlacement, ExpertsLost, LocalExperts};
 /// A rank's routed experts, resident or streamed.
 pub(super) enum RankExperts {
     /// All experts are resident, and a switch can move them.
-    Resident(Experts),
+    Resident(Box<Experts>),
     /// Only some experts are resident.
     Streamed(StreamedExperts),
 }
