@@ -53,3 +53,31 @@ impl ExpertPlacement {
         self.layout.nodes().map_or(1, |nodes| usize::from(self.replicas.groups() / nodes.nodes).max(1))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use semmoe_tables::{ModelInfo, Replicas};
+
+    use super::*;
+
+    /// Two nodes of two ranks, each with all experts.
+    #[test]
+    fn a_node_uses_its_own_copy_of_an_expert() {
+        let model = ModelInfo {
+            model: "m".into(),
+            tokenizer_sha256: None,
+            num_experts: 4,
+            top_k: 2,
+            vocab_size: 3,
+            num_hidden_layers: 1,
+            layer_ids: vec![0],
+        };
+        let replicas = Replicas::new(&model, 4, 8, vec![0, 1, 2, 3, 2, 3, 0, 1]).unwrap();
+        let placement =
+            ExpertPlacement { layout: "hybrid:2x2".parse().unwrap(), replicas: ExpertCopies::from(&replicas) };
+        let used = |rank| placement.used_by(RankId::new(rank), LayerIdx::new(0));
+        for rank in 0..4 {
+            assert_eq!(used(rank), [rank / 2; 4], "rank {rank}");
+        }
+    }
+}
