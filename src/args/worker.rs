@@ -69,7 +69,7 @@ pub(crate) struct WorkerArgs {
     #[arg(long, value_name = "N", value_delimiter = ',', value_parser = clap::value_parser!(u16).range(2..))]
     pub(crate) switch_groups: Vec<u16>,
     /// Nodes that the unit can switch to (layout dp-hybrid): each of N nodes of P consecutive ranks has the experts of
-    /// its ranks, and every rank a slice of them, as with --experts hybrid:NxP[:C]. With that it starts so, and can
+    /// its ranks, and every rank a slice of them, as with --experts hybrid:NxP. With that it starts so, and can
     /// switch to other layouts. Tables are for its ranks. Must be the same on all ranks.
     #[arg(long, value_name = "NxP[:C]")]
     pub(crate) switch_hybrid: Option<NodeLayout>,
