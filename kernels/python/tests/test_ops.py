@@ -142,7 +142,7 @@ def refused():
     for run, status, message in [
         (lambda: comm.argsort(torch.tensor([0, 2], dtype=torch.int32)), 2, "destination 1 is 2, expected below 2"),
         (lambda: comm.argsort(torch.tensor([0.0])), 1, "expected int32"),
-        (lambda: comm.reduce_scatter(good, order, offsets, 1), 4, "this rank has 2 rows, expected at most 1"),
+        (lambda: comm.reduce_scatter(good, order, offsets, 1), 4, "this rank has 2 rows, but the capacity is 1"),
         (lambda: comm.reduce_scatter(good, order[:3], offsets, 2), 1, "permutation: 3 elements"),
         (lambda: comm.reduce_scatter(torch.zeros(400, 8), order, offsets, 2), 1, "permutation: 4 elements"),
         (lambda: comm.all_reduce(torch.zeros(400, 8)), 4, "the symmetric buffer, which has 4096"),

@@ -24,8 +24,8 @@ pub struct Hosts {
 }
 
 impl Hosts {
-    /// Creates a placement from `layers`, `[K][count x S]`: a layer lists the S experts of host 0, then those of host 1,
-    /// and so on, with [`NO_HOST`] for empty slots.
+    /// Creates a placement from `layers`, `[K][count x S]`: a layer lists the S experts of host 0, then those of host
+    /// 1, and so on, with [`NO_HOST`] for empty slots.
     ///
     /// # Errors
     /// If the layers differ in length or do not split evenly over the hosts, or an expert is out of range, on one host
