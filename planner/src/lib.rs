@@ -33,7 +33,7 @@
 //! | [`hybridep`] | moving experts to tokens: stream model, expert domains |
 //! | [`switching`] | how long a layout switch takes, and when it pays off |
 //! | [`policy`] | when a unit should switch: pure state machines, learned step times |
-//! | [`units`] | how many units should run in which layout for a trace |
+//! | [`units`] | how many units should run in which layout for a trace, and which groups they should switch to |
 //! | [`affinity`], [`deployment`] | a deployment's regime, modelled or measured, and the gain from affinity |
 //! | [`search`], [`advice`], [`flags`], [`report`] | ranked plans, further options, launch arguments, text |
 //!

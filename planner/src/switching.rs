@@ -14,17 +14,6 @@ use crate::step::{decoding, step};
 /// Both layouts are compared at powers of two of requests in flight, up to this exponent.
 const MAX_SEQUENCES: u32 = 12;
 
-/// Seconds in which `ranks` of one node switch layouts: `(P - 1) / P W / B + max KV ingress / B + sync`. `weights` are
-/// the bytes of experts of one rank, `cache` the bytes received by the rank that receives most of the cache.
-///
-/// Also applies to N nodes of P GPUs that switch from one EP unit to one TP unit each: `M beta (N - 1) / (N P B)`
-/// (ParaSMoE, equation 6), where N is the ranks, `M beta / P` the weights and B the rate of one GPU between nodes.
-/// Switching back moves nothing between nodes: every node has everything.
-pub fn switch_seconds(ranks: u64, weights: f64, cache: f64, bytes_per_second: f64, sync: f64) -> f64 {
-    let moved = (ranks.max(1) - 1) as f64 / ranks.max(1) as f64 * weights;
-    (moved + cache) / bytes_per_second + sync
-}
-
 /// Spare memory of a switch relative to the memory of the experts: `slots` spare slots of one layer each, over `layers`
 /// (Moebius 1 / K with one, ParaSMoE 2 / K with two).
 pub fn memory_overhead(slots: u64, layers: u64) -> f64 {
@@ -78,8 +67,8 @@ pub fn crossing(points: &[StepPair]) -> Result<Crossing, PlanError> {
     Ok(Crossing::At(pair[0].sequences + share * (pair[1].sequences - pair[0].sequences)))
 }
 
-/// A unit that switches between whole experts on all of its GPUs (EP) and independent groups with slices of all experts
-/// (TP). One group is Moebius's case, several are ParaSMoE's.
+/// A unit that switches between EP over all of its GPUs and independent TP groups that each have all experts. One group
+/// is Moebius's case, several groups are ParaSMoE's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct SwitchUnit {
     /// N: groups in TP.
@@ -89,13 +78,13 @@ pub struct SwitchUnit {
 }
 
 impl SwitchUnit {
-    /// The unit of the innermost level, which switches as a whole.
+    /// Returns the unit of the innermost level, as a single group.
     pub fn innermost(cluster: &Cluster) -> Self {
         Self { groups: 1, group_gpus: cluster.levels.first().map_or(1, |level| level.count) }
     }
 
-    /// Every unit of one or more levels, in every division into several groups. Groups have at least two GPUs, all on
-    /// the innermost links.
+    /// Returns every unit of one or more levels in every division into several groups. Groups have at least two GPUs,
+    /// all on the innermost links.
     pub fn divided(cluster: &Cluster) -> Vec<Self> {
         let innermost = Self::innermost(cluster).group_gpus;
         let units = cluster.levels.iter().scan(1, |gpus, level| {
@@ -109,12 +98,12 @@ impl SwitchUnit {
         units.filter(|gpus| *gpus > 1).flat_map(divide).collect()
     }
 
-    /// GPUs of the unit.
+    /// Returns the number of GPUs of the unit.
     pub fn gpus(self) -> u64 {
         self.groups * self.group_gpus
     }
 
-    /// The layout of a group, and that of the whole unit.
+    /// Returns the layouts of a group (TP) and of the whole unit (EP).
     pub(crate) fn layouts(self) -> ByLayout<Layout> {
         let (group, gpus) = (self.group_gpus, self.gpus());
         ByLayout {
@@ -123,9 +112,9 @@ impl SwitchUnit {
         }
     }
 
-    /// Seconds in which a GPU receives its slices of all experts, when leaving EP. Levels transfer at the same time, so
-    /// the slowest one counts: with one level `(P - 1) / P W / B`, with groups on nodes of their own ParaSMoE's
-    /// equation 6.
+    /// Returns the seconds that a GPU needs to receive its slices of all experts when leaving EP. Levels transfer
+    /// concurrently, so the slowest one counts. With one level this is `(P - 1) / P W / B`, with one group per node
+    /// ParaSMoE's equation 6.
     fn weight_seconds(self, question: &Question<'_>) -> f64 {
         let gpus = self.gpus();
         let slices = expert_bytes(question) / self.group_gpus as f64;
@@ -139,8 +128,8 @@ impl SwitchUnit {
         seconds.fold(0.0, f64::max)
     }
 
-    /// Tokens of KV cache of the whole unit in each layout. A GPU's buffer of experts has the size that the larger
-    /// layout needs and one spare slot, in both.
+    /// Returns the KV tokens that the whole unit can hold in each layout. In both, a GPU's expert buffer has the size
+    /// that groups need, plus one spare slot.
     pub(crate) fn room(self, question: &Question<'_>) -> Result<ByLayout<f64>, NoSwitch> {
         let slot = expert_bytes(question) / self.gpus() as f64 / question.shape.moe_layers.max(1) as f64;
         let buffer = expert_bytes(question) / self.group_gpus as f64 + slot;
@@ -159,12 +148,12 @@ impl SwitchUnit {
     }
 }
 
-/// All routed experts, once.
+/// Returns the bytes of one copy of all routed experts.
 fn expert_bytes(question: &Question<'_>) -> f64 {
     question.shape.routed_parameters() as f64 * question.shape.precision.experts.bytes()
 }
 
-/// A unit that switches, under a load.
+/// The effect of switching for a unit under a load.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Switching {
     /// The unit.
@@ -197,12 +186,12 @@ pub enum NoSwitch {
         /// The reason.
         reason: Infeasible,
     },
-    /// The buffer that both layouts share leaves no room for a KV cache.
-    #[error("{layout} does not run: the expert buffer of a switch needs {missing_gb:.1} GB a GPU more than is usable")]
+    /// The expert buffer shared by both layouts leaves no memory for a KV cache.
+    #[error("{layout} does not run: with the expert buffer for switching, {missing_gb:.1} GB per GPU are missing")]
     Buffer {
         /// The layout.
         layout: String,
-        /// GB of a GPU.
+        /// Missing GB per GPU.
         missing_gb: f64,
     },
     /// The switch policy rejects its settings.
@@ -213,7 +202,7 @@ pub enum NoSwitch {
     Plan(#[from] PlanError),
 }
 
-/// The effect of switching for a unit with `concurrency` requests in flight, spread evenly over groups.
+/// Computes the effect of switching for a unit with `concurrency` requests in flight, spread evenly over groups.
 ///
 /// # Errors
 /// [`NoSwitch`] if slices or whole experts cannot run there.
@@ -247,6 +236,7 @@ pub fn switching(question: &Question<'_>, unit: SwitchUnit, concurrency: f64) ->
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::policy::{Layout as Side, SwitchCost};
     use crate::shape::ModelShape;
     use crate::step::Constants;
     use crate::tests::fixtures::{deepseek_v3, h200, qwen3_235b};
@@ -256,6 +246,13 @@ mod tests {
 
     fn near(found: f64, expected: f64, error: f64) {
         assert!((found - expected).abs() <= error, "{found}, expected {expected}");
+    }
+
+    /// Seconds of a switch that moves `weights` bytes per rank and `cache` bytes into each rank.
+    fn switch_seconds(ranks: u32, weights: f64, cache: f64, bytes_per_second: f64, fixed_seconds: f64) -> f64 {
+        let token_bytes = ByLayout { tp: 1, ep: 1 };
+        let cost = SwitchCost { ranks, weight_bytes: weights as u64, token_bytes, bytes_per_second, fixed_seconds };
+        cost.seconds(Side::Tp, (cache * f64::from(ranks)) as u64)
     }
 
     /// One layer's experts on one of 8 ranks.
@@ -272,7 +269,7 @@ mod tests {
             near(switch_seconds(8, weights, 0.0, bandwidth, 0.0) * 1e3, milliseconds, 0.05);
         }
         near(switch_seconds(8, weights, 28e9, 280e9, 0.01) * 1e3, 177.4 + 100.0 + 10.0, 0.05);
-        for (nodes, seconds) in [(2, 0.5875), (u64::MAX, 1.175)] {
+        for (nodes, seconds) in [(2, 0.5875), (u32::MAX, 1.175)] {
             near(switch_seconds(nodes, 235e9 * 2.0 / 8.0, 0.0, 50e9, 0.0), seconds, 1e-9);
         }
         near(0.5875 / 0.7, 0.84, 0.001);

@@ -63,17 +63,17 @@ pub struct UnitMix {
     pub adaptive: Replayed,
 }
 
-/// A unit that can become independent groups, and how it serves the load.
+/// A unit that can switch to independent groups, and how it serves the load.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct GroupSwitch {
-    /// The unit, the cost of a switch, and where its layouts cross.
+    /// The effect of switching.
     #[serde(flatten)]
     pub switching: Switching,
     /// The groups at the workload's rate; `None` if they cannot serve it.
     pub at_load: Option<Operating>,
-    /// Whether they meet all limits then, of each priority class, too.
+    /// Whether the groups then meet all limits, including those of each priority class.
     pub within_limits: bool,
-    /// The trace on such units, if one is given.
+    /// The replayed trace, if one is given.
     pub units: Option<UnitMix>,
 }
 
@@ -176,7 +176,7 @@ impl UnitPlan {
                     ep: shape.kv_moved_to_ep(unit.group_gpus) as u64,
                 },
                 bytes_per_second: bandwidth * question.constants.link_bandwidth_share,
-                // Too long on the way back from several groups, which hold all experts already.
+                // An overestimate on the way back from several groups, which already hold all experts.
                 fixed_seconds: switching.weight_seconds,
             },
             room: ByLayout { tp: switching.room_tokens.tp as u64, ep: switching.room_tokens.ep as u64 },

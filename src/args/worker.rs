@@ -68,9 +68,9 @@ pub(crate) struct WorkerArgs {
     /// Must be the same on all ranks.
     #[arg(long, value_name = "N", value_delimiter = ',', value_parser = clap::value_parser!(u16).range(2..))]
     pub(crate) switch_groups: Vec<u16>,
-    /// Nodes that the unit can switch to (layout dp-hybrid): each of N nodes of P consecutive ranks has the experts of
-    /// its ranks, and every rank a slice of them, as with --experts hybrid:NxP. With that it starts so, and can
-    /// switch to other layouts. Tables are for its ranks. Must be the same on all ranks.
+    /// Hybrid nodes that the unit can switch to (layout dp-hybrid): each of N nodes of P consecutive ranks has the
+    /// experts of its ranks, and each rank has a slice of them. Together with --experts hybrid:NxP, the unit starts in
+    /// that layout and can leave it. Tables are for ranks. Must be the same on all ranks.
     #[arg(long, value_name = "NxP[:C]")]
     pub(crate) switch_hybrid: Option<NodeLayout>,
     #[command(flatten)]
@@ -163,8 +163,8 @@ pub(crate) struct WorkerDeviceArgs {
     /// With --device cuda: data type of weights, rows, keys and values; sums are always f32 [default: bf16].
     #[arg(long, help_heading = "GPU", value_enum)]
     dtype: Option<DtypeArg>,
-    /// With --device cuda: number of consecutive ranks that this process runs, starting with --rank, all on one GPU.
-    /// With 1, each rank has a process and a GPU; all processes must be on one host. Must be the same in all processes
+    /// With --device cuda: number of consecutive ranks that this process runs on its GPU, starting with --rank. With 1,
+    /// each rank has its own process and GPU; all processes must be on one host. Must be the same in all processes
     /// [default: all ranks].
     #[arg(long, help_heading = "GPU", value_name = "P", value_parser = clap::value_parser!(u16).range(1..=8))]
     ranks_here: Option<u16>,

@@ -272,7 +272,7 @@ fn group_text(found: &GroupSwitch) -> String {
         (None, Some(at)) => {
             format!("at this rate the groups take {:.2} s a request and miss a limit", at.request_seconds)
         }
-        (None, None) => "only the whole unit serves this rate".to_owned(),
+        (None, None) => "only the unit as a whole serves this rate".to_owned(),
     };
     format!(
         "switching {} GPUs between EP and {groups} groups of {group_gpus} (semmoe worker --switch-groups {groups}; tp_layout = \

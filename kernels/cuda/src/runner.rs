@@ -79,16 +79,17 @@ pub trait Accelerator: Runner {
     /// The driver's message.
     fn free_bytes(&self) -> Result<u64, GpuError>;
 
-    /// A handle by which another process of this host can [`import`](Self::import) an allocation, while it lives.
+    /// Returns a handle with which another process on this host can [`import`](Self::import) an allocation, as long as
+    /// the allocation exists.
     ///
     /// # Errors
     /// The driver's message.
     fn export(&self, memory: Buffer) -> Result<Vec<u8>, GpuError>;
 
-    /// Maps `bytes` bytes that another process exported, as long as the accelerator lives.
+    /// Maps `bytes` bytes that another process exported. They stay mapped until the accelerator is dropped.
     ///
     /// # Errors
-    /// An invalid handle; the driver's message, for example if this GPU cannot access the other one.
+    /// If the handle is invalid; otherwise the driver's message, for example if this GPU cannot access the other one.
     fn import(&self, handle: &[u8], bytes: u64) -> Result<Buffer, GpuError>;
 }
 

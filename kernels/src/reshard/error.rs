@@ -63,10 +63,10 @@ pub enum ReshardError {
         /// Ranks of a group.
         width: usize,
     },
-    /// Hybrid nodes in a buffer that has no room for them.
-    #[error("the buffer has no room for experts shared by the ranks of {nodes} nodes")]
+    /// The buffer has no room for these hybrid nodes.
+    #[error("the buffer has no room for a hybrid layout of {nodes} nodes")]
     NoHybrid {
-        /// The nodes.
+        /// Number of nodes.
         nodes: usize,
     },
     /// The old and the new layout have the same slices.

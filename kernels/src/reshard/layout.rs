@@ -32,13 +32,13 @@ impl Hosts {
     /// twice, or on no host.
     pub fn new(experts: usize, count: usize, layers: Vec<Vec<u16>>) -> Result<Self, ReshardError> {
         check_count("experts", experts)?;
-        check_count("ranks", count)?;
+        check_count("hosts", count)?;
         let all = layers.first().map_or(0, Vec::len);
         if !all.is_multiple_of(count) {
             return Err(ReshardError::Divides { what: "expert slots per layer", found: all, divisor: count });
         }
         let slots = all / count;
-        check_count("expert slots per rank", slots)?;
+        check_count("expert slots per host", slots)?;
         let hosts = Self { experts, count, slots, layers };
         for layer in 0..hosts.layers.len() {
             hosts.check(layer)?;
@@ -52,7 +52,7 @@ impl Hosts {
     /// See [`Hosts::new`].
     pub fn contiguous(experts: usize, count: usize, layers: usize) -> Result<Self, ReshardError> {
         check_count("experts", experts)?;
-        check_count("ranks", count)?;
+        check_count("hosts", count)?;
         let slots = experts.div_ceil(count);
         let mut layer = vec![NO_HOST; slots * count];
         for (host, hosted) in layer.chunks_exact_mut(slots).enumerate() {
@@ -107,8 +107,8 @@ pub enum Layout {
     /// TP within groups of this many consecutive ranks: each group has all experts, and each rank has consecutive
     /// slices of them.
     Groups(usize),
-    /// TP in nodes of neighbouring ranks, each with some experts: a rank has some neighbouring slices of those that its
-    /// node hosts.
+    /// TP within nodes of consecutive ranks that host different experts: each rank has consecutive slices of its node's
+    /// experts.
     Hybrid(Hosts),
 }
 
@@ -159,7 +159,7 @@ pub struct Pool {
     bytes: usize,
 }
 
-/// The size of a layer's slot where `width` neighbouring ranks share at most `experts` experts.
+/// The size of a layer's slot if `width` consecutive ranks share at most `experts` experts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct SharedSlot {
     width: usize,
@@ -213,11 +213,11 @@ impl Pool {
         self.resized()
     }
 
-    /// Adds room for hybrid nodes of this many ranks each, with at most the experts that their ranks have room
-    /// for under EP. The bytes are those of [`Pool::with_groups`].
+    /// Also makes room for hybrid nodes of these widths, each with at most as many experts as fit into its ranks' slots
+    /// under EP. The buffer's size follows the formula of [`Pool::with_groups`].
     ///
     /// # Errors
-    /// Hybrid nodes that do not divide the ranks of a node, more bytes than can be addressed.
+    /// If a width does not divide the number of ranks per node, or the size exceeds the address space.
     pub fn with_hybrid(mut self, widths: &[usize]) -> Result<Self, ReshardError> {
         for &width in widths {
             let slot = self.shared_slot(width, self.slots.saturating_mul(width).min(self.experts))?;
@@ -237,7 +237,7 @@ impl Pool {
         Ok(SharedSlot { width, experts, bytes })
     }
 
-    /// Room for a switch between any two layouts; experts may also move from one placement to another.
+    /// Resizes the buffer for a switch between any two layouts, including two placements in one layout.
     fn resized(mut self) -> Result<Self, ReshardError> {
         let placed = self.nodes.iter().map(|slot| slot.bytes).chain([self.ep_bytes]);
         let mut slots: Vec<usize> = placed.flat_map(|bytes| [bytes; 2]).collect();
@@ -290,12 +290,12 @@ impl Pool {
         self.groups.iter().find(|group| group.width == width).map(|group| group.bytes)
     }
 
-    /// Returns the slot of these nodes; `None` if there is no room for them.
+    /// Returns the slot for these hybrid nodes, or `None` if the buffer has no room for them.
     fn node_slot(&self, hosts: &Hosts) -> Option<&SharedSlot> {
         self.nodes.iter().find(|slot| slot.width * hosts.count == self.grid.ranks())
     }
 
-    /// Returns how many neighbouring ranks share experts: 1 under EP.
+    /// Returns the number of consecutive ranks that share experts; 1 under EP.
     pub fn width(&self, layout: &Layout) -> usize {
         match layout {
             Layout::Ep(_) => 1,
@@ -368,13 +368,13 @@ impl Pool {
         self.slices_of(self.width(layout), rank)
     }
 
-    /// Returns a rank's slices where `width` neighbouring ranks share experts.
+    /// Returns a rank's slices if `width` consecutive ranks share experts.
     fn slices_of(&self, width: usize, rank: usize) -> Range<usize> {
         let each = self.grid.width() / width;
         rank % width * each..(rank % width + 1) * each
     }
 
-    /// Returns the steps of an expert's width that a rank has where `width` neighbouring ranks share experts.
+    /// Returns the steps of an expert's width that a rank has if `width` consecutive ranks share experts.
     fn steps(&self, width: usize, rank: usize) -> Range<usize> {
         let steps = |slice| self.shape.steps(slice, self.grid.width());
         let slices = self.slices_of(width, rank);

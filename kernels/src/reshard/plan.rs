@@ -143,7 +143,7 @@ impl<'a> Switch<'a> {
             _ if rank / near == to / near => 1,
             _ => 2,
         };
-        // Among the ranks that share the expert, the one that has this slice.
+        // Of the ranks that share the expert, picks the one that has this slice.
         let local = slice * width / self.pool.grid.width();
         let copies = copies[expert].iter().map(|host| HostedAt { rank: host.rank + local, ..*host });
         let nearest = copies.min_by_key(|copy| (distance(copy.rank), taken[copy.rank], copy.rank));
@@ -151,7 +151,7 @@ impl<'a> Switch<'a> {
         nearest.unwrap_or_else(|| HostedAt { rank: to / width * width + local, position: expert })
     }
 
-    /// Returns how many neighbouring ranks count as one node.
+    /// Returns the number of consecutive ranks that count as one node.
     fn near(&self) -> usize {
         match (self.to, self.from) {
             (Layout::Groups(_) | Layout::Hybrid(_), _) => self.pool.width(self.to),

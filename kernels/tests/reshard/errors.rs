@@ -47,7 +47,7 @@ fn layouts_that_do_not_fit() {
         (sentence(hosts(&[0, 1, 2, NO_HOST])), "layer 1: no rank hosts expert 3"),
         (sentence(hosts(&[0, 0, 2, 3])), "layer 1: rank 0 hosts expert 0 twice"),
         (sentence(Hosts::new(4, 3, vec![vec![0, 1, 2, 3]])), "expert slots per layer: 4, expected a multiple of 3"),
-        (sentence(Hosts::new(4, 2, Vec::new())), "expert slots per rank: 0, expected 1 to 65535"),
+        (sentence(Hosts::new(4, 2, Vec::new())), "expert slots per host: 0, expected 1 to 65535"),
         (sentence(Hosts::contiguous(0, 2, 1)), "experts: 0, expected 1 to 65535"),
     ] {
         assert_eq!(found, expected);
@@ -71,8 +71,8 @@ fn layouts_that_do_not_fit() {
         ),
         (refuse(&Layout::Tp, &Layout::Tp), "the experts are already in this sliced layout"),
         (refuse(&ep, &Layout::Groups(1)), "the buffer has no room for groups of 1 ranks"),
-        (refuse(&ep, &nodes(1, 2)), "the buffer has no room for experts shared by the ranks of 1 nodes"),
-        (hybrid(&nodes(2, 2)), "the buffer has no room for experts shared by the ranks of 2 nodes"),
+        (refuse(&ep, &nodes(1, 2)), "the buffer has no room for a hybrid layout of 1 nodes"),
+        (hybrid(&nodes(2, 2)), "the buffer has no room for a hybrid layout of 2 nodes"),
         (hybrid(&nodes(1, 3)), "layers of the layout: 3, expected 2"),
         (sentence(pool.clone().with_hybrid(&[3])), "ranks per node: 2, expected a multiple of 3"),
         (sentence(pool.clone().with_hybrid(&[0])), "ranks per node: 2, expected a multiple of 0"),

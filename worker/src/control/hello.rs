@@ -29,7 +29,7 @@ pub(crate) struct Identity {
     pub(crate) placement: String,
     /// Layout of the experts.
     pub(crate) experts: ExpertLayout,
-    /// Nodes of hybrid experts that the unit can switch to.
+    /// The hybrid nodes that the unit can switch to.
     pub(crate) switch_hybrid: Option<NodeLayout>,
     /// Configured capacity of each rank in whole experts per layer.
     pub(crate) expert_slots: Option<u16>,
@@ -39,7 +39,7 @@ pub(crate) struct Identity {
     pub(crate) wire: WireType,
     /// `dp` or `tp`; if attention can switch, both of them, initial layout first.
     pub(crate) attention: String,
-    /// The device, and the element type on it.
+    /// The device and its element type.
     pub(crate) device: String,
     /// Whether all ranks must be on one host.
     pub(crate) one_host: bool,

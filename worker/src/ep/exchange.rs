@@ -79,9 +79,9 @@ const EXPERTS: &str = "experts";
 /// One rank's side of the unit: its collectives, the location of every expert, and its counters.
 pub struct ExpertParallel {
     pub(super) unit: WireRows,
-    /// Collectives of the layouts that have their own and that the unit can switch to.
+    /// Collectives of each layout that has its own and that the unit can switch to.
     targets: Vec<(ExpertLayout, WireRows)>,
-    /// Index of the current layout, if it is one of these.
+    /// Index of the current layout in `targets`, if it is one of them.
     target: Option<usize>,
     pub(super) placement: ExpertPlacement,
     layers: Vec<LayerHosts>,

@@ -95,18 +95,18 @@ impl fmt::Display for NodeLayout {
     }
 }
 
-/// The layouts with collectives of their own that a unit can switch to.
+/// The layouts that need collectives of their own and that a unit can switch to.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct SwitchTargets {
     /// Groups of ranks that step independently.
     pub groups: Vec<RankGroups>,
-    /// The nodes of hybrid experts. With them the unit's placements are over ranks, also while experts are hybrid: a
-    /// node has the experts of its ranks.
+    /// The nodes of the hybrid layout. If set, the unit's placements are over ranks, even while experts are hybrid: a
+    /// node then has the experts of its ranks.
     pub hybrid: Option<NodeLayout>,
 }
 
 impl SwitchTargets {
-    /// Returns whether there is none.
+    /// Returns whether there are no such layouts.
     pub fn is_empty(&self) -> bool {
         self.groups.is_empty() && self.hybrid.is_none()
     }
@@ -237,9 +237,9 @@ impl ExpertLayout {
 
 /// A rank's collectives in every layout that the unit can have.
 pub struct SwitchableRows {
-    /// Those of the initial layout; in a unit with targets, those of experts ep and tp.
+    /// Collectives of the initial layout or, in a unit with targets, of experts ep and tp.
     pub unit: WireRows,
-    /// Those of the targets.
+    /// Collectives of each target.
     pub targets: Vec<(ExpertLayout, WireRows)>,
 }
 

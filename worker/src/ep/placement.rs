@@ -10,8 +10,8 @@ use super::layout::ExpertLayout;
 pub struct ExpertPlacement {
     /// How experts are divided among ranks.
     pub layout: ExpertLayout,
-    /// The ranks that host each expert if experts are whole; for sliced experts, only the shape is used. With experts
-    /// hybrid, its groups are nodes, or ranks: a node then has the experts of its ranks.
+    /// The ranks that host each expert if experts are whole; for sliced experts, only the shape is used. With hybrid
+    /// experts, groups are nodes, or ranks if the unit can switch: a node then has the experts of its ranks.
     #[serde(rename = "copies")]
     pub replicas: ExpertCopies,
 }
@@ -28,7 +28,8 @@ impl ExpertPlacement {
         (0..self.replicas.experts()).map(ExpertId::new).filter(move |&expert| self.has(rank, layer, expert))
     }
 
-    /// Returns the host whose copy of each expert of a layer a rank's tokens use, `[N]`: its own if that has one.
+    /// Returns, for each expert of a layer, the host whose copy a rank's tokens use, `[N]`: the rank's own host if that
+    /// has a copy.
     pub(super) fn used_by(&self, rank: RankId, layer: LayerIdx) -> Vec<u16> {
         let (host, each) = (self.layout.host(rank.index()), self.groups_of_host());
         if each == 1 {
@@ -42,7 +43,8 @@ impl ExpertPlacement {
         used.map(nearest).collect()
     }
 
-    /// Returns the ranks or nodes that host an expert, ascending; a node once for each rank of it that does.
+    /// Returns the ranks or nodes that host an expert, in ascending order. A node is repeated for each of its ranks
+    /// that hosts the expert.
     fn hosts_of(&self, layer: LayerIdx, expert: ExpertId) -> impl Iterator<Item = usize> {
         let each = self.groups_of_host();
         self.replicas.held_by(layer, expert).iter().map(move |&group| usize::from(group) / each)

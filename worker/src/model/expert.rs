@@ -188,12 +188,12 @@ pub(super) struct SwitchRoom<'a> {
     pub(super) slots: Option<u16>,
     /// Sizes, in ranks, of the independent groups to reserve capacity for.
     pub(super) groups: &'a [usize],
-    /// Nodes of hybrid experts.
+    /// The hybrid nodes to reserve capacity for.
     pub(super) hybrid: Option<NodeLayout>,
 }
 
 impl SwitchRoom<'_> {
-    /// Returns whether experts in this layout can move; those of a hybrid layout need room to leave it.
+    /// Returns whether experts in this layout can move. Leaving a hybrid layout requires reserved capacity.
     fn is_movable(&self, layout: ExpertLayout) -> bool {
         layout.nodes().is_none() || self.hybrid.is_some()
     }
@@ -376,14 +376,14 @@ fn layout_of(placement: &ExpertPlacement, world: usize) -> Result<Layout, Reshar
     })
 }
 
-/// Number of experts that a rank has a part of in a layer.
+/// Returns the number of experts of which a rank has at least a slice in a layer.
 pub(super) fn hosted(pool: &Pool, layout: &Layout, layer: LayerIdx, rank: usize) -> usize {
     let Some(hosts) = layout.hosts() else { return pool.experts() };
     let slots = hosts.of_host(layer.index(), rank / pool.width(layout));
     slots.iter().filter(|&&expert| expert != NO_HOST).count()
 }
 
-/// Assigns the experts of each host, of `width` ranks, to its slots, in ascending order of their ids.
+/// Assigns the experts of each host, which has `width` ranks, to its slots in ascending id order.
 fn hosts(placement: &ExpertPlacement, world: usize, width: usize) -> Result<Hosts, ReshardError> {
     let (experts, count): (usize, usize) = (placement.replicas.experts().into(), world / width);
     let of = |host: usize, layer: usize| {

@@ -23,8 +23,8 @@ pub struct ExpertRoom {
     /// Limit on resident experts; the rank streams the others from the checkpoint, ahead of their layer. Without a
     /// limit all experts are resident and can be moved.
     pub memory: Option<ExpertMemory>,
-    /// The nodes of hybrid experts that the unit may be switched to, or starts with and may leave. Placements are then
-    /// over ranks in every layout.
+    /// The hybrid nodes that the unit can switch to, or starts with and can leave. Placements are then over ranks in
+    /// every layout.
     pub hybrid: Option<NodeLayout>,
 }
 

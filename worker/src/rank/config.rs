@@ -57,8 +57,8 @@ pub struct WorkerConfig {
     pub rendezvous: SocketAddr,
     /// The compute device, and how many ranks this process runs.
     pub device: DeviceChoice,
-    /// The index of the process's GPU among the visible ones; by default the only one, or that of the process's
-    /// position in the unit.
+    /// Index of the process's GPU among the visible ones. Default: the only visible GPU, or else the position of the
+    /// process in the unit.
     pub gpu_index: Option<u16>,
     /// The GPU for [`DeviceChoice::Cuda`], in place of one of the driver's.
     #[cfg(feature = "gpu")]
@@ -112,8 +112,8 @@ pub struct WorkerConfig {
     /// Group counts that the unit can switch to if attention can switch. Each group consists of consecutive ranks that
     /// step independently and have all experts.
     pub switch_groups: Vec<u16>,
-    /// Nodes of hybrid experts that the unit can switch to, or starts with and can leave. Tables are then for its ranks
-    /// in every layout.
+    /// The hybrid nodes that the unit can switch to, or starts with and can leave. Tables are then for ranks in every
+    /// layout.
     pub switch_hybrid: Option<NodeLayout>,
     /// Whether attention can switch while the unit is serving; ranks then store the weights for both layouts.
     pub both_attentions: bool,

@@ -25,8 +25,8 @@ pub enum DeviceChoice {
     Cuda {
         /// Element type of weights, rows, keys and values: f32 or bf16. Sums are in f32.
         dtype: Dtype,
-        /// Number of consecutive ranks in this process, each on its own thread. They share the GPU. Every process
-        /// has as many.
+        /// Number of consecutive ranks in this process, each on its own thread; they share the GPU. Must be equal in
+        /// all processes.
         ranks_here: u16,
     },
 }
@@ -77,7 +77,9 @@ pub(super) fn check(config: &WorkerConfig) -> Result<(), WorkerError> {
         return refused(format!("{ranks_here} ranks per process do not divide the world of {world}"));
     }
     if !rank.is_multiple_of(ranks_here) {
-        return refused(format!("this process begins at rank {rank}, expected a multiple of its {ranks_here} ranks"));
+        return refused(format!(
+            "this process starts at rank {rank}, expected a multiple of --ranks-here {ranks_here}"
+        ));
     }
     let not_built = [
         (dtype == Dtype::F16, "the type f16"),
@@ -96,8 +98,8 @@ pub(super) fn check(config: &WorkerConfig) -> Result<(), WorkerError> {
     }
 }
 
-/// Returns the index of the process's GPU among the visible ones: that of `--gpu`, of the only one, or of the process's
-/// position in the unit.
+/// Returns the index of the process's GPU among the visible ones: `--gpu`, or the only visible GPU, or else the
+/// process's position in the unit.
 #[cfg(feature = "gpu")]
 #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "other GPUs are not numbered"))]
 pub(super) fn gpu_index(config: &WorkerConfig, visible: usize) -> Result<usize, WorkerError> {
@@ -111,7 +113,7 @@ pub(super) fn gpu_index(config: &WorkerConfig, visible: usize) -> Result<usize, 
     }
     let rank = config.rank;
     Err(WorkerError::Arguments(format!(
-        "rank {rank} needs GPU {index}, and {visible} GPUs are visible: see --gpu and CUDA_VISIBLE_DEVICES"
+        "rank {rank} needs GPU {index}, but {visible} GPUs are visible: see --gpu and CUDA_VISIBLE_DEVICES"
     )))
 }
 
@@ -142,7 +144,7 @@ mod tests {
         let refused: [(&str, Adjust); 10] = [
             ("type f16", |config| config.device = DeviceChoice::Cuda { dtype: Dtype::F16, ranks_here: 4 }),
             ("3 ranks per process", |config| config.device = DeviceChoice::Cuda { dtype: Dtype::F32, ranks_here: 3 }),
-            ("begins at rank 1", |config| {
+            ("starts at rank 1", |config| {
                 (config.rank, config.device) = (1, DeviceChoice::Cuda { dtype: Dtype::F32, ranks_here: 2 });
             }),
             ("9 ranks on a GPU", |config| {

@@ -64,7 +64,7 @@ pub(super) fn kv_memory(
     let (here, world) = (u64::from(ranks_here), u64::from(config.world));
     let experts = (model.num_moe_layers() * model.num_experts) as u64;
     let experts = experts * (3 * model.hidden * model.expert_width * dtype.bytes()) as u64;
-    // Ranks divide the experts; all have the rest.
+    // Each rank has its share of the experts, and all other weights.
     let weights = weights.saturating_sub(experts) * here + experts * here / world;
     let available = Some(free.saturating_sub(weights) / here * world);
     Ok(Some(KvMemory { available, element_bytes: dtype.bytes() }))
@@ -108,7 +108,7 @@ pub(super) fn load(
         other_pages: limits.kv_pages.of(start.other()),
     };
     let room = settings.room(link.world(), prepared.served.config.hidden);
-    // The ranks of a process begin at a multiple of their number.
+    // `device::check` has ensured that a process starts at a multiple of its rank count.
     let local = gpu.rank(link.rank() % usize::from(ranks_here), room).map_err(ModelError::Gpu)?;
     let rank = meet(local, ep).map_err(|error| match error.rank() == link.rank() {
         true => WorkerError::arguments(error),

@@ -7,7 +7,7 @@
 //! | `device` | the compute device, including a GPU shared by the ranks of a process |
 //! | `error` | reasons why a rank ended, and the exit codes |
 //! | `prepare` | all checks that can fail before anything is bound or loaded |
-//! | `targets` | those of groups of ranks and of the layouts that the unit can switch to |
+//! | `targets` | the checks of attention groups and of the layouts that the unit can switch to |
 //! | `start` | transport, model and engine once the unit has formed |
 //! | `front` | rank 0: rendezvous, HTTP, and shutdown of the whole unit |
 //! | `follower` | all other ranks |

@@ -162,7 +162,7 @@ pub(super) fn prepare(config: &WorkerConfig) -> Result<Prepared, WorkerError> {
     })
 }
 
-/// Returns the limits with enough tokens per step for a switch to groups, where a rank runs the sequences of all of the
+/// Returns the limits with enough tokens per step for a switch to groups: a rank then runs the sequences of all of its
 /// group's ranks.
 fn limits_with_groups(config: &WorkerConfig) -> EngineLimits {
     let ranks = config.targets().groups.iter().map(|groups| groups.ranks).max().unwrap_or(1);

@@ -180,10 +180,8 @@ impl Connected {
         ended: impl FnOnce(Result<EngineEnd, Lost>) + Send + 'static,
     ) -> Result<JoinHandle<Engine>, WorkerError> {
         let rank = RankId::new(config.rank);
-        #[cfg(feature = "gpu")]
+        #[cfg_attr(not(feature = "gpu"), expect(unused_mut, reason = "only ranks on a GPU exchange addresses first"))]
         let mut ep = self.ep;
-        #[cfg(not(feature = "gpu"))]
-        let ep = self.ep;
         #[cfg(feature = "gpu")]
         let mut model = match self.link {
             None => load(config, prepared)?,

@@ -1,4 +1,4 @@
-//! Checks of groups of ranks and of the layouts that a unit can switch to, before anything is bound or loaded.
+//! Checks attention groups and the layouts that a unit can switch to, before anything is bound or loaded.
 
 use semmoe_tables::{Attention, Domains};
 
@@ -12,7 +12,7 @@ pub(super) fn refused<T>(detail: String) -> Result<T, WorkerError> {
     Err(WorkerError::Arguments(detail))
 }
 
-/// Returns the name of the first setting that was given.
+/// Returns the name of the first setting that is given.
 pub(super) fn first_given(settings: &[(bool, &'static str)]) -> Option<&'static str> {
     settings.iter().find(|(given, _)| *given).map(|(_, name)| *name)
 }
@@ -43,7 +43,7 @@ pub(super) fn check_targets(config: &WorkerConfig, model: &ModelConfig) -> Resul
     }
     check_hybrid(config)?;
     check_groups(config, model)?;
-    // Slices move individually, so they must be whole in every layout.
+    // Slices move individually, so no layout may cut one.
     expert_columns(model, ExpertLayout::Tp, config.rank.into(), config.world.into())
         .map(|_| ())
         .map_err(WorkerError::from)

@@ -87,13 +87,13 @@ impl DeviceBuffer {
     }
 }
 
-/// The handle by which another process on this machine maps a [`DeviceBuffer`].
+/// Returns a handle with which another process on this machine can map a [`DeviceBuffer`].
 ///
 /// # Errors
-/// The driver refuses the call.
+/// If the driver refuses the call.
 pub(super) fn export(memory: Buffer) -> Result<[u8; 64], DeviceError> {
     let mut handle = CUipcMemHandle { reserved: [0; 64] };
-    // SAFETY: the handle outlives the call; addresses that are not from cuMemAlloc are refused.
+    // SAFETY: the handle outlives the call; the driver refuses addresses that are not from cuMemAlloc.
     unsafe { sys::cuIpcGetMemHandle(&raw mut handle, memory.address).result()? };
     Ok(handle.reserved.map(|byte| byte as u8))
 }

@@ -97,23 +97,23 @@ pub fn available() -> bool {
     embedded(Target::Sm90).is_some() && unsafe { sys::is_culib_present() }
 }
 
-/// GPUs that this process sees: those of `CUDA_VISIBLE_DEVICES`, if it is set.
+/// Returns the number of GPUs visible to this process, which `CUDA_VISIBLE_DEVICES` can limit.
 ///
 /// # Errors
-/// No driver, one that is too old, or one that refuses.
+/// If there is no driver, it is too old, or it refuses the call.
 pub fn visible_devices() -> Result<usize, DeviceError> {
     driver_version()?;
     Ok(usize::try_from(CudaContext::device_count()?).unwrap_or(0))
 }
 
-/// The driver's version.
+/// Returns the driver's version, after checking that it is recent enough.
 fn driver_version() -> Result<i32, DeviceError> {
-    // Without the library cudarc panics, so check for it first. SAFETY: only looks for the library.
+    // Without the library cudarc panics, so check for it first. SAFETY: this only searches for the library.
     if !unsafe { sys::is_culib_present() } {
         return Err(DeviceError::NoDriver);
     }
     let mut version = 0;
-    // SAFETY: the number outlives the call, which needs nothing before it.
+    // SAFETY: the number outlives the call, which has no preconditions.
     unsafe { sys::cuDriverGetVersion(&raw mut version).result()? };
     if version < LEAST_DRIVER { Err(DeviceError::OldDriver { version }) } else { Ok(version) }
 }
@@ -196,10 +196,10 @@ impl Device {
         Ok(self.context.name()?)
     }
 
-    /// Its identifier, as `nvidia-smi -L` prints it.
+    /// Returns the GPU's UUID, as `nvidia-smi -L` prints it.
     ///
     /// # Errors
-    /// The driver refuses the call.
+    /// If the driver refuses the call.
     pub fn uuid(&self) -> Result<String, DeviceError> {
         let digits: String = self.context.uuid()?.bytes.iter().map(|&byte| format!("{:02x}", byte as u8)).collect();
         let (a, b, c, d, e) = (&digits[..8], &digits[8..12], &digits[12..16], &digits[16..20], &digits[20..]);

@@ -33,7 +33,7 @@ pub struct DeviceStream {
     read: Mutex<Pinned>,
     /// Memory that the rank allocated.
     allocated: Mutex<Vec<DeviceBuffer>>,
-    /// Memory of other processes.
+    /// Mapped memory of other processes.
     imported: Mutex<Vec<PeerBuffer>>,
     /// Set for a rank that does not wait for others: creating a graph may allocate memory, which must not wait for
     /// kernels that wait for this rank.
@@ -197,7 +197,7 @@ impl Accelerator for DeviceStream {
 
     fn import(&self, handle: &[u8], bytes: u64) -> Result<Buffer, GpuError> {
         let Ok(handle) = handle.try_into() else {
-            return Err(format!("a handle of memory has {} bytes, expected 64", handle.len()).into());
+            return Err(format!("a memory handle has {} bytes, expected 64", handle.len()).into());
         };
         self.bound(|| {
             let imported = PeerBuffer::open(handle, bytes)?;

@@ -16,21 +16,21 @@ use crate::params::{MAX_RANKS, SIGNAL_BYTES, SORT_THREADS};
 use crate::runner::{Accelerator, Runner};
 use crate::team::{Buffer, Team, count};
 
-/// A rank's part of a GPU, before the memory of the other ranks is known.
+/// A rank's stream and memory on a GPU, before it has mapped the memory of other ranks.
 pub struct LocalRank {
-    /// Its stream, which keeps the memory of all ranks of this process alive.
+    /// The rank's stream, which keeps the memory of all ranks in this process alive.
     pub runner: Arc<dyn Accelerator + Sync>,
-    /// Identifies the GPU on this host.
+    /// Identifies the GPU within this host.
     pub gpu: String,
-    /// The word that its kernels report to, zeroed.
+    /// The zeroed word in which the rank's kernels report errors.
     pub report: Buffer,
-    /// How long its kernels wait for another rank.
+    /// How long the rank's kernels wait for another rank.
     pub timeout: Duration,
-    /// Memory that the other ranks reach, zeroed: [`SIGNAL_BYTES`].
+    /// Zeroed memory of [`SIGNAL_BYTES`] bytes that the other ranks access.
     pub signals: Buffer,
-    /// Memory that the other ranks reach: [`Room::symmetric_bytes`].
+    /// Memory of [`Room::symmetric_bytes`] bytes that the other ranks access.
     pub symmetric: Buffer,
-    /// Memory of this rank alone: [`Room::own_bytes`].
+    /// Memory of [`Room::own_bytes`] bytes that only this rank accesses.
     pub own: Buffer,
 }
 
@@ -47,7 +47,7 @@ pub struct UnitRank {
 }
 
 impl LocalRank {
-    /// Rank `rank` of a unit. `signals` and `symmetric` are `[P]`, as mapped on its GPU.
+    /// Joins a unit as rank `rank`. `signals` and `symmetric` are `[P]`, as mapped on this rank's GPU.
     ///
     /// # Errors
     /// See [`Team::new`].
@@ -57,7 +57,7 @@ impl LocalRank {
         Ok(UnitRank { runner, team, symmetric, own })
     }
 
-    /// The ranks of a unit that is all in this process, by rank.
+    /// Joins all ranks of a unit that consists of this process; returns them in rank order.
     ///
     /// # Errors
     /// See [`Team::new`].

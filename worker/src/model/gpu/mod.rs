@@ -11,7 +11,7 @@
 //! | `attention` | one layer's attention |
 //! | `exchange` | sends rows to other ranks and back, and applies the experts in between |
 //! | `choose` | selects tokens from logits |
-//! | `peers` | maps the memory of other ranks |
+//! | `peers` | maps other ranks' memory |
 //! | `switch` | moves experts and pages to another layout |
 //! | `backend`, `load` | combine all of this behind the compute backend interface |
 //!

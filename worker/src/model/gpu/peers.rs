@@ -1,4 +1,4 @@
-//! Memory of other ranks: in this process at its address, of other processes of the host mapped by handles.
+//! Makes other ranks' memory accessible: in this process by its address, in other processes on this host by handles.
 
 use semmoe_kernels_cuda::Buffer;
 use semmoe_kernels_cuda::unit::{LocalRank, UnitRank};
@@ -9,17 +9,17 @@ use super::SharedAccelerator;
 use crate::ep::{ExpertParallel, UnitError};
 use crate::model::switch::allgather_messages;
 
-/// A rank's GPU, as the other ranks must know it.
+/// The facts about a rank's GPU that the other ranks check.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 struct Introduction {
     process: u32,
-    /// Identifies the GPU on this host.
+    /// Identifies the GPU within this host.
     gpu: String,
-    /// Blocks of a collective.
+    /// Number of blocks that a collective launches.
     blocks: u32,
 }
 
-/// Where a rank has its memory, in the address space of its process.
+/// Addresses of a rank's memory in its own process.
 #[derive(Serialize, Deserialize)]
 struct Located {
     process: u32,
@@ -32,10 +32,10 @@ struct Region {
     bytes: u64,
 }
 
-/// Makes a rank of the unit out of its part of a GPU: every rank maps the memory that its kernels access.
+/// Joins the unit: every rank maps the memory of other ranks that its kernels access.
 ///
 /// # Errors
-/// A rank was lost; GPUs of several kinds; memory that cannot be mapped.
+/// If a rank was lost, the GPUs are of different kinds, or memory cannot be mapped.
 pub(crate) fn meet(local: LocalRank, ep: &mut ExpertParallel) -> Result<UnitRank, UnitError> {
     let rank = ep.rank().index();
     let (process, blocks) = (std::process::id(), local.runner.grid().blocks);
@@ -44,7 +44,7 @@ pub(crate) fn meet(local: LocalRank, ep: &mut ExpertParallel) -> Result<UnitRank
     local.join(rank, &signals, symmetric).map_err(|error| UnitError::Operands { rank, detail: error.to_string() })
 }
 
-/// All ranks launch the same blocks. GPUs that several processes share run one of them at a time.
+/// Checks that all ranks launch equally many blocks. Warns if processes share a GPU, which runs only one at a time.
 fn check(me: usize, all: &[Introduction]) -> Result<(), UnitError> {
     let own = &all[me];
     for (rank, other) in all.iter().enumerate() {
@@ -66,11 +66,11 @@ fn check(me: usize, all: &[Introduction]) -> Result<(), UnitError> {
     Ok(())
 }
 
-/// Where memory of all ranks is for this rank's GPU: `[P]` for each of its own regions. All ranks have regions of the
-/// same sizes. No kernel that is in flight may wait for a later one.
+/// Returns the addresses of all ranks' memory on this rank's GPU, `[P]` for each of its own regions. The regions must
+/// have equal sizes on all ranks, and no kernel in flight may wait for a later one.
 ///
 /// # Errors
-/// A rank was lost; sizes differ; memory of another process cannot be mapped.
+/// If a rank was lost, sizes differ, or another process's memory cannot be mapped.
 pub(super) fn share<const N: usize>(
     gpu: &SharedAccelerator,
     own: [Buffer; N],
@@ -98,7 +98,7 @@ pub(super) fn share<const N: usize>(
     Ok(all)
 }
 
-/// Exchanges a message, which has the same form on all ranks.
+/// Exchanges a message with all ranks; all of them send the same type.
 fn exchange<M: Serialize + DeserializeOwned>(own: &M, ep: &mut ExpertParallel) -> Result<Vec<M>, UnitError> {
     let wrong = |rank: usize| move |error: serde_json::Error| UnitError::protocol(rank, error.to_string());
     let own = serde_json::to_vec(own).map_err(wrong(ep.rank().index()))?;

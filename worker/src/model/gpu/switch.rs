@@ -101,7 +101,7 @@ impl Mover {
 }
 
 impl SwitchParts<'_> {
-    /// Exchanges the memory of all ranks. All have launched the kernels of earlier steps, so mapping waits for no rank.
+    /// Maps the memory of all ranks. All have launched the kernels of earlier steps, so mapping cannot deadlock.
     fn exchange_memory(&mut self, ep: &mut ExpertParallel) -> Result<[Vec<Buffer>; 2], UnitError> {
         if let Some(known) = &self.mover.memory {
             return Ok(known.clone());

@@ -2,7 +2,6 @@
 
 use semmoe_planner::layout::Layout;
 use semmoe_planner::memory::Memory;
-use semmoe_planner::switching::switch_seconds;
 
 use crate::Outcome;
 use crate::papers::Verdict::{Corrected, NeedsGpu, Refuted};
@@ -55,7 +54,7 @@ const MOVED: f64 = 0.7 * 450e9;
 
 pub(super) fn switch_times() -> Outcome<Found> {
     let shape = qwen3_235b()?;
-    let weights = switch_seconds(8, shape.routed_parameters() as f64 * 2.0 / GPUS, 0.0, MOVED, 0.0);
+    let weights = shape.routed_parameters() as f64 * 2.0 / GPUS * (GPUS - 1.0) / GPUS / MOVED;
     // KV cache capacity under TP: 0.85 of 141 GB less its weights.
     let tokens = (0.85 * 141e9 - shape.parameters() as f64 * 2.0 / GPUS) / shape.kv_bytes_per_token(8);
     let cache = tokens * shape.kv_moved_to_tp(8) / GPUS / MOVED;

@@ -4,7 +4,6 @@ use semmoe_planner::cluster::Cluster;
 use semmoe_planner::fitted::fitted;
 use semmoe_planner::shape::{Dtype, ModelShape};
 use semmoe_planner::step::{Constants, Target, Work, step};
-use semmoe_planner::switching::switch_seconds;
 
 use crate::Outcome;
 use crate::papers::Verdict::{Corrected, NeedsGpu, Refuted};
@@ -148,7 +147,7 @@ pub(super) fn pipeline() -> Outcome<Found> {
 /// Equation 6 for N nodes; the limit for `None`.
 fn switch(shape: &ModelShape, nodes: Option<u64>) -> f64 {
     let weights = shape.parameters() as f64 * 2.0 / SERVER;
-    nodes.map_or(weights / RDMA, |nodes| switch_seconds(nodes, weights, 0.0, RDMA, 0.0))
+    nodes.map_or(1.0, |nodes| (nodes - 1) as f64 / nodes as f64) * weights / RDMA
 }
 
 pub(super) fn switch_time() -> Outcome<Found> {
