@@ -6,7 +6,7 @@ lines    counts lines of Rust that are neither blank nor comments, outside tests
 callers  lists public items of shipped crates that no shipped code names, and the benchmarks and tests that do. It goes by names: an
          item that shares its name with something in use is not found
 check    compares what it counts by crate with .ci/house.json: repeated code, words that CONTRIBUTING.md replaces, long comment
-         lines, paths in ARCHITECTURE.md and the READMEs that lead to no file, links of documents, pages of docs/ that are too
+         lines, paths in ARCHITECTURE.md and the READMEs that lead to no file, strangers at the root, links of documents, pages of docs/ that are too
          many or too large, commands on pages that CI does not run and that do not say why, wide traits,
          parameters without a name, comments that need their neighbours, the items of `callers`
 update   lowers the allowances in .ci/house.json to what is counted; none is ever raised
@@ -26,6 +26,7 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 ALLOWED = ROOT / ".ci/house.json"
 BUDGET = ROOT / ".ci/budget.txt"
+ROOT_FILE = re.compile(r"\.\w+|[A-Z]+(\.md)?|Cargo\.\w+|build\.rs|justfile|\w+\.toml")
 RUN = 30
 COLUMNS = 120
 METHODS = 6
@@ -186,6 +187,14 @@ def lost_paths():
                     yield f"{document}: {path}"
 
 
+def strangers():
+    """Folders at the root that ARCHITECTURE.md does not name, and files there that no tool or reader looks for."""
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    for name in sorted({name.partition("/")[0] + "/" * ("/" in name) for name in tracked("*")}):
+        if not (f"`{name}" in text if name.endswith("/") else ROOT_FILE.fullmatch(name)):
+            yield f"{name} is at the root, expected only folders that ARCHITECTURE.md names and files such as Cargo.toml"
+
+
 def anchors(name):
     """GitHub's anchors of a document's headings."""
     text = re.sub(r"^ *```.*?^ *```", "", (ROOT / name).read_text(), flags=re.M | re.S)
@@ -289,7 +298,7 @@ def callers():
 def counts():
     """Places by rule and crate."""
     places = {rule: collections.defaultdict(list) for rule in json.loads(ALLOWED.read_text())}
-    places["paths"]["documents"].extend(lost_paths())
+    places["paths"]["documents"].extend([*lost_paths(), *strangers()])
     places["links"]["documents"].extend(lost_links())
     places["pages"]["documents"].extend(large_pages())
     places["commands"]["documents"].extend(unrun_commands())
