@@ -17,7 +17,7 @@ use crate::error::{not_negative, positive};
 use crate::step::{Constants, Part, Target, Work, step};
 
 /// Minimum throughput gain that justifies adopting affinity.
-pub(crate) const WORTH: f64 = 0.01;
+pub const WORTH: f64 = 0.01;
 /// Without calibration, communication may take half or twice the predicted time.
 pub const UNCALIBRATED_FACTOR: f64 = 2.0;
 

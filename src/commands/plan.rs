@@ -8,7 +8,8 @@ mod units;
 
 use std::path::Path;
 
-use semmoe_planner::advice::{ResidentDomains, replication, resident_domains};
+use semmoe_planner::advice::{Replication, ResidentDomains, replication, resident_domains};
+use semmoe_planner::affinity::WORTH;
 use semmoe_planner::calibration::{Accuracy, Calibration};
 use semmoe_planner::cluster::Cluster;
 use semmoe_planner::fitted::fitted;
@@ -160,7 +161,7 @@ struct Extras {
     switching: Option<Result<Switching, NoSwitch>>,
     /// Divisions of a unit into groups, best first.
     groups: Vec<GroupSwitch>,
-    replication: Option<semmoe_planner::advice::Replication>,
+    replication: Option<Replication>,
     /// Expert domains of the best plan.
     domains: Option<ResidentDomains>,
     /// Units of the trace, if one is given.
@@ -215,7 +216,8 @@ impl Extras {
         if let Some(found) = self.groups.first() {
             text.push_str(&group_text(found));
         }
-        if let Some(found) = self.replication.as_ref().filter(|found| found.redundant_slots > 0) {
+        let saves = |found: &&Replication| found.resident.seconds < found.resident.ep_seconds * (1.0 - WORTH);
+        if let Some(found) = self.replication.as_ref().filter(saves) {
             let (resident, slots) = (&found.resident, found.redundant_slots);
             text.push_str(&format!(
                 "replicas: {slots} more slots a layer (domains {:?}, outermost first) would cut a decoding layer's exchange and attention \
@@ -237,52 +239,56 @@ impl Extras {
     }
 }
 
-fn crossing_text(crossing: Crossing) -> String {
-    match crossing {
+fn switching_text(found: &Switching) -> String {
+    let crossing = match found.crossing {
         Crossing::At(sequences) => format!("slices are faster below {sequences:.0} requests in flight"),
         Crossing::AboveAll => "slices are faster at every load, so there is nothing to switch".to_owned(),
         Crossing::BelowAll => "whole experts are faster at every load, so there is nothing to switch".to_owned(),
-    }
-}
-
-fn switching_text(found: &Switching) -> String {
+    };
     format!(
-        "switching {} GPUs between TP and EP: {}; a switch takes {:.0} ms ({:.0} ms of it experts) and {:.1}% more memory for \
+        "switching {} GPUs between TP and EP: {crossing}; a switch takes {:.0} ms ({:.0} ms of it experts) and {:.1}% more memory for \
          experts\n",
         found.gpus,
-        crossing_text(found.crossing),
         found.seconds * 1e3,
         found.weight_seconds * 1e3,
         found.memory_overhead * 100.0
     )
 }
 
-/// The best division into groups.
+/// Describes the best division into groups.
 fn group_text(found: &GroupSwitch) -> String {
-    let Switching { unit: SwitchUnit { groups, group_gpus }, .. } = found.switching;
+    let Switching { unit: SwitchUnit { groups, group_gpus }, gpus, room_tokens, .. } = found.switching;
+    let below = match found.switching.crossing {
+        Crossing::At(sequences) => sequences,
+        Crossing::AboveAll => {
+            return format!(
+                "{groups} groups of {group_gpus} GPUs are faster than EP over {gpus} at every load: run them as units\n"
+            );
+        }
+        Crossing::BelowAll => {
+            return format!(
+                "EP over {gpus} GPUs is faster than {groups} groups of {group_gpus} at every load: nothing to switch\n"
+            );
+        }
+    };
     let load = match (&found.units, found.at_load) {
-        (Some(units), _) => {
-            let (adaptive, fixed) = (units.adaptive, units.best.request_seconds);
-            let (seconds, switches) = (adaptive.request_seconds, adaptive.switches);
-            format!("under the trace {seconds:.2} s a request with {switches} switches, {fixed:.2} s without")
-        }
-        (None, Some(at)) if found.within_limits => {
-            format!("at this rate the groups take {:.2} s a request", at.request_seconds)
-        }
+        (Some(UnitMix { adaptive, best, .. }), _) => format!(
+            "under the trace {:.2} s a request with {} switches, {:.2} s without",
+            adaptive.request_seconds, adaptive.switches, best.request_seconds
+        ),
         (None, Some(at)) => {
-            format!("at this rate the groups take {:.2} s a request and miss a limit", at.request_seconds)
+            let limits = if found.within_limits { "" } else { " and miss a limit" };
+            format!("at this rate the groups take {:.2} s a request{limits}", at.request_seconds)
         }
-        (None, None) => "only the unit as a whole serves this rate".to_owned(),
+        (None, None) => "the groups cannot serve this rate".to_owned(),
     };
     format!(
-        "switching {} GPUs between EP and {groups} groups of {group_gpus} (semmoe worker --switch-groups {groups}; tp_layout = \
-         \"tp:{groups}x{group_gpus}\"): {}; a switch takes {:.0} ms, {:.0} ms of it experts; {:.2} and {:.2} million KV tokens in EP and \
-         in groups; {load}\n",
-        found.switching.gpus,
-        crossing_text(found.switching.crossing),
+        "switching {gpus} GPUs between EP and {groups} groups of {group_gpus}, which are faster below {below:.0} requests in flight \
+         (worker --switch-groups {groups}; tp_layout = \"tp:{groups}x{group_gpus}\"): a switch takes {:.0} ms ({:.0} ms of it experts); \
+         the KV cache has {:.2} million tokens in EP and {:.2} million in groups; {load}\n",
         found.switching.seconds * 1e3,
         found.switching.weight_seconds * 1e3,
-        found.switching.room_tokens.ep / 1e6,
-        found.switching.room_tokens.tp / 1e6,
+        room_tokens.ep / 1e6,
+        room_tokens.tp / 1e6,
     )
 }

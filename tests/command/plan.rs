@@ -28,6 +28,11 @@ fn a_plan_is_printed_written_and_explained() {
     // Units of 1, 2 and 4 GPUs.
     assert_eq!(document["plan"]["strategies"], 1 + 5 + 14);
     assert_eq!(document["accuracy"], "uncalibrated");
+    let groups = &document["extras"]["groups"];
+    assert_eq!(
+        (&groups[0]["groups"], &groups[0]["group_gpus"], &groups[1]),
+        (&2.into(), &2.into(), &serde_json::Value::Null)
+    );
     assert!(document["affinity"][1]["gain"]["bytes_ratio"].as_f64().is_some_and(|ratio| (ratio - 0.8).abs() < 1e-9));
     assert!(document["plan"]["ranked"][0]["at_load"]["usd_per_million_tokens"].as_f64().is_some_and(|usd| usd > 0.0));
     let html = std::fs::read_to_string(page).expect("the page");
@@ -44,7 +49,9 @@ fn a_plan_is_printed_written_and_explained() {
 
     let explained = run(&[&base[..], &["--explain"]].concat());
     let text = String::from_utf8_lossy(&explained.stdout).into_owned();
-    for part in ["modelled, uncalibrated", "affinity, prefill of", "switching 4 GPUs", "each rank loads"] {
+    for part in
+        ["modelled, uncalibrated", "affinity, prefill of", "switching 4 GPUs", "2 groups of 2", "each rank loads"]
+    {
         assert!(text.contains(part), "{}\nlacks: {part}", describe(&explained));
     }
 }
