@@ -33,8 +33,7 @@ const OPENAI: Version = Version::new(0, 5, 23);
 const MEMBER: &str = "routed_experts";
 /// Body field that requests token ids from vLLM.
 const TOKEN_IDS_FIELD: &str = "return_token_ids";
-/// Token id members in vLLM's responses: the first is in each choice, the second in each choice (completions) or next
-/// to the choices (chat).
+/// Token id members in vLLM's responses: in each choice; in each choice (completions) or next to the choices (chat).
 const TOKEN_IDS: [&str; 2] = ["token_ids", "prompt_token_ids"];
 
 /// Returns whether an engine of this version (`None` if unknown) supports requests for routed experts on this route. It
@@ -142,8 +141,7 @@ pub const PROMPT_START_FIELD: &str = "routed_experts_prompt_start";
 
 static TOLD: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"routed_experts\":\""));
 
-/// Returns whether a piece of a response has routed experts. Generated text cannot imitate them, since quotes in it are
-/// escaped.
+/// Returns whether a piece of a response has routed experts. Generated text cannot imitate them: its quotes are escaped.
 pub fn has_routed_experts(piece: &[u8]) -> bool {
     TOLD.find(piece).is_some()
 }
@@ -209,8 +207,7 @@ impl Cuts {
         Ok(())
     }
 
-    /// Returns the values of `name` in an object, and sets the object's token ids to `null` if the client did not
-    /// request them.
+    /// Returns the values of `name` in an object. Sets its token ids to `null` if the client did not request them.
     fn found(
         &mut self,
         answer: &[u8],
@@ -239,8 +236,7 @@ impl Cuts {
         is_something
     }
 
-    /// Adds edits that remove the members of an object selected by `goes`; each run of such members is removed with one
-    /// comma.
+    /// Adds edits that remove the members of an object selected by `goes`, each run of them with one comma.
     fn members(
         &mut self,
         answer: &[u8],
