@@ -141,7 +141,7 @@ pub const PROMPT_START_FIELD: &str = "routed_experts_prompt_start";
 
 static TOLD: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"routed_experts\":\""));
 
-/// Returns whether a piece of a response has routed experts. Generated text cannot imitate them: its quotes are escaped.
+/// Returns whether a piece of a response has routed experts. Text cannot imitate them: its quotes are escaped.
 pub fn has_routed_experts(piece: &[u8]) -> bool {
     TOLD.find(piece).is_some()
 }
