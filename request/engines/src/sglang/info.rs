@@ -251,6 +251,17 @@ mod tests {
     }
 
     #[test]
+    fn hybrid_experts_have_groups_of_several_ranks() {
+        let ranks =
+            |experts: &str| ServerInfo { experts: Some(experts.to_owned()), ..ServerInfo::default() }.group_ranks();
+        assert_eq!((ServerInfo::default().group_ranks(), ranks("ep"), ranks("tp:2x4")), (1, 1, 1));
+        assert_eq!((ranks("hybrid:2x4"), ranks("hybrid:4x2:8")), (4, 2));
+        for malformed in ["hybrid:", "hybrid:2", "hybrid:2x", "hybrid:2x0", "hybrid:2x-1", "hybrid:2x65536"] {
+            assert_eq!(ranks(malformed), 1, "{malformed}");
+        }
+    }
+
+    #[test]
     fn ranks_by_version() {
         for (info, ranks) in [
             (json!({ "version": "0.5.16", "dp_size": 8, "enable_dp_attention": true }), Some(8)),
