@@ -51,13 +51,13 @@ impl Model {
         if let Some(groups) = to.layout.groups().filter(|_| !ep.is_target(to.layout)) {
             return Err(ModelError::Groups { groups });
         }
-        check_placement(&self.config, GroupId::new(ep.rank().get()), &to.replicas)?;
         let world = ep.world();
         for (field, found) in [("groups", to.replicas.groups().into()), ("places", to.replicas.places())] {
             if found != world {
                 return Err(ModelError::Placement { field, found, of: "unit", expected: world });
             }
         }
+        check_placement(&self.config, GroupId::new(ep.rank().get()), &to.replicas)?;
         expert_columns(&self.config, to.layout, ep.rank().index(), world)?;
         let arranged = match &self.backend {
             Backend::Cpu(cpu) => cpu.experts.resident()?.arrange(to),
