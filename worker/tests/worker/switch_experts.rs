@@ -224,7 +224,7 @@ fn a_spread_for_another_unit_or_of_uneven_slices_is_refused() {
         let rank = Rank::of(&dir, link, &shuffled_of(&config, 8, 1));
         let refused = rank.model.check_switch(&placement, &rank.ep).unwrap_err().to_string();
         assert!(refused.contains("width 12") && refused.contains('8'), "{refused}");
-        // Ranks without a group in the placement answer as the others do: the first answer is the one that is told.
+        // Ranks without a group in the placement answer as the others do, because only the first answer is reported.
         let refused = rank.model.check_switch(&whole(&shuffled_of(&config, 2, 1)), &rank.ep).unwrap_err();
         assert_eq!(refused.to_string(), "the placement has 2 groups, but the unit has 8");
     });
