@@ -82,8 +82,10 @@ const CLIENTS: u64 = 12;
 const PAGES: u64 = 40;
 const MAX_PROMPT_TOKENS: u32 = 100;
 const MAX_ANSWER_TOKENS: u32 = 24;
-/// Each switch between any two of ep, tp and groups, in both directions.
-const TOUR: [&str; 6] = ["tp:2x2", "ep", "tp", "tp:2x2", "tp", "ep"];
+const GROUPS: &str = "tp:2x2";
+const HYBRID: &str = "dp-hybrid";
+/// Each switch between any two of ep, tp, groups and hybrid nodes, in both directions.
+const TOUR: [&str; 12] = ["tp", "ep", GROUPS, "ep", HYBRID, "tp", GROUPS, "tp", HYBRID, GROUPS, HYBRID, "ep"];
 
 /// Requests and tokens of all clients.
 #[derive(Default)]
@@ -155,6 +157,7 @@ async fn tours_leave_nothing_behind(tours: usize) {
     let _turn = TURN.lock().await;
     let unit = Unit::start_with(WORLD, |config| {
         (config.both_attentions, config.switch_groups) = (true, vec![2]);
+        config.switch_hybrid = Some("2x2".parse().unwrap());
         config.limits.kv = KvBudget::Tokens(PAGES as usize * 64);
     });
     let asked = Asked::default();
@@ -206,12 +209,12 @@ fn every_token_was_computed_once(metrics: &Metrics, asked: &Asked) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn switches_to_groups_and_back_under_load_leave_nothing_behind() {
-    tours_leave_nothing_behind(10).await;
+async fn switches_between_all_layouts_under_load_leave_nothing_behind() {
+    tours_leave_nothing_behind(5).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "three minutes"]
-async fn a_thousand_switches_to_groups_and_back_under_load_leave_nothing_behind() {
-    tours_leave_nothing_behind(167).await;
+async fn a_thousand_switches_between_all_layouts_under_load_leave_nothing_behind() {
+    tours_leave_nothing_behind(84).await;
 }

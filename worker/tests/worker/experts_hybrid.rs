@@ -2,14 +2,17 @@
 
 use crate::common;
 use std::collections::BTreeMap;
+use std::ops::ControlFlow;
+use std::path::Path;
 
 use crate::common::{
     Laid, Rank, config, contiguous, contiguous_of, dp_tables, fixture, golden, model_dir, model_info, on_layout,
     relative_error, shuffled,
 };
-use crate::support::{Unit, refused};
+use crate::support::{LAYERS, TOP_K, Unit, greedy, refused};
 use semmoe_kernels::collectives::{PrivateMemory, Unobserved};
-use semmoe_tables::{Attention, LayerIdx, RankId};
+use semmoe_solver::{EvalInput, EvalOptions, SolveOptions, evaluate, solve};
+use semmoe_tables::{Attention, LayerIdx, Profile, RankId, Score, TokenId, Trace};
 use semmoe_worker::ep::{ExpertLayout, ExpertParallel, LevelBytes, WireRows};
 use semmoe_worker::model::{Model, ModelConfig, ModelError};
 use semmoe_worker::{TransportChoice, WorkerConfig};
@@ -115,6 +118,51 @@ fn what_crosses_nodes_is_what_the_recorded_routing_says() {
             assert_eq!(sent, expected, "what the transport carried is what was counted, {experts}");
         }
     }
+}
+
+/// The solver's tables for two nodes, on a trace that Transformers recorded: the unit sends what `evaluate` predicts
+/// if each prompt runs on the node with its largest share in T.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_crosses_nodes_is_what_evaluate_predicts() {
+    let trace = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/data/reference.trace.safetensors");
+    let trace = Trace::open(&trace).unwrap();
+    let options = SolveOptions { starts: 1, ..SolveOptions::new(2, Attention::Dp, trace.provenance().clone()) };
+    let profile = Profile::of_trace(&trace).unwrap();
+    let tables = solve(&profile, Some(&trace), &options, &mut |_| ControlFlow::Continue(())).unwrap().tables;
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("two.tables");
+    tables.write(&path).unwrap();
+    let evaluated = evaluate(&tables, EvalInput::Trace(&trace), &EvalOptions::default()).unwrap();
+    let (predicted, routes) = (evaluated.argmax.unwrap(), (trace.tokens() * LAYERS) as f64);
+    let count = |value: f64| {
+        assert!((value - value.round()).abs() < 1e-6 * routes, "{value} is a count");
+        value.round() as u64
+    };
+    let (rows, activations) = (count(predicted.remote_ranks_per_token * routes), routes as u64 * TOP_K as u64);
+    let local = count(predicted.request_lar * activations as f64);
+
+    let unit = Unit::start_with(4, |config| {
+        (config.experts, config.tables, config.limits.prefix_reuse) = (hybrid(2, 2, None), Some(path.clone()), false);
+    });
+    for (at, request) in trace.iter().enumerate() {
+        let rows = request.token_ids().iter().filter_map(|&id| tables.token_row(TokenId::new(id)));
+        let share = Score::of_rows(2, rows).share().unwrap();
+        let rank = 2 * u16::from(share[1] > share[0]) + at as u16 % 2;
+        let mut body = greedy(&request.token_ids().into(), 1);
+        body["routed_dp_rank"] = rank.into();
+        let (status, served_by, answer) = unit.ask("/generate", &body).await;
+        assert_eq!((status, served_by), (200, Some(rank)), "{answer}");
+    }
+    let metrics = unit.metrics().await;
+    let counted = |place| metrics.sum("semmoe_activations_total", &[("where", place)]);
+    assert_eq!((counted("local"), counted("remote")), (local, activations - local));
+    // Dispatch: the row, the number of its pairs, the pairs; combine: the row. One header for each layer of a prompt.
+    let row = 2 * 4 * config().hidden as u64 + 2;
+    let headers = (8 * trace.requests() * LAYERS) as u64;
+    let bytes = rows * row + 6 * (activations - local) + headers;
+    assert_eq!(metrics.sum("semmoe_level_bytes_total", &[("level", "other")]), bytes);
+    assert!(predicted.remote_ranks_per_token < 0.95 * evaluated.remote_ranks_random.unwrap(), "{predicted:?}");
+    unit.end();
 }
 
 #[tokio::test(flavor = "multi_thread")]
