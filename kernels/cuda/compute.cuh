@@ -3,6 +3,9 @@
 #pragma once
 #include "common.cuh"
 
+// In a row's list of pairs: no further pair.
+constexpr u32 NO_PAIR = 0xffffffffu;
+
 // a * b + c, rounded once on a GPU. For speed; `add` and `multiply` never become a fused operation.
 __device__ inline float fused(float a, float b, float c) {
 #ifdef __CUDA_ARCH__

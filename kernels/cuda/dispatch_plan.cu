@@ -6,7 +6,7 @@
 
 struct PlanParams {
   const int* experts[MAX_LOCAL];         // [n, k]; below 0: the slot is not used
-  const u32* rank_of_expert[MAX_LOCAL];  // [N]
+  const u32* rank_of_expert[MAX_LOCAL];  // [N], or null: every rank has a part of each expert
   int* places[MAX_LOCAL];                // [n, P]: place among the rows for that rank, or -1
   Signals* signals[MAX_LOCAL];           // gets the counts
   u64* report[MAX_LOCAL];
@@ -24,12 +24,14 @@ __device__ inline u64 hosts_of(const PlanParams& p, u32 token) {
     const u64 at = static_cast<u64>(token) * p.top_k + slot;
     const int expert = p.experts[blockIdx.y][at];
     if (expert == -1) continue;
-    const u32 host = static_cast<u32>(expert) < p.experts_in_all ? p.rank_of_expert[blockIdx.y][expert] : MAX_RANKS;
+    const u32* ranks = p.rank_of_expert[blockIdx.y];
+    u32 host = MAX_RANKS;
+    if (static_cast<u32>(expert) < p.experts_in_all) host = ranks == nullptr ? p.ranks - 1 : ranks[expert];
     if (host >= p.ranks) {
       stop(p.report[blockIdx.y], STOP_DESTINATION, blockIdx.y, 0, static_cast<u32>(at));
       continue;
     }
-    hosts |= 1ull << host;
+    hosts |= ranks == nullptr ? ~0ull >> (MAX_RANKS - p.ranks) : 1ull << host;
   }
   return hosts;
 }

@@ -1,5 +1,5 @@
 // Returns the experts' rows to their tokens: `out[r]` is the sum, in the order of the pairs, of `weight * y` over the
-// pairs of r. One thread per 16 bytes of a row.
+// pairs of r. One thread per 16 bytes of a row. A row that consists of NO_PAIR is not written.
 #include "rows.cuh"
 
 constexpr u32 PAIRS_AT_ONCE = 4;
@@ -7,7 +7,7 @@ constexpr u32 PAIRS_AT_ONCE = 4;
 struct SumPairsParams {
   const void* y;          // [pairs, H]
   const u32* first_pair;  // [R + 1]
-  const u32* pair_of;     // [pairs]
+  const u32* pair_of;     // [pairs]; NO_PAIR follows a row's pairs where it has fewer than others
   const float* weights;   // [pairs]
   void* out;              // [R, H]
   u32 rows;
@@ -24,7 +24,11 @@ __device__ inline void sum_pairs(const SumPairsParams& p) {
   const u32 unit = unit_in_row();
   if (row >= p.rows || unit >= p.hidden / Access::COUNT) return;
   const u32 begin = p.first_pair[row];
-  const u32 end = p.first_pair[row + 1];
+  u32 end = p.first_pair[row + 1];
+  if (begin < end && end <= p.pairs) {
+    if (p.pair_of[begin] == NO_PAIR) return;
+    while (p.pair_of[end - 1] == NO_PAIR) --end;
+  }
   Values sums = all_of<Access>(begin <= end && end <= p.pairs ? 0.0f : not_a_number());
   for (u32 first = begin; first < end && end <= p.pairs; first += PAIRS_AT_ONCE) {
     // The rows are loaded together, and added in order.

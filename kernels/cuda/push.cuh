@@ -7,7 +7,7 @@ struct DispatchParams {
   const void* x[MAX_LOCAL];              // [n, H]
   const int* experts[MAX_LOCAL];         // [n, k]
   const float* weights[MAX_LOCAL];       // [n, k]
-  const u32* rank_of_expert[MAX_LOCAL];  // [N]
+  const u32* rank_of_expert[MAX_LOCAL];  // [N], or null: every rank has a part of each expert
   int* sent_rows[MAX_LOCAL];             // [n, P]: places from dispatch_plan; becomes rows
   u32* source_offsets[MAX_LOCAL];        // [P + 1]
   void* rows[MAX_RANKS];                 // [capacity, H] of each rank
@@ -32,7 +32,8 @@ __device__ inline void push_routes(const DispatchParams& p, u32 token, u32 peer,
     const u64 at = static_cast<u64>(token) * p.top_k + slot;
     const int expert = slot < p.top_k ? p.experts[y][at] : -1;
     // The plan has rejected experts and ranks out of range.
-    const bool there = expert >= 0 && p.rank_of_expert[y][expert] == peer;
+    const u32* ranks = p.rank_of_expert[y];
+    const bool there = expert >= 0 && (ranks == nullptr || ranks[expert] == peer);
     const u32 all_there = __ballot_sync(ALL_LANES, there);
     const u32 to = kept + __popc(all_there & ((1u << lane_id()) - 1));
     if (there) {

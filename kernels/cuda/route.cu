@@ -10,6 +10,7 @@ struct RouteParams {
   const float* correction;  // [N]: added to the scores for the choice alone; null: none
   u16* experts;             // [n, k], strongest first
   float* weights;           // [n, k]
+  int* ids;                 // [n, k]: the experts once more, as a dispatch reads them; null: not wanted
   u32 rows;
   u32 num_experts;
   u32 top_k;
@@ -152,7 +153,10 @@ __device__ inline void route(const RouteParams& p) {
     if (i == lane_id()) own = expert;
   }
   const u64 first = static_cast<u64>(row) * p.top_k;
-  if (lane_id() < p.top_k) p.experts[first + lane_id()] = static_cast<u16>(own);
+  if (lane_id() < p.top_k) {
+    p.experts[first + lane_id()] = static_cast<u16>(own);
+    if (p.ids != nullptr) p.ids[first + lane_id()] = static_cast<int>(own);
+  }
   weigh<PER_LANE>(p, logits, own, strongest, p.weights + first);
 }
 

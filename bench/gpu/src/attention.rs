@@ -218,6 +218,7 @@ impl Shared {
             dtype,
         };
         let route = Route {
+            ids: None,
             logits: any,
             correction: None,
             scoring: Scoring::Softmax,

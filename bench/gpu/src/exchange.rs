@@ -95,7 +95,7 @@ impl<T: Element> Exchange<T> {
             dtype: T::DTYPE,
             top_k: TOP_K as u64,
             experts_in_all: EXPERTS as u64,
-            rank_of_expert: &shared(&self.hosts, self.ranks),
+            rank_of_expert: Some(&shared(&self.hosts, self.ranks)),
             x: &x,
             experts: &experts,
             weights: &weights,

@@ -214,7 +214,7 @@ impl Collectives for Cuda {
             dtype: rows.dtype,
             top_k: args.top_k.into(),
             experts_in_all: args.experts_total,
-            rank_of_expert: &own(args.rank_of_expert, args.experts_total * 4),
+            rank_of_expert: Some(&own(args.rank_of_expert, args.experts_total * 4)),
             x: &own(args.x, rows.bytes_of(args.tokens)),
             experts: &own(args.experts, slots),
             weights: &own(args.weights, slots),

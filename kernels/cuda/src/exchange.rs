@@ -24,8 +24,8 @@ pub struct Dispatch<'a> {
     pub top_k: u64,
     /// N
     pub experts_in_all: u64,
-    /// L x `[N]`
-    pub rank_of_expert: &'a [Buffer],
+    /// L x `[N]`; `None` if every rank has a part of each expert.
+    pub rank_of_expert: Option<&'a [Buffer]>,
     /// L x `[n, H]`
     pub x: &'a [Buffer],
     /// L x `[n, k]` i32; -1 for an unused slot.
@@ -78,7 +78,10 @@ impl Dispatch<'_> {
         let hosts_bytes = self.experts_in_all.saturating_mul(4);
         Ok(PlanParams {
             experts: self.slots("experts", team, self.experts)?,
-            rank_of_expert: team.locals("rank of expert", self.rank_of_expert, hosts_bytes, 4)?,
+            rank_of_expert: match self.rank_of_expert {
+                Some(ranks) => team.locals("rank of expert", ranks, hosts_bytes, 4)?,
+                None => [0; MAX_LOCAL],
+            },
             places: sent_rows(team, self.tokens, self.sent_rows)?,
             signals: team.local_signals(),
             report: team.params().report,

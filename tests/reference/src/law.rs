@@ -285,18 +285,15 @@ fn expected<T: Element>(case: Case, round: &Round<T>) -> Vec<Found> {
         .collect()
 }
 
-/// Runs every end on its own thread, and collects the results.
+/// Runs every end, in rank order, on its own thread, and collects the results.
 ///
 /// # Panics
 /// If any of them does.
-pub fn on_ranks<T: Element, S: Space, R: Send>(
-    ends: Vec<Box<dyn Collectives<T, S>>>,
-    work: impl Fn(usize, Box<dyn Collectives<T, S>>) -> R + Sync,
-) -> Vec<R> {
+pub fn on_ranks<E: Send, R: Send>(ends: Vec<E>, work: impl Fn(usize, E) -> R + Sync) -> Vec<R> {
     std::thread::scope(|scope| {
         let work = &work;
-        let start = |end: Box<dyn Collectives<T, S>>| scope.spawn(move || work(end.rank(), end));
-        let threads: Vec<_> = ends.into_iter().map(start).collect();
+        let start = |(rank, end): (usize, E)| scope.spawn(move || work(rank, end));
+        let threads: Vec<_> = ends.into_iter().enumerate().map(start).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     })
 }

@@ -127,7 +127,7 @@ impl ShimUnit {
 /// Loads the only rank of a unit on a GPU with `memory` bytes; `None` without a C++ compiler.
 pub fn loaded_alone(dir: &Path, placement: &ExpertCopies, memory: u64) -> Option<Result<Model, ModelError>> {
     let settings = GpuSettings { dtype: Dtype::F32, step_tokens: 64, running: 4, pages: 8, other_pages: 0 };
-    let unit = ShimUnit::new(shim()?, settings.room(1, ModelConfig::load(dir).unwrap().hidden));
+    let unit = ShimUnit::new(shim()?, settings.room(1, &ModelConfig::load(dir).unwrap()));
     let link = UnitLink::join(Box::new(LocalTransport::mesh(1).remove(0)) as Box<dyn Lockstep>, 1).unwrap();
     let gpu = unit.rank_with(0, |stream| stream.limited(memory));
     Some(Model::load_on(dir, placement.clone(), ExpertLayout::Ep, Attention::Dp, settings, gpu, link))
@@ -157,7 +157,7 @@ pub fn on_streams<R: Send, A: Accelerator + Sync + 'static>(
     let Layout { world, attention, experts, dtype, other_pages } = layout;
     let (both, other_pages) = (other_pages.is_some(), other_pages.unwrap_or(0));
     let settings = GpuSettings { dtype, step_tokens: 400, running: 16, pages: PAGES, other_pages };
-    let unit = ShimUnit::new(shim()?, settings.room(world, ModelConfig::load(dir).unwrap().hidden));
+    let unit = ShimUnit::new(shim()?, settings.room(world, &ModelConfig::load(dir).unwrap()));
     Some(on_ranks(world, |link| {
         let link = UnitLink::join(Box::new(link) as Box<dyn Lockstep>, 1).unwrap();
         let rank = link.rank();

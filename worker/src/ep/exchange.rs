@@ -84,6 +84,8 @@ pub struct ExpertParallel {
     /// Index of the current layout in `targets`, if it is one of them.
     target: Option<usize>,
     pub(super) placement: ExpertPlacement,
+    #[cfg(feature = "gpu")]
+    placements: u64,
     layers: Vec<LayerHosts>,
     /// `[W]`: whether each rank, including this one, is on this rank's node. Hybrid experts use the layout's nodes
     /// instead.
@@ -156,6 +158,8 @@ impl ExpertParallel {
             targets,
             target: None,
             placement,
+            #[cfg(feature = "gpu")]
+            placements: 1,
             plan: DispatchPlan::default(),
             inbox: Inbox::default(),
             outgoing: vec![Vec::new(); world],
@@ -246,6 +250,10 @@ impl ExpertParallel {
     pub(crate) fn set_placement(&mut self, placement: ExpertPlacement) {
         debug_assert_eq!(placement.replicas.layers(), self.layers.len());
         self.layers = LayerHosts::of_placement(&placement, self.rank());
+        #[cfg(feature = "gpu")]
+        {
+            self.placements += 1;
+        }
         if self.is_in_groups() {
             self.attention_group = 0..self.world();
         }
@@ -461,6 +469,27 @@ impl ExpertParallel {
     #[cfg(feature = "gpu")]
     pub(crate) fn plan(&self) -> &DispatchPlan {
         &self.plan
+    }
+
+    /// Number of placements so far, counting the current one.
+    #[cfg(feature = "gpu")]
+    pub(crate) fn placements(&self) -> u64 {
+        self.placements
+    }
+
+    /// Adds up the rows of a step over all ranks, which all call this.
+    ///
+    /// # Errors
+    /// A rank failed.
+    #[cfg(feature = "gpu")]
+    pub(crate) fn total_rows(&mut self, own: usize) -> Result<usize, UnitError> {
+        let me = self.unit.rank();
+        let messages = self.allgather_bytes(&(own as u32).to_le_bytes())?;
+        let others = messages.iter().enumerate().filter(|(rank, _)| *rank != me);
+        others.into_iter().try_fold(own, |sum, (rank, message)| match message.as_slice().try_into() {
+            Ok(rows) => Ok(sum + u32::from_le_bytes(rows) as usize),
+            Err(_) => Err(UnitError::protocol(rank, format!("a number of rows in {} bytes", message.len()))),
+        })
     }
 
     /// The locations of a layer's experts.

@@ -29,6 +29,13 @@ pub(crate) struct NotHere {
 }
 
 impl LayerHosts {
+    /// Returns the tables in the form that GPU kernels read: `[N]` slots, then the ranks, if there are any. The slot of
+    /// an expert that is not on this rank is not below [`LayerHosts::slots`].
+    #[cfg(feature = "gpu")]
+    pub(crate) fn words(&self) -> impl Iterator<Item = u32> + '_ {
+        self.slot_of.iter().chain(&self.rank_of).map(|&word| word.into())
+    }
+
     /// Fills `slots` with the local slot of each pair's expert; `source` maps a pair to the rank that sent it.
     ///
     /// # Errors

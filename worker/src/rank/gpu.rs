@@ -107,7 +107,7 @@ pub(super) fn load(
         pages: limits.kv_pages.of(start),
         other_pages: limits.kv_pages.of(start.other()),
     };
-    let room = settings.room(link.world(), prepared.served.config.hidden);
+    let room = settings.room(link.world(), &prepared.served.config);
     // `device::check` has ensured that a process starts at a multiple of its rank count.
     let local = gpu.rank(link.rank() % usize::from(ranks_here), room).map_err(ModelError::Gpu)?;
     let rank = meet(local, ep).map_err(|error| match error.rank() == link.rank() {

@@ -102,7 +102,7 @@ impl Reach<Gpu> for OnGpu {
 /// Runs a case on `world` ranks. Panics if a rank's results differ from the reference.
 pub(super) fn holds<T: Element>(world: usize, case: Case) -> Result<(), String> {
     let device = DeviceUnit::open(0, None).map_err(text)?;
-    let room = Room { ranks: world, rows: case.tokens * world, hidden: case.hidden, dtype: T::DTYPE };
+    let room = Room { ranks: world, rows: case.tokens * world, hidden: case.hidden, top_k: 1, dtype: T::DTYPE };
     let mut ends: Vec<Box<dyn Collectives<T, Gpu>>> = Vec::new();
     let mut ranks = Vec::new();
     let unit = device.ranks(world, &room, Duration::from_secs(10)).map_err(text)?;

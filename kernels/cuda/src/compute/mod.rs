@@ -26,7 +26,7 @@ pub use heads::{
 pub use matmul::{Activation, MatMul, MatMulRows, TILE_ROWS, Tile, Variant, tiles};
 pub use route::{GroupLimit, GroupScore, MAX_CHOSEN, MAX_EXPERTS, MAX_GROUPS, Route, Scoring};
 pub use rows::{AddRows, Embed, Norm, SumPairs};
-pub use sort_pairs::{SortPairs, Tiles};
+pub use sort_pairs::{Pairs, SortPairs, Tiles};
 
 use crate::error::LaunchError;
 use crate::launch::{Grid, Launch};

@@ -23,8 +23,9 @@ params! {
     AddRowsParams { residual: Raw, added: Raw, gate: Raw, rows: u32, hidden: u32 }
     /// `SortPairsParams`
     SortPairsParams {
-        experts: Raw, weights: Raw, row_of: Raw, sorted: Raw, first_pair: Raw, pair_of: Raw, tiles: Raw, rows: u32,
-        top_k: u32, num_experts: u32, tile_count: u32, tile_rows: u32, padding: u32,
+        experts: Raw, weights: Raw, row_of: Raw, sorted: Raw, first_pair: Raw, pair_of: Raw, tiles: Raw,
+        arrived: Raw, arrived_rows: Raw, slot_of: Raw, rows: u32, top_k: u32, num_experts: u32, slots: u32,
+        tile_count: u32, tile_rows: u32,
     }
     /// `SumPairsParams`
     SumPairsParams {
@@ -46,7 +47,7 @@ params! {
     }
     /// `RouteParams`
     RouteParams {
-        logits: Raw, correction: Raw, experts: Raw, weights: Raw, rows: u32, num_experts: u32, top_k: u32,
+        logits: Raw, correction: Raw, experts: Raw, weights: Raw, ids: Raw, rows: u32, num_experts: u32, top_k: u32,
         groups: u32, kept: u32, two_best: u32, sigmoid: u32, normalise: u32, scale: f32, padding: u32,
     }
 }
@@ -58,9 +59,9 @@ const _: () = {
     assert!(size_of::<EmbedParams>() == 3 * 8 + 4 * 4);
     assert!(size_of::<RowNormParams>() == 5 * 8 + 4 * 4);
     assert!(size_of::<AddRowsParams>() == 3 * 8 + 2 * 4);
-    assert!(size_of::<SortPairsParams>() == 7 * 8 + 6 * 4);
+    assert!(size_of::<SortPairsParams>() == 10 * 8 + 6 * 4);
     assert!(size_of::<SumPairsParams>() == 5 * 8 + 4 * 4);
     assert!(size_of::<HeadRowsParams>() == 11 * 8 + 16 * 4);
     assert!(size_of::<AttendParams>() == 10 * 8 + 12 * 4);
-    assert!(size_of::<RouteParams>() == 4 * 8 + 10 * 4);
+    assert!(size_of::<RouteParams>() == 5 * 8 + 10 * 4);
 };

@@ -64,6 +64,8 @@ pub struct Route {
     pub experts: Buffer,
     /// `[rows, top_k]` f32
     pub weights: Buffer,
+    /// `[rows, top_k]` i32: the experts in the form that [`Dispatch`](crate::Dispatch) reads.
+    pub ids: Option<Buffer>,
     /// Rows.
     pub rows: u64,
     /// Number of experts.
@@ -95,6 +97,7 @@ impl Route {
             correction: address_or_null("correction", self.correction, self.num_experts * 4, 4)?,
             experts: address("experts", self.experts, bytes_of(&[chosen, 2]), 2)?,
             weights: address("weights", self.weights, bytes_of(&[chosen, 4]), 4)?,
+            ids: address_or_null("ids", self.ids, bytes_of(&[chosen, 4]), 4)?,
             rows: in_range("rows", self.rows, 0, i32::MAX as u64)?,
             num_experts,
             top_k,

@@ -198,7 +198,7 @@ impl AddRows {
 
 /// Returns the experts' rows to their tokens: `out[r]` is the sum of `weights[q] * y[q]` over the pairs `q =
 /// pair_of[first_pair[r] .. first_pair[r + 1]]`, in order; 0 if there are none. A pair out of range results in a row of
-/// NaN.
+/// NaN. A row's pairs may be followed by `u32::MAX`; a row that has nothing else is not written.
 #[derive(Clone, Copy, Debug)]
 pub struct SumPairs {
     /// `[pairs, hidden]`

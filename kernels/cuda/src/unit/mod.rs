@@ -2,11 +2,12 @@
 //!
 //! Labels, splits and plans stay on the host, which must know how many rows will arrive. They travel over a
 //! [`Lockstep`] in the usual messages, but without rows. Ranks therefore agree on a call, or detect a lost rank, before
-//! anything is launched. Rows then move on the rank's stream, between GPUs that have mapped each other's memory
-//! ([`PeerMemory`]) or over NCCL ([`Hosts`](crate::hosts::Hosts)).
+//! anything is launched; only [`RoutedCollectives`] leave the plan to the GPU. Rows then move on the rank's stream,
+//! between GPUs that have mapped each other's memory ([`PeerMemory`]) or over NCCL ([`Hosts`](crate::hosts::Hosts)).
 
 mod mover;
 mod peers;
+mod routed;
 mod space;
 
 use semmoe_kernels::collectives::{
@@ -18,6 +19,7 @@ use semmoe_kernels::{DispatchPlan, Element, RowSplit, lockstep_through};
 pub use mover::{MoveError, Region, Room, RowMover, SentRows, SplitRows};
 pub(crate) use mover::{Stream, check_room, cut, padded};
 pub use peers::{LocalRank, PeerMemory, UnitRank};
+pub use routed::{ArrivedRows, RoutedCollectives, RoutedMover, RoutedTokens};
 pub use space::{DeviceReceived, DeviceRows, Gpu};
 
 use crate::calls::Rows;
@@ -114,8 +116,11 @@ impl<L: Lockstep, M: RowMover<T>, T: Element> DeviceCollectives<L, M, T> {
         })
     }
 
-    fn run(&mut self, call: impl FnOnce(&mut M, &Sent) -> Result<(), MoveError>) -> Result<(), UnitError> {
-        let Err(refused) = call(&mut self.mover, &self.sent) else { return Ok(()) };
+    fn run<R>(&mut self, call: impl FnOnce(&mut M, &Sent) -> Result<R, MoveError>) -> Result<R, UnitError> {
+        let refused = match call(&mut self.mover, &self.sent) {
+            Ok(done) => return Ok(done),
+            Err(refused) => refused,
+        };
         self.check_stopped()?;
         Err(self.operands(refused.to_string()))
     }

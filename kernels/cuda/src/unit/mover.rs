@@ -109,6 +109,8 @@ pub struct Room {
     pub rows: usize,
     /// H
     pub hidden: usize,
+    /// k: experts per row of a [`RoutedMover`](super::RoutedMover); 1 if there is none.
+    pub top_k: usize,
     /// Element type of the rows.
     pub dtype: Dtype,
 }

@@ -8,10 +8,12 @@ use semmoe_kernels::Element;
 use semmoe_kernels::collectives::NormIn;
 
 use super::mover::{MoveError, Region, Room, RowMover, SentRows, SplitRows, Stream, check_room, cut, padded};
+use super::routed::{ArrivedRows, RoutedMover, RoutedTokens};
 use super::space::{DeviceRows, Gpu};
-use crate::calls::{Allgather, RowOrder};
+use crate::calls::{Allgather, RowOrder, Rows};
 use crate::error::{LaunchError, Stopped};
 use crate::exchange::{Combine, Dispatch, Received};
+use crate::launch::Launch;
 use crate::params::{MAX_RANKS, SIGNAL_BYTES, SORT_THREADS};
 use crate::runner::{Accelerator, Runner};
 use crate::team::{Buffer, Team, count};
@@ -86,7 +88,8 @@ pub struct PeerMemory<R> {
 impl Room {
     /// Sizes of the symmetric parts: rows, sums, and the tokens, experts and weights of received rows.
     fn symmetric(&self) -> [u64; 5] {
-        [self.region(), self.region(), self.numbers(), self.numbers(), self.numbers()]
+        let routes = self.numbers() * self.top_k.max(1) as u64;
+        [self.region(), self.region(), self.numbers(), routes, routes]
     }
 
     fn beside(&self) -> [u64; 3] {
@@ -147,6 +150,43 @@ impl<R: Runner> PeerMemory<R> {
             // SAFETY: `DeviceRows` guarantees that its rows are valid, and the caller of `new` guarantees the rest.
             _ => unsafe { self.stream.runner.copy(from, Buffer { bytes, ..to }) }.map_err(MoveError::Device),
         }
+    }
+
+    /// Returns the launches that plan and run a dispatch.
+    fn dispatch_launches(&self, call: &RoutedTokens, x: Buffer) -> Result<[Launch; 2], MoveError> {
+        let [rows, _, tokens, experts, weights] = &self.parts;
+        let dispatch = Dispatch {
+            tokens: &[call.rows.tokens],
+            hidden: call.rows.hidden,
+            dtype: call.rows.dtype,
+            top_k: call.top_k,
+            experts_in_all: call.num_experts,
+            rank_of_expert: call.rank_of_expert.as_ref().map(std::slice::from_ref),
+            x: &[x],
+            experts: &[call.experts],
+            weights: &[call.weights],
+            sent_rows: &[self.stream.places],
+            source_offsets: &[self.source_offsets],
+            received: Received { capacity: call.capacity, rows, tokens, experts, weights },
+        };
+        Ok(dispatch.launches(&self.team, self.stream.runner.grid(), SORT_THREADS)?)
+    }
+
+    /// Adds up the sums of a dispatch's rows, of which no rank has more than `capacity`.
+    fn reduce_sums(&self, rows: Rows, capacity: u64, out: Buffer) -> Result<(), MoveError> {
+        let launch = Combine {
+            tokens: &[rows.tokens],
+            hidden: rows.hidden,
+            dtype: rows.dtype,
+            capacity,
+            sums: &self.parts[Region::Sums as usize],
+            sent_rows: &[self.stream.places],
+            out: &[out],
+        }
+        .launch(&self.team, self.stream.runner.grid())?;
+        // SAFETY: rows come from `DeviceRows`, which guarantees that they are valid; the caller of `new` guarantees the
+        // rest.
+        unsafe { self.stream.launch(&launch) }
     }
 
     /// Returns the number of rows of `row_bytes` bytes that fit on every rank.
@@ -211,23 +251,17 @@ impl<R: Runner, T: Element> RowMover<T> for PeerMemory<R> {
         self.stream.write_places(call.places)?;
         // SAFETY: the kernel of the last dispatch ended only after the peers had read its counts.
         unsafe { self.stream.write("counts", call.sent, self.counts)? };
-        let [rows, _, tokens, experts, weights] = &self.parts;
-        let capacity = self.capacity(call.rows.bytes_of(1));
-        let [_, exchange] = Dispatch {
-            tokens: &[call.rows.tokens],
-            hidden: call.rows.hidden,
-            dtype: call.rows.dtype,
+        let none = self.no_experts;
+        let unrouted = RoutedTokens {
+            rows: call.rows,
             top_k: 1,
-            experts_in_all: 1,
-            rank_of_expert: &[self.no_experts],
-            x: &[x.buffer()],
-            experts: &[self.no_experts],
-            weights: &[self.no_experts],
-            sent_rows: &[self.stream.places],
-            source_offsets: &[self.source_offsets],
-            received: Received { capacity, rows, tokens, experts, weights },
-        }
-        .launches(&self.team, self.stream.runner.grid(), SORT_THREADS)?;
+            num_experts: 1,
+            experts: none,
+            weights: none,
+            rank_of_expert: None,
+            capacity: self.capacity(call.rows.bytes_of(1)),
+        };
+        let [_, exchange] = self.dispatch_launches(&unrouted, x.buffer())?;
         // SAFETY: `DeviceRows` guarantees that its rows are valid, and the caller of `new` guarantees the rest.
         unsafe { self.stream.launch(&exchange) }
     }
@@ -236,17 +270,22 @@ impl<R: Runner, T: Element> RowMover<T> for PeerMemory<R> {
         if self.is_alone() {
             return self.copy(RowMover::<T>::region(self, Region::Sums), out.buffer(), call);
         }
-        let launch = Combine {
-            tokens: &[call.rows.tokens],
-            hidden: call.rows.hidden,
-            dtype: call.rows.dtype,
-            capacity: self.capacity(call.rows.bytes_of(1)),
-            sums: &self.parts[Region::Sums as usize],
-            sent_rows: &[self.stream.places],
-            out: &[out.buffer()],
+        self.reduce_sums(call.rows, self.capacity(call.rows.bytes_of(1)), out.buffer())
+    }
+}
+
+impl<R: Runner, T: Element> RoutedMover<T> for PeerMemory<R> {
+    fn dispatch_routed(&mut self, call: &RoutedTokens, x: DeviceRows<'_, T>) -> Result<ArrivedRows, MoveError> {
+        for launch in self.dispatch_launches(call, x.buffer())? {
+            // SAFETY: `DeviceRows` guarantees that its rows are valid, and the caller of `new` guarantees the rest.
+            unsafe { self.stream.launch(&launch)? };
         }
-        .launch(&self.team, self.stream.runner.grid())?;
-        // SAFETY: as in `dispatch`.
-        unsafe { self.stream.launch(&launch) }
+        let [rows, sums, _, experts, weights] = self.parts.each_ref().map(|part| part[self.team.first_rank()]);
+        let count = Buffer { bytes: 4, ..self.source_offsets.from_offset(4 * self.team.ranks() as u64) };
+        Ok(ArrivedRows { rows, sums, experts, weights, count })
+    }
+
+    fn combine_routed(&mut self, call: &RoutedTokens, out: DeviceRows<'_, T>) -> Result<(), MoveError> {
+        self.reduce_sums(call.rows, call.capacity, out.buffer())
     }
 }

@@ -120,7 +120,7 @@ fn launches<T: Element>(
         dtype: T::DTYPE,
         top_k: case.top_k as u64,
         experts_in_all: case.experts as u64,
-        rank_of_expert: &[rank_of_expert.buffer()],
+        rank_of_expert: Some(&[rank_of_expert.buffer()]),
         x: &[sent.memory[0].buffer()],
         experts: &[sent.memory[1].buffer()],
         weights: &[sent.memory[2].buffer()],

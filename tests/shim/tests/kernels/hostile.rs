@@ -184,7 +184,7 @@ impl Exchange {
             dtype: Dtype::F32,
             top_k: 1,
             experts_in_all: 2,
-            rank_of_expert: &[self.hosts.buffer()],
+            rank_of_expert: Some(&[self.hosts.buffer()]),
             x: &[self.x[rank].buffer()],
             experts: &[self.experts[rank].buffer()],
             weights: &[self.weights[rank].buffer()],

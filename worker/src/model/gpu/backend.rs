@@ -3,15 +3,14 @@
 use std::sync::Arc;
 
 use semmoe_kernels::Element;
-use semmoe_kernels::collectives::Collectives;
 use semmoe_kernels_cuda::Buffer;
 use semmoe_kernels_cuda::compute::{self, AddRows, Embed, Norm, Route};
-use semmoe_kernels_cuda::unit::Gpu;
+use semmoe_kernels_cuda::unit::RoutedCollectives;
 
 use super::attention::{AttentionCall, Cache, DeviceHeadNorms, group_limit, grouped};
 use super::buffers::Buffers;
 use super::choose::Choices;
-use super::experts::{DeviceExperts, PairLists};
+use super::experts::{DeviceExperts, DeviceHosts, PairLists};
 use super::matrix::{DeviceMatrix, Product};
 use super::memory::{Stream, rows_of};
 use super::rows::{DevicePlaces, RowPlaces};
@@ -29,13 +28,14 @@ use crate::model::weights::{FeedForward, HeadWeights, Weights};
 pub(in crate::model) struct GpuBackend<T: Element> {
     pub(super) config: Arc<ModelConfig>,
     pub(super) stream: Stream,
-    pub(super) unit: Box<dyn Collectives<T, Gpu>>,
+    pub(super) unit: Box<dyn RoutedCollectives<T>>,
     pub(super) weights: Weights<DeviceMatrix, Buffer>,
     /// Head weights for the other attention layout, `[layers]`, if the rank can switch to it.
     pub(super) other_heads: Option<Vec<HeadWeights<DeviceMatrix>>>,
     pub(super) norms: Vec<LayerNorms>,
     pub(super) final_norm: Buffer,
     pub(super) experts: DeviceExperts,
+    pub(super) hosts: DeviceHosts,
     pub(super) cache: Cache,
     pub(super) mover: Mover,
     pub(super) buffers: Buffers,
@@ -44,6 +44,8 @@ pub(in crate::model) struct GpuBackend<T: Element> {
     pub(super) rows: usize,
     /// Number of rows that this rank continues with after attention.
     pub(super) own_rows: usize,
+    /// Number of rows of all ranks, in a step whose dispatches the GPU plans.
+    pub(super) all_rows: usize,
     /// Whether `added` still has to be added to the residual stream.
     pub(super) is_pending: bool,
     /// Whether this rank is the only one and therefore has all experts and rows, so that no rows are sent.
@@ -119,12 +121,30 @@ impl<T: Element> GpuBackend<T> {
         self.stream.launch(AddRows { residual: to, added, gate, rows, hidden, dtype: T::DTYPE }.launch())
     }
 
+    /// Writes the lists that all layers of a step read.
+    fn begin(&mut self, step: &mut LayerStep<'_, '_>) -> Result<(), UnitError> {
+        let keeps = keeps_choices(step);
+        let Self { lists, cache, buffers, stream, hosts, is_alone, .. } = self;
+        lists.on_gpu = lists.places.write(step.items, cache.places(), buffers.places, stream)?;
+        if keeps && !*is_alone {
+            hosts.write(step.ep, stream)?;
+            self.all_rows = step.ep.total_rows(self.rows)?;
+        }
+        Ok(())
+    }
+
     /// Applies a gated feed-forward network to the normalised rows.
     fn mlp(&mut self, [gate_up, down]: [DeviceMatrix; 2], rows: usize, out: Buffer) -> Result<(), UnitError> {
         let Buffers { normed, product, .. } = self.buffers;
         gate_up.apply::<T>(normed, rows, Product::silu(product), &mut self.stream)?;
         down.apply::<T>(product, rows, Product::of(out), &mut self.stream)
     }
+}
+
+/// Returns whether this step's choices of experts stay on the GPU. They must reach the host if a forced rate changes
+/// them there, or if a split sends them along with the rows. All ranks give the same answer.
+fn keeps_choices(step: &LayerStep<'_, '_>) -> bool {
+    step.split.is_none() && step.ep.forced.is_none()
 }
 
 fn matrices(mlp: &Mlp<DeviceMatrix>) -> [DeviceMatrix; 2] {
@@ -155,10 +175,7 @@ impl<T: Element> ComputeBackend for GpuBackend<T> {
     fn attention(&mut self, step: &mut LayerStep<'_, '_>) -> Result<(), UnitError> {
         let (layer, rows) = (step.layer, self.rows);
         if layer == 0 {
-            self.lists.on_gpu = {
-                let Self { lists, cache, buffers, stream, .. } = self;
-                lists.places.write(step.items, cache.places(), buffers.places, stream)?
-            };
+            self.begin(step)?;
         }
         self.own_rows = step.own_positions().len();
         self.add_and_norm(rows, self.norms[layer].input)?;
@@ -194,9 +211,7 @@ impl<T: Element> ComputeBackend for GpuBackend<T> {
         let (rows, top_k) = (self.own_rows, self.config.top_k);
         let Some(moe) = self.weights.moe(step.layer) else { return Ok(()) };
         let Buffers { normed, router_logits, routed, .. } = self.buffers;
-        // The selection must reach the host if a forced rate changes it there, or if a split sends it along with the
-        // rows.
-        lists.are_kept = self.is_alone && step.split.is_none() && step.ep.forced.is_none();
+        lists.are_kept = keeps_choices(step);
         let kept = step.moe.filter(|_| lists.are_kept).map(|layer| self.kept(layer));
         self.keeps = kept.is_some();
         let (experts, weights) = lists.resize(if self.keeps { 0 } else { rows }, top_k);
@@ -205,11 +220,13 @@ impl<T: Element> ComputeBackend for GpuBackend<T> {
             return Ok(());
         }
         let pairs = rows * top_k;
+        let behind_weights = routed.from_offset(4 * pairs as u64);
         let launch = Route {
             logits: router_logits,
             correction: self.norms[step.layer].correction,
-            experts: kept.unwrap_or(routed.from_offset(4 * pairs as u64)),
+            experts: kept.unwrap_or(behind_weights),
             weights: routed,
+            ids: (self.keeps && !self.is_alone).then_some(behind_weights),
             rows: rows as u64,
             num_experts: self.config.num_experts as u64,
             top_k: top_k as u64,
@@ -237,7 +254,7 @@ impl<T: Element> ComputeBackend for GpuBackend<T> {
     fn experts(&mut self, step: &mut LayerStep<'_, '_>, lists: &RowLists) -> Result<(), UnitError> {
         let Some(layer) = step.moe else { return Ok(()) };
         if lists.are_kept {
-            return self.apply_own(layer);
+            return if self.is_alone { self.apply_own(layer) } else { self.apply_routed(layer, step.ep) };
         }
         let (top_k, hidden, elements) = (self.config.top_k, self.config.hidden, self.own_rows * self.config.hidden);
         let RowLists { experts, weights, phases, .. } = lists;

@@ -115,8 +115,7 @@ impl Buffers {
         layout.add::<u8>(scratch as usize);
         layout.add::<f32>(rows * experts);
         layout.add::<u32>(rows * top_k * 2);
-        // This buffer is used only in a unit with a single rank.
-        layout.add::<u16>(if ranks == 1 { moe_layers * rows * top_k } else { 0 });
+        layout.add::<u16>(moe_layers * rows * top_k);
         layout.add::<u32>(PairLists::max_words(pairs, received, experts));
         layout.add::<T>((pairs * expert).max(rows * dense));
         layout.add::<T>(pairs * hidden);

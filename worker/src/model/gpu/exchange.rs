@@ -3,8 +3,8 @@
 use semmoe_kernels::Element;
 use semmoe_kernels::collectives::{AllRowsIn, NormIn, OwnRowsIn, ReceivedIn};
 use semmoe_kernels_cuda::Buffer;
-use semmoe_kernels_cuda::compute::{Activation, MatMul, MatMulRows, SortPairs, SumPairs, Tiles};
-use semmoe_kernels_cuda::unit::Gpu;
+use semmoe_kernels_cuda::compute::{Activation, MatMul, MatMulRows, Pairs, SortPairs, SumPairs, Tiles};
+use semmoe_kernels_cuda::unit::{Gpu, RoutedTokens};
 use semmoe_tables::LayerIdx;
 
 use super::backend::GpuBackend;
@@ -66,15 +66,55 @@ impl<T: Element> GpuBackend<T> {
 
     /// Applies the experts to all rows on a rank that has all experts. The GPU sorts the row-expert pairs.
     pub(super) fn apply_own(&mut self, layer: LayerIdx) -> Result<(), UnitError> {
-        let (rows, top_k, num_experts) = (self.own_rows, self.config.top_k, self.config.num_experts as u64);
+        let Buffers { normed, added, routed, .. } = self.buffers;
+        let chosen = Pairs::Chosen { experts: self.kept(layer) };
+        self.sort_and_multiply(layer, chosen, routed, self.own_rows, [normed, added])
+    }
+
+    /// Dispatches the rows to the experts that the router chose, applies them and combines the results. The GPU plans
+    /// and sorts; the host learns the choices when the step ends.
+    pub(super) fn apply_routed(&mut self, layer: LayerIdx, ep: &ExpertParallel) -> Result<(), UnitError> {
+        let (config, elements) = (&self.config, self.own_rows * self.config.hidden);
+        let pairs = 4 * (self.own_rows * config.top_k) as u64;
+        let Buffers { normed, added, routed, .. } = self.buffers;
+        let (slot_of, rank_of_expert) = self.hosts.layer(layer);
+        let call = RoutedTokens {
+            rows: RoutedTokens::rows::<T>(self.own_rows, config.hidden),
+            top_k: config.top_k as u64,
+            num_experts: config.num_experts as u64,
+            experts: Buffer { bytes: pairs, ..routed.from_offset(pairs) },
+            weights: Buffer { bytes: pairs, ..routed },
+            rank_of_expert,
+            capacity: self.all_rows as u64,
+        };
+        self.stream.flush()?;
+        let arrived = self.unit.dispatch_routed(&call, rows_of(normed, elements))?;
+        let slots = ep.hosts(layer).slots as u64;
+        let pairs = Pairs::Arrived { experts: arrived.experts, count: arrived.count, slot_of, slots };
+        if slots > 0 {
+            self.sort_and_multiply(layer, pairs, arrived.weights, self.all_rows, [arrived.rows, arrived.sums])?;
+        }
+        self.stream.flush()?;
+        self.unit.combine_routed(&call, rows_of(added, elements))
+    }
+
+    /// Applies the experts to up to `rows` rows of `k` pairs each, which the GPU sorts.
+    fn sort_and_multiply(
+        &mut self,
+        layer: LayerIdx,
+        from: Pairs,
+        weights: Buffer,
+        rows: usize,
+        [x, sums]: [Buffer; 2],
+    ) -> Result<(), UnitError> {
         if rows == 0 {
             return Ok(());
         }
-        let (Buffers { normed, added, routed, pairs, .. }, count) = (self.buffers, rows * top_k);
-        let lists = DevicePairs::new(pairs, count, rows, Tiles::of(count as u64, num_experts));
+        let (top_k, slots) = (self.config.top_k, self.experts.layer(layer).slots as u64);
+        let lists = DevicePairs::new(self.buffers.pairs, rows * top_k, rows, Tiles::of((rows * top_k) as u64, slots));
         let sort = SortPairs {
-            experts: self.kept(layer),
-            weights: routed,
+            from,
+            weights,
             row_of: lists.row_of,
             sorted: lists.weights,
             first_pair: lists.first_pair,
@@ -82,10 +122,10 @@ impl<T: Element> GpuBackend<T> {
             tiles: lists.tiles,
             rows: rows as u64,
             top_k: top_k as u64,
-            num_experts,
+            num_experts: self.config.num_experts as u64,
         };
         self.stream.launch(sort.launch())?;
-        self.multiply(layer, lists, [normed, added].map(|of| rows_of::<T>(of, rows * self.config.hidden).buffer()))
+        self.multiply(layer, lists, [x, sums].map(|of| rows_of::<T>(of, rows * self.config.hidden).buffer()))
     }
 
     /// Returns the buffer that stores a layer's selected experts until the step ends.

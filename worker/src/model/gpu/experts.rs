@@ -11,13 +11,13 @@ use semmoe_kernels_cuda::unit::Gpu;
 use semmoe_tables::{ExpertId, LayerIdx, RankId};
 
 use super::matrix::Uploader;
-use super::memory::WordLists;
-use crate::ep::{ExpertPlacement, LayerHosts, NotHere};
-use crate::model::ModelError;
+use super::memory::{Stream, WordLists};
+use crate::ep::{ExpertLayout, ExpertParallel, ExpertPlacement, LayerHosts, NotHere, UnitError};
 use crate::model::checkpoint::TensorData;
 use crate::model::expert::{Capacity, Place, SwitchRoom, arrange, hosted};
 use crate::model::load::Loader;
 use crate::model::slices::expert_columns;
+use crate::model::{ModelConfig, ModelError};
 
 /// The experts of all layers, whole or sliced, in memory within which a switch moves them
 /// ([`semmoe_kernels::reshard`]). Gate and up are in one pool and down in another, so that each layer's experts are
@@ -125,6 +125,46 @@ impl DeviceExperts {
             Buffer { bytes: slot.len() as u64, ..self.memory.from_offset(first as u64) }
         });
         DeviceLayer { gate_up, down, slots }
+    }
+}
+
+/// The locations of all layers' experts on the GPU, from this rank's point of view.
+pub(super) struct DeviceHosts {
+    /// `[layers, 2, N]` u32: the slots, then the ranks.
+    memory: Buffer,
+    experts: usize,
+    /// Whether there are ranks: each expert is on one of them.
+    have_ranks: bool,
+    /// The value of [`ExpertParallel::placements`] for which the memory was written; initially 0.
+    written: u64,
+}
+
+impl DeviceHosts {
+    pub(super) fn new<T: Element>(config: &ModelConfig, uploader: &Uploader<T>) -> Result<Self, ModelError> {
+        let experts = config.num_experts;
+        let memory = uploader.allocate(config.num_moe_layers() * 2 * experts * size_of::<u32>())?;
+        Ok(Self { memory, experts, have_ranks: false, written: 0 })
+    }
+
+    /// Writes the current placement's tables unless they are already there.
+    pub(super) fn write(&mut self, ep: &ExpertParallel, stream: &mut Stream) -> Result<(), UnitError> {
+        if self.written != ep.placements() {
+            let mut words = Vec::new();
+            for layer in 0..ep.placement().replicas.layers() {
+                words.extend(ep.hosts(LayerIdx::new(layer as u16)).words());
+                words.resize((layer + 1) * 2 * self.experts, 0);
+            }
+            stream.write(&words, self.memory)?;
+            (self.have_ranks, self.written) = (ep.placement().layout == ExpertLayout::Ep, ep.placements());
+        }
+        Ok(())
+    }
+
+    /// Returns the slots of a layer's experts and their ranks, `[N]` each. There are no ranks if every rank has a slice
+    /// of each expert.
+    pub(super) fn layer(&self, layer: LayerIdx) -> (Buffer, Option<Buffer>) {
+        let mut lists = WordLists(self.memory.from_offset(8 * (layer.index() * self.experts) as u64));
+        (lists.next(self.experts), self.have_ranks.then(|| lists.next(self.experts)))
     }
 }
 

@@ -3,13 +3,12 @@
 use std::sync::Arc;
 
 use semmoe_kernels::Element;
-use semmoe_kernels::collectives::Collectives;
-use semmoe_kernels_cuda::unit::{DeviceCollectives, Gpu, PeerMemory, UnitRank};
+use semmoe_kernels_cuda::unit::{DeviceCollectives, PeerMemory, RoutedCollectives, UnitRank};
 
 use super::attention::{Cache, DeviceHeadNorms, PageLayout, grouped};
 use super::backend::{GpuBackend, HostLists, LayerNorms};
 use super::buffers::{Buffers, Widths};
-use super::experts::DeviceExperts;
+use super::experts::{DeviceExperts, DeviceHosts};
 use super::matrix::{DeviceMatrix, Uploader};
 use super::memory::Stream;
 use super::switch::{LIST_BYTES, Mover};
@@ -61,11 +60,11 @@ impl<T: Element> GpuBackend<T> {
         let widths = Widths::of(config, &weights, &other_heads);
         let buffers = Buffers::new::<T>(widths, &settings, at.world, scratch, &accelerator).map_err(ModelError::Gpu)?;
         let mover = Mover { team, list: uploader.allocate(LIST_BYTES)?, memory: None };
-        let room = settings.room(at.world, config.hidden);
+        let room = settings.room(at.world, config);
         // SAFETY: `UnitRank` guarantees that the memory is on this GPU and used only by these ranks' collectives.
         let rows = unsafe { PeerMemory::new(room, team, &symmetric, own, Arc::clone(&accelerator)) };
         let rows = rows.map_err(|error| ModelError::Gpu(error.into()))?;
-        let unit: Box<dyn Collectives<T, Gpu>> = Box::new(DeviceCollectives::new(link, rows));
+        let unit: Box<dyn RoutedCollectives<T>> = Box::new(DeviceCollectives::new(link, rows));
         Ok(Self {
             config: Arc::clone(config),
             stream: Stream::new(accelerator, at.rank),
@@ -75,12 +74,14 @@ impl<T: Element> GpuBackend<T> {
             norms,
             final_norm,
             experts,
+            hosts: DeviceHosts::new(config, &uploader)?,
             cache,
             mover,
             buffers,
             lists: HostLists::default(),
             rows: 0,
             own_rows: 0,
+            all_rows: 0,
             is_pending: false,
             is_alone: at.world == 1,
             keeps: false,

@@ -38,6 +38,8 @@ use semmoe_kernels::collectives::{Lockstep, UnitLink};
 use semmoe_kernels_cuda::Accelerator;
 use semmoe_kernels_cuda::unit::Room;
 
+use super::ModelConfig;
+
 pub(super) use backend::GpuBackend;
 pub(super) use load::GpuLoad;
 pub(crate) use peers::meet;
@@ -63,8 +65,9 @@ pub struct GpuSettings {
 
 impl GpuSettings {
     /// Returns the buffer sizes for the collectives of a unit with this many ranks.
-    pub fn room(&self, ranks: usize, hidden: usize) -> Room {
-        Room { ranks, rows: ranks * self.step_tokens, hidden, dtype: self.dtype }
+    pub fn room(&self, ranks: usize, model: &ModelConfig) -> Room {
+        let (hidden, top_k) = (model.hidden, model.top_k);
+        Room { ranks, rows: ranks * self.step_tokens, hidden, top_k, dtype: self.dtype }
     }
 }
 

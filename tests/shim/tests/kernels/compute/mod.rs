@@ -49,6 +49,7 @@ pub(crate) fn results(shim: &Shim, seed: u64) -> Vec<(&'static str, Result<(), S
         ("candidates", candidates::candidates(shim, 3, 1000, seed)),
         ("sorted pairs", sort_pairs::sort_pairs(shim, sort_pairs::CASES[2], seed)),
         ("sorted pairs", sort_pairs::sort_pairs(shim, sort_pairs::CASES[4], seed)),
+        ("arrived pairs", sort_pairs::sort_arrived(shim, sort_pairs::CASES[3], 41, seed)),
         ("norm", rows::norm::<f32>(shim, rows::NormCase::new(2, 260), seed)),
         ("heads", heads::heads::<f32>(shim, &heads::Case::of_whole_norm(), seed)),
         ("attention", attend::attend::<half::bf16>(shim, &attend::case_of_barriers(72), seed)),

@@ -88,6 +88,7 @@ fn strongest(scores: &[f32], count: usize) -> Vec<u16> {
 
 fn call(case: &Case, [logits, correction, experts, weights]: [&HostBuffer; 4], rows: usize) -> Route {
     Route {
+        ids: None,
         logits: logits.buffer(),
         correction: case.corrected.then_some(correction.buffer()),
         scoring: case.scoring,

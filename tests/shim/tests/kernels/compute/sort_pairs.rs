@@ -1,7 +1,7 @@
 //! The pairs of row and expert, by expert.
 
 use fastrand::Rng;
-use semmoe_kernels_cuda::compute::{SortPairs, TILE_ROWS, Tile, Tiles};
+use semmoe_kernels_cuda::compute::{Pairs, SortPairs, TILE_ROWS, Tile, Tiles};
 use semmoe_kernels_shim::{HostBuffer, Shim};
 use semmoe_reference::data::same;
 
@@ -33,7 +33,7 @@ pub(super) fn sort_pairs(shim: &Shim, case: Case, seed: u64) -> Result<(), Strin
     let (of_pairs, of_weights) = (holding(&ids), holding(&weights));
     let [row_of, sorted, first_pair, pair_of] = lists.each_ref().map(HostBuffer::buffer);
     let call = SortPairs {
-        experts: of_pairs.buffer(),
+        from: Pairs::Chosen { experts: of_pairs.buffer() },
         weights: of_weights.buffer(),
         row_of,
         sorted,
@@ -59,6 +59,64 @@ pub(super) fn sort_pairs(shim: &Shim, case: Case, seed: u64) -> Result<(), Strin
         (0..experts).map(|id| ids.iter().filter(|&&of| usize::from(of) == id).count() as u32).collect();
     let found: Vec<Tile> = read(&cut);
     check_tiles(&found, &counts, tiles.rows as u32)
+}
+
+/// Routes that arrived in a dispatch: `arrived` of `case.rows` rows, each with up to `top_k` experts of this rank.
+pub(super) fn sort_arrived(shim: &Shim, case: Case, arrived: usize, seed: u64) -> Result<(), String> {
+    let Case { rows, top_k, experts, chosen } = case;
+    let mut rng = Rng::with_seed(seed);
+    // This rank has the last experts.
+    let slot_of: Vec<u32> =
+        (0..experts).map(|id| id.checked_sub(experts - chosen).map_or(0xffff, |slot| slot as u32)).collect();
+    let mut ids = vec![-1; rows * top_k];
+    for row in ids.chunks_exact_mut(top_k).take(arrived) {
+        let mut here: Vec<i32> = (experts - chosen..experts).map(|id| id as i32).collect();
+        rng.shuffle(&mut here);
+        let used = rng.usize(1..=top_k.min(chosen));
+        row[..used].copy_from_slice(&here[..used]);
+    }
+    // Left behind by an earlier dispatch.
+    ids[arrived * top_k..].fill(experts as i32 - 1);
+    let weights: Vec<f32> = ids.iter().map(|_| rng.f32()).collect();
+    let (pairs, tiles) = (rows * top_k, Tiles::of((rows * top_k) as u64, chosen as u64));
+    let lists = [pairs, pairs, rows + 1, pairs].map(|words| HostBuffer::poisoned(words * 4));
+    let cut = HostBuffer::poisoned(tiles.count as usize * size_of::<Tile>());
+    let given = [holding(&ids), holding(&weights), holding(&[arrived as u32]), holding(&slot_of)];
+    let [of_pairs, of_weights, count, slots] = given.each_ref().map(HostBuffer::buffer);
+    let [row_of, sorted, first_pair, pair_of] = lists.each_ref().map(HostBuffer::buffer);
+    let from = Pairs::Arrived { experts: of_pairs, count, slot_of: slots, slots: chosen as u64 };
+    let call = SortPairs {
+        from,
+        weights: of_weights,
+        row_of,
+        sorted,
+        first_pair,
+        pair_of,
+        tiles: cut.buffer(),
+        rows: rows as u64,
+        top_k: top_k as u64,
+        num_experts: experts as u64,
+    };
+    run(shim, &[call.launch().unwrap()], seed)?;
+    let mut order: Vec<usize> = (0..arrived * top_k).filter(|&pair| ids[pair] >= 0).collect();
+    order.sort_by_key(|&pair| (ids[pair], pair));
+    let [row_of, sorted, first_pair, pair_of] = &lists;
+    let rows_found: Vec<u32> = read(row_of);
+    let weights_found: Vec<u32> = read(sorted);
+    same("rows", &rows_found[..order.len()], &order.iter().map(|pair| (pair / top_k) as u32).collect::<Vec<u32>>())?;
+    let expected: Vec<u32> = order.iter().map(|&pair| weights[pair].to_bits()).collect();
+    same("weights", &weights_found[..order.len()], &expected)?;
+    same("first pairs", &read(first_pair), &(0..=rows as u32).map(|row| row * top_k as u32).collect::<Vec<u32>>())?;
+    let mut of_rows = vec![u32::MAX; pairs];
+    for row in 0..arrived {
+        let sorted = (0..order.len() as u32).filter(|&place| order[place as usize] / top_k == row);
+        of_rows[row * top_k..].iter_mut().zip(sorted).for_each(|(place, pair)| *place = pair);
+    }
+    same("pairs of rows", &read(pair_of), &of_rows)?;
+    let counts: Vec<u32> = (experts - chosen..experts)
+        .map(|id| order.iter().filter(|&&pair| ids[pair] == id as i32).count() as u32)
+        .collect();
+    check_tiles(&read::<Tile>(&cut), &counts, tiles.rows as u32)
 }
 
 /// Each expert's rows, and nothing behind them.
@@ -92,6 +150,17 @@ fn pairs_are_sorted_by_expert_and_then_by_row() {
     let Some(shim) = shim() else { return };
     for (seed, case) in CASES.into_iter().enumerate() {
         sort_pairs(shim, case, seed as u64).unwrap_or_else(|error| panic!("{case:?}: {error}"));
+    }
+}
+
+#[test]
+fn what_arrived_is_sorted_by_expert_and_then_by_row() {
+    let Some(shim) = shim() else { return };
+    for (seed, case) in CASES.into_iter().enumerate() {
+        for arrived in [0, case.rows / 3, case.rows] {
+            let sorted = sort_arrived(shim, case, arrived, seed as u64);
+            sorted.unwrap_or_else(|error| panic!("{case:?}, {arrived} rows: {error}"));
+        }
     }
 }
 

@@ -3,6 +3,7 @@
 
 mod network;
 mod refused;
+mod routed;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +12,9 @@ use half::bf16;
 use semmoe_kernels::Element;
 use semmoe_kernels::collectives::Collectives;
 use semmoe_kernels_cuda::hosts::Hosts;
-use semmoe_kernels_cuda::unit::{DeviceCollectives, DeviceReceived, DeviceRows, Gpu, PeerMemory, Room};
+use semmoe_kernels_cuda::unit::{
+    DeviceCollectives, DeviceReceived, DeviceRows, Gpu, PeerMemory, Room, RoutedCollectives,
+};
 use semmoe_kernels_cuda::{Buffer, Launch, SIGNAL_BYTES, Team};
 use semmoe_kernels_shim::{Group, HostBuffer, ShimStream};
 use semmoe_ranks::LocalTransport;
@@ -21,6 +24,10 @@ use network::Nccl;
 use semmoe_reference::law::{self, Case, Reach};
 
 type End<T> = Box<dyn Collectives<T, Gpu>>;
+type RoutedEnd<T> = Box<dyn RoutedCollectives<T>>;
+
+/// Maximum experts per row where the GPU plans the dispatch.
+const TOP_K: usize = 3;
 
 // HostBuffer owns its memory; kernels write it only while its rank is inside a call.
 struct Memory {
@@ -47,7 +54,11 @@ const TIMEOUT: Duration = Duration::from_millis(50);
 
 /// Ranks that have mapped each other's memory, with `rows` rows of room each.
 fn peers<T: Element>(world: usize, hidden: usize, rows: impl Fn(usize) -> usize) -> Vec<End<T>> {
-    let room = |rank| Room { ranks: world, rows: rows(rank), hidden, dtype: T::DTYPE };
+    routed_peers(world, hidden, rows).into_iter().map(|end| end as End<T>).collect()
+}
+
+fn routed_peers<T: Element>(world: usize, hidden: usize, rows: impl Fn(usize) -> usize) -> Vec<RoutedEnd<T>> {
+    let room = |rank| Room { ranks: world, rows: rows(rank), hidden, top_k: TOP_K, dtype: T::DTYPE };
     let sizes = (0..world).map(|rank| room(rank).symmetric_bytes());
     let memory = Memory::new(world, sizes.chain((0..world).map(|rank| room(rank).own_bytes())));
     let group = ShimStream::group(shim().unwrap(), world);
@@ -58,14 +69,14 @@ fn peers<T: Element>(world: usize, hidden: usize, rows: impl Fn(usize) -> usize)
         let (own, stream) = (memory.others[world + rank].buffer(), memory.stream(rank, Some(Arc::clone(&group))));
         // SAFETY: the streams own all of it.
         let mover = unsafe { PeerMemory::new(room(rank), team, &symmetric, own, stream) }.unwrap();
-        Box::new(DeviceCollectives::new(link, mover)) as End<T>
+        Box::new(DeviceCollectives::new(link, mover)) as RoutedEnd<T>
     };
     LocalTransport::mesh(world).into_iter().enumerate().map(end).collect()
 }
 
 /// Ranks on separate hosts.
 fn hosts<T: Element>(world: usize, hidden: usize, rows: usize, refused: Option<usize>) -> Vec<End<T>> {
-    let room = Room { ranks: world, rows, hidden, dtype: T::DTYPE };
+    let room = Room { ranks: world, rows, hidden, top_k: 1, dtype: T::DTYPE };
     let memory = Memory::new(world, std::iter::repeat_n(room.hosts_bytes(), world));
     let group = network::group(world);
     let end = |(rank, link): (usize, LocalTransport)| {

@@ -88,7 +88,7 @@ fn counts_of_another_plan_stop_the_kernel() {
     if shim().is_none() {
         return;
     }
-    let room = Room { ranks: 1, rows: 4, hidden: 8, dtype: semmoe_kernels::Dtype::F32 };
+    let room = Room { ranks: 1, rows: 4, hidden: 8, top_k: 1, dtype: semmoe_kernels::Dtype::F32 };
     let memory = Memory::new(1, std::iter::once(room.hosts_bytes()));
     let (signals, report, own) = (memory.signals[0].buffer(), memory.reports[0].buffer(), memory.others[0].buffer());
     let team = || Team::alone(1, 0, signals, report, TIMEOUT).unwrap();
