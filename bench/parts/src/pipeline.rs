@@ -2,9 +2,13 @@
 //!
 //! Each of two processes is a rank, with a TCP connection between them. Experts are random bytes from a seed, and half
 //! of each slot crosses. In turns: the messages alone, a switch layer by layer (each layer is a switch by itself, so
-//! nothing overlaps), and the whole switch. Placement is the time of the second outside messages.
+//! nothing overlaps), and the whole switch. Placement is the time of the second outside messages. Against the two ways
+//! that need no other host: a restart reads all of a rank's experts from local files, and an offload writes them there
+//! first.
 
+use std::fs::File;
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
 use clap::Args;
@@ -178,6 +182,38 @@ impl Store {
     }
 }
 
+/// A file that a rank's experts are read from, in whichever layout comes next. It stays in the page cache.
+struct Local {
+    file: File,
+    layer: Vec<u8>,
+}
+
+impl Local {
+    fn new(bytes: usize) -> Outcome<Self> {
+        Ok(Self { file: tempfile::tempfile()?, layer: vec![0; bytes] })
+    }
+
+    /// Writes all of a rank's experts out.
+    fn save(&mut self, from: &Store) -> Outcome<()> {
+        for layer in 0..from.pool.layers() {
+            let start = from.pool.slot(&from.ep, from.side, layer).start;
+            from.memory.read(from.memory.rank(), start, &mut self.layer)?;
+            self.file.write_all_at(&self.layer, (layer * self.layer.len()) as u64)?;
+        }
+        Ok(())
+    }
+
+    /// Reads them back and places them.
+    fn load(&mut self, to: &mut Store) -> Outcome<()> {
+        let bytes = self.layer.len();
+        for layer in 0..to.pool.layers() {
+            self.file.read_exact_at(&mut self.layer, (layer * bytes) as u64)?;
+            to.memory.write(to.pool.slot(&to.ep, to.side, layer).start, &self.layer)?;
+        }
+        Ok(())
+    }
+}
+
 /// Seconds of each kind.
 #[derive(Default)]
 struct Measured {
@@ -185,6 +221,8 @@ struct Measured {
     placement: Vec<f64>,
     apart: Vec<f64>,
     pipelined: Vec<f64>,
+    restart: Vec<f64>,
+    offload: Vec<f64>,
 }
 
 fn connect(rank: usize, address: SocketAddr) -> Outcome<TimedLink> {
@@ -215,6 +253,8 @@ pub(crate) fn run(settings: &Settings) -> Outcome<()> {
     let mut whole = Store::fill(&mut link, layers, slice_bytes, 0)?;
     let single = |layer| Store::fill(&mut link, 1, slice_bytes, layer as u64);
     let mut singles = (0..layers).map(single).collect::<Outcome<Vec<Store>>>()?;
+    let mut local = Local::new(whole.pool.slot_bytes(&whole.ep))?;
+    local.save(&whole)?;
     for &limit in &settings.place {
         let seconds_per_byte = if limit > 0.0 { 1e-6 / limit } else { 0.0 };
         singles.iter_mut().chain([&mut whole]).for_each(|store| store.memory.seconds_per_byte = seconds_per_byte);
@@ -230,6 +270,13 @@ pub(crate) fn run(settings: &Settings) -> Outcome<()> {
             found.apart.push(apart);
             found.placement.push(apart - (link.busy - before).as_secs_f64());
             found.pipelined.push(seconds(&mut link, |link| whole.switch(link, back, message))?);
+            if back {
+                found.restart.push(seconds(&mut link, |_| local.load(&mut whole))?);
+                found.offload.push(seconds(&mut link, |_| {
+                    local.save(&whole)?;
+                    local.load(&mut whole)
+                })?);
+            }
         }
         if rank == 0 {
             report(limit, found);
@@ -239,11 +286,12 @@ pub(crate) fn run(settings: &Settings) -> Outcome<()> {
 }
 
 fn report(limit: f64, found: Measured) {
-    let [transfer, placement, apart, pipelined] =
-        [found.transfer, found.placement, found.apart, found.pipelined].map(median);
+    let Measured { transfer, placement, apart, pipelined, restart, offload } = found;
+    let [transfer, placement, apart, pipelined] = [transfer, placement, apart, pipelined].map(median);
+    let [restart, offload] = [restart, offload].map(median);
     let limit = if limit > 0.0 { format!("{limit} MB/s") } else { "none".to_owned() };
     println!(
-        "| {limit} | {transfer:.3} | {placement:.3} | {:.2} | {apart:.3} | {pipelined:.3} | {:.2} | {:.2} |",
+        "| {limit} | {transfer:.3} | {placement:.3} | {:.2} | {apart:.3} | {pipelined:.3} | {:.2} | {:.2} | {restart:.3} | {offload:.3} |",
         placement / transfer,
         pipelined / transfer.max(placement),
         pipelined / apart
