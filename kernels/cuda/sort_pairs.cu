@@ -7,16 +7,17 @@
 constexpr u32 SORT_PAIRS_THREADS = 1024;  // one per expert; a router has no more
 
 struct SortPairsParams {
-  const u16* experts;    // [n, k], or null: `arrived`
-  const float* weights;  // [n, k]
-  u32* row_of;           // [n k]: rows of the sorted pairs
-  float* sorted;         // [n k]: their weights
-  u32* first_pair;       // [n + 1]
-  u32* pair_of;          // [n k]: the sorted pairs of each row, by ascending expert, then NO_PAIR
-  MatMulTile* tiles;     // [tile_count], empty ones last
-  const int* arrived;    // [n, k]: a row's experts, then -1
+  const u16* experts;       // [n, k]: the router's choices; null in a sort of what arrived
+  const float* weights;     // [n, k]
+  u32* row_of;              // [n k]: rows of the sorted pairs
+  float* sorted;            // [n k]: their weights
+  u32* first_pair;          // [n + 1]
+  u32* pair_of;             // [n k]: the sorted pairs of each row, by ascending expert, then NO_PAIR
+  MatMulTile* tiles;        // [tile_count], empty ones last
+  // Only in a sort of what arrived:
+  const int* arrived;       // [n, k]: a row's experts, then -1
   const u32* arrived_rows;  // how many of the n rows arrived
-  const u32* slot_of;       // [N]: an expert's index on this rank; its own index if null
+  const u32* slot_of;       // [N]: an expert's index on this rank
   u32 rows;
   u32 top_k;
   u32 num_experts;  // N
@@ -42,7 +43,7 @@ __device__ inline u32 sum_to_lane(u32 sum) {
   return sum;
 }
 
-// The slots of all pairs.
+// The slot of each pair: its expert's index among those of this rank.
 template <bool ARRIVED>
 struct Slots {
   const SortPairsParams& p;
@@ -64,7 +65,7 @@ struct Slots {
     return index;
   }
 
-  // Returns the index of a pair among those of its row, which come by slot.
+  // Returns the index in `pair_of` of a pair, among those of its row by slot. Unused pairs come last.
   __device__ u32 place_in_row(u32 pair) const {
     const u32 first = pair / p.top_k * p.top_k;
     const u32 slot = of(pair);

@@ -109,7 +109,7 @@ pub struct Room {
     pub rows: usize,
     /// H
     pub hidden: usize,
-    /// k: experts per row of a [`RoutedMover`](super::RoutedMover); 1 if there is none.
+    /// k: experts per row if the GPU plans dispatches ([`RoutedMover`](super::RoutedMover)), otherwise 1.
     pub top_k: usize,
     /// Element type of the rows.
     pub dtype: Dtype,

@@ -88,7 +88,7 @@ pub struct PeerMemory<R> {
 impl Room {
     /// Sizes of the symmetric parts: rows, sums, and the tokens, experts and weights of received rows.
     fn symmetric(&self) -> [u64; 5] {
-        let routes = self.numbers() * self.top_k.max(1) as u64;
+        let routes = self.numbers() * self.top_k as u64;
         [self.region(), self.region(), self.numbers(), routes, routes]
     }
 

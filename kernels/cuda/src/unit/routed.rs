@@ -1,16 +1,16 @@
-//! Dispatch and combine without the host: the GPU plans them from the router's choices, which the host never sees. All
-//! ranks have to agree beforehand that they dispatch, and how many rows at most.
+//! Dispatch and combine without the host: the GPU plans them from the router's choices in its own memory. Beforehand,
+//! all ranks must have agreed to dispatch, and on the capacity.
 
 use semmoe_kernels::Element;
 use semmoe_kernels::collectives::{Collectives, Lockstep, UnitError};
 
+use super::DeviceCollectives;
 use super::mover::{MoveError, Region, RowMover};
 use super::space::{DeviceRows, Gpu};
-use super::{DeviceCollectives, rows_of};
 use crate::calls::Rows;
 use crate::team::Buffer;
 
-/// The router's choices for n tokens of this rank.
+/// This rank's n tokens and the router's choices for them, in its GPU's memory.
 #[derive(Clone, Copy, Debug)]
 pub struct RoutedTokens {
     /// n, H
@@ -91,12 +91,5 @@ impl<L: Lockstep, M: RoutedMover<T>, T: Element> RoutedCollectives<T> for Device
         self.check_stopped()?;
         self.check("out", out.len(), (call.rows.tokens * call.rows.hidden) as usize)?;
         self.run(|mover, _| mover.combine_routed(call, out))
-    }
-}
-
-impl RoutedTokens {
-    /// Describes n tokens of H elements of `T`.
-    pub fn rows<T: Element>(tokens: usize, hidden: usize) -> Rows {
-        rows_of::<T>(tokens, hidden)
     }
 }

@@ -2,9 +2,9 @@
 
 use semmoe_kernels::Element;
 use semmoe_kernels::collectives::{AllRowsIn, NormIn, OwnRowsIn, ReceivedIn};
-use semmoe_kernels_cuda::Buffer;
 use semmoe_kernels_cuda::compute::{Activation, MatMul, MatMulRows, Pairs, SortPairs, SumPairs, Tiles};
 use semmoe_kernels_cuda::unit::{Gpu, RoutedTokens};
+use semmoe_kernels_cuda::{Buffer, Rows};
 use semmoe_tables::LayerIdx;
 
 use super::backend::GpuBackend;
@@ -79,7 +79,7 @@ impl<T: Element> GpuBackend<T> {
         let Buffers { normed, added, routed, .. } = self.buffers;
         let (slot_of, rank_of_expert) = self.hosts.layer(layer);
         let call = RoutedTokens {
-            rows: RoutedTokens::rows::<T>(self.own_rows, config.hidden),
+            rows: Rows { tokens: self.own_rows as u64, hidden: config.hidden as u64, dtype: T::DTYPE },
             top_k: config.top_k as u64,
             num_experts: config.num_experts as u64,
             experts: Buffer { bytes: pairs, ..routed.from_offset(pairs) },

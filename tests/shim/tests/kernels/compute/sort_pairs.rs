@@ -17,6 +17,62 @@ pub(super) struct Case {
     pub(super) chosen: usize,
 }
 
+/// The lists that a sort writes.
+struct Lists {
+    row_of: Vec<u32>,
+    /// As bits.
+    weights: Vec<u32>,
+    first_pair: Vec<u32>,
+    pair_of: Vec<u32>,
+    tiles: Vec<Tile>,
+}
+
+impl Lists {
+    fn of(shim: &Shim, from: Pairs, weights: &[f32], case: Case, seed: u64) -> Result<Self, String> {
+        let Case { rows, top_k, experts, .. } = case;
+        let pairs = rows * top_k;
+        let lists = [pairs, pairs, rows + 1, pairs].map(|words| HostBuffer::poisoned(words * 4));
+        let tiles = HostBuffer::poisoned(case.tiles(from).count as usize * size_of::<Tile>());
+        let weights = holding(weights);
+        let [row_of, sorted, first_pair, pair_of] = lists.each_ref().map(HostBuffer::buffer);
+        let call = SortPairs {
+            from,
+            weights: weights.buffer(),
+            row_of,
+            sorted,
+            first_pair,
+            pair_of,
+            tiles: tiles.buffer(),
+            rows: rows as u64,
+            top_k: top_k as u64,
+            num_experts: experts as u64,
+        };
+        run(shim, &[call.launch().unwrap()], seed)?;
+        let [row_of, weights, first_pair, pair_of] = lists.each_ref().map(read);
+        Ok(Self { row_of, weights, first_pair, pair_of, tiles: read(&tiles) })
+    }
+
+    /// Compares what does not depend on where pairs came from: `order` is the sorted pairs.
+    fn check(&self, order: &[usize], weights: &[f32], case: Case) -> Result<(), String> {
+        let Case { rows, top_k, .. } = case;
+        let row_of: Vec<u32> = order.iter().map(|pair| (pair / top_k) as u32).collect();
+        same("rows", &self.row_of[..order.len()], &row_of)?;
+        let weights: Vec<u32> = order.iter().map(|&pair| weights[pair].to_bits()).collect();
+        same("weights", &self.weights[..order.len()], &weights)?;
+        same("first pairs", &self.first_pair, &(0..=rows as u32).map(|row| row * top_k as u32).collect::<Vec<u32>>())
+    }
+}
+
+impl Case {
+    fn tiles(self, from: Pairs) -> Tiles {
+        let slots = match from {
+            Pairs::Chosen { .. } => self.experts as u64,
+            Pairs::Arrived { slots, .. } => slots,
+        };
+        Tiles::of((self.rows * self.top_k) as u64, slots)
+    }
+}
+
 pub(super) fn sort_pairs(shim: &Shim, case: Case, seed: u64) -> Result<(), String> {
     let Case { rows, top_k, experts, chosen } = case;
     let mut rng = Rng::with_seed(seed);
@@ -27,38 +83,19 @@ pub(super) fn sort_pairs(shim: &Shim, case: Case, seed: u64) -> Result<(), Strin
         ids.extend(&of_row[..top_k]);
     }
     let weights: Vec<f32> = ids.iter().map(|_| rng.f32()).collect();
-    let (pairs, tiles) = (rows * top_k, Tiles::of((rows * top_k) as u64, experts as u64));
-    let lists = [pairs, pairs, rows + 1, pairs].map(|words| HostBuffer::poisoned(words * 4));
-    let cut = HostBuffer::poisoned(tiles.count as usize * size_of::<Tile>());
-    let (of_pairs, of_weights) = (holding(&ids), holding(&weights));
-    let [row_of, sorted, first_pair, pair_of] = lists.each_ref().map(HostBuffer::buffer);
-    let call = SortPairs {
-        from: Pairs::Chosen { experts: of_pairs.buffer() },
-        weights: of_weights.buffer(),
-        row_of,
-        sorted,
-        first_pair,
-        pair_of,
-        tiles: cut.buffer(),
-        rows: rows as u64,
-        top_k: top_k as u64,
-        num_experts: experts as u64,
-    };
-    run(shim, &[call.launch().unwrap()], seed)?;
-    let mut order: Vec<usize> = (0..pairs).collect();
+    let of_pairs = holding(&ids);
+    let from = Pairs::Chosen { experts: of_pairs.buffer() };
+    let found = Lists::of(shim, from, &weights, case, seed)?;
+    let mut order: Vec<usize> = (0..ids.len()).collect();
     order.sort_by_key(|&pair| (ids[pair], pair));
-    let [row_of, sorted, first_pair, pair_of] = &lists;
-    same("rows", &read(row_of), &order.iter().map(|pair| (pair / top_k) as u32).collect::<Vec<u32>>())?;
-    same("weights", &read(sorted), &order.iter().map(|&pair| weights[pair].to_bits()).collect::<Vec<u32>>())?;
-    same("first pairs", &read(first_pair), &(0..=rows as u32).map(|row| row * top_k as u32).collect::<Vec<u32>>())?;
+    found.check(&order, &weights, case)?;
     // The sorted pairs come by expert, and so do a row's.
-    let mut of_rows: Vec<u32> = (0..pairs as u32).collect();
+    let mut of_rows: Vec<u32> = (0..ids.len() as u32).collect();
     of_rows.sort_by_key(|&place| order[place as usize] / top_k);
-    same("pairs of rows", &read(pair_of), &of_rows)?;
+    same("pairs of rows", &found.pair_of, &of_rows)?;
     let counts: Vec<u32> =
         (0..experts).map(|id| ids.iter().filter(|&&of| usize::from(of) == id).count() as u32).collect();
-    let found: Vec<Tile> = read(&cut);
-    check_tiles(&found, &counts, tiles.rows as u32)
+    check_tiles(&found.tiles, &counts, case.tiles(from).rows as u32)
 }
 
 /// Routes that arrived in a dispatch: `arrived` of `case.rows` rows, each with up to `top_k` experts of this rank.
@@ -66,57 +103,34 @@ pub(super) fn sort_arrived(shim: &Shim, case: Case, arrived: usize, seed: u64) -
     let Case { rows, top_k, experts, chosen } = case;
     let mut rng = Rng::with_seed(seed);
     // This rank has the last experts.
-    let slot_of: Vec<u32> =
-        (0..experts).map(|id| id.checked_sub(experts - chosen).map_or(0xffff, |slot| slot as u32)).collect();
+    let here = experts - chosen..experts;
+    let slot = |id: usize| id.checked_sub(here.start).map_or(0xffff, |slot| slot as u32);
+    let slot_of: Vec<u32> = (0..experts).map(slot).collect();
     let mut ids = vec![-1; rows * top_k];
     for row in ids.chunks_exact_mut(top_k).take(arrived) {
-        let mut here: Vec<i32> = (experts - chosen..experts).map(|id| id as i32).collect();
-        rng.shuffle(&mut here);
+        let mut of_row: Vec<i32> = here.clone().map(|id| id as i32).collect();
+        rng.shuffle(&mut of_row);
         let used = rng.usize(1..=top_k.min(chosen));
-        row[..used].copy_from_slice(&here[..used]);
+        row[..used].copy_from_slice(&of_row[..used]);
     }
     // Left behind by an earlier dispatch.
     ids[arrived * top_k..].fill(experts as i32 - 1);
     let weights: Vec<f32> = ids.iter().map(|_| rng.f32()).collect();
-    let (pairs, tiles) = (rows * top_k, Tiles::of((rows * top_k) as u64, chosen as u64));
-    let lists = [pairs, pairs, rows + 1, pairs].map(|words| HostBuffer::poisoned(words * 4));
-    let cut = HostBuffer::poisoned(tiles.count as usize * size_of::<Tile>());
-    let given = [holding(&ids), holding(&weights), holding(&[arrived as u32]), holding(&slot_of)];
-    let [of_pairs, of_weights, count, slots] = given.each_ref().map(HostBuffer::buffer);
-    let [row_of, sorted, first_pair, pair_of] = lists.each_ref().map(HostBuffer::buffer);
+    let given = [holding(&ids), holding(&[arrived as u32]), holding(&slot_of)];
+    let [of_pairs, count, slots] = given.each_ref().map(HostBuffer::buffer);
     let from = Pairs::Arrived { experts: of_pairs, count, slot_of: slots, slots: chosen as u64 };
-    let call = SortPairs {
-        from,
-        weights: of_weights,
-        row_of,
-        sorted,
-        first_pair,
-        pair_of,
-        tiles: cut.buffer(),
-        rows: rows as u64,
-        top_k: top_k as u64,
-        num_experts: experts as u64,
-    };
-    run(shim, &[call.launch().unwrap()], seed)?;
+    let found = Lists::of(shim, from, &weights, case, seed)?;
     let mut order: Vec<usize> = (0..arrived * top_k).filter(|&pair| ids[pair] >= 0).collect();
     order.sort_by_key(|&pair| (ids[pair], pair));
-    let [row_of, sorted, first_pair, pair_of] = &lists;
-    let rows_found: Vec<u32> = read(row_of);
-    let weights_found: Vec<u32> = read(sorted);
-    same("rows", &rows_found[..order.len()], &order.iter().map(|pair| (pair / top_k) as u32).collect::<Vec<u32>>())?;
-    let expected: Vec<u32> = order.iter().map(|&pair| weights[pair].to_bits()).collect();
-    same("weights", &weights_found[..order.len()], &expected)?;
-    same("first pairs", &read(first_pair), &(0..=rows as u32).map(|row| row * top_k as u32).collect::<Vec<u32>>())?;
-    let mut of_rows = vec![u32::MAX; pairs];
+    found.check(&order, &weights, case)?;
+    let mut of_rows = vec![u32::MAX; ids.len()];
     for row in 0..arrived {
         let sorted = (0..order.len() as u32).filter(|&place| order[place as usize] / top_k == row);
         of_rows[row * top_k..].iter_mut().zip(sorted).for_each(|(place, pair)| *place = pair);
     }
-    same("pairs of rows", &read(pair_of), &of_rows)?;
-    let counts: Vec<u32> = (experts - chosen..experts)
-        .map(|id| order.iter().filter(|&&pair| ids[pair] == id as i32).count() as u32)
-        .collect();
-    check_tiles(&read::<Tile>(&cut), &counts, tiles.rows as u32)
+    same("pairs of rows", &found.pair_of, &of_rows)?;
+    let counts: Vec<u32> = here.map(|id| order.iter().filter(|&&pair| ids[pair] == id as i32).count() as u32).collect();
+    check_tiles(&found.tiles, &counts, case.tiles(from).rows as u32)
 }
 
 /// Each expert's rows, and nothing behind them.

@@ -4,8 +4,8 @@ use fastrand::Rng;
 use half::bf16;
 use semmoe_kernels::collectives::{ReceivedIn, UnitError};
 use semmoe_kernels::{DispatchPlan, Element};
-use semmoe_kernels_cuda::Buffer;
 use semmoe_kernels_cuda::unit::{ArrivedRows, RoutedTokens};
+use semmoe_kernels_cuda::{Buffer, Rows};
 use semmoe_kernels_shim::HostBuffer;
 use semmoe_reference::law::on_ranks;
 
@@ -94,7 +94,7 @@ fn planned_by_host<T: Element>(end: &mut RoutedEnd<T>, unit: Unit, tokens: &Toke
 fn routes_of(buffers: &[HostBuffer; 3], tokens: usize, capacity: usize) -> RoutedTokens {
     let [experts, weights, rank_of_expert] = buffers.each_ref().map(HostBuffer::buffer);
     RoutedTokens {
-        rows: RoutedTokens::rows::<f32>(tokens, HIDDEN),
+        rows: Rows { tokens: tokens as u64, hidden: HIDDEN as u64, dtype: f32::DTYPE },
         top_k: TOP_K as u64,
         num_experts: EXPERTS as u64,
         experts,
@@ -116,8 +116,8 @@ fn planned_by_gpu<T: Element>(end: &mut RoutedEnd<T>, unit: Unit, tokens: &Token
     let hosts: Vec<u32> = rank_of(ranks).into_iter().map(u32::from).collect();
     let count = tokens.x.len() / HIDDEN;
     let buffers = [holding(&ids), holding(&tokens.weights), holding(&hosts)];
-    let rows = RoutedTokens::rows::<T>(count, HIDDEN);
-    let mut call = RoutedTokens { rows, ..routes_of(&buffers, count, capacity) };
+    let mut call = routes_of(&buffers, count, capacity);
+    call.rows.dtype = T::DTYPE;
     if everywhere {
         call.rank_of_expert = None;
     }
