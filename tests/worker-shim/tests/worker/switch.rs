@@ -232,6 +232,12 @@ fn an_objection_takes_the_switch_back() {
         assert!(step(&mut model, &mut ep) == before, "the way back changed something");
         assert_eq!(model.switch_experts(&placement, &mut ep, &mut |_| None).unwrap(), SwitchOutcome::Committed);
         assert!(difference(&step(&mut model, &mut ep), &before) < 1e-4);
+        // Back to whole experts, on other ranks each time: tokens must go where the experts are now.
+        for owners in [(&contiguous(&config, 2)).into(), scattered(&config, 2)] {
+            let placement = ExpertPlacement { layout: ExpertLayout::Ep, replicas: owners };
+            assert_eq!(model.switch_experts(&placement, &mut ep, &mut |_| None).unwrap(), SwitchOutcome::Committed);
+            assert!(difference(&step(&mut model, &mut ep), &before) < 1e-4);
+        }
     });
 }
 
