@@ -14,7 +14,7 @@ use semmoe_kernels::collectives::{Lockstep, PrivateMemory, RowCollectives, UnitL
 use semmoe_kernels_cuda::unit::{LocalRank, Room, UnitRank};
 use semmoe_kernels_cuda::{Accelerator, Buffer, Launch, SIGNAL_BYTES};
 use semmoe_kernels_shim::{Compiler, Group, HostBuffer, Shim, ShimStream};
-use semmoe_tables::{Attention, ExpertCopies, RankId};
+use semmoe_tables::{Attention, ExpertCopies, RankId, Tables};
 use semmoe_worker::ep::{ExpertLayout, ExpertParallel, LocalTransport, WireRows};
 use semmoe_worker::model::gpu::GpuSettings;
 use semmoe_worker::model::{AttentionPlan, Model, ModelConfig, ModelError};
@@ -34,7 +34,7 @@ pub struct Rank {
 }
 
 /// The layout of a unit, and its element type.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Layout {
     /// Number of ranks.
     pub world: usize,
@@ -46,12 +46,14 @@ pub struct Layout {
     pub dtype: Dtype,
     /// Whether attention may switch; if so, the number of pages in the other layout.
     pub other_pages: Option<usize>,
+    /// With attention tp, the tables that shuffle rows.
+    pub tables: Option<Arc<Tables>>,
 }
 
 impl Layout {
     /// A unit of `world` ranks.
     pub fn new(world: usize, attention: Attention, experts: ExpertLayout, dtype: Dtype) -> Self {
-        Self { world, attention, experts, dtype, other_pages: None }
+        Self { world, attention, experts, dtype, other_pages: None, tables: None }
     }
 }
 
@@ -140,7 +142,7 @@ pub const PAGES: usize = 40;
 pub fn on_gpus<R: Send>(
     dir: &Path,
     placement: &ExpertCopies,
-    layout: Layout,
+    layout: &Layout,
     work: impl Fn(Rank) -> R + Sync,
 ) -> Option<Vec<R>> {
     on_streams(dir, placement, layout, |_, stream| stream, work)
@@ -150,11 +152,11 @@ pub fn on_gpus<R: Send>(
 pub fn on_streams<R: Send, A: Accelerator + Sync + 'static>(
     dir: &Path,
     placement: &ExpertCopies,
-    layout: Layout,
+    layout: &Layout,
     change: impl Fn(usize, ShimStream) -> A + Sync,
     work: impl Fn(Rank) -> R + Sync,
 ) -> Option<Vec<R>> {
-    let Layout { world, attention, experts, dtype, other_pages } = layout;
+    let &Layout { world, attention, experts, dtype, other_pages, ref tables } = layout;
     let (both, other_pages) = (other_pages.is_some(), other_pages.unwrap_or(0));
     let settings = GpuSettings { dtype, step_tokens: 400, running: 16, pages: PAGES, other_pages };
     let unit = ShimUnit::new(shim()?, settings.room(world, &ModelConfig::load(dir).unwrap()));
@@ -169,7 +171,7 @@ pub fn on_streams<R: Send, A: Accelerator + Sync + 'static>(
         };
         let ep = ExpertParallel::over(rows, placement.clone(), experts).unwrap();
         let gpu = unit.rank_with(rank, |stream| change(rank, stream));
-        let plan = AttentionPlan { both, ..attention.into() };
+        let plan = AttentionPlan { both, tables: tables.clone(), ..attention.into() };
         let model = Model::load_on(dir, placement.clone(), experts, plan, settings, gpu, link).unwrap();
         work(Rank { model, ep })
     }))
@@ -179,13 +181,13 @@ pub fn on_streams<R: Send, A: Accelerator + Sync + 'static>(
 pub fn on_cpus<R: Send>(
     dir: &Path,
     placement: &ExpertCopies,
-    layout: Layout,
+    layout: &Layout,
     work: impl Fn(Rank) -> R + Sync,
 ) -> Vec<R> {
-    let Layout { world, attention, experts, other_pages, .. } = layout;
+    let &Layout { world, attention, experts, other_pages, ref tables, .. } = layout;
     on_ranks(world, |link| {
         let rank = link.rank();
-        let plan = AttentionPlan { both: other_pages.is_some(), ..attention.into() };
+        let plan = AttentionPlan { both: other_pages.is_some(), tables: tables.clone(), ..attention.into() };
         let id = RankId::new(rank as u16);
         let model = Model::load_divided(dir, id, placement.clone(), experts, plan).unwrap();
         let rows = WireRows::f32(Box::new(RowCollectives::new(link, PrivateMemory::new(rank))));

@@ -1,5 +1,6 @@
 //! A stream whose launches a test observes, and may fail.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use semmoe_kernels_cuda::{Accelerator, Buffer, GpuError, Grid, Launch, Runner};
@@ -13,6 +14,8 @@ pub struct Watched {
     on_launch: Box<OnLaunch>,
     /// Replaces the kernels' report if it is not 0.
     pub report: AtomicU64,
+    /// Bytes that the host has written.
+    pub written: Arc<AtomicU64>,
 }
 
 impl Watched {
@@ -21,7 +24,7 @@ impl Watched {
         stream: ShimStream,
         on_launch: impl Fn(&ShimStream, &Launch) -> Result<(), GpuError> + Send + Sync + 'static,
     ) -> Self {
-        Self { stream, on_launch: Box::new(on_launch), report: AtomicU64::new(0) }
+        Self { stream, on_launch: Box::new(on_launch), report: AtomicU64::new(0), written: Arc::default() }
     }
 }
 
@@ -33,6 +36,7 @@ impl Runner for Watched {
     }
 
     unsafe fn write(&self, bytes: &[u8], to: Buffer) -> Result<(), GpuError> {
+        self.written.fetch_add(bytes.len() as u64, Ordering::Relaxed);
         // SAFETY: the caller guarantees it.
         unsafe { self.stream.write(bytes, to) }
     }

@@ -337,6 +337,38 @@ impl ExpertParallel {
         Ok(&self.incoming)
     }
 
+    /// Gathers the routes `[n, width]` of all rows; each rank has those of its own rows in the split, which keeps the
+    /// rows' order.
+    ///
+    /// # Errors
+    /// A rank failed, or sent something else than its rows' routes to `experts` experts.
+    pub(crate) fn gather_routes(
+        &mut self,
+        split: RowSplit<'_>,
+        width: usize,
+        experts: usize,
+        routes: &mut [u16],
+    ) -> Result<(), UnitError> {
+        let me = self.unit.rank();
+        let part = |rank| {
+            let positions = split.positions(rank);
+            positions.start * width..positions.end * width
+        };
+        let messages = self.allgather_bytes(bytemuck::cast_slice(&routes[part(me)]))?;
+        for (rank, message) in messages.iter().enumerate().filter(|(rank, _)| *rank != me) {
+            let (found, part) = (message.len(), &mut routes[part(rank)]);
+            if found != size_of_val(part) {
+                let expected = size_of_val(part);
+                return Err(UnitError::protocol(rank, format!("routes of {found} bytes in place of {expected}")));
+            }
+            bytemuck::cast_slice_mut(part).copy_from_slice(message);
+            if let Some(expert) = part.iter().find(|&&expert| usize::from(expert) >= experts) {
+                return Err(UnitError::protocol(rank, format!("a route to expert {expert} of {experts}")));
+            }
+        }
+        Ok(())
+    }
+
     /// Returns the buffer for this rank's `[n, H]` partial sums, to be filled before
     /// [`ExpertParallel::reduce_scatter`].
     ///
@@ -463,12 +495,6 @@ impl ExpertParallel {
         planned.expect("the router chooses among the placement's experts");
         let (traffic, levels) = self.traffic(batch);
         self.counters.add(layer, &traffic, levels);
-    }
-
-    /// The last planned dispatch.
-    #[cfg(feature = "gpu")]
-    pub(crate) fn plan(&self) -> &DispatchPlan {
-        &self.plan
     }
 
     /// Number of placements so far, counting the current one.

@@ -41,8 +41,6 @@ mod wire;
 pub use counters::{ByPlace, Collective, Counters, LayerTraffic, LevelBytes, RowCounts, StepPhase, Traffic};
 pub use exchange::{ExpertParallel, ExpertsLost, LocalExperts, RoutedBatch, WorldMismatch};
 pub use forced::ForcedRate;
-#[cfg(feature = "gpu")]
-pub(crate) use hosts::{LayerHosts, NotHere};
 pub use layout::{ExpertLayout, NodeLayout, RankGroups, SwitchTargets, SwitchableRows};
 pub use placement::ExpertPlacement;
 pub(crate) use poll::poll_until;

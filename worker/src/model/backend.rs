@@ -29,10 +29,11 @@ pub(super) trait ComputeBackend: Send {
     fn experts(&mut self, step: &mut LayerStep<'_, '_>, lists: &RowLists) -> Result<(), UnitError>;
 
     /// Adds the output of the experts (shared expert included) or of the dense layer to the residual stream. With a
-    /// split, gathers all rows and their selected experts (SAG).
+    /// split, gathers all rows and, unless they are kept, their selected experts (SAG).
     fn feed_forward(&mut self, step: &mut LayerStep<'_, '_>, lists: &mut RowLists) -> Result<(), UnitError>;
 
-    /// Computes the results for the wanted rows, and copies any expert selections kept by the backend to `out`.
+    /// Computes the results for the wanted rows, and copies any expert selections kept by the backend to this rank's
+    /// rows of `out`.
     fn head(&mut self, wanted: &WantedRows, out: &mut StepOutput, probe: &mut dyn Probe) -> Result<(), UnitError>;
 }
 
@@ -46,6 +47,9 @@ pub(super) struct LayerStep<'a, 'i> {
     pub(super) offsets: &'a [usize],
     /// With attention tp, the assignment of rows to ranks after attention.
     pub(super) split: Option<RowSplit<'a>>,
+    /// Whether the splits of later layers depend on the experts selected in this one.
+    #[cfg_attr(not(feature = "gpu"), expect(dead_code, reason = "the CPU backend keeps no selections"))]
+    pub(super) splits_by_choices: bool,
     pub(super) ep: &'a mut ExpertParallel,
     pub(super) probe: &'a mut dyn Probe,
 }

@@ -7,7 +7,7 @@ use super::probe::Probe;
 use super::rows::{PlanInput, RowPlan};
 use super::step::{ItemResult, StepItem, StepOutput, Wants};
 use super::{ModelConfig, StepError};
-use crate::ep::{ExpertParallel, ForcedRate, RoutedBatch, StepPhase};
+use crate::ep::{ExpertParallel, ForcedRate, RoutedBatch, StepPhase, UnitError};
 
 /// A step's buffers, reused by the next step.
 #[derive(Default)]
@@ -45,24 +45,33 @@ impl Forward<'_> {
         self.out.vocab_size = self.config.vocab_size;
         self.backend.head(&self.scratch.wanted, self.out, self.probe)?;
         if self.scratch.lists.are_kept {
-            self.count_kept();
+            self.count_kept()?;
         }
         Ok(())
     }
 
-    /// Counts the token-expert pairs of all layers after a step in which the backend kept the expert selections, which
-    /// reach the host only with the results.
-    fn count_kept(&mut self) {
-        let (top_k, width) = (self.config.top_k, self.out.route_width);
+    /// Gathers the expert selections of all rows and counts the token-expert pairs of this rank's, after a step in
+    /// which the backend kept the selections, which reach the host only with the results.
+    fn count_kept(&mut self) -> Result<(), UnitError> {
+        let (top_k, width, routes) = (self.config.top_k, self.out.route_width, &mut self.out.routes);
         let Scratch { phases, lists: RowLists { experts, weights, .. }, .. } = &mut *self.scratch;
+        let own = match self.rows.as_deref().map(RowPlan::current) {
+            None => 0..phases.len(),
+            Some(split) => {
+                self.ep.gather_routes(split, width, self.config.num_experts, routes)?;
+                split.positions(self.ep.attention_place())
+            }
+        };
+        let (phases, routes) = (&phases[own.clone()], &routes[own.start * width..own.end * width]);
         weights.clear();
         weights.resize(phases.len() * top_k, 0.0);
         for first in (0..width).step_by(top_k) {
             experts.clear();
-            experts.extend(self.out.routes.chunks_exact(width).flat_map(|row| &row[first..first + top_k]));
+            experts.extend(routes.chunks_exact(width).flat_map(|row| &row[first..first + top_k]));
             let batch = RoutedBatch { x: &[], experts, weights, phases, top_k, hidden: self.config.hidden };
             self.ep.plan_layer(LayerIdx::new((first / top_k) as u16), &batch);
         }
+        Ok(())
     }
 
     /// Concatenates the items' rows.
@@ -97,7 +106,8 @@ impl Forward<'_> {
         let (plan, me) = (split, self.ep.attention_place());
         let split = plan.map(RowPlan::current);
         let (offsets, ep, probe) = (&self.out.offsets[..], &mut *self.ep, &mut *self.probe);
-        let mut step = LayerStep { layer, moe, items, offsets, split, ep, probe };
+        let splits_by_choices = plan.is_some_and(RowPlan::reads_routes);
+        let mut step = LayerStep { layer, moe, items, offsets, split, splits_by_choices, ep, probe };
         self.backend.attention(&mut step)?;
         lists.phases.clear();
         match split {

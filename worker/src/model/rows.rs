@@ -61,6 +61,11 @@ impl RowPlan {
         }
     }
 
+    /// Whether splits depend on the routes from previous layers.
+    pub(super) fn reads_routes(&self) -> bool {
+        self.tables.is_some()
+    }
+
     /// The last split.
     pub(super) fn current(&self) -> RowSplit<'_> {
         match self.shuffled {

@@ -171,10 +171,53 @@ pub(crate) fn check_room(what: &'static str, memory: Buffer, expected: u64) -> R
 /// This rank's stream, and memory for the arrays that the host passes to kernels.
 pub(crate) struct Stream<R> {
     pub(crate) runner: R,
-    permutation: Buffer,
-    offsets: Buffer,
+    permutation: WrittenList,
+    offsets: WrittenList,
     /// The places as written by the host or left by the dispatch kernel.
     pub(crate) places: Buffer,
+}
+
+/// A list that the host writes into a rank's own memory, only if it differs from the last one.
+struct WrittenList {
+    what: &'static str,
+    memory: Buffer,
+    last: Vec<u32>,
+}
+
+impl WrittenList {
+    fn new(what: &'static str, memory: Buffer) -> Self {
+        Self { what, memory, last: Vec::new() }
+    }
+
+    /// Returns the buffer that contains `numbers`.
+    fn write(&mut self, numbers: &[u32], runner: &impl Runner) -> Result<[Buffer; 1], MoveError> {
+        if self.last != numbers {
+            self.last.clear();
+            // SAFETY: the memory belongs to this rank.
+            unsafe { write(runner, self.what, numbers, self.memory)? };
+            self.last.extend_from_slice(numbers);
+        }
+        Ok([Buffer { bytes: size_of_val(numbers) as u64, ..self.memory }])
+    }
+}
+
+/// Writes numbers into GPU memory and returns the buffer that contains them.
+///
+/// # Safety
+/// `to` must be memory of the runner's GPU.
+unsafe fn write<N: bytemuck::Pod>(
+    runner: &impl Runner,
+    what: &'static str,
+    numbers: &[N],
+    to: Buffer,
+) -> Result<[Buffer; 1], MoveError> {
+    let bytes = bytemuck::cast_slice::<N, u8>(numbers);
+    check_room(what, to, bytes.len() as u64)?;
+    if !bytes.is_empty() {
+        // SAFETY: the caller guarantees that `to` is memory of this GPU, and its size was checked.
+        unsafe { runner.write(bytes, to) }.map_err(MoveError::Device)?;
+    }
+    Ok([Buffer { bytes: bytes.len() as u64, ..to }])
 }
 
 impl<R: Runner> Stream<R> {
@@ -182,7 +225,8 @@ impl<R: Runner> Stream<R> {
     /// `scratch` must remain memory of the runner's GPU for as long as the value exists.
     pub(crate) unsafe fn new(runner: R, room: &Room, scratch: Buffer) -> Result<Self, MoveError> {
         let [permutation, offsets, places] = cut("scratch", scratch, room.scratch())?;
-        Ok(Self { runner, permutation, offsets, places })
+        let permutation = WrittenList::new("a permutation", permutation);
+        Ok(Self { runner, permutation, offsets: WrittenList::new("offsets", offsets), places })
     }
 
     /// Writes numbers into this rank's memory and returns the buffer that contains them.
@@ -195,29 +239,22 @@ impl<R: Runner> Stream<R> {
         numbers: &[N],
         to: Buffer,
     ) -> Result<[Buffer; 1], MoveError> {
-        let bytes = bytemuck::cast_slice::<N, u8>(numbers);
-        check_room(what, to, bytes.len() as u64)?;
-        if !bytes.is_empty() {
-            // SAFETY: the caller guarantees that `to` is memory of this GPU, and its size was checked.
-            unsafe { self.runner.write(bytes, to) }.map_err(MoveError::Device)?;
-        }
-        Ok([Buffer { bytes: bytes.len() as u64, ..to }])
+        // SAFETY: upheld by the caller.
+        unsafe { write(&self.runner, what, numbers, to) }
     }
 
     /// Writes the permutation of a split; returns `None` if tokens keep their order.
-    pub(crate) fn permutation(&self, split: RowSplit<'_>) -> Result<Option<[Buffer; 1]>, MoveError> {
-        // SAFETY: the scratch memory belongs to this rank.
-        split.permutation().map(|order| unsafe { self.write("a permutation", order, self.permutation) }).transpose()
+    pub(crate) fn permutation(&mut self, split: RowSplit<'_>) -> Result<Option<[Buffer; 1]>, MoveError> {
+        split.permutation().map(|order| self.permutation.write(order, &self.runner)).transpose()
     }
 
     /// Writes the permutation and the offsets of a split.
-    pub(crate) fn split(&self, split: RowSplit<'_>) -> Result<OwnSplit, MoveError> {
+    pub(crate) fn split(&mut self, split: RowSplit<'_>) -> Result<OwnSplit, MoveError> {
         Ok(OwnSplit { permutation: self.permutation(split)?, offsets: Some(self.offsets(split.offsets())?) })
     }
 
-    pub(crate) fn offsets(&self, offsets: &[u32]) -> Result<[Buffer; 1], MoveError> {
-        // SAFETY: the scratch memory belongs to this rank.
-        unsafe { self.write("offsets", offsets, self.offsets) }
+    pub(crate) fn offsets(&mut self, offsets: &[u32]) -> Result<[Buffer; 1], MoveError> {
+        self.offsets.write(offsets, &self.runner)
     }
 
     pub(crate) fn write_places(&self, places: &[i32]) -> Result<(), MoveError> {

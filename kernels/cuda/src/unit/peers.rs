@@ -211,7 +211,7 @@ impl<R: Runner, T: Element> RowMover<T> for PeerMemory<R> {
         norm: Option<NormIn<'_, T, Gpu>>,
         out: DeviceRows<'_, T>,
     ) -> Result<(), MoveError> {
-        let (parts, split) = (&self.parts[Region::Rows as usize], self.stream.split(call.split)?);
+        let (split, parts) = (self.stream.split(call.split)?, &self.parts[Region::Rows as usize]);
         self.stream.reduce_scatter(&self.team, parts, call.rows, split.get(), norm.as_ref(), out)
     }
 
@@ -221,12 +221,13 @@ impl<R: Runner, T: Element> RowMover<T> for PeerMemory<R> {
         own: DeviceRows<'_, T>,
         out: DeviceRows<'_, T>,
     ) -> Result<(), MoveError> {
+        let split = self.stream.split(call.split)?;
         let launch = Allgather {
             from: &[own.buffer()],
             out: &self.parts[Region::Rows as usize],
             order: RowOrder {
                 rows: call.rows,
-                split: self.stream.split(call.split)?.get(),
+                split: split.get(),
                 capacity: call.split.positions(self.team.first_rank()).len() as u64,
                 multicast: None,
             },

@@ -4,14 +4,17 @@
 mod client;
 mod processes;
 mod serving;
+mod spread;
 mod switch;
 
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use semmoe_kernels::Dtype;
 use semmoe_kernels_cuda::Accelerator as _;
-use semmoe_tables::{Attention, ExpertCopies, Placement};
+use semmoe_tables::Attention::{self, Dp, Tp};
+use semmoe_tables::{ExpertCopies, Placement};
 use semmoe_worker::ep::{ExpertLayout, ExpertParallel, LocalTransport, StepPhase};
 use semmoe_worker::model::{DeviceWork, Draw, KvCache, Model, ModelConfig, Next, StepItem, Wants, likeliest};
 
@@ -115,7 +118,7 @@ fn holds(family: &str, layout: Layout) {
     let prompts = prompts(config.vocab_size);
     let expected = expected(&dir, &prompts);
     let placement: ExpertCopies = (&contiguous(&config, layout.world as u16)).into();
-    let Some(found) = on_gpus(&dir, &placement, layout, |mut rank| {
+    let Some(found) = on_gpus(&dir, &placement, &layout, |mut rank| {
         let (me, world) = (usize::from(rank.ep.rank().get()), layout.world);
         let mine: Vec<usize> = match layout.attention {
             Attention::Dp => (me..prompts.len()).step_by(world).collect(),
@@ -177,7 +180,7 @@ fn the_likeliest_alone_is_the_same_token() {
     let config = ModelConfig::load(&dir).unwrap();
     let layout = Layout::new(1, Attention::Dp, ExpertLayout::Ep, Dtype::F32);
     let placement: ExpertCopies = (&contiguous(&config, 1)).into();
-    on_gpus(&dir, &placement, layout, |mut rank| {
+    on_gpus(&dir, &placement, &layout, |mut rank| {
         let both = [Wants::Logits, Wants::Likeliest].map(|wants| {
             let mut kv = rank.model.new_sequence();
             let tokens = [3, 1, 4, 1, 5];
@@ -192,12 +195,19 @@ fn the_likeliest_alone_is_the_same_token() {
     });
 }
 
-/// The work of the last rank's GPU in a step of as many sequences, with one token each.
-fn work_of_a_step(world: usize, sequences: usize, wants: Wants) -> Option<DeviceWork> {
+/// The work of the last rank's GPU in a step of as many sequences, with one token each, and the bytes that it was sent,
+/// those of collectives included.
+fn work_of_a_step(layout: &Layout, sequences: usize, wants: Wants) -> Option<(DeviceWork, u64)> {
     let dir = fixture("qwen3-moe");
-    let placement: ExpertCopies = (&contiguous(&ModelConfig::load(&dir).unwrap(), world as u16)).into();
-    let layout = Layout::new(world, Attention::Dp, ExpertLayout::Ep, Dtype::F32);
-    let work = on_gpus(&dir, &placement, layout, |mut rank| {
+    let placement: ExpertCopies = (&contiguous(&ModelConfig::load(&dir).unwrap(), layout.world as u16)).into();
+    let sent: Vec<Arc<AtomicU64>> = (0..layout.world).map(|_| Arc::default()).collect();
+    let counted = |rank: usize, stream| {
+        let mut watched = Watched::new(stream, |_, _| Ok(()));
+        watched.written = Arc::clone(&sent[rank]);
+        watched
+    };
+    let work = on_streams(&dir, &placement, layout, counted, |mut rank| {
+        let sent = &sent[usize::from(rank.ep.rank().get())];
         let mut kvs: Vec<KvCache> = (0..sequences).map(|_| rank.model.new_sequence()).collect();
         let mut step = |tokens: &[u32], wants| {
             let phase = StepPhase::Decode;
@@ -208,21 +218,24 @@ fn work_of_a_step(world: usize, sequences: usize, wants: Wants) -> Option<Device
             rank.model.device_work().unwrap()
         };
         let before = step(&[3, 1, 4], Wants::Nothing);
+        sent.store(0, Ordering::Relaxed);
         let after = step(&[5], wants);
-        DeviceWork {
+        let work = DeviceWork {
             launches: after.launches - before.launches,
             synchronisations: after.synchronisations - before.synchronisations,
             waited: after.waited - before.waited,
             written: after.written - before.written,
             read: after.read - before.read,
             logit_rows: after.logit_rows - before.logit_rows,
-        }
+        };
+        (work, sent.load(Ordering::Relaxed))
     })?;
     work.last().copied()
 }
 
-/// Beside logits: what the rows are, and what became of them. With attention dp the GPU plans which rows travel, so a
-/// unit of several ranks needs no more.
+/// Beside logits: what the rows are, and what became of them. The GPU plans which rows travel, so a unit of several
+/// ranks needs no more, except that with attention tp the host says where each rank's rows begin, and with tables which
+/// rows they are.
 #[test]
 fn few_bytes_go_to_a_gpu_and_back() {
     let config = ModelConfig::load(&fixture("qwen3-moe")).unwrap();
@@ -231,17 +244,37 @@ fn few_bytes_go_to_a_gpu_and_back() {
     for sequences in [1, 5] {
         let rows = sequences as u64;
         for (wants, asked, answered) in [(Wants::Likeliest, 0, 4), (Wants::Drawn(draw), 8, 24 + 8 * 128)] {
-            for world in [1, 2, 4] {
-                let Some(work) = work_of_a_step(world, sequences, wants) else { return };
+            for (world, attention) in [(1, Dp), (2, Dp), (4, Dp), (1, Tp), (2, Tp), (4, Tp)] {
+                let layout = Layout::new(world, attention, ExpertLayout::Ep, Dtype::F32);
+                let Some((work, sent)) = work_of_a_step(&layout, sequences, wants) else { return };
+                let own = if attention == Tp { rows / world as u64 } else { rows };
                 // The token, its position, page and sequence, four pages of the sequence, and the row whose logits
                 // count.
-                assert_eq!(work.written, rows * (4 + 12 + 16 + 4 + asked), "{world} ranks, {wants:?}");
-                assert_eq!(work.read, rows * (2 * layers * chosen + answered), "{world} ranks, {wants:?}");
-                assert!(work.written / rows <= 64 && work.logit_rows == 0, "{work:?}");
-                assert_eq!(work.synchronisations, 2, "tokens and experts, {world} ranks");
+                assert_eq!(work.written, rows * (4 + 12 + 16 + 4 + asked), "{layout:?}, {wants:?}");
+                assert_eq!(work.read, own * 2 * layers * chosen + rows * answered, "{layout:?}, {wants:?}");
+                let offsets = if attention == Tp { 4 * (world as u64 + 1) } else { 0 };
+                assert_eq!(sent, work.written + offsets, "{layout:?}, {wants:?}");
+                assert!(sent / rows <= 64 && work.logit_rows == 0, "{work:?}");
+                assert_eq!(work.synchronisations, 1 + u64::from(own > 0), "tokens and experts, {layout:?}");
             }
         }
     }
+}
+
+/// Algorithm 3 splits the rows of each layer anew, by the experts of the two layers before.
+#[test]
+fn tables_send_an_order_of_rows_and_read_choices_in_each_layer() {
+    let config = ModelConfig::load(&fixture("qwen3-moe")).unwrap();
+    let (layers, chosen, rows, world) = (config.num_moe_layers() as u64, config.top_k as u64, 8, 2);
+    let tables = Some(Arc::new(spread::tables(&config, world)));
+    let layout = Layout { tables, ..Layout::new(world.into(), Tp, ExpertLayout::Ep, Dtype::F32) };
+    let Some((work, sent)) = work_of_a_step(&layout, rows, Wants::Likeliest) else { return };
+    assert_eq!(work.synchronisations, 1 + layers, "choices by layer, then tokens");
+    let (rows, world) = (rows as u64, u64::from(world));
+    assert_eq!(work.written, rows * (4 + 12 + 16 + 4));
+    assert!(sent - work.written <= layers * 4 * (rows + world + 1), "an order and offsets in each layer: {sent}");
+    assert_eq!(work.read, layers * rows / world * 2 * chosen + rows * 4);
+    assert!(sent / rows <= 64, "{sent}");
 }
 
 #[test]
@@ -275,7 +308,7 @@ fn memory_taken_inside_a_step_ends_it() {
             if takes { stream.allocate(16).map(drop) } else { Ok(()) }
         })
     };
-    on_streams(&dir, &placement, layout, takes_memory, |mut rank| {
+    on_streams(&dir, &placement, &layout, takes_memory, |mut rank| {
         let mut kv = rank.model.new_sequence();
         let mut items = [StepItem { kv: &mut kv, tokens: &[3, 1], wants: Wants::Logits, phase: StepPhase::Prefill }];
         let cause = rank.model.step(&mut items, &mut rank.ep).map(drop).unwrap_err().to_string();
@@ -299,7 +332,7 @@ fn a_kernel_that_waits_too_long_names_the_rank_it_waited_for() {
         stream.report.store(LATE, Ordering::Relaxed);
         stream
     };
-    on_streams(&dir, &placement, layout, stops, |mut rank| {
+    on_streams(&dir, &placement, &layout, stops, |mut rank| {
         let mut kv = rank.model.new_sequence();
         let mut items = [StepItem { kv: &mut kv, tokens: &[3, 1], wants: Wants::Logits, phase: StepPhase::Prefill }];
         let cause = rank.model.step(&mut items, &mut rank.ep).map(drop).unwrap_err().to_string();

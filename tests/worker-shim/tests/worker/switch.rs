@@ -176,9 +176,9 @@ fn check(family: &str, world: usize) {
     let config = ModelConfig::load(folder.path()).unwrap();
     let placement = scattered(&config, world);
     let layout = layout(&config, world);
-    let Some(found) = on_gpus(folder.path(), &placement, layout, |rank| switched(rank, &placement)) else { return };
+    let Some(found) = on_gpus(folder.path(), &placement, &layout, |rank| switched(rank, &placement)) else { return };
     let found = joined(found);
-    let expected = joined(on_cpus(folder.path(), &placement, layout, |rank| switched(rank, &placement)));
+    let expected = joined(on_cpus(folder.path(), &placement, &layout, |rank| switched(rank, &placement)));
     assert!(found.keys().eq(expected.keys()), "{family}, {world} ranks: other steps");
     assert_eq!(found.len(), STEPS.iter().sum::<usize>() * (world + 2));
     for (at, expected) in &expected {
@@ -216,7 +216,7 @@ fn an_objection_takes_the_switch_back() {
     let config = ModelConfig::load(&dir).unwrap();
     let placement = scattered(&config, 2);
     let layout = Layout::new(2, Attention::Dp, ExpertLayout::Ep, Dtype::F32);
-    on_gpus(&dir, &placement, layout, |Rank { mut model, mut ep }| {
+    on_gpus(&dir, &placement, &layout, |Rank { mut model, mut ep }| {
         let objects = ep.rank().get() == 1;
         let step = |model: &mut Model, ep: &mut ExpertParallel| {
             let mut kv = model.new_sequence();
@@ -248,7 +248,7 @@ fn pages_without_room_are_refused_and_stay() {
     let config = ModelConfig::load(folder.path()).unwrap();
     let placement: ExpertCopies = (&contiguous(&config, 2)).into();
     let layout = Layout { other_pages: Some(6), ..layout(&config, 2) };
-    on_gpus(folder.path(), &placement, layout, |mut rank| {
+    on_gpus(folder.path(), &placement, &layout, |mut rank| {
         let mut running = Running::new(&mut rank, 6);
         running.step(0);
         let cause = running.switch(&placement).unwrap_err();
@@ -277,7 +277,7 @@ fn each_layout_has_its_addresses() {
             Ok(())
         })
     };
-    on_streams(dir, &placement, layout(&config, 2), recorded, |mut rank| {
+    on_streams(dir, &placement, &layout(&config, 2), recorded, |mut rank| {
         let launches = &all[usize::from(rank.ep.rank().get())];
         let mut running = Running::new(&mut rank, 0);
         let steps = [(); 5].map(|()| {

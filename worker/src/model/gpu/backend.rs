@@ -10,12 +10,12 @@ use semmoe_kernels_cuda::unit::RoutedCollectives;
 use super::attention::{AttentionCall, Cache, DeviceHeadNorms, group_limit, grouped};
 use super::buffers::Buffers;
 use super::choose::Choices;
-use super::experts::{DeviceExperts, DeviceHosts, PairLists};
+use super::experts::{DeviceExperts, DeviceHosts};
 use super::matrix::{DeviceMatrix, Product};
-use super::memory::{Stream, rows_of};
+use super::memory::Stream;
 use super::rows::{DevicePlaces, RowPlaces};
 use super::switch::Mover;
-use crate::ep::{RoutedBatch, UnitError};
+use crate::ep::UnitError;
 use crate::model::ModelConfig;
 use crate::model::backend::{ComputeBackend, LayerStep, RowLists, WantedRows};
 use crate::model::config::Scoring;
@@ -44,7 +44,9 @@ pub(in crate::model) struct GpuBackend<T: Element> {
     pub(super) rows: usize,
     /// Number of rows that this rank continues with after attention.
     pub(super) own_rows: usize,
-    /// Number of rows of all ranks, in a step whose dispatches the GPU plans.
+    /// The first of these rows, unless tables shuffle them.
+    pub(super) first_own: usize,
+    /// Number of rows of all ranks, unless this one is alone.
     pub(super) all_rows: usize,
     /// Whether `added` still has to be added to the residual stream.
     pub(super) is_pending: bool,
@@ -70,9 +72,6 @@ pub(super) struct LayerNorms {
 pub(super) struct HostLists {
     pub(super) places: RowPlaces,
     pub(super) on_gpu: DevicePlaces,
-    pub(super) pairs: PairLists,
-    /// f32 weights followed by u16 expert ids, as the router kernel writes them.
-    routed: Vec<u32>,
     pub(super) kept: Vec<u16>,
     pub(super) choices: Choices,
 }
@@ -123,12 +122,11 @@ impl<T: Element> GpuBackend<T> {
 
     /// Writes the lists that all layers of a step read.
     fn begin(&mut self, step: &mut LayerStep<'_, '_>) -> Result<(), UnitError> {
-        let keeps = keeps_choices(step);
         let Self { lists, cache, buffers, stream, hosts, is_alone, .. } = self;
         lists.on_gpu = lists.places.write(step.items, cache.places(), buffers.places, stream)?;
-        if keeps && !*is_alone {
+        if !*is_alone {
             hosts.write(step.ep, stream)?;
-            self.all_rows = step.ep.total_rows(self.rows)?;
+            self.all_rows = if step.split.is_some() { self.rows } else { step.ep.total_rows(self.rows)? };
         }
         Ok(())
     }
@@ -139,12 +137,6 @@ impl<T: Element> GpuBackend<T> {
         gate_up.apply::<T>(normed, rows, Product::silu(product), &mut self.stream)?;
         down.apply::<T>(product, rows, Product::of(out), &mut self.stream)
     }
-}
-
-/// Returns whether this step's choices of experts stay on the GPU. They must reach the host if a forced rate changes
-/// them there, or if a split sends them along with the rows. All ranks give the same answer.
-fn keeps_choices(step: &LayerStep<'_, '_>) -> bool {
-    step.split.is_none() && step.ep.forced.is_none()
 }
 
 fn matrices(mlp: &Mlp<DeviceMatrix>) -> [DeviceMatrix; 2] {
@@ -177,7 +169,8 @@ impl<T: Element> ComputeBackend for GpuBackend<T> {
         if layer == 0 {
             self.begin(step)?;
         }
-        self.own_rows = step.own_positions().len();
+        let own = step.own_positions();
+        (self.first_own, self.own_rows) = (own.start, own.len());
         self.add_and_norm(rows, self.norms[layer].input)?;
         let block = &self.weights.blocks[layer];
         let heads = grouped(&block.heads.attention).map_err(|error| self.stream.lost(&error.into()))?;
@@ -209,24 +202,21 @@ impl<T: Element> ComputeBackend for GpuBackend<T> {
 
     fn route(&mut self, step: &mut LayerStep<'_, '_>, lists: &mut RowLists) -> Result<(), UnitError> {
         let (rows, top_k) = (self.own_rows, self.config.top_k);
-        let Some(moe) = self.weights.moe(step.layer) else { return Ok(()) };
+        let (Some(layer), Some(moe)) = (step.moe, self.weights.moe(step.layer)) else { return Ok(()) };
         let Buffers { normed, router_logits, routed, .. } = self.buffers;
-        lists.are_kept = keeps_choices(step);
-        let kept = step.moe.filter(|_| lists.are_kept).map(|layer| self.kept(layer));
-        self.keeps = kept.is_some();
-        let (experts, weights) = lists.resize(if self.keeps { 0 } else { rows }, top_k);
+        lists.are_kept = !step.splits_by_choices;
+        lists.resize(0, top_k);
+        self.keeps = lists.are_kept;
         moe.router.apply::<T>(normed, rows, Product::f32(router_logits), &mut self.stream)?;
         if rows == 0 {
             return Ok(());
         }
-        let pairs = rows * top_k;
-        let behind_weights = routed.from_offset(4 * pairs as u64);
         let launch = Route {
             logits: router_logits,
             correction: self.norms[step.layer].correction,
-            experts: kept.unwrap_or(behind_weights),
+            experts: self.kept(layer),
             weights: routed,
-            ids: (self.keeps && !self.is_alone).then_some(behind_weights),
+            ids: (!self.is_alone).then(|| routed.from_offset(4 * (rows * top_k) as u64)),
             rows: rows as u64,
             num_experts: self.config.num_experts as u64,
             top_k: top_k as u64,
@@ -239,31 +229,15 @@ impl<T: Element> ComputeBackend for GpuBackend<T> {
             groups: self.config.router.groups.as_ref().map(group_limit),
         }
         .launch();
-        self.stream.launch(launch)?;
-        if self.keeps {
-            return Ok(());
-        }
-        self.lists.routed.resize(pairs + pairs.div_ceil(2), 0);
-        self.stream.read(routed, &mut self.lists.routed)?;
-        let (found, chosen) = self.lists.routed.split_at(pairs);
-        weights.copy_from_slice(bytemuck::cast_slice(found));
-        experts.copy_from_slice(&bytemuck::cast_slice::<u32, u16>(chosen)[..pairs]);
-        Ok(())
+        self.stream.launch(launch)
     }
 
-    fn experts(&mut self, step: &mut LayerStep<'_, '_>, lists: &RowLists) -> Result<(), UnitError> {
-        let Some(layer) = step.moe else { return Ok(()) };
-        if lists.are_kept {
-            return if self.is_alone { self.apply_own(layer) } else { self.apply_routed(layer, step.ep) };
+    fn experts(&mut self, step: &mut LayerStep<'_, '_>, _lists: &RowLists) -> Result<(), UnitError> {
+        match step.moe {
+            None => Ok(()),
+            Some(layer) if self.is_alone => self.apply_own(layer),
+            Some(layer) => self.apply_routed(layer, step.ep),
         }
-        let (top_k, hidden, elements) = (self.config.top_k, self.config.hidden, self.own_rows * self.config.hidden);
-        let RowLists { experts, weights, phases, .. } = lists;
-        step.ep.plan_layer(layer, &RoutedBatch { x: &[], experts, weights, phases, top_k, hidden });
-        self.stream.flush()?;
-        self.unit.dispatch(rows_of(self.buffers.normed, elements), hidden, step.ep.plan())?;
-        self.apply_experts(layer, step.ep)?;
-        self.stream.flush()?;
-        self.unit.combine(step.ep.plan(), rows_of(self.buffers.added, elements))
     }
 
     fn feed_forward(&mut self, step: &mut LayerStep<'_, '_>, lists: &mut RowLists) -> Result<(), UnitError> {

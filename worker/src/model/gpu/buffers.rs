@@ -5,7 +5,7 @@ use semmoe_kernels_cuda::compute::{CandidateAsk, CandidateRow};
 use semmoe_kernels_cuda::{Buffer, GpuError};
 
 use super::attention::{AttentionBuffers, grouped};
-use super::experts::PairLists;
+use super::experts::DevicePairs;
 use super::matrix::DeviceMatrix;
 use super::memory::Layout;
 use super::rows::RowPlaces;
@@ -116,7 +116,7 @@ impl Buffers {
         layout.add::<f32>(rows * experts);
         layout.add::<u32>(rows * top_k * 2);
         layout.add::<u16>(moe_layers * rows * top_k);
-        layout.add::<u32>(PairLists::max_words(pairs, received, experts));
+        layout.add::<u32>(DevicePairs::max_words(pairs, received, experts));
         layout.add::<T>((pairs * expert).max(rows * dense));
         layout.add::<T>(pairs * hidden);
         layout.add::<T>(rows * hidden);

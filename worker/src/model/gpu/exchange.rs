@@ -1,9 +1,9 @@
 //! Sends rows to other ranks and back, and applies the experts in between.
 
 use semmoe_kernels::Element;
-use semmoe_kernels::collectives::{AllRowsIn, NormIn, OwnRowsIn, ReceivedIn};
+use semmoe_kernels::collectives::{AllRowsIn, NormIn, OwnRowsIn};
 use semmoe_kernels_cuda::compute::{Activation, MatMul, MatMulRows, Pairs, SortPairs, SumPairs, Tiles};
-use semmoe_kernels_cuda::unit::{Gpu, RoutedTokens};
+use semmoe_kernels_cuda::unit::RoutedTokens;
 use semmoe_kernels_cuda::{Buffer, Rows};
 use semmoe_tables::LayerIdx;
 
@@ -11,7 +11,7 @@ use super::backend::GpuBackend;
 use super::buffers::Buffers;
 use super::experts::DevicePairs;
 use super::memory::rows_of;
-use crate::ep::{ExpertParallel, UnitError};
+use crate::ep::{ExpertParallel, RoutedBatch, UnitError};
 use crate::model::backend::{LayerStep, RowLists};
 use crate::model::step::StepOutput;
 
@@ -32,11 +32,15 @@ impl<T: Element> GpuBackend<T> {
         Ok(())
     }
 
-    /// Gathers all rows of the residual stream, and the experts selected for them (SAG).
+    /// Gathers all rows of the residual stream and, unless the GPU keeps them until the step ends, the experts selected
+    /// for them (SAG).
     pub(super) fn gather(&mut self, step: &mut LayerStep<'_, '_>, lists: &mut RowLists) -> Result<(), UnitError> {
         let Some(split) = step.split else { return Ok(()) };
         let (hidden, bound) = (self.config.hidden, self.config.num_experts);
-        let width = if step.moe.is_some() { self.config.top_k } else { 0 };
+        if let Some(layer) = step.moe.filter(|_| !lists.are_kept) {
+            self.read_choices(layer, step.ep, lists)?;
+        }
+        let width = if step.moe.is_some() && !lists.are_kept { self.config.top_k } else { 0 };
         let Buffers { residual, other_residual, .. } = self.buffers;
         step.ep.count_gather(hidden, width, split);
         let (labels, gathered) = lists.labels(self.rows, width);
@@ -47,21 +51,6 @@ impl<T: Element> GpuBackend<T> {
         (self.buffers.residual, self.buffers.other_residual) = (other_residual, residual);
         lists.keep_gathered();
         Ok(())
-    }
-
-    /// Applies the experts to the received rows; `combine` later returns the sums.
-    pub(super) fn apply_experts(&mut self, layer: LayerIdx, ep: &ExpertParallel) -> Result<(), UnitError> {
-        let received: ReceivedIn<'_, T, Gpu> = self.unit.received();
-        let sorted = self.lists.pairs.sort(&received, ep.hosts(layer));
-        sorted.map_err(|wrong| UnitError::protocol(wrong.from, wrong.to_string()))?;
-        let (rows, sums) = (received.rows.rows.buffer(), received.sums.buffer());
-        drop(received);
-        let pairs = &self.lists.pairs;
-        if pairs.rows() == 0 {
-            return Ok(());
-        }
-        let lists = pairs.parts(self.stream.write(pairs.words(), self.buffers.pairs)?);
-        self.multiply(layer, lists, [rows, sums])
     }
 
     /// Applies the experts to all rows on a rank that has all experts. The GPU sorts the row-expert pairs.
@@ -134,17 +123,32 @@ impl<T: Element> GpuBackend<T> {
         self.buffers.kept.from_offset(2 * (layer.index() * pairs) as u64)
     }
 
-    /// Reads the selected experts of all layers.
+    /// Reads and counts the experts selected in a layer.
+    fn read_choices(
+        &mut self,
+        layer: LayerIdx,
+        ep: &mut ExpertParallel,
+        lists: &mut RowLists,
+    ) -> Result<(), UnitError> {
+        let (top_k, hidden) = (self.config.top_k, self.config.hidden);
+        self.stream.read(self.kept(layer), lists.resize(self.own_rows, top_k).0)?;
+        let RowLists { experts, weights, phases, .. } = lists;
+        ep.plan_layer(layer, &RoutedBatch { x: &[], experts, weights, phases, top_k, hidden });
+        Ok(())
+    }
+
+    /// Reads the selected experts of all layers for this rank's rows.
     pub(super) fn read_kept(&mut self, out: &mut StepOutput) -> Result<(), UnitError> {
         let (top_k, width) = (self.config.top_k, out.route_width);
-        let pairs = self.rows * top_k;
+        let pairs = self.own_rows * top_k;
         if !std::mem::take(&mut self.keeps) || pairs == 0 {
             return Ok(());
         }
-        self.lists.kept.resize(self.rows * width, 0);
+        self.lists.kept.resize(self.own_rows * width, 0);
         self.stream.read(self.buffers.kept, &mut self.lists.kept)?;
+        let own = &mut out.routes[self.first_own * width..];
         for (layer, experts) in self.lists.kept.chunks_exact(pairs).enumerate() {
-            for (row, chosen) in out.routes.chunks_exact_mut(width).zip(experts.chunks_exact(top_k)) {
+            for (row, chosen) in own.chunks_exact_mut(width).zip(experts.chunks_exact(top_k)) {
                 row[layer * top_k..][..top_k].copy_from_slice(chosen);
             }
         }

@@ -2,17 +2,15 @@
 
 use std::ops::Range;
 
-use semmoe_kernels::collectives::ReceivedIn;
+use semmoe_kernels::Element;
 use semmoe_kernels::reshard::{ExpertArray, ExpertShape, Layout, Pool, ReshardError, Side};
-use semmoe_kernels::{Element, RankOrder, argsort_by_rank};
 use semmoe_kernels_cuda::Buffer;
-use semmoe_kernels_cuda::compute::{TILE_ROWS, Tiles};
-use semmoe_kernels_cuda::unit::Gpu;
+use semmoe_kernels_cuda::compute::Tiles;
 use semmoe_tables::{ExpertId, LayerIdx, RankId};
 
 use super::matrix::Uploader;
 use super::memory::{Stream, WordLists};
-use crate::ep::{ExpertLayout, ExpertParallel, ExpertPlacement, LayerHosts, NotHere, UnitError};
+use crate::ep::{ExpertLayout, ExpertParallel, ExpertPlacement, UnitError};
 use crate::model::checkpoint::TensorData;
 use crate::model::expert::{Capacity, Place, SwitchRoom, arrange, hosted};
 use crate::model::load::Loader;
@@ -168,22 +166,7 @@ impl DeviceHosts {
     }
 }
 
-/// The row-expert pairs that a rank computes in a layer, sorted by expert; reused by the next layer.
-#[derive(Default)]
-pub(super) struct PairLists {
-    slots: Vec<u16>,
-    order: RankOrder,
-    cursors: Vec<u32>,
-    /// All lists for the GPU, stored contiguously; see [`PairLists::parts`].
-    words: Vec<u32>,
-    pairs: usize,
-    rows: usize,
-    tiles: usize,
-    /// Number of rows in the fullest tile.
-    fullest: usize,
-}
-
-/// Locations of the pair lists on the GPU.
+/// Lists of the row-expert pairs that a rank computes in a layer, sorted by expert, in GPU memory.
 #[derive(Clone, Copy)]
 pub(super) struct DevicePairs {
     pub(super) pairs: usize,
@@ -202,6 +185,11 @@ pub(super) struct DevicePairs {
 }
 
 impl DevicePairs {
+    /// Returns the maximum number of words for this many pairs and rows, with experts in `slots` slots.
+    pub(super) fn max_words(pairs: usize, rows: usize, slots: usize) -> usize {
+        3 * pairs + rows + 1 + 3 * Tiles::most(pairs as u64, slots as u64) as usize
+    }
+
     /// Lays out the lists consecutively.
     pub(super) fn new(at: Buffer, pairs: usize, rows: usize, room: Tiles) -> Self {
         let mut lists = WordLists(at);
@@ -215,82 +203,5 @@ impl DevicePairs {
             pair_of: lists.next(pairs),
             tiles: lists.next(3 * room.count as usize),
         }
-    }
-}
-
-impl PairLists {
-    /// Returns the maximum number of words for this many pairs and rows, with experts in `slots` slots.
-    pub(super) fn max_words(pairs: usize, rows: usize, slots: usize) -> usize {
-        3 * pairs + rows + 1 + 3 * Tiles::most(pairs as u64, slots as u64) as usize
-    }
-
-    /// Sorts the received pairs.
-    ///
-    /// # Errors
-    /// Fails if a row was sent to an expert that is not on this rank.
-    pub(super) fn sort<T: Element>(
-        &mut self,
-        received: &ReceivedIn<'_, T, Gpu>,
-        hosts: &LayerHosts,
-    ) -> Result<(), NotHere> {
-        let (index, pair_rows) = (&received.rows.index, received.pair_rows);
-        hosts.slots_of(received.experts, |pair| index.source(pair_rows[pair] as usize), &mut self.slots)?;
-        argsort_by_rank(&self.slots, hosts.slots, &mut self.order).expect("the lookup returned valid slots");
-        (self.pairs, self.rows) = (pair_rows.len(), index.len());
-        let order = self.order.permutation();
-        self.words.clear();
-        self.words.extend(order.iter().map(|&pair| pair_rows[pair as usize]));
-        self.words.extend(order.iter().map(|&pair| received.weights[pair as usize].to_bits()));
-        self.count_rows(pair_rows);
-        let first = self.words.len();
-        self.words.resize(first + self.pairs, 0);
-        for sorted in 0..self.pairs {
-            let cursor = &mut self.cursors[self.words[sorted] as usize];
-            self.words[first + *cursor as usize] = sorted as u32;
-            *cursor += 1;
-        }
-        self.cut_tiles(hosts.slots);
-        Ok(())
-    }
-
-    /// Appends the first pair of each row, `[R + 1]`.
-    fn count_rows(&mut self, pair_rows: &[u32]) {
-        self.cursors.clear();
-        self.cursors.resize(self.rows + 1, 0);
-        for &row in pair_rows {
-            self.cursors[row as usize + 1] += 1;
-        }
-        for row in 0..self.rows {
-            self.cursors[row + 1] += self.cursors[row];
-        }
-        self.words.extend_from_slice(&self.cursors);
-    }
-
-    fn cut_tiles(&mut self, slots: usize) {
-        (self.tiles, self.fullest) = (0, 0);
-        for slot in 0..slots {
-            let (first, end) = (self.order.offsets()[slot], self.order.offsets()[slot + 1]);
-            for begin in (first..end).step_by(TILE_ROWS as usize) {
-                let rows = (end - begin).min(TILE_ROWS);
-                self.words.extend([slot as u32, begin, rows]);
-                self.tiles += 1;
-                self.fullest = self.fullest.max(rows as usize);
-            }
-        }
-    }
-
-    pub(super) fn rows(&self) -> usize {
-        self.rows
-    }
-
-    /// Returns all lists as one contiguous slice.
-    pub(super) fn words(&self) -> &[u32] {
-        &self.words
-    }
-
-    /// Returns the locations of the lists after they have been written to `at`.
-    pub(super) fn parts(&self, at: Buffer) -> DevicePairs {
-        let tiles = Tiles { count: self.tiles as u64, rows: self.fullest as u64 };
-        DevicePairs::new(at, self.pairs, self.rows, tiles)
     }
 }

@@ -81,6 +81,7 @@ impl<T: Element> GpuBackend<T> {
             lists: HostLists::default(),
             rows: 0,
             own_rows: 0,
+            first_own: 0,
             all_rows: 0,
             is_pending: false,
             is_alone: at.world == 1,
