@@ -8,6 +8,8 @@ use semmoe_reference::data::same;
 use super::run;
 use crate::support::{holding, read, shim};
 
+const UNWRITTEN: u32 = 0x7777_7777;
+
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Case {
     pub(super) rows: usize,
@@ -31,7 +33,10 @@ impl Lists {
     fn of(shim: &Shim, from: Pairs, weights: &[f32], case: Case, seed: u64) -> Result<Self, String> {
         let Case { rows, top_k, experts, .. } = case;
         let pairs = rows * top_k;
-        let lists = [pairs, pairs, rows + 1, pairs].map(|words| HostBuffer::poisoned(words * 4));
+        // Poison looks like the mark of unused pairs.
+        let unwritten = holding(&vec![UNWRITTEN; pairs]);
+        let [row_of, sorted, first_pair] = [pairs, pairs, rows + 1].map(|words| HostBuffer::poisoned(words * 4));
+        let lists = [row_of, sorted, first_pair, unwritten];
         let tiles = HostBuffer::poisoned(case.tiles(from).count as usize * size_of::<Tile>());
         let weights = holding(weights);
         let [row_of, sorted, first_pair, pair_of] = lists.each_ref().map(HostBuffer::buffer);
