@@ -60,6 +60,8 @@ fn continued(rank: &mut Rank, prompts: &[Vec<u32>], cut: usize) -> Vec<Text> {
 struct Text {
     tokens: Vec<u32>,
     logits: Vec<Vec<f32>>,
+    /// `[tokens, L, k]`
+    routes: Vec<u16>,
 }
 
 /// One step of some of the sequences.
@@ -76,6 +78,7 @@ fn step(rank: &mut Rank, which: &[usize], kvs: &mut [KvCache], tokens: &[&[u32]]
     }
     let out = rank.model.step(&mut items, &mut rank.ep).unwrap();
     for (item, &at) in which.iter().enumerate() {
+        texts[at].routes.extend_from_slice(out.routes(item));
         if let Some(logits) = out.logits(item) {
             texts[at].tokens.push(likeliest(logits).unwrap());
             texts[at].logits.push(logits.to_vec());

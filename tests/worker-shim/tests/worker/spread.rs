@@ -69,6 +69,7 @@ fn compared(family: &str, placement: &ExpertCopies, layout: &Layout) {
         assert!(furthest < 1e-4, "{family}, rank {rank}: logits differ by {furthest}");
         for (found, expected) in found.iter().zip(expected) {
             assert_eq!(found.tokens, expected.tokens, "{family}, rank {rank}");
+            assert!(found.routes == expected.routes, "{family}, rank {rank}: other experts were chosen");
         }
         assert_eq!((&counted.layers, counted.rows), (&counted_there.layers, counted_there.rows), "{family}, {rank}");
     }
