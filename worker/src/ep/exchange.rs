@@ -337,11 +337,12 @@ impl ExpertParallel {
         Ok(&self.incoming)
     }
 
-    /// Gathers the routes `[n, width]` of all rows; each rank has those of its own rows in the split, which keeps the
-    /// rows' order.
+    /// Completes the routes of all rows, `[n, width]`, of which each rank has those of its own rows. The split must keep
+    /// the rows in order.
     ///
     /// # Errors
-    /// A rank failed, or sent something else than its rows' routes to `experts` experts.
+    /// A rank failed, or its message does not have the size of its rows' routes or names an expert of `experts` or
+    /// more.
     pub(crate) fn gather_routes(
         &mut self,
         split: RowSplit<'_>,
@@ -349,7 +350,7 @@ impl ExpertParallel {
         experts: usize,
         routes: &mut [u16],
     ) -> Result<(), UnitError> {
-        let me = self.unit.rank();
+        let me = self.attention_place();
         let part = |rank| {
             let positions = split.positions(rank);
             positions.start * width..positions.end * width
@@ -359,11 +360,14 @@ impl ExpertParallel {
             let (found, part) = (message.len(), &mut routes[part(rank)]);
             if found != size_of_val(part) {
                 let expected = size_of_val(part);
-                return Err(UnitError::protocol(rank, format!("routes of {found} bytes in place of {expected}")));
+                return Err(UnitError::protocol(rank, format!("{found} bytes of routes instead of {expected}")));
             }
             bytemuck::cast_slice_mut(part).copy_from_slice(message);
             if let Some(expert) = part.iter().find(|&&expert| usize::from(expert) >= experts) {
-                return Err(UnitError::protocol(rank, format!("a route to expert {expert} of {experts}")));
+                return Err(UnitError::protocol(
+                    rank,
+                    format!("a route to expert {expert}, but there are {experts} experts"),
+                ));
             }
         }
         Ok(())

@@ -90,3 +90,24 @@ fn a_row_for_an_expert_of_another_rank_is_refused_by_the_one_that_gets_it() {
     let expected = "rank 1 broke the protocol: received a token for expert 1, which is not on this rank";
     assert_eq!(errors[0].as_deref(), Some(expected));
 }
+
+#[test]
+fn routes_of_other_ranks_are_checked() {
+    // The result on rank 0. Rank 1 sends routes to `expert`, of its rows from `first` on.
+    let found = |first: u32, expert: u16| {
+        let errors = on_two_ranks(|rank, ep| {
+            let offsets = [0, if rank == 0 { 1 } else { first }, 3];
+            let mut routes = if rank == 0 { [1, 0, 0, 0, 0, 0] } else { [expert; 6] };
+            let gathered = ep.gather_routes(RowSplit::contiguous(&offsets).unwrap(), 2, 2, &mut routes);
+            gathered.map(|()| routes.to_vec()).map_err(|error| error.to_string())
+        });
+        errors.into_iter().next().unwrap()
+    };
+    assert_eq!(found(1, 1), Ok(vec![1, 0, 1, 1, 1, 1]));
+    let (short, unknown) = (found(2, 1).unwrap_err(), found(1, 2).unwrap_err());
+    assert!(short.contains("rank 1") && short.contains("4 bytes of routes instead of 8"), "{short}");
+    assert!(
+        unknown.contains("rank 1") && unknown.contains("a route to expert 2, but there are 2 experts"),
+        "{unknown}"
+    );
+}

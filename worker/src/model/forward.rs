@@ -1,5 +1,7 @@
 //! Runs one step through all layers.
 
+use std::ops::Range;
+
 use semmoe_tables::LayerIdx;
 
 use super::backend::{ComputeBackend, LayerStep, RowLists, WantedItem, WantedRows};
@@ -45,24 +47,25 @@ impl Forward<'_> {
         self.out.vocab_size = self.config.vocab_size;
         self.backend.head(&self.scratch.wanted, self.out, self.probe)?;
         if self.scratch.lists.are_kept {
-            self.count_kept()?;
+            let own = self.gather_kept()?;
+            self.count_kept(own);
         }
         Ok(())
     }
 
-    /// Gathers the expert selections of all rows and counts the token-expert pairs of this rank's, after a step in
-    /// which the backend kept the selections, which reach the host only with the results.
-    fn count_kept(&mut self) -> Result<(), UnitError> {
-        let (top_k, width, routes) = (self.config.top_k, self.out.route_width, &mut self.out.routes);
+    /// Gathers the expert selections of all rows after a step in which the backend kept them until the results. Returns
+    /// this rank's rows.
+    fn gather_kept(&mut self) -> Result<Range<usize>, UnitError> {
+        let Some(split) = self.rows.as_deref().map(RowPlan::current) else { return Ok(0..self.scratch.phases.len()) };
+        self.ep.gather_routes(split, self.out.route_width, self.config.num_experts, &mut self.out.routes)?;
+        Ok(split.positions(self.ep.attention_place()))
+    }
+
+    /// Counts the token-expert pairs of this rank's rows in all layers.
+    fn count_kept(&mut self, own: Range<usize>) {
+        let (top_k, width) = (self.config.top_k, self.out.route_width);
         let Scratch { phases, lists: RowLists { experts, weights, .. }, .. } = &mut *self.scratch;
-        let own = match self.rows.as_deref().map(RowPlan::current) {
-            None => 0..phases.len(),
-            Some(split) => {
-                self.ep.gather_routes(split, width, self.config.num_experts, routes)?;
-                split.positions(self.ep.attention_place())
-            }
-        };
-        let (phases, routes) = (&phases[own.clone()], &routes[own.start * width..own.end * width]);
+        let (phases, routes) = (&phases[own.clone()], &self.out.routes[own.start * width..own.end * width]);
         weights.clear();
         weights.resize(phases.len() * top_k, 0.0);
         for first in (0..width).step_by(top_k) {
@@ -71,7 +74,6 @@ impl Forward<'_> {
             let batch = RoutedBatch { x: &[], experts, weights, phases, top_k, hidden: self.config.hidden };
             self.ep.plan_layer(LayerIdx::new((first / top_k) as u16), &batch);
         }
-        Ok(())
     }
 
     /// Concatenates the items' rows.

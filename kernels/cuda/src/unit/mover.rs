@@ -194,30 +194,30 @@ impl WrittenList {
         if self.last != numbers {
             self.last.clear();
             // SAFETY: the memory belongs to this rank.
-            unsafe { write(runner, self.what, numbers, self.memory)? };
+            unsafe { write_list(runner, self.what, numbers, self.memory)? };
             self.last.extend_from_slice(numbers);
         }
         Ok([Buffer { bytes: size_of_val(numbers) as u64, ..self.memory }])
     }
 }
 
-/// Writes numbers into GPU memory and returns the buffer that contains them.
+/// Writes numbers to the beginning of a buffer.
 ///
 /// # Safety
 /// `to` must be memory of the runner's GPU.
-unsafe fn write<N: bytemuck::Pod>(
+pub(crate) unsafe fn write_list<N: bytemuck::Pod>(
     runner: &impl Runner,
     what: &'static str,
     numbers: &[N],
     to: Buffer,
-) -> Result<[Buffer; 1], MoveError> {
+) -> Result<(), MoveError> {
     let bytes = bytemuck::cast_slice::<N, u8>(numbers);
     check_room(what, to, bytes.len() as u64)?;
-    if !bytes.is_empty() {
-        // SAFETY: the caller guarantees that `to` is memory of this GPU, and its size was checked.
-        unsafe { runner.write(bytes, to) }.map_err(MoveError::Device)?;
+    if bytes.is_empty() {
+        return Ok(());
     }
-    Ok([Buffer { bytes: bytes.len() as u64, ..to }])
+    // SAFETY: the caller guarantees that `to` is memory of this GPU, and its size was checked.
+    unsafe { runner.write(bytes, to) }.map_err(MoveError::Device)
 }
 
 impl<R: Runner> Stream<R> {
@@ -227,20 +227,6 @@ impl<R: Runner> Stream<R> {
         let [permutation, offsets, places] = cut("scratch", scratch, room.scratch())?;
         let permutation = WrittenList::new("a permutation", permutation);
         Ok(Self { runner, permutation, offsets: WrittenList::new("offsets", offsets), places })
-    }
-
-    /// Writes numbers into this rank's memory and returns the buffer that contains them.
-    ///
-    /// # Safety
-    /// `to` must be memory of this GPU.
-    pub(crate) unsafe fn write<N: bytemuck::Pod>(
-        &self,
-        what: &'static str,
-        numbers: &[N],
-        to: Buffer,
-    ) -> Result<[Buffer; 1], MoveError> {
-        // SAFETY: upheld by the caller.
-        unsafe { write(&self.runner, what, numbers, to) }
     }
 
     /// Writes the permutation of a split; returns `None` if tokens keep their order.
@@ -259,7 +245,7 @@ impl<R: Runner> Stream<R> {
 
     pub(crate) fn write_places(&self, places: &[i32]) -> Result<(), MoveError> {
         // SAFETY: the scratch memory belongs to this rank.
-        unsafe { self.write("places", places, self.places) }.map(drop)
+        unsafe { write_list(&self.runner, "places", places, self.places) }
     }
 
     /// # Safety

@@ -7,7 +7,9 @@ use std::time::Duration;
 use semmoe_kernels::Element;
 use semmoe_kernels::collectives::NormIn;
 
-use super::mover::{MoveError, Region, Room, RowMover, SentRows, SplitRows, Stream, check_room, cut, padded};
+use super::mover::{
+    MoveError, Region, Room, RowMover, SentRows, SplitRows, Stream, check_room, cut, padded, write_list,
+};
 use super::routed::{ArrivedRows, RoutedMover, RoutedTokens};
 use super::space::{DeviceRows, Gpu};
 use crate::calls::{Allgather, RowOrder, Rows};
@@ -132,7 +134,7 @@ impl<R: Runner> PeerMemory<R> {
         // SAFETY: upheld by the caller.
         let stream = unsafe { Stream::new(runner, &room, scratch)? };
         // SAFETY: as above.
-        unsafe { stream.write("own memory", &vec![-1i32; room.rows], no_experts)? };
+        unsafe { write_list(&stream.runner, "own memory", &vec![-1i32; room.rows], no_experts)? };
         Ok(Self { team, stream, parts, counts, source_offsets, no_experts })
     }
 
@@ -251,7 +253,7 @@ impl<R: Runner, T: Element> RowMover<T> for PeerMemory<R> {
         }
         self.stream.write_places(call.places)?;
         // SAFETY: the kernel of the last dispatch ended only after the peers had read its counts.
-        unsafe { self.stream.write("counts", call.sent, self.counts)? };
+        unsafe { write_list(&self.stream.runner, "counts", call.sent, self.counts)? };
         let none = self.no_experts;
         let unrouted = RoutedTokens {
             rows: call.rows,

@@ -1,5 +1,6 @@
 //! Runs the model's steps on a GPU, behind the compute backend interface.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use semmoe_kernels::Element;
@@ -42,10 +43,8 @@ pub(in crate::model) struct GpuBackend<T: Element> {
     pub(super) lists: HostLists,
     /// Number of rows in the residual stream.
     pub(super) rows: usize,
-    /// Number of rows that this rank continues with after attention.
-    pub(super) own_rows: usize,
-    /// The first of these rows, unless tables shuffle them.
-    pub(super) first_own: usize,
+    /// Positions in the split of the rows that this rank continues with after attention.
+    pub(super) own: Range<usize>,
     /// Number of rows of all ranks, unless this one is alone.
     pub(super) all_rows: usize,
     /// Whether `added` still has to be added to the residual stream.
@@ -169,8 +168,7 @@ impl<T: Element> ComputeBackend for GpuBackend<T> {
         if layer == 0 {
             self.begin(step)?;
         }
-        let own = step.own_positions();
-        (self.first_own, self.own_rows) = (own.start, own.len());
+        self.own = step.own_positions();
         self.add_and_norm(rows, self.norms[layer].input)?;
         let block = &self.weights.blocks[layer];
         let heads = grouped(&block.heads.attention).map_err(|error| self.stream.lost(&error.into()))?;
@@ -201,10 +199,11 @@ impl<T: Element> ComputeBackend for GpuBackend<T> {
     }
 
     fn route(&mut self, step: &mut LayerStep<'_, '_>, lists: &mut RowLists) -> Result<(), UnitError> {
-        let (rows, top_k) = (self.own_rows, self.config.top_k);
+        let (rows, top_k) = (self.own.len(), self.config.top_k);
         let (Some(layer), Some(moe)) = (step.moe, self.weights.moe(step.layer)) else { return Ok(()) };
         let Buffers { normed, router_logits, routed, .. } = self.buffers;
         lists.are_kept = !step.splits_by_choices;
+        // Nothing to copy until the choices are read.
         lists.resize(0, top_k);
         self.keeps = lists.are_kept;
         moe.router.apply::<T>(normed, rows, Product::f32(router_logits), &mut self.stream)?;
@@ -241,7 +240,7 @@ impl<T: Element> ComputeBackend for GpuBackend<T> {
     }
 
     fn feed_forward(&mut self, step: &mut LayerStep<'_, '_>, lists: &mut RowLists) -> Result<(), UnitError> {
-        let (rows, Buffers { normed, added, shared, gates, residual, .. }) = (self.own_rows, self.buffers);
+        let (rows, Buffers { normed, added, shared, gates, residual, .. }) = (self.own.len(), self.buffers);
         match &self.weights.blocks[step.layer].feed_forward {
             FeedForward::Dense(dense) => self.mlp(matrices(dense), rows, added)?,
             FeedForward::Moe(moe) => {

@@ -21,7 +21,7 @@ impl<T: Element> GpuBackend<T> {
         let Some(split) = step.split else { return Ok(()) };
         let (hidden, epsilon) = (self.config.hidden, self.config.rms_norm_eps);
         let Buffers { residual, other_residual, normed, .. } = self.buffers;
-        let (all, own) = (self.rows * hidden, self.own_rows * hidden);
+        let (all, own) = (self.rows * hidden, self.own.len() * hidden);
         let weight = rows_of(self.norms[step.layer].post_rounded, hidden);
         let residual_out = rows_of(other_residual, own);
         let norm = NormIn { residual: rows_of(residual, all), weight, epsilon, residual_out };
@@ -44,7 +44,7 @@ impl<T: Element> GpuBackend<T> {
         let Buffers { residual, other_residual, .. } = self.buffers;
         step.ep.count_gather(hidden, width, split);
         let (labels, gathered) = lists.labels(self.rows, width);
-        let own = OwnRowsIn { rows: rows_of(residual, self.own_rows * hidden), hidden, labels, width, bound };
+        let own = OwnRowsIn { rows: rows_of(residual, self.own.len() * hidden), hidden, labels, width, bound };
         let all = AllRowsIn { rows: rows_of(other_residual, self.rows * hidden), labels: gathered };
         self.stream.flush()?;
         self.unit.allgather(own, split, all)?;
@@ -57,18 +57,18 @@ impl<T: Element> GpuBackend<T> {
     pub(super) fn apply_own(&mut self, layer: LayerIdx) -> Result<(), UnitError> {
         let Buffers { normed, added, routed, .. } = self.buffers;
         let chosen = Pairs::Chosen { experts: self.kept(layer) };
-        self.sort_and_multiply(layer, chosen, routed, self.own_rows, [normed, added])
+        self.sort_and_multiply(layer, chosen, routed, self.own.len(), [normed, added])
     }
 
     /// Dispatches the rows to the experts that the router chose, applies them and combines the results. The GPU plans
     /// and sorts; the host learns the choices when the step ends.
     pub(super) fn apply_routed(&mut self, layer: LayerIdx, ep: &ExpertParallel) -> Result<(), UnitError> {
-        let (config, elements) = (&self.config, self.own_rows * self.config.hidden);
-        let pairs = 4 * (self.own_rows * config.top_k) as u64;
+        let (config, elements) = (&self.config, self.own.len() * self.config.hidden);
+        let pairs = 4 * (self.own.len() * config.top_k) as u64;
         let Buffers { normed, added, routed, .. } = self.buffers;
         let (slot_of, rank_of_expert) = self.hosts.layer(layer);
         let call = RoutedTokens {
-            rows: Rows { tokens: self.own_rows as u64, hidden: config.hidden as u64, dtype: T::DTYPE },
+            rows: Rows { tokens: self.own.len() as u64, hidden: config.hidden as u64, dtype: T::DTYPE },
             top_k: config.top_k as u64,
             num_experts: config.num_experts as u64,
             experts: Buffer { bytes: pairs, ..routed.from_offset(pairs) },
@@ -119,7 +119,7 @@ impl<T: Element> GpuBackend<T> {
 
     /// Returns the buffer that stores a layer's selected experts until the step ends.
     pub(super) fn kept(&self, layer: LayerIdx) -> Buffer {
-        let pairs = self.own_rows * self.config.top_k;
+        let pairs = self.own.len() * self.config.top_k;
         self.buffers.kept.from_offset(2 * (layer.index() * pairs) as u64)
     }
 
@@ -131,22 +131,22 @@ impl<T: Element> GpuBackend<T> {
         lists: &mut RowLists,
     ) -> Result<(), UnitError> {
         let (top_k, hidden) = (self.config.top_k, self.config.hidden);
-        self.stream.read(self.kept(layer), lists.resize(self.own_rows, top_k).0)?;
+        self.stream.read(self.kept(layer), lists.resize(self.own.len(), top_k).0)?;
         let RowLists { experts, weights, phases, .. } = lists;
         ep.plan_layer(layer, &RoutedBatch { x: &[], experts, weights, phases, top_k, hidden });
         Ok(())
     }
 
-    /// Reads the selected experts of all layers for this rank's rows.
+    /// Reads the selected experts of all layers for this rank's rows, which no table has shuffled.
     pub(super) fn read_kept(&mut self, out: &mut StepOutput) -> Result<(), UnitError> {
         let (top_k, width) = (self.config.top_k, out.route_width);
-        let pairs = self.own_rows * top_k;
+        let pairs = self.own.len() * top_k;
         if !std::mem::take(&mut self.keeps) || pairs == 0 {
             return Ok(());
         }
-        self.lists.kept.resize(self.own_rows * width, 0);
+        self.lists.kept.resize(self.own.len() * width, 0);
         self.stream.read(self.buffers.kept, &mut self.lists.kept)?;
-        let own = &mut out.routes[self.first_own * width..];
+        let own = &mut out.routes[self.own.start * width..];
         for (layer, experts) in self.lists.kept.chunks_exact(pairs).enumerate() {
             for (row, chosen) in own.chunks_exact_mut(width).zip(experts.chunks_exact(top_k)) {
                 row[layer * top_k..][..top_k].copy_from_slice(chosen);
