@@ -337,8 +337,8 @@ impl ExpertParallel {
         Ok(&self.incoming)
     }
 
-    /// Completes the routes of all rows, `[n, width]`, of which each rank has those of its own rows. The split must keep
-    /// the rows in order.
+    /// Completes the routes of all rows, `[n, width]`, of which each rank has those of its own rows. The split must not
+    /// change the rows' order.
     ///
     /// # Errors
     /// A rank failed, or its message does not have the size of its rows' routes or names an expert of `experts` or
