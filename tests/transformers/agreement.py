@@ -66,7 +66,9 @@ assert hook.container(a, ours) == raw, "the hook's writer and semmoe's have othe
 shown = json.loads(semmoe("profile", "show", "--json", hooked))
 assert shown["summary"]["digest"] == hook.digest(hooked_raw), "the digest is semmoe's"
 differ = {key for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key)}
-assert differ <= {"source", "created"}, f"metadata differs in {differ}: {ours} {theirs}"
+assert differ <= {"source", "created", "digest"}, f"metadata differs in {differ}: {ours} {theirs}"
+# A near-tie that is routed otherwise changes the digest: how torch rounds depends on the processor.
+assert ("digest" in differ) == any((a[name] != b[name]).any() for name in a), "the digest does not follow from the tensors"
 for name in ("token_ids", "request_offsets", "prompt_lengths"):
     assert (a[name] == b[name]).all(), f"{name} differ"
 
