@@ -38,9 +38,25 @@ void complete_barrier(Block& block) {
 }
 
 void fiber_main() {
-  back_in_fiber(current);
-  current->block->launch->kernel->body(current->block->launch->params);
-  to_scheduler(DONE, true);
+  Fiber* self = current;
+  back_in_fiber(self);
+  for (;;) {
+    self->idle = false;
+    self->block->launch->kernel->body(self->block->launch->params);
+    self->idle = true;
+    to_scheduler(DONE, true);
+  }
+}
+
+// Lets a fiber that is new, or was left inside a kernel, begin anew.
+void begin(Fiber* fiber) {
+  Context& context = fiber->context;
+  context.has_run = false;
+  getcontext(&context.start);
+  context.start.uc_stack.ss_sp = fiber->stack;
+  context.start.uc_stack.ss_size = STACK_BYTES;
+  context.start.uc_link = nullptr;
+  makecontext(&context.start, fiber_main, 0);
 }
 
 Fiber* take_fiber() {
@@ -78,11 +94,7 @@ void start_block(Launch& launch, const ShimStep& step, u32 x, u32 y) {
     fiber->slow = one_in(4);
     fiber->delayed.clear();
     fiber->fake_stack = nullptr;
-    getcontext(&fiber->context);
-    fiber->context.uc_stack.ss_sp = fiber->stack;
-    fiber->context.uc_stack.ss_size = STACK_BYTES;
-    fiber->context.uc_link = nullptr;
-    makecontext(&fiber->context, fiber_main, 0);
+    if (!fiber->idle) begin(fiber);
     block->fibers.push_back(fiber);
     wake(fiber);
     ++launch.live_fibers;
@@ -199,7 +211,7 @@ void resume(Fiber* fiber) {
   current = fiber;
   here = fiber->place;
   leaving_main(fiber);
-  swapcontext(&main_context, &fiber->context);
+  switch_context(main_context, fiber->context);
   back_in_main();
   if (fiber->block->launch->trapped) return;
   if (fiber->state != SPINNING) progress = true;
