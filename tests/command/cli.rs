@@ -103,7 +103,7 @@ fn every_result_is_one_document_with_the_fields_that_are_documented() {
 #[test]
 fn solve_and_evaluate_end_with_an_outcome_and_the_next_command() {
     let folder = tempfile::tempdir().expect("a folder");
-    let tables = text(&crate::support::solved_tables(folder.path(), &["--time-limit", "2"]));
+    let tables = text(&crate::support::solved_tables(folder.path()));
     let trace = text(&repository("tests/data/reference.trace.safetensors"));
     let pages = [folder.path().join("tables.html"), folder.path().join("evaluation.html")];
     let [of_tables, of_evaluation] = pages.each_ref().map(|page| text(page));
@@ -262,7 +262,7 @@ fn a_reader_that_left_is_no_error() {
         &["profile", "show", &profile],
         &["profile", "show", "--json", &profile],
         &["profile", "merge", &profile, &profile, "--out", &path("m.profile")],
-        &["solve", "--profile", &profile, "--trace", &trace, "--groups", "4", "--out", &tables],
+        &["solve", "--solver", "paper", "--profile", &profile, "--trace", &trace, "--groups", "4", "--out", &tables],
         &["evaluate", "--tables", &tables, "--trace", &trace],
         &["evaluate", "--tables", &tables, "--trace", &trace, "--json"],
         &["tables", "show", &tables],

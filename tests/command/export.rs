@@ -24,7 +24,7 @@ fn rows(tables: &Path) -> Value {
 #[test]
 fn every_form_is_written_with_its_arguments() {
     let folder = tempfile::tempdir().expect("a folder");
-    let tables = solved_tables(folder.path(), &[]);
+    let tables = solved_tables(folder.path());
     let (rows, tables) = (rows(&tables), text(&tables));
     let export = |format: &str, more: &[&str]| {
         let args = ["tables", "export", "--tables", &tables, "--format", format];
@@ -77,7 +77,7 @@ fn every_form_is_written_with_its_arguments() {
 #[test]
 fn what_cannot_be_exported_is_reported_and_nothing_is_written() {
     let folder = tempfile::tempdir().expect("a folder");
-    let tables = solved_tables(folder.path(), &[]);
+    let tables = solved_tables(folder.path());
     let before = std::fs::read(&tables).expect("the tables");
     let link = folder.path().join("link.json");
     std::os::unix::fs::symlink(&tables, &link).expect("a link");

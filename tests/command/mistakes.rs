@@ -29,7 +29,7 @@ impl Desk {
         BufReader::new(gateway.stdout.take().expect("piped")).read_line(&mut line).expect("a line");
         let url = line.trim().strip_prefix("ready: ").unwrap_or_else(|| panic!("{line:?}")).to_owned();
         let desk = Self { folder, gateway, url };
-        let tables = crate::support::solved_tables(desk.folder.path(), &["--time-limit", "0.2"]);
+        let tables = crate::support::solved_tables(desk.folder.path());
         std::fs::rename(tables, desk.path("m.tables")).expect("renamed");
         std::fs::rename(desk.path("p.profile.safetensors"), desk.path("p.profile")).expect("renamed");
         std::fs::write(desk.path("prompts.jsonl"), "{\"prompt\": \"One two three\"}\n").expect("written");

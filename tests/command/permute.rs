@@ -48,7 +48,7 @@ fn record(model: &Path, tables: &Path, out: &Path) -> Trace {
 #[test]
 fn the_permuted_model_says_and_routes_what_the_original_does() {
     let folder = tempfile::tempdir().expect("a folder");
-    let tables = solved_tables(folder.path(), &[]);
+    let tables = solved_tables(folder.path());
     let (out, out_tables) = (folder.path().join("new").join(MODEL), folder.path().join("new.tables.safetensors"));
     let report = json_of(&permute(&tables, &model_dir(), &out, &["--json", "--out-tables", &text(&out_tables)]));
     assert_eq!(report["moe_layers"], 7, "{report}");
@@ -92,7 +92,7 @@ fn experts(request: TraceRequest<'_>, position: usize, layer: LayerIdx) -> Optio
 #[test]
 fn a_run_that_was_killed_is_continued_and_a_full_disk_is_reported() {
     let folder = tempfile::tempdir().expect("a folder");
-    let tables = solved_tables(folder.path(), &[]);
+    let tables = solved_tables(folder.path());
     let [whole, killed, full] = ["whole", "killed", "full"].map(|name| folder.path().join(name));
     assert!(permute(&tables, &model_dir(), &whole, &[]).status.success());
 
@@ -129,7 +129,7 @@ fn a_run_that_was_killed_is_continued_and_a_full_disk_is_reported() {
 #[test]
 fn what_cannot_be_permuted_is_reported_and_nothing_is_written() {
     let folder = tempfile::tempdir().expect("a folder");
-    let tables = solved_tables(folder.path(), &[]);
+    let tables = solved_tables(folder.path());
     let (out, cut) = (folder.path().join("out"), folder.path().join("cut"));
     std::fs::create_dir(&cut).expect("a folder");
     for (name, mut bytes) in files(&model_dir()) {

@@ -60,7 +60,7 @@ fn a_profile_of_few_tokens_is_warned_of() {
     let profile = text(&folder.path().join("p.profile"));
     assert!(run(&["profile", "build", &reference(), "--out", &profile]).status.success());
     let out = text(&folder.path().join("t.tables.safetensors"));
-    let enough = run(&["solve", "--groups", "4", "--profile", &profile, "--out", &out]);
+    let enough = run(&["solve", "--solver", "paper", "--groups", "4", "--profile", &profile, "--out", &out]);
     assert!(!String::from_utf8_lossy(&enough.stderr).contains("warning"), "{}", describe(&enough));
 }
 
@@ -124,11 +124,12 @@ fn what_is_not_held_out_is_reported() {
         (&all, &[], "held out: nothing was held out: a profile without a trace has no requests"),
         (&all, &["--trace", &few], "held out: nothing was held out: the 10 requests"),
     ] {
-        let (said, report) = solve(folder.path(), profile, more);
+        let (said, report) = solve(folder.path(), profile, &[more, &["--solver", "paper"]].concat());
         assert!(said.lines().any(|said| said.starts_with(line)), "{said}");
         assert!(report["held_out"]["figures"].is_null() && report["held_out"]["requests_judged"] == 0, "{report}");
     }
-    let (said, report) = solve(folder.path(), &part, &["--trace", &reference(), "--hold-out", "0.5"]);
+    let (said, report) =
+        solve(folder.path(), &part, &["--trace", &reference(), "--hold-out", "0.5", "--solver", "paper"]);
     assert!(said.contains("the profile does not contain their counts, so nothing was subtracted"), "{said}");
     assert_eq!(report["held_out"]["profile"], "not_part");
     for wrong in ["0.6", "-0.1", "all"] {
