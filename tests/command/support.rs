@@ -57,8 +57,8 @@ pub(crate) fn json_of(output: &Output) -> Value {
     serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {}", describe(output)))
 }
 
-/// Tables in `folder` for the bundled model, solved with four groups from the recorded reference by Algorithm 1: they are
-/// valid at once, but keep less local.
+/// Tables in `folder` for the bundled model, from the recorded reference for four groups by Algorithm 1: they are valid
+/// and take no time, but keep less local.
 pub(crate) fn solved_tables(folder: &Path) -> PathBuf {
     let text = |path: &Path| path.to_str().expect("UTF-8").to_owned();
     let trace = text(&repository("tests/data/reference.trace.safetensors"));
