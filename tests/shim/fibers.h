@@ -36,10 +36,10 @@ struct DelayedStore {
 
 enum State { READY, SPINNING, WAITING, DONE };
 
-// Where a fiber, or the scheduler, goes on.
+// Where a fiber starts, and where it or the scheduler resumes.
 struct Context {
   ucontext_t start;
-  jmp_buf place;
+  jmp_buf resume;
   bool has_run = false;
 };
 
@@ -151,7 +151,7 @@ void leaving_fiber(Fiber* from, bool for_good) {
 }
 void back_in_fiber(Fiber* fiber) { __sanitizer_finish_switch_fiber(fiber->fake_stack, &main_stack, &main_stack_bytes); }
 void clean_stack(Fiber* fiber) { __asan_unpoison_memory_region(fiber->stack, STACK_BYTES); }
-// The sanitizer takes a jump to another stack for an unwound one.
+// The sanitizer takes a jump to another stack for unwinding.
 void switch_context(Context& from, Context& to) { swapcontext(&from.start, &to.start); }
 #else
 void leaving_main(Fiber*) {}
@@ -159,11 +159,11 @@ void back_in_main() {}
 void leaving_fiber(Fiber*, bool) {}
 void back_in_fiber(Fiber*) {}
 void clean_stack(Fiber*) {}
-// Each call of swapcontext is a system call for the signal mask, half of all time: only a fiber's start needs one.
+// swapcontext sets the signal mask by a system call, which took half of the time; only a fiber's start needs it.
 void switch_context(Context& from, Context& to) {
   from.has_run = true;
-  if (_setjmp(from.place) != 0) return;
-  if (to.has_run) _longjmp(to.place, 1);
+  if (_setjmp(from.resume) != 0) return;
+  if (to.has_run) _longjmp(to.resume, 1);
   setcontext(&to.start);
 }
 #endif

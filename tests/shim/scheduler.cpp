@@ -48,7 +48,7 @@ void fiber_main() {
   }
 }
 
-// Lets a fiber that is new, or was left inside a kernel, begin anew.
+// Starts a fiber that is new, or that was left inside a kernel.
 void begin(Fiber* fiber) {
   Context& context = fiber->context;
   context.has_run = false;

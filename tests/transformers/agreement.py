@@ -67,8 +67,8 @@ shown = json.loads(semmoe("profile", "show", "--json", hooked))
 assert shown["summary"]["digest"] == hook.digest(hooked_raw), "the digest is semmoe's"
 differ = {key for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key)}
 assert differ <= {"source", "created", "digest"}, f"metadata differs in {differ}: {ours} {theirs}"
-# A near-tie that is routed otherwise changes the digest: how torch rounds depends on the processor.
-assert ("digest" in differ) == any((a[name] != b[name]).any() for name in a), "the digest does not follow from the tensors"
+# A near-tie may be routed otherwise, as torch rounds differently on other processors; the digest then differs, too.
+assert ("digest" in differ) == (not all(numpy.array_equal(a[name], b[name]) for name in a)), "the digest does not follow from the tensors"
 for name in ("token_ids", "request_offsets", "prompt_lengths"):
     assert (a[name] == b[name]).all(), f"{name} differ"
 

@@ -70,7 +70,7 @@ impl Compiler {
         // Disables contraction: the reference rounds after each operation, as the kernels do on a GPU.
         command.current_dir(folder).args(["-std=c++17", "-O1", "-g1", "-fPIC", "-shared", "-ffp-contract=off"]);
         command.args(["-Wall", "-Wextra", "-Wno-unknown-pragmas", "-Wno-clobbered", "-Wno-unknown-warning-option"]);
-        // Fibers jump between stacks, which its longjmp takes for an error.
+        // The fortified longjmp takes a jump to another fiber's stack for an error.
         command.arg("-U_FORTIFY_SOURCE");
         if sanitize == Sanitize::AddressAndUndefined {
             command.args(["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]);
