@@ -57,8 +57,8 @@ pub(crate) fn json_of(output: &Output) -> Value {
     serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {}", describe(output)))
 }
 
-/// Tables in `folder` for the bundled model and four groups, solved from the recorded reference by Algorithm 1. They are
-/// valid, with a lower LAR than those of the default solver, which takes seconds.
+/// Tables in `folder` for the bundled model and four groups, solved from the recorded reference by Algorithm 1: valid,
+/// with a lower LAR than those of the default solver, which takes seconds.
 pub(crate) fn solved_tables(folder: &Path) -> PathBuf {
     let text = |path: &Path| path.to_str().expect("UTF-8").to_owned();
     let trace = text(&repository("tests/data/reference.trace.safetensors"));
